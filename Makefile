@@ -79,7 +79,7 @@ test: setup  ## check, 16 simulated worlds, every test; without Java the Spark t
 	  cat build/sim.txt; exit $$failed
 
 demo: java setup  ## three nodes, 30,000 timers, the leader killed twice, the audit's verdict
-	$(BIN)/python -m chaos.demo $(ARGS)
+	$(BIN)/python -m chaos.commands.demo $(ARGS)
 
 sim: setup  ## the deterministic simulator; SEEDS=n worlds, SEED=n replays one
 	$(BIN)/python -m chaos.sim --seeds $(SEEDS) $(if $(SEED),--seed $(SEED)) $(ARGS)

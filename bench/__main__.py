@@ -5,7 +5,7 @@
 
 The short form takes less than three minutes. Targets are judged by the full form (--full, or
 BENCH=full). Client and nodes share the machine's cores, so no other work should run meanwhile.
-Results are stored in run/bench/ (bench/results.py). Each table also shows the last results.
+Results are stored in run/bench/ (bench/bench_results.py). Each table also shows the last results.
 """
 
 import argparse
@@ -18,20 +18,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from bench import cpu, machine, results, table
-from bench.crowd import S13
+from bench import bench_machine, bench_results, cpu, table
+from bench.bench_results import MeasureOutcome, ResultHead
+from bench.busy_topics import S13
 from bench.delivery import S4, S5, S6
 from bench.failover import S9
 from bench.idle import S12
 from bench.idlers import S14
 from bench.ingest import S1, S2, S3
 from bench.measure import Form, Measure, Series
-from bench.pending import S7_S8_S10
+from bench.pending_costs import S7_S8_S10
 from bench.profile import Who, flame_graph, pid_of
-from bench.results import Head, Outcome
 from bench.rig import BenchError, new_rig
 from bench.sim import SIM
-from bench.steps import P9
+from bench.step_times import P9
 from bench.writing import S11
 from deploy.local import LaunchError
 from timerclient import TimerError
@@ -84,17 +84,17 @@ def _measure(arguments: Sequence[str], loop: asyncio.Runner) -> int:
     args = parser.parse_args(arguments)
     form = Form.FULL if args.full else Form.SHORT
     head = _head(args.dir, form)
-    last = results.last_values(args.dir, BASELINE)
+    last = bench_results.last_values(args.dir, BASELINE)
     outcomes = []
     for measure in args.only:
         runs = args.repeat or measure.runs[form]
-        outcome = Outcome(measure, busy_cores_before=cpu.busy_cores(LOOK_S))
+        outcome = MeasureOutcome(measure, busy_cores_before=cpu.busy_cores(LOOK_S))
         _run(outcome, runs, form, args.dir / f"data-{head.utc}", loop)
         outcomes.append(outcome)
     path = args.dir / f"{head.stem}.json"
-    results.save(path, head, outcomes)
+    bench_results.save(path, head, outcomes)
     if args.baseline:
-        results.save(BASELINE, head, outcomes)
+        bench_results.save(BASELINE, head, outcomes)
     print(table.render(outcomes, last))
     print(f"commit {head.commit}, {form} form: {os.path.relpath(path)}")
     return int(any(outcome.error for outcome in outcomes))
@@ -109,14 +109,14 @@ def _chosen(text: str) -> list[Measure]:
     return [measure for name, measure in MEASURES.items() if name in names]
 
 
-def _head(directory: Path, form: Form) -> Head:
+def _head(directory: Path, form: Form) -> ResultHead:
     directory.mkdir(parents=True, exist_ok=True)
     utc = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    commit = machine.commit(ROOT)
-    return Head(utc=utc, commit=commit, form=form, machine=machine.describe(directory))
+    commit = bench_machine.commit(ROOT)
+    return ResultHead(utc=utc, commit=commit, form=form, machine=bench_machine.describe(directory))
 
 
-def _run(outcome: Outcome, runs: int, form: Form, data: Path, loop: asyncio.Runner) -> None:
+def _run(outcome: MeasureOutcome, runs: int, form: Form, data: Path, loop: asyncio.Runner) -> None:
     """Add the series of `runs` runs. A failure ends this measure only."""
     try:
         for series in _series(outcome.measure, runs, form, data, loop):
@@ -170,13 +170,13 @@ def _profile(arguments: Sequence[str], loop: asyncio.Runner) -> int:
     assert measure.run is not None
     head = _head(args.dir, Form.SHORT)
     svg = args.dir / f"{head.stem}-{measure.name}-{args.of}.svg"
-    outcome = Outcome(measure, busy_cores_before=cpu.busy_cores(LOOK_S))
+    outcome = MeasureOutcome(measure, busy_cores_before=cpu.busy_cores(LOOK_S))
     with (
         new_rig(args.dir / f"data-{head.utc}", loop) as rig,
         flame_graph(pid_of(rig, args.of), svg, threads=args.threads),
     ):
         outcome.add(measure.run(rig, Form.SHORT))
-    print(table.render([outcome], results.last_values(args.dir, BASELINE)))
+    print(table.render([outcome], bench_results.last_values(args.dir, BASELINE)))
     print(f"not stored, as sampling disturbs these figures: {os.path.relpath(svg)}")
     return 0
 

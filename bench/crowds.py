@@ -1,4 +1,4 @@
-"""More crowds for P9 (bench/steps.py): leases, policies, one instant, and producers.
+"""More crowds for P9 (bench/step_times.py): leases, policies, one instant, and producers.
 
 leases      10,000 groups hold a message each, and all leases end at one instant
 policies    the cluster's policy pauses and resumes 10,000 topics, sets retention and time to live
@@ -14,12 +14,12 @@ import numpy as np
 
 from bench.loop import PORTION, START_MS, TOPICS, Loop
 from bench.measure import check
-from timer.leases import Consumer
-from timer.payloads import CreateGroup, GroupSettings, Start
-from timer.policies import Policy, Scope
-from timer.producers import IDLE_MS_MAX
-from timer.serving import Delivery
-from timer.units import ProducerId, TopicId
+from timer.entries.payloads import CreateGroup, GroupSettings, GroupStart
+from timer.entries.policies import Scope, ScopePolicy
+from timer.leader.groups.group_dispatch import Delivery
+from timer.leader.groups.shared_leases import ConsumerStream
+from timer.model.units import ProducerId, TopicId
+from timer.state.producers import IDLE_MS_MAX
 
 CLUSTER: Final = Scope("")
 LEASE_MS: Final = 30_000
@@ -31,12 +31,14 @@ def grouped(loop: Loop, topics: Sequence[TopicId]) -> list[Delivery]:
     made, got = list[Any](), list[Delivery]()
     for number, topic in enumerate(topics):
         settings = GroupSettings(lease_ms=LEASE_MS)
-        loop.leader.groups.create(CreateGroup(topic, "g", Start.EARLIEST, settings), made.append)
+        loop.leader.groups.create(
+            CreateGroup(topic, "g", GroupStart.EARLIEST, settings), made.append
+        )
         if number % PORTION == PORTION - 1:
             loop.settle()
     loop.settle()
     for group in made:
-        consumer = Consumer("c", LEASE_MS, got.append)
+        consumer = ConsumerStream("c", LEASE_MS, got.append)
         loop.leader.groups.join(group, consumer)
         loop.leader.groups.credit(group, consumer, 10)
     loop.settle()
@@ -67,10 +69,10 @@ def policies(loop: Loop, scale: int) -> None:
     loop.schedule(topics, np.full(TOPICS, 60_000))
     loop.forget()
     for said, at_ms in (
-        (Policy(retention_ms=60_000), 10_000),
-        (Policy(paused=True), 50_000),
-        (Policy(ttl_ms=600_000), 60_001),
-        (Policy(paused=False), 70_000),
+        (ScopePolicy(retention_ms=60_000), 10_000),
+        (ScopePolicy(paused=True), 50_000),
+        (ScopePolicy(ttl_ms=600_000), 60_001),
+        (ScopePolicy(paused=False), 70_000),
     ):
         loop.wait(at_ms)
         loop.settle()

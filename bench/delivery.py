@@ -152,7 +152,7 @@ def _one_by_one(rig: Rig, lasting_s: float) -> Series:
 # ---- S5
 
 
-class Lateness:
+class MeasuredLateness:
     """The lateness of messages at their firing and at their receipt; milliseconds."""
 
     def __init__(self) -> None:
@@ -195,7 +195,7 @@ def lateness(rig: Rig, form: Form) -> Series:
 async def _lateness(rig: Rig, per_s: int, lasting_s: float) -> Series:
     per_pace = per_s * PACE_MS // 1000
     feed, topic = Feed(size=per_pace), rig.topic("s5")
-    tally, late = Tally(), Lateness()
+    tally, late = Tally(), MeasuredLateness()
 
     def take(batch: Batch) -> None:
         late.note(batch)

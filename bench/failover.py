@@ -19,10 +19,10 @@ from typing import Final
 from bench.delivery import GROUP, consuming
 from bench.feed import Feed, now_ms
 from bench.measure import MEDIAN, Figure, Form, Measure, Series
-from bench.pending import FILL_LIMIT_S, fill
+from bench.pending_costs import FILL_LIMIT_S, fill
 from bench.rig import BenchError, Rig
 from timerclient import AsyncTimerClient, Batch
-from timerclient.errors import OutcomeUnknown
+from timerclient.values.errors import OutcomeUnknown
 
 KILLS: Final = {Form.SHORT: 3, Form.FULL: 30}
 PENDING: Final = {Form.SHORT: 0, Form.FULL: 10_000_000}

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 from bench import cpu
-from bench.crowd import AT_ONCE
+from bench.busy_topics import AT_ONCE
 from bench.feed import Feed, now_ms
 from bench.measure import Figure, Form, Measure, Series, cost
 from bench.rig import BenchError, Rig

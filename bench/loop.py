@@ -1,9 +1,9 @@
 """An engine that leads over a log in memory, and the CPU time of each step of its loop.
 
-The engine processes crowds like its host (cluster/host.py). Entries are looked up: on a thread in
-production, here in between. They are then folded in portions, and the leader's step follows. A step
-is the loop's work until another task gets its turn. Its CPU time is the thread's, so that a busy
-machine changes little.
+The engine processes crowds like its host (cluster/state/host.py). Entries are looked up: on a
+thread in production, here in between. They are then folded in portions, and the leader's step
+follows. A step is the loop's work until another task gets its turn. Its CPU time is the thread's,
+so that a busy machine changes little.
 """
 
 import functools
@@ -15,16 +15,16 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from timer import payloads
-from timer.columns import Binary, Part
-from timer.disk import RealDisk
-from timer.engine import Engine
-from timer.entry import Entry, Kind, encode, frame_at
-from timer.leader import LeaderConfig
-from timer.limits import Limits
-from timer.payloads import EpochStart
-from timer.policies import Policy, Scope
-from timer.units import Epoch, LogIndex, MonoMs, Now, ProducerId, ReplicaId, TopicId, UnixMs
+from timer.entries import payloads
+from timer.entries.entry_frame import Entry, EntryKind, encode, frame_at
+from timer.entries.payloads import EpochStart
+from timer.entries.policies import Scope, ScopePolicy
+from timer.files.disk import RealDisk
+from timer.leader.intake.count_limits import CountLimits
+from timer.leader.leader import LeaderConfig
+from timer.model.columns import Binary, Part
+from timer.model.units import Epoch, LogIndex, MonoMs, Now, ProducerId, ReplicaId, TopicId, UnixMs
+from timer.recovery.engine import Engine
 
 START_MS: Final = 1_700_000_000_000
 TOPICS: Final = 10_000
@@ -41,7 +41,7 @@ class Loop:
     """A leading engine, and the CPU time of each of its steps."""
 
     def __init__(self, directory: Path) -> None:
-        limits = Limits(topics_max=1 << 20, namespace_topics_max=1 << 20, groups_max=1 << 20)
+        limits = CountLimits(topics_max=1 << 20, namespace_topics_max=1 << 20, groups_max=1 << 20)
         config = LeaderConfig(limits=limits, checkpoint_interval_ms=1 << 40)
         self.engine = Engine(RealDisk(), directory, config)
         self.longest_ms = 0.0
@@ -50,7 +50,7 @@ class Loop:
         self._entries: list[Entry] = []
         self._folded = 0
         start = EpochStart(Epoch(1), ReplicaId(1), (ReplicaId(1),))
-        self._append(Kind.EPOCH, [payloads.encode_epoch(start)], UnixMs(START_MS))
+        self._append(EntryKind.EPOCH, [payloads.encode_epoch(start)], UnixMs(START_MS))
         self.fold()
         self.leader = self.engine.lead(Epoch(1), self._append, self.now)
 
@@ -63,7 +63,7 @@ class Loop:
         """Advance time to `until_ms` milliseconds after the start."""
         self._mono_ms = until_ms
 
-    def _append(self, kind: Kind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
+    def _append(self, kind: EntryKind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
         index = LogIndex(self._folded + len(self._entries) + 1)
         frame = encode(kind, Epoch(1), index, time_ms, payload)
         entry = frame_at(memoryview(frame), 0)
@@ -159,7 +159,7 @@ class Loop:
         )
         self.leader.schedule(part, lambda _: None, self.now)
 
-    def alter(self, scope: Scope, policy: Policy) -> None:
+    def alter(self, scope: Scope, policy: ScopePolicy) -> None:
         """Set the policy of a scope."""
         self.leader.alter(scope, policy, [], self.now, lambda _: None)
 

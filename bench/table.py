@@ -3,15 +3,15 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from bench.bench_results import MeasureOutcome
 from bench.measure import Figure
-from bench.results import Outcome
 
 BUSY_CORES_MAX: Final = 0.15
 """Cores used by other work above which figures mean little."""
 _ROW: Final = "{:<34}{:>11}{:>11}{:>10}{:>11}{:>11}  {:<12} {}"
 
 
-def render(outcomes: Sequence[Outcome], last: Mapping[tuple[str, str], float]) -> str:
+def render(outcomes: Sequence[MeasureOutcome], last: Mapping[tuple[str, str], float]) -> str:
     """Return the table as text."""
     head = _ROW.format("", "now", "last", "now/last", "must", "aim", "unit", "")
     lines = [head.rstrip()]
@@ -20,7 +20,7 @@ def render(outcomes: Sequence[Outcome], last: Mapping[tuple[str, str], float]) -
     return "\n".join(lines)
 
 
-def _measure(outcome: Outcome, last: Mapping[tuple[str, str], float]) -> Iterator[str]:
+def _measure(outcome: MeasureOutcome, last: Mapping[tuple[str, str], float]) -> Iterator[str]:
     measure, values = outcome.measure, outcome.values()
     runs = f"{outcome.runs} run{'' if outcome.runs == 1 else 's'}"
     yield f"{measure.name.upper()} {measure.title} ({runs})"

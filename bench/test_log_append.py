@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from timer import entry
-from timer.disk import RealDisk
-from timer.entry import Kind
-from timer.log import Log
-from timer.units import Epoch, LogIndex, UnixMs
+from timer.entries import entry_frame
+from timer.entries.entry_frame import EntryKind
+from timer.files.disk import RealDisk
+from timer.files.log import Log
+from timer.model.units import Epoch, LogIndex, UnixMs
 
 PAYLOAD = bytes(range(256)) * 400
 """The size of about a thousand timers of 100 bytes."""
@@ -31,7 +31,7 @@ def log(tmp_path: Path) -> Iterator[Log]:
 
 def _frames(first: int, count: int) -> list[bytes]:
     return [
-        entry.encode(Kind.SCHEDULE, Epoch(1), LogIndex(index), UnixMs(0), [PAYLOAD])
+        entry_frame.encode(EntryKind.SCHEDULE, Epoch(1), LogIndex(index), UnixMs(0), [PAYLOAD])
         for index in range(first, first + count)
     ]
 
@@ -97,5 +97,5 @@ def _measure(
     benchmark.pedantic(run, setup=setup, rounds=5)  # type: ignore[no-untyped-call]
     if benchmark.stats is None:  # --benchmark-disable: run only
         return
-    size = COUNT * (len(PAYLOAD) + entry.HEADER_SIZE)
+    size = COUNT * (len(PAYLOAD) + entry_frame.HEADER_SIZE)
     benchmark.extra_info["MB/s"] = round(size / benchmark.stats.stats.median / 1e6)

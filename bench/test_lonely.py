@@ -14,12 +14,8 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench.test_store import BATCH, DAY_MS, NOW, Entries, flush, measure
-from timer.applied import CANCELLED, RESCHEDULED, Applied, CancelApplied, RescheduleApplied
-from timer.columns import Binary, Part, encode_schedule, taken
-from timer.disk import RealDisk
-from timer.entry import Entry, Kind
-from timer.machine import Machine
-from timer.payloads import (
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.entries.payloads import (
     Ids,
     Keys,
     Reschedule,
@@ -27,8 +23,18 @@ from timer.payloads import (
     encode_reschedule,
     encode_topic,
 )
-from timer.store import Store
-from timer.units import Epoch, LogIndex, ProducerId, UnixMs
+from timer.files.disk import RealDisk
+from timer.model.columns import Binary, Part, encode_schedule, taken
+from timer.model.units import Epoch, LogIndex, ProducerId, UnixMs
+from timer.pending.store import Store
+from timer.state.apply_results import (
+    CANCELLED,
+    RESCHEDULED,
+    Applied,
+    CancelApplied,
+    RescheduleApplied,
+)
+from timer.state.machine import Machine
 
 RUNS: Final = 16
 ROWS: Final = 62_000
@@ -36,7 +42,7 @@ ROWS: Final = 62_000
 ROUNDS: Final = 400
 
 
-class Pending:
+class KeyedMachine:
     """A machine with timers, each of which has a key."""
 
     def __init__(self, path: Path) -> None:
@@ -45,9 +51,9 @@ class Pending:
         self.machine = Machine(self.store)
         self.entries = Entries()
         self.parts: list[Part] = []
-        self.apply(Kind.TOPIC, [encode_topic("topic")])
+        self.apply(EntryKind.TOPIC, [encode_topic("topic")])
 
-    def apply(self, kind: Kind, payload: list[bytes]) -> Applied:
+    def apply(self, kind: EntryKind, payload: list[bytes]) -> Applied:
         """Apply the next entry."""
         index, data = LogIndex(self.machine.applied_index + 1), memoryview(b"".join(payload))
         return self.machine.apply(Entry(kind, Epoch(1), index, UnixMs(NOW), data))
@@ -66,7 +72,7 @@ class Pending:
                 payload=Binary(sizes=batch["payload_size"].copy(), blob=self.entries.buf),
                 key=Binary.of(keys),
             )
-            self.apply(Kind.SCHEDULE, encode_schedule([part]))
+            self.apply(EntryKind.SCHEDULE, encode_schedule([part]))
             self.parts.append(part)
 
     def timers(self) -> Iterator[tuple[Ids, Keys]]:
@@ -82,9 +88,9 @@ class Pending:
 @pytest.fixture(scope="module", params=["memtable", "runs"])
 def pending(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Pending, Iterator[tuple[Ids, Keys]]]:
+) -> tuple[KeyedMachine, Iterator[tuple[Ids, Keys]]]:
     """The timers, in memory or in runs, and an iterator over those not chosen yet."""
-    there = Pending(tmp_path_factory.mktemp("lonely"))
+    there = KeyedMachine(tmp_path_factory.mktemp("lonely"))
     for _ in range(RUNS):
         there.fill(ROWS)
         if request.param == "runs":
@@ -94,7 +100,7 @@ def pending(
 
 @pytest.mark.parametrize("by", ["id", "key"])
 def test_cancel(
-    benchmark: BenchmarkFixture, pending: tuple[Pending, Iterator[tuple[Ids, Keys]]], by: str
+    benchmark: BenchmarkFixture, pending: tuple[KeyedMachine, Iterator[tuple[Ids, Keys]]], by: str
 ) -> None:
     """Apply a CANCEL."""
     there, timers = pending
@@ -103,7 +109,7 @@ def test_cancel(
         return (encode_cancel(next(timers)[by == "key"]),), {}
 
     def cancel(payload: list[bytes]) -> None:
-        applied = there.apply(Kind.CANCEL, payload)
+        applied = there.apply(EntryKind.CANCEL, payload)
         assert isinstance(applied, CancelApplied)
         assert applied.results[0] == CANCELLED
 
@@ -111,7 +117,7 @@ def test_cancel(
 
 
 def test_reschedule(
-    benchmark: BenchmarkFixture, pending: tuple[Pending, Iterator[tuple[Ids, Keys]]]
+    benchmark: BenchmarkFixture, pending: tuple[KeyedMachine, Iterator[tuple[Ids, Keys]]]
 ) -> None:
     """Apply a RESCHEDULE by id. It verifies the timer's whole batch."""
     there, timers = pending
@@ -121,7 +127,7 @@ def test_reschedule(
         return (encode_reschedule(Reschedule(next(timers)[0], later, later)),), {}
 
     def reschedule(payload: list[bytes]) -> None:
-        applied = there.apply(Kind.RESCHEDULE, payload)
+        applied = there.apply(EntryKind.RESCHEDULE, payload)
         assert isinstance(applied, RescheduleApplied)
         assert applied.results[0] == RESCHEDULED
 
@@ -129,7 +135,7 @@ def test_reschedule(
 
 
 def test_schedule(
-    benchmark: BenchmarkFixture, pending: tuple[Pending, Iterator[tuple[Ids, Keys]]]
+    benchmark: BenchmarkFixture, pending: tuple[KeyedMachine, Iterator[tuple[Ids, Keys]]]
 ) -> None:
     """Apply a SCHEDULE without a key."""
     there, _ = pending
@@ -143,11 +149,11 @@ def test_schedule(
         payload=Binary.of([bytes(100)]),
     )
     payload = encode_schedule([part])
-    measure(benchmark, lambda: there.apply(Kind.SCHEDULE, payload), rounds=ROUNDS)
+    measure(benchmark, lambda: there.apply(EntryKind.SCHEDULE, payload), rounds=ROUNDS)
 
 
 def test_find(
-    benchmark: BenchmarkFixture, pending: tuple[Pending, Iterator[tuple[Ids, Keys]]]
+    benchmark: BenchmarkFixture, pending: tuple[KeyedMachine, Iterator[tuple[Ids, Keys]]]
 ) -> None:
     """Look one timer up by id."""
     there, timers = pending

@@ -11,21 +11,21 @@ import numpy as np
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from timer.columns import ROW, RowArray
-from timer.compaction import PART_SIZE, Sketch, plan
-from timer.disk import RealDisk
-from timer.entry import Entry, Kind
-from timer.fired import Fired
-from timer.order import START, Position
-from timer.payloads import Ids, encode_cancel
-from timer.queues import Queue
-from timer.run import RunMeta
-from timer.spill import Fetch, Spill, write_spill
-from timer.store import Store
-from timer.tiers import Tiers
-from timer.units import Epoch, LogIndex, TopicId, UnixMs
-from timer.wheel import Wheel
-from timer.window import Window
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.entries.payloads import Ids, encode_cancel
+from timer.files.disk import RealDisk
+from timer.model.columns import ROW, RowArray
+from timer.model.firing_order import START, Position
+from timer.model.units import Epoch, LogIndex, TopicId, UnixMs
+from timer.pending.fire_limits import FiredRows
+from timer.pending.memory.tiers import Tiers
+from timer.pending.memory.wheel import Wheel
+from timer.pending.runs.merge_plan import PART_SIZE, Sketch, plan
+from timer.pending.runs.read_window import ReadWindow
+from timer.pending.runs.run import RunMeta
+from timer.pending.store import Store
+from timer.ready.queue import Queue
+from timer.ready.spill import PageFetch, Spill, write_spill
 
 NOW = 1_700_000_000_000
 BATCH = 1_000
@@ -116,7 +116,7 @@ def test_fire_1000(benchmark: BenchmarkFixture, tmp_path: Path, role: str, runs:
         store.preload(UnixMs(NOW))
     ticks = iter(range(NOW + 10, NOW + 3_000, 10))
 
-    def fire() -> Fired:
+    def fire() -> FiredRows:
         return store.fire(UnixMs(next(ticks)), 65_536, 16 << 20)
 
     measure(benchmark, fire, rounds=150, warmup_rounds=10)
@@ -128,7 +128,7 @@ def test_fire_a_million_due_at_once(benchmark: BenchmarkFixture, tmp_path: Path)
     entries = Entries()
     store = filled(tmp_path, entries, 1_000_000, 1_000, 1_001)
 
-    def fire() -> Fired:
+    def fire() -> FiredRows:
         return store.fire(UnixMs(NOW + 2_000), 65_536, 16 << 20)
 
     measure(benchmark, fire, rounds=12)
@@ -195,7 +195,7 @@ def test_merge_eight_runs_of_75000(
     assert merge is not None
     path = tmp_path / "runs"
 
-    def write() -> list[Window]:
+    def write() -> list[ReadWindow]:
         return store.write_merge(merge)
 
     def clear() -> None:
@@ -236,7 +236,7 @@ def test_cancel_1000_in_a_million_rows_of_sixteen_runs(
         mine = next(targets)
         ids = Ids(mine["due_ms"].copy(), mine["seq"].copy())
         payload = memoryview(b"".join(encode_cancel(ids)))
-        entry = Entry(Kind.CANCEL, Epoch(1), LogIndex(1), UnixMs(0), payload)
+        entry = Entry(EntryKind.CANCEL, Epoch(1), LogIndex(1), UnixMs(0), payload)
         lookup = store.begin_lookup([entry])
         assert lookup is not None
         lookup.read()
@@ -281,7 +281,7 @@ def test_queue_spill_and_fetch_300000(benchmark: BenchmarkFixture, tmp_path: Pat
         queue.pages.evict(0)
         for block in queue.blocks:
             queue.pages.want(block)
-        fetch = Fetch(disk, tmp_path, queue.pages.wanted(1 << 40))
+        fetch = PageFetch(disk, tmp_path, queue.pages.wanted(1 << 40))
         fetch.read()
         fetch.install(queue.pages)
 

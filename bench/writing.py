@@ -18,14 +18,14 @@ import numpy as np
 
 from bench.feed import PAYLOAD_SIZE
 from bench.measure import Form, Measure, Series, cost
-from cluster.config import Storage, Timing
-from timer.columns import ROW, Binary, Part, encode_schedule
-from timer.disk import RealDisk
-from timer.entry import HEADER_SIZE
-from timer.payloads import FIRE_BYTES_MAX, FIRE_ROWS_MAX, Fire, encode_fire
-from timer.store import Store
-from timer.units import ProducerId, UnixMs
-from timer.window import Window
+from cluster.settings.config import StorageConfig, Timing
+from timer.entries.entry_frame import HEADER_SIZE
+from timer.entries.payloads import FIRE_BYTES_MAX, FIRE_ROWS_MAX, Fire, encode_fire
+from timer.files.disk import RealDisk
+from timer.model.columns import ROW, Binary, Part, encode_schedule
+from timer.model.units import ProducerId, UnixMs
+from timer.pending.runs.read_window import ReadWindow
+from timer.pending.store import Store
 
 DAY_MS: Final = 86_400_000
 START_MS: Final = 1_700_000_000_000
@@ -85,7 +85,7 @@ class _Days:
         self._buf = bytes(self._rows * PAYLOAD_SIZE)
         self._seq = 1
         self._written = 0
-        self._storage = Storage()
+        self._storage = StorageConfig()
 
     def run(self) -> tuple[float, int]:
         """Simulate two days. Return (bytes per timer, most files)."""
@@ -134,7 +134,7 @@ class _Days:
             store.install_merge(merge, windows)
             self._count(windows)
 
-    def _count(self, windows: list[Window]) -> None:
+    def _count(self, windows: list[ReadWindow]) -> None:
         self._written += sum(window.run.meta.size + window.run.meta.keys_size for window in windows)
 
 

@@ -2,7 +2,7 @@
 
     D/cluster.json   {"nodes": [{"name", "pid", "grpc", "http", "data"}, ...]}; data relative to D
     D/n1.toml        the node's configuration
-    D/n1/            the node's data directory, or another one that its `Host` names
+    D/n1/            the node's data directory, or another one that its `NodeHost` names
     D/logs/n1.log    the node's output
     D/LOCK           locked (flock) while nodes are being started or stopped
 
@@ -33,11 +33,11 @@ from typing import BinaryIO, Final, Protocol
 
 import grpc
 
-from replication.quorum import VOTERS_MAX
+from replication.core.quorum import VOTERS_MAX
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc
 
-PROGRAM: Final = (sys.executable, "-m", "cluster.timerd")
+PROGRAM: Final = (sys.executable, "-m", "cluster.node.timerd")
 READY_TIMEOUT_S: Final = 120.0
 """Only a hanging node takes this long. A node that ends is reported at once."""
 STOP_TIMEOUT_S: Final = 60.0
@@ -74,7 +74,7 @@ class LaunchError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class LocalNode:
     """One node of a local cluster, as listed in cluster.json."""
 
     name: str
@@ -86,7 +86,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeState:
+class ReportedState:
     """A running node's status, and the controller that it knows."""
 
     role: str
@@ -98,7 +98,7 @@ class NodeState:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class NodeHost:
     """The environment of one node."""
 
     address: str = LOOPBACK
@@ -122,7 +122,7 @@ class LocalCluster:
         base_port: int | None = None,
         settings: Sequence[str] = (),
         program: Sequence[str] = PROGRAM,
-        host: Callable[[str], Host] = lambda _: Host(),
+        host: Callable[[str], NodeHost] = lambda _: NodeHost(),
         id_prefix: str = "local",
     ) -> None:
         """Use the cluster in `directory`, or one that `start` will create there.
@@ -148,7 +148,7 @@ class LocalCluster:
     # ---- state
 
     @property
-    def nodes(self) -> dict[str, Node]:
+    def nodes(self) -> dict[str, LocalNode]:
         """The nodes by name; empty before the first `start`.
 
         Raises:
@@ -158,7 +158,7 @@ class LocalCluster:
         if not path.exists():
             return {}
         try:
-            listed = [Node(**each) for each in json.loads(path.read_text())["nodes"]]
+            listed = [LocalNode(**each) for each in json.loads(path.read_text())["nodes"]]
         except (ValueError, TypeError, LookupError) as error:
             raise LaunchError(f"{path} does not list a local cluster: {error!r}") from error
         return {node.name: node for node in listed}
@@ -180,7 +180,7 @@ class LocalCluster:
         node = self._node(name)
         return None if self._runs(node) else _ENDED.get(node.pid)
 
-    def state(self, name: str, within_s: float = PROBE_S) -> NodeState | None:
+    def state(self, name: str, within_s: float = PROBE_S) -> ReportedState | None:
         """Return a node's own status. None: no answer within `within_s` seconds."""
         with grpc.insecure_channel(self._node(name).grpc) as channel:
             stub = timer_pb2_grpc.AdminServiceStub(channel)
@@ -191,7 +191,7 @@ class LocalCluster:
         if not answer.nodes:
             return None
         status = answer.nodes[0]
-        return NodeState(
+        return ReportedState(
             status.role, status.serving, status.epoch, answer.controller, status.disk_low
         )
 
@@ -263,7 +263,7 @@ class LocalCluster:
         """Start one node again on its ports; see `start`."""
         self.start(name, timeout_s=timeout_s)
 
-    def _plan(self) -> dict[str, Node]:
+    def _plan(self) -> dict[str, LocalNode]:
         """Return the nodes of a new cluster by name, with their ports and directories."""
         if self._count not in range(1, VOTERS_MAX + 1):
             raise LaunchError(f"nodes = {self._count}: must be 1 .. {VOTERS_MAX}")
@@ -281,10 +281,10 @@ class LocalCluster:
             name = f"n{at + 1}"
             host = self._host(name)
             grpc_at, http_at = (f"{host.address}:{port}" for port in (grpc_port, http_port))
-            nodes[name] = Node(name, 0, grpc_at, http_at, host.data or name)
+            nodes[name] = LocalNode(name, 0, grpc_at, http_at, host.data or name)
         return nodes
 
-    def _try_ports(self, node: Node) -> None:
+    def _try_ports(self, node: LocalNode) -> None:
         """Bind both ports of a node that is about to start, and close them again.
 
         A node in its own network namespace is skipped: its ports are invisible here.
@@ -307,7 +307,7 @@ class LocalCluster:
                         "(--base-port). No node was started"
                     ) from error
 
-    def _found(self, nodes: Sequence[Node]) -> None:
+    def _found(self, nodes: Sequence[LocalNode]) -> None:
         """Write a new cluster's list of nodes and their configurations."""
         self.directory.mkdir(parents=True, exist_ok=True)
         # Each cluster has its own id, so that it refuses timer ids of another cluster.
@@ -316,7 +316,7 @@ class LocalCluster:
             self._config_path(node).write_text(self._config(cluster_id, node, nodes))
         self._write(nodes)
 
-    def _config(self, cluster_id: str, node: Node, nodes: Sequence[Node]) -> str:
+    def _config(self, cluster_id: str, node: LocalNode, nodes: Sequence[LocalNode]) -> str:
         host = self._host(node.name)
         lines = [
             f"name = {json.dumps(node.name)}",
@@ -332,7 +332,7 @@ class LocalCluster:
         ]
         return "\n".join(lines) + "\n"
 
-    def _spawn(self, node: Node) -> None:
+    def _spawn(self, node: LocalNode) -> None:
         log, config = self._log_path(node.name), self._config_path(node)
         log.parent.mkdir(exist_ok=True)
         data = self.directory / node.data
@@ -345,7 +345,7 @@ class LocalCluster:
         started = replace(node, pid=child.pid)
         self._write([started if each.name == node.name else each for each in self.nodes.values()])
 
-    def _lost_its_disk(self, node: Node) -> bool:
+    def _lost_its_disk(self, node: LocalNode) -> bool:
         """Return whether a node that was started before, beside others, has no data any more.
 
         A founding voter without its promise and its log is unsafe: it restarts as a learner.
@@ -371,7 +371,7 @@ class LocalCluster:
         """
         self._format(self._node(name), "--learner")
 
-    def _format(self, node: Node, *words: str) -> None:
+    def _format(self, node: LocalNode, *words: str) -> None:
         """Create a data directory: once in a node's life."""
         data = str(self.directory / node.data)
         command = [*self._program, "init", "--data", data, "--name", node.name, *words]
@@ -380,7 +380,7 @@ class LocalCluster:
         if done.returncode:
             raise LaunchError(f"timerd init of {node.name} failed:\n{done.stdout}{done.stderr}")
 
-    def _cluster_id(self, node: Node) -> str:
+    def _cluster_id(self, node: LocalNode) -> str:
         text: str = tomllib.loads(self._config_path(node).read_text())["cluster_id"]
         return text
 
@@ -443,13 +443,13 @@ class LocalCluster:
                 self._signal(node, signal.SIGTERM)
             self._wait_ended(wanted, timeout_s)
 
-    def _wait_ended(self, nodes: Sequence[Node], timeout_s: float) -> None:
+    def _wait_ended(self, nodes: Sequence[LocalNode], timeout_s: float) -> None:
         if not _wait(lambda: not any(map(self._runs, nodes)), timeout_s):
             left = [node.name for node in nodes if self._runs(node)]
             who = ", ".join(f"{name} (pid {self._node(name).pid})" for name in left)
             raise LaunchError(f"{who} still runs after {timeout_s:g} s\n{self._last_words(left)}")
 
-    def _signal(self, node: Node, number: int) -> bool:
+    def _signal(self, node: LocalNode, number: int) -> bool:
         """Send a signal to a node's own process only. Return whether it runs."""
         try:
             pidfd = os.pidfd_open(node.pid) if node.pid else -1
@@ -468,7 +468,7 @@ class LocalCluster:
             os.close(pidfd)
         return True
 
-    def _runs(self, node: Node) -> bool:
+    def _runs(self, node: LocalNode) -> bool:
         """Return whether the remembered pid runs this very node. A zombie does not run."""
         child = _CHILDREN.get(node.pid)
         if child is not None:  # the kernel keeps its pid until it is reaped
@@ -486,20 +486,20 @@ class LocalCluster:
 
     # ---- files
 
-    def _node(self, name: str) -> Node:
+    def _node(self, name: str) -> LocalNode:
         nodes = self.nodes
         if name not in nodes:
             known = ", ".join(nodes) or "none: no node was started there yet"
             raise LaunchError(f"{self.directory} has no node {name!r}; it has {known}")
         return nodes[name]
 
-    def _config_path(self, node: Node) -> Path:
+    def _config_path(self, node: LocalNode) -> Path:
         return self.directory / f"{node.name}.toml"
 
     def _log_path(self, name: str) -> Path:
         return self.directory / "logs" / f"{name}.log"
 
-    def _last_words(self, names: Sequence[str] | dict[str, Node]) -> str:
+    def _last_words(self, names: Sequence[str] | dict[str, LocalNode]) -> str:
         texts = []
         for name in names:
             path = self._log_path(name)
@@ -507,7 +507,7 @@ class LocalCluster:
             texts.append("\n".join([f"--- {path}", *said[-LOG_TAIL_LINES:]]))
         return "\n".join(texts)
 
-    def _write(self, nodes: Sequence[Node]) -> None:
+    def _write(self, nodes: Sequence[LocalNode]) -> None:
         """Replace cluster.json atomically: a reader finds the old list or the new one."""
         path = self.directory / "cluster.json"
         temporary = path.with_suffix(".tmp")
@@ -550,7 +550,7 @@ def _is_ready(address: str) -> bool:
     return found is not None and found[0] == http.HTTPStatus.OK
 
 
-def _check_identity(node: Node, cluster_id: str) -> None:
+def _check_identity(node: LocalNode, cluster_id: str) -> None:
     """Check that the process at a node's HTTP port is the node that was started there.
 
     Raises:

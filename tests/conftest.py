@@ -130,7 +130,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="session")
 def spark() -> Iterator["SparkSession"]:
     """One Spark session for all tests that are marked `spark`."""
-    from chaos.audit.session import spark_session
+    from chaos.spark.session import spark_session
 
     session = spark_session("tests", quick=True, settings={**INTERPRETED, PARTS: "1"})
     yield session

@@ -10,35 +10,39 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from chaos.simdisk import SimDisk
-from cluster import raft_files, raft_journal
-from cluster.raft_journal import seal, unseal
-from replication import promise
-from replication.promise import Promise, PromiseFile
+from chaos.sim.world.simdisk import SimDisk
+from cluster.control import raft_files, raft_journal
+from cluster.control.raft_journal import seal, unseal
+from replication.core import promise
+from replication.core.promise import Promise, PromiseFile
 from tests.replication.promises import matched
 from tests.timer.machines import STATE, engine_on
 from tests.timer.test_scrub import LOG, stored
 from tests.timer.test_snapshot import INCOMING, receive, taken
-from timer import directory, entry, incoming, key_file, log, manifest, run, segment, spill
-from timer.disk import Disk, RealDisk
-from timer.errors import UnknownVersion
-from timer.log import Log
-from timer.units import Epoch, Nonce, ReplicaId
+from timer.entries import entry_frame
+from timer.files import data_directory, log, segment
+from timer.files.disk import Disk, RealDisk
+from timer.files.log import Log
+from timer.model.timer_errors import UnknownVersionError
+from timer.model.units import Epoch, Nonce, ReplicaId
+from timer.pending.runs import key_file, run
+from timer.ready import spill
+from timer.recovery import manifest, snapshot_receiver
 
 ROOT = Path(__file__).parent.parent
 PROMISE = Path("/promise")
 
 VERSIONS = {
     "`log/*.log`, header": segment.VERSION,
-    "`log/*.log`, each frame": entry.VERSION,
+    "`log/*.log`, each frame": entry_frame.VERSION,
     "`log/durable`": log.MARK_VERSION,
     "`state/manifest`": manifest.VERSION,
     "`state/runs/*.arrow`": run.VERSION,
     "`state/runs/*.keys`": key_file.VERSION,
     "`state/queues/*.spill`": spill.VERSION,
     "`promise`": promise.VERSION,
-    "`identity.json`": directory.FORMAT,
-    "`incoming/plan`, `incoming/ready`": incoming.VERSION,
+    "`identity.json`": data_directory.FORMAT,
+    "`incoming/plan`, `incoming/ready`": snapshot_receiver.VERSION,
     "`raft/journal`": raft_journal.VERSION,
     "`raft/meta`": raft_journal.VERSION,
     "`raft/snapshot`, `raft-member`": raft_files.SNAPSHOT_VERSION,
@@ -100,7 +104,7 @@ def segment_header(data: bytes) -> bytes:
 def frame(data: bytes) -> bytes:
     start = segment.HEADER_SIZE
     (length,) = struct.unpack_from("<I", data, start + 4)
-    end = start + entry.HEADER_SIZE + length
+    end = start + entry_frame.HEADER_SIZE + length
     body = number(data[start:end], 10, "<B")
     return data[:start] + crc_of(body[4:]) + body[4:] + data[end:]
 
@@ -128,7 +132,7 @@ def a_promise() -> None:
 
 def an_identity() -> None:
     disk, path = SimDisk(), Path("/data")
-    directory.format_directory(
+    data_directory.format_directory(
         disk,
         path,
         cluster_id="c",
@@ -141,10 +145,10 @@ def an_identity() -> None:
     def change(data: bytes) -> bytes:
         fields = {**json.loads(data), "format": 99}
         del fields["sha256"]
-        return json.dumps({**fields, "sha256": directory._sha256(fields)}).encode()
+        return json.dumps({**fields, "sha256": data_directory._sha256(fields)}).encode()
 
-    patched(disk, path / directory.IDENTITY_NAME, change)
-    directory.read_identity(disk, path)
+    patched(disk, path / data_directory.IDENTITY_NAME, change)
+    data_directory.read_identity(disk, path)
 
 
 def an_install() -> None:
@@ -157,7 +161,7 @@ def an_install() -> None:
         return body + crc_of(body)
 
     patched(disk, INCOMING / "ready", change)
-    incoming.ready(disk, INCOMING)
+    snapshot_receiver.ready(disk, INCOMING)
 
 
 def in_raft(name: str, change: Callable[[Path], bytes]) -> Callable[[Path], None]:
@@ -168,7 +172,7 @@ def in_raft(name: str, change: Callable[[Path], bytes]) -> Callable[[Path], None
         open_files()
         if name == "raft/snapshot":
             record = (b"", 1, 1)
-            last = raft_files.Snapshot(state=b"s", last=record, previous=record)
+            last = raft_files.RaftSnapshot(state=b"s", last=record, previous=record)
             raft_files.write_snapshot(data / name, last)
         RealDisk().write_atomic(data / name, change(data / name))
         open_files()
@@ -209,5 +213,5 @@ UNKNOWN: dict[str, Callable[[Path], None]] = {
 def test_file_of_an_unknown_version_is_refused_and_both_versions_are_named(
     what: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UnknownVersion, match=r": format version 99; this program knows \d+$"):
+    with pytest.raises(UnknownVersionError, match=r": format version 99; this program knows \d+$"):
         UNKNOWN[what](tmp_path)

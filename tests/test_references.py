@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from chaos.cli import add_actions
+from chaos.commands.chaos_commands import add_actions
 from chaos.sim.__main__ import make_parser
-from cluster import wire
-from cluster.config import TYPES, NodeConfig, build_config, flatten
-from cluster.telemetry import Levels, Telemetry
-from timer.errors import InvalidRequest
+from cluster.api import wire_rows
+from cluster.observe.metrics import Levels, Telemetry
+from cluster.settings.config import TYPES, NodeConfig, build_config, flatten
+from timer.model.timer_errors import InvalidRequestError
 
 ROOT = Path(__file__).parent.parent
 
@@ -68,9 +68,9 @@ def test_page_of_settings_has_each_with_its_default_and_range() -> None:
 
 def test_page_of_settings_has_the_rules_of_names() -> None:
     names = page("docs/settings.md").partition("## Names")[2]
-    for pattern in (wire.TOPIC_NAME, wire.GROUP_NAME):
-        with pytest.raises(InvalidRequest) as refused:
-            wire.check_name("name", "/", pattern)
+    for pattern in (wire_rows.TOPIC_NAME, wire_rows.GROUP_NAME):
+        with pytest.raises(InvalidRequestError) as refused:
+            wire_rows.check_name("name", "/", pattern)
         assert f"| {refused.value.limit.removeprefix('must be ')};" in names.replace("`", "")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 FUNCTION_LINES_MAX = 80
 FILE_LINES_MAX = 800
-FILE_LINES_MAX_OF = {"replication/core.py": 950}
+FILE_LINES_MAX_OF = {"replication/core/core.py": 950}
 """One state machine is read as one: its steps share every field."""
 PACKAGES = (
     "timer",

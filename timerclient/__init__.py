@@ -11,12 +11,36 @@
                 message.ack()
 
 `TimerClient` is for threads, `AsyncTimerClient` for asyncio; their methods are the same. Errors
-are in `timerclient.errors`, as one tree.
+are in `timerclient.values.errors`, as one tree.
 """
 
-import timerclient._quiet  # noqa: F401 -- before grpc
-from timerclient.aio import AsyncConsumer, AsyncTimerClient
-from timerclient.errors import (
+import timerclient.values.quiet  # noqa: F401 -- before grpc
+from timerclient.client.aio import AsyncConsumer, AsyncTimerClient
+from timerclient.client.group_calls import GroupType, Start
+from timerclient.client.story_calls import TimerStory
+from timerclient.client.sync import Consumer, TimerClient
+from timerclient.rows.messages import Acking, Batch, Message
+from timerclient.rows.pending_timers import (
+    Changed,
+    Redriven,
+    Rescheduled,
+    TimerCounts,
+    TimerInfo,
+    Where,
+)
+from timerclient.rows.policy_fields import PolicyFields
+from timerclient.rows.rows import NewTimer, OnConflict
+from timerclient.rows.scheduled_timers import Timer, Timers
+from timerclient.values.client_events import (
+    Connected,
+    Event,
+    LeaderChanged,
+    LeaderMissing,
+    LeasesLost,
+    SubmitBlocked,
+)
+from timerclient.values.client_settings import ClientSettings
+from timerclient.values.errors import (
     AlreadyExists,
     DiskFull,
     GroupHeld,
@@ -31,20 +55,8 @@ from timerclient.errors import (
     Unavailable,
     Unreachable,
 )
-from timerclient.events import (
-    Connected,
-    Event,
-    LeaderChanged,
-    LeaderMissing,
-    LeasesLost,
-    SubmitBlocked,
-)
-from timerclient.groups import GroupType, Start
-from timerclient.messages import Acking, Batch, Message
-from timerclient.pending import Changed, Redriven, Rescheduled, TimerCounts, TimerInfo, Where
-from timerclient.policies import Policy
-from timerclient.reasons import Reason
-from timerclient.results import (
+from timerclient.values.reasons import Reason
+from timerclient.values.results import (
     AckResult,
     CancelResult,
     ExtendResult,
@@ -53,11 +65,6 @@ from timerclient.results import (
     ScheduleResult,
     TimerState,
 )
-from timerclient.rows import NewTimer, OnConflict
-from timerclient.seen import Story
-from timerclient.settings import Settings
-from timerclient.sync import Consumer, TimerClient
-from timerclient.timers import Timer, Timers
 
 __all__ = [
     "AckResult",
@@ -68,6 +75,7 @@ __all__ = [
     "Batch",
     "CancelResult",
     "Changed",
+    "ClientSettings",
     "Connected",
     "Consumer",
     "DiskFull",
@@ -88,16 +96,14 @@ __all__ = [
     "OnConflict",
     "OutcomeUnknown",
     "Overloaded",
-    "Policy",
+    "PolicyFields",
     "QuotaReached",
     "Reason",
     "Redriven",
     "RescheduleResult",
     "Rescheduled",
     "ScheduleResult",
-    "Settings",
     "Start",
-    "Story",
     "SubmitBlocked",
     "Timer",
     "TimerClient",
@@ -105,6 +111,7 @@ __all__ = [
     "TimerError",
     "TimerInfo",
     "TimerState",
+    "TimerStory",
     "Timers",
     "Unavailable",
     "Unreachable",

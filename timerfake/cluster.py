@@ -20,16 +20,16 @@ from typing import Final, Self
 
 import grpc
 
-from timer.outcomes import HORIZON_MS
-from timer.units import DUE_MS_MAX
-from timerclient import AsyncTimerClient, Settings, TimerClient
-from timerclient.background import Background
-from timerclient.errors import InvalidRequest
-from timerclient.existing import Seconds
-from timerclient.rows import span_ms
+from timer.model.units import DUE_MS_MAX
+from timer.state.cancel_outcomes import HORIZON_MS
+from timerclient import AsyncTimerClient, ClientSettings, TimerClient
+from timerclient.client.timer_calls import Seconds
+from timerclient.rows.background import Background
+from timerclient.rows.rows import span_ms
+from timerclient.values.errors import InvalidRequest
+from timerfake.fake_log import FakeClock
+from timerfake.fake_node import ADDRESS, FakeNode
 from timerfake.loopback import Channel, Server
-from timerfake.memory import Clock
-from timerfake.node import ADDRESS, FakeNode
 
 QUIET_TURNS: Final = 20
 """Turns of the event loop in which nothing happens, after which nothing will: what leads from one
@@ -40,7 +40,7 @@ NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 class FakeDial:
     """Makes channels to a cluster in memory, and brings its clock along."""
 
-    def __init__(self, clock: Clock, server: Callable[[], Server]) -> None:
+    def __init__(self, clock: FakeClock, server: Callable[[], Server]) -> None:
         self.clock = clock
         self._server = server
 
@@ -67,7 +67,7 @@ class AsyncFakeCluster:
         if start is not None and start.tzinfo is None:
             raise InvalidRequest.of("start", start, "must be aware of its time zone")
         first_ms = 1000 * int(time.time()) if start is None else _ms_of(start)
-        self._clock = Clock(first_ms)
+        self._clock = FakeClock(first_ms)
         self._settings = dict(settings)
         self._advancing = asyncio.Lock()
         self._node: FakeNode | None = None
@@ -80,7 +80,7 @@ class AsyncFakeCluster:
         self,
         *,
         timeout: Seconds | None = None,
-        settings: Settings = Settings(),  # noqa: B008 -- frozen
+        settings: ClientSettings = ClientSettings(),  # noqa: B008 -- frozen
     ) -> AsyncTimerClient:
         """Return a new client of it; the arguments are AsyncTimerClient's."""
         return AsyncTimerClient(self.address, timeout=timeout, dial=self.dial, settings=settings)
@@ -215,7 +215,7 @@ class FakeCluster:
         self,
         *,
         timeout: Seconds | None = None,
-        settings: Settings = Settings(),  # noqa: B008 -- frozen
+        settings: ClientSettings = ClientSettings(),  # noqa: B008 -- frozen
     ) -> TimerClient:
         """Return a new client of it; the arguments are TimerClient's."""
         return TimerClient(self.address, timeout=timeout, dial=self.dial, settings=settings)

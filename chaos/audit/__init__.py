@@ -1,15 +1,15 @@
 """The audit: a Spark job that gives every timer one verdict, from three independent witnesses.
 
-    asked   what clients asked and were answered      histories/         clients.py
-    log     what the nodes' own logs say happened     <node>/log         nodes.py, chaos/replay/
-    given   what consumers received and acked         histories/         clients.py
+    asked   what clients asked and were answered      histories/         client_tables.py
+    log     what the nodes' own logs say happened     <node>/log         node_logs.py, chaos/oracle/
+    given   what consumers received and acked         histories/         client_tables.py
 
         asked  --- mark ---  log  --- seq ---  given        full outer joins: whatever any
                                                             one witness knows is judged
 
 The log is the nodes' word, so it is cross-examined: frames on a majority must be the same on all
-nodes (nodes.py), and what clients were told (ids, due times, offsets, firing times) must be what
-follows from it (verdict.py). Duplicates are counted before anything is grouped away. The audit
+nodes (node_logs.py), and what clients were told (ids, due times, offsets, firing times) must be
+what follows from it (verdict.py). Duplicates are counted before anything is grouped away. The audit
 judges a run that was drained: clients went on until everything due had come.
 
     clients nodes verdict        DataFrame -> DataFrame, pure: the judgement
@@ -26,7 +26,7 @@ Parquet in, Parquet out, nothing collected but figures.
 
 from chaos.audit.command import main, run_audit
 from chaos.audit.job import audit
-from chaos.audit.report import Report, describe
-from chaos.audit.session import spark_session
+from chaos.audit.report.report import Report, describe
+from chaos.spark.session import spark_session
 
 __all__ = ["Report", "audit", "describe", "main", "run_audit", "spark_session"]

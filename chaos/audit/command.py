@@ -18,13 +18,13 @@ from typing import Final
 
 from pyspark.errors import PySparkException
 
-from chaos import history_check
 from chaos.audit.job import audit, folder_size
-from chaos.audit.report import Report, describe
-from chaos.audit.session import spark_session, why_no_java
+from chaos.audit.report.report import Report, describe
 from chaos.audit_options import add_check_history
-from chaos.history import Run
-from timer.errors import StorageError
+from chaos.history import history_check
+from chaos.history.history import RunFolder
+from chaos.spark.session import spark_session, why_no_java
+from timer.model.timer_errors import StorageError
 
 QUICK_SIZE_MAX: Final = 512 << 20
 """Bytes of all files of a run's folder up to which it is audited by a `quick` session."""
@@ -53,7 +53,7 @@ def _stderr_to(path: Path) -> Iterator[None]:
             os.close(ours)
 
 
-def _faulty_histories(run: Run, *, check: bool | None) -> bool:
+def _faulty_histories(run: RunFolder, *, check: bool | None) -> bool:
     """Print what is wrong with the histories, if anything; return whether something is.
 
     None: they are looked at if they are small.
@@ -89,7 +89,7 @@ def run_audit(
 
     `check_history`: hold the histories against their format first; None: if they are small.
     """
-    run = Run(folder.resolve())
+    run = RunFolder(folder.resolve())
     if not run.root.is_dir():
         print(f"audit: {folder}: no such folder", file=sys.stderr)
         return 2
@@ -118,7 +118,7 @@ def run_audit(
     return 0 if report.ok else 3
 
 
-def _audited(run: Run, master: str | None) -> Report:
+def _audited(run: RunFolder, master: str | None) -> Report:
     """Audit a run in a session of its own; raises what `job.audit` does, or Spark."""
     with _stderr_to(run.audit / SPARK_LOG):
         quick = folder_size(run.root) <= QUICK_SIZE_MAX
@@ -130,7 +130,7 @@ def _audited(run: Run, master: str | None) -> Report:
             spark.stop()
 
 
-def _told(failed: Exception, run: Run) -> str:
+def _told(failed: Exception, run: RunFolder) -> str:
     """Return one line about what ended the audit; where it is not the run's, the log has more."""
     try:
         text = str(failed)

@@ -23,34 +23,40 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from chaos import flat, history
-from chaos.audit import (
+from chaos.audit.columns import sieve
+from chaos.audit.report import figures
+from chaos.audit.report.about import about
+from chaos.audit.report.report import Report, write
+from chaos.audit.rules import (
     beside,
-    changes,
-    clients,
+    change_answers,
+    client_tables,
     counts,
     coverage,
-    delivered,
-    figures,
-    files,
-    handing_out,
-    late,
-    nacks,
-    nodes,
-    rules,
-    settings,
-    sieve,
+    handout_rules,
+    nack_rules,
+    node_logs,
+    settings_rules,
+    topic_rules,
     verdict,
 )
-from chaos.audit.about import about
-from chaos.audit.faults import Fault, phases, windows
-from chaos.audit.report import Report, write
-from chaos.history import Run
-from chaos.replay import tables
-from chaos.replay.nodelog import Piece
-from chaos.replay.story import ENDS
-from chaos.timerstate import NodeState
-from timer.units import LogIndex
+from chaos.audit.rules import (
+    file_rules as files,
+)
+from chaos.audit.rules import (
+    late_deliveries as delivered,
+)
+from chaos.audit.rules import (
+    late_firing as late,
+)
+from chaos.audit.rules.fault_windows import Fault, phases, windows
+from chaos.history import flat, history
+from chaos.history.history import RunFolder
+from chaos.history.nodelog import Piece
+from chaos.oracle import tables
+from chaos.oracle.story import ENDS
+from chaos.spark.timerstate import ManifestState
+from timer.model.units import LogIndex
 
 SMALL_SIZE: Final = 512 << 20
 """Bytes of histories up to which they are kept in memory, parsed."""
@@ -68,7 +74,7 @@ GLOBBED: Final = frozenset("[]{}*?:\\,")
 
 
 @contextlib.contextmanager
-def plain_path(run: Run) -> Iterator[Run]:
+def plain_path(run: RunFolder) -> Iterator[RunFolder]:
     """Yield the run under a path that Spark's readers take as it is: a link to it, if need be."""
     if GLOBBED.isdisjoint(str(run.root)):
         yield run
@@ -76,10 +82,10 @@ def plain_path(run: Run) -> Iterator[Run]:
     with tempfile.TemporaryDirectory(prefix="timer-audit-") as folder:
         link = Path(folder) / "run"
         link.symlink_to(run.root.resolve(), target_is_directory=True)
-        yield Run(link)
+        yield RunFolder(link)
 
 
-def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
+def audit(spark: SparkSession, run: RunFolder, *, sift: bool = False) -> Report:
     """Audit a run; write the verdict table, the summary and the report into its `audit` folder.
 
     `sift`: what is plainly fine is judged apart (sieve.py), which is for large runs.
@@ -94,7 +100,7 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
         return _audit(spark, reachable, sift=sift)
 
 
-def _audit(spark: SparkSession, run: Run, *, sift: bool) -> Report:
+def _audit(spark: SparkSession, run: RunFolder, *, sift: bool) -> Report:
     errors_ms = run.error_ms(history.CLOCK_ERROR), run.error_ms(history.CLIENTS_ERROR)
     said, timeline = about(run), history.read_faults(run.faults)
     lines = read_histories(spark, run)
@@ -102,16 +108,17 @@ def _audit(spark: SparkSession, run: Run, *, sift: bool) -> Report:
     entries = _kept(spark.read.format("timerlog").load(str(run.root)), run, "entries")
     majority = len(logs) // 2 + 1
     begun = [life[0].first - 1 for lives in logs.values() for life in lives[1:] if life]
-    common = _kept(nodes.agreed(entries, majority, max(begun, default=0)), run, "common")
+    common = _kept(node_logs.agreed(entries, majority, max(begun, default=0)), run, "common")
     epochs = _epochs(common)
     end = max(epoch["last"] for epoch in epochs)
     lost = {str(line.get("node")) for line in timeline if line["event"] == "lost"}
     spoken = read_states(spark, run)
     states = files.states_within(run, lost=lost, end=end)
     end_ms = until_ms(lines, timeline, epochs)
-    disputes = _kept(nodes.conflicts(entries, common, end), run, "disputes")
+    disputes = _kept(node_logs.conflicts(entries, common, end), run, "disputes")
     held = [
-        row.asDict() for row in nodes.ends(entries, disputes, end).orderBy("node", "life").collect()
+        row.asDict()
+        for row in node_logs.ends(entries, disputes, end).orderBy("node", "life").collect()
     ]
     has_crcs = bool(lines.where("payload_crcs IS NOT NULL").head(1))
     with ThreadPoolExecutor(1) as pool:  # the replay has one core
@@ -130,10 +137,10 @@ def _audit(spark: SparkSession, run: Run, *, sift: bool) -> Report:
     disputed = disputes.where("NOT stale") if diverged else None
     if story["deletions"].head(1):
         fired = (story[name].select("seq", "topic") for name in ("fates", "carried"))
-        lines, given = clients.with_lives(lines, given, next(fired).union(next(fired)))
+        lines, given = client_tables.with_lives(lines, given, next(fired).union(next(fired)))
     all_lines = lines
     if story["groups"].where("sought").head(1):
-        named = clients.with_group_lives(lines, given, story["groups"])
+        named = client_tables.with_group_lives(lines, given, story["groups"])
         # Kept: what is planned from these joins again and again takes minutes to plan.
         lines, given = (_kept(each, run, name) for each, name in zip(named, LIVED, strict=True))
     told = Witnesses(asks, story["fates"], given, disputed)
@@ -142,17 +149,17 @@ def _audit(spark: SparkSession, run: Run, *, sift: bool) -> Report:
     summary |= _of_logs(entries, held, _known(spoken, states), lost, summary)
     summary |= _conserved(run, story, summary, spoken.where(F.col("index") <= end))
     summary |= _changed(lines, story["fates"], asks, summary)
-    summary |= rules.broken(lines, story, summary, offenders_max=OFFENDERS_MAX)
-    summary |= nacks.nacked(
+    summary |= topic_rules.broken(lines, story, summary, offenders_max=OFFENDERS_MAX)
+    summary |= nack_rules.nacked(
         lines, story, summary,
         until_ms=end_ms, clock_error_ms=clocks.error_ms, offenders_max=OFFENDERS_MAX,
     )  # fmt: skip
-    summary |= handing_out.judged(
+    summary |= handout_rules.judged(
         lines, epochs, story, summary,
         clocks=clocks, offenders_max=OFFENDERS_MAX,
     )  # fmt: skip
     summary |= files.judged(run, story, summary, states=states, offenders_max=OFFENDERS_MAX)
-    thin = nodes.thin(common, majority).orderBy("from").collect() if begun else []
+    thin = node_logs.thin(common, majority).orderBy("from").collect() if begun else []
     summary |= {"holes": _holes(held, logs, end), "thin": [row.asDict() for row in thin]}
     summary |= _failovers(epochs, timeline)
     summary["leader_kills"] = history.leader_kills(timeline)
@@ -168,7 +175,7 @@ def _audit(spark: SparkSession, run: Run, *, sift: bool) -> Report:
     summary |= beside.judged(summary, "promise", promises | waited, offenders_max=OFFENDERS_MAX)
     summary |= _redelivered(run, lines, given, found, story["returns"])
     summary["run"] = said
-    summary["acks_unasked"] = handing_out.unasked_acks(lines, story)
+    summary["acks_unasked"] = handout_rules.unasked_acks(lines, story)
     summary["not_looked_at"] = coverage.not_looked_at(lines, story, summary, clocks, lost)
     if summary["not_looked_at"] and not summary["violations"]:
         summary["verdict"] = "INCOMPLETE"
@@ -178,7 +185,7 @@ def _audit(spark: SparkSession, run: Run, *, sift: bool) -> Report:
 LIVED: Final = ("lived", "given_lived")
 
 
-def read_histories(spark: SparkSession, run: Run) -> DataFrame:
+def read_histories(spark: SparkSession, run: RunFolder) -> DataFrame:
     """Return the lines of all histories, whichever form they have (history.SCHEMA).
 
     None was `asked` any more: what became of such a request is told, or unknown.
@@ -211,7 +218,7 @@ def read_histories(spark: SparkSession, run: Run) -> DataFrame:
         if bad["count"] > _torn(path):
             raise ValueError(f"{named.get(path, path)}: {bad['count']} lines are not a history's")
     lines = lines.where("op IS NOT NULL").drop("file")
-    told = clients.with_unanswered(lines)
+    told = client_tables.with_unanswered(lines)
     return lines if told is lines else _kept(told, run, "told")
 
 
@@ -229,7 +236,7 @@ def _torn(history_file: Path) -> int:
     return 0
 
 
-def _kept(table: DataFrame, run: Run, name: str) -> DataFrame:
+def _kept(table: DataFrame, run: RunFolder, name: str) -> DataFrame:
     """Write a table into the work folder and return it as it lies there."""
     path = run.audit / "work" / name
     table.write.mode("overwrite").parquet(str(path))
@@ -241,13 +248,13 @@ def _read(like: DataFrame, path: Path) -> DataFrame:
     return reader.parquet(str(path))
 
 
-def _asked_and_given(lines: DataFrame, run: Run, parts: int) -> tuple[DataFrame, DataFrame]:
+def _asked_and_given(lines: DataFrame, run: RunFolder, parts: int) -> tuple[DataFrame, DataFrame]:
     """Return `clients.asked` and `clients.deliveries`, kept; with `parts`, cut by mark."""
     if not parts:
-        asks = _kept(clients.asked(lines), run, "asked")
-        return asks, _kept(clients.deliveries(lines), run, "given")
+        asks = _kept(client_tables.asked(lines), run, "asked")
+        return asks, _kept(client_tables.deliveries(lines), run, "given")
     work = run.audit / "work"
-    schedules, delivers = clients.schedules(lines), clients.delivers(lines)
+    schedules, delivers = client_tables.schedules(lines), client_tables.delivers(lines)
     asks = sieve.cut(schedules, flat.asked_batches, flat.ASKED, work / "asked", parts)
     return asks, sieve.cut(delivers, flat.given_batches, flat.GIVEN, work / "given", parts)
 
@@ -265,11 +272,11 @@ def _epochs(common: DataFrame) -> list[Row]:
     Raises:
         ValueError: no entry is on a majority, or some are in no log.
     """
-    rows = nodes.epochs(common).orderBy("epoch").collect()
+    rows = node_logs.epochs(common).orderBy("epoch").collect()
     if not rows:
         raise ValueError("no entry is on a majority of the nodes: there is nothing to audit")
     if sum(row["entries"] for row in rows) < max(row["last"] for row in rows):
-        holes = [f"{row['from']} .. {row['to']}" for row in nodes.missing(common).collect()]
+        holes = [f"{row['from']} .. {row['to']}" for row in node_logs.missing(common).collect()]
         raise ValueError(
             f"entries {', '.join(holes)} are in no node's log, or not in enough: the audit needs"
             " the whole log (`timerctl archive` keeps what nodes drop)"
@@ -294,7 +301,7 @@ def _pieces(held: list[dict[str, Any]]) -> list[tuple[dict[str, Any], int]]:
 
 
 def _replayed(
-    spark: SparkSession, run: Run, held: list[dict[str, Any]], *, checksums: bool
+    spark: SparkSession, run: RunFolder, held: list[dict[str, Any]], *, checksums: bool
 ) -> dict[str, Any]:
     """Replay, in a worker, the majority's log; return its figures. `checksums`: of payloads, too.
 
@@ -344,7 +351,7 @@ class Witnesses(NamedTuple):
 
 
 def _judged(
-    run: Run, lines: DataFrame, told: Witnesses, story: dict[str, DataFrame], *,
+    run: RunFolder, lines: DataFrame, told: Witnesses, story: dict[str, DataFrame], *,
     clocks: verdict.Clocks, parts: int,
 ) -> DataFrame:  # fmt: skip
     """Write the verdict table; return it. With `parts`, the witnesses are cut so, and sifted.
@@ -355,18 +362,18 @@ def _judged(
     looked = (
         lines.where("op IN ('open', 'deliver', 'redrive')").select("topic").union(topics).distinct()
     )
-    starts = clients.consumed(lines, story["groups"])
+    starts = client_tables.consumed(lines, story["groups"])
     acks, expired = story["acks"], story["expired"]
     stretches = _kept(sieve.acked(acks), run, "acked") if parts else None
     sayers = lines if stretches is None else sieve.not_surely_kept(lines, stretches)
     unkept = verdict.unkept_acks(
-        clients.confirmed_acks(sayers), acks, clients.told_expired(lines), expired
+        client_tables.confirmed_acks(sayers), acks, client_tables.told_expired(lines), expired
     )
     unkept = _kept(unkept, run, "unkept")
     into = run.audit / "verdicts.parquet"
     if parts:
-        doubted = unkept.union(expired.select(*clients.SLOT))
-        named = changes.named(lines, told.asks)
+        doubted = unkept.union(expired.select(*client_tables.SLOT))
+        named = change_answers.named(lines, told.asks)
         _cut_crowded(run, lines, told.asks, parts)
         begin = sieve.starts(topics, starts, story["groups"], story["deletions"])
         sift = partial(sieve.sift, parts=parts, begin=begin, clock_error_ms=clocks.error_ms)
@@ -377,26 +384,26 @@ def _judged(
         log = log.unionByName(_of_topics(carried, looked), allowMissingColumns=True)
         off = verdict.carried_off(carried, told.given, starts)
         log = log.join(off, ["topic", "queue_offset"], "left")
-    log = nodes.disputed(log, told.disputed)
+    log = node_logs.disputed(log, told.disputed)
     if expired.head(1):
         over = verdict.expiry(expired, told.given, starts)
         log = log.join(over, ["topic", "queue_offset"], "left")
     if story["deletions"].head(1):
         gone = story["deletions"].select(
-            F.col("delete_index").alias("end_index"), (~nodes.no()).alias("gone")
+            F.col("delete_index").alias("end_index"), (~node_logs.no()).alias("gone")
         )
         log = log.join(F.broadcast(gone), "end_index", "left")
     log = log.join(F.broadcast(story["postponed"]), "topic", "left")
-    by_name = log.withColumn("topic", clients.name_of("topic"))
+    by_name = log.withColumn("topic", client_tables.name_of("topic"))
     by_name = by_name.where("from_topic IS NULL") if "from_topic" in log.columns else by_name
     keyed = _kept(told.asks.where("key IS NOT NULL"), run, "keyed")
-    changed = changes.changes(lines, keyed, by_name, clocks.error_ms)
+    changed = change_answers.changes(lines, keyed, by_name, clocks.error_ms)
     over = story["groups"].where("over")
     found = verdict.verdicts(
         told.asks,
         log,
         verdict.judged_deliveries(told.given, unkept, acks, over if over.head(1) else None),
-        changes.Changes(
+        change_answers.ChangeTables(
             _kept(changed.tried, run, "tried"),
             _kept(changed.moves, run, "moves"),
             _kept(changed.flags, run, "flags"),
@@ -408,26 +415,26 @@ def _judged(
     return _read(found, into)
 
 
-def _cut_crowded(run: Run, lines: DataFrame, asks: DataFrame, parts: int) -> None:
+def _cut_crowded(run: RunFolder, lines: DataFrame, asks: DataFrame, parts: int) -> None:
     """Write the marks of asks whose keys somebody else named, too, cut into parts."""
     folder = run.audit / "work" / "crowded"
-    keyed = asks.where("key IS NOT NULL").select("mark", changes.key_hash())
+    keyed = asks.where("key IS NOT NULL").select("mark", change_answers.key_hash())
     if not keyed.head(1):
         sieve.clear(folder)
         return
-    shared = _kept(changes.shared_keys(lines, keyed), run, "shared")
+    shared = _kept(change_answers.shared_keys(lines, keyed), run, "shared")
     marks = keyed.join(shared, "hash", "left_semi").select("mark")
     sieve.cut(marks, lambda batches: batches, sieve.MARK, folder, parts)
 
 
 def _of_topics(rows: DataFrame, topics: DataFrame) -> DataFrame:
     """Return the rows of topics, whichever of several that have a name."""
-    asked_of = clients.name_of("rows.topic") == F.col("topics.topic")
+    asked_of = client_tables.name_of("rows.topic") == F.col("topics.topic")
     return rows.alias("rows").join(F.broadcast(topics).alias("topics"), asked_of, "left_semi")
 
 
 def _sifted(
-    run: Run, told: Witnesses, doubted: DataFrame, named: DataFrame,
+    run: RunFolder, told: Witnesses, doubted: DataFrame, named: DataFrame,
     sift: Callable[[SparkSession, Path, Path], DataFrame], parts: int,
 ) -> Witnesses:  # fmt: skip
     """Write the verdicts of what is plainly fine; return what the witnesses say of the rest.
@@ -519,7 +526,7 @@ def _first(rows: DataFrame, *order: str) -> list[dict[str, Any]]:
     return [row.asDict() for row in rows.orderBy(*order).limit(OFFENDERS_MAX).collect()]
 
 
-def _known(spoken: DataFrame, states: Iterable[NodeState]) -> dict[str, int]:
+def _known(spoken: DataFrame, states: Iterable[ManifestState]) -> dict[str, int]:
     """Return node -> the last entry that it told of, or that its manifest has."""
     rows = spoken.groupBy("node").agg(F.max("index").alias("index")).collect()
     known = {str(row["node"]): int(row["index"]) for row in rows}
@@ -534,47 +541,47 @@ def _of_logs(
 ) -> dict[str, Any]:  # fmt: skip
     """Return what is wrong with the nodes' logs as such: falling epochs or times; lost ends."""
     part = beside.judged(
-        summary, "log", {"falling_entries": nodes.falling(entries)}, offenders_max=OFFENDERS_MAX
+        summary, "log", {"falling_entries": node_logs.falling(entries)}, offenders_max=OFFENDERS_MAX
     )
-    if short := nodes.short(held, known, lost):
+    if short := node_logs.short(held, known, lost):
         part["violations"]["short_log"] = len(short)
         part["log_offenders"] += [{"verdict": "short_log"} | each for each in short]
     return part | {"verdict": "VIOLATED" if part["violations"] else "OK"}
 
 
 def _of_settings(
-    run: Run, lines: DataFrame, epochs: list[Row], story: dict[str, DataFrame],
+    run: RunFolder, lines: DataFrame, epochs: list[Row], story: dict[str, DataFrame],
     summary: dict[str, Any], clocks: verdict.Clocks,
 ) -> dict[str, Any]:  # fmt: skip
     """Return what is wrong with the settings of groups and policies, and with the epochs."""
     groups = story["settings"]
     found = {
-        "policy_untrue": settings.untrue_policies(lines, story["policies"]),
-        "group_untrue": settings.untrue_groups(lines, groups),
+        "policy_untrue": settings_rules.untrue_policies(lines, story["policies"]),
+        "group_untrue": settings_rules.untrue_groups(lines, groups),
         "moved_early": story["moved_early"],
-        "payload_untrue": settings.untrue_payloads(lines, story["payloads"]),
+        "payload_untrue": settings_rules.untrue_payloads(lines, story["payloads"]),
     }
     if (error_ms := clocks.error_ms) is not None:
-        found["lease_cut"] = settings.cut_leases(lines, story["returns"], groups, error_ms)
+        found["lease_cut"] = settings_rules.cut_leases(lines, story["returns"], groups, error_ms)
         if groups.where("max_in_flight > 0").head(1):
-            found["over_in_flight"] = settings.over_in_flight(lines, groups, epochs, error_ms)
+            found["over_in_flight"] = settings_rules.over_in_flight(lines, groups, epochs, error_ms)
     part = beside.judged(summary, "setting", found, offenders_max=OFFENDERS_MAX)
     leaders = story["leaders"].orderBy("epoch_index").collect()
-    if untrue := settings.untrue_epochs(leaders, run.replicas()):
+    if untrue := settings_rules.untrue_epochs(leaders, run.replicas()):
         part["violations"]["epoch_untrue"] = len(untrue)
         part["setting_offenders"] += [{"verdict": "epoch_untrue"} | each for each in untrue]
     return part | {"verdict": "VIOLATED" if part["violations"] else "OK"}
 
 
-def _unfounded(run: Run, given: DataFrame) -> DataFrame:
+def _unfounded(run: RunFolder, given: DataFrame) -> DataFrame:
     """Return confirmed acks of messages that no client was given, and that the log never acked."""
     unkept = given.sparkSession.read.parquet(str(run.audit / "work/unkept"))
-    slots = given.select(*clients.SLOT).distinct()
-    return unkept.join(slots, [*clients.SLOT], "left_anti")
+    slots = given.select(*client_tables.SLOT).distinct()
+    return unkept.join(slots, [*client_tables.SLOT], "left_anti")
 
 
 def _conserved(
-    run: Run, story: dict[str, DataFrame], summary: dict[str, Any], states: DataFrame
+    run: RunFolder, story: dict[str, DataFrame], summary: dict[str, Any], states: DataFrame
 ) -> dict[str, Any]:
     """Return P7 at the checkpoints, and what nodes said of their states; P6 by their digests.
 
@@ -611,7 +618,7 @@ def _conserved(
     }
 
 
-def read_states(spark: SparkSession, run: Run) -> DataFrame:
+def read_states(spark: SparkSession, run: RunFolder) -> DataFrame:
     """Return what nodes said of their states; a torn last line is left out.
 
     Raises:
@@ -631,9 +638,9 @@ def _changed(
 ) -> dict[str, Any]:
     """Return what clients did by key and to timers that exist; answers that count wrong."""
     order = ("op", "by", "on_conflict", "result")
-    operations = changes.operations(lines).orderBy(*order).collect()
+    operations = change_answers.operations(lines).orderBy(*order).collect()
     filtered = any(row["by"] == "filter" for row in operations)
-    told = changes.miscounted(lines, fates, asks).collect() if filtered else []
+    told = change_answers.miscounted(lines, fates, asks).collect() if filtered else []
     over = [row.asDict() for row in told]
     violations = dict(summary["violations"])
     for name, wrong in (
@@ -650,7 +657,7 @@ def _changed(
 
 
 def _figures(
-    run: Run, lines: DataFrame, found: DataFrame, timeline: list[dict[str, Any]], end_ms: int
+    run: RunFolder, lines: DataFrame, found: DataFrame, timeline: list[dict[str, Any]], end_ms: int
 ) -> tuple[list[Fault], dict[str, Any]]:
     """Return the faults; and lateness by phase, gaps by fault, and the timeline."""
     spark = lines.sparkSession
@@ -675,7 +682,7 @@ def _figures(
 
 
 def _redelivered(
-    run: Run, lines: DataFrame, given: DataFrame, found: DataFrame, returns: DataFrame
+    run: RunFolder, lines: DataFrame, given: DataFrame, found: DataFrame, returns: DataFrame
 ) -> dict[str, Any]:
     """Return redeliveries by reason, and how many came after their ack."""
     seqs = _kept(figures.repeated(given, found), run, "repeated")
@@ -683,7 +690,7 @@ def _redelivered(
     reasons = figures.redeliveries(some, returns).orderBy("reason").collect()
     return {
         "redeliveries": {row["reason"]: row["n"] for row in reasons},
-        "arrived_after_ack": figures.arrived_after_ack(some, clients.confirmed_acks(lines)),
+        "arrived_after_ack": figures.arrived_after_ack(some, client_tables.confirmed_acks(lines)),
     }
 
 

@@ -18,9 +18,9 @@ import time
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
-from chaos.sim.options import FAULTS, FAULTS_MIN, MISCHIEF, NODES
-from chaos.sim.play import APPS, COUNTS, Outcome, Task, play_all
-from chaos.sim.referee import CHECKERS
+from chaos.sim.play import APPS, COUNTS, SeedOutcome, Task, play_all
+from chaos.sim.world.options import FAULTS, FAULTS_MIN, MISCHIEF, NODES
+from chaos.sim.world.referee import CHECKERS
 
 EXIT_USAGE: Final = 64
 
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     begun = time.perf_counter()
-    total = Outcome()
+    total = SeedOutcome()
     for outcome in play_all(tasks, args.jobs):
         if outcome.exit_status:
             print(outcome.story)
@@ -94,12 +94,12 @@ def _names(text: str) -> tuple[str, ...]:
     return () if text == "none" else tuple(text.split(","))
 
 
-def _figures(total: Outcome, tasks: Sequence[Task], took_s: float) -> str:
+def _figures(total: SeedOutcome, tasks: Sequence[Task], took_s: float) -> str:
     counts = {name: getattr(total, name) for name in COUNTS}
     return json.dumps({"seeds": len(tasks), "took_s": took_s, **counts, "trace": total.trace})
 
 
-def _summary(total: Outcome, tasks: Sequence[Task], took_s: float) -> str:
+def _summary(total: SeedOutcome, tasks: Sequence[Task], took_s: float) -> str:
     faults = total.faults
     struck = ", ".join(f"{kind} {number}" for kind, number in sorted(faults.items())) or "none"
     text = (

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from chaos.sim.options import FAULTS_MIN, Options
-from chaos.sim.referee import Broken
-from chaos.sim.timers import TimerWorld
-from chaos.sim.world import World
+from chaos.sim.timers.timers import TimerWorld
+from chaos.sim.world.options import FAULTS_MIN, WorldOptions
+from chaos.sim.world.referee import Broken
+from chaos.sim.world.world import World
 
 APPS: Final[dict[str, type[World]]] = {"ledger": World, "timers": TimerWorld}
 COUNTS: Final = ("stranded", "calm", "events", "entries", "epochs", "snapshots", "rows")
@@ -37,7 +37,7 @@ class Task:
         Raises:
             ValueError: there is no such fault, mischief or number of nodes.
         """
-        drawn = Options.draw(random.Random(self.seed))
+        drawn = WorldOptions.draw(random.Random(self.seed))
         options = drawn.aim(nodes=self.nodes, faults=self.faults, mischief=self.mischief)
         return APPS[self.app](self.seed, options=options)
 
@@ -51,7 +51,7 @@ class Task:
 
 
 @dataclass(slots=True)
-class Outcome:
+class SeedOutcome:
     """What came of it, or of several."""
 
     exit_status: int = 0
@@ -60,7 +60,7 @@ class Outcome:
     trace: str = ""
     """Of one seed: the hash of all that happened."""
     stranded: int = 0
-    """Worlds that ended waiting for repair (chaos/sim/damage.py)."""
+    """Worlds that ended waiting for repair (chaos/sim/world/disk_loss.py)."""
     calm: int = 0
     """Worlds that met fewer than FAULTS_MIN faults, as none that they drew could strike."""
     events: int = 0
@@ -70,9 +70,9 @@ class Outcome:
     rows: int = 0
     """Timers scheduled and fired, and messages acked, in the log: each counts once."""
     faults: Counter[str] = field(default_factory=Counter[str])
-    """That struck, by kind (chaos/sim/faults.py)."""
+    """That struck, by kind (chaos/sim/world/faults.py)."""
 
-    def add(self, other: "Outcome") -> None:
+    def add(self, other: "SeedOutcome") -> None:
         """Count what came of another seed."""
         self.trace = other.trace
         self.faults.update(other.faults)
@@ -80,7 +80,7 @@ class Outcome:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-def play(task: Task) -> Outcome:
+def play(task: Task) -> SeedOutcome:
     """Run one seed."""
     world = task.world()
     try:
@@ -98,8 +98,8 @@ def play(task: Task) -> Outcome:
             f"reproduce: python -m chaos.sim --seed {task.seed} {task.arguments()}",
             f'       or: make sim SEED={task.seed} ARGS="{task.arguments()}"',
         ]
-        return Outcome(status, "\n".join(lines), trace=world.timeline.trace)
-    return Outcome(
+        return SeedOutcome(status, "\n".join(lines), trace=world.timeline.trace)
+    return SeedOutcome(
         trace=world.timeline.trace,
         stranded=world.stranded,
         calm=bool(world.options.faults) and len(world.faults.struck) < FAULTS_MIN,
@@ -112,7 +112,7 @@ def play(task: Task) -> Outcome:
     )
 
 
-def play_all(tasks: Sequence[Task], jobs: int) -> Iterator[Outcome]:
+def play_all(tasks: Sequence[Task], jobs: int) -> Iterator[SeedOutcome]:
     """Yield the outcomes in the order of `tasks`."""
     if jobs == 1 or len(tasks) == 1:
         yield from map(play, tasks)

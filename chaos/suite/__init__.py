@@ -3,12 +3,12 @@
     scenario + seed + options ──► schedule        plan.py, scenarios.py    pure
                                       │
     stage: nodes, network, disks,     ▼
-           clocks               ◄── nemeses       stage.py, network.py, … , nemeses.py
+           clocks               ◄── nemeses       stage.py, network.py, … , all_nemeses.py
     nodes: timerd on disks that can fail          faulty_timerd.py, disk_faults.py
                                       │
     workloads ─► histories            ▼
     heal, drain, stop, audit ◄──── the show       show.py
 
-Whatever happened lies in the run's folder (chaos/history.py) before it is judged, and the judge
-knows nothing of this package.
+Whatever happened lies in the run's folder (chaos/history/history.py) before it is judged, and the
+judge knows nothing of this package.
 """

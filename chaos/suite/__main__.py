@@ -2,6 +2,6 @@
 
 import sys
 
-from chaos.cli import main
+from chaos.commands.chaos_commands import main
 
 sys.exit(main())

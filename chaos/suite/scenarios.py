@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from chaos.suite.damage import LOG, STATE
-from chaos.suite.disk_faults import Calls
-from chaos.suite.nemeses import NEMESES
-from chaos.suite.plan import Draw, Lane, Need, Options, Strike
-from chaos.suite.voting import CUT, FLIPPED, RAFT, REMOVED
-from timer.directory import IDENTITY_NAME, PROMISE_NAME
+from chaos.suite.nemeses.all_nemeses import NEMESES
+from chaos.suite.nemeses.file_damage import LOG, STATE
+from chaos.suite.nemeses.voter_damage import CUT, FLIPPED, RAFT, REMOVED
+from chaos.suite.stage.disk_faults import Calls
+from chaos.suite.stage.plan import Draw, Lane, Need, RunOptions, Strike
+from timer.files.data_directory import IDENTITY_NAME, PROMISE_NAME
 
 FIRST_S: Final = 4.0
 """Clients produce for this long before the first strike."""
@@ -81,7 +81,7 @@ class Scenario:
         return frozenset().union(*(NEMESES[each.nemesis].needs for each in self.cards))
 
 
-def schedule(name: str, seed: int, options: Options) -> list[Strike]:
+def schedule(name: str, seed: int, options: RunOptions) -> list[Strike]:
     """Return the strikes with their times: equal for equal arguments, on every machine."""
     draw = Draw(seed, options)
     scenario = SCENARIOS[name]
@@ -89,7 +89,7 @@ def schedule(name: str, seed: int, options: Options) -> list[Strike]:
     return draw.strikes()
 
 
-def _allowed(cards: Sequence[Card], options: Options) -> list[Card]:
+def _allowed(cards: Sequence[Card], options: RunOptions) -> list[Card]:
     return [each for each in cards if NEMESES[each.nemesis].needs.isdisjoint(options.without)]
 
 
@@ -257,7 +257,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
 )
 
 
-def left_out(name: str, options: Options) -> list[str]:
+def left_out(name: str, options: RunOptions) -> list[str]:
     """Return a line for the faults that a run leaves out, with the reason."""
     lines = []
     scenario = SCENARIOS[name]

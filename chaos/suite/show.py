@@ -7,7 +7,7 @@ Every step leaves what it knows in the folder before the next begins. A nemesis 
 that does not come back, a drain that gives up: noted, told, and the show goes on to the audit.
 
 The strikes that fell are told by their numbers in the schedule, and those that did not: they were
-not come to, or fizzled (chaos/suite/nemesis.py). A run of which none fell proved nothing,
+not come to, or fizzled (chaos/suite/nemeses/nemesis.py). A run of which none fell proved nothing,
 and fails; one that is to be struck whole fails by any that did not.
 """
 
@@ -32,24 +32,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from chaos.history import (
+from chaos.history.history import (
     CLIENTS_ERROR,
     OWNER,
     RUNNING,
-    Run,
+    RunFolder,
     leader_kills,
     leader_kills_told,
     read_faults,
 )
-from chaos.suite import plan
-from chaos.suite.nemeses import needs_of, nemesis_of
-from chaos.suite.nemesis import Fizzled
-from chaos.suite.network import NetworkError
-from chaos.suite.plan import Lane, Need, Options, Strike
-from chaos.suite.stage import MANY_SETTINGS, Stage, end_run
+from chaos.suite.nemeses.all_nemeses import needs_of, nemesis_of
+from chaos.suite.nemeses.nemesis import Fizzled
+from chaos.suite.stage import plan
+from chaos.suite.stage.network import NetworkError
+from chaos.suite.stage.plan import Lane, Need, RunOptions, Strike
+from chaos.suite.stage.stage import MANY_SETTINGS, Stage, end_run
 from chaos.workloads import Workload
 from deploy.local import LaunchError, LocalCluster
-from timerclient.errors import TimerError
+from timerclient.values.errors import TimerError
 
 DRAIN_S: Final = 90.0
 """After the last due time. Recovery from any strike takes seconds."""
@@ -69,7 +69,7 @@ class Bill:
 
     scenario: str
     seed: int
-    options: Options
+    options: RunOptions
     schedule: Sequence[Strike]
     left_out: Sequence[str] = ()
     """In words: what nobody should think was tested."""
@@ -94,7 +94,7 @@ class Show:
 
     def __init__(
         self,
-        run: Run,
+        run: RunFolder,
         bill: Bill,
         workloads: Callable[[Stage], Sequence[Workload]],
         *,
@@ -462,13 +462,13 @@ def machine() -> dict[str, Any]:
     }
 
 
-def claimable(folder: Path) -> Run:
+def claimable(folder: Path) -> RunFolder:
     """Return the folder as a run's, if it is empty, absent, or an earlier run's.
 
     Raises:
         LaunchError: it holds something else, or a run that is being played, or nodes run there.
     """
-    run = Run(folder.resolve())
+    run = RunFolder(folder.resolve())
     if folder.exists() and any(folder.iterdir()):
         # cluster.json and run.json alone are somebody's own cluster and its audit.
         if not (run.root / OWNER).exists():
@@ -482,7 +482,7 @@ def claimable(folder: Path) -> Run:
     return run
 
 
-def clear(run: Run) -> None:
+def clear(run: RunFolder) -> None:
     """Remove an earlier run, if there is one, and nothing else.
 
     Raises:

@@ -4,6 +4,6 @@
 
 No cluster takes part. The node logs are real segment files, encoded by the product's own code; the
 histories are Parquet. What became of every timer follows from a model that is simpler than any
-replay (world.py), so the audit's verdict is known beforehand: `planted.json` names every timer that
-is to be found, with its verdict, and everything else is fine.
+replay (synthetic_world.py), so the audit's verdict is known beforehand: `planted.json` names every
+timer that is to be found, with its verdict, and everything else is fine.
 """

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from chaos.synthetic.world import PLANTS, Plan, World
+from chaos.synthetic.synthetic_world import PLANTS, SyntheticPlan, SyntheticWorld
 
 
 def counts(text: str) -> dict[str, int]:
@@ -34,7 +34,7 @@ def main() -> int:
     if args.folder.exists():
         parser.error(f"{args.folder} exists already")
     try:
-        plan = Plan(
+        plan = SyntheticPlan(
             timers=args.timers,
             nodes=args.nodes,
             keyed=args.keyed,
@@ -46,7 +46,7 @@ def main() -> int:
         parser.error(str(wrong))
     args.folder.mkdir(parents=True)
     began = time.monotonic()
-    World(args.folder, plan).write(lambda text: print(f"\r{text}", end="", flush=True))
+    SyntheticWorld(args.folder, plan).write(lambda text: print(f"\r{text}", end="", flush=True))
     print(f"\n{args.folder}: {time.monotonic() - began:.1f} s")
     return 0
 

@@ -5,17 +5,17 @@
                    then it produces  asked for          came          histories closed
 
 Each workload has a topic and groups of its own (topic = its name, or NAME/NAME) and writes
-histories (chaos/history.py) of its own, as things happen. All of one run share one counter of
-marks, and what the cluster says, which one of them changes.
+histories (chaos/history/history.py) of its own, as things happen. All of one run share one counter
+of marks, and what the cluster says, which one of them changes.
 """
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
-from chaos.history import Run
-from chaos.workloads.clients import Clients, Setting
+from chaos.history.history import RunFolder
 from chaos.workloads.kinds import KINDS
+from chaos.workloads.workload_clients import Setting, WorkloadClients
 
 NAMES: Final[Mapping[str, str]] = {name: kind.line for name, kind in KINDS.items()}
 """Name -> what it does, in one line."""
@@ -66,7 +66,7 @@ def check(names: Sequence[str], *, rate_per_s: int, horizon_s: float) -> None:
 def make(
     names: Sequence[str],
     *,
-    run: Run,
+    run: RunFolder,
     endpoints: Callable[[], Sequence[str]],
     seed: int,
     rate_per_s: int,
@@ -92,4 +92,4 @@ def make(
         run=run, endpoints=endpoints, seed=seed, marks=itertools.count(1),
         rate_per_s=rate_per_s / len(names), horizon_s=horizon_s,
     )  # fmt: skip
-    return [Clients(name, KINDS[name], setting) for name in names]
+    return [WorkloadClients(name, KINDS[name], setting) for name in names]

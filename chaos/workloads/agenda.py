@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from chaos.workloads.books import Books
+from chaos.workloads.history_books import Books
 
 
 class Agenda:

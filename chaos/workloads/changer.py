@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, cast
 
-from chaos.history import History, Outcome, Run
-from chaos.workloads.producer import now_ms, outcome_of
+from chaos.history.history import History, OpOutcome, RunFolder
+from chaos.workloads.workload_producer import now_ms, outcome_of
 from timerclient import TimerClient
-from timerclient.errors import TimerError
-from timerclient.groups import Start
-from timerclient.pending import Rescheduled, Where
-from timerclient.policies import CatchUp, Policy
-from timerclient.topics import namespace_of
+from timerclient.client.group_calls import Start
+from timerclient.client.topic_calls import namespace_of
+from timerclient.rows.pending_timers import Rescheduled, Where
+from timerclient.rows.policy_fields import CatchUp, PolicyFields
+from timerclient.values.errors import TimerError
 
 TOPIC: Final = "topic"
 NAMESPACE: Final = "namespace"
@@ -27,7 +27,7 @@ CLUSTER: Final = "cluster"
 class Changer:
     """Cancels and reschedules timers of one topic. Any thread may use it."""
 
-    def __init__(self, run: Run, name: str, client: TimerClient, *, topic: str) -> None:
+    def __init__(self, run: RunFolder, name: str, client: TimerClient, *, topic: str) -> None:
         self._client = client
         self._history = History(run, name)
         self._topic = topic
@@ -105,7 +105,7 @@ class Changer:
         name, where = scopes[scope]
         return self._ruled(
             {**said, **dict.fromkeys(unset)},
-            lambda: self._client.alter_policies(cast("Policy", said), unset=unset, **where),
+            lambda: self._client.alter_policies(cast("PolicyFields", said), unset=unset, **where),
             name,
         )
 
@@ -191,11 +191,11 @@ class Changer:
         start_ms, more = now_ms(), dict[str, Any]()
         more["request"] = self._history.asks(op, start_ms=start_ms, **named)
         answer: dict[str, Any] | None = None
-        outcome = Outcome.OK
+        outcome = OpOutcome.OK
         try:
             answer = call()
         except TimerError as error:
-            outcome = outcome_of(error) if certain else Outcome.UNKNOWN
+            outcome = outcome_of(error) if certain else OpOutcome.UNKNOWN
             more["detail"] = repr(error)
         span_ms = (start_ms, now_ms())
         self._history.change(

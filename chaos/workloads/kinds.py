@@ -12,14 +12,14 @@ from datetime import timedelta
 from functools import partial
 from typing import Final
 
-from chaos.workloads import lives, rules
-from chaos.workloads.clients import CLOSE_S, Clients, Kind, Reader
-from chaos.workloads.consumer import Habit
-from chaos.workloads.producer import now_ms
-from timerclient.errors import Overloaded
-from timerclient.pending import Where
-from timerclient.rows import OnConflict
-from timerclient.timers import Timers
+from chaos.workloads import lives, topic_changes
+from chaos.workloads.workload_clients import CLOSE_S, WorkloadClients, WorkloadKind, WorkloadReader
+from chaos.workloads.workload_consumer import Habit
+from chaos.workloads.workload_producer import now_ms
+from timerclient.rows.pending_timers import Where
+from timerclient.rows.rows import OnConflict
+from timerclient.rows.scheduled_timers import Timers
+from timerclient.values.errors import Overloaded
 
 BEAT_S: Final = 0.25
 UNIFORM_MS: Final = 20_000
@@ -49,24 +49,24 @@ LARGE_SIZE: Final = 4096
 PIECE: Final = 50
 
 
-def uniform(clients: Clients) -> None:
+def uniform(clients: WorkloadClients) -> None:
     """Delays spread evenly."""
     _evenly(clients, UNIFORM_MS)
 
 
-def evenly_short(clients: Clients) -> None:
+def evenly_short(clients: WorkloadClients) -> None:
     """Short delays: what is of interest happens at the consumers."""
     _evenly(clients, SHORT_MS)
 
 
-def _evenly(clients: Clients, delay_ms_max: int) -> None:
+def _evenly(clients: WorkloadClients, delay_ms_max: int) -> None:
     for count in clients.beats(BEAT_S):
         now = now_ms()
         delays = [clients.chance.uniform(0, delay_ms_max) for _ in range(count)]
         clients.producer.batch(clients.marks(count), [clients.within(now + d) for d in delays])
 
 
-def herd(clients: Clients) -> None:
+def herd(clients: WorkloadClients) -> None:
     """All timers of ten seconds are due in one; half of them in one and the same millisecond."""
     for count in clients.beats(2 * BEAT_S):
         meeting = (now_ms() // HERD_MS + 1) * HERD_MS
@@ -74,7 +74,7 @@ def herd(clients: Clients) -> None:
         clients.producer.batch(clients.marks(count), [clients.within(meeting + ms) for ms in late])
 
 
-def longtail(clients: Clients) -> None:
+def longtail(clients: WorkloadClients) -> None:
     """Most within a second or two, some up to the run's end, some days beyond it."""
     chance = clients.chance
     for count in clients.beats(2 * BEAT_S):
@@ -94,7 +94,7 @@ def longtail(clients: Clients) -> None:
             clients.producer.batch(clients.marks(len(far)), far, expected=False)
 
 
-def cancels(clients: Clients) -> None:
+def cancels(clients: WorkloadClients) -> None:
     """Half go one by one, each at its due time; half by one list, due in a few milliseconds."""
     chance = clients.chance
     for count in clients.beats(BEAT_S):
@@ -113,7 +113,7 @@ def cancels(clients: Clients) -> None:
         _race(clients, ids[single:], marks[single:], due_ms[-1])
 
 
-def _race(clients: Clients, ids: list[str], marks: list[int], due_ms: int) -> None:
+def _race(clients: WorkloadClients, ids: list[str], marks: list[int], due_ms: int) -> None:
     """Cancel around the due time, a few at once; perhaps some twice, or again after a while."""
     chance = clients.chance
     delay_s = (due_ms + chance.uniform(-RACE_MS, RACE_MS) - now_ms()) / 1000
@@ -135,7 +135,7 @@ def _race(clients: Clients, ids: list[str], marks: list[int], due_ms: int) -> No
 _MODES: Final[tuple[OnConflict, ...]] = ("reject", "replace", "replace", "keep")
 
 
-def keyed(clients: Clients) -> None:
+def keyed(clients: WorkloadClients) -> None:
     """Upserts of few keys in all modes, some at once; cancels and reschedules of the same keys."""
     chance, later = clients.chance, clients.cancels.after
     for count in clients.beats(BEAT_S):
@@ -164,7 +164,7 @@ def _key(chance: random.Random) -> str:
     return f"{chance.choice('ab')}/{chance.randrange(KEYS)}"
 
 
-def moved(clients: Clients) -> None:
+def moved(clients: WorkloadClients) -> None:
     """Reschedules around the due time, again under the new ids; now and then all of a range."""
     chance = clients.chance
     for number, count in enumerate(clients.beats(BEAT_S)):
@@ -186,7 +186,7 @@ def moved(clients: Clients) -> None:
             _sweep(clients, cancels=number % (2 * FILTER_BEATS) == 0)
 
 
-def _move(clients: Clients, ids: list[str], due_ms: float) -> None:
+def _move(clients: WorkloadClients, ids: list[str], due_ms: float) -> None:
     """Reschedule around the due time; the new timers again, and sometimes cancel old ones."""
     chance = random.Random(clients.chance.random())  # it is used on other threads, too
     again = chance.random() < 0.3
@@ -207,7 +207,7 @@ def _move(clients: Clients, ids: list[str], due_ms: float) -> None:
     clients.cancels.after(_around_s(chance, due_ms), work)
 
 
-def _new_due(clients: Clients, due_ms: float) -> int:
+def _new_due(clients: WorkloadClients, due_ms: float) -> int:
     """Return another due time for a timer: most later, some at once."""
     to = clients.within(due_ms + clients.chance.choice((-3000, 0, 1, 500, 2000)))
     clients.producer.will_be_due(to)
@@ -221,7 +221,7 @@ def _around_s(chance: random.Random, due_ms: float) -> float:
     return max(0.0, (due_ms + chance.uniform(-RACE_MS, RACE_MS) - now_ms()) / 1000)
 
 
-def _sweep(clients: Clients, *, cancels: bool) -> None:
+def _sweep(clients: WorkloadClients, *, cancels: bool) -> None:
     """Cancel or reschedule all that is due in a range, with keys that begin alike or with any."""
     chance = random.Random(clients.chance.random())  # it is used on another thread
 
@@ -240,7 +240,7 @@ def _sweep(clients: Clients, *, cancels: bool) -> None:
     clients.cancels.after(0.0, work)
 
 
-def pastdue(clients: Clients) -> None:
+def pastdue(clients: WorkloadClients) -> None:
     """Due now, a moment ago, long ago, at the epoch; in batches, and by a delay of zero."""
     chance = clients.chance
     for count in clients.beats(BEAT_S):
@@ -254,10 +254,10 @@ def pastdue(clients: Clients) -> None:
         clients.producer.single(clients.marks(1)[0], 0.0)
 
 
-def groups(clients: Clients) -> None:
+def groups(clients: WorkloadClients) -> None:
     """A further group joins after a third of the time, and begins with what is left then."""
     late_ms = clients.start_ms + (clients.end_ms - clients.start_ms) // 3
-    late = Reader(group="late")
+    late = WorkloadReader(group="late")
     joined = False
     for count in clients.beats(BEAT_S):
         if not joined and now_ms() >= late_ms:
@@ -270,7 +270,7 @@ def groups(clients: Clients) -> None:
         clients.join(late)
 
 
-def singles(clients: Clients) -> None:
+def singles(clients: WorkloadClients) -> None:
     """Requests of one, several of them under way at once, a delay, and a batch of the rest."""
     chance = clients.chance
     for count in clients.beats(BEAT_S):
@@ -285,7 +285,7 @@ def singles(clients: Clients) -> None:
             clients.producer.batch(clients.marks(rest), due_ms)
 
 
-def impatient(clients: Clients) -> None:
+def impatient(clients: WorkloadClients) -> None:
     """Calls that hardly wait; now and then the connection goes in the middle of some.
 
     What was not answered is not asked for again: it may have happened, and the client itself
@@ -307,7 +307,7 @@ def impatient(clients: Clients) -> None:
         own = clients.producer.client
 
 
-def named(clients: Clients) -> None:
+def named(clients: WorkloadClients) -> None:
     """Requests with an id, asked for again and again by callers that hardly wait."""
     for count in clients.beats(BEAT_S):
         now = now_ms()
@@ -317,7 +317,7 @@ def named(clients: Clients) -> None:
         clients.producer.named(marks, due_ms, f"named-{marks[0]}", patience_s=patience_s)
 
 
-def overload(clients: Clients) -> None:
+def overload(clients: WorkloadClients) -> None:
     """Bursts of large payloads, all under way at once; a pause when the cluster asks for one."""
     chance = clients.chance
     for count in clients.beats(BURST_S):
@@ -342,7 +342,7 @@ def _pause_ms(piece: "Future[Timers]") -> int:
 # ---- consumers
 
 
-def slow(clients: Clients) -> Habit:
+def slow(clients: WorkloadClients) -> Habit:
     """Return the habit of acking some messages around the end of their lease, or after it."""
     chance = clients.habit_chance
 
@@ -356,7 +356,7 @@ def slow(clients: Clients) -> Habit:
     return habit
 
 
-def dying(clients: Clients) -> Habit:
+def dying(clients: WorkloadClients) -> Habit:
     """Return the habit of dying every few seconds, with messages and acks in hand."""
     last_s = time.monotonic()
 
@@ -371,141 +371,158 @@ def dying(clients: Clients) -> Habit:
     return habit
 
 
-_TWO: Final = (Reader(), Reader())
-KINDS: Final[Mapping[str, Kind]] = {
-    "uniform": Kind(line="delays spread evenly over some seconds", produce=uniform, readers=_TWO),
-    "herd": Kind(line="all timers of ten seconds due in the same second", produce=herd),
-    "longtail": Kind(
+_TWO: Final = (WorkloadReader(), WorkloadReader())
+KINDS: Final[Mapping[str, WorkloadKind]] = {
+    "uniform": WorkloadKind(
+        line="delays spread evenly over some seconds", produce=uniform, readers=_TWO
+    ),
+    "herd": WorkloadKind(line="all timers of ten seconds due in the same second", produce=herd),
+    "longtail": WorkloadKind(
         line="mostly short delays, some up to the horizon, some days beyond the run's end",
         produce=longtail,
     ),
-    "cancels": Kind(
+    "cancels": WorkloadKind(
         line="cancels within 50 ms of the due time, repeated, of cancelled ones, by lists",
         produce=cancels,
     ),
-    "keyed": Kind(
+    "keyed": WorkloadKind(
         line="upserts of few keys (reject, replace, keep), and their cancels and reschedules",
         produce=keyed,
     ),
-    "moved": Kind(
+    "moved": WorkloadKind(
         line="reschedules around the due time, by id, key and filter; cancels by filter",
         produce=moved,
     ),
-    "pastdue": Kind(line="due at once, just now, or long ago", produce=pastdue),
-    "groups": Kind(
+    "pastdue": WorkloadKind(line="due at once, just now, or long ago", produce=pastdue),
+    "groups": WorkloadKind(
         line="several groups on one topic; one of them starts late",
         produce=groups,
-        readers=(Reader(group="first"), Reader(group="second"), Reader(group="second")),
+        readers=(
+            WorkloadReader(group="first"),
+            WorkloadReader(group="second"),
+            WorkloadReader(group="second"),
+        ),
     ),
-    "singles": Kind(
+    "singles": WorkloadKind(
         line="single schedules, pipelined and not, among batches of all sizes", produce=singles
     ),
-    "slow": Kind(
+    "slow": WorkloadKind(
         line="consumers that ack around and after the end of their lease",
         produce=evenly_short,
-        readers=(Reader(lease=SLOW_LEASE), Reader(lease=SLOW_LEASE, hold_max=0, habit=slow)),
+        readers=(
+            WorkloadReader(lease=SLOW_LEASE),
+            WorkloadReader(lease=SLOW_LEASE, hold_max=0, habit=slow),
+        ),
     ),
-    "nacking": Kind(
+    "nacking": WorkloadKind(
         line="consumers that give messages back, to come at once or later, and hold some longer",
         produce=evenly_short,
-        readers=(Reader(nacks=0.2), Reader(nacks=0.05), Reader(group="backing-off", nacks=0.3)),
+        readers=(
+            WorkloadReader(nacks=0.2),
+            WorkloadReader(nacks=0.05),
+            WorkloadReader(group="backing-off", nacks=0.3),
+        ),
     ),
-    "ordered": Kind(
+    "ordered": WorkloadKind(
         line="keyed timers for groups that keep an order; some are given back, a consumer dies",
         produce=keyed,
         readers=(
-            Reader(group="keys", options={"type": "key_shared"}, nacks=0.05),
-            Reader(group="keys", options={"type": "key_shared"}, habit=dying),
-            Reader(group="queue", options={"type": "failover"}, nacks=0.01),
-            Reader(group="queue", options={"type": "failover"}, habit=dying),
-            Reader(group="alone", options={"type": "exclusive"}, nacks=0.01, habit=dying),
+            WorkloadReader(group="keys", options={"type": "key_shared"}, nacks=0.05),
+            WorkloadReader(group="keys", options={"type": "key_shared"}, habit=dying),
+            WorkloadReader(group="queue", options={"type": "failover"}, nacks=0.01),
+            WorkloadReader(group="queue", options={"type": "failover"}, habit=dying),
+            WorkloadReader(group="alone", options={"type": "exclusive"}, nacks=0.01, habit=dying),
         ),
     ),
-    "failing": Kind(
+    "failing": WorkloadKind(
         line="consumers that fail again and again: what becomes a dead letter is looked for there",
         produce=evenly_short,
         readers=(
-            Reader(group="strict", nacks=0.3, options={"max_attempts": 2}),
-            Reader(
+            WorkloadReader(group="strict", nacks=0.3, options={"max_attempts": 2}),
+            WorkloadReader(
                 group="strict",
                 lease=SLOW_LEASE,
                 hold_max=0,
                 habit=slow,
                 options={"max_attempts": 2},
             ),
-            Reader(),
+            WorkloadReader(),
         ),
     ),
-    "redriven": Kind(
+    "redriven": WorkloadKind(
         line="messages die and are redriven, some again and again, until all of them are acked",
         produce=lives.redriven,
         readers=(
-            Reader(group=lives.STRICT, nacks=0.3, options={"max_attempts": 2}, redriven=True),
-            Reader(
+            WorkloadReader(
+                group=lives.STRICT, nacks=0.3, options={"max_attempts": 2}, redriven=True
+            ),
+            WorkloadReader(
                 group=lives.STRICT,
                 lease=SLOW_LEASE,
                 habit=slow,
                 options={"max_attempts": 2},
                 redriven=True,
             ),
-            Reader(),
+            WorkloadReader(),
         ),
         settle=lives.all_home,
     ),
-    "sought": Kind(
+    "sought": WorkloadKind(
         line="groups sought back, ahead and to a time, reset, deleted and made anew",
         produce=lives.sought,
         readers=(
-            Reader(group=lives.SOUGHT, nacks=0.05),
-            Reader(group=lives.SOUGHT, lease=SLOW_LEASE, habit=slow),
-            Reader(group=lives.ANEW),
-            Reader(),
+            WorkloadReader(group=lives.SOUGHT, nacks=0.05),
+            WorkloadReader(group=lives.SOUGHT, lease=SLOW_LEASE, habit=slow),
+            WorkloadReader(group=lives.ANEW),
+            WorkloadReader(),
         ),
         settle=lives.all_acked,
     ),
-    "dying": Kind(
+    "dying": WorkloadKind(
         line="consumers that drop their connection holding leases, and come back",
         produce=evenly_short,
-        readers=(Reader(), Reader(habit=dying)),
+        readers=(WorkloadReader(), WorkloadReader(habit=dying)),
     ),
-    "impatient": Kind(
+    "impatient": WorkloadKind(
         line="producers that give up early, and drop their connection in mid-request",
         produce=impatient,
     ),
-    "named": Kind(
+    "named": WorkloadKind(
         line="requests with an id, by callers that hardly wait and ask again", produce=named
     ),
-    "paused": Kind(
+    "paused": WorkloadKind(
         line="pauses and resumes: what was held comes, or the last of it, or nothing; its cancels",
-        produce=rules.paused,
+        produce=topic_changes.paused,
         readers=_TWO,
     ),
-    "fleeting": Kind(
+    "fleeting": WorkloadKind(
         line="times to live that end under a lease, or unseen; retention, and a group that is late",
-        produce=rules.fleeting,
+        produce=topic_changes.fleeting,
         readers=(
-            Reader(nacks=0.1),
-            Reader(group="slow", lease=SLOW_LEASE, habit=slow, options={"max_in_flight": 4}),
+            WorkloadReader(nacks=0.1),
+            WorkloadReader(
+                group="slow", lease=SLOW_LEASE, habit=slow, options={"max_in_flight": 4}
+            ),
         ),
-        settle=rules.all_expired,
+        settle=topic_changes.all_expired,
     ),
-    "limited": Kind(
+    "limited": WorkloadKind(
         line="quotas of what is pending and ready, limits of delays and ticks, which all change",
-        produce=rules.limited,
-        readers=(Reader(lease=SLOW_LEASE, habit=slow),),
+        produce=topic_changes.limited,
+        readers=(WorkloadReader(lease=SLOW_LEASE, habit=slow),),
     ),
-    "scoped": Kind(
+    "scoped": WorkloadKind(
         line="what topic, namespace and cluster say: quotas, pauses, ticks; the narrower wins",
-        produce=rules.scoped,
-        readers=(Reader(lease=SLOW_LEASE, habit=slow), Reader()),
+        produce=topic_changes.scoped,
+        readers=(WorkloadReader(lease=SLOW_LEASE, habit=slow), WorkloadReader()),
         apart=True,
     ),
-    "doomed": Kind(
+    "doomed": WorkloadKind(
         line="a topic that is deleted with timers pending and messages leased, and made again",
-        produce=rules.doomed,
-        readers=(*_TWO, Reader(group="slow", lease=SLOW_LEASE, habit=slow)),
+        produce=topic_changes.doomed,
+        readers=(*_TWO, WorkloadReader(group="slow", lease=SLOW_LEASE, habit=slow)),
     ),
-    "overload": Kind(
+    "overload": WorkloadKind(
         line="bursts of large payloads, as fast as the cluster takes them", produce=overload
     ),
 }

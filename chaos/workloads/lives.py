@@ -15,10 +15,10 @@ from functools import partial
 from threading import Lock
 from typing import Any, Final
 
-from chaos.workloads.clients import Clients, Rest
-from chaos.workloads.producer import now_ms
-from timerclient.errors import TimerError
-from timerclient.groups import Start
+from chaos.workloads.workload_clients import Rest, WorkloadClients
+from chaos.workloads.workload_producer import now_ms
+from timerclient.client.group_calls import Start
+from timerclient.values.errors import TimerError
 
 BEAT_S: Final = 0.25
 SHORT_MS: Final = 3_000
@@ -39,7 +39,7 @@ BACK_MAX: Final = 200
 """Messages that a seek goes back."""
 
 
-def redriven(clients: Clients) -> None:
+def redriven(clients: WorkloadClients) -> None:
     """Letters are redriven as more die: all of them, or some."""
     for number, count in enumerate(clients.beats(BEAT_S)):
         _ask(clients, count)
@@ -48,12 +48,12 @@ def redriven(clients: Clients) -> None:
             clients.cancels.after(0.0, partial(clients.changer.redrive, letters_of(clients), most))
 
 
-def letters_of(clients: Clients) -> str:
+def letters_of(clients: WorkloadClients) -> str:
     """Return the topic of its dead letters."""
     return f"{clients.topic}.{STRICT}.dead"
 
 
-def all_home(clients: Clients) -> bool:
+def all_home(clients: WorkloadClients) -> bool:
     """Redrive what there is; return whether nothing of it, and of what fires, is left to ack."""
     clients.changer.redrive(letters_of(clients), None)
     if not clients.last_came:
@@ -65,7 +65,7 @@ def all_home(clients: Clients) -> bool:
     return not any(group.unacked for group in there)
 
 
-def sought(clients: Clients) -> Rest:
+def sought(clients: WorkloadClients) -> Rest:
     """Seeks of one group, by offset, time and end; another one is deleted and made again."""
     chance, changer, one_by_one = clients.chance, clients.changer, Lock()
     among = ("retention_ms",)
@@ -98,7 +98,7 @@ def _alone(lock: Lock, work: Callable[[], object]) -> None:
         work()
 
 
-def _seek(clients: Clients, dice: random.Random) -> None:
+def _seek(clients: WorkloadClients, dice: random.Random) -> None:
     """Seek to some place: most lie behind."""
     way = dice.choice(("back", "back", "ahead", "time", "reset", "latest"))
     if way == "back":
@@ -113,13 +113,13 @@ def _seek(clients: Clients, dice: random.Random) -> None:
     clients.changer.seek(SOUGHT, **place)
 
 
-def _back(clients: Clients, count: int) -> bool:
+def _back(clients: WorkloadClients, count: int) -> bool:
     """Seek so far back, if so much is kept; return whether it certainly was done."""
     kept, cursor, _ = _place(clients)
     return clients.changer.seek(SOUGHT, offset=max(kept, cursor - count))
 
 
-def _place(clients: Clients) -> tuple[int, int, int]:
+def _place(clients: WorkloadClients) -> tuple[int, int, int]:
     """Return the first offset that is kept, and of the group that is sought its cursor and how much
     is not acked.
     """
@@ -128,7 +128,7 @@ def _place(clients: Clients) -> tuple[int, int, int]:
     return topic.queue_begin, groups[SOUGHT].cursor, groups[SOUGHT].unacked
 
 
-def _make_anew(clients: Clients, start: Start) -> bool:
+def _make_anew(clients: WorkloadClients, start: Start) -> bool:
     """Delete a group and make it again; its consumers may do that first. Return if both were done.
 
     It is there when its deletion is asked for: so "there is none" can't be the answer but to
@@ -140,7 +140,7 @@ def _make_anew(clients: Clients, start: Start) -> bool:
     return done
 
 
-def all_acked(clients: Clients) -> bool:
+def all_acked(clients: WorkloadClients) -> bool:
     """Return whether no group has anything left: what has not come was passed over."""
     if not clients.last_came:
         return False
@@ -152,7 +152,7 @@ def all_acked(clients: Clients) -> bool:
     return True
 
 
-def _ask(clients: Clients, count: int) -> None:
+def _ask(clients: WorkloadClients, count: int) -> None:
     now = now_ms()
     due_ms = [clients.within(now + clients.chance.uniform(0, SHORT_MS)) for _ in range(count)]
     clients.producer.batch(clients.marks(count), due_ms)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import cpu, machine
+from bench import bench_machine, cpu
 
 MOUNTS = """\
 /dev/vda / ext4 rw 0 0
@@ -27,7 +27,7 @@ tmpfs /run tmpfs rw 0 0
     ],
 )
 def test_a_path_lies_on_the_deepest_mount_above_it(path: str, kind: str) -> None:
-    assert machine.filesystem(MOUNTS, Path(path)) == kind
+    assert bench_machine.filesystem(MOUNTS, Path(path)) == kind
 
 
 def test_cpu_of_a_process_whose_name_looks_like_fields() -> None:
@@ -46,7 +46,7 @@ def test_a_process_that_is_gone_uses_nothing() -> None:
 
 
 def test_this_machine_is_described(tmp_path: Path) -> None:
-    described = machine.describe(tmp_path)
+    described = bench_machine.describe(tmp_path)
     assert described["cores"] == len(os.sched_getaffinity(0))
     assert isinstance(described["memory_mb"], int)
     assert described["memory_mb"] > 0
@@ -56,4 +56,4 @@ def test_this_machine_is_described(tmp_path: Path) -> None:
 
 
 def test_the_commit_of_no_repository_is_unknown(tmp_path: Path) -> None:
-    assert machine.commit(tmp_path) == "unknown"
+    assert bench_machine.commit(tmp_path) == "unknown"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.pending import _Spent
+from bench.pending_costs import _Spent
 from bench.rig import BenchError
 
 

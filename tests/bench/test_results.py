@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
+from bench.bench_results import MeasureOutcome, ResultHead, last_values, save
 from bench.measure import Figure, Form, Measure, Series, cost, rate
-from bench.results import Head, Outcome, last_values, save
 from bench.rig import Rig
 
 
@@ -12,23 +12,23 @@ def no_run(rig: Rig, form: Form) -> Series:
     raise AssertionError("nothing runs here")
 
 
-def make_outcome(name: str = "s1", **samples: list[float]) -> Outcome:
+def make_outcome(name: str = "s1", **samples: list[float]) -> MeasureOutcome:
     figures: tuple[Figure, ...] = (
         rate("for 5 s", "rate", "timers/s", 500, 1_000),
         cost("p50", "p50", "ms"),
     )
     measure = Measure(name=name, title="ingest", run=no_run, figures=figures, runs={Form.SHORT: 1})
-    outcome = Outcome(measure)
+    outcome = MeasureOutcome(measure)
     if samples:
         outcome.add(samples)
     return outcome
 
 
-def head(utc: str, commit: str = "abc") -> Head:
-    return Head(utc=utc, commit=commit, form=Form.SHORT, machine={"cores": 2})
+def head(utc: str, commit: str = "abc") -> ResultHead:
+    return ResultHead(utc=utc, commit=commit, form=Form.SHORT, machine={"cores": 2})
 
 
-def put(directory: Path, utc: str, outcome: Outcome) -> None:
+def put(directory: Path, utc: str, outcome: MeasureOutcome) -> None:
     save(directory / f"{head(utc).stem}.json", head(utc), [outcome])
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from bench.bench_results import MeasureOutcome
 from bench.measure import Figure, Form, Measure, Series, cost, rate
-from bench.results import Outcome
 from bench.rig import Rig
 from bench.table import number, render, verdict
 
@@ -22,7 +22,7 @@ MEASURE = Measure(name="s1", title="ingest", run=no_run, figures=FIGURES, runs={
 
 
 def test_figures_stand_beside_the_last_ones_and_their_targets() -> None:
-    outcome = Outcome(MEASURE)
+    outcome = MeasureOutcome(MEASURE)
     outcome.add({"rate": [600_000.0], "p99": [12.34], "cores": [0.5]})
     outcome.add({"rate": [700_000.0], "p99": [12.34], "cores": [0.5]})
     text = render([outcome], {("s1", "for 5 s"): 500_000.0, ("s2", "p99"): 1.0})
@@ -37,7 +37,7 @@ def test_figures_stand_beside_the_last_ones_and_their_targets() -> None:
 
 
 def test_what_spoilt_a_measure_is_said() -> None:
-    outcome = Outcome(MEASURE, busy_cores_before=0.4, error="BenchError: no answer")
+    outcome = MeasureOutcome(MEASURE, busy_cores_before=0.4, error="BenchError: no answer")
     assert render([outcome], {}).splitlines()[1:] == [
         "S1 ingest (0 runs)",
         "   disturbed: 0.40 cores were busy before it began",

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 import pytest
 
 from bench import delivery, failover
-from bench.delivery import Lateness, Tally
+from bench.delivery import MeasuredLateness, Tally
 from bench.failover import Firings
 from bench.feed import PAYLOAD_SIZE, Feed
 from timerclient import Batch, TimerError
-from timerclient.messages import ACK, Acking
 from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.messages import ACK, Acking
 
 
 def make_batch(
@@ -42,7 +42,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_lateness_is_received_and_fired_minus_due(clock: list[int]) -> None:
-    late = Lateness()
+    late = MeasuredLateness()
     clock[0] = 1_010
     late.note(make_batch(due_ms=[1_000, 1_004], fired_at_ms=[1_002, 1_003])[0])
     clock[0] = 1_100

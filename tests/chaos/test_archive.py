@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from chaos import archive
-from chaos.archive import Archive, follow, run_archive
-from chaos.history import OWNER, Run
-from chaos.replay.nodelog import Piece, Segment, between, lives, segments
+from chaos.history import archive
+from chaos.history.archive import Archive, follow, run_archive
+from chaos.history.history import OWNER, RunFolder
+from chaos.history.nodelog import Piece, Segment, between, lives, segments
 from tests.chaos.world import Log, write_log
-from timer.units import LogIndex
+from timer.model.units import LogIndex
 
 STOPPED = SimpleNamespace(SIGINT=2, SIGTERM=15, signal=lambda _, stop: stop())
 """A signal comes at once."""
@@ -122,7 +122,7 @@ def test_log_that_begins_anew_has_another_life(log: Path, tmp_path: Path) -> Non
 
 
 def test_audit_reads_the_archive_where_there_is_one(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     (tmp_path / "cluster.json").write_text(
         '{"nodes": [{"name": "n1", "data": "nodes/n1/data"}, {"name": "n2", "data": "n2"}]}'
     )
@@ -138,7 +138,7 @@ def test_audit_reads_the_archive_where_there_is_one(tmp_path: Path) -> None:
 
 def test_archive_that_ended_before_its_node_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text('{"nodes": [{"name": "n1", "data": "n1"}]}')
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     put(tmp_path / "n1/log", 1)
     follow(tmp_path / "n1/log", run.kept("n1"))
     put(tmp_path / "n1/log", 10)
@@ -151,7 +151,7 @@ def test_archive_that_ended_before_its_node_is_refused(tmp_path: Path) -> None:
 
 
 def test_archive_that_has_linked_nothing_is_none(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     put(tmp_path / "n1/log", 1)
     with archive._held(tmp_path / "n1/log", run.kept("n1")):
         assert run.nodes() == {"n1": tmp_path / "n1/log"}
@@ -183,7 +183,7 @@ def test_command_keeps_a_nodes_log_until_it_is_stopped(tmp_path: Path) -> None:
         write_log(data / "log", log.frames, first=5, frames_per_segment=2)
         command.terminate()
         assert (command.stdout.read(), command.wait()) == ("", 0)
-    (life,) = Run(tmp_path / "run").logs()["n1"]
+    (life,) = RunFolder(tmp_path / "run").logs()["n1"]
     read = between(Piece(life, LogIndex(1), LogIndex(100)))
     assert [item.epoch for item in read] == [*range(1, 9)]
 
@@ -191,7 +191,7 @@ def test_command_keeps_a_nodes_log_until_it_is_stopped(tmp_path: Path) -> None:
 def test_command_says_where_an_archive_begins(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chaos.archive.signal", STOPPED)
+    monkeypatch.setattr("chaos.history.archive.signal", STOPPED)
     put(tmp_path / "nodes/n1/data/log", 7)
     put(tmp_path / "nodes/n2/data/log", 1)
     nodes = ",".join(f'{{"name": "{n}", "data": "nodes/{n}/data"}}' for n in ("n1", "n2"))
@@ -200,13 +200,13 @@ def test_command_says_where_an_archive_begins(
     *_, first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("n1: 000 begins at entry 7; what its log had before is not there")
     assert second == "n2: 000 begins at entry 1"
-    assert texts(Run(tmp_path).kept("n1")) == ["from 7"]
+    assert texts(RunFolder(tmp_path).kept("n1")) == ["from 7"]
 
 
 def test_command_says_what_it_can_not_follow(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chaos.archive.signal", STOPPED)
+    monkeypatch.setattr("chaos.history.archive.signal", STOPPED)
     (tmp_path / "n1").mkdir()
     assert run_archive(None, tmp_path / "n1", tmp_path / "kept") == 2
     put(tmp_path / "n1/log", 1)
@@ -224,7 +224,7 @@ def test_command_says_what_it_can_not_follow(
 def test_archive_that_can_not_be_read_does_not_end_those_of_other_nodes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chaos.archive.signal", STOPPED)
+    monkeypatch.setattr("chaos.history.archive.signal", STOPPED)
     nodes = ",".join(f'{{"name": "{n}", "data": "nodes/{n}/data"}}' for n in ("n1", "n2"))
     (tmp_path / "cluster.json").write_text(f'{{"nodes": [{nodes}]}}')
     for name in ("n1", "n2"):
@@ -236,7 +236,7 @@ def test_archive_that_can_not_be_read_does_not_end_those_of_other_nodes(
             raise PermissionError("nobody may read it")
         return told(life)
 
-    monkeypatch.setattr("chaos.archive.segments", unreadable)
+    monkeypatch.setattr("chaos.history.archive.segments", unreadable)
     assert run_archive(tmp_path, None, None) == 2
     out, err = capsys.readouterr()
     assert err == "n1: nobody may read it; trying again\n"
@@ -259,7 +259,9 @@ def test_archive_that_can_not_be_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     folder: str | None, data: str | None, into: str | None, told: str,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("chaos.archive.signal", STOPPED)  # who is not refused ends all the same
+    monkeypatch.setattr(
+        "chaos.history.archive.signal", STOPPED
+    )  # who is not refused ends all the same
     if into and into.startswith("/dev") and Path("/dev").stat().st_dev == tmp_path.stat().st_dev:
         pytest.skip("no other disk here")
     (tmp_path / "data/log").mkdir(parents=True)
@@ -273,7 +275,7 @@ def test_archive_that_can_not_be_is_refused(
 def test_archive_is_of_one_log_and_made_by_one_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chaos.archive.signal", STOPPED)
+    monkeypatch.setattr("chaos.history.archive.signal", STOPPED)
     for node in ("n1", "n2"):
         put(tmp_path / node / "log", 1)
     kept = tmp_path / "kept"

@@ -8,11 +8,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import lit
 
-from chaos import history
-from chaos.audit import changes, clients, verdict
-from chaos.audit.plain import TICK_MS_MAX
+from chaos.audit.rules import change_answers, client_tables, verdict
+from chaos.audit.rules.plain_timers import TICK_MS_MAX
+from chaos.history import history
 from tests.chaos.world import SALT, id_of
-from timer import timer_id
+from timer.model import timer_id
 
 pytestmark = pytest.mark.spark
 
@@ -539,11 +539,11 @@ def test_honest_keys_and_changes_are_not_blamed(
     p = case.planted
     lines = spark.createDataFrame(p.lines, history.SCHEMA)
     log = spark.createDataFrame(p.fates, FATE)
-    asks = clients.asked(lines)
-    assert changes.miscounted(lines, log, asks).collect() == []
+    asks = client_tables.asked(lines)
+    assert change_answers.miscounted(lines, log, asks).collect() == []
     p.lines[-1] |= {"outcome": "ok", "changed": 9}
     lines = spark.createDataFrame(p.lines, history.SCHEMA)
-    [row] = changes.miscounted(lines, log, clients.asked(lines)).collect()
+    [row] = change_answers.miscounted(lines, log, client_tables.asked(lines)).collect()
     assert row.asDict() == {"op": "cancel", "topic": "t", "told": 9, "logged": 4, "least": 0}
 
 

@@ -8,12 +8,12 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.testing import assertDataFrameEqual
 
-from chaos import history
-from chaos.audit import clients
-from chaos.replay.story import LIFE
-from chaos.replay.tables import GROUPS
+from chaos.audit.rules import client_tables
+from chaos.history import history
+from chaos.oracle.story import LIFE
+from chaos.oracle.tables import GROUPS
 from tests.chaos.world import SALT, id_of
-from timer import timer_id
+from timer.model import timer_id
 
 pytestmark = pytest.mark.spark
 
@@ -24,7 +24,7 @@ def test_id_parts_are_those_that_timer_id_encodes(spark: SparkSession) -> None:
     raw = timer_id.encode(due, seq, SALT)
     ids = [timer_id.to_text(raw[at : at + 15]) for at in range(0, len(raw), 15)]
     rows = spark.createDataFrame([(text,) for text in ids], "id STRING")
-    due_of, seq_of = clients.id_parts("id")
+    due_of, seq_of = client_tables.id_parts("id")
     wanted = [Row(due=d, seq=s) for d, s in zip(due.tolist(), seq.tolist(), strict=True)]
     assertDataFrameEqual(rows.select(due_of.alias("due"), seq_of.alias("seq")), wanted)
 
@@ -40,13 +40,13 @@ def test_messages_are_found_in_the_runs_that_hold_them(spark: SparkSession) -> N
     )
     places = (0, 255, 256, 998, 999, 1000, 1024, 1600, 1601, 1602, 2000, 2001, 2255, 2256)
     rows = spark.createDataFrame([("t", "g", at) for at in places], slot)
-    found = clients.with_runs(rows, runs, "left").select("queue_offset", "number").collect()
+    found = client_tables.with_runs(rows, runs, "left").select("queue_offset", "number").collect()
     assert {row.queue_offset: row.number for row in found} == {
         at: next((n for first, count, n in held if first <= at < first + count), None)
         for at in places
     }
     assert len(found) == len(places)
-    missing = clients.with_runs(rows, runs, "left_anti").collect()
+    missing = client_tables.with_runs(rows, runs, "left_anti").collect()
     assert sorted(row.queue_offset for row in missing) == [999, 1601, 2000, 2256]
 
 
@@ -76,9 +76,9 @@ def test_group_of_which_a_delivery_does_not_tell_the_life_is_left_out(spark: Spa
         )
     ]  # fmt: skip
     table = spark.createDataFrame(groups, from_arrow_schema(GROUPS))
-    told, given = clients.with_group_lives(lines, clients.deliveries(lines), table)
+    told, given = client_tables.with_group_lives(lines, client_tables.deliveries(lines), table)
     wanted = {("sought", 1), (f"sought{LIFE}7", 2), ("plain", 5)}
     assert {(row["group"], row["lease_id"]) for row in told.collect()} == wanted
     assert {(row["group"], row["queue_offset"]) for row in given.collect()} == wanted
-    owed = {row["group"] for row in clients.consumed(told, table).collect()}
+    owed = {row["group"] for row in client_tables.consumed(told, table).collect()}
     assert owed == {f"sought{LIFE}7", "plain"}

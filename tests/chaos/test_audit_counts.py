@@ -4,8 +4,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
-from chaos.audit import counts
-from chaos.history import COUNTS, STATES_SCHEMA
+from chaos.audit.rules import counts
+from chaos.history.history import COUNTS, STATES_SCHEMA
 
 pytestmark = pytest.mark.spark
 

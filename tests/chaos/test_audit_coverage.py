@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from chaos import history
-from chaos.audit.coverage import UNKNOWN_SHARE_MAX, not_looked_at
-from chaos.audit.verdict import Clocks
+from chaos.audit.rules.coverage import UNKNOWN_SHARE_MAX, not_looked_at
+from chaos.audit.rules.verdict import Clocks
+from chaos.history import history
 
 pytestmark = pytest.mark.spark
 

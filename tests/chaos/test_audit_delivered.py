@@ -8,11 +8,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from chaos import history
-from chaos.audit import delivered
-from chaos.audit.delivered import HELD_MS, LATE_MS
-from chaos.replay import tables
-from chaos.replay.group import ENDED
+from chaos.audit.rules import late_deliveries
+from chaos.audit.rules.late_deliveries import HELD_MS, LATE_MS
+from chaos.history import history
+from chaos.oracle import tables
+from chaos.oracle.group_story import ENDED
 
 pytestmark = pytest.mark.spark
 
@@ -205,10 +205,10 @@ def test_message_that_comes_late_to_free_hands_is_found_and_no_other(spark: Spar
         world.topic = case.__name__
         case(world)
     lines, story = frames(spark, world)
-    violations, figures = delivered.judged(lines, story, EXCUSED, ERROR_MS)
+    violations, figures = late_deliveries.judged(lines, story, EXCUSED, ERROR_MS)
     rows = violations["delivered_late"].groupBy("topic").count().collect()
     assert {row["topic"]: row["count"] for row in rows} == {
         case.__name__: n for case, n in FOUND.items()
     }
     assert figures["long"] > figures["unjudged"] >= len(EXPLAINED)
-    assert delivered.judged(lines, story, EXCUSED, None) == ({}, {"long": 0, "unjudged": 0})
+    assert late_deliveries.judged(lines, story, EXCUSED, None) == ({}, {"long": 0, "unjudged": 0})

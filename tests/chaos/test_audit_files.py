@@ -16,22 +16,22 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from chaos.audit import files
-from chaos.history import Run
-from chaos.replay import tables
-from chaos.replay.nodelog import Piece, segments
-from chaos.timerstate import RunFile, TimerStateReader, node_states
+from chaos.audit.rules import file_rules
+from chaos.history.history import RunFolder
+from chaos.history.nodelog import Piece, segments
+from chaos.oracle import tables
+from chaos.spark.timerstate import RunFile, TimerStateReader, node_states
 from tests.chaos.world import write_log
 from tests.timer.machines import START_MS, Log, catch_up, engine_on, ids_of, part_of
 from tests.timer.test_manifest import flush
 from tests.timer.test_snapshot import frame_of
 from tests.timer.test_store import merge_all
-from timer import manifest
-from timer.columns import OnConflict
-from timer.disk import RealDisk
-from timer.errors import UnknownVersion
-from timer.policies import Scope
-from timer.units import LogIndex, TopicId
+from timer.entries.policies import Scope
+from timer.files.disk import RealDisk
+from timer.model.columns import OnConflict
+from timer.model.timer_errors import UnknownVersionError
+from timer.model.units import LogIndex, TopicId
+from timer.recovery import manifest
 
 FAR_MS = START_MS + 10**9
 DISK = RealDisk()
@@ -72,9 +72,9 @@ def busy() -> Iterator[Log]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """Three nodes' logs; their states, flushed at other times; and the tale of the log."""
-    run = Run(tmp_path_factory.mktemp("run"))
+    run = RunFolder(tmp_path_factory.mktemp("run"))
     nodes = {name: engine_on(DISK, run.root / name / "state") for name in PENDING}
     log = Log()
     for times, log in enumerate(busy()):
@@ -85,7 +85,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-def tell(run: Run, log: Log, names: list[str]) -> None:
+def tell(run: RunFolder, log: Log, names: list[str]) -> None:
     """Write nodes' logs, and the tale of one."""
     frames = [frame_of(log, at) for at in range(len(log.entries))]
     for name in names:
@@ -94,13 +94,13 @@ def tell(run: Run, log: Log, names: list[str]) -> None:
     tables.replay([piece], run.root / "tale", run.root / "spill")
 
 
-def rows_of(run: Run) -> list[dict[str, Any]]:
+def rows_of(run: RunFolder) -> list[dict[str, Any]]:
     source = TimerStateReader({"path": str(run.root)})
     batches = (batch for part in source.partitions() for batch in source.read(part))
     return [row for batch in batches for row in batch.to_pylist()]
 
 
-def test_what_is_pending_has_weight_one_in_all(run: Run) -> None:
+def test_what_is_pending_has_weight_one_in_all(run: RunFolder) -> None:
     weights = Counter[tuple[str, int]]()
     for row in rows_of(run):
         weights[row["node"], row["seq"]] += row["weight"]
@@ -153,7 +153,7 @@ def drawn(chance: random.Random) -> Iterator[Log]:
 def test_files_hold_what_the_log_says_whatever_was_flushed_and_merged(
     seed: int, tmp_path: Path
 ) -> None:
-    chance, run, merges, log = random.Random(seed), Run(tmp_path), 0, Log()
+    chance, run, merges, log = random.Random(seed), RunFolder(tmp_path), 0, Log()
     engine = engine_on(DISK, run.root / "n1" / "state")
     for log in drawn(chance):
         if chance.random() < 0.7:
@@ -176,12 +176,12 @@ def test_files_hold_what_the_log_says_whatever_was_flushed_and_merged(
     assert said
 
 
-def parts_of(run: Run, node: str) -> tuple[TimerStateReader, list[RunFile]]:
+def parts_of(run: RunFolder, node: str) -> tuple[TimerStateReader, list[RunFile]]:
     source = TimerStateReader({"path": str(run.root), "node": node})
     return source, [part for part in source.partitions() if isinstance(part, RunFile)]
 
 
-def test_option_opens_only_the_files_of_a_node(run: Run) -> None:
+def test_option_opens_only_the_files_of_a_node(run: RunFolder) -> None:
     for number, node in enumerate(PENDING, 1):
         _, parts = parts_of(run, node)
         assert {part.node for part in parts} == {node}
@@ -189,12 +189,12 @@ def test_option_opens_only_the_files_of_a_node(run: Run) -> None:
         assert all(len(pickle.dumps(part)) < 1_000 for part in parts), "there may be thousands"
 
 
-def test_option_that_runs_know_nothing_of_is_refused(run: Run) -> None:
+def test_option_that_runs_know_nothing_of_is_refused(run: RunFolder) -> None:
     with pytest.raises(ValueError, match="index_min: no option of a table of runs"):
         TimerStateReader({"path": str(run.root), "index_min": "1"})
 
 
-def test_what_is_put_aside_counts_only_if_it_was_due(run: Run) -> None:
+def test_what_is_put_aside_counts_only_if_it_was_due(run: RunFolder) -> None:
     source, parts = parts_of(run, "n3")
 
     def of_the_paused(part: RunFile) -> set[int]:
@@ -209,14 +209,14 @@ def test_what_is_put_aside_counts_only_if_it_was_due(run: Run) -> None:
 
 
 @pytest.mark.parametrize("at", range(6))
-def test_run_that_is_not_what_its_manifest_says_is_told(run: Run, at: int) -> None:
+def test_run_that_is_not_what_its_manifest_says_is_told(run: RunFolder, at: int) -> None:
     source, (part, *_) = parts_of(run, "n1")
     ends = [end + (number == at) for number, end in enumerate(part.ends)]
     *_, told = source.read(replace(part, ends=tuple(ends)))
     assert "the manifest says" in told.to_pylist()[0]["damage"]
 
 
-def test_run_that_is_no_run_is_told(run: Run, tmp_path: Path) -> None:
+def test_run_that_is_no_run_is_told(run: RunFolder, tmp_path: Path) -> None:
     source, (part, *_) = parts_of(run, "n1")
     bad = tmp_path / "run.arrow"
     bad.write_bytes(data := b"written by a writer that is wrong")
@@ -227,7 +227,7 @@ def test_run_that_is_no_run_is_told(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rows_per_batch", [3, 1])
 def test_run_whose_rows_are_not_in_order_is_told(
-    run: Run, tmp_path: Path, rows_per_batch: int
+    run: RunFolder, tmp_path: Path, rows_per_batch: int
 ) -> None:
     source, (part, *_) = parts_of(run, "n1")
     with pa.memory_map(part.path) as file, pa.ipc.open_file(file) as batches:
@@ -242,30 +242,30 @@ def test_run_whose_rows_are_not_in_order_is_told(
     assert "not in order" in told.to_pylist()[0]["damage"]
 
 
-def test_state_of_another_version_is_not_judged(run: Run, tmp_path: Path) -> None:
+def test_state_of_another_version_is_not_judged(run: RunFolder, tmp_path: Path) -> None:
     shutil.copytree(run.root / "n1", tmp_path / "n1")
     path = tmp_path / "n1" / "state" / manifest.NAME
     data = path.read_bytes()
     path.write_bytes(data[:8] + (manifest.VERSION - 1).to_bytes(4, "little") + data[12:])
-    with pytest.raises(UnknownVersion):
-        [*node_states(Run(tmp_path))]
+    with pytest.raises(UnknownVersionError):
+        [*node_states(RunFolder(tmp_path))]
 
 
 def judged(
-    spark: SparkSession, run: Run, lost: Container[str] = (), end: int = 99,
+    spark: SparkSession, run: RunFolder, lost: Container[str] = (), end: int = 99,
     offenders_max: int = 3,
 ) -> dict[str, Any]:  # fmt: skip
     story = {
         name: spark.read.schema(from_arrow_schema(schema)).parquet(str(run.root / "tale" / name))
         for name, schema in tables.STORY.items()
     }
-    states = files.states_within(run, lost=lost, end=end)
+    states = file_rules.states_within(run, lost=lost, end=end)
     summary = {"violations": {"early": 1}}
-    return files.judged(run, story, summary, states=states, offenders_max=offenders_max)
+    return file_rules.judged(run, story, summary, states=states, offenders_max=offenders_max)
 
 
 @pytest.mark.spark
-def test_files_that_hold_what_the_log_says_are_fine(spark: SparkSession, run: Run) -> None:
+def test_files_that_hold_what_the_log_says_are_fine(spark: SparkSession, run: RunFolder) -> None:
     found = judged(spark, run)
     assert found["violations"] == {"early": 1}
     assert {each["node"]: each["pending"] for each in found["files"]} == PENDING
@@ -277,19 +277,19 @@ def test_files_that_hold_what_the_log_says_are_fine(spark: SparkSession, run: Ru
     assert found["files_unread"] == ["n1"]
 
 
-def test_logs_that_end_before_a_state_are_refused(run: Run) -> None:
+def test_logs_that_end_before_a_state_are_refused(run: RunFolder) -> None:
     last = max(state.index for state in node_states(run))
-    assert len(files.states_within(run, lost=(), end=last)) == 3
+    assert len(file_rules.states_within(run, lost=(), end=last)) == 3
     with pytest.raises(ValueError, match=rf"is of entry {last}, .* end at {last - 1}: an archive"):
-        files.states_within(run, lost=(), end=last - 1)
+        file_rules.states_within(run, lost=(), end=last - 1)
 
 
 @pytest.mark.spark
 def test_each_way_to_hold_something_else_is_named(
-    spark: SparkSession, run: Run, tmp_path: Path
+    spark: SparkSession, run: RunFolder, tmp_path: Path
 ) -> None:
     shutil.copytree(run.root, tmp_path / "run")
-    run = Run(tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
     states = {name: run.root / name / "state" for name in PENDING}
     said = {name: manifest.read(DISK, state) for name, state in states.items()}
     assert said["n1"] is not None

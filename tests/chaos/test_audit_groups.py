@@ -8,24 +8,24 @@ import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
-from chaos import history
 from chaos.audit import job
-from chaos.history import Outcome, Run
-from chaos.history_check import check
+from chaos.history import history
+from chaos.history.history import OpOutcome, RunFolder
+from chaos.history.history_check import check
 from tests.chaos.world import Log, id_of, write_log
-from timer.entry import Kind
-from timer.payloads import GroupOp, Op
-from timer.policies import Policy, Scope, encode_policy
-from timer.units import GroupId, TopicId
+from timer.entries.entry_frame import EntryKind
+from timer.entries.payloads import GroupOp, Op
+from timer.entries.policies import Scope, ScopePolicy, encode_policy
+from timer.model.units import GroupId, TopicId
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-OK = Outcome.OK
+OK = OpOutcome.OK
 LEASE = {"epoch": 1}
 
 
-def save(run: Run, log: Log) -> None:
-    log.entry(Kind.CHECKPOINT, b"", at_ms=900)
+def save(run: RunFolder, log: Log) -> None:
+    log.entry(EntryKind.CHECKPOINT, b"", at_ms=900)
     for node in ("n1", "n2", "n3"):
         write_log(run.root / node / "log", log.frames)
 
@@ -41,7 +41,7 @@ def ack(h: history.History, group: str, lease_id: int, offsets: list[int]) -> No
           outcome=OK, epoch=1, lease_id=lease_id)  # fmt: skip
 
 
-def audited(spark: SparkSession, run: Run, *, sift: bool) -> dict[str, Any]:
+def audited(spark: SparkSession, run: RunFolder, *, sift: bool) -> dict[str, Any]:
     """Return the summary. Tests say all that it accuses: of what is honest in a run, nothing."""
     assert [str(p) for path in run.histories.iterdir() for p in check(path)] == []
     return job.audit(spark, run, sift=sift).summary
@@ -59,7 +59,7 @@ class Redriven:
     """A run in which six of seven messages die in one of two groups, and are redriven."""
 
     def __init__(self, root: Path) -> None:
-        self.run = Run(root)
+        self.run = RunFolder(root)
         self.redriven = {mark: mark for mark in DEAD}
         """Letter -> the mark of what is made of it."""
         self.elsewhere = 0
@@ -70,7 +70,7 @@ class Redriven:
         self.twice = set[int]()
         """And given again, as another message."""
 
-    def write(self) -> Run:
+    def write(self) -> RunFolder:
         log = Log()
         log.epoch(1)
         topic = log.topic("t")
@@ -163,7 +163,7 @@ class Sought:
     """
 
     def __init__(self, root: Path) -> None:
-        self.run = Run(root)
+        self.run = RunFolder(root)
         self.later = {
             "back": {offset: [2] if offset < 6 else [1] for offset in range(2, 8)},
             "ahead": {6: [1], 7: [1]},
@@ -177,12 +177,12 @@ class Sought:
         """Where who sought says it was sought to; else it was to a time."""
         self.deletions = ["anew", "gone"]
 
-    def write(self) -> Run:
+    def write(self) -> RunFolder:
         log = Log()
         log.epoch(1)
         topic = log.topic("t")
-        policy = Policy(retention_ms=60_000)
-        log.entry(Kind.POLICY, encode_policy(Scope("", topic), policy))
+        policy = ScopePolicy(retention_ms=60_000)
+        log.entry(EntryKind.POLICY, encode_policy(Scope("", topic), policy))
         for name in ("back", "ahead", "anew", "gone"):  # groups 1 to 4
             log.reserve(topic, log.group(topic, name), 6)
         log.schedule(topic, [(100, mark) for mark in range(1, 7)], at_ms=10)

@@ -7,14 +7,14 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from chaos import history
-from chaos.audit import handing_out
-from chaos.audit.handing_out import POLICY_MS, judged, outlived, unasked_acks
-from chaos.audit.nodes import epochs
-from chaos.audit.verdict import Clocks
-from chaos.history_check import check_line
-from chaos.replay.story import LIFE
-from chaos.replay.tables import ACKS, CARRIED, GROUPS, TTLS
+from chaos.audit.rules import handout_rules
+from chaos.audit.rules.handout_rules import POLICY_MS, judged, outlived, unasked_acks
+from chaos.audit.rules.node_logs import epochs
+from chaos.audit.rules.verdict import Clocks
+from chaos.history import history
+from chaos.history.history_check import check_line
+from chaos.oracle.story import LIFE
+from chaos.oracle.tables import ACKS, CARRIED, GROUPS, TTLS
 from tests.chaos.world import id_of
 
 pytestmark = pytest.mark.spark
@@ -177,5 +177,5 @@ def test_acks_that_nobody_asked_for_are_counted_unless_there_are_too_many(
         ),
     }
     assert unasked_acks(lines, story) == 4
-    monkeypatch.setattr(handing_out, "ACKS_MAX", sum(row[-1] for row in acks) - 1)
+    monkeypatch.setattr(handout_rules, "ACKS_MAX", sum(row[-1] for row in acks) - 1)
     assert unasked_acks(lines, story) is None

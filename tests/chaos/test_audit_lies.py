@@ -10,32 +10,33 @@ import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
-from chaos import history
-from chaos.audit import job, late
-from chaos.history import History, Outcome, Run, States, payload_of
+from chaos.audit import job
+from chaos.audit.rules import late_firing
+from chaos.history import history
+from chaos.history.history import History, OpOutcome, RunFolder, States, payload_of
 from tests.chaos.world import Log, id_of, write_log
-from timer import entry, payloads
-from timer.entry import Kind
-from timer.payloads import AlterGroup, Nack, Op
-from timer.policies import Policy, Scope, encode_policy
-from timer.units import Epoch, LogIndex, ReplicaId, UnixMs
+from timer.entries import entry_frame, payloads
+from timer.entries.entry_frame import EntryKind
+from timer.entries.payloads import AlterGroup, Nack, Op
+from timer.entries.policies import Scope, ScopePolicy, encode_policy
+from timer.model.units import Epoch, LogIndex, ReplicaId, UnixMs
 
 pytestmark = pytest.mark.spark
 
 FIRST_MS = 100_000
 """When timers fire: long after the first leader began."""
-OK = Outcome.OK
+OK = OpOutcome.OK
 
 
 class Lies:
     """A run under construction: one log for all nodes, and what clients tell of it."""
 
     def __init__(self, root: Path, topics: Sequence[str]) -> None:
-        self.run = Run(root)
+        self.run = RunFolder(root)
         self.log = Log()
         self.log.epoch(1)
         self.topics = {name: self.log.topic(name) for name in topics}
-        self.log.entry(Kind.CHECKPOINT, b"")
+        self.log.entry(EntryKind.CHECKPOINT, b"")
         self.checkpoint = len(self.log.frames)
         self.producer = History(self.run, "producer")
         self.consumer = History(self.run, "consumer")
@@ -88,7 +89,7 @@ class Lies:
 
 def timers(run: Lies) -> None:
     """Write timers that are not what clients asked for, or were told."""
-    log, topics, soon_ms = run.log, run.topics, FIRST_MS + late.LATE_MS
+    log, topics, soon_ms = run.log, run.topics, FIRST_MS + late_firing.LATE_MS
     log.fire(40)
     run.timer("late", FIRST_MS)
     run.timer("paused", FIRST_MS)  # as late, and excused
@@ -100,7 +101,9 @@ def timers(run: Lies) -> None:
         run.timer("keys", soon_ms, key=key)
     _, mark = run.timer("filter", FIRST_MS)
     log.entry(
-        Kind.POLICY, encode_policy(Scope("", topics["paused"]), Policy(paused=True)), at_ms=99
+        EntryKind.POLICY,
+        encode_policy(Scope("", topics["paused"]), ScopePolicy(paused=True)),
+        at_ms=99,
     )
     run.producer.cancel([fired], results=["ALREADY_FIRED"], span_ms=(99, 100), outcome=OK)
     log.cancel_keys([(topics["keys"], b"ended")])
@@ -108,8 +111,8 @@ def timers(run: Lies) -> None:
         run.say("cancel", topic="keys", keys=[key], results=["NOT_FOUND"])
     log.cancel([(FIRST_MS, mark)])
     run.say("cancel", topic="filter", changed=0, key_prefix="")
-    policy = Policy(retention_ms=6)
-    log.entry(Kind.POLICY, encode_policy(Scope("", topics["bytes"]), policy))
+    policy = ScopePolicy(retention_ms=6)
+    log.entry(EntryKind.POLICY, encode_policy(Scope("", topics["bytes"]), policy))
     run.say("policy", topic="bytes", said=json.dumps({"retention_ms": 5}))
 
 
@@ -194,21 +197,23 @@ def test_every_lie_of_logs_that_agree_has_its_name(spark: SparkSession, tmp_path
     log = run.log
     timers(run)
     groups(run)
-    going = encode_policy(Scope("", run.topics["paused"]), Policy(paused=False))
-    log.entry(Kind.POLICY, going, at_ms=FIRST_MS + 10)
-    log.fire(FIRST_MS + late.LATE_MS + 1)
+    going = encode_policy(Scope("", run.topics["paused"]), ScopePolicy(paused=False))
+    log.entry(EntryKind.POLICY, going, at_ms=FIRST_MS + 10)
+    log.fire(FIRST_MS + late_firing.LATE_MS + 1)
     leases(run)
     log.current = Epoch(2)
     start = payloads.EpochStart(Epoch(2), ReplicaId(77), (ReplicaId(77), ReplicaId(78)))
-    log.entry(Kind.EPOCH, payloads.encode_epoch(start))
-    log.entry(Kind.CHECKPOINT, b"")
+    log.entry(EntryKind.EPOCH, payloads.encode_epoch(start))
+    log.entry(EntryKind.CHECKPOINT, b"")
     log.current = Epoch(1)
-    log.entry(Kind.CHECKPOINT, b"")
+    log.entry(EntryKind.CHECKPOINT, b"")
     last = len(log.frames)
     for node in ("n1", "n2", "n3"):
         frames = [*log.frames]
         if node == "n3":  # a deposed leader's frame, and what follows is as everywhere
-            frames[2] = entry.encode(Kind.CHECKPOINT, Epoch(0), LogIndex(3), UnixMs(0), [b""])
+            frames[2] = entry_frame.encode(
+                EntryKind.CHECKPOINT, Epoch(0), LogIndex(3), UnixMs(0), [b""]
+            )
         write_log(run.run.root / node / "log", frames)
     run.run.about.write_text(json.dumps({history.CLOCK_ERROR: 10}))
     with States(run.run) as states:

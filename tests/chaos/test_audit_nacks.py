@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from chaos import history
-from chaos.audit.nacks import GRACE_MS, judged_nacks, nacked
-from chaos.history_check import check_line
-from chaos.replay.group import ENDED, NACKED, RECALLED
+from chaos.audit.rules.nack_rules import GRACE_MS, judged_nacks, nacked
+from chaos.history import history
+from chaos.history.history_check import check_line
+from chaos.oracle.group_story import ENDED, NACKED, RECALLED
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 

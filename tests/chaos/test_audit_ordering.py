@@ -6,13 +6,13 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from chaos import history
-from chaos.audit.handing_out import judged
-from chaos.audit.ordering import disordered
-from chaos.audit.verdict import Clocks
-from chaos.history_check import check_line
-from chaos.replay.story import LIFE
-from chaos.replay.tables import ACKS, CARRIED, EXPIRED, GROUPS, TTLS
+from chaos.audit.rules.handout_rules import judged
+from chaos.audit.rules.order_rules import disordered
+from chaos.audit.rules.verdict import Clocks
+from chaos.history import history
+from chaos.history.history_check import check_line
+from chaos.oracle.story import LIFE
+from chaos.oracle.tables import ACKS, CARRIED, EXPIRED, GROUPS, TTLS
 
 pytestmark = pytest.mark.spark
 

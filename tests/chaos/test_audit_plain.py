@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from chaos.audit import plain
-from timer.columns import I64
+from chaos.audit.rules import plain_timers
+from timer.model.columns import I64
 
 MARKS = (1, 2, 3, 4)
 DUE_MS = 1_000
@@ -53,7 +53,7 @@ def table(rows: Rows, names: tuple[str, ...]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema)
 
 
-def facts(**other: Any) -> plain.Facts:
+def facts(**other: Any) -> plain_timers.Facts:
     stretch = {"stretch": 0, "ack_epoch": 1, "attempts": 1}
     acked = [{"topic": "t", "group": group, **stretch} for group in ("g", "h")]
     known: dict[str, Any] = {
@@ -64,15 +64,19 @@ def facts(**other: Any) -> plain.Facts:
         "disputed": ints(),
         "clock_error_ms": 10,
     }
-    return plain.Facts(**(known | other))
+    return plain_timers.Facts(**(known | other))
 
 
 def sifted(
-    asks: Rows, log: Rows, given: Rows, known: plain.Facts, *crowded: int
+    asks: Rows, log: Rows, given: Rows, known: plain_timers.Facts, *crowded: int
 ) -> tuple[Rows, set[int], Any]:
     """Return the plain rows, the doubtful marks, and the seqs that were given by other marks."""
-    told = table(asks, plain.ASKED), table(log, plain.LOG), table(given, plain.GIVEN)
-    found = plain.sifted(*told, ints(*crowded), known)
+    told = (
+        table(asks, plain_timers.ASKED),
+        table(log, plain_timers.LOG),
+        table(given, plain_timers.GIVEN),
+    )
+    found = plain_timers.sifted(*told, ints(*crowded), known)
     doubts = [*found.doubts.to_pylist()]
     marks = {row["mark"] for row in doubts} - {None}
     return found.plain.to_pylist(), marks, {row["seq"] for row in doubts} - {None}
@@ -85,7 +89,7 @@ def test_honest_timers_are_plain_with_all_that_the_verdict_table_says() -> None:
     said = ask(1) | fate(1)
     said |= {"verdict": "ok", "copies": 1, "deliveries": 2, "groups": 2, "received_ms": 1007}
     said |= {"from_topic": None}
-    assert rows[0] == {name: said[name] for name in plain.VERDICTS.names}
+    assert rows[0] == {name: said[name] for name in plain_timers.VERDICTS.names}
 
 
 def test_nothing_is_plain_where_nothing_is() -> None:

@@ -11,26 +11,27 @@ import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
-from chaos import statefiles
-from chaos.audit.files import in_queues
-from chaos.history import Run
-from chaos.statefiles import Keys, check_keys
-from chaos.timerstate import NodeState, node_states
+from chaos.audit.rules.file_rules import in_queues
+from chaos.history.history import RunFolder
+from chaos.spark import state_files
+from chaos.spark.state_files import KeyRows, check_keys
+from chaos.spark.timerstate import ManifestState, node_states
 from tests.chaos.test_audit_files import DISK, FAR_MS, judged, tell
 from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of
 from tests.timer.test_manifest import flush
-from timer import key_file, manifest
-from timer.errors import CorruptFile
-from timer.payloads import Op
-from timer.run import RunMeta
+from timer.entries.payloads import Op
+from timer.model.timer_errors import CorruptFileError
+from timer.pending.runs import key_file
+from timer.pending.runs.run import RunMeta
+from timer.recovery import manifest
 
 FIRED, PENDING, ACKED = 150, 200, 10
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """One node, flushed with keyed timers pending and messages unacked; some are acked later."""
-    run, log = Run(tmp_path_factory.mktemp("queues")), Log()
+    run, log = RunFolder(tmp_path_factory.mktemp("queues")), Log()
     engine = engine_on(DISK, run.root / "n1" / "state")
     log.begin_epoch()
     log.topic("t")
@@ -48,27 +49,29 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-def of_keys(run: Run) -> tuple[Keys, Path]:
+def of_keys(run: RunFolder) -> tuple[KeyRows, Path]:
     """Return what the manifest says of the one key file, and the path of its run."""
     (state,) = node_states(run)
     (meta,) = state.runs
     path = state.folder / meta.keys_name
-    return Keys(str(path), meta.keys_size, meta.keys_crc32, state.secret), state.folder / meta.name
+    return KeyRows(
+        str(path), meta.keys_size, meta.keys_crc32, state.secret
+    ), state.folder / meta.name
 
 
-def told_anew(keys: Keys, path: Path, data: bytes) -> Keys:
+def told_anew(keys: KeyRows, path: Path, data: bytes) -> KeyRows:
     """Write a key file whose manifest says so."""
     path.write_bytes(data)
     return replace(keys, path=str(path), size=len(data), crc32=zlib.crc32(data))
 
 
-def test_key_file_with_the_keys_of_its_run_is_sound(run: Run) -> None:
+def test_key_file_with_the_keys_of_its_run_is_sound(run: RunFolder) -> None:
     keys, path = of_keys(run)
     assert keys.size
     check_keys(keys, path)
 
 
-def test_each_flipped_byte_of_a_key_file_is_told(run: Run, tmp_path: Path) -> None:
+def test_each_flipped_byte_of_a_key_file_is_told(run: RunFolder, tmp_path: Path) -> None:
     keys, path = of_keys(run)
     data = bytearray(Path(keys.path).read_bytes())
     bad = replace(keys, path=str(tmp_path / "bad.keys"))
@@ -76,7 +79,7 @@ def test_each_flipped_byte_of_a_key_file_is_told(run: Run, tmp_path: Path) -> No
         data[at] ^= 1
         Path(bad.path).write_bytes(data)
         data[at] ^= 1
-        with pytest.raises(CorruptFile, match="the manifest says"):
+        with pytest.raises(CorruptFileError, match="the manifest says"):
             check_keys(bad, path)
     Path(bad.path).unlink()
     with pytest.raises(FileNotFoundError):
@@ -85,39 +88,39 @@ def test_each_flipped_byte_of_a_key_file_is_told(run: Run, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("field", [*(key_file.ENTRY.names or ())])
 def test_key_file_with_right_checksums_and_another_entry_is_told(
-    run: Run, tmp_path: Path, field: str
+    run: RunFolder, tmp_path: Path, field: str
 ) -> None:
     keys, path = of_keys(run)
     entries = _entries(keys)
     entries[field][7] += 1
     told = told_anew(keys, tmp_path / "k", b"".join(key_file.encode(entries)))
-    with pytest.raises(CorruptFile, match=f"{PENDING} keys are not the {PENDING} of its run"):
+    with pytest.raises(CorruptFileError, match=f"{PENDING} keys are not the {PENDING} of its run"):
         check_keys(told, path)
 
 
 def test_key_file_that_lacks_a_key_is_told_and_one_that_is_not_there(
-    run: Run, tmp_path: Path
+    run: RunFolder, tmp_path: Path
 ) -> None:
     keys, path = of_keys(run)
     told = told_anew(keys, tmp_path / "k", b"".join(key_file.encode(_entries(keys)[1:])))
-    with pytest.raises(CorruptFile, match=f"{PENDING - 1} keys are not the {PENDING}"):
+    with pytest.raises(CorruptFileError, match=f"{PENDING - 1} keys are not the {PENDING}"):
         check_keys(told, path)
-    with pytest.raises(CorruptFile, match="and there is no key file"):
-        check_keys(Keys(), path)
+    with pytest.raises(CorruptFileError, match="and there is no key file"):
+        check_keys(KeyRows(), path)
 
 
-def test_key_file_whose_filter_denies_a_key_is_told(run: Run, tmp_path: Path) -> None:
+def test_key_file_whose_filter_denies_a_key_is_told(run: RunFolder, tmp_path: Path) -> None:
     keys, path = of_keys(run)
     data = bytearray(Path(keys.path).read_bytes())
     _, blocks, pages = struct.unpack_from("<QII", data, 16)
     data[32 : 32 + 64] = bytes(64)  # of the filter's first block
     crc32 = zlib.crc32(data[32 : 32 + 64 * blocks + 8 * pages], zlib.crc32(data[16:32]))
     struct.pack_into("<I", data, 12, crc32)
-    with pytest.raises(CorruptFile, match=r"look-ups miss \d+ of 200 hashes"):
+    with pytest.raises(CorruptFileError, match=r"look-ups miss \d+ of 200 hashes"):
         check_keys(told_anew(keys, tmp_path / "k", bytes(data)), path)
 
 
-def _entries(keys: Keys) -> np.ndarray:
+def _entries(keys: KeyRows) -> np.ndarray:
     found = key_file.KeyFile(DISK, Path(keys.path))
     pages = range(-(-found.entries // key_file.PAGE_ENTRIES))
     return np.frombuffer(bytearray(b"".join(map(found._page, pages))), key_file.ENTRY)
@@ -186,9 +189,9 @@ LIES: dict[Callable[[Path], None], str] = {
 
 @pytest.mark.spark
 def test_each_lie_of_key_and_spill_files_has_its_name(
-    spark: SparkSession, run: Run, tmp_path: Path
+    spark: SparkSession, run: RunFolder, tmp_path: Path
 ) -> None:
-    false = Run(tmp_path / "run")
+    false = RunFolder(tmp_path / "run")
     shutil.copytree(run.root, false.root)
     assert judged(spark, false)["violations"] == {"early": 1}
     for lie in LIES:
@@ -223,6 +226,6 @@ def test_each_column_of_a_spilled_message_is_compared_with_the_log(spark: SparkS
         ("n1", "t", 5, 77, 10, 20, None),  # no such timer
         ("n1", "t", 6, 6, 10, 20, None),  # it fired after the manifest
     ]
-    held = spark.createDataFrame(rows, statefiles.QUEUED)
-    found = in_queues(story, held, [NodeState("n1", 8)])
+    held = spark.createDataFrame(rows, state_files.QUEUED)
+    found = in_queues(story, held, [ManifestState("n1", 8)])
     assert sorted(row["seq"] for row in found.collect()) == [1, 2, 3, 4, 6, 77]

@@ -7,27 +7,28 @@ import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
-from chaos import history
-from chaos.audit import beside, job
-from chaos.history import Outcome, Run
-from chaos.history_check import check
+from chaos.audit import job
+from chaos.audit.rules import beside
+from chaos.history import history
+from chaos.history.history import OpOutcome, RunFolder
+from chaos.history.history_check import check
 from tests.chaos.world import Log, id_of, write_log
-from timer.entry import Kind
-from timer.payloads import GroupOp, Op
-from timer.policies import Policy, Scope, encode_policy
-from timer.units import TopicId
+from timer.entries.entry_frame import EntryKind
+from timer.entries.payloads import GroupOp, Op
+from timer.entries.policies import Scope, ScopePolicy, encode_policy
+from timer.model.units import TopicId
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-OK = Outcome.OK
+OK = OpOutcome.OK
 DUE_MS = {1: 100, 2: 100, 3: 900, 4: 300, 5: 300, 6: 300}
 """Of the marks, which are the seqs."""
 IDS = {mark: id_of(due_ms, mark) for mark, due_ms in DUE_MS.items()}
 
 
 def said(log: Log, topic: int, **fields: Any) -> None:
-    policy = Policy(**fields)
-    log.entry(Kind.POLICY, encode_policy(Scope("", TopicId(topic)), policy))
+    policy = ScopePolicy(**fields)
+    log.entry(EntryKind.POLICY, encode_policy(Scope("", TopicId(topic)), policy))
 
 
 class Lived:
@@ -37,7 +38,7 @@ class Lived:
     """
 
     def __init__(self, root: Path) -> None:
-        self.run = Run(root)
+        self.run = RunFolder(root)
         self.quotas = {"pending_max": 3, "pending_bytes_max": 24, "ready_max": 1}
         """Of the second life, as it begins."""
         self.policies = 1
@@ -48,7 +49,7 @@ class Lived:
         self.given = {4: 0, 5: 1, 6: 2}
         """Mark -> offset, in the second life, by the consumer."""
 
-    def write(self) -> Run:
+    def write(self) -> RunFolder:
         log = Log()
         log.epoch(1)
         first = log.topic("t")
@@ -65,7 +66,7 @@ class Lived:
         log.fire(310)
         log.reserve(second, anew, 3)
         log.op(GroupOp(Op.ACK, second, anew, np.array(self.acked, np.uint64)), 330)
-        log.entry(Kind.CHECKPOINT, b"", at_ms=340)
+        log.entry(EntryKind.CHECKPOINT, b"", at_ms=340)
         for node in ("n1", "n2", "n3"):
             write_log(self.run.root / node / "log", log.frames)
         with history.History(self.run, "producer") as h:

@@ -12,24 +12,25 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Row, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
-from chaos import history
-from chaos.audit import clients, command, job
-from chaos.audit.report import describe
-from chaos.history import Run
-from chaos.history_check import COLUMNS
-from chaos.replay.nodelog import Piece, between, segments
+from chaos.audit import command, job
+from chaos.audit.report.report import describe
+from chaos.audit.rules import client_tables
+from chaos.history import history
+from chaos.history.history import RunFolder
+from chaos.history.history_check import COLUMNS
+from chaos.history.nodelog import Piece, between, segments
 from tests.chaos.world import Log, id_of, write_log
-from timer import entry
-from timer.entry import Kind
-from timer.units import LogIndex
+from timer.entries import entry_frame
+from timer.entries.entry_frame import EntryKind
+from timer.model.units import LogIndex
 
 pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Run:
+def world(tmp_path: Path) -> RunFolder:
     """Two epochs, three nodes, four timers: one cancelled, one late; n2 has a stale tail."""
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     log = Log()
     log.epoch(1)
     topic = log.topic("t")
@@ -47,19 +48,19 @@ def world(tmp_path: Path) -> Run:
     log.reserve(topic, group, 10)
     log.fire(310)
     log.ack(topic, group, [0, 1, 2], at_ms=320)
-    log.entry(Kind.CHECKPOINT, b"", at_ms=330)
+    log.entry(EntryKind.CHECKPOINT, b"", at_ms=330)
     assert len(log.frames) == 15
     for node, story in (("n1", log), ("n2", deposed), ("n3", log)):
         write_log(run.root / node / "log", story.frames, frames_per_segment=4)
     ids = {m: id_of(due, s) for m, due, s in ((1, 100, 1), (2, 300, 2), (3, 300, 3), (4, 90, 4))}
     with history.History(run, "producer") as h:
         h.schedule([1, 2, 3], ids=[ids[1], ids[2], ids[3]], due_ms=[100, 300, 300], topic="t",
-                   span_ms=(9, 12), outcome=history.Outcome.OK)  # fmt: skip
+                   span_ms=(9, 12), outcome=history.OpOutcome.OK)  # fmt: skip
         h.schedule([4], ids=[ids[4]], due_ms=[90], topic="t",
-                   span_ms=(209, 212), outcome=history.Outcome.OK)  # fmt: skip
+                   span_ms=(209, 212), outcome=history.OpOutcome.OK)  # fmt: skip
         h.schedule([9], ids=None, due_ms=[700], topic="t",
-                   span_ms=(124, 190), outcome=history.Outcome.UNKNOWN)  # fmt: skip
-        h.cancel([ids[3]], results=["CANCELLED"], span_ms=(20, 21), outcome=history.Outcome.OK)
+                   span_ms=(124, 190), outcome=history.OpOutcome.UNKNOWN)  # fmt: skip
+        h.cancel([ids[3]], results=["CANCELLED"], span_ms=(20, 21), outcome=history.OpOutcome.OK)
     with history.History(run, "consumer") as h:
         h.open("t", "g", start_ms=0)
         given = {"epoch": 1, "lease_id": 1, "offsets": [0], "ids": [ids[1]], "marks": [1]}
@@ -68,8 +69,8 @@ def world(tmp_path: Path) -> Run:
                   ids=[ids[1], ids[4], ids[2]], marks=[1, 4, 2], attempts=[2, 1, 1],
                   fired_at_ms=[120, 210, 310], due_ms=[100, 90, 300])  # fmt: skip
         h.ack("t", "g", [0, 1, 2], results=["ACKED"] * 3, span_ms=(316, 322),
-              outcome=history.Outcome.OK)  # fmt: skip
-    with history.Faults(run) as faults:
+              outcome=history.OpOutcome.OK)  # fmt: skip
+    with history.FaultTimeline(run) as faults:
         faults.record("kill", at_ms=130, node="n1", role="leader", epoch=1)
     with history.States(run) as states:
         for node, index, *said in (
@@ -82,7 +83,7 @@ def world(tmp_path: Path) -> Run:
     return run
 
 
-def test_honest_run_is_ok_though_nodes_began_anew(spark: SparkSession, world: Run) -> None:
+def test_honest_run_is_ok_though_nodes_began_anew(spark: SparkSession, world: RunFolder) -> None:
     """Nodes are compared from there on; what nobody holds, or no majority, is refused."""
     # n1 lost its log after entry 8; n2 and n3 began after snapshots at 10 and 4, n3 from the start.
     frames = read_frames(world.root / "n3/log")
@@ -160,12 +161,14 @@ def in_parquet(path: Path) -> Path:
 def read_frames(log: Path) -> list[bytes]:
     """Return a log's frames, from the first on."""
     return [
-        entry.encode(each.kind, each.epoch, each.index, each.time_ms, [bytes(each.payload)])
+        entry_frame.encode(each.kind, each.epoch, each.index, each.time_ms, [bytes(each.payload)])
         for each in between(Piece(segments(log), LogIndex(1), LogIndex(1 << 40)))
     ]
 
 
-def test_each_witness_that_contradicts_the_others_is_named(spark: SparkSession, world: Run) -> None:
+def test_each_witness_that_contradicts_the_others_is_named(
+    spark: SparkSession, world: RunFolder
+) -> None:
     """Nodes' logs, counts and digests, a lease's time of handing out, an outage without end."""
     path = sorted((world.root / "n3/log").iterdir())[0]
     other = Log()
@@ -187,13 +190,13 @@ def test_each_witness_that_contradicts_the_others_is_named(spark: SparkSession, 
         for start_ms in (230, 400):
             span_ms = (start_ms, start_ms + 200)
             h.schedule([start_ms], ids=None, due_ms=[700], topic="t", span_ms=span_ms,
-                       outcome=history.Outcome.UNKNOWN)  # fmt: skip
+                       outcome=history.OpOutcome.UNKNOWN)  # fmt: skip
     with history.History(world, "consumer") as h:
         for lease_id, handed_out_ms in ((9, 260), (10, 259)):  # 50 ms and 49 after its epoch's end
             h.deliver("t", "g", received_ms=400, epoch=1, lease_id=lease_id, offsets=[0],
                       handed_out_ms=handed_out_ms, ids=[id_of(100, 1)], marks=[1], attempts=[1],
                       fired_at_ms=[120], due_ms=[100])  # fmt: skip
-    with history.Faults(world) as faults:
+    with history.FaultTimeline(world) as faults:
         faults.record("restart", at_ms=320, node="n1")
         faults.record("gave_up", at_ms=2000)
     report = job.audit(spark, world)
@@ -225,13 +228,15 @@ def test_each_witness_that_contradicts_the_others_is_named(spark: SparkSession, 
     assert "not recovered from kill leader n1 at 0.1 s: no schedule for 388 ms, to the end" in lines
 
 
-def test_word_of_a_node_that_is_none_is_refused(spark: SparkSession, world: Run) -> None:
+def test_word_of_a_node_that_is_none_is_refused(spark: SparkSession, world: RunFolder) -> None:
     world.states.write_text("torn\n" + world.states.read_text())
     with pytest.raises(ValueError, match=r"states\.jsonl: 1 lines do not say which state"):
         job.read_states(spark, world)
 
 
-def test_rows_of_the_log_are_those_that_were_appended(spark: SparkSession, world: Run) -> None:
+def test_rows_of_the_log_are_those_that_were_appended(
+    spark: SparkSession, world: RunFolder
+) -> None:
     rows = spark.read.format("timerlog").option("view", "rows").load(str(world.root))
     found = rows.where("node = 'n2'").select("index", "position", "producer", "due_ms", "mark")
     batch = [(0, 1, 100, 1), (1, 1, 300, 2), (2, 1, 300, 3)]
@@ -252,14 +257,14 @@ def test_command_says_what_is_missing(
 
 @pytest.mark.parametrize("text", ["nonsense", '{"clock_error_ms": -1}', '{"failures": 1}'])
 def test_run_json_is_read_before_any_work(spark: SparkSession, tmp_path: Path, text: str) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     run.about.write_text(text)
     with pytest.raises(ValueError, match=r"run\.json: "):  # that there are no histories comes later
         job.audit(spark, run)
 
 
 def test_damaged_segment_is_named_and_the_run_is_unusable(
-    world: Run, spark: SparkSession, monkeypatch: pytest.MonkeyPatch,
+    world: RunFolder, spark: SparkSession, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     path = sorted((world.root / "n1/log").iterdir())[0]
@@ -273,7 +278,7 @@ def test_damaged_segment_is_named_and_the_run_is_unusable(
 
 
 def test_request_that_a_client_was_about_to_send_as_it_crashed_is_one_without_an_outcome(
-    spark: SparkSession, world: Run
+    spark: SparkSession, world: RunFolder
 ) -> None:
     path = world.histories / "producer.jsonl"
     answered, four, unknown, cancel = history.read(path)
@@ -286,7 +291,7 @@ def test_request_that_a_client_was_about_to_send_as_it_crashed_is_one_without_an
             if ended:
                 h.write(line | {"request": request})
     lines = job.read_histories(spark, world)
-    asked: list[Any] = clients.asked(lines).select("mark", "outcome").collect()
+    asked: list[Any] = client_tables.asked(lines).select("mark", "outcome").collect()
     assert sorted(map(tuple, asked)) == [
         (1, "ok"),
         (2, "ok"),
@@ -298,7 +303,7 @@ def test_request_that_a_client_was_about_to_send_as_it_crashed_is_one_without_an
     assert [tuple(row) for row in cancels] == [("unknown", [id_of(300, 3)])]
 
 
-def test_torn_last_line_of_a_history_is_left_out(spark: SparkSession, world: Run) -> None:
+def test_torn_last_line_of_a_history_is_left_out(spark: SparkSession, world: RunFolder) -> None:
     path = world.histories / "producer.jsonl"
     path.write_text(path.read_text() + '{"op": "sched')
     assert job.read_histories(spark, world).count() == 8
@@ -306,7 +311,7 @@ def test_torn_last_line_of_a_history_is_left_out(spark: SparkSession, world: Run
 
 @pytest.mark.parametrize(("tail", "count"), [("", 1), ('{"op": "sched', 2)])
 def test_history_with_more_than_a_torn_line_is_refused(
-    spark: SparkSession, world: Run, tail: str, count: int
+    spark: SparkSession, world: RunFolder, tail: str, count: int
 ) -> None:
     path = world.histories / "producer.jsonl"
     path.write_text("nonsense\n" + path.read_text() + tail)
@@ -314,7 +319,7 @@ def test_history_with_more_than_a_torn_line_is_refused(
         job.read_histories(spark, world)
 
 
-def test_parquet_of_which_a_line_is_none_is_refused(spark: SparkSession, world: Run) -> None:
+def test_parquet_of_which_a_line_is_none_is_refused(spark: SparkSession, world: RunFolder) -> None:
     path = world.histories / "consumer.jsonl"
     path.write_text('{"client": "consumer"}\n' + path.read_text())
     in_parquet(path)
@@ -322,7 +327,7 @@ def test_parquet_of_which_a_line_is_none_is_refused(spark: SparkSession, world: 
         job.read_histories(spark, world)
 
 
-def test_times_that_are_no_milliseconds_are_refused(spark: SparkSession, world: Run) -> None:
+def test_times_that_are_no_milliseconds_are_refused(spark: SparkSession, world: RunFolder) -> None:
     lines = job.read_histories(spark, world)  # which end at 322
     timeline = [{"event": "drained", "at_ms": 500}]
     assert job.until_ms(lines, timeline, [Row(began_ms=322 + job.DAY_MS)]) == 500
@@ -331,7 +336,7 @@ def test_times_that_are_no_milliseconds_are_refused(spark: SparkSession, world: 
 
 
 def test_options_reach_the_files_and_filters_of_one_table_do_not_meet(
-    spark: SparkSession, world: Run
+    spark: SparkSession, world: RunFolder
 ) -> None:
     path = min((world.root / "n1/log").iterdir())
     path.write_bytes(path.read_bytes()[:-1])

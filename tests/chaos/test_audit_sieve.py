@@ -11,11 +11,13 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.testing import assertDataFrameEqual
 
-from chaos import history
-from chaos.audit import job, plain, sieve
-from chaos.audit.verdict import Clocks
-from chaos.history import Run
-from chaos.replay.tables import CARRIED
+from chaos.audit import job
+from chaos.audit.columns import sieve
+from chaos.audit.rules import plain_timers
+from chaos.audit.rules.verdict import Clocks
+from chaos.history import history
+from chaos.history.history import RunFolder
+from chaos.oracle.tables import CARRIED
 from tests.chaos.test_audit import (
     ERROR_MS,
     POSTPONED_MS,
@@ -53,9 +55,9 @@ def given_by_others() -> Case:
 
 def verdicts(
     spark: SparkSession, folder: Path, cases: Sequence[Case], parts: int
-) -> tuple[Run, DataFrame]:
+) -> tuple[RunFolder, DataFrame]:
     """Judge all cases, cut into parts or not; return the run and its verdict table."""
-    run = Run(folder)
+    run = RunFolder(folder)
     clocks = Clocks(UNTIL_MS, ERROR_MS)
     tables = told_by(spark, cases)
     lines, fates = tables["lines"], tables["fates"]
@@ -114,14 +116,14 @@ def test_the_plain_verdicts_have_the_columns_of_the_table(
     _, table = judged
     kinds = {"bigint": "int64", "string": "string"}
     assert [(name, kinds[kind]) for name, kind in table.dtypes] == [
-        (field.name, str(field.type)) for field in plain.VERDICTS
+        (field.name, str(field.type)) for field in plain_timers.VERDICTS
     ]
 
 
 def test_lines_of_acks_are_sure_where_all_of_their_stretches_are_acked(
     spark: SparkSession,
 ) -> None:
-    size = 1 << plain.STRETCH_BITS
+    size = 1 << plain_timers.STRETCH_BITS
     runs = [(0, 2 * size + 5), (2 * size + 5, size - 5), (4 * size, size - 1), (5 * size, size)]
     acks = spark.createDataFrame(
         [("t", "g", first, count, 3, 2) for first, count in runs] + [("t", "h", 5, 1, 4, 1)],

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from chaos import live
-from timerclient import cli
+from chaos.live import live
+from timerclient.cli import timerctl
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from timerclient import cli
 def test_option_that_would_do_nothing_is_refused(
     tmp_path: Path, words: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["audit", str(tmp_path), *words]) == 2
+    assert timerctl.main(["audit", str(tmp_path), *words]) == 2
     assert capsys.readouterr().err == says + "\n"
 
 
@@ -31,7 +31,7 @@ def test_live_audit_looks_for_java_first(
 ) -> None:
     monkeypatch.setattr(live, "why_no_java", lambda: "no java on the PATH")
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["audit", ".", "--live"]) == 2
+    assert timerctl.main(["audit", ".", "--live"]) == 2
     assert capsys.readouterr().err == "live audit: no java on the PATH\n"
     assert not [*tmp_path.iterdir()]
 
@@ -51,6 +51,6 @@ def test_what_the_small_install_lacks_is_named(
         return known(name, *more)
 
     monkeypatch.setattr(builtins, "__import__", lacking)
-    assert cli.main(words) == 2
+    assert timerctl.main(words) == 2
     said = capsys.readouterr().err
     assert said == "timerctl: numpy is missing: pip install '.[server,audit]' in a clone\n"

@@ -11,22 +11,22 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from chaos import events, export, holders
-from chaos.archive import follow
-from chaos.events import Event
-from chaos.export import Story
-from chaos.history import Run
-from chaos.holders import Ended, Holders, Timer
-from chaos.replay import story as replay
-from chaos.simdisk import SimDisk
+from chaos.history.archive import follow
+from chaos.history.history import RunFolder
+from chaos.live import export, exported_events, holders
+from chaos.live.export import ExportStory
+from chaos.live.exported_events import EventKind
+from chaos.live.holders import Ended, Holders, KeyHolder
+from chaos.oracle import story as replay
+from chaos.sim.world.simdisk import SimDisk
 from tests.chaos import test_replay, world
 from tests.timer import machines
-from timer import entry
-from timer.columns import OnConflict, RequestId
-from timer.entry import Entry, Kind
-from timer.policies import CLUSTER, Policy, encode_policy
-from timer.producers import IDLE_MS_MAX
-from timer.units import UnixMs
+from timer.entries import entry_frame
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.entries.policies import CLUSTER, ScopePolicy, encode_policy
+from timer.model.columns import OnConflict, RequestId
+from timer.model.units import UnixMs
+from timer.state.producers import IDLE_MS_MAX
 
 
 def a_log() -> world.Log:
@@ -40,19 +40,21 @@ def a_log() -> world.Log:
     log.schedule(first, [(100, 1), (300, 2), (400, 3)], producer=(producer, 1), at_ms=11)
     log.schedule(second, [(200, 4)], at_ms=12)
     log.schedule(first, [(350, 9)], producer=(producer, 3))  # a gap: nothing comes of it
-    log.entry(Kind.POLICY, encode_policy(CLUSTER, Policy(delayed_delivery=False)), at_ms=15)
+    log.entry(
+        EntryKind.POLICY, encode_policy(CLUSTER, ScopePolicy(delayed_delivery=False)), at_ms=15
+    )
     log.cancel([(300, 2), (400, 99)], at_ms=20)
     log.fire(120)
     log.cancel([(100, 1)], at_ms=130)
     log.epoch(2, at_ms=140)
     log.schedule(second, [(90, 5)], at_ms=150)
     log.fire(420)
-    log.entry(Kind.CHECKPOINT, b"", at_ms=500)
+    log.entry(EntryKind.CHECKPOINT, b"", at_ms=500)
     return log
 
 
 def parsed(log: world.Log) -> list[Entry]:
-    found = [entry.frame_at(memoryview(frame), 0) for frame in log.frames]
+    found = [entry_frame.frame_at(memoryview(frame), 0) for frame in log.frames]
     return [item for item in found if isinstance(item, Entry)]
 
 
@@ -61,15 +63,15 @@ def exported(into: Path) -> list[dict[str, Any]]:
     return [
         row
         for path in sorted(into.glob("*.parquet"))
-        for row in pq.read_table(path, schema=events.ARROW).to_pylist()
+        for row in pq.read_table(path, schema=exported_events.ARROW).to_pylist()
     ]
 
 
 def told(rows: list[dict[str, Any]]) -> list[tuple[str, int, int, str]]:
     return [
-        (Event(row["kind"]).name, row["seq"], row["due_ms"], row["topic"])
+        (EventKind(row["kind"]).name, row["seq"], row["due_ms"], row["topic"])
         for row in rows
-        if row["kind"] not in (Event.CLOCK, Event.REACH, *events.OF_TOPICS)
+        if row["kind"] not in (EventKind.CLOCK, EventKind.REACH, *exported_events.OF_TOPICS)
     ]
 
 
@@ -98,7 +100,7 @@ def test_events_are_those_of_the_log(tmp_path: Path, data: dict[str, Path]) -> N
     export.open_exporter(data, tmp_path / "out").step(0)
     rows = exported(tmp_path / "out")
     assert told(rows) == EXPECTED
-    (clock,) = [row for row in rows if row["kind"] == Event.CLOCK]
+    (clock,) = [row for row in rows if row["kind"] == EventKind.CLOCK]
     figures = {name: clock[name] for name in ("seq", "at_ms", "read_ms", "since_ms", "first_seq")}
     assert figures == {"seq": 5, "at_ms": 500, "read_ms": 420, "since_ms": 140, "first_seq": 1}
 
@@ -108,7 +110,7 @@ def test_story_numbers_timers_and_topics_as_the_machine_does() -> None:
     log.entries = parsed(a_log())
     engine = machines.engine_on(SimDisk())
     machines.catch_up(engine, log)
-    story = Story()
+    story = ExportStory()
     for item in log.entries:
         story.apply(item)
     machine = engine.machine
@@ -136,7 +138,7 @@ def test_every_event_is_exported_once_whenever_the_exporter_is_killed(
                 exporter = export.open_exporter({"n1": node}, into)
         exporter.step(1000)
         assert told(exported(into)) == EXPECTED
-        seqs = [row["seq"] for row in exported(into) if row["kind"] == Event.CLOCK]
+        seqs = [row["seq"] for row in exported(into) if row["kind"] == EventKind.CLOCK]
         assert seqs == sorted(seqs)
 
 
@@ -150,11 +152,13 @@ def test_dead_letters_are_told_as_timers_of_their_topic_which_may_not_have_becom
     log.ack(topic, group, [0])
     log.move(topic, group, [0, 1], "t.g.dead", "dead-letters")
     log.schedule(topic, [(900, 3)])
-    story = Story()
+    story = ExportStory()
     told = [each for item in parsed(log) for each in story.apply(item)]
-    raced = [each.columns["seq"].tolist() for each in told if each.kind is Event.RACED and each.n]
+    raced = [
+        each.columns["seq"].tolist() for each in told if each.kind is EventKind.RACED and each.n
+    ]
     assert raced == [[3, 4]]  # the first was acked meanwhile: there is no 3
-    found = [each for each in told if each.kind is Event.SCHEDULED]
+    found = [each for each in told if each.kind is EventKind.SCHEDULED]
     [dead] = [each.columns for each in found if "t.g.dead" in each.columns["topic"]]
     assert (dead["seq"].tolist(), dead["due_ms"].tolist()) == ([3, 4], [1, 1])
     assert found[-1].columns["seq"].tolist() == [5]
@@ -168,8 +172,8 @@ def test_clock_is_told_while_nothing_happens(tmp_path: Path, data: dict[str, Pat
     again.step(0.0)
     rows = exported(tmp_path / "out")
     assert told(rows) == EXPECTED
-    assert [row["at_ms"] for row in rows if row["kind"] == Event.CLOCK] == [500] * 4
-    newest = events.newest(tmp_path / "out", export.PREFIX)
+    assert [row["at_ms"] for row in rows if row["kind"] == EventKind.CLOCK] == [500] * 4
+    newest = exported_events.newest(tmp_path / "out", export.PREFIX)
     assert newest is not None
     assert len(newest) == 1
 
@@ -200,17 +204,20 @@ def test_export_may_begin_at_a_manifest() -> None:
     begun.write()
     engine.end_flush(begun)
 
-    whole = Story()
+    whole = ExportStory()
     for item in log.entries:
         whole.apply(item)
-    begun_here = Story.at_manifest(machines.STATE, disk)
+    begun_here = ExportStory.at_manifest(machines.STATE, disk)
     assert begun_here.first_seq == 4
     log.schedule(machines.part_of([(2, machines.START_MS + 60, b"y")], 1, 2))
-    later = [events.table(each.apply(log.entries[-1])).to_pylist() for each in (whole, begun_here)]
+    later = [
+        exported_events.table(each.apply(log.entries[-1])).to_pylist()
+        for each in (whole, begun_here)
+    ]
     assert later[0] == later[1]
     assert [row["seq"] for row in later[0]] == [4]
-    assert Story.loads(begun_here.dumps()) == begun_here
-    assert Story.at_manifest(Path("nowhere"), disk) == Story()
+    assert ExportStory.loads(begun_here.dumps()) == begun_here
+    assert ExportStory.at_manifest(Path("nowhere"), disk) == ExportStory()
 
 
 def test_repeated_request_and_expired_producer_make_no_timers() -> None:
@@ -226,13 +233,13 @@ def test_repeated_request_and_expired_producer_make_no_timers() -> None:
     log.checkpoint()
     told.append(log.schedule(machines.part_of([(1, 5_000, b"x")], 1, 2)))
     told.append(log.schedule(named))  # a new request by now
-    story, found = Story(), []
+    story, found = ExportStory(), []
     engine = machines.engine_on(SimDisk())
     machines.catch_up(engine, log)
     for item in log.entries:
-        story = Story.loads(story.dumps())
-        rows = events.table(story.apply(item)).to_pylist()
-        found += [(item.index, row["seq"]) for row in rows if row["kind"] == Event.SCHEDULED]
+        story = ExportStory.loads(story.dumps())
+        rows = exported_events.table(story.apply(item)).to_pylist()
+        found += [(item.index, row["seq"]) for row in rows if row["kind"] == EventKind.SCHEDULED]
     assert found == [(told[0].index, 1), (told[2].index, 2), (told[4].index, 3)]
     assert story.next_seq == engine.machine.next_seq
 
@@ -252,8 +259,8 @@ def test_state_of_an_older_version_is_refused(tmp_path: Path, data: dict[str, Pa
 
 
 def test_rows_are_columns_of_one_schema() -> None:
-    table = events.rows(Event.SCHEDULED, 2, seq=np.array([1, 2]), topic="t", at_ms=5)
-    assert table.schema == events.ARROW
+    table = exported_events.rows(EventKind.SCHEDULED, 2, seq=np.array([1, 2]), topic="t", at_ms=5)
+    assert table.schema == exported_events.ARROW
     first = {"kind": 1, "seq": 1, "topic": "t", "at_ms": 5, "detail": ""}
     assert table.to_pylist()[0].items() >= first.items()
 
@@ -269,19 +276,19 @@ class Facts:
         self.cancelled: set[tuple[int, int]] = set()
         self.raced: set[tuple[int, int]] = set()
 
-    def take(self, found: list[events.Told]) -> None:
-        for row in events.table(found).to_pylist():
+    def take(self, found: list[exported_events.EventColumns]) -> None:
+        for row in exported_events.table(found).to_pylist():
             timer = row["due_ms"], row["seq"]
             match row["kind"]:
-                case Event.SCHEDULED:
+                case EventKind.SCHEDULED:
                     assert row["seq"] not in self.scheduled
                     self.scheduled[row["seq"]] = row["due_ms"], row["topic"]
-                case Event.CANCELLED:
+                case EventKind.CANCELLED:
                     self.cancelled.add(timer)
-                case Event.RACED:
+                case EventKind.RACED:
                     self.raced.add(timer)
                 case kind:
-                    assert kind in events.OF_TOPICS, row
+                    assert kind in exported_events.OF_TOPICS, row
 
 
 def truth(log: world.Log, folder: Path) -> dict[int, tuple[int, int]]:
@@ -298,7 +305,7 @@ def truth(log: world.Log, folder: Path) -> dict[int, tuple[int, int]]:
 def test_what_is_told_of_keys_is_true_or_excused(seed: int, whole: bool, tmp_path: Path) -> None:
     log = test_replay.random_log(random.Random(seed), fates=seed % 3 > 0)
     ends = truth(log, tmp_path)
-    story, facts = Story(), Facts()
+    story, facts = ExportStory(), Facts()
     entries = parsed(log)
     begin = 0 if whole else len(entries) // 3
     for item in entries:
@@ -306,7 +313,7 @@ def test_what_is_told_of_keys_is_true_or_excused(seed: int, whole: bool, tmp_pat
             story.holders = Holders(whole=False, read_ms=story.read_ms, stands=story.topics.stands)
             facts = Facts()
         told = story.apply(item)
-        story = Story.loads(story.dumps()) if item.index % 7 == 0 and whole else story
+        story = ExportStory.loads(story.dumps()) if item.index % 7 == 0 and whole else story
         facts.take(told)
         if item.index == begin:
             story.first_seq = story.next_seq
@@ -327,7 +334,7 @@ def test_what_is_told_of_keys_is_true_or_excused(seed: int, whole: bool, tmp_pat
 
 
 def test_keys_without_a_race_are_told_exactly() -> None:
-    log, story, facts = world.Log(), Story(), Facts()
+    log, story, facts = world.Log(), ExportStory(), Facts()
     log.epoch(1)
     topic = log.topic("t")
     log.schedule(topic, [(1000, 1)], keys=[b"k"])  # 1
@@ -355,7 +362,7 @@ def test_keys_without_a_race_are_told_exactly() -> None:
 
 
 def test_keys_of_what_has_fired_are_forgotten() -> None:
-    log, story = world.Log(), Story()
+    log, story = world.Log(), ExportStory()
     log.epoch(1)
     topic = log.topic("t")
     for number in range(5):
@@ -373,7 +380,9 @@ def test_keys_of_what_has_fired_are_forgotten() -> None:
 def test_who_may_have_been_moved_does_not_have_its_key_for_sure() -> None:
     # Even when what it may have become is cancelled by its id: then nobody may have it.
     holders, ended = Holders(whole=True), Ended()
-    old, new = (Timer(due, seq, 1, 0, sure=True, place_ms=due) for due, seq in ((50, 1), (60, 2)))
+    old, new = (
+        KeyHolder(due, seq, 1, 0, sure=True, place_ms=due) for due, seq in ((50, 1), (60, 2))
+    )
     holders.scheduled(7, old, OnConflict.REJECT, ended)
     assert holders.is_sure(7)
     holders.moved(7, new, sure=False, ended=ended)
@@ -420,7 +429,7 @@ def test_archived_cluster_is_exported_from_its_nodes_own_logs(
     nodes = [{"name": name, "data": str(folder)} for name, folder in data.items()]
     (tmp_path / "cluster.json").write_text(json.dumps({"nodes": nodes}))
     for name, folder in data.items():
-        follow(folder / "log", Run(tmp_path).kept(name))
+        follow(folder / "log", RunFolder(tmp_path).kept(name))
     seen: list[export.Exporter] = []
     monkeypatch.setattr(export, "_run", seen.append)
     assert export.main([str(tmp_path), "--into", str(tmp_path / "events")]) == 0

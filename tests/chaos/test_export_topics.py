@@ -7,30 +7,30 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chaos import events
-from chaos.events import RELEASE_MS, WITNESS_GROUP, Event, Told
-from chaos.export import Story
-from chaos.replay import story as replay
-from chaos.simdisk import SimDisk
+from chaos.live import exported_events
+from chaos.live.export import ExportStory
+from chaos.live.exported_events import RELEASE_MS, WITNESS_GROUP, EventColumns, EventKind
+from chaos.oracle import story as replay
+from chaos.sim.world.simdisk import SimDisk
 from tests.chaos import test_replay, world
 from tests.chaos.test_export import parsed
 from tests.chaos.test_judge import Court
 from tests.timer import machines
-from timer.entry import Kind
-from timer.payloads import GroupOp, Op
-from timer.policies import CLUSTER, Policy, Scope, encode_policy
-from timer.units import GroupId, TopicId
+from timer.entries.entry_frame import EntryKind
+from timer.entries.payloads import GroupOp, Op
+from timer.entries.policies import CLUSTER, Scope, ScopePolicy, encode_policy
+from timer.model.units import GroupId, TopicId
 
 SPAN_MS = 20_000
 """No random log takes so long."""
-NAMES = {kind: kind.name for kind in events.OF_TOPICS}
+NAMES = {kind: kind.name for kind in exported_events.OF_TOPICS}
 
 
-def facts(story: Story, log: world.Log) -> list[tuple[Any, ...]]:
+def facts(story: ExportStory, log: world.Log) -> list[tuple[Any, ...]]:
     """Return what a story tells of topics: kind, number and what else it says."""
     found = []
     for item in parsed(log)[story.index :]:
-        for row in events.table(story.apply(item)).to_pylist():
+        for row in exported_events.table(story.apply(item)).to_pylist():
             if row["kind"] in NAMES:
                 said = (row["ttl_ms"], row["read_ms"], row["seq"], row["detail"])
                 found.append((NAMES[row["kind"]], row["topic_id"], *filter(None, said)))
@@ -38,11 +38,11 @@ def facts(story: Story, log: world.Log) -> list[tuple[Any, ...]]:
 
 
 def policy(log: world.Log, scope: Scope, at_ms: int, **said: Any) -> None:
-    log.entry(Kind.POLICY, encode_policy(scope, Policy(**said)), at_ms=at_ms)
+    log.entry(EntryKind.POLICY, encode_policy(scope, ScopePolicy(**said)), at_ms=at_ms)
 
 
 def test_what_a_policy_changes_for_a_topic_is_told_whatever_its_scope() -> None:
-    log, story = world.Log(), Story()
+    log, story = world.Log(), ExportStory()
     log.epoch(1)
     log.topic("a")
     log.topic("n/b")
@@ -56,7 +56,7 @@ def test_what_a_policy_changes_for_a_topic_is_told_whatever_its_scope() -> None:
     policy(log, Scope("", TopicId(1)), 30, paused=False, ttl_ms=0)
     log.topic("c")
     log.topic("n/d")
-    story = Story.loads(story.dumps())
+    story = ExportStory.loads(story.dumps())
     assert facts(story, log) == [
         ("RESUMED", 2, 20, "drop"), ("RESUMED", 1, 30, 1, "all"), ("LIVES", 1),
         ("MADE", 3), ("PAUSED", 3), ("LIVES", 3, 500), ("MADE", 4), ("LIVES", 4, 500),
@@ -64,7 +64,7 @@ def test_what_a_policy_changes_for_a_topic_is_told_whatever_its_scope() -> None:
 
 
 def test_deleted_topic_is_told_once_and_what_asks_it_later_makes_nothing() -> None:
-    log, story = world.Log(), Story()
+    log, story = world.Log(), ExportStory()
     log.epoch(1)
     first = log.topic("a")
     group = log.group(first, "g")
@@ -77,8 +77,10 @@ def test_deleted_topic_is_told_once_and_what_asks_it_later_makes_nothing() -> No
     log.move(first, group, [0], "dead", "dead-letters")  # it takes a seq
     log.schedule(second, [(200, 3)], keys=[b"k"])
     entries = parsed(log)
-    told = [row for item in entries for row in events.table(story.apply(item)).to_pylist()]
-    scheduled = [(row["seq"], row["topic_id"]) for row in told if row["kind"] == Event.SCHEDULED]
+    told = [row for item in entries for row in exported_events.table(story.apply(item)).to_pylist()]
+    scheduled = [
+        (row["seq"], row["topic_id"]) for row in told if row["kind"] == EventKind.SCHEDULED
+    ]
     assert scheduled == [(1, 1), (3, 2)]
     of_topics = [(NAMES[row["kind"]], row["topic_id"]) for row in told if row["kind"] in NAMES]
     assert of_topics == [("MADE", 1), ("DELETED", 1), ("MADE", 2), ("WITNESSED", 2)]
@@ -86,7 +88,7 @@ def test_deleted_topic_is_told_once_and_what_asks_it_later_makes_nothing() -> No
 
 
 def test_expiry_is_told_by_the_time_to_live_before_its_entry() -> None:
-    log, story = world.Log(), Story()
+    log, story = world.Log(), ExportStory()
     log.epoch(1)
     topic = log.topic("a")
     group = log.group(topic, "g")
@@ -117,9 +119,9 @@ def test_export_that_begins_at_a_manifest_begins_with_what_is_so() -> None:
     assert begun is not None
     begun.write()
     engine.end_flush(begun)
-    story = Story.at_manifest(machines.STATE, disk)
-    assert Story.loads(story.dumps()) == story
-    rows = [row for kind, said in story.begins for row in _rows(Event(kind), said)]
+    story = ExportStory.at_manifest(machines.STATE, disk)
+    assert ExportStory.loads(story.dumps()) == story
+    rows = [row for kind, said in story.begins for row in _rows(EventKind(kind), said)]
     found = [(NAMES[row["kind"]], row["topic_id"], row["detail"] or row["ttl_ms"]) for row in rows]
     assert found == [
         ("MADE", 1, 0), ("PAUSED", 1, 0),
@@ -129,13 +131,13 @@ def test_export_that_begins_at_a_manifest_begins_with_what_is_so() -> None:
     assert [*story.topics.stands] == [1, 2]
 
 
-def _rows(kind: Event, columns: dict[str, Any]) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = events.table([Told(kind, 1, columns)]).to_pylist()
+def _rows(kind: EventKind, columns: dict[str, Any]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = exported_events.table([EventColumns(kind, 1, columns)]).to_pylist()
     return rows
 
 
 def test_key_of_a_held_timer_is_taken_until_it_has_gone() -> None:
-    log, story = world.Log(), Story()
+    log, story = world.Log(), ExportStory()
     log.epoch(1)
     topic = log.topic("a")
     log.schedule(topic, [(100_000, 1), (100_000, 2), (100_000, 3)], keys=[b"k", b"m", b"n"])
@@ -150,13 +152,16 @@ def test_key_of_a_held_timer_is_taken_until_it_has_gone() -> None:
     log.schedule(topic, [(600_000, 7)], keys=[b"k"])  # 7: perhaps 1 has gone
     log.fire(300_000 + 2 * RELEASE_MS)
     log.schedule(topic, [(700_000, 8)], keys=[b"n"])  # 8
-    table = events.table([told for item in parsed(log) for told in story.apply(item)]).to_pylist()
+    table = exported_events.table(
+        [told for item in parsed(log) for told in story.apply(item)]
+    ).to_pylist()
     seqs = {
         kind: [row["seq"] for row in table if row["kind"] == kind]
-        for kind in (Event.SCHEDULED, Event.CANCELLED, Event.RACED)
+        for kind in (EventKind.SCHEDULED, EventKind.CANCELLED, EventKind.RACED)
     }
     assert seqs == {
-        Event.SCHEDULED: [1, 2, 3, 5, 7, 8], Event.CANCELLED: [2, 5, 3], Event.RACED: [7],
+        EventKind.SCHEDULED: [1, 2, 3, 5, 7, 8], EventKind.CANCELLED: [2, 5, 3], EventKind.RACED:
+        [7],
     }  # fmt: skip
 
 
@@ -172,7 +177,7 @@ class Witnessed(world.Log):
         return made
 
 
-Trial = list[tuple[list[Told], list[dict[str, Any]]]]
+Trial = list[tuple[list[EventColumns], list[dict[str, Any]]]]
 """What the exporter and an honest witness tell of a log, entry by entry."""
 
 
@@ -185,8 +190,8 @@ def trial_of(seed: int, directory: Path) -> Trial:
     for more in range(30):  # and all that may fire does
         log.fire(log.time_ms + 400 * (more == 0), rows_max=1000)
     notes = test_replay.Notes()
-    judged = replay.Story(notes, directory)
-    story, found = Story(), []
+    judged = replay.LogStory(notes, directory)
+    story, found = ExportStory(), []
     for item in parsed(log):
         judged.apply(item)
         given = [
@@ -198,7 +203,7 @@ def trial_of(seed: int, directory: Path) -> Trial:
         notes.rows.clear()
         found.append(([*story.apply(item), story.clock()], given))
         if item.index % 9 == 0:
-            story = Story.loads(story.dumps())
+            story = ExportStory.loads(story.dumps())
     return found
 
 
@@ -206,23 +211,25 @@ def judge(trial: Trial, *, without: int = 0, twice: int = 0) -> list[tuple[str, 
     """Return what is raised, if the witness was not given one timer, or one twice."""
     court = Court(SPAN_MS)
     for topic in ("a", "b"):
-        court.tell(Event.REACH, topic=topic, read_ms=1, at_ms=1)
+        court.tell(EventKind.REACH, topic=topic, read_ms=1, at_ms=1)
     alerts = court.step()
     for at, (told, given) in enumerate(trial):
-        court.told.append(events.table(told))
+        court.told.append(exported_events.table(told))
         for row in given:
             if row["seq"] != without:
-                court.tell(Event.GIVEN, **row)
+                court.tell(EventKind.GIVEN, **row)
             if row["seq"] == twice:
-                court.tell(Event.GIVEN, **row | {"queue_offset": row["queue_offset"] + 10**6})
+                court.tell(EventKind.GIVEN, **row | {"queue_offset": row["queue_offset"] + 10**6})
         if at % 5 == 0:
             alerts += court.step()
     last = trial[-1][0][-1].columns
     for later_ms in range(1, 4):
         at_ms = last["at_ms"] + later_ms * (2 * SPAN_MS + RELEASE_MS)
-        court.told.append(events.table([Told(Event.CLOCK, 1, last | {"at_ms": at_ms})]))
+        court.told.append(
+            exported_events.table([EventColumns(EventKind.CLOCK, 1, last | {"at_ms": at_ms})])
+        )
         for topic in ("a", "b"):
-            court.tell(Event.REACH, topic=topic, read_ms=at_ms, at_ms=at_ms)
+            court.tell(EventKind.REACH, topic=topic, read_ms=at_ms, at_ms=at_ms)
         alerts += court.step()
     return [(alert.kind, alert.seq) for alert in alerts]
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from chaos.audit.faults import Fault, Phase, phases, windows
+from chaos.audit.rules.fault_windows import Fault, Phase, phases, windows
 
 
 def line(event: str, at_ms: int, **more: Any) -> dict[str, Any]:

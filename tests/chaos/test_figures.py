@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
-from chaos.audit import figures
-from chaos.audit.faults import Fault, Phase, windows
+from chaos.audit.report import figures
+from chaos.audit.rules.fault_windows import Fault, Phase, windows
 
 pytestmark = pytest.mark.spark
 

@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from chaos import flat
+from chaos.history import flat
 from tests.chaos.world import SALT, id_of
-from timer import timer_id
+from timer.model import timer_id
 
 KINDS = {
     **dict.fromkeys(("topic", "group", "outcome", "on_conflict"), pa.string()),

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from chaos.follow import Follower, Held, LogGone, Window, committed
+from chaos.live.follow import FollowedFrame, FollowedWindow, Follower, LogGone, committed
 from tests.chaos import world
-from timer.disk import RealDisk
-from timer.entry import Entry, Kind
-from timer.log import Log
-from timer.units import Epoch, LogIndex
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.files.disk import RealDisk
+from timer.files.log import Log
+from timer.model.units import Epoch, LogIndex
 
 
 def frames(*epochs: int) -> list[bytes]:
@@ -19,7 +19,7 @@ def frames(*epochs: int) -> list[bytes]:
     log = world.Log()
     for epoch in epochs:
         log.current = Epoch(epoch)
-        log.entry(Kind.CHECKPOINT, b"", at_ms=epoch)
+        log.entry(EntryKind.CHECKPOINT, b"", at_ms=epoch)
     return log.frames
 
 
@@ -42,12 +42,12 @@ def indexes(follower: Follower) -> list[int]:
     return [item.index for item in found]
 
 
-def window(*epochs: int, first: int = 1, full: bool = False) -> Window:
+def window(*epochs: int, first: int = 1, full: bool = False) -> FollowedWindow:
     held = [
-        Held(LogIndex(first + i), Epoch(epoch), 0, Path(), 0, memoryview(b""))
+        FollowedFrame(LogIndex(first + i), Epoch(epoch), 0, Path(), 0, memoryview(b""))
         for i, epoch in enumerate(epochs)
     ]
-    return Window(held, full=full)
+    return FollowedWindow(held, full=full)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def window(*epochs: int, first: int = 1, full: bool = False) -> Window:
         ),
     ],
 )  # fmt: skip
-def test_committed_is(windows: list[Window], expected: tuple[int, int] | None) -> None:
+def test_committed_is(windows: list[FollowedWindow], expected: tuple[int, int] | None) -> None:
     assert committed(windows, len(windows) // 2 + 1) == expected
 
 
@@ -124,7 +124,7 @@ def test_uncommitted_suffix_that_is_replaced_is_never_handed_on(tmp_path: Path) 
         lonely = world.Log(agreed)
         lonely.current = Epoch(epoch)
         for _ in range(chance.randrange(4)):
-            lonely.entry(Kind.CHECKPOINT, b"", at_ms=epoch)
+            lonely.entry(EntryKind.CHECKPOINT, b"", at_ms=epoch)
         catch_up(third, agreed, committed=len(handed))
         third.append(lonely.frames[third.last_index :])
         handed += follower.poll()[0]
@@ -132,7 +132,7 @@ def test_uncommitted_suffix_that_is_replaced_is_never_handed_on(tmp_path: Path) 
         epoch += 1
         agreed.current = Epoch(epoch)
         for _ in range(1 + chance.randrange(4)):
-            agreed.entry(Kind.CHECKPOINT, b"", at_ms=epoch)
+            agreed.entry(EntryKind.CHECKPOINT, b"", at_ms=epoch)
         for node in (leader, other):
             catch_up(node, agreed, committed=len(handed))
             found, divergences = follower.poll()
@@ -172,7 +172,7 @@ def test_node_that_holds_something_else_is_told_of(tmp_path: Path) -> None:
     other = world.Log()
     other.current = Epoch(1)
     for at_ms in (1, 9, 9):  # the second and third are not what the others have
-        other.entry(Kind.CHECKPOINT, b"", at_ms=at_ms)
+        other.entry(EntryKind.CHECKPOINT, b"", at_ms=at_ms)
     world.write_log(tmp_path / "a/log", same)
     world.write_log(tmp_path / "b/log", same)
     world.write_log(tmp_path / "c/log", other.frames)

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from chaos.history import (
+from chaos.history.history import (
     CLOCK_ERROR,
     MARK_NONE,
     MS_MAX,
-    Faults,
+    FaultTimeline,
     History,
-    Outcome,
-    Run,
+    OpOutcome,
+    RunFolder,
     leader_kills,
     mark_of,
     payload_of,
@@ -24,8 +24,8 @@ from chaos.history import (
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return Run(tmp_path)
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path)
 
 
 @pytest.mark.parametrize("mark", [0, 1, 1 << 40, (1 << 63) - 1])
@@ -40,10 +40,10 @@ def test_short_payload_has_no_mark() -> None:
     assert mark_of(b"1234567") == MARK_NONE
 
 
-def test_line_is_on_disk_when_the_call_returns(run: Run) -> None:
+def test_line_is_on_disk_when_the_call_returns(run: RunFolder) -> None:
     with History(run, "c1") as history:
         history.schedule(
-            [7, 8], ids=["a", "b"], due_ms=None, topic="t", span_ms=(1, 2), outcome=Outcome.OK
+            [7, 8], ids=["a", "b"], due_ms=None, topic="t", span_ms=(1, 2), outcome=OpOutcome.OK
         )
         (line,) = read(run.histories / "c1.jsonl")
     assert line == {
@@ -59,12 +59,12 @@ def test_line_is_on_disk_when_the_call_returns(run: Run) -> None:
     }
 
 
-def test_ok_without_ids_is_refused(run: Run) -> None:
+def test_ok_without_ids_is_refused(run: RunFolder) -> None:
     with History(run, "c1") as history, pytest.raises(AssertionError):
-        history.schedule([7], ids=None, due_ms=[1], topic="t", span_ms=(1, 2), outcome=Outcome.OK)
+        history.schedule([7], ids=None, due_ms=[1], topic="t", span_ms=(1, 2), outcome=OpOutcome.OK)
 
 
-def test_torn_last_line_is_left_out(run: Run) -> None:
+def test_torn_last_line_is_left_out(run: RunFolder) -> None:
     with History(run, "c1") as history:
         history.open("t", "g", start_ms=1)
         history.deliver("t", "g", received_ms=2, offsets=[0])
@@ -97,18 +97,18 @@ def test_longest_time_without_a_kill_of_the_leader_is_between_strikes() -> None:
     assert leader_kills(long) == {"kills": 1} | told
 
 
-def test_two_writers_append_whole_lines(run: Run) -> None:
+def test_two_writers_append_whole_lines(run: RunFolder) -> None:
     with History(run, "c1") as one, History(run, "c1") as two:
         for number in range(100):
             (one if number % 2 else two).ack(
-                "t", "g", [number], results=["ACKED"], span_ms=(0, 1), outcome=Outcome.OK
+                "t", "g", [number], results=["ACKED"], span_ms=(0, 1), outcome=OpOutcome.OK
             )
     lines = [*read(run.histories / "c1.jsonl")]
     assert [line["offsets"] for line in lines] == [[n] for n in range(100)]
 
 
-def test_run_finds_nodes_by_its_cluster_file(run: Run) -> None:
-    with Faults(run) as faults:
+def test_run_finds_nodes_by_its_cluster_file(run: RunFolder) -> None:
+    with FaultTimeline(run) as faults:
         faults.record("kill", at_ms=5, node="n1")
     nodes = [{"name": "n1", "data": "n1"}, {"name": "n2", "data": "elsewhere/n2"}]
     (run.root / "cluster.json").write_text(json.dumps({"nodes": nodes}))
@@ -117,7 +117,7 @@ def test_run_finds_nodes_by_its_cluster_file(run: Run) -> None:
     assert [*read(run.faults)] == [{"event": "kill", "at_ms": 5, "node": "n1"}]
 
 
-def test_run_without_nodes_says_so(run: Run) -> None:
+def test_run_without_nodes_says_so(run: RunFolder) -> None:
     with pytest.raises(FileNotFoundError, match=r"neither cluster\.json nor"):
         run.nodes()
 
@@ -127,7 +127,7 @@ def test_run_without_nodes_says_so(run: Run) -> None:
                            ('{"clock_error_ms": 281474976710655}', MS_MAX)],
 )  # fmt: skip
 def test_run_says_how_far_clocks_differ_or_does_not(
-    run: Run, text: str | None, error_ms: int | None
+    run: RunFolder, text: str | None, error_ms: int | None
 ) -> None:
     if text is not None:
         run.about.write_text(text)
@@ -135,22 +135,22 @@ def test_run_says_how_far_clocks_differ_or_does_not(
 
 
 @pytest.mark.parametrize("value", ["-1", "281474976710656", "1.5", "true", '"5"', "[]"])
-def test_clocks_that_are_no_milliseconds_are_named(run: Run, value: str) -> None:
+def test_clocks_that_are_no_milliseconds_are_named(run: RunFolder, value: str) -> None:
     run.about.write_text(f'{{"clock_error_ms": {value}}}')
     with pytest.raises(ValueError, match=r"run\.json: clock_error_ms = .*: must be an integer"):
         run.error_ms(CLOCK_ERROR)
 
 
 @pytest.mark.parametrize("text", ["[]", "5", '{"clock_err', ""])
-def test_run_json_that_is_none_is_named(run: Run, text: str) -> None:
+def test_run_json_that_is_none_is_named(run: RunFolder, text: str) -> None:
     run.about.write_text(text)
     with pytest.raises(ValueError, match=r"run\.json: "):
         run.error_ms(CLOCK_ERROR)
 
 
-def test_clock_that_was_set_back_makes_no_request_end_before_it_began(run: Run) -> None:
+def test_clock_that_was_set_back_makes_no_request_end_before_it_began(run: RunFolder) -> None:
     with History(run, "c1") as history:
-        history.cancel(["a"], results=None, span_ms=(9, 7), outcome=Outcome.UNKNOWN)
+        history.cancel(["a"], results=None, span_ms=(9, 7), outcome=OpOutcome.UNKNOWN)
     (line,) = read(run.histories / "c1.jsonl")
     assert (line["start_ms"], line["end_ms"]) == (9, 9)
 
@@ -158,7 +158,7 @@ def test_clock_that_was_set_back_makes_no_request_end_before_it_began(run: Run) 
 @pytest.mark.parametrize(
     "name", ["c.ndjson", "c.jsonl.gz", "_c.jsonl", ".c.parquet", "c", "c.parquet"]
 )
-def test_history_that_nobody_would_read_is_refused(run: Run, name: str) -> None:
+def test_history_that_nobody_would_read_is_refused(run: RunFolder, name: str) -> None:
     with pytest.raises(FileNotFoundError, match="no histories"):
         run.history_files()
     for each in ("b.parquet", "a.jsonl"):
@@ -184,7 +184,7 @@ def test_history_that_nobody_would_read_is_refused(run: Run, name: str) -> None:
         ("[1]", "names no nodes and their data: TypeError"),
     ],
 )
-def test_log_bears_witness_for_one_node(run: Run, listed: Any, said: str) -> None:
+def test_log_bears_witness_for_one_node(run: RunFolder, listed: Any, said: str) -> None:
     if isinstance(listed, list):
         nodes = [{"name": name, "data": data} for name, data in listed]
         run.listed.write_text(json.dumps({"nodes": nodes}))
@@ -204,9 +204,9 @@ def test_log_bears_witness_for_one_node(run: Run, listed: Any, said: str) -> Non
         ("{,}", "not JSON: Expecting"),
     ],
 )
-def test_line_of_the_timeline_that_is_none_is_named(run: Run, line: str, said: str) -> None:
+def test_line_of_the_timeline_that_is_none_is_named(run: RunFolder, line: str, said: str) -> None:
     assert read_faults(run.faults) == []
-    with Faults(run) as faults:
+    with FaultTimeline(run) as faults:
         faults.record("kill", at_ms=5, node="n1")
     assert len(read_faults(run.faults)) == 1
     run.faults.write_text(run.faults.read_text() + line + "\n")

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from chaos.history import History, Outcome, Run
-from chaos.history_check import COLUMNS, OPS, check, check_line, kind_of, main
+from chaos.history.history import History, OpOutcome, RunFolder
+from chaos.history.history_check import COLUMNS, OPS, check, check_line, kind_of, main
 
 DOCUMENT = Path(__file__).parents[2] / "docs/history-format.md"
 EXAMPLES = [
@@ -43,7 +43,7 @@ def asked(**fields: Any) -> dict[str, Any]:
 
 def test_document_has_an_example_of_every_operation_and_all_are_right() -> None:
     assert {*BY_OP} == {*OPS}
-    assert {line["outcome"] for line in EXAMPLES if "outcome" in line} == {*Outcome}
+    assert {line["outcome"] for line in EXAMPLES if "outcome" in line} == {*OpOutcome}
     for line in EXAMPLES:
         assert [*check_line(line)] == []
 
@@ -167,15 +167,15 @@ def test_torn_last_line_is_left_out(tmp_path: Path, kept: int) -> None:
 
 
 def test_what_our_own_clients_write_is_right(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     ids = BY_OP["schedule"]["ids"]
     with History(run, "c") as history:
         for due_ms in (None, [5, 6]):
             history.schedule([1, 2], ids=ids, due_ms=due_ms, topic="t", span_ms=(1, 2),
-                             outcome=Outcome.OK)  # fmt: skip
+                             outcome=OpOutcome.OK)  # fmt: skip
         request = history.asks("cancel", start_ms=1, ids=ids)
         history.cancel(
-            ids, request=request, results=None, span_ms=(1, 1), outcome=Outcome.UNKNOWN, detail=""
+            ids, request=request, results=None, span_ms=(1, 1), outcome=OpOutcome.UNKNOWN, detail=""
         )
         history.open("t", "g", start_ms=1)
     assert [*check(run.histories / "c.jsonl")] == []

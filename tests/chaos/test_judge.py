@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from chaos import events
-from chaos.events import Event
-from chaos.judge import CHUNK_BITS, Alert, Head, Judge, Reach
-from chaos.standing import Pause, Standing, Standings
+from chaos.live import exported_events
+from chaos.live.exported_events import EventKind
+from chaos.live.judge import CHUNK_BITS, Alert, Judge, JudgeState, WitnessReach
+from chaos.live.standing import Standing, Standings, TopicPause
 
 NOW = 1_700_000_000_000
 OVERDUE_MS = 5_000
@@ -22,7 +22,7 @@ class Court:
     def __init__(self, overdue_ms: int = OVERDUE_MS) -> None:
         self.overdue_ms = overdue_ms
         self.chunks: dict[int, bytes] = {}
-        self.head = Head().dumps()
+        self.head = JudgeState().dumps()
         self.told: list[Any] = []
         self.last_seq = 0
         self.index = 0
@@ -37,11 +37,13 @@ class Court:
         del self.chunks[chunk]
 
     def step(self) -> list[Alert]:
-        table = pa.concat_tables(self.told) if self.told else events.rows(Event.CLOCK, 0)
+        table = (
+            pa.concat_tables(self.told) if self.told else exported_events.rows(EventKind.CLOCK, 0)
+        )
         self.told.clear()
         columns = {n: table[n].to_numpy(zero_copy_only=False) for n in table.column_names}
         judge = Judge(
-            Head.loads(self.head), self, overdue_ms=self.overdue_ms, horizon_ms=HORIZON_MS
+            JudgeState.loads(self.head), self, overdue_ms=self.overdue_ms, horizon_ms=HORIZON_MS
         )  # fmt: skip
         alerts = judge.step(columns)
         self.head = judge.head.dumps()
@@ -55,7 +57,7 @@ class Court:
     ) -> None:
         self.last_seq = max(self.last_seq, seq)
         self.tell(
-            Event.SCHEDULED, seq=seq, due_ms=due_ms, at_ms=at_ms, topic=topic, topic_id=number
+            EventKind.SCHEDULED, seq=seq, due_ms=due_ms, at_ms=at_ms, topic=topic, topic_id=number
         )
 
     def give(
@@ -64,12 +66,12 @@ class Court:
     ) -> None:  # fmt: skip
         fired_at_ms = due_ms if fired_ms is None else fired_ms
         self.tell(
-            Event.GIVEN, seq=seq, due_ms=due_ms, at_ms=fired_at_ms + 1, topic="t",
+            EventKind.GIVEN, seq=seq, due_ms=due_ms, at_ms=fired_at_ms + 1, topic="t",
             queue_offset=offset or seq, fired_at_ms=fired_at_ms,
             handed_out_ms=handed_out_ms or fired_at_ms + 1,
         )  # fmt: skip
 
-    def of_topic(self, kind: Event, at_ms: int, number: int = 1, **columns: Any) -> None:
+    def of_topic(self, kind: EventKind, at_ms: int, number: int = 1, **columns: Any) -> None:
         self.index += 1
         self.tell(
             kind, topic_id=number, topic="t", at_ms=at_ms, index=self.index, **columns
@@ -78,15 +80,15 @@ class Court:
     def clock(self, at_ms: int, *, read_ms: int | None = None, since_ms: int = 0) -> None:
         self.index += 1
         self.tell(
-            Event.CLOCK, seq=self.last_seq, at_ms=at_ms, index=self.index, since_ms=since_ms,
+            EventKind.CLOCK, seq=self.last_seq, at_ms=at_ms, index=self.index, since_ms=since_ms,
             read_ms=at_ms if read_ms is None else read_ms, first_seq=1,
         )  # fmt: skip
 
     def reach(self, read_ms: int, *, at_ms: int = NOW) -> None:
-        self.tell(Event.REACH, topic="t", read_ms=read_ms, at_ms=at_ms)
+        self.tell(EventKind.REACH, topic="t", read_ms=read_ms, at_ms=at_ms)
 
-    def tell(self, kind: Event, **columns: Any) -> None:
-        self.told.append(events.rows(kind, **columns))
+    def tell(self, kind: EventKind, **columns: Any) -> None:
+        self.told.append(exported_events.rows(kind, **columns))
 
 
 @pytest.fixture
@@ -227,7 +229,7 @@ def test_timer_that_fired_before_its_due_time_is_early(court: Court) -> None:
 def test_cancelled_timer_must_not_come_and_is_not_missed(court: Court) -> None:
     for seq in (1, 2, 3):
         court.schedule(seq, NOW + 100)
-        court.tell(Event.CANCELLED, seq=seq, due_ms=NOW + 100 + (seq == 3), at_ms=NOW)
+        court.tell(EventKind.CANCELLED, seq=seq, due_ms=NOW + 100 + (seq == 3), at_ms=NOW)
     court.give(2, NOW + 100)
     court.clock(NOW + 100 + OVERDUE_MS)
     assert court.kinds() == [("cancelled", 2)]
@@ -239,7 +241,7 @@ def test_cancelled_timer_must_not_come_and_is_not_missed(court: Court) -> None:
 def test_cancel_that_may_have_come_too_late_excuses_both(court: Court) -> None:
     for seq in (1, 2):
         court.schedule(seq, NOW + 100)
-        court.tell(Event.RACED, seq=seq, due_ms=NOW + 100, at_ms=NOW + 100)
+        court.tell(EventKind.RACED, seq=seq, due_ms=NOW + 100, at_ms=NOW + 100)
     court.give(2, NOW + 100)
     court.clock(NOW + 200)
     court.reach(NOW + 200 + 3 * OVERDUE_MS)
@@ -287,18 +289,18 @@ def test_what_fired_before_the_witness_came_is_not_missed() -> None:
 
 
 def test_node_that_holds_something_else_is_told_of(court: Court) -> None:
-    court.tell(Event.DIVERGED, node="n2", index=7, detail="crc")
+    court.tell(EventKind.DIVERGED, node="n2", index=7, detail="crc")
     (alert,) = court.step()
     assert (alert.kind, alert.detail) == ("diverged", "n2 at 7: crc")
 
 
 def test_head_comes_back_as_it_was_put_down() -> None:
-    standing = Standing(deleted_ms=7, pauses=[Pause(1), Pause(5, catch_up="drop")])
-    head = Head(
+    standing = Standing(deleted_ms=7, pauses=[TopicPause(1), TopicPause(5, catch_up="drop")])
+    head = JudgeState(
         clock_ms=5, topics=[(0, "a"), (1, "é")], standings=Standings({1: standing}),
-        reaches={"a": Reach(1, 2)}, fires=[(1, 2)], visits={3: 4, 5: 1 << 60},
+        reaches={"a": WitnessReach(1, 2)}, fires=[(1, 2)], visits={3: 4, 5: 1 << 60},
     )  # fmt: skip
-    assert Head.loads(head.dumps()) == head
+    assert JudgeState.loads(head.dumps()) == head
 
 
 def test_any_order_and_grouping_of_honest_events_raises_nothing() -> None:
@@ -317,7 +319,7 @@ def test_any_order_and_grouping_of_honest_events_raises_nothing() -> None:
                 due[seq] = max(due[seq], now_ms - 2000)
                 court.schedule(seq, due[seq], at_ms=now_ms)
                 if seq in cancelled:
-                    kind = Event.CANCELLED if due[seq] > now_ms else Event.RACED
+                    kind = EventKind.CANCELLED if due[seq] > now_ms else EventKind.RACED
                     court.tell(kind, seq=seq, due_ms=due[seq], at_ms=now_ms)
                 elif due[seq] <= now_ms:
                     court.give(seq, due[seq], fired_ms=now_ms)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from chaos.events import RELEASE_MS, Event
+from chaos.live.exported_events import RELEASE_MS, EventKind
 from tests.chaos.test_judge import HORIZON_MS, NOW, OVERDUE_MS, Court
 
 HOUR = 3_600_000
@@ -12,8 +12,8 @@ HOUR = 3_600_000
 def court() -> Court:
     """A judge that a witness of topic t, number 1, talks to."""
     court = Court()
-    court.of_topic(Event.MADE, NOW - 10)
-    court.of_topic(Event.WITNESSED, NOW - 9)
+    court.of_topic(EventKind.MADE, NOW - 10)
+    court.of_topic(EventKind.WITNESSED, NOW - 9)
     court.reach(NOW)
     court.clock(NOW)
     assert court.step() == []
@@ -28,7 +28,7 @@ def later(court: Court, at_ms: int) -> list[tuple[str, int]]:
 
 
 def resume(court: Court, at_ms: int, catch_up: str = "all") -> None:
-    court.of_topic(Event.RESUMED, at_ms, read_ms=at_ms, seq=court.last_seq, detail=catch_up)
+    court.of_topic(EventKind.RESUMED, at_ms, read_ms=at_ms, seq=court.last_seq, detail=catch_up)
 
 
 def paused(court: Court) -> int:
@@ -39,7 +39,7 @@ def paused(court: Court) -> int:
     court.schedule(1, NOW + 100, number=1)
     court.schedule(2, NOW + 1000, number=1)
     court.give(1, NOW + 100)
-    court.of_topic(Event.PAUSED, NOW + 500)
+    court.of_topic(EventKind.PAUSED, NOW + 500)
     assert later(court, NOW + 600) == []
     court.schedule(3, NOW + 300, at_ms=NOW + 2000, number=1)
     end_ms = NOW + HOUR
@@ -80,8 +80,8 @@ def test_loss_of_what_comes_due_after_a_pause_is_raised_though_it_was_looked_at_
     due_ms = NOW + HOUR
     for seq in (1, 2):
         court.schedule(seq, due_ms, number=1)
-    court.of_topic(Event.PAUSED, NOW + 100)
-    court.tell(Event.CANCELLED, seq=2, due_ms=due_ms, at_ms=NOW + 150)
+    court.of_topic(EventKind.PAUSED, NOW + 100)
+    court.tell(EventKind.CANCELLED, seq=2, due_ms=due_ms, at_ms=NOW + 150)
     assert later(court, NOW + 200) == []
     resume(court, NOW + 300)
     assert later(court, NOW + 300) == []
@@ -94,7 +94,7 @@ def test_timer_lost_before_a_pause_is_raised_before_it_or_behind(court: Court) -
     court.schedule(2, NOW + 9_000, number=1)
     assert later(court, NOW + 200) == []
     assert later(court, NOW + 10_000) == [("lost", 1)]
-    court.of_topic(Event.PAUSED, NOW + 10_000)
+    court.of_topic(EventKind.PAUSED, NOW + 10_000)
     assert later(court, NOW + 60_000) == []
     resume(court, NOW + 60_000)
     end_ms = NOW + 60_000 + RELEASE_MS + OVERDUE_MS
@@ -130,15 +130,15 @@ def test_firing_in_a_paused_topic_is_raised_but_not_of_a_dead_letter(
     court.schedule(1, NOW + 1000, number=1)
     court.schedule(2, NOW + 1000, number=1)
     court.schedule(3, NOW + 1000, number=1)
-    court.tell(Event.RACED, seq=2, due_ms=NOW + 1000, at_ms=NOW)
+    court.tell(EventKind.RACED, seq=2, due_ms=NOW + 1000, at_ms=NOW)
     if told_before:
-        court.of_topic(Event.PAUSED, NOW + 500)
+        court.of_topic(EventKind.PAUSED, NOW + 500)
     for seq, fired_ms in ((1, NOW + 1001), (2, NOW + 1001), (3, NOW + 500)):
         court.give(seq, NOW + 1000 - 600 * (seq == 3), fired_ms=fired_ms)
     court.clock(NOW + 2000)
     if not told_before:
         assert [each for each in court.kinds() if each[1] != 3] == []
-        court.of_topic(Event.PAUSED, NOW + 500)
+        court.of_topic(EventKind.PAUSED, NOW + 500)
     assert [each for each in later(court, NOW + 3000) if each[1] != 3] == [("held", 1)]
 
 
@@ -172,7 +172,7 @@ def test_pause_during_a_release_leaves_what_is_left_to_the_next(court: Court) ->
     end_ms = paused(court)
     resume(court, end_ms)
     court.give(3, NOW + 300, fired_ms=end_ms + 50)
-    court.of_topic(Event.PAUSED, end_ms + 60)
+    court.of_topic(EventKind.PAUSED, end_ms + 60)
     assert later(court, end_ms + HOUR) == []
     resume(court, end_ms + HOUR, "drop")
     assert later(court, end_ms + HOUR + 2 * RELEASE_MS) == []
@@ -183,10 +183,10 @@ def test_pause_during_a_release_leaves_what_is_left_to_the_next(court: Court) ->
 def test_nothing_is_missed_of_a_deleted_topic_and_its_namesake_is_another_one(court: Court) -> None:
     court.schedule(1, NOW + 100, number=1)
     court.schedule(2, NOW + 5000, number=1)
-    court.of_topic(Event.DELETED, NOW + 200)
-    court.of_topic(Event.MADE, NOW + 300, number=2)
+    court.of_topic(EventKind.DELETED, NOW + 200)
+    court.of_topic(EventKind.MADE, NOW + 300, number=2)
     court.schedule(3, NOW + 400, number=2)  # nobody reads it yet
-    court.of_topic(Event.WITNESSED, NOW + 1000, number=2)
+    court.of_topic(EventKind.WITNESSED, NOW + 1000, number=2)
     assert later(court, NOW + 1100) == []
     court.schedule(4, NOW + 1500, number=2)
     court.schedule(5, NOW + 1500, number=2)
@@ -199,7 +199,7 @@ def test_nothing_is_missed_of_a_deleted_topic_and_its_namesake_is_another_one(co
 
 def test_deletion_lets_go_of_what_is_held(court: Court) -> None:
     end_ms = paused(court)
-    court.of_topic(Event.DELETED, end_ms)
+    court.of_topic(EventKind.DELETED, end_ms)
     assert later(court, end_ms + 1) == []
     assert later(court, end_ms + 2 * HORIZON_MS) == []
     assert court.chunks == {}
@@ -210,19 +210,19 @@ def test_delivery_long_after_the_deletion_is_raised(
     court: Court, handed_out_ms: int, raised: list[tuple[str, int]]
 ) -> None:
     court.schedule(1, NOW + 100, number=1)
-    court.of_topic(Event.DELETED, NOW + 200)
+    court.of_topic(EventKind.DELETED, NOW + 200)
     assert later(court, NOW + 20_000) == []  # the witness was slow
     court.give(1, NOW + 100, handed_out_ms=NOW + handed_out_ms)
     assert later(court, NOW + 20_001) == raised
 
 
 def test_what_expired_is_not_missed_and_what_did_not_is(court: Court) -> None:
-    court.of_topic(Event.LIVES, NOW, ttl_ms=2000)
+    court.of_topic(EventKind.LIVES, NOW, ttl_ms=2000)
     court.schedule(1, NOW + 100, number=1)
     court.schedule(2, NOW + 3000, number=1)
     court.clock(NOW + 3000)  # the witness is away
     assert court.kinds() == []
-    court.of_topic(Event.EXPIRED, NOW + 3000, read_ms=NOW + 1000)
+    court.of_topic(EventKind.EXPIRED, NOW + 3000, read_ms=NOW + 1000)
     assert later(court, NOW + 3001) == []
     assert later(court, NOW + 3000 + OVERDUE_MS) == [("lost", 2)]
 
@@ -230,18 +230,18 @@ def test_what_expired_is_not_missed_and_what_did_not_is(court: Court) -> None:
 def test_timer_lost_where_nothing_expired_is_raised_though_its_time_to_live_is_over(
     court: Court,
 ) -> None:
-    court.of_topic(Event.LIVES, NOW, ttl_ms=1000)
+    court.of_topic(EventKind.LIVES, NOW, ttl_ms=1000)
     court.schedule(1, NOW + 100, number=1)
     assert later(court, NOW + 200) == []
     assert later(court, NOW + 200 + OVERDUE_MS) == [("lost", 1)]
 
 
 def test_cancel_after_the_delivery_is_no_delivery(court: Court) -> None:
-    court.of_topic(Event.LIVES, 0, ttl_ms=10_000)
+    court.of_topic(EventKind.LIVES, 0, ttl_ms=10_000)
     court.schedule(1, NOW + 100, number=1)
     court.give(1, NOW + 100)
     assert later(court, NOW + 200) == []
-    court.tell(Event.RACED, seq=1, due_ms=NOW + 100, at_ms=NOW + 15_000)
+    court.tell(EventKind.RACED, seq=1, due_ms=NOW + 100, at_ms=NOW + 15_000)
     assert later(court, NOW + 20_000) == []
 
 
@@ -256,7 +256,7 @@ def test_cancel_after_the_delivery_is_no_delivery(court: Court) -> None:
 def test_delivery_after_the_time_to_live_is_raised(
     court: Court, ttl_since_ms: int, handed_out_ms: int, raised: bool
 ) -> None:
-    court.of_topic(Event.LIVES, ttl_since_ms, ttl_ms=10_000)
+    court.of_topic(EventKind.LIVES, ttl_since_ms, ttl_ms=10_000)
     court.schedule(1, NOW + 100, number=1)
     court.give(1, NOW + 100)
     assert later(court, NOW + 200) == []

@@ -13,16 +13,16 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from chaos import events, export, live
-from chaos.events import Event, Outbox, Told
-from chaos.live import AlertFiles, Settings, Watch
+from chaos.live import export, exported_events, live
+from chaos.live.exported_events import EventColumns, EventKind, Outbox
+from chaos.live.live import AlertFiles, LiveSettings, Watch
 from tests.chaos.told import EventFiles
 from tests.cluster.running import Running
-from timer import timer_id
+from timer.model import timer_id
 from timerclient import TimerClient
 
 NOW = 1_700_000_000_000
-SETTINGS = Settings(overdue_ms=5000, shards=2, trigger="100 milliseconds")
+SETTINGS = LiveSettings(overdue_ms=5000, shards=2, trigger="100 milliseconds")
 WAIT_S = 180.0
 
 
@@ -74,34 +74,34 @@ class Desk:
         rows = [json.loads(line) for path in files for line in path.read_text().splitlines()]
         return sorted((row["kind"], row["seq"]) for row in rows)
 
-    def put(self, *rows: tuple[Event, dict[str, Any]]) -> None:
+    def put(self, *rows: tuple[EventKind, dict[str, Any]]) -> None:
         self._files += 1
-        told = [Told(kind, 1, columns) for kind, columns in rows]
+        told = [EventColumns(kind, 1, columns) for kind, columns in rows]
         self._outbox.put(f"planted-{self._files:06d}", told)
 
 
-def scheduled(seq: int, due_ms: int) -> tuple[Event, dict[str, Any]]:
-    return Event.SCHEDULED, {"seq": seq, "due_ms": due_ms, "at_ms": NOW, "topic": "t"}
+def scheduled(seq: int, due_ms: int) -> tuple[EventKind, dict[str, Any]]:
+    return EventKind.SCHEDULED, {"seq": seq, "due_ms": due_ms, "at_ms": NOW, "topic": "t"}
 
 
 def given(
     seq: int, due_ms: int, offset: int, fired_ms: int | None = None
-) -> tuple[Event, dict[str, Any]]:
+) -> tuple[EventKind, dict[str, Any]]:
     fired_at_ms = due_ms if fired_ms is None else fired_ms
-    return Event.GIVEN, {
+    return EventKind.GIVEN, {
         "seq": seq, "due_ms": due_ms, "at_ms": fired_at_ms, "topic": "t",
         "queue_offset": offset, "fired_at_ms": fired_at_ms,
     }  # fmt: skip
 
 
-def clock(at_ms: int, last_seq: int) -> tuple[Event, dict[str, Any]]:
-    return Event.CLOCK, {
+def clock(at_ms: int, last_seq: int) -> tuple[EventKind, dict[str, Any]]:
+    return EventKind.CLOCK, {
         "at_ms": at_ms, "seq": last_seq, "read_ms": at_ms, "index": at_ms - NOW + 1, "first_seq": 1,
     }  # fmt: skip
 
 
-def reach(at_ms: int) -> tuple[Event, dict[str, Any]]:
-    return Event.REACH, {"at_ms": at_ms, "read_ms": at_ms, "topic": "t"}
+def reach(at_ms: int) -> tuple[EventKind, dict[str, Any]]:
+    return EventKind.REACH, {"at_ms": at_ms, "read_ms": at_ms, "topic": "t"}
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_planted_events_are_raised_once_over_restarts(desk: Desk) -> None:
     number = {"topic_id": 9, "topic": "t", "at_ms": NOW, "index": 1}
     held = [scheduled(seq, NOW + 150) for seq in (50, 51, 53)]
     held = [(kind, columns | {"topic_id": 9}) for kind, columns in held]
-    desk.put(*honest, (Event.PAUSED, number), *held, reach(NOW), clock(NOW + 1, 53))
+    desk.put(*honest, (EventKind.PAUSED, number), *held, reach(NOW), clock(NOW + 1, 53))
     desk.start()
     assert desk.done() == []
     # Restarted in the middle: what was scheduled before is still known.
@@ -159,9 +159,9 @@ def test_silence_is_told_once_each_time(tmp_path: Path) -> None:
     assert [text.split(" stands")[0] for text in watch.look(NOW + 10_001)] == ["the export"]
     assert watch.look(NOW + 10_002) == []
     outbox = Outbox(tmp_path)
-    now_ms = events.now_ms()
-    outbox.put(f"{export.PREFIX}1", [Told(Event.CLOCK, 1, {"at_ms": now_ms})])
-    outbox.put("given-1", [Told(Event.REACH, 1, {"at_ms": now_ms})])
+    now_ms = exported_events.now_ms()
+    outbox.put(f"{export.PREFIX}1", [EventColumns(EventKind.CLOCK, 1, {"at_ms": now_ms})])
+    outbox.put("given-1", [EventColumns(EventKind.REACH, 1, {"at_ms": now_ms})])
     assert watch.look(now_ms + 5) == []
     said = watch.look(now_ms + 60_000)
     assert [text.split(" stands")[0] for text in said] == [
@@ -188,32 +188,32 @@ def test_of_a_running_cluster_only_what_is_planted_is_raised(desk: Desk, running
         into = ["--into", str(desk.events)]
         where = ["--cluster", ",".join(running.endpoints), "--topic", "t"]
         programs = [
-            [sys.executable, "-m", "chaos.export", str(running.directory), *into],
-            [sys.executable, "-m", "chaos.witness", *where, *into],
+            [sys.executable, "-m", "chaos.live.export", str(running.directory), *into],
+            [sys.executable, "-m", "chaos.live.witness", *where, *into],
         ]
         beside = [subprocess.Popen(program) for program in programs]
         try:
             desk.start()
-            until(lambda: bool(told.of(Event.REACH)))
+            until(lambda: bool(told.of(EventKind.REACH)))
             seqs = schedule(client, 300)
-            until(lambda: told.seqs(Event.GIVEN) >= seqs)
+            until(lambda: told.seqs(EventKind.GIVEN) >= seqs)
             running.kill(running.wait_for_leader())
             running.up()
             seqs |= schedule(client, 300)
-            until(lambda: told.seqs(Event.GIVEN) >= seqs)
+            until(lambda: told.seqs(EventKind.GIVEN) >= seqs)
             desk.stop()  # and none of its looks while nothing is to be seen
             never_given = 10**6
-            desk.put(scheduled(never_given, events.now_ms()))
+            desk.put(scheduled(never_given, exported_events.now_ms()))
             seqs |= schedule(client, 1)  # the log fires on, and what it fires is given
-            until(lambda: told.seqs(Event.GIVEN) >= seqs)
-            end_ms = events.now_ms() + desk.settings.overdue_ms
+            until(lambda: told.seqs(EventKind.GIVEN) >= seqs)
+            end_ms = exported_events.now_ms() + desk.settings.overdue_ms
             until(lambda: told.clock_ms() > end_ms)
             desk.start()
             until(desk.judged())
             until(lambda: bool(desk.raised()))
             assert desk.raised() == [("lost", never_given)]
-            first = next(row for row in told.of(Event.GIVEN) if row["seq"] == min(seqs))
-            now_ms = events.now_ms()
+            first = next(row for row in told.of(EventKind.GIVEN) if row["seq"] == min(seqs))
+            now_ms = exported_events.now_ms()
             desk.put(
                 given(first["seq"], first["due_ms"], first["queue_offset"] + 10**6),
                 scheduled(10**6 + 1, now_ms + 1), given(10**6 + 1, now_ms + 1, 10**7, now_ms),
@@ -230,7 +230,7 @@ def test_of_a_running_cluster_only_what_is_planted_is_raised(desk: Desk, running
 
 def schedule(client: TimerClient, count: int) -> set[int]:
     """Schedule timers for the next second; return their seqs."""
-    due_ms = [events.now_ms() + 1000 * at // count for at in range(count)]
+    due_ms = [exported_events.now_ms() + 1000 * at // count for at in range(count)]
     ids = client.schedule_batch("t", [b"x"] * count, due_ms=due_ms).ids
     raw = b"".join(map(timer_id.from_text, ids))
     return {*timer_id.decode(raw, 0)[1].tolist()}

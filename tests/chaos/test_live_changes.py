@@ -10,10 +10,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from chaos import events, export, judge, workloads
-from chaos.events import Event
-from chaos.history import Run
-from chaos.witness import witness
+from chaos import workloads
+from chaos.history.history import RunFolder
+from chaos.live import export, exported_events, judge
+from chaos.live.exported_events import EventKind
+from chaos.live.witness import witness
 from tests.chaos.test_judge import Court
 from tests.chaos.told import EventFiles
 from tests.cluster.running import Running, until
@@ -23,7 +24,7 @@ SECONDS = 5.0
 RATE_PER_S = 120
 OVERDUE_MS = 30_000
 """More than any pause of a busy machine; the clock is moved on by the test."""
-KINDS = (Event.SCHEDULED, Event.CANCELLED, Event.RACED, Event.GIVEN)
+KINDS = (EventKind.SCHEDULED, EventKind.CANCELLED, EventKind.RACED, EventKind.GIVEN)
 MANY = 10
 UNTIL_S = 120.0
 """For what takes seconds on an idle machine."""
@@ -32,7 +33,7 @@ UNTIL_S = 120.0
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[pa.Table]:
     """The events of a run of some seconds, one table a file, in the order in which they came."""
-    run = Run(tmp_path_factory.mktemp("changes"))
+    run = RunFolder(tmp_path_factory.mktemp("changes"))
     into = run.root / "events"
     files = EventFiles(into)
     over = threading.Event()
@@ -72,14 +73,14 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[pa.Table]:
             until(lambda: failures or _watched(files) == {*TOPICS}, timeout_s=UNTIL_S)
             for work in works:
                 work.start()
-            time_up_ms = events.now_ms() + int(1000 * SECONDS)
-            until(lambda: failures or events.now_ms() > time_up_ms, timeout_s=UNTIL_S)
+            time_up_ms = exported_events.now_ms() + int(1000 * SECONDS)
+            until(lambda: failures or exported_events.now_ms() > time_up_ms, timeout_s=UNTIL_S)
             until(lambda: failures or _many_of_each(files), timeout_s=UNTIL_S)
             for work in works:
                 work.stop_producing()
             for work in works:
                 until(work.drained, timeout_s=UNTIL_S)
-            end_ms = events.now_ms()
+            end_ms = exported_events.now_ms()
             until(lambda: failures or _told_all(files, end_ms), timeout_s=UNTIL_S)
         finally:
             over.set()
@@ -89,11 +90,11 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[pa.Table]:
                 work.close()
         assert not failures, failures
     paths = sorted(into.glob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
-    return [pq.read_table(path, schema=events.ARROW) for path in paths]
+    return [pq.read_table(path, schema=exported_events.ARROW) for path in paths]
 
 
 def _watched(files: EventFiles) -> set[str]:
-    return {row["topic"] for row in files.of(Event.REACH)}
+    return {row["topic"] for row in files.of(EventKind.REACH)}
 
 
 def _many_of_each(files: EventFiles) -> bool:
@@ -104,8 +105,8 @@ def _told_all(files: EventFiles, upto_ms: int) -> bool:
     """Whether all that was scheduled by then is told, and all of it that has to come came."""
     if files.clock_ms() <= upto_ms:
         return False
-    expected = files.seqs(Event.SCHEDULED) - files.seqs(Event.CANCELLED, Event.RACED)
-    return expected <= files.seqs(Event.GIVEN)
+    expected = files.seqs(EventKind.SCHEDULED) - files.seqs(EventKind.CANCELLED, EventKind.RACED)
+    return expected <= files.seqs(EventKind.GIVEN)
 
 
 def judged(tables: list[pa.Table]) -> list[judge.Alert]:
@@ -115,13 +116,15 @@ def judged(tables: list[pa.Table]) -> list[judge.Alert]:
     for table in tables:
         court.told.append(table)
         alerts += court.step()
-    clocks = [table.filter(pc.equal(table["kind"], int(Event.CLOCK))) for table in tables]
+    clocks = [table.filter(pc.equal(table["kind"], int(EventKind.CLOCK))) for table in tables]
     last = pa.concat_tables(clocks).to_pylist()[-1]
-    moved = {name: value for name, value in last.items() if name not in ("kind", *events.TEXTS)}
+    moved = {
+        name: value for name, value in last.items() if name not in ("kind", *exported_events.TEXTS)
+    }
     for later_ms in (last["at_ms"] + 2 * OVERDUE_MS, last["at_ms"] + 4 * OVERDUE_MS):
         for topic in TOPICS:
-            court.tell(Event.REACH, topic=topic, read_ms=later_ms, at_ms=later_ms)
-        court.tell(Event.CLOCK, **moved | {"at_ms": later_ms, "read_ms": later_ms})
+            court.tell(EventKind.REACH, topic=topic, read_ms=later_ms, at_ms=later_ms)
+        court.tell(EventKind.CLOCK, **moved | {"at_ms": later_ms, "read_ms": later_ms})
         alerts += court.step()
     return alerts
 
@@ -137,19 +140,21 @@ def test_changes_under_way_raise_no_alert(told: list[pa.Table]) -> None:
 @pytest.mark.slow
 def test_loss_of_what_was_moved_by_its_key_is_raised(told: list[pa.Table]) -> None:
     tables = [table.to_pandas() for table in told]
-    given = {seq for table in tables for seq in table[table["kind"] == Event.GIVEN]["seq"]}
-    excused = {seq for table in tables for seq in table[table["kind"] == Event.RACED]["seq"]}
+    given = {seq for table in tables for seq in table[table["kind"] == EventKind.GIVEN]["seq"]}
+    excused = {seq for table in tables for seq in table[table["kind"] == EventKind.RACED]["seq"]}
     keyed = [
         int(seq)
         for table in tables
-        for seq in table[(table["kind"] == Event.SCHEDULED) & (table["topic"] == "keyed")]["seq"]
+        for seq in table[(table["kind"] == EventKind.SCHEDULED) & (table["topic"] == "keyed")][
+            "seq"
+        ]
         if seq in given - excused
     ]
     lost = keyed[len(keyed) // 2]
     without = [
         pa.Table.from_pandas(
-            table[(table["kind"] != Event.GIVEN) | (table["seq"] != lost)],
-            schema=events.ARROW, preserve_index=False,
+            table[(table["kind"] != EventKind.GIVEN) | (table["seq"] != lost)],
+            schema=exported_events.ARROW, preserve_index=False,
         )
         for table in tables
     ]  # fmt: skip

@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chaos import events, standing, topics
-from chaos.events import Event, Told
-from chaos.export import Story
-from chaos.judge import Alert
-from chaos.sim.book import Book
-from chaos.sim.planted import calm
-from chaos.sim.timers import TimerWorld
+from chaos.live import exported_events, standing, whole_topics
+from chaos.live.export import ExportStory
+from chaos.live.exported_events import EventColumns, EventKind
+from chaos.live.judge import Alert
+from chaos.sim.checks.book import PromiseBook
+from chaos.sim.timers.timers import TimerWorld
+from tests.chaos.planted.planted import calm
 from tests.chaos.test_judge import Court
-from timer.columns import RowArray
-from timer.entry import Entry
-from timer.trace import Trace
+from timer.entries.entry_frame import Entry
+from timer.model.columns import RowArray
+from timer.state.firing_trace import Trace
 
 OVERDUE_MS = 2_000
 
@@ -28,9 +28,9 @@ class Heard:
         self.entries: list[Entry] = []
         self.given: dict[int, dict[int, dict[str, Any]]] = {}
         """Index -> seq -> columns of what fired there."""
-        noted, fired = Book.on_commit, Trace.fired
+        noted, fired = PromiseBook.on_commit, Trace.fired
 
-        def on_commit(book: Book, item: Entry, true_ms: int | None) -> None:
+        def on_commit(book: PromiseBook, item: Entry, true_ms: int | None) -> None:
             if item.index == len(self.entries) + 1:
                 self.entries.append(item)
             noted(book, item, true_ms)
@@ -43,28 +43,28 @@ class Heard:
                              "number": int(topic)}  # fmt: skip
             fired(trace, index, topic, first, rows)
 
-        monkeypatch.setattr(Book, "on_commit", on_commit)
+        monkeypatch.setattr(PromiseBook, "on_commit", on_commit)
         monkeypatch.setattr(Trace, "fired", on_fired)
 
 
 def judged(heard: Heard, without: int = 0, twice: int = 0) -> list[Alert]:
     """Return what is raised, if a witness was not given one timer, or one twice."""
-    story, court, names = Story(), Court(OVERDUE_MS), dict[int, str]()
+    story, court, names = ExportStory(), Court(OVERDUE_MS), dict[int, str]()
     alerts: list[Alert] = []
 
     def reach(at_ms: int) -> None:
         for name in {*names.values()}:
-            court.tell(Event.REACH, topic=name, read_ms=at_ms, at_ms=at_ms)
+            court.tell(EventKind.REACH, topic=name, read_ms=at_ms, at_ms=at_ms)
 
     for item in heard.entries:
         told = story.apply(item)
-        made = [each.columns for each in told if each.kind is Event.MADE]
+        made = [each.columns for each in told if each.kind is EventKind.MADE]
         names |= {columns["topic_id"]: columns["topic"] for columns in made}
-        read = [Told(Event.WITNESSED, 1, columns | {"at_ms": 0}) for columns in made]
-        court.told.append(events.table([*told, *read]))
+        read = [EventColumns(EventKind.WITNESSED, 1, columns | {"at_ms": 0}) for columns in made]
+        court.told.append(exported_events.table([*told, *read]))
         if made:
             for columns in made:
-                court.tell(Event.REACH, topic=columns["topic"], read_ms=1, at_ms=1)
+                court.tell(EventKind.REACH, topic=columns["topic"], read_ms=1, at_ms=1)
         for seq, fired in heard.given.get(item.index, {}).items():
             at_ms = item.time_ms
             lives_ms = story.topics.lives_ms.get(fired["number"], 1 << 40)
@@ -73,17 +73,19 @@ def judged(heard: Heard, without: int = 0, twice: int = 0) -> list[Alert]:
                    "handed_out_ms": handed_out_ms, **fired}  # fmt: skip
             del row["number"]
             if seq != without:
-                court.tell(Event.GIVEN, **row)
+                court.tell(EventKind.GIVEN, **row)
             if seq == twice:
-                court.tell(Event.GIVEN, **row | {"queue_offset": row["queue_offset"] + 10**6})
+                court.tell(EventKind.GIVEN, **row | {"queue_offset": row["queue_offset"] + 10**6})
         if item.index % 20 == 0:
-            court.told.append(events.table([story.clock()]))
+            court.told.append(exported_events.table([story.clock()]))
             reach(story.time_ms)
             alerts += court.step()
     last = story.clock().columns
     for later_ms in (0, 4 * OVERDUE_MS, 8 * OVERDUE_MS):
         at_ms = last["at_ms"] + later_ms
-        court.told.append(events.table([Told(Event.CLOCK, 1, last | {"at_ms": at_ms})]))
+        court.told.append(
+            exported_events.table([EventColumns(EventKind.CLOCK, 1, last | {"at_ms": at_ms})])
+        )
         reach(at_ms)
         alerts += court.step()
     return [alert for alert in alerts if not alert.detail.startswith("no FIRE")]
@@ -97,7 +99,7 @@ def some(seqs: Sequence[int], count: int) -> list[int]:
 def test_simulated_log_raises_nothing_and_lies_are_raised(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (standing, topics):
+    for module in (standing, whole_topics):
         monkeypatch.setattr(module, "RELEASE_MS", OVERDUE_MS)
     heard = Heard(monkeypatch)
     world = TimerWorld(

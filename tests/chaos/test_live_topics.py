@@ -10,14 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from chaos import events, export, judge
-from chaos.events import RELEASE_MS, Event
-from chaos.history import Run
-from chaos.witness import witness
+from chaos.history.history import RunFolder
+from chaos.live import export, exported_events, judge
+from chaos.live.exported_events import RELEASE_MS, EventKind
+from chaos.live.witness import witness
 from tests.chaos.test_judge import Court
 from tests.chaos.told import EventFiles
 from tests.cluster.running import Running, now_ms, until
-from timer import timer_id
+from timer.model import timer_id
 from timerclient import TimerClient
 
 pytestmark = pytest.mark.slow
@@ -41,7 +41,7 @@ class Scene:
         self._threads: list[tuple[threading.Event, threading.Thread]] = []
 
     def export(self) -> None:
-        exporter = export.open_exporter(Run(self.cluster.directory).data(), self.into)
+        exporter = export.open_exporter(RunFolder(self.cluster.directory).data(), self.into)
 
         def follow(over: threading.Event) -> None:
             while not over.is_set():
@@ -90,7 +90,7 @@ class Scene:
         until(lambda: self.failures or condition(), timeout_s=UNTIL_S)
 
     def until_given(self, seqs: list[int]) -> None:
-        self.until(lambda: {*seqs} <= self.told.seqs(Event.GIVEN))
+        self.until(lambda: {*seqs} <= self.told.seqs(EventKind.GIVEN))
 
 
 def play(scene: Scene) -> dict[str, list[int]]:
@@ -100,7 +100,7 @@ def play(scene: Scene) -> dict[str, list[int]]:
         client.create_topic(topic)
     scene.export()
     scene.watch()
-    scene.until(lambda: {row["topic"] for row in scene.told.of(Event.REACH)} == {*TOPICS})
+    scene.until(lambda: {row["topic"] for row in scene.told.of(EventKind.REACH)} == {*TOPICS})
     before = [seq for topic in PAUSED for seq in scene.schedule(topic, [0, 100])]
     scene.until_given(before)
     client.alter_policies({"paused": True, "catch_up": "drop"}, namespace="ns")
@@ -155,7 +155,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[pa.Table], di
         finally:
             scene.stop()
     paths = sorted(scene.into.glob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
-    return [pq.read_table(path, schema=events.ARROW) for path in paths], seqs
+    return [pq.read_table(path, schema=exported_events.ARROW) for path in paths], seqs
 
 
 def judged(tables: list[pa.Table], without: int = 0) -> list[judge.Alert]:
@@ -163,17 +163,19 @@ def judged(tables: list[pa.Table], without: int = 0) -> list[judge.Alert]:
     court = Court(OVERDUE_MS)
     alerts: list[judge.Alert] = []
     for table in tables:
-        given = table["kind"].to_numpy() == int(Event.GIVEN)
+        given = table["kind"].to_numpy() == int(EventKind.GIVEN)
         court.told.append(table.filter(pa.array(~(given & (table["seq"].to_numpy() == without)))))
         alerts += court.step()
-    clocks = [row for table in tables for row in table.to_pylist() if row["kind"] == Event.CLOCK]
-    last = {name: value for name, value in clocks[-1].items() if name in events.NUMBERS}
+    clocks = [
+        row for table in tables for row in table.to_pylist() if row["kind"] == EventKind.CLOCK
+    ]
+    last = {name: value for name, value in clocks[-1].items() if name in exported_events.NUMBERS}
     del last["kind"]
     for later_ms in (OVERDUE_MS, OVERDUE_MS + RELEASE_MS, 3 * (OVERDUE_MS + RELEASE_MS)):
         at_ms = last["at_ms"] + 2 * later_ms
         for topic in TOPICS:
-            court.tell(Event.REACH, topic=topic, read_ms=at_ms, at_ms=at_ms)
-        court.tell(Event.CLOCK, **last | {"at_ms": at_ms, "read_ms": at_ms})
+            court.tell(EventKind.REACH, topic=topic, read_ms=at_ms, at_ms=at_ms)
+        court.tell(EventKind.CLOCK, **last | {"at_ms": at_ms, "read_ms": at_ms})
         alerts += court.step()
     return alerts
 
@@ -184,13 +186,13 @@ def test_pauses_expiry_and_deletions_raise_nothing(
     tables, seqs = played
     assert judged(tables) == []
     told = pa.concat_tables(tables)
-    given = {*told["seq"].to_numpy()[told["kind"].to_numpy() == int(Event.GIVEN)].tolist()}
+    given = {*told["seq"].to_numpy()[told["kind"].to_numpy() == int(EventKind.GIVEN)].tolist()}
     assert given.isdisjoint(seqs["expired"])
     assert given.isdisjoint(seqs[f"held {DROP}"])
     assert len(given.intersection(seqs[f"held {LATEST}"])) == 1
     assert given.isdisjoint(seqs["dead"][1:])
     kinds = np.concatenate([table["kind"].to_numpy() for table in tables])
-    for kind in events.OF_TOPICS:
+    for kind in exported_events.OF_TOPICS:
         assert (kinds == kind).any(), kind
 
 

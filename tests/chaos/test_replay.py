@@ -9,11 +9,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from chaos.replay import held, nodelog, pending, tables
-from chaos.replay.group import Group
-from chaos.replay.nodelog import Piece, segments
-from chaos.replay.pending import ROW, TOMBSTONE, Pending
-from chaos.replay.story import (
+from chaos.history import nodelog
+from chaos.history.nodelog import Piece, segments
+from chaos.oracle import held_story, tables
+from chaos.oracle import pending_rows as pending
+from chaos.oracle.group_story import GroupStory
+from chaos.oracle.pending_rows import ROW, TOMBSTONE, WaitingRows
+from chaos.oracle.story import (
     CANCELLED,
     DROPPED,
     ENDS,
@@ -27,20 +29,21 @@ from chaos.replay.story import (
     REJECTED,
     REPLACED,
     RESCHEDULED,
-    Story,
+    LogStory,
 )
 from tests.chaos.world import Log, by_id, by_key, write_log
-from timer import entry, pauses
-from timer.columns import OnConflict
-from timer.disk import RealDisk
-from timer.entry import Entry, Kind
-from timer.errors import CorruptFile
-from timer.machine import RESCHEDULE_BYTES_MAX, Machine
-from timer.payloads import GroupOp, Op, Start, Targets, encode_delete_topic
-from timer.policies import CATCH_UPS, CLUSTER, Policy, Scope, encode_policy
-from timer.store import Store
-from timer.timer_id import mix
-from timer.units import GroupId, LogIndex, TopicId, UnixMs
+from timer.entries import entry_frame
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.entries.payloads import GroupOp, GroupStart, Op, Targets, encode_delete_topic
+from timer.entries.policies import CATCH_UPS, CLUSTER, Scope, ScopePolicy, encode_policy
+from timer.files.disk import RealDisk
+from timer.model.columns import OnConflict
+from timer.model.timer_errors import CorruptFileError
+from timer.model.timer_id import mix
+from timer.model.units import GroupId, LogIndex, TopicId, UnixMs
+from timer.pending.store import Store
+from timer.state import pauses
+from timer.state.machine import RESCHEDULE_BYTES_MAX, Machine
 
 EVERYTHING = LogIndex(1 << 40)
 COLUMNS = ("seq", "mark", "topic", "due_ms", "other", "old_due_ms")
@@ -71,7 +74,7 @@ class Notes:
         """Take checksums of payloads."""
 
     def carried(
-        self, group: Group, rows: np.ndarray[Any, Any], offsets: Any, **columns: Any
+        self, group: GroupStory, rows: np.ndarray[Any, Any], offsets: Any, **columns: Any
     ) -> None:
         """Take messages that a MOVE took along."""
         to = columns["queue_offset"].tolist()
@@ -79,15 +82,15 @@ class Notes:
         for at, offset in enumerate(offsets.tolist()):
             self.carries.append((group.group_id, offset, seqs[at], marks[at], to[at]))
 
-    def acks(self, group: Group, acks: np.ndarray[Any, Any]) -> None:
+    def acks(self, group: GroupStory, acks: np.ndarray[Any, Any]) -> None:
         """Take acks."""
         self.acked.setdefault(group.group_id, []).extend(acks.tolist())
 
-    def returns(self, group: Group, returns: np.ndarray[Any, Any]) -> None:
+    def returns(self, group: GroupStory, returns: np.ndarray[Any, Any]) -> None:
         """Take what came back."""
         self.returned.setdefault(group.group_id, []).extend(returns.tolist())
 
-    def expired(self, group: Group, expired: np.ndarray[Any, Any]) -> None:
+    def expired(self, group: GroupStory, expired: np.ndarray[Any, Any]) -> None:
         """Take what expired."""
         self.over.setdefault(group.group_id, []).extend(expired.tolist())
 
@@ -116,21 +119,21 @@ T = TopicId(1)
 
 def read(
     log: Log, tmp_path: Path, upto: int = EVERYTHING, *, pending_max: int = 1 << 20
-) -> tuple[Story, Notes]:
+) -> tuple[LogStory, Notes]:
     write_log(tmp_path, log.frames, frames_per_segment=3)
     notes = Notes()
-    story = Story(notes, tmp_path / "spill", pending_max=pending_max)
+    story = LogStory(notes, tmp_path / "spill", pending_max=pending_max)
     for item in nodelog.between(Piece(segments(tmp_path), LogIndex(1), LogIndex(upto))):
         story.apply(item)
     story.end()
     return story, notes
 
 
-def ends(told: tuple[Story, Notes]) -> list[int]:
+def ends(told: tuple[LogStory, Notes]) -> list[int]:
     return [int(end) for end in told[1].table["end"]]
 
 
-def fired_marks(told: tuple[Story, Notes]) -> list[int]:
+def fired_marks(told: tuple[LogStory, Notes]) -> list[int]:
     """Return the marks of what fired, in the order of queue offsets."""
     fired = told[1].table[told[1].table["end"] == FIRED]
     order = np.argsort(fired["queue_offset"])
@@ -321,7 +324,7 @@ def test_moved_messages_are_acked_and_take_seqs_but_are_no_fates(log: Log, tmp_p
     log.ack(T, group, [0])
     log.move(T, group, [0, 1], "dead", "dead-letters", marks=[0, 1])
     log.schedule(T, [(900, 2)])
-    log.entry(entry.Kind.CHECKPOINT, b"")
+    log.entry(entry_frame.EntryKind.CHECKPOINT, b"")
     story, notes = read(log, tmp_path)
     assert [row[0] for row in notes.acked[group]] == [0, 1]
     seqs = [int(seq) for rows in notes.rows for seq in rows["seq"]]
@@ -339,7 +342,7 @@ def test_group_starts_at_the_earliest_message_that_is_kept(log: Log, tmp_path: P
     log.reserve(T, first, 5)
     log.ack(T, first, [0, 1, 3])
     log.group(T, "second")
-    log.group(T, "latest", Start.LATEST)
+    log.group(T, "latest", GroupStart.LATEST)
     log.group(T, "first")
     groups = read(log, tmp_path)[0].groups.values()
     assert [(g.name, g.start) for g in groups] == [("first", 0), ("second", 2), ("latest", 5)]
@@ -379,7 +382,7 @@ def test_damage_before_the_end_is_reported(log: Log, tmp_path: Path) -> None:
     data = bytearray(first.read_bytes())
     data[-1] ^= 1
     first.write_bytes(data)
-    with pytest.raises(CorruptFile):
+    with pytest.raises(CorruptFileError):
         list(entries_of(tmp_path))
 
 
@@ -387,7 +390,7 @@ def test_segment_that_lost_whole_frames_is_reported(log: Log, tmp_path: Path) ->
     first = many(log, tmp_path)[0]
     (*_, last), data = log.frames[:3], first.read_bytes()
     first.write_bytes(data[: -len(last)])
-    with pytest.raises(CorruptFile, match="ends before entry 3"):
+    with pytest.raises(CorruptFileError, match="ends before entry 3"):
         list(entries_of(tmp_path))
 
 
@@ -444,11 +447,11 @@ def test_replay_and_the_production_machine_tell_the_same_story(
     few = {"SWEEP_TOPICS": (1, 16)[seed % 2], "APART_BYTES": (30, 64 << 20)[seed // 2 % 2]}
     for name, value in few.items():
         monkeypatch.setattr(pauses, name, value)
-        monkeypatch.setattr(held, name, value)
+        monkeypatch.setattr(held_story, name, value)
     log = random_log(random.Random(seed))
     machine = Machine(Store(RealDisk(), tmp_path))
     story, notes = read(log, tmp_path / "log", pending_max=(3, 20, 1 << 20)[seed % 3])
-    for frame in entry.frames(memoryview(b"".join(log.frames))):
+    for frame in entry_frame.frames(memoryview(b"".join(log.frames))):
         machine.apply(frame)
     table = notes.table
     counts = np.bincount(table["end"], minlength=len(ENDS))
@@ -500,7 +503,9 @@ EVENTS = [
 def pause_policy(chance: random.Random, topics: list[TopicId], *, paused: bool) -> bytes:
     scope = chance.choice([CLUSTER, Scope("default"), *(Scope("", topic) for topic in topics)])
     said = True if paused else chance.choice([False, None])
-    return encode_policy(scope, Policy(paused=said, catch_up=chance.choice([None, *CATCH_UPS])))
+    return encode_policy(
+        scope, ScopePolicy(paused=said, catch_up=chance.choice([None, *CATCH_UPS]))
+    )
 
 
 def ask_the_gone(log: Log, topic: TopicId, now: int) -> None:
@@ -511,7 +516,7 @@ def ask_the_gone(log: Log, topic: TopicId, now: int) -> None:
 
 def random_log(chance: random.Random, *, fates: bool = True) -> Log:
     """Return a log of two topics, at the edges of limits; `fates`: they are paused and deleted."""
-    log, story = Log(), Story(Notes(), Path("never"))
+    log, story = Log(), LogStory(Notes(), Path("never"))
     log.epoch(1)
     topics = [log.topic("a"), log.topic("b")]
     producer, sequence = log.producer(b"a" * 16), 0
@@ -520,14 +525,14 @@ def random_log(chance: random.Random, *, fates: bool = True) -> Log:
     groups: list[tuple[TopicId, GroupId]] = []
     gone: list[TopicId] = []
     for _ in range(150):
-        for frame in entry.frames(memoryview(b"".join(log.frames[story.last_index :]))):
+        for frame in entry_frame.frames(memoryview(b"".join(log.frames[story.last_index :]))):
             story.apply(frame)
         topic = chance.choice(topics)
         ends = ["pause", "resume"] + ["delete"] * (chance.random() < 0.3)
         match chance.choice(EVENTS + ends * fates):
             case "pause" | "resume" as word:
                 policy = pause_policy(chance, topics, paused=word == "pause")
-                log.entry(Kind.POLICY, policy, at_ms=now)
+                log.entry(EntryKind.POLICY, policy, at_ms=now)
             case "schedule":
                 rows = [(now + chance.choice([-5, 0, 1, 7, 7, 300]), m) for m in range(5)]
                 number = chance.choice([0, sequence, sequence + 1, sequence + 1, sequence + 2])
@@ -573,7 +578,7 @@ def random_log(chance: random.Random, *, fates: bool = True) -> Log:
                 chosen = chance.sample(sorted(due), min(3, len(due)))
                 log.cancel([(due[s] + (s % 5 == 0), s) for s in chosen])
             case "group" if len(groups) < 4:
-                start = chance.choice([Start.EARLIEST, Start.LATEST])
+                start = chance.choice([GroupStart.EARLIEST, GroupStart.LATEST])
                 groups.append((topic, log.group(topic, f"g{len(groups)}", start)))
             case "ack" if groups:
                 mine, group = chance.choice(groups)
@@ -597,7 +602,7 @@ def test_pending_rows_leave_in_order_however_little_fits_into_memory(
 ) -> None:
     monkeypatch.setattr(pending, "AHEAD", 1 + seed % 3)
     chance = random.Random(seed)
-    few, all_ = Pending(tmp_path / "few", rows_max=5 + seed), Pending(tmp_path / "all")
+    few, all_ = WaitingRows(tmp_path / "few", rows_max=5 + seed), WaitingRows(tmp_path / "all")
     seq, read_ms, known = 0, 0, [(1, 1)]
     for index in range(1, 200):
         match chance.choice(["add", "add", "cancel", "take"]):
@@ -640,7 +645,7 @@ def test_tables_hold_what_the_story_told(log: Log, tmp_path: Path) -> None:
     log.reserve(T, group, 1)
     log.ended(T, group, [0])
     log.ack(T, group, [0], at_ms=120)
-    log.entry(entry.Kind.CHECKPOINT, b"", at_ms=130)
+    log.entry(entry_frame.EntryKind.CHECKPOINT, b"", at_ms=130)
     write_log(tmp_path / "log", log.frames)
     whole = segments(tmp_path / "log")
     pieces = [Piece(whole, LogIndex(1), LogIndex(4)), Piece(whole, LogIndex(5), EVERYTHING)]
@@ -685,9 +690,11 @@ def test_what_was_ready_since_the_epoch_began_is_told_where_a_quota_of_it_holds(
     log.schedule(topic, [(100, mark) for mark in range(5)])
     log.fire(100)
     log.reserve(topic, group, 5)
-    said = Policy(ready_max=3, ready_bytes_max=0, pending_bytes_max=9)
-    log.entry(entry.Kind.POLICY, encode_policy(CLUSTER, said))
-    log.entry(entry.Kind.POLICY, encode_policy(Scope("", topic), Policy(ready_max=4)))
+    said = ScopePolicy(ready_max=3, ready_bytes_max=0, pending_bytes_max=9)
+    log.entry(entry_frame.EntryKind.POLICY, encode_policy(CLUSTER, said))
+    log.entry(
+        entry_frame.EntryKind.POLICY, encode_policy(Scope("", topic), ScopePolicy(ready_max=4))
+    )
     log.schedule(topic, [(900, 5)])  # nothing was ready as this epoch began
     log.epoch(2)
     log.schedule(topic, [(900, 6)])
@@ -728,7 +735,7 @@ def test_sought_and_deleted_groups_begin_anew_and_say_so(tmp_path: Path) -> None
     log.group(topic, "gone")
     log.ended(topic, GroupId(5), [0])
     log.group(other, "with its topic")
-    log.entry(Kind.TOPIC, encode_delete_topic(other))
+    log.entry(EntryKind.TOPIC, encode_delete_topic(other))
     write_log(tmp_path / "log", log.frames)
     pieces = [Piece(segments(tmp_path / "log"), LogIndex(1), EVERYTHING)]
     tables.replay(pieces, tmp_path / "out", tmp_path / "spill")

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chaos.replay.story import Story
-from chaos.simdisk import SimDisk
+from chaos.oracle.story import LogStory
+from chaos.sim.world.simdisk import SimDisk
 from tests.chaos.test_replay import Notes
 from tests.timer.machines import START_MS, Log, machine_on, part_of
-from timer.payloads import Op, Start
-from timer.policies import CLUSTER, Scope
-from timer.units import TopicId
+from timer.entries.payloads import GroupStart, Op
+from timer.entries.policies import CLUSTER, Scope
+from timer.model.units import TopicId
 
 WAITS_MS = (0, 1, 700, 5_000, 700_000, 8 * 86_400_000)
 STEPS = [*["fire", "ack"] * 4, "expire", "below", "policy", "checkpoint", "checkpoint", "group"]
@@ -57,7 +57,7 @@ def random_log(chance: random.Random) -> Log:
                 log.now_ms += chance.choice(WAITS_MS)
                 log.checkpoint()
             case "group":
-                start = chance.choice((Start.EARLIEST, Start.LATEST))
+                start = chance.choice((GroupStart.EARLIEST, GroupStart.LATEST))
                 log.create_group(topic.topic_id, chance.choice("gh"), start)
             case "seek" if groups and chance.random() < 0.5:
                 log.op(Op.SEEK, topic.topic_id, group_id, [chance.randrange(end + 1)])
@@ -79,7 +79,7 @@ def test_replay_and_the_machine_agree_on_what_expires_and_what_is_kept(
 ) -> None:
     log, machine = random_log(random.Random(seed)), machine_on(SimDisk(), leads=False)
     notes = Notes()
-    story = Story(notes, tmp_path)
+    story = LogStory(notes, tmp_path)
     for each in log.entries:
         machine.apply(each)
         story.apply(each)
@@ -117,7 +117,7 @@ def test_what_was_given_out_before_it_expired_is_known_by_its_attempts(tmp_path:
     log.op(Op.ENDED, 1, 1, [1])
     log.op(Op.ACK, 1, 1, [0])
     expires = log.op(Op.EXPIRE_BELOW, 1, 0, [2])
-    story = Story(notes, tmp_path)
+    story = LogStory(notes, tmp_path)
     for each in log.entries:
         story.apply(each)
     assert notes.over == {1: [(1, 2, expires.index, expires.epoch, expires.time_ms, 0)]}

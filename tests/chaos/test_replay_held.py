@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from chaos.replay.held import RELEASE_MS, Held
-from chaos.replay.pending import ROW
+from chaos.oracle.held_story import RELEASE_MS, HeldStory
+from chaos.oracle.pending_rows import ROW
 
 
 def test_what_a_topic_holds_is_late_a_while_after_it_went_on() -> None:
     paused = {1, 2}
     said: Any = SimpleNamespace(firing=lambda topic, _: (topic in paused, "all"))
-    held = Held(str, said)
+    held = HeldStory(str, said)
     held.policy(1_000, [1, 2], 1_000, 10)
     rows = np.zeros(4, ROW)
     rows["topic"], rows["due_ms"], rows["seq"] = (1, 2, 1, 2), (500, 600, 700, 800), (1, 2, 3, 4)

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from chaos.replay.story import PENDING
+from chaos.oracle.story import PENDING
 from tests.chaos.test_replay import T, ends, read
 from tests.chaos.world import Log
-from timer.entry import Kind
-from timer.policies import Policy, Scope, encode_policy
+from timer.entries.entry_frame import EntryKind
+from timer.entries.policies import Scope, ScopePolicy, encode_policy
 
 
 @pytest.fixture
@@ -22,17 +22,17 @@ def log() -> Log:
 @pytest.mark.parametrize(
     ("policy", "refused"),
     [
-        (Policy(), ""),
-        (Policy(delayed_delivery=True, tick_ms=100, delay_ms_min=5, delay_ms_max=9), ""),
-        (Policy(pending_max=0, pending_bytes_max=1, ready_max=0, ready_bytes_max=0), ""),
-        (Policy(delayed_delivery=False), "delayed_delivery = False"),
-        (Policy(fixed_delay_ms=0), "fixed_delay_ms = 0"),
+        (ScopePolicy(), ""),
+        (ScopePolicy(delayed_delivery=True, tick_ms=100, delay_ms_min=5, delay_ms_max=9), ""),
+        (ScopePolicy(pending_max=0, pending_bytes_max=1, ready_max=0, ready_bytes_max=0), ""),
+        (ScopePolicy(delayed_delivery=False), "delayed_delivery = False"),
+        (ScopePolicy(fixed_delay_ms=0), "fixed_delay_ms = 0"),
     ],
 )
 def test_policy_that_makes_timers_due_before_they_were_asked_for_is_refused(
-    policy: Policy, refused: str, log: Log, tmp_path: Path
+    policy: ScopePolicy, refused: str, log: Log, tmp_path: Path
 ) -> None:
-    log.entry(Kind.POLICY, encode_policy(Scope("ns"), policy))
+    log.entry(EntryKind.POLICY, encode_policy(Scope("ns"), policy))
     log.schedule(T, [(100, 1)])
     if refused:
         with pytest.raises(ValueError, match=f"entry 3: the audit does not know {refused}"):
@@ -44,20 +44,20 @@ def test_policy_that_makes_timers_due_before_they_were_asked_for_is_refused(
 @pytest.mark.parametrize(
     ("said", "by_ms"),
     [
-        (Policy(tick_ms=100), 100),
-        (Policy(delay_ms_min=5), 5),
-        (Policy(delay_ms_min=5, tick_ms=20), 25),
-        (Policy(delay_ms_max=9), 0),
+        (ScopePolicy(tick_ms=100), 100),
+        (ScopePolicy(delay_ms_min=5), 5),
+        (ScopePolicy(delay_ms_min=5, tick_ms=20), 25),
+        (ScopePolicy(delay_ms_max=9), 0),
     ],
 )
 def test_by_how_much_timers_were_ever_due_later_than_asked_for_is_known(
-    said: Policy, by_ms: int, log: Log, tmp_path: Path
+    said: ScopePolicy, by_ms: int, log: Log, tmp_path: Path
 ) -> None:
     log.topic("free/a")
-    log.entry(Kind.POLICY, encode_policy(Scope("default"), Policy(tick_ms=3)))
-    log.entry(Kind.POLICY, encode_policy(Scope("default"), said))
+    log.entry(EntryKind.POLICY, encode_policy(Scope("default"), ScopePolicy(tick_ms=3)))
+    log.entry(EntryKind.POLICY, encode_policy(Scope("default"), said))
     log.topic("b")
-    log.entry(Kind.POLICY, encode_policy(Scope("default"), Policy()))
+    log.entry(EntryKind.POLICY, encode_policy(Scope("default"), ScopePolicy()))
     log.topic("c")
     story, _ = read(log, tmp_path)
     known = {story.topics[number]: each for number, each in story.postponed.items()}
@@ -69,7 +69,7 @@ def test_times_to_live_are_known_from_when_they_hold(log: Log, tmp_path: Path) -
         (10, None, Scope()), (20, 50, Scope()), (30, 50, Scope("default")), (40, 60, Scope("", T)),
         (50, 0, Scope("", T)), (60, 70, Scope("", T)), (60, None, Scope("", T)),
     ):  # fmt: skip
-        log.entry(Kind.POLICY, encode_policy(scope, Policy(ttl_ms=ttl_ms)), at_ms=at_ms)
+        log.entry(EntryKind.POLICY, encode_policy(scope, ScopePolicy(ttl_ms=ttl_ms)), at_ms=at_ms)
     log.topic("made")
     story, _ = read(log, tmp_path)
     by_name = {story.topics[number]: ttls for number, ttls in story.ttls.items()}

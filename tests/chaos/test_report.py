@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 
-from chaos.audit import about, command, page, session
-from chaos.audit.figures import FAULT_LATE, PLANES
-from chaos.audit.report import Report, describe, write
-from chaos.history import History, Run
-from timer.errors import CorruptFile
+from chaos.audit import command
+from chaos.audit.report import about, page
+from chaos.audit.report.figures import FAULT_LATE, PLANES
+from chaos.audit.report.report import Report, describe, write
+from chaos.history.history import History, RunFolder
+from chaos.spark import session
+from timer.model.timer_errors import CorruptFileError
 
 OFFENDER = {"verdict": "lost", "id": "id<1>", "mark": 7, "seq": None, "topic": "a & b"}
 
@@ -161,8 +163,8 @@ RUN_JSON: dict[str, Any] = {
 
 
 def test_what_a_run_says_of_itself_is_shown_apart_from_the_verdict(tmp_path: Path) -> None:
-    Run(tmp_path).about.write_text(json.dumps(RUN_JSON))
-    report = Report(summary(run=about.about(Run(tmp_path)), violations={}, verdict="OK"))
+    RunFolder(tmp_path).about.write_text(json.dumps(RUN_JSON))
+    report = Report(summary(run=about.about(RunFolder(tmp_path)), violations={}, verdict="OK"))
     assert report.ok
     assert report.why_bad == "the run itself failed, apart from the promises: 2 failures"
     lines = [*describe(report)]
@@ -187,34 +189,34 @@ def test_what_a_run_says_of_itself_is_shown_apart_from_the_verdict(tmp_path: Pat
 def test_run_that_says_nothing_of_itself_is_not_bad(tmp_path: Path) -> None:
     for text in (None, "{}", '{"clock_error_ms": 1}'):
         if text:
-            Run(tmp_path).about.write_text(text)
-        assert about.about(Run(tmp_path)) == summary()["run"]
+            RunFolder(tmp_path).about.write_text(text)
+        assert about.about(RunFolder(tmp_path)) == summary()["run"]
     assert [*about.describe(summary()["run"])] == []
     assert about.why_bad(summary()["run"]) == ""
 
 
 def test_failures_in_another_form_are_named_and_all_else_may_be_anothers(tmp_path: Path) -> None:
-    Run(tmp_path).about.write_text(json.dumps({"failures": "none"}))
+    RunFolder(tmp_path).about.write_text(json.dumps({"failures": "none"}))
     with pytest.raises(ValueError, match=r"run\.json: failures = 'none': must be a list"):
-        about.about(Run(tmp_path))
+        about.about(RunFolder(tmp_path))
     names = ("left_out", "missing", "not_struck", "machine")
     for said in (dict.fromkeys(names, "none"), {"not_struck": ["none"], "failures": None}):
-        Run(tmp_path).about.write_text(json.dumps(said))
-        assert about.about(Run(tmp_path)) == summary()["run"]
+        RunFolder(tmp_path).about.write_text(json.dumps(said))
+        assert about.about(RunFolder(tmp_path)) == summary()["run"]
 
 
 def test_many_strikes_that_did_not_fall_are_told_by_kind(tmp_path: Path) -> None:
     missed = [{"strike": n, "nemesis": "kill" if n % 4 else "flip", "why": "w"} for n in range(11)]
-    Run(tmp_path).about.write_text(json.dumps({"not_struck": missed}))
-    assert about.about(Run(tmp_path))["not_struck"] == ["11, kill 8, flip 3: w"]
+    RunFolder(tmp_path).about.write_text(json.dumps({"not_struck": missed}))
+    assert about.about(RunFolder(tmp_path))["not_struck"] == ["11, kill 8, flip 3: w"]
 
 
 @pytest.mark.usefixtures("no_spark")
 def test_exit_status_is_1_if_the_run_itself_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Run(tmp_path).about.write_text(json.dumps(RUN_JSON))
-    kept = Report(summary(run=about.about(Run(tmp_path)), violations={}, verdict="OK"))
+    RunFolder(tmp_path).about.write_text(json.dumps(RUN_JSON))
+    kept = Report(summary(run=about.about(RunFolder(tmp_path)), violations={}, verdict="OK"))
     monkeypatch.setattr(command, "audit", lambda _, run, **__: write(run, kept))
     assert command.main([str(tmp_path)]) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -226,8 +228,8 @@ def test_exit_status_is_1_if_the_run_itself_failed(
 def test_run_whose_harness_died_is_bad(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Run(tmp_path).about.write_text('{"state": "running"}')
-    kept = Report(summary(run=about.about(Run(tmp_path)), violations={}, verdict="OK"))
+    RunFolder(tmp_path).about.write_text('{"state": "running"}')
+    kept = Report(summary(run=about.about(RunFolder(tmp_path)), violations={}, verdict="OK"))
     monkeypatch.setattr(command, "audit", lambda _, run, **__: write(run, kept))
     assert command.main([str(tmp_path)]) == 1
     said = "the harness did not come to its end: what its clients waited for may be missing"
@@ -242,7 +244,7 @@ def test_history_is_held_against_its_format_unasked_unless_it_is_large(
     kept = Report(summary(violations={}, verdict="OK"))
     monkeypatch.setattr(command, "audit", lambda _, run, **__: write(run, kept))
     assert command.main([str(tmp_path)]) == 0
-    (Run(tmp_path).histories / "c.jsonl").write_text('{"op": "open"}\n')
+    (RunFolder(tmp_path).histories / "c.jsonl").write_text('{"op": "open"}\n')
     assert command.main([str(tmp_path)]) == 2
     assert "c.jsonl:1: client = nothing: must be" in capsys.readouterr().err
     assert command.main([str(tmp_path), "--no-check-history"]) == 0
@@ -282,7 +284,7 @@ def test_text_names_the_offenders_and_ends_with_the_verdict() -> None:
 
 @pytest.fixture
 def no_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    History(Run(tmp_path), "c").close()
+    History(RunFolder(tmp_path), "c").close()
     spark = SimpleNamespace(stop=lambda: None)
     monkeypatch.setattr(command, "spark_session", lambda *_, **__: spark)
     monkeypatch.setattr(command, "why_no_java", str)
@@ -300,11 +302,13 @@ def test_exit_status_is_1_if_a_promise_was_broken(
     monkeypatch.setattr(command, "audit", lambda _, run, **__: write(run, report))
     assert command.main([str(tmp_path)]) == status
     assert "id=id<1>" in capsys.readouterr().out
-    assert (Run(tmp_path).audit / "report.html").exists()
+    assert (RunFolder(tmp_path).audit / "report.html").exists()
 
 
 @pytest.mark.usefixtures("no_spark")
-@pytest.mark.parametrize("error", [FileNotFoundError("no such"), CorruptFile(Path("x"), 7, "bad")])
+@pytest.mark.parametrize(
+    "error", [FileNotFoundError("no such"), CorruptFileError(Path("x"), 7, "bad")]
+)
 def test_exit_status_is_2_if_the_run_cannot_be_audited(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -340,7 +344,7 @@ def test_audit_that_fails_is_no_broken_promise(
     (told,) = capsys.readouterr().err.splitlines()
     assert told.startswith("audit: the run could not be judged: ")
     assert line in told
-    assert "Traceback" in (Run(tmp_path).audit / "spark.log").read_text()
+    assert "Traceback" in (RunFolder(tmp_path).audit / "spark.log").read_text()
 
 
 @pytest.mark.parametrize(
@@ -367,7 +371,7 @@ def test_java_is_looked_for_before_any_work(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
     monkeypatch.setattr(command, "spark_session", never)
-    History(Run(tmp_path), "c").close()
+    History(RunFolder(tmp_path), "c").close()
     assert command.main([str(tmp_path)]) == 2
     told = capsys.readouterr().err
     assert (says or "it was tried") in told
@@ -383,10 +387,10 @@ def test_histories_are_held_against_their_format_if_asked(
 ) -> None:
     fine = Report(summary(violations={}))
     monkeypatch.setattr(command, "audit", lambda _, run, **__: write(run, fine))
-    with History(Run(tmp_path), "c") as history:
+    with History(RunFolder(tmp_path), "c") as history:
         history.open("t", "g", start_ms=1)
     assert command.main([str(tmp_path), "--check-history"]) == 0
-    with History(Run(tmp_path), "c") as history:
+    with History(RunFolder(tmp_path), "c") as history:
         history.open("t", "", start_ms=1)
     assert command.main([str(tmp_path), "--check-history"]) == 2
     assert "c.jsonl:2: group" in capsys.readouterr().err

@@ -1,14 +1,14 @@
 """Worlds in which the real controller appoints."""
 
-from chaos.sim.appointing import RealControl
-from chaos.sim.options import Options
-from chaos.sim.planted import calm
-from chaos.sim.world import World
-from timer.units import ReplicaId
+from chaos.sim.world.appointing import RealControl
+from chaos.sim.world.options import WorldOptions
+from chaos.sim.world.world import World
+from tests.chaos.planted.planted import calm
+from timer.model.units import ReplicaId
 
 
 def world_of(seed: int) -> tuple[World, RealControl]:
-    options: Options = calm(seed).aim(nodes=3, proposals_per_s=16, controller=True)
+    options: WorldOptions = calm(seed).aim(nodes=3, proposals_per_s=16, controller=True)
     world = World(seed, options=options.aim(delay_us=500, sync_us=1_000))
     control = world.control
     assert isinstance(control, RealControl)

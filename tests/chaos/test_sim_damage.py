@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from chaos.sim import damage
-from chaos.sim.app import MANIFEST_PATH
-from chaos.sim.node import SimNode
-from chaos.sim.options import DAMAGE_FAULTS, FAULTS, Options
-from chaos.sim.paths import DAMAGED_PATH, LOG_PATH, PROMISE_PATH, STATE_PATH
-from chaos.sim.planted import calm
 from chaos.sim.play import Task, play
-from chaos.sim.referee import Broken
-from chaos.sim.timers import TimerWorld
-from chaos.sim.world import World
-from timer.errors import CorruptFile, WrongDirectory
+from chaos.sim.timers.timers import TimerWorld
+from chaos.sim.world import disk_loss
+from chaos.sim.world.app import MANIFEST_PATH
+from chaos.sim.world.options import DAMAGE_FAULTS, FAULTS, WorldOptions
+from chaos.sim.world.paths import DAMAGED_PATH, LOG_PATH, PROMISE_PATH, STATE_PATH
+from chaos.sim.world.referee import Broken
+from chaos.sim.world.sim_node import SimNode
+from chaos.sim.world.world import World
+from tests.chaos.planted.planted import calm
+from timer.model.timer_errors import CorruptFileError, WrongDirectoryError
 
 STRIKE_US = 5_000_000
 SECONDS = 10
@@ -70,7 +70,7 @@ def test_flipped_bit_in_the_log_is_named_and_its_replica_fetches_everything_anew
     world = World(3, options=calm(3))
     first = LOG_PATH / "0000000000000001.log"
     node = strike(world, flip_and_restart(first, 100), leader=leader)
-    assert isinstance(node.healed[0], CorruptFile)
+    assert isinstance(node.healed[0], CorruptFileError)
     assert re.match(rf"{first}: corrupt at byte \d+: ", str(node.healed[0]))
     assert healed(world, node)
 
@@ -132,11 +132,11 @@ def test_wiped_disk_does_not_come_back_as_the_voter_that_it_was() -> None:
 
     def do(node: SimNode) -> None:
         node.stop_hard()
-        damage.wipe(node)
+        disk_loss.wipe(node)
         node.start()
 
     node = strike(world, do, leader=True)
-    assert isinstance(node.refused, WrongDirectory)
+    assert isinstance(node.refused, WrongDirectoryError)
     assert "is empty: run `timerd init` first" in str(node.refused)
     assert others_go_on(world, node)
 
@@ -180,10 +180,10 @@ def test_damage_never_takes_a_majority() -> None:
         world = World(1, options=calm(1).aim(nodes=nodes))
         world.run(1)
         for node in world.nodes:
-            if damage.may_damage(world, node):
-                damage.wipe(node)
+            if disk_loss.may_damage(world, node):
+                disk_loss.wipe(node)
         assert len([node for node in world.nodes if node.damage]) == most
-        assert damage.may_damage(
+        assert disk_loss.may_damage(
             world, next(node for node in world.nodes if node.damage)
         )  # the same one, once more
 
@@ -205,21 +205,21 @@ def test_damaged_replica_that_blames_another_file_breaks_a_promise() -> None:
     node = world.nodes[0]
     node.damage.append(LOG_PATH / "0000000000000001.log")
     with pytest.raises(Broken, match="storage"):
-        damage.check_refusal(node, CorruptFile(MANIFEST_PATH, 0, "checksum mismatch"))
+        disk_loss.check_refusal(node, CorruptFileError(MANIFEST_PATH, 0, "checksum mismatch"))
 
 
 def test_world_with_too_few_sure_replicas_waits_for_repair() -> None:
     world = World(3, options=calm(3).aim(nodes=3))
     world.run(3)
-    assert not damage.waits_for_repair(world)
-    damage.wipe(world.nodes[0])
-    assert not damage.waits_for_repair(world)
+    assert not disk_loss.waits_for_repair(world)
+    disk_loss.wipe(world.nodes[0])
+    assert not disk_loss.waits_for_repair(world)
     world.nodes[1].core.unsure = True
-    assert damage.waits_for_repair(world)
+    assert disk_loss.waits_for_repair(world)
 
 
 def test_damage_is_part_of_some_worlds_and_not_of_others() -> None:
-    worlds = [set(Options.draw(random.Random(seed)).faults) for seed in range(100)]
+    worlds = [set(WorldOptions.draw(random.Random(seed)).faults) for seed in range(100)]
     assert set().union(*worlds) == set(FAULTS)
     assert 30 < sum(not world.intersection(DAMAGE_FAULTS) for world in worlds) < 70
 

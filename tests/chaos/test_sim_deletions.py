@@ -2,15 +2,15 @@
 
 import pytest
 
-from chaos.sim.dropbook import DropBook
-from chaos.sim.planted import calm
-from chaos.sim.referee import Broken
-from chaos.sim.timers import TimerWorld
-from chaos.simdisk import SimDisk
+from chaos.sim.checks.dropbook import DropBook
+from chaos.sim.timers.timers import TimerWorld
+from chaos.sim.world.referee import Broken
+from chaos.sim.world.simdisk import SimDisk
+from tests.chaos.planted.planted import calm
 from tests.timer.machines import START_MS, Log, machine_on, part_of
-from timer.applied import CANCELLED, CancelApplied, DeleteTopicApplied
-from timer.payloads import DeleteTopic
-from timer.units import TopicId
+from timer.entries.payloads import DeleteTopic
+from timer.model.units import TopicId
+from timer.state.apply_results import CANCELLED, CancelApplied, DeleteTopicApplied
 
 DUE = START_MS + 1_000
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from chaos.sim.expirybook import ExpiryBook
-from chaos.sim.planted import calm
-from chaos.sim.referee import Broken
-from chaos.sim.timers import TimerWorld
-from chaos.simdisk import SimDisk
+from chaos.sim.checks.expirybook import ExpiryBook
+from chaos.sim.timers.timers import TimerWorld
+from chaos.sim.world.referee import Broken
+from chaos.sim.world.simdisk import SimDisk
+from tests.chaos.planted.planted import calm
 from tests.timer.machines import START_MS, Log, machine_on, part_of, u64
-from timer.payloads import GroupOp, Op
-from timer.units import GroupId, TopicId
+from timer.entries.payloads import GroupOp, Op
+from timer.model.units import GroupId, TopicId
 
 TTL_MS = 1_000
 

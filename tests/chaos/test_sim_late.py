@@ -4,12 +4,12 @@ from unittest import mock
 
 import pytest
 
-from chaos.sim import latebook
-from chaos.sim.node import SimNode
-from chaos.sim.options import NEVER
-from chaos.sim.planted import calm
-from chaos.sim.referee import Broken
-from chaos.sim.timers import TimerWorld
+from chaos.sim.checks import latebook
+from chaos.sim.timers.timers import TimerWorld
+from chaos.sim.world.options import NEVER
+from chaos.sim.world.referee import Broken
+from chaos.sim.world.sim_node import SimNode
+from tests.chaos.planted.planted import calm
 
 PAUSED_US = 6_000_000
 

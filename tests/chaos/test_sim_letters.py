@@ -6,20 +6,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chaos.sim.book import Book
-from chaos.sim.keybook import TimerName
-from chaos.sim.letterbook import LetterBook
-from chaos.sim.orderbook import OrderBook
-from chaos.sim.planted import calm
-from chaos.sim.referee import Broken
-from chaos.sim.timers import TimerWorld
-from timer.applied import MoveApplied
-from timer.columns import Binary, Part, encode_schedule
-from timer.entry import Entry, Kind
-from timer.payloads import GroupOp, Move, Op, encode_group
-from timer.queues import Queue
-from timer.topic import Topic
-from timer.units import Epoch, GroupId, LogIndex, ProducerId, QueueOffset, Seq, TopicId, UnixMs
+from chaos.sim.checks.book import PromiseBook
+from chaos.sim.checks.keybook import TimerName
+from chaos.sim.checks.letterbook import LetterBook
+from chaos.sim.checks.orderbook import OrderBook
+from chaos.sim.timers.timers import TimerWorld
+from chaos.sim.world.referee import Broken
+from tests.chaos.planted.planted import calm
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.entries.payloads import GroupOp, Move, Op, encode_group
+from timer.model.columns import Binary, Part, encode_schedule
+from timer.model.units import (
+    Epoch,
+    GroupId,
+    LogIndex,
+    ProducerId,
+    QueueOffset,
+    Seq,
+    TopicId,
+    UnixMs,
+)
+from timer.ready.queue import Queue
+from timer.ready.topic import Topic
+from timer.state.apply_results import MoveApplied
 
 
 def test_letters_are_redriven_while_messages_die() -> None:
@@ -41,23 +50,23 @@ def test_messages_are_acked_by_the_last_of_them_where_groups_are_sought_and_alte
 LIFE = "t", "g#1"
 
 
-def asked_up_to(offset: int, acked: list[int]) -> Book:
+def asked_up_to(offset: int, acked: list[int]) -> PromiseBook:
     """Return the book of a group that has three messages and was given the last one of them.
 
     Somebody asks to ack all up to `offset`; the log has an ack of `acked`.
     """
-    book = Book()
+    book = PromiseBook()
     book.lives[GroupId(1)] = LIFE
     book.starts[LIFE] = QueueOffset(0)
     book.delivered.add((*LIFE, 2))
     book.asks_up_to(LIFE, offset)
     op = GroupOp(Op.ACK, TopicId(1), GroupId(1), np.array(acked, np.uint64))
     payload = memoryview(b"".join(encode_group([op] if acked else [])))
-    book.on_commit(Entry(Kind.GROUP, Epoch(1), LogIndex(1), UnixMs(5), payload), None)
+    book.on_commit(Entry(EntryKind.GROUP, Epoch(1), LogIndex(1), UnixMs(5), payload), None)
     return book
 
 
-def all_came(book: Book) -> None:
+def all_came(book: PromiseBook) -> None:
     group = SimpleNamespace(name="g", group_id=1, is_acked=lambda offsets: offsets >= 0)
     queue = SimpleNamespace(end=3)
     topic = SimpleNamespace(name="t", topic_id=1, queue=queue, groups={"g": group})

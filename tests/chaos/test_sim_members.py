@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from chaos.sim import damage
-from chaos.sim.control import Control
-from chaos.sim.planted import calm
-from chaos.sim.world import World
-from timer.units import Epoch, ReplicaId
+from chaos.sim.world import disk_loss
+from chaos.sim.world.control_model import Control
+from chaos.sim.world.world import World
+from tests.chaos.planted.planted import calm
+from timer.model.units import Epoch, ReplicaId
 
 SECONDS = 12
 
@@ -45,7 +45,7 @@ class Members:
     def lose(self, replica: ReplicaId) -> None:
         """Take a disk away for good."""
         self.nodes[replica].stop_hard()
-        damage.wipe(self.nodes[replica])
+        disk_loss.wipe(self.nodes[replica])
 
 
 def test_voter_that_never_heard_that_it_is_one_helps_to_elect() -> None:

@@ -4,26 +4,26 @@ import os
 
 import pytest
 
-from chaos.sim.control_mutations import CONTROL_MUTATIONS
-from chaos.sim.core_mutations import CORE_MUTATIONS
-from chaos.sim.drop_mutations import DROP_MUTATIONS
-from chaos.sim.expiry_mutations import EXPIRY_MUTATIONS
-from chaos.sim.group_mutations import GROUP_MUTATIONS
-from chaos.sim.hidden_mutations import HIDDEN_MUTATIONS
-from chaos.sim.late_mutations import LATE_MUTATIONS
-from chaos.sim.mutations import MUTATIONS
-from chaos.sim.pause_mutations import PAUSE_MUTATIONS
-from chaos.sim.planted import ANY_WORLD, Mutation, calm, hunt
-from chaos.sim.policy_mutations import POLICY_MUTATIONS
-from chaos.sim.quota_mutations import QUOTA_MUTATIONS
-from chaos.sim.redrive_mutations import REDRIVE_MUTATIONS
-from chaos.sim.referee import CHECKERS, Broken
-from chaos.sim.request_mutations import REQUEST_MUTATIONS
-from chaos.sim.snapshot_mutations import SNAPSHOT_MUTATIONS
-from chaos.sim.timer_mutations import TIMER_MUTATIONS
-from chaos.sim.timers import TimerWorld
-from chaos.sim.work_mutations import WORK_MUTATIONS
-from chaos.sim.world import World
+from chaos.sim.timers.timers import TimerWorld
+from chaos.sim.world.referee import CHECKERS, Broken
+from chaos.sim.world.world import World
+from tests.chaos.planted.control_mutations import CONTROL_MUTATIONS
+from tests.chaos.planted.core_mutations import CORE_MUTATIONS
+from tests.chaos.planted.drop_mutations import DROP_MUTATIONS
+from tests.chaos.planted.expiry_mutations import EXPIRY_MUTATIONS
+from tests.chaos.planted.group_mutations import GROUP_MUTATIONS
+from tests.chaos.planted.hidden_mutations import HIDDEN_MUTATIONS
+from tests.chaos.planted.late_mutations import LATE_MUTATIONS
+from tests.chaos.planted.pause_mutations import PAUSE_MUTATIONS
+from tests.chaos.planted.planted import ANY_WORLD, Mutation, calm, hunt
+from tests.chaos.planted.policy_mutations import POLICY_MUTATIONS
+from tests.chaos.planted.protocol_mutations import MUTATIONS
+from tests.chaos.planted.quota_mutations import QUOTA_MUTATIONS
+from tests.chaos.planted.redrive_mutations import REDRIVE_MUTATIONS
+from tests.chaos.planted.request_mutations import REQUEST_MUTATIONS
+from tests.chaos.planted.snapshot_mutations import SNAPSHOT_MUTATIONS
+from tests.chaos.planted.timer_mutations import TIMER_MUTATIONS
+from tests.chaos.planted.work_mutations import WORK_MUTATIONS
 
 FIRST_SEED = 1000
 SOON = {

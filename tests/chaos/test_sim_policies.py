@@ -5,24 +5,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chaos.sim.options import Options
-from chaos.sim.planted import calm
-from chaos.sim.policybook import LEVELS_MS, PolicyBook, Taken
-from chaos.sim.referee import Broken
-from chaos.sim.timers import TimerWorld
-from chaos.sim.town import POLICIES
-from timer import payloads
-from timer.applied import ScheduleApplied
-from timer.columns import Binary, Part, encode_schedule
-from timer.entry import Entry, Kind
-from timer.policies import CLUSTER, Policy, Scope, encode_policy
-from timer.producers import Answer
-from timer.units import Epoch, LogIndex, ProducerId, Seq, TopicId, UnixMs
+from chaos.sim.checks.policybook import LEVELS_MS, PolicyBook, TakenRequest
+from chaos.sim.timers.timers import TimerWorld
+from chaos.sim.timers.town import POLICIES
+from chaos.sim.world.options import WorldOptions
+from chaos.sim.world.referee import Broken
+from tests.chaos.planted.planted import calm
+from timer.entries import payloads
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.entries.policies import CLUSTER, Scope, ScopePolicy, encode_policy
+from timer.model.columns import Binary, Part, encode_schedule
+from timer.model.units import Epoch, LogIndex, ProducerId, Seq, TopicId, UnixMs
+from timer.state.apply_results import ScheduleApplied
+from timer.state.producers import RequestAnswer
 
 NOW = 1_000_003
 
 
-def of_policies(seed: int) -> Options:
+def of_policies(seed: int) -> WorldOptions:
     return calm(seed).aim(policies=True, proposals_per_s=8)
 
 
@@ -51,9 +51,9 @@ class Pages:
     def __init__(self) -> None:
         self.book = PolicyBook()
         self.index = 0
-        self.entry(Kind.TOPIC, payloads.encode_topic("n/a"))
+        self.entry(EntryKind.TOPIC, payloads.encode_topic("n/a"))
 
-    def entry(self, kind: Kind, *payload: bytes) -> Entry:
+    def entry(self, kind: EntryKind, *payload: bytes) -> Entry:
         self.index += 1
         data = memoryview(b"".join(payload))
         entry = Entry(kind, Epoch(1), LogIndex(self.index), UnixMs(NOW), data)
@@ -61,14 +61,14 @@ class Pages:
         return entry
 
     def says(self, scope: Scope, **said: Any) -> None:
-        self.entry(Kind.POLICY, encode_policy(scope, Policy(**said)))
+        self.entry(EntryKind.POLICY, encode_policy(scope, ScopePolicy(**said)))
 
     def schedule(self, way: str, value: int, due_ms: int, *, size: int = 1) -> None:
         """Let the log have one timer, due then, of what was asked for."""
         requested = {"due_ms": value, "delay_ms": NOW + value}.get(way)
         if requested is None:
             requested = NOW + [0, *LEVELS_MS][min(value, len(LEVELS_MS))]
-        self.book.requests[1, 1] = [Taken(way, (value,), NOW, NOW - 50)]
+        self.book.requests[1, 1] = [TakenRequest(way, (value,), NOW, NOW - 50)]
         due = np.array([due_ms], np.int64)
         part = Part(
             producer_id=ProducerId(1),
@@ -78,8 +78,8 @@ class Pages:
             topic=np.ones(1, np.uint32),
             payload=Binary.of([b"x" * size]),
         )
-        entry = self.entry(Kind.SCHEDULE, *encode_schedule([part]))
-        self.book.check(entry, ScheduleApplied(((Answer(1, Seq(1), due), False),), ()))
+        entry = self.entry(EntryKind.SCHEDULE, *encode_schedule([part]))
+        self.book.check(entry, ScheduleApplied(((RequestAnswer(1, Seq(1), due), False),), ()))
 
 
 TOPIC = Scope("", TopicId(1))

@@ -4,23 +4,23 @@ from typing import Any
 
 import pytest
 
-from chaos.sim.options import Options
-from chaos.sim.planted import calm
-from chaos.sim.policybook import PolicyBook
-from chaos.sim.quotabook import QuotaBook, weigh
-from chaos.sim.referee import Broken
-from chaos.sim.timers import TimerWorld
-from chaos.sim.warden import VALUES
-from chaos.simdisk import SimDisk
+from chaos.sim.checks.policybook import PolicyBook
+from chaos.sim.checks.quotabook import QuotaBook, weigh
+from chaos.sim.timers.timers import TimerWorld
+from chaos.sim.timers.warden import VALUES
+from chaos.sim.world.options import WorldOptions
+from chaos.sim.world.referee import Broken
+from chaos.sim.world.simdisk import SimDisk
+from tests.chaos.planted.planted import calm
 from tests.timer.leading import Play
 from tests.timer.machines import Log, machine_on, part_of
-from timer.applied import ScheduleApplied
-from timer.entry import Entry
-from timer.policies import CLUSTER, QUOTAS, Policy, Scope
-from timer.units import TopicId, UnixMs
+from timer.entries.entry_frame import Entry
+from timer.entries.policies import CLUSTER, QUOTAS, Scope, ScopePolicy
+from timer.model.units import TopicId, UnixMs
+from timer.state.apply_results import ScheduleApplied
 
 
-def of_quotas(seed: int) -> Options:
+def of_quotas(seed: int) -> WorldOptions:
     return calm(seed).aim(quotas=True, proposals_per_s=12)
 
 
@@ -116,7 +116,7 @@ def test_book_knows_that_a_reached_backlog_takes_nothing() -> None:
     play.settle()
     part = part_of([(play.topic_id, play.now.clock_ms + 50, b"x")])
     book.took(play.leader, "before", part, repeated=False)
-    play.leader.alter(CLUSTER, Policy(ready_max=1), (), play.now, lambda _: None)
+    play.leader.alter(CLUSTER, ScopePolicy(ready_max=1), (), play.now, lambda _: None)
     book.took(play.leader, "repeated", part, repeated=True)
     with pytest.raises(Broken, match="ready_max"):
         book.took(play.leader, "new", part, repeated=False)

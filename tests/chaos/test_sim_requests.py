@@ -4,20 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from chaos.sim.options import Options
-from chaos.sim.planted import calm
-from chaos.sim.referee import Broken
-from chaos.sim.requestbook import RequestBook
-from chaos.sim.timers import TimerWorld
+from chaos.sim.checks.requestbook import RequestBook
+from chaos.sim.timers.timers import TimerWorld
+from chaos.sim.world.options import WorldOptions
+from chaos.sim.world.referee import Broken
+from tests.chaos.planted.planted import calm
 from tests.timer.machines import START_MS, Log, part_of
-from timer.applied import ScheduleApplied
-from timer.columns import RequestId
-from timer.errors import InvalidRequest, TimerError
-from timer.producers import Answer
-from timer.units import Seq, UnixMs
+from timer.model.columns import RequestId
+from timer.model.timer_errors import EngineError, InvalidRequestError
+from timer.model.units import Seq, UnixMs
+from timer.state.apply_results import ScheduleApplied
+from timer.state.producers import RequestAnswer
 
 
-def of_requests(seed: int) -> Options:
+def of_requests(seed: int) -> WorldOptions:
     return calm(seed).aim(requests=True, proposals_per_s=8)
 
 
@@ -41,7 +41,7 @@ FRESH, REPEATED = False, True
         (100, 1, (7, REPEATED), True),
         (100, 1, (8, REPEATED), False),
         (100, 1, (9, FRESH), False),
-        (100, 2, InvalidRequest("request_id", "r", "another's"), True),
+        (100, 2, InvalidRequestError("request_id", "r", "another's"), True),
         (100, 2, (7, REPEATED), False),
         (100, 2, (9, FRESH), False),
         (101, 1, (9, FRESH), True),
@@ -50,16 +50,16 @@ FRESH, REPEATED = False, True
     ],
 )
 def test_book_knows_what_an_id_stands_for(
-    at_ms: int, body: int, result: tuple[int, bool] | TimerError, fits: bool
+    at_ms: int, body: int, result: tuple[int, bool] | EngineError, fits: bool
 ) -> None:
     log, book = Log(), RequestBook()
 
-    def check(body: int, result: tuple[int, bool] | TimerError) -> None:
+    def check(body: int, result: tuple[int, bool] | EngineError) -> None:
         request = RequestId(b"r", body, UnixMs(START_MS + 100))
         made = part_of([(1, START_MS, b"x")])
         entry = log.schedule(replace(made, request=request))
-        if not isinstance(result, TimerError):
-            answer = Answer(0, Seq(result[0]), made.due_ms)
+        if not isinstance(result, EngineError):
+            answer = RequestAnswer(0, Seq(result[0]), made.due_ms)
             book.check(entry, ScheduleApplied(((answer, result[1]),), ()))
         else:
             book.check(entry, ScheduleApplied((result,), ()))

@@ -1,9 +1,9 @@
 """A leader whose disk becomes slow: no commit waits for it, and the real controller relieves it."""
 
-from chaos.sim.appointing import RealControl, report_of
-from chaos.sim.options import NEVER
-from chaos.sim.planted import calm
-from chaos.sim.world import World
+from chaos.sim.world.appointing import RealControl, report_of
+from chaos.sim.world.options import NEVER
+from chaos.sim.world.world import World
+from tests.chaos.planted.planted import calm
 
 SLOW_US = 5_000_000
 SECONDS = 25

@@ -5,24 +5,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from chaos.sim.book import AHEAD_MS_MAX, Book, Row
-from chaos.sim.keybook import TimerName, Told
-from chaos.sim.orderbook import OrderBook
-from chaos.sim.paths import STATE_PATH
-from chaos.sim.planted import calm
-from chaos.sim.referee import Broken
-from chaos.sim.timers import TimerWorld
-from timer import payloads
-from timer.applied import ALREADY_CANCELLED, ALREADY_FIRED, CANCELLED, SeekApplied
-from timer.columns import OnConflict
-from timer.conflicts import Verdict
-from timer.entry import Entry, Kind
-from timer.groups import Group
-from timer.leases import Consumer, Lease
-from timer.payloads import Fire, GroupOp, GroupSettings, Op
-from timer.serving import Delivery
-from timer.topic import Topic
-from timer.units import (
+from chaos.sim.checks.book import AHEAD_MS_MAX, DeliveredRow, PromiseBook
+from chaos.sim.checks.keybook import TimerName, ToldRow
+from chaos.sim.checks.orderbook import OrderBook
+from chaos.sim.timers.timers import TimerWorld
+from chaos.sim.world.paths import STATE_PATH
+from chaos.sim.world.referee import Broken
+from tests.chaos.planted.planted import calm
+from timer.entries import payloads
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.entries.payloads import Fire, GroupOp, GroupSettings, Op
+from timer.leader.groups.group_dispatch import Delivery
+from timer.leader.groups.shared_leases import ConsumerStream, Lease
+from timer.model.columns import OnConflict
+from timer.model.units import (
     Epoch,
     GroupId,
     LeaseId,
@@ -32,6 +28,10 @@ from timer.units import (
     TopicId,
     UnixMs,
 )
+from timer.ready.group import Group
+from timer.ready.topic import Topic
+from timer.state.apply_results import ALREADY_CANCELLED, ALREADY_FIRED, CANCELLED, SeekApplied
+from timer.state.key_conflicts import Verdict
 
 NAME = TimerName(1_000, 7)
 KEY = ("a", "g", 0)
@@ -56,24 +56,24 @@ def test_clients_reach_a_leader_whose_disk_is_damaged() -> None:
     assert world.town.leader() is leader
 
 
-def book_of(payload: bytes = b"x") -> Book:
-    book = Book()
+def book_of(payload: bytes = b"x") -> PromiseBook:
+    book = PromiseBook()
     book.asked([payload])
     book.scheduled(NAME, "a", NAME.due_ms)
     return book
 
 
-def told(name: TimerName = NAME, verdict: Verdict = Verdict.SCHEDULED, other: int = 0) -> Told:
-    return Told(name.seq, verdict, name, TimerName(1_000, other) if other else None)
+def told(name: TimerName = NAME, verdict: Verdict = Verdict.SCHEDULED, other: int = 0) -> ToldRow:
+    return ToldRow(name.seq, verdict, name, TimerName(1_000, other) if other else None)
 
 
-def row(name: TimerName = NAME, fired_at_ms: int = 1_000, payload: bytes = b"x") -> Row:
-    return Row(name, fired_at_ms, payload)
+def row(name: TimerName = NAME, fired_at_ms: int = 1_000, payload: bytes = b"x") -> DeliveredRow:
+    return DeliveredRow(name, fired_at_ms, payload)
 
 
 def entry(index: int, time_ms: int, read_time_ms: int) -> Entry:
     payload = memoryview(payloads.encode_fire(Fire(UnixMs(read_time_ms))))
-    return Entry(Kind.FIRE, Epoch(1), LogIndex(index), UnixMs(time_ms), payload)
+    return Entry(EntryKind.FIRE, Epoch(1), LogIndex(index), UnixMs(time_ms), payload)
 
 
 def test_delivery_of_what_nobody_scheduled_is_a_phantom() -> None:
@@ -100,7 +100,7 @@ def test_firing_before_the_due_time_is_early() -> None:
 
 
 def test_clock_of_the_log_is_compared_with_the_true_time_and_never_goes_back() -> None:
-    book = Book()
+    book = PromiseBook()
     book.on_commit(entry(1, 50_000, 40_000), 50_000 - AHEAD_MS_MAX)
     book.on_commit(entry(1, 99_000_000, 0), 0)  # on another replica: looked at already
     with pytest.raises(Broken, match="clock"):
@@ -150,20 +150,20 @@ def handed_out(epoch: int, at_ms: int) -> Delivery:
         cursor=QueueOffset(0),
         reserved=QueueOffset(9),
     )
-    consumer, offsets = Consumer("c", 1, lambda _: None), np.array([7], np.uint64)
+    consumer, offsets = ConsumerStream("c", 1, lambda _: None), np.array([7], np.uint64)
     lease = Lease(LeaseId(1), consumer, offsets, MonoMs(1), 1)
     topic, counts = Topic(TopicId(1), "t"), (np.ones(1, np.uint32), np.zeros(1, np.uint32))
     return Delivery(Epoch(epoch), topic, group, lease, *counts, UnixMs(at_ms))
 
 
 def test_deposed_leader_that_hands_out_is_told() -> None:
-    Book().handed_out("node 1", handed_out(3, 5), Epoch(3))
+    PromiseBook().handed_out("node 1", handed_out(3, 5), Epoch(3))
     with pytest.raises(Broken, match="handout"):
-        Book().handed_out("node 1", handed_out(2, 5), Epoch(3))
+        PromiseBook().handed_out("node 1", handed_out(2, 5), Epoch(3))
 
 
 def test_nacked_message_that_comes_before_its_time_is_told() -> None:
-    book = Book(nacks={(1, 1, 7): 5, (1, 1, 8): 99, (1, 2, 7): 99})
+    book = PromiseBook(nacks={(1, 1, 7): 5, (1, 1, 8): 99, (1, 2, 7): 99})
     book.handed_out("node 1", handed_out(3, 5), Epoch(3))
     with pytest.raises(Broken, match="nack"):
         book.handed_out("node 1", handed_out(3, 4), Epoch(3))
@@ -258,7 +258,7 @@ def test_key_of_a_timer_that_nobody_heard_of_is_known_by_its_reschedule() -> Non
 # ---- order
 
 
-def ordered(kind: str, *offsets: int, consumer: Consumer, epoch: int = 3) -> Delivery:
+def ordered(kind: str, *offsets: int, consumer: ConsumerStream, epoch: int = 3) -> Delivery:
     """Return a delivery of messages of a group that keeps an order."""
     one = handed_out(epoch, 5)
     one.group.settings = GroupSettings(lease_ms=1, type=kind)
@@ -266,9 +266,9 @@ def ordered(kind: str, *offsets: int, consumer: Consumer, epoch: int = 3) -> Del
     return Delivery(one.epoch, one.topic, one.group, lease, one.attempts, one.failures, one.at_ms)
 
 
-def order_book() -> tuple[OrderBook, Consumer, Consumer]:
+def order_book() -> tuple[OrderBook, ConsumerStream, ConsumerStream]:
     """Return a book of a topic with keys a b a b a b, and two consumers."""
-    x, y = (Consumer(name, 1, lambda _: None) for name in "xy")
+    x, y = (ConsumerStream(name, 1, lambda _: None) for name in "xy")
     return OrderBook(keys={1: [b"a", b"b"] * 3}), x, y
 
 

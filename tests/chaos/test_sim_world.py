@@ -9,17 +9,17 @@ from dataclasses import replace
 import pytest
 
 from chaos.sim import __main__ as command
-from chaos.sim.control import Control
-from chaos.sim.faults import Faults
-from chaos.sim.node import SimNode
-from chaos.sim.options import FAULTS, FAULTS_MIN, Options
-from chaos.sim.planted import PLAIN, calm
-from chaos.sim.play import APPS, EXIT_FAILED, EXIT_PROMISE, Outcome, Task, play
-from chaos.sim.referee import CHECKERS, Broken
-from chaos.sim.timers import TimerWorld
-from chaos.sim.world import World
-from timer.errors import PromiseLost
-from timer.units import Epoch
+from chaos.sim.play import APPS, EXIT_FAILED, EXIT_PROMISE, SeedOutcome, Task, play
+from chaos.sim.timers.timers import TimerWorld
+from chaos.sim.world.control_model import Control
+from chaos.sim.world.faults import FaultInjector
+from chaos.sim.world.options import FAULTS, FAULTS_MIN, WorldOptions
+from chaos.sim.world.referee import CHECKERS, Broken
+from chaos.sim.world.sim_node import SimNode
+from chaos.sim.world.world import World
+from tests.chaos.planted.planted import PLAIN, calm
+from timer.model.timer_errors import PromiseLostError
+from timer.model.units import Epoch
 
 
 @pytest.mark.parametrize("seed", range(2))  # `make test` plays many beside
@@ -34,7 +34,7 @@ def test_promises_hold(seed: int) -> None:
 def test_every_fault_strikes_within_a_few_worlds() -> None:
     struck, often = set[str](), {*FAULTS} - {"forget"}
     for seed in range(24):
-        options = Options.draw(random.Random(seed)).aim(faults=FAULTS)
+        options = WorldOptions.draw(random.Random(seed)).aim(faults=FAULTS)
         # Some strike only while the voters change.
         options = options.aim(nodes=3, learners=1, member_changes=0.3, fault_gap_ms=1_500)
         world = World(seed, options=options)
@@ -48,19 +48,21 @@ def test_every_fault_strikes_within_a_few_worlds() -> None:
 def test_voter_that_was_added_forgets_and_stays_down() -> None:
     refused = list[object]()
     for seed in range(1000, 1008):
-        options = Options.draw(random.Random(seed)).aim(nodes=3, faults=("forget",), mischief=())
+        options = WorldOptions.draw(random.Random(seed)).aim(
+            nodes=3, faults=("forget",), mischief=()
+        )
         world = World(seed, options=options.aim(learners=1, member_changes=0.1, fault_gap_ms=1_500))
         world.run(40)
         refused += [node.refused for node in world.nodes]
         if "forget" in world.faults.struck:
             break
-    assert any(isinstance(each, PromiseLost) for each in refused)
+    assert any(isinstance(each, PromiseLostError) for each in refused)
 
 
 def struck_at_once(world: World, kind: str) -> list[str]:
     """Inject a fault three times in one instant; return what strikes within a few seconds."""
     world.options = world.options.aim(faults=(kind,))
-    world.faults = Faults(world, random.Random(7), 0)
+    world.faults = FaultInjector(world, random.Random(7), 0)
     world.timeline.run_until(world.timeline.now_us + 4_000_000)
     return world.faults.struck
 
@@ -88,7 +90,9 @@ def test_fault_that_has_taken_all_it_may_counts_once(kind: str) -> None:
 def test_world_in_which_little_struck_goes_on_until_three_faults_have() -> None:
     struck = []
     for seed in range(4):
-        options = Options.draw(random.Random(seed)).aim(faults=("sync_fails", "handover", "kill"))
+        options = WorldOptions.draw(random.Random(seed)).aim(
+            faults=("sync_fails", "handover", "kill")
+        )
         world = World(seed, options=options)
         world.run(5)
         struck.append(len(world.faults.struck))
@@ -104,7 +108,7 @@ def test_world_in_which_too_little_can_strike_ends_all_the_same() -> None:
 def running() -> World:
     """Return a world of three voters, all well so far."""
     world = World(3, options=calm(3).aim(nodes=3))
-    world.faults = Faults(world, random.Random(7), 0)
+    world.faults = FaultInjector(world, random.Random(7), 0)
     for node in world.nodes:
         node.start()
     world._clients_act()
@@ -217,7 +221,7 @@ def test_checker_without_a_name_is_refused() -> None:
 
 
 def test_each_kind_of_world_is_drawn_and_is_not_always() -> None:
-    drawn = [Options.draw(random.Random(seed)) for seed in range(300)]
+    drawn = [WorldOptions.draw(random.Random(seed)) for seed in range(300)]
     for kind in PLAIN.keys() - {"tight"}:
         share = sum(getattr(options, kind) for options in drawn) / len(drawn)
         assert 0.05 < share < 0.5, kind
@@ -254,10 +258,10 @@ def test_leader_whose_disk_hangs_is_succeeded(seed: int) -> None:
 
 
 def test_worlds_that_met_few_faults_are_counted() -> None:
-    total = Outcome()
+    total = SeedOutcome()
     for task in (Task(7, "ledger", 1, faults=()), Task(7, "ledger", 1, faults=("handover",))):
         total.add(play(task))
     assert total.calm == 0, "none were asked for; or they struck"
-    total.add(Outcome(calm=1))
+    total.add(SeedOutcome(calm=1))
     line = command._summary(total, [Task(7, "ledger", 1)], 1.0)
     assert "; 1 worlds met fewer than 3 faults: none else could strike" in line

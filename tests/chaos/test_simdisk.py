@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from chaos.simdisk import PAGE_SIZE, SimDisk
-from timer.disk import Disk
-from timer.errors import CorruptFile, DiskFailed, WrongDirectory
+from chaos.sim.world.simdisk import PAGE_SIZE, SimDisk
+from timer.files.disk import Disk
+from timer.model.timer_errors import CorruptFileError, DiskFailedError, WrongDirectoryError
 
 ROOT = Path("/data")
 PATH = ROOT / "file"
@@ -97,7 +97,7 @@ def test_write_atomic_leaves_the_old_or_the_new_and_is_durable() -> None:
         disk = fresh()
         disk.write_atomic(PATH, b"old")
         disk.fail_sync(random.Random(seed))
-        with pytest.raises(DiskFailed):
+        with pytest.raises(DiskFailedError):
             disk.write_atomic(PATH, b"new" * 1_000)
         disk.crash(random.Random(seed))
         assert disk.read(PATH) == b"old"
@@ -146,9 +146,9 @@ def test_failed_sync_is_seen_until_the_file_is_opened_again() -> None:
         file.sync()
         file.write([b"bad!"])
         disk.fail_sync(random.Random(seed))
-        with pytest.raises(DiskFailed, match="EIO"):
+        with pytest.raises(DiskFailedError, match="EIO"):
             file.sync()
-        with pytest.raises(DiskFailed, match="refused"):
+        with pytest.raises(DiskFailedError, match="refused"):
             file.write([b"more"])
         disk.die()
         assert disk.read(path) == b"goodbad!"
@@ -164,7 +164,7 @@ def test_sync_fails_after_as_many_as_asked() -> None:
     disk.fail_sync(random.Random(1), after=2)
     file.sync()
     file.sync()
-    with pytest.raises(DiskFailed):
+    with pytest.raises(DiskFailedError):
         file.sync()
 
 
@@ -183,7 +183,7 @@ def test_full_disk_takes_what_fits_and_fails_with_enospc() -> None:
     file = disk.open_append(PATH)
     file.write([b"12345"])
     assert disk.free_bytes(ROOT) == 5
-    with pytest.raises(DiskFailed) as failed:
+    with pytest.raises(DiskFailedError) as failed:
         file.write([b"678", b"9abc"])
     assert failed.value.errno == errno.ENOSPC
     assert disk.read(PATH) == b"123456789a"
@@ -215,15 +215,15 @@ def test_page_that_is_spoilt_is_not_read_until_it_is_written_again() -> None:
     disk.crash(random.Random(1))
     for n in range(3):
         if n == page:
-            with pytest.raises(CorruptFile, match="bad sector"):
+            with pytest.raises(CorruptFileError, match="bad sector"):
                 disk.read(PATH, n * PAGE_SIZE + 1, 1)
         else:
             assert disk.read(PATH, n * PAGE_SIZE, PAGE_SIZE) == bytes(PAGE_SIZE)
-    with pytest.raises(CorruptFile):
+    with pytest.raises(CorruptFileError):
         disk.read(PATH)
     file = disk.open_append(PATH)
     for half in (page * PAGE_SIZE + 1, (page + 1) * PAGE_SIZE - 1):
-        with pytest.raises(DiskFailed, match="EIO"):
+        with pytest.raises(DiskFailedError, match="EIO"):
             disk.open_append(PATH).truncate(half)
     file.truncate(page * PAGE_SIZE)
     file.write([b"1" * (3 - page) * PAGE_SIZE])
@@ -235,7 +235,7 @@ def test_mark_on_a_bad_sector_is_written_only_as_a_whole_page() -> None:
     disk = fresh()
     disk.write_atomic(PATH, bytes(PAGE_SIZE))
     disk.spoil(PATH, 0)
-    with pytest.raises(DiskFailed, match="EIO"):
+    with pytest.raises(DiskFailedError, match="EIO"):
         disk.open_mark(PATH).put(b"1" * (PAGE_SIZE - 1))
     disk.open_mark(PATH).put(b"1" * PAGE_SIZE)
     assert disk.read(PATH) == b"1" * PAGE_SIZE
@@ -255,12 +255,12 @@ def test_handle_from_before_a_crash_is_refused() -> None:
 def test_lock_ends_with_the_process() -> None:
     disk = fresh()
     lock = disk.lock(ROOT / "LOCK")
-    with pytest.raises(WrongDirectory, match="in use by process"):
+    with pytest.raises(WrongDirectoryError, match="in use by process"):
         disk.lock(ROOT / "LOCK")
     disk.die()
     second = disk.lock(ROOT / "LOCK")
     lock.release()  # of a dead process: frees nothing
-    with pytest.raises(WrongDirectory):
+    with pytest.raises(WrongDirectoryError):
         disk.lock(ROOT / "LOCK")
     second.release()
     disk.lock(ROOT / "LOCK")

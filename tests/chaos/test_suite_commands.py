@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from chaos import cli
-from chaos.history import OWNER, Run
-from chaos.suite import commands
-from chaos.suite import stage as stages
-from chaos.suite.plan import Need, Options, Strike
+from chaos.commands import chaos_commands
+from chaos.history.history import OWNER, RunFolder
+from chaos.suite import suite_commands
 from chaos.suite.show import Bill, Show, claimable, clear
+from chaos.suite.stage import stage as stages
+from chaos.suite.stage.plan import Need, RunOptions, Strike
 from deploy.local import LaunchError, LocalCluster
 
 
@@ -21,17 +21,17 @@ def test_replay_plays_the_same_schedule_in_another_folder(
 ) -> None:
     played: list[tuple[Path, Bill]] = []
 
-    def play(target: Run, each: Bill) -> int:
+    def play(target: RunFolder, each: Bill) -> int:
         played.append((target.root, each))
         target.root.mkdir(exist_ok=True)
         Show(target, each, lambda _: [])._write("running")
         return 0
 
-    monkeypatch.setattr(commands, "_play", play)
+    monkeypatch.setattr(suite_commands, "_play", play)
     first, again = tmp_path / "first", tmp_path / "again"
     words = ["run", "mix", "--minutes", "1", "--seed", "7", "--plain", "--dir", str(first)]
-    assert cli.main([*words, "--workloads", "herd,singles", "--rate", "9"]) == 0
-    assert cli.main(["replay", str(first), "--dir", str(again)]) == 0
+    assert chaos_commands.main([*words, "--workloads", "herd,singles", "--rate", "9"]) == 0
+    assert chaos_commands.main(["replay", str(first), "--dir", str(again)]) == 0
     (where, one), (elsewhere, other) = played
     assert (where, elsewhere) == (first, again)
     assert one == other
@@ -42,8 +42,8 @@ def test_replay_plays_the_same_schedule_in_another_folder(
 def told_run(folder: Path, *nemeses: str, **options: Any) -> Path:
     """Leave the run.json of a run of these strikes."""
     strikes = [Strike(at_s=1, nemesis=nemesis) for nemesis in nemeses]
-    each = Bill(scenario="isolate", seed=1, options=Options(**options), schedule=strikes)
-    Show(Run(folder), each, lambda _: [])._write("stopped")
+    each = Bill(scenario="isolate", seed=1, options=RunOptions(**options), schedule=strikes)
+    Show(RunFolder(folder), each, lambda _: [])._write("stopped")
     return folder
 
 
@@ -60,11 +60,11 @@ def test_replay_of_which_no_strike_can_fall_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     nemeses: list[str], missing: dict[Need, str], says: str,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(commands, "_play", lambda *_: 0)
-    monkeypatch.setattr("chaos.suite.stage.capabilities", lambda _: missing)
+    monkeypatch.setattr(suite_commands, "_play", lambda *_: 0)
+    monkeypatch.setattr("chaos.suite.stage.stage.capabilities", lambda _: missing)
     earlier = told_run(tmp_path / "first", *nemeses)
     words = ["replay", str(earlier), "--dir", str(tmp_path / "again")]
-    assert cli.main(words) == (2 if says else 0)
+    assert chaos_commands.main(words) == (2 if says else 0)
     assert capsys.readouterr().err.endswith(f"isolate is pointless without {says}" if says else "")
 
 
@@ -74,14 +74,14 @@ def test_replay_does_without_what_was_done_without_only_if_that_was_asked_for(
 ) -> None:
     played: list[Bill] = []
 
-    def play(_: Run, each: Bill) -> int:
+    def play(_: RunFolder, each: Bill) -> int:
         played.append(each)
         return 0
 
-    monkeypatch.setattr(commands, "_play", play)
-    monkeypatch.setattr("chaos.suite.stage.capabilities", lambda _: {})
+    monkeypatch.setattr(suite_commands, "_play", play)
+    monkeypatch.setattr("chaos.suite.stage.stage.capabilities", lambda _: {})
     earlier = told_run(tmp_path / "first", "kill", without=(Need.DISKS,), plain=plain)
-    assert commands.replay(earlier, tmp_path / "again") == 0
+    assert suite_commands.replay(earlier, tmp_path / "again") == 0
     assert played[0].missing.keys() == ({*Need} if plain else set())
 
 
@@ -104,7 +104,7 @@ def test_wrong_argument_is_named(
     earlier = tmp_path / "run" / OWNER
     earlier.parent.mkdir()
     earlier.touch()
-    assert cli.main(["run", *words, "--dir", str(tmp_path / "run")]) == 2
+    assert chaos_commands.main(["run", *words, "--dir", str(tmp_path / "run")]) == 2
     assert says in capsys.readouterr().err
     assert earlier.exists(), "nothing is removed for a run that can't be"
 
@@ -134,12 +134,12 @@ def test_replay_of_what_is_no_run_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     told: str | None, again: str, says: str,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(commands, "_play", lambda *_: 0)  # no node is started to find it out
-    run = Run(tmp_path / "run")
+    monkeypatch.setattr(suite_commands, "_play", lambda *_: 0)  # no node is started to find it out
+    run = RunFolder(tmp_path / "run")
     run.root.mkdir()
     if told is not None:
         run.about.write_text(told)
-    assert cli.main(["replay", str(run.root), "--dir", str(tmp_path / again)]) == 2
+    assert chaos_commands.main(["replay", str(run.root), "--dir", str(tmp_path / again)]) == 2
     assert says in capsys.readouterr().err
     assert run.about.exists() == (told is not None)
 
@@ -147,13 +147,13 @@ def test_replay_of_what_is_no_run_is_refused(
 def test_folder_that_is_not_there_is_not_clean(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["clean", "--dir", str(tmp_path / "gone")]) == 2
+    assert chaos_commands.main(["clean", "--dir", str(tmp_path / "gone")]) == 2
     assert "no such folder" in capsys.readouterr().err
     for name, nodes in (("1", "[]"), ("2", '[{"name": "n1"}]')):
         (tmp_path / name).mkdir()
         (tmp_path / name / OWNER).touch()
         (tmp_path / name / "cluster.json").write_text(f'{{"nodes": {nodes}}}')
-    assert cli.main(["clean", "--dir", str(tmp_path)]) == 0
+    assert chaos_commands.main(["clean", "--dir", str(tmp_path)]) == 0
     assert "left alone: " in capsys.readouterr().err, "who can't be read costs the others nothing"
 
 
@@ -163,11 +163,11 @@ def test_who_is_not_root_is_told_what_is_left_out(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     played: list[Bill] = []
-    monkeypatch.setattr(commands, "_play", lambda _, each: played.append(each))
+    monkeypatch.setattr(suite_commands, "_play", lambda _, each: played.append(each))
     words = ["--minutes", "0.5", "--dir", str(tmp_path / "run")]
-    cli.main(["run", "mix", *words])
+    chaos_commands.main(["run", "mix", *words])
     assert played[0].missing == dict.fromkeys(Need, "not root")
-    assert cli.main(["run", "power-cut", *words]) == 2
+    assert chaos_commands.main(["run", "power-cut", *words]) == 2
     assert capsys.readouterr().err.endswith("is pointless without disks: not root\n")
     assert len(played) == 1
     assert not (tmp_path / "run").exists()
@@ -182,20 +182,20 @@ def test_empty_folder_is_its_owners_again_once_the_machine_was_looked_at(
         return {Need.DISKS: "none here"}
 
     monkeypatch.setattr(stages, "capabilities", capabilities)
-    monkeypatch.setattr(commands, "_play", lambda *_: 0)
+    monkeypatch.setattr(suite_commands, "_play", lambda *_: 0)
     folder = tmp_path / "mine"
     folder.mkdir()
     words = ["run", "power-cut" if refused else "mix", "--minutes", "0.5", "--dir", str(folder)]
-    assert cli.main(words) == (2 if refused else 0)
+    assert chaos_commands.main(words) == (2 if refused else 0)
     assert not folder.exists() or not [*folder.iterdir()]
     folder.mkdir(exist_ok=True)
     (folder / "thesis.tex").touch()
-    clear(Run(folder))
+    clear(RunFolder(folder))
     assert (folder / "thesis.tex").exists()
 
 
 def test_list_names_every_scenario_and_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["list"]) == 0
+    assert chaos_commands.main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("mix ") for line in lines)
     assert any(line.startswith("isolate ") and line.endswith("[root: network]") for line in lines)
@@ -210,7 +210,7 @@ def test_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
 
 def test_somebodys_own_cluster_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text('{"nodes": []}')
-    Run(tmp_path).about.write_text('{"clock_error_ms": 1000}')  # for an audit of theirs
+    RunFolder(tmp_path).about.write_text('{"clock_error_ms": 1000}')  # for an audit of theirs
     with pytest.raises(LaunchError, match=r"is not an earlier run's: name another folder"):
         claimable(tmp_path)
 

@@ -10,12 +10,12 @@ from typing import Any, Self
 
 import pytest
 
-from chaos.history import Run, read
-from chaos.suite import crowd
-from chaos.suite.crowd import Flood, KillConsumer
-from chaos.suite.nemesis import Fizzled
+from chaos.history.history import RunFolder, read
+from chaos.suite.nemeses import crowd
+from chaos.suite.nemeses.crowd import Flood, KillConsumer
+from chaos.suite.nemeses.nemesis import Fizzled
 from tests.chaos.world import told
-from timerclient.errors import Overloaded, Unreachable
+from timerclient.values.errors import Overloaded, Unreachable
 
 ROWS = 2
 
@@ -44,7 +44,7 @@ class FakeStage(SimpleNamespace):
         self.said: list[str] = []
         super().__init__(
             cluster=SimpleNamespace(endpoints=[endpoint]),
-            run=Run(folder),
+            run=RunFolder(folder),
             record=lambda event, **more: self.events.append({"event": event, **more}),
             say=self.said.append,
         )
@@ -117,7 +117,7 @@ def flooded(
         )()
     except Exception as error:  # noqa: BLE001 - it is what is looked at
         raised = error
-    [history] = Run(folder).histories.iterdir()
+    [history] = RunFolder(folder).histories.iterdir()
     lines = sorted(told(history), key=lambda line: int(line["marks"][0]))
     asked = [line for line in read(history) if line["outcome"] == "asked"]
     assert sorted(line["request"] for line in asked) == [line["request"] for line in lines]

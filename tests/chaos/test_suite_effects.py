@@ -12,21 +12,21 @@ from typing import Any, Self
 
 import pytest
 
-from chaos.history import Run
-from chaos.suite import damage, processes
-from chaos.suite.damage import Fill, Flip, Remove, Truncate
-from chaos.suite.links import Bridge, Flap
-from chaos.suite.nemesis import Fizzled, chosen
-from chaos.suite.network import Network, NetworkError
-from chaos.suite.plan import Need
-from chaos.suite.processes import KillMany, PowerCut, RollingRestart, TransferStorm
-from chaos.suite.stage import Stage
-from chaos.suite.turn import Turn
-from cluster.space import WAITING
+from chaos.history.history import RunFolder
+from chaos.suite.nemeses import file_damage, processes
+from chaos.suite.nemeses.file_damage import Fill, Flip, Remove, TruncateFile
+from chaos.suite.nemeses.links import Bridge, Flap
+from chaos.suite.nemeses.nemesis import Fizzled, chosen
+from chaos.suite.nemeses.processes import KillMany, PowerCut, RollingRestart, TransferStorm
+from chaos.suite.stage.network import Network, NetworkError
+from chaos.suite.stage.plan import Need
+from chaos.suite.stage.stage import Stage
+from chaos.suite.stage.turn import Turn
+from cluster.files.disk_room import WAITING
 from tests.chaos.turns import until_asked
 from tests.chaos.world import durable_log
-from timer import manifest
-from timerclient.errors import CommitTimeout, NotReady, TimerError
+from timer.recovery import manifest
+from timerclient.values.errors import CommitTimeout, NotReady, TimerError
 
 SEEDS = range(20)
 
@@ -101,7 +101,7 @@ def test_strike_at_nobody_fizzles_and_says_why() -> None:
 def test_controller_that_is_lost_is_nobodys_victim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage = Stage(Run(tmp_path), missing=dict.fromkeys(Need, ""))
+    stage = Stage(RunFolder(tmp_path), missing=dict.fromkeys(Need, ""))
     said = {"n1": "n2", "n2": "n3", "n3": "n3"}  # n1 does not know better yet
     monkeypatch.setattr(stage.cluster, "is_running", lambda _: True)
     monkeypatch.setattr(stage.cluster, "state", lambda n: SimpleNamespace(controller=said[n]))
@@ -205,9 +205,9 @@ def damageable(tmp_path: Path) -> Any:
     return stage
 
 
-@pytest.mark.parametrize("nemesis", [Truncate(), Flip(), Remove()])
+@pytest.mark.parametrize("nemesis", [TruncateFile(), Flip(), Remove()])
 def test_log_with_nothing_to_lose_is_left_as_it_is(
-    tmp_path: Path, nemesis: Truncate | Flip | Remove
+    tmp_path: Path, nemesis: TruncateFile | Flip | Remove
 ) -> None:
     path = durable_log(tmp_path)
     whole = path.read_bytes()
@@ -230,7 +230,7 @@ def test_end_of_a_log_that_was_not_durable_is_no_loss(tmp_path: Path) -> None:
     path.write_bytes(durable_log(tmp_path / "longer", 9).read_bytes())
     stage = damageable(tmp_path)
     with pytest.raises(Fizzled, match="can do without"):
-        Truncate().strike(stage, random.Random(1))
+        TruncateFile().strike(stage, random.Random(1))
     assert (stage.damaged, stage.hurt, stage.failures) == (set(), set(), [])
 
 
@@ -239,7 +239,7 @@ def with_state(data: Path, *names: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     for name in ("manifest", *names):
         (data / "state" / name).parent.mkdir(parents=True, exist_ok=True)
         (data / "state" / name).write_bytes(b"content")
-    monkeypatch.setattr(damage, "verify", lambda *_, **__: [])
+    monkeypatch.setattr(file_damage, "verify", lambda *_, **__: [])
     monkeypatch.setattr(manifest, "read", lambda *_: {})
     monkeypatch.setattr(manifest, "files", lambda _: [(name, 7, None) for name in names])
     return damageable(data)
@@ -248,7 +248,7 @@ def with_state(data: Path, *names: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_state_that_is_not_there_yet_is_not_damaged(tmp_path: Path) -> None:
     stage = damageable(tmp_path)
     with pytest.raises(Fizzled, match="has no manifest yet"):
-        Remove("follower", damage.STATE).strike(stage, random.Random(1))
+        Remove("follower", file_damage.STATE).strike(stage, random.Random(1))
     assert [what for what, *_ in stage.calls] == ["kill", "restart"]
 
 
@@ -259,19 +259,19 @@ def test_state_that_is_not_there_yet_is_not_damaged(tmp_path: Path) -> None:
         (Flip, [], False),
         (Flip, ["queues/1.spill"], True),  # a part that no block lies in
         (Remove, ["queues/1.spill"], False),
-        (Truncate, ["runs/1.arrow"], False),
+        (TruncateFile, ["runs/1.arrow"], False),
         (Remove, ["runs/1.keys"], False),
     ],
 )
 def test_damage_that_a_node_would_not_find_fails_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nemesis: type[Flip | Remove | Truncate],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nemesis: type[Flip | Remove | TruncateFile],
     names: list[str], excused: bool,
 ) -> None:  # fmt: skip
     stage = with_state(tmp_path, *names, monkeypatch=monkeypatch)
     victim = tmp_path / "state" / (names or ["manifest"])[0]
-    monkeypatch.setitem(damage.VICTIM, damage.STATE, lambda *_: victim)
+    monkeypatch.setitem(file_damage.VICTIM, file_damage.STATE, lambda *_: victim)
     with pytest.raises(Fizzled, match="can do without"):
-        nemesis("follower", damage.STATE).strike(stage, random.Random(1))
+        nemesis("follower", file_damage.STATE).strike(stage, random.Random(1))
     assert bool(stage.failures) != excused
     assert (stage.damaged, stage.hurt) == (set(), set())
 
@@ -281,7 +281,7 @@ def test_every_kind_of_file_is_damaged_however_many_runs_there_are(
 ) -> None:
     runs = [f"runs/{number}.arrow" for number in range(99)]
     with_state(tmp_path, "queues/1.spill", *runs, monkeypatch=monkeypatch)
-    hit = [damage._any_of_state(tmp_path, random.Random(seed)) for seed in SEEDS]
+    hit = [file_damage._any_of_state(tmp_path, random.Random(seed)) for seed in SEEDS]
     assert {path.parent.name for path in hit} == {"state", "queues", "runs"}
 
 
@@ -289,7 +289,7 @@ def test_every_kind_of_file_is_damaged_however_many_runs_there_are(
 def test_full_disks_that_nobody_notices_fizzle_once_there_is_room_again(
     monkeypatch: pytest.MonkeyPatch, noticing: set[str]
 ) -> None:
-    monkeypatch.setattr(damage, "NOTICE_S", 0.0)
+    monkeypatch.setattr(file_damage, "NOTICE_S", 0.0)
     stage: Any = FakeStage("n2")
 
     def state(name: str) -> Any:
@@ -367,7 +367,7 @@ def test_slow_link_that_ended_by_itself_is_told_when_it_is_undone(
     rules: list[str] = []
     net = Network(["n1"], "abcdef")
     monkeypatch.setattr(net, "_ip", lambda _, *lines, **__: rules.extend(lines))
-    monkeypatch.setattr("chaos.suite.network.subprocess.Popen", Popen)
+    monkeypatch.setattr("chaos.suite.stage.network.subprocess.Popen", Popen)
     undo = net.slow([("n1", "clients")], delay_ms=1)
     [box] = boxes
     if ends:

@@ -18,13 +18,17 @@ from typing import Any
 
 import pytest
 
-from chaos.history import Run, read
-from chaos.suite.disk_faults import Calls, DiskFaults, Kind
-from chaos.suite.failing import BadSector, DiskErrors, HangingDisk, SlowDisk, TornWrite
-from chaos.suite.links import CutClients, NearLease
-from chaos.suite.nemesis import Nemesis, Undo
-from chaos.suite.stage import MANY_SETTINGS, Stage, capabilities
-from chaos.suite.voting import (
+from chaos.history.history import RunFolder, read
+from chaos.suite.nemeses.disk_failures import (
+    BadSector,
+    DiskErrors,
+    HangingDisk,
+    SlowDisk,
+    TornWrite,
+)
+from chaos.suite.nemeses.links import CutClients, NearLease
+from chaos.suite.nemeses.nemesis import Nemesis, Undo
+from chaos.suite.nemeses.voter_damage import (
     CUT,
     FLIPPED,
     RAFT,
@@ -34,11 +38,13 @@ from chaos.suite.voting import (
     RemoveCutOff,
     ReplaceCutOff,
 )
-from cluster.exits import EXIT_DISK
+from chaos.suite.stage.disk_faults import Calls, DiskFaults, Kind
+from chaos.suite.stage.stage import MANY_SETTINGS, Stage, capabilities
+from cluster.settings.exit_codes import EXIT_DISK
 from tests.cluster.running import Forking, until
-from timer.directory import IDENTITY_NAME, PROMISE_NAME
+from timer.files.data_directory import IDENTITY_NAME, PROMISE_NAME
 from timerclient import TimerClient
-from timerclient.errors import TimerError
+from timerclient.values.errors import TimerError
 
 WAIT_S = 120.0
 
@@ -51,8 +57,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     settings = (*settings, "storage.log_entries_flush = 64")
     stop = threading.Event()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("chaos.suite.stage.LocalCluster", Forking)
-        with Stage(Run(folder), missing=capabilities(folder), settings=settings) as stage:
+        patch.setattr("chaos.suite.stage.stage.LocalCluster", Forking)
+        with Stage(RunFolder(folder), missing=capabilities(folder), settings=settings) as stage:
 
             def write() -> None:
                 with TimerClient(stage.cluster.endpoints) as client:
@@ -268,7 +274,7 @@ def test_node_is_not_replaced_before_it_hears_the_leader(
 CALLS = """
 import os, sys
 from pathlib import Path
-from chaos.suite.disk_faults import FaultyCalls
+from chaos.suite.stage.disk_faults import FaultyCalls
 FaultyCalls(Path(sys.argv[1])).install()
 fd = os.open(sys.argv[2], os.O_RDWR | os.O_CREAT | os.O_APPEND)
 for line in sys.stdin:

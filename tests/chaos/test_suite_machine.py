@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from chaos.suite import disks, network
-from chaos.suite.disks import Disk
-from chaos.suite.network import CLIENTS, Network, run, start_of
+from chaos.suite.stage import disks, network
+from chaos.suite.stage.disks import MountedDisk
+from chaos.suite.stage.network import CLIENTS, Network, run, start_of
 from tests.cluster.running import until
 
 ECHO = """
@@ -146,15 +146,15 @@ def test_what_a_crashed_harness_left_is_removed_and_no_more(net: Network) -> Non
 
 
 @pytest.fixture
-def disk(machine: None, tmp_path: Path) -> Iterator[Disk]:
-    disk = Disk(tmp_path / "nodes/n1")
+def disk(machine: None, tmp_path: Path) -> Iterator[MountedDisk]:
+    disk = MountedDisk(tmp_path / "nodes/n1")
     disk.make()
     yield disk
     if os.path.ismount(disk.path):
         run("umount", str(disk.path))
 
 
-def test_power_cut_loses_what_was_not_synced_and_nothing_else(disk: Disk) -> None:
+def test_power_cut_loses_what_was_not_synced_and_nothing_else(disk: MountedDisk) -> None:
     path = disk.path / "log"
     with path.open("wb") as file:
         file.write(b"synced" * 1000)
@@ -167,7 +167,7 @@ def test_power_cut_loses_what_was_not_synced_and_nothing_else(disk: Disk) -> Non
     assert path.read_bytes() == b"synced" * 1000
 
 
-def test_full_disk_takes_nothing_until_it_is_drained(disk: Disk) -> None:
+def test_full_disk_takes_nothing_until_it_is_drained(disk: MountedDisk) -> None:
     disk.fill()
     with pytest.raises(OSError, match="No space left"):
         (disk.path / "big").write_bytes(bytes(1 << 20))
@@ -175,7 +175,7 @@ def test_full_disk_takes_nothing_until_it_is_drained(disk: Disk) -> None:
     (disk.path / "big").write_bytes(bytes(1 << 20))
 
 
-def test_files_move_out_with_their_links(disk: Disk) -> None:
+def test_files_move_out_with_their_links(disk: MountedDisk) -> None:
     (disk.path / "a").write_text("text")
     (disk.path / "b").hardlink_to(disk.path / "a")
     assert disk in [*disks.mounted()]

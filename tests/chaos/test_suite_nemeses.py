@@ -16,24 +16,32 @@ from typing import Any
 
 import pytest
 
-from chaos.history import Run, read
-from chaos.replay.nodelog import Piece, between
-from chaos.suite import crowd, damage, links, processes, scenarios
-from chaos.suite import nemesis as nemeses
-from chaos.suite.clocks import ClockDrift, ClockJump
-from chaos.suite.crowd import Flood, KillConsumer
-from chaos.suite.damage import Fill, Flip, Remove, Truncate, Wipe
-from chaos.suite.links import Bridge, Flap, Isolate, OneWay, Slow
-from chaos.suite.nemesis import Aside, Fizzled, Nemesis
-from chaos.suite.processes import Kill, KillMany, Pause, PowerCut, RollingRestart, TransferStorm
-from chaos.suite.stage import MANY_SETTINGS, Stage, capabilities
-from cluster.space import WAITING
+from chaos.history.history import RunFolder, read
+from chaos.history.nodelog import Piece, between
+from chaos.suite import scenarios
+from chaos.suite.nemeses import crowd, file_damage, links, processes
+from chaos.suite.nemeses import nemesis as nemeses
+from chaos.suite.nemeses.clocks import ClockDrift, ClockJump
+from chaos.suite.nemeses.crowd import Flood, KillConsumer
+from chaos.suite.nemeses.file_damage import Fill, Flip, Remove, TruncateFile, Wipe
+from chaos.suite.nemeses.links import Bridge, Flap, Isolate, OneWay, Slow
+from chaos.suite.nemeses.nemesis import Aside, Fizzled, Nemesis
+from chaos.suite.nemeses.processes import (
+    Kill,
+    KillMany,
+    PowerCut,
+    RollingRestart,
+    SuspendNode,
+    TransferStorm,
+)
+from chaos.suite.stage.stage import MANY_SETTINGS, Stage, capabilities
+from cluster.files.disk_room import WAITING
 from tests.cluster.running import Forking
-from timer import manifest
-from timer.disk import RealDisk
-from timer.units import LogIndex
+from timer.files.disk import RealDisk
+from timer.model.units import LogIndex
+from timer.recovery import manifest
 from timerclient import CancelResult, TimerClient
-from timerclient.errors import DiskFull, TimerError
+from timerclient.values.errors import DiskFull, TimerError
 
 WAIT_S = 120.0
 pytestmark = pytest.mark.slow
@@ -47,8 +55,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     settings = tuple(line for line in MANY_SETTINGS if "flush" not in line)
     settings = (*settings, "storage.log_entries_flush = 64")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("chaos.suite.stage.LocalCluster", Forking)
-        with Stage(Run(folder), missing=capabilities(folder), settings=settings) as stage:
+        patch.setattr("chaos.suite.stage.stage.LocalCluster", Forking)
+        with Stage(RunFolder(folder), missing=capabilities(folder), settings=settings) as stage:
             with TimerClient(stage.cluster.endpoints) as client:
                 client.consumer("unread", group="g").close()
                 for at in range(64):  # as many entries: all nodes will have all kinds of files
@@ -143,7 +151,7 @@ def test_kill_many_ends_a_majority_or_all(stage: Stage, chance: random.Random) -
 
 def test_paused_leader_loses_its_leadership(stage: Stage, chance: random.Random) -> None:
     before = epoch(stage)
-    undo = Pause("leader").strike(stage, chance)
+    undo = SuspendNode("leader").strike(stage, chance)
     leader = recorded(stage, "pause")["node"]
     stat = Path(f"/proc/{pids(stage)[leader]}/stat")
     until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
@@ -314,7 +322,7 @@ def test_full_disk_stops_the_node_and_room_brings_it_back(
     stage: Stage, chance: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs(stage, Fill)
-    monkeypatch.setattr(damage, "NOTICE_S", WAIT_S)
+    monkeypatch.setattr(file_damage, "NOTICE_S", WAIT_S)
     stop = threading.Event()
 
     def write() -> None:
@@ -342,7 +350,7 @@ def test_disks_nearly_full_refuse_what_is_new_until_there_is_room(
     stage: Stage, chance: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs(stage, Fill)
-    monkeypatch.setattr(damage, "NOTICE_S", WAIT_S)
+    monkeypatch.setattr(file_damage, "NOTICE_S", WAIT_S)
 
     def refusal() -> str:
         """Return why nothing is taken; empty: nobody leads, or whoever leads has not looked yet."""
@@ -403,14 +411,15 @@ def test_node_that_ends_by_itself_is_noticed(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("nemesis", "suffix"),
     [
-        (Truncate(), ".log"), (Flip(), ".log"), (Remove(), ".log"),
-        (Truncate(part=damage.STATE), "manifest"), (Flip(part=damage.STATE), ".arrow"),
-        (Truncate(part=damage.STATE), ".keys"), (Remove(part=damage.STATE), ".spill"),
+        (TruncateFile(), ".log"), (Flip(), ".log"), (Remove(), ".log"),
+        (TruncateFile(part=file_damage.STATE), "manifest"), (Flip(part=file_damage.STATE),
+        ".arrow"), (TruncateFile(part=file_damage.STATE), ".keys"), (Remove(part=file_damage.STATE),
+        ".spill"),
     ],
 )  # fmt: skip
 def test_damaged_node_heals_and_its_log_is_kept_as_it_was(
     stage: Stage, chance: random.Random, monkeypatch: pytest.MonkeyPatch,
-    nemesis: Truncate | Flip | Remove, suffix: str,
+    nemesis: TruncateFile | Flip | Remove, suffix: str,
 ) -> None:  # fmt: skip
     def needed(data: Path) -> list[str]:
         """Files of the manifest: one that a killed node has just begun nobody would miss."""
@@ -420,7 +429,7 @@ def test_damaged_node_heals_and_its_log_is_kept_as_it_was(
     def of_state(data: Path, _: random.Random) -> Path:
         return data / "state" / max(name for name in needed(data) if name.endswith(suffix))
 
-    monkeypatch.setitem(damage.VICTIM, damage.STATE, of_state)
+    monkeypatch.setitem(file_damage.VICTIM, file_damage.STATE, of_state)
     schedules(stage)
     kinds = {"manifest", ".arrow", ".keys", ".spill"}
     until(
@@ -440,7 +449,7 @@ def test_damaged_node_heals_and_its_log_is_kept_as_it_was(
     stage.archive.update()
     lives = stage.run.logs()[name]
     assert next(between(Piece(lives[0], LogIndex(1), LogIndex(1)))).index == 1
-    if nemesis.part == damage.LOG:
+    if nemesis.part == file_damage.LOG:
         assert lives[-1][0].first > 1
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from chaos import audit, cli
-from chaos.history import Run, read
-from chaos.suite import commands
-from chaos.suite.network import run as run_program
+from chaos import audit
+from chaos.commands import chaos_commands
+from chaos.history.history import RunFolder, read
+from chaos.suite import suite_commands
 from chaos.suite.show import Show, claimable, clear
-from chaos.suite.stage import owning
+from chaos.suite.stage.network import run as run_program
+from chaos.suite.stage.stage import owning
 from deploy.local import LaunchError, LocalCluster
 from tests.cluster.running import Forking, until
 
@@ -33,28 +34,28 @@ def test_short_run_without_root_is_ok(
 
     whole = Show.play
     monkeypatch.setattr(Show, "play", play)
-    monkeypatch.setattr("chaos.suite.stage.LocalCluster", Forking)
+    monkeypatch.setattr("chaos.suite.stage.stage.LocalCluster", Forking)
     words = ["run", "short", "--minutes", str(20 / 60), "--seed", "3", "--plain"]
     words += ["--workloads", "uniform,cancels,groups", "--rate", "60", "--dir", str(folder)]
-    assert cli.main(words) == 0
-    report = audit.audit(spark, Run(folder))
+    assert chaos_commands.main(words) == 0
+    report = audit.audit(spark, RunFolder(folder))
     assert report.ok, report.summary
     assert report.summary["kills"] >= 1
     assert report.summary["delivered"] > 100
     assert len(report.summary["files"]) == 3
-    events = [line["event"] for line in read(Run(folder).faults)]
+    events = [line["event"] for line in read(RunFolder(folder).faults)]
     assert events.count("strike") == events.count("healed") >= 1
     assert events[-1] == "drained"
-    of = [line["strike"] for line in read(Run(folder).faults) if line["event"] == "kill"]
-    assert set(of) <= {number for number, _ in enumerate(Run(folder).said()["schedule"], 1)}
-    told = Run(folder).said()
+    of = [line["strike"] for line in read(RunFolder(folder).faults) if line["event"] == "kill"]
+    assert set(of) <= {number for number, _ in enumerate(RunFolder(folder).said()["schedule"], 1)}
+    told = RunFolder(folder).said()
     assert told["missing"].keys() == {"network", "disks"}
     assert told["failures"] == []
     assert (folder / "logs/n1.log").stat().st_size
     assert not any(map(LocalCluster(folder).is_running, ("n1", "n2", "n3")))
 
 
-def scheduled(run: Run) -> bool:
+def scheduled(run: RunFolder) -> bool:
     """Return whether some client has been told that its timers are scheduled."""
     lines = (line for path in run.histories.iterdir() for line in read(path))
     return any((line["op"], line.get("outcome")) == ("schedule", "ok") for line in lines)
@@ -75,31 +76,31 @@ def test_nothing_of_a_crashed_run_is_left_or_lost(tmp_path: Path, spark: SparkSe
         try:
             assert harness.stdout is not None
             assert any("nodes are up" in line for line in harness.stdout)
-            until(lambda: [*folder.glob("histories/uniform-*")] and scheduled(Run(folder)))
+            until(lambda: [*folder.glob("histories/uniform-*")] and scheduled(RunFolder(folder)))
             cluster = LocalCluster(folder)
-            assert commands.clean(tmp_path) == 0  # somebody is at it: left alone
+            assert suite_commands.clean(tmp_path) == 0  # somebody is at it: left alone
             assert all(map(cluster.is_running, cluster.nodes))
         except BaseException:
             harness.kill()
             harness.wait()
-            commands.clean(tmp_path)  # its nodes outlive it
+            suite_commands.clean(tmp_path)  # its nodes outlive it
             raise
         harness.kill()
         harness.wait()
     assert all(map(cluster.is_running, cluster.nodes))
     with pytest.raises(LaunchError, match="n1, n2, n3 still run"):
         claimable(folder)
-    assert commands.clean(folder) == 0  # as for all runs of the folder that it lies in
+    assert suite_commands.clean(folder) == 0  # as for all runs of the folder that it lies in
     assert not any(map(cluster.is_running, cluster.nodes))
-    with owning(Run(folder)), pytest.raises(LaunchError, match="a run is being played there"):
+    with owning(RunFolder(folder)), pytest.raises(LaunchError, match="a run is being played there"):
         clear(claimable(folder))
     assert not [*folder.glob("nodes/*.img")]
-    assert all([*log.iterdir()] for log in Run(folder).nodes().values())
+    assert all([*log.iterdir()] for log in RunFolder(folder).nodes().values())
     if os.geteuid() == 0:
         assert f"-{harness.pid}-" not in run_program("ip", "netns")
     assert str(folder) not in Path("/proc/self/mounts").read_text()
-    assert Run(folder).said()["state"] == "running"
-    report = audit.audit(spark, Run(folder))
+    assert RunFolder(folder).said()["state"] == "running"
+    report = audit.audit(spark, RunFolder(folder))
     # What fired as the clients were dead and the nodes were not was given to nobody.
     assert report.summary["violations"].keys() <= {"lost"}, report.summary
     assert report.summary["scheduled"] > 0
@@ -124,11 +125,11 @@ def test_run_that_is_asked_to_end_takes_down_what_it_made(tmp_path: Path) -> Non
         finally:
             harness.kill()
             harness.wait()
-            assert commands.clean(folder) == 0
+            assert suite_commands.clean(folder) == 0
     assert said == "timerctl chaos: stopped\n"
-    assert harness.returncode == cli.INTERRUPTED
+    assert harness.returncode == chaos_commands.INTERRUPTED
     cluster = LocalCluster(folder)
     assert len(cluster.nodes) == 3
-    events = [line["event"] for line in read(Run(folder).faults)]
+    events = [line["event"] for line in read(RunFolder(folder).faults)]
     assert "died" not in events
     assert not any(map(cluster.is_running, cluster.nodes))

@@ -14,16 +14,17 @@ from typing import Any, Self
 
 import pytest
 
-from chaos.history import CLOCK_ERROR, Faults, Run
-from chaos.suite import disks, show
-from chaos.suite.disks import Disk
-from chaos.suite.nemesis import Fizzled
-from chaos.suite.network import NetworkError
-from chaos.suite.plan import Lane, Need, Options, Strike
+from chaos.history.history import CLOCK_ERROR, FaultTimeline, RunFolder
+from chaos.suite import show
+from chaos.suite.nemeses.nemesis import Fizzled
 from chaos.suite.scenarios import SCENARIOS
 from chaos.suite.show import Bill, Show, spans
-from chaos.suite.stage import Stage
-from chaos.suite.turn import Turn
+from chaos.suite.stage import disks
+from chaos.suite.stage.disks import MountedDisk
+from chaos.suite.stage.network import NetworkError
+from chaos.suite.stage.plan import Lane, Need, RunOptions, Strike
+from chaos.suite.stage.stage import Stage
+from chaos.suite.stage.turn import Turn
 from deploy.local import LaunchError
 from tests.chaos.turns import until_asked
 
@@ -36,7 +37,7 @@ GOOD = (sys.executable, "-c", "print('verdict: OK')")
 class FakeStage:
     """Nodes that can't come back."""
 
-    def __init__(self, run: Run, nodes: int, **_: Any) -> None:
+    def __init__(self, run: RunFolder, nodes: int, **_: Any) -> None:
         self.names = [f"n{number}" for number in range(1, nodes + 1)]
         self.turn = Turn()
         self.away: set[str] = set()
@@ -108,12 +109,12 @@ def no_stage(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bill(*strikes: Strike) -> Bill:
-    options = Options(minutes=0.5 / 60)
+    options = RunOptions(minutes=0.5 / 60)
     return Bill(scenario="none", seed=1, options=options, schedule=strikes)
 
 
 def about(folder: Path) -> Any:
-    return json.loads(Run(folder).about.read_text())
+    return json.loads(RunFolder(folder).about.read_text())
 
 
 @pytest.mark.usefixtures("no_stage")
@@ -121,14 +122,14 @@ def test_quiet_run_is_told_drained_and_judged(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     workload = FakeWorkload([False, True])
-    assert Show(Run(tmp_path), bill(), lambda _: [workload], audit=GOOD).play() == 0
+    assert Show(RunFolder(tmp_path), bill(), lambda _: [workload], audit=GOOD).play() == 0
     assert workload.calls == ["start", "stop", "close"]
     assert LAST[0].events == ["drained", "down"]
     lines = capfd.readouterr().out.splitlines()
     assert "three nodes are up, n1 leads" in lines[0]
     assert lines[-1] == "verdict: OK"
     assert (about(tmp_path)["state"], about(tmp_path)["failures"]) == ("audited", [])
-    assert Run(tmp_path).error_ms(CLOCK_ERROR) == 1_000, "the audit judges by clocks"
+    assert RunFolder(tmp_path).error_ms(CLOCK_ERROR) == 1_000, "the audit judges by clocks"
 
 
 @pytest.mark.usefixtures("no_stage")
@@ -136,7 +137,7 @@ def test_quiet_run_is_told_drained_and_judged(
 def test_acks_that_no_client_asked_for_fail_the_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], count: int | None
 ) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     summary = json.dumps({"acks_unasked": count, "conservation": {"said": {"nodes": 3}}})
     into = run.audit / "summary.json"
     audit = f"mkdir -p {run.audit} && echo '{summary}' > {into} && echo verdict: OK"
@@ -153,7 +154,7 @@ def test_acks_that_no_client_asked_for_fail_the_run(
 def test_nodes_that_were_never_heard_fail_the_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     run.audit.mkdir()
     summary = {"acks_unasked": 0, "conservation": {"said": {"nodes": 2}}}
     (run.audit / "summary.json").write_text(json.dumps(summary))
@@ -171,7 +172,7 @@ def test_stage_that_does_not_come_down_costs_no_audit(
         raise NetworkError("umount: target is busy")
 
     monkeypatch.setattr(FakeStage, "__exit__", fail)
-    assert Show(Run(tmp_path), bill(), lambda _: [], audit=GOOD).play() == 1
+    assert Show(RunFolder(tmp_path), bill(), lambda _: [], audit=GOOD).play() == 1
     lines = capfd.readouterr().out.splitlines()
     assert any("FAILED: taking the stage down: umount: target is busy" in line for line in lines)
     assert lines[-1] == "verdict: OK"
@@ -186,7 +187,7 @@ def test_what_the_stage_finds_as_it_comes_down_fails_the_run(
         stage.failures.append("n1 was asked to end, and ended with status 1")
 
     monkeypatch.setattr(FakeStage, "__exit__", down)
-    assert Show(Run(tmp_path), bill(), lambda _: [], audit=GOOD).play() == 1
+    assert Show(RunFolder(tmp_path), bill(), lambda _: [], audit=GOOD).play() == 1
     assert "FAILED: n1 was asked to end, and ended with status 1" in capfd.readouterr().out
     assert about(tmp_path)["failures"] == ["n1 was asked to end, and ended with status 1"]
 
@@ -206,7 +207,7 @@ def test_disk_that_stays_busy_is_moved_out_all_the_same(
 
     monkeypatch.setattr(disks, "run", run)
     monkeypatch.setattr(disks, "UNMOUNT_S", 0.0)
-    disk = Disk(tmp_path / "n1")
+    disk = MountedDisk(tmp_path / "n1")
     disk.path.mkdir()
     disk.image.touch()
     disk.move_out()
@@ -224,10 +225,10 @@ def test_strike_that_fails_costs_neither_the_others_nor_the_audit(
             raise LaunchError("it does not want to")
         return lambda: stage.events.append("undone")
 
-    monkeypatch.setattr("chaos.suite.processes.Kill.strike", strike)
+    monkeypatch.setattr("chaos.suite.nemeses.processes.Kill.strike", strike)
     two = bill(Strike(at_s=0, nemesis="kill"), Strike(at_s=0.1, nemesis="kill"))
     two = replace(two, complete=True)  # both are played, however late the second one is
-    status = Show(Run(tmp_path), two, lambda _: [], audit=GOOD).play()
+    status = Show(RunFolder(tmp_path), two, lambda _: [], audit=GOOD).play()
     assert LAST[0].events == ["strike", "healed", "strike", "undone", "healed", "drained", "down"]
     assert status == 1
     assert about(tmp_path)["failures"] == ["kill: it does not want to"]
@@ -272,11 +273,11 @@ def test_leader_is_killed_meanwhile_only_if_a_strike_at_nodes_waits(
         return killed.set
 
     monkeypatch.setattr(show, "GIVES_WAY_S", 0.0)
-    monkeypatch.setattr("chaos.suite.damage.Wipe.strike", heal)
-    monkeypatch.setattr("chaos.suite.processes.Kill.strike", kill)
+    monkeypatch.setattr("chaos.suite.nemeses.file_damage.Wipe.strike", heal)
+    monkeypatch.setattr("chaos.suite.nemeses.processes.Kill.strike", kill)
     wipe = Strike(at_s=0, nemesis="wipe")
     both = replace(bill(wipe, Strike(at_s=0.2, nemesis="kill", lane=Lane.LEADER)), complete=True)
-    assert Show(Run(tmp_path), both, lambda _: [], audit=GOOD).play() == 0
+    assert Show(RunFolder(tmp_path), both, lambda _: [], audit=GOOD).play() == 0
     ended = ["healed", "whole", "healed"] if waits else ["whole", "healed", "strike", "healed"]
     assert LAST[0].events[:-2] == (["strike", "strike"] if waits else ["strike"]) + ended
 
@@ -298,13 +299,13 @@ def test_late_kills_leave_a_node_time_to_heal(
         return lambda: None
 
     monkeypatch.setattr(show, "GIVES_WAY_S", 0.0)
-    monkeypatch.setattr("chaos.suite.damage.Wipe.strike", heal)
+    monkeypatch.setattr("chaos.suite.nemeses.file_damage.Wipe.strike", heal)
     monkeypatch.setattr(
-        "chaos.suite.processes.Kill.strike", lambda *_: partial(kills.put, "killed")
+        "chaos.suite.nemeses.processes.Kill.strike", lambda *_: partial(kills.put, "killed")
     )
     late = [Strike(at_s=at_s, nemesis="kill", lane=Lane.LEADER) for at_s in (0.2, 0.3)]
     three = replace(bill(Strike(at_s=0, nemesis="wipe"), *late), complete=True)
-    played = Show(Run(tmp_path), three, lambda _: [], audit=GOOD)
+    played = Show(RunFolder(tmp_path), three, lambda _: [], audit=GOOD)
     assert played.play() == 0
     assert kills.get(timeout=0) == "killed", "once it is whole"
 
@@ -319,7 +320,7 @@ def test_promised_kill_that_is_due_soon_goes_first(
         monkeypatch.setattr(f"chaos.suite.{path}.strike", strike)
     kills = [Strike(at_s=at_s, nemesis="kill", lane=Lane.LEADER) for at_s in (0.5, 4)]
     both = replace(bill(Strike(at_s=0, nemesis="wipe"), *kills), complete=True)
-    assert Show(Run(tmp_path), both, lambda _: [], audit=GOOD).play() == 0
+    assert Show(RunFolder(tmp_path), both, lambda _: [], audit=GOOD).play() == 0
     assert order == ["processes.Kill", "damage.Wipe", "processes.Kill"]
 
 
@@ -340,7 +341,7 @@ def fizzling(monkeypatch: pytest.MonkeyPatch, *fates: str) -> None:
             fizzle("nobody is hit")
         return partial(fizzle, "nothing has changed") if fate == "seen later" else lambda: None
 
-    monkeypatch.setattr("chaos.suite.processes.Kill.strike", strike)
+    monkeypatch.setattr("chaos.suite.nemeses.processes.Kill.strike", strike)
 
 
 def missed(folder: Path) -> list[tuple[int, str, str]]:
@@ -351,7 +352,7 @@ def missed(folder: Path) -> list[tuple[int, str, str]]:
 def test_run_of_which_no_strike_fell_fails(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert Show(Run(tmp_path), bill(LATE, LATE), lambda _: [], audit=GOOD).play() == 1
+    assert Show(RunFolder(tmp_path), bill(LATE, LATE), lambda _: [], audit=GOOD).play() == 1
     assert about(tmp_path)["failures"] == ["nothing was struck, none of 1-2"]
     out = capfd.readouterr().out
     assert "struck: nothing\n" in out
@@ -365,7 +366,7 @@ def test_run_of_which_all_strikes_fizzled_fails(
 ) -> None:
     fizzling(monkeypatch, "in vain")
     kill = bill(Strike(at_s=0, nemesis="kill"))
-    assert Show(Run(tmp_path), kill, lambda _: [], audit=GOOD).play() == 1
+    assert Show(RunFolder(tmp_path), kill, lambda _: [], audit=GOOD).play() == 1
     assert about(tmp_path)["failures"] == ["nothing was struck, none of 1"]
 
 
@@ -375,8 +376,8 @@ def test_strikes_that_were_not_come_to_are_told_by_number(
 ) -> None:
     fizzling(monkeypatch, "hits")
     some = bill(Strike(at_s=0, nemesis="kill"), Strike(at_s=0, nemesis="isolate"), LATE, LATE)
-    some = replace(some, missing={Need.NETWORK: "not root"}, options=Options(minutes=2 / 60))
-    assert Show(Run(tmp_path), some, lambda _: [], audit=GOOD).play() == 0
+    some = replace(some, missing={Need.NETWORK: "not root"}, options=RunOptions(minutes=2 / 60))
+    assert Show(RunFolder(tmp_path), some, lambda _: [], audit=GOOD).play() == 0
     told = about(tmp_path)
     assert (told["strikes"], told["struck"], told["fizzled"]) == ({"kill": 1}, [1], {})
     assert missed(tmp_path) == [(3, "pause", "not come to"), (4, "pause", "not come to")]
@@ -400,8 +401,8 @@ def test_strike_that_fizzled_does_not_count_as_struck(
 ) -> None:
     fizzling(monkeypatch, fate, "hits")
     two = bill(Strike(at_s=0, nemesis="kill"), Strike(at_s=0.1, nemesis="kill"))
-    two = replace(two, complete=complete, options=Options(minutes=2 / 60))
-    status = Show(Run(tmp_path), two, lambda _: [], audit=GOOD).play()
+    two = replace(two, complete=complete, options=RunOptions(minutes=2 / 60))
+    status = Show(RunFolder(tmp_path), two, lambda _: [], audit=GOOD).play()
     events = ["strike", "fizzled", "healed", "strike", "healed", "drained", "down"]
     assert LAST[0].events == events
     told = about(tmp_path)
@@ -420,13 +421,13 @@ def test_strike_that_fizzled_does_not_count_as_struck(
 def test_run_in_which_leaders_were_killed_too_seldom_fails(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], most_s: float | None, fails: bool
 ) -> None:
-    with Faults(Run(tmp_path)) as faults:
+    with FaultTimeline(RunFolder(tmp_path)) as faults:
         for at_ms in (0, 10_000, 35_000):
             faults.record("strike", at_ms=at_ms)
         for at_ms in (5_000, 25_000):
             faults.record("kill", at_ms=at_ms, role="leader")
     some = replace(bill(), leader_gap_s_max=most_s)
-    assert Show(Run(tmp_path), some, lambda _: [], audit=GOOD).play() == fails
+    assert Show(RunFolder(tmp_path), some, lambda _: [], audit=GOOD).play() == fails
     words = "no leader was killed for 20.0 s: over 19.9 s"
     assert about(tmp_path)["failures"] == ([words] if fails else [])
     assert about(tmp_path)["leader_kills"] == {
@@ -456,7 +457,9 @@ def test_workload_that_never_ends_is_given_up(
     tmp_path: Path, answer: bool | Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(show, "DRAIN_S", 0.3)
-    status = Show(Run(tmp_path), bill(), lambda _: [FakeWorkload([answer])], audit=GOOD).play()
+    status = Show(
+        RunFolder(tmp_path), bill(), lambda _: [FakeWorkload([answer])], audit=GOOD
+    ).play()
     assert status == 1
     assert LAST[0].events == ["gave_up" if answer is False else "drained", "down"]
     assert len(about(tmp_path)["failures"]) == 1
@@ -465,7 +468,7 @@ def test_workload_that_never_ends_is_given_up(
 @pytest.mark.usefixtures("no_stage")
 def test_audits_exit_status_is_the_runs(tmp_path: Path) -> None:
     audit = (sys.executable, "-c", "raise SystemExit(3)")
-    assert Show(Run(tmp_path), bill(), lambda _: [], audit=audit).play() == 3
+    assert Show(RunFolder(tmp_path), bill(), lambda _: [], audit=audit).play() == 3
     assert about(tmp_path)["audit_status"] == 3
 
 
@@ -476,12 +479,12 @@ def test_what_is_missing_is_said_first_and_last_and_not_played(
     cut = Bill(
         scenario="isolate",
         seed=1,
-        options=Options(minutes=0.5 / 60),
+        options=RunOptions(minutes=0.5 / 60),
         schedule=[Strike(at_s=0, nemesis="isolate")],
         left_out=["not allowed here: everything"],
         missing={Need.NETWORK: "not root"},
     )
-    assert Show(Run(tmp_path), cut, lambda _: [], audit=GOOD).play() == 1
+    assert Show(RunFolder(tmp_path), cut, lambda _: [], audit=GOOD).play() == 1
     assert about(tmp_path)["failures"] == ["nothing was struck, none of 1"]
     lines = capfd.readouterr().out.splitlines()
     for said in (lines[:2], lines[-4:-2]):

@@ -9,18 +9,18 @@ from typing import Any, Self
 
 import pytest
 
-from chaos.history import Run
-from chaos.suite import damage
-from chaos.suite import stage as stages
-from chaos.suite.plan import Need, Options
+from chaos.history.history import RunFolder
+from chaos.suite.nemeses import file_damage as damage
 from chaos.suite.show import Bill, Show
-from chaos.suite.stage import Stage
+from chaos.suite.stage import stage as stages
+from chaos.suite.stage.plan import Need, RunOptions
+from chaos.suite.stage.stage import Stage
 from deploy.local import LaunchError, LocalCluster
 from tests.chaos.world import durable_log
 from tests.timer.machines import Log as MachineLog
 from tests.timer.machines import catch_up, engine_on
 from tests.timer.test_manifest import flush
-from timer.disk import RealDisk
+from timer.files.disk import RealDisk
 
 
 def test_stage_takes_itself_down_when_it_can_not_be_made(
@@ -30,7 +30,7 @@ def test_stage_takes_itself_down_when_it_can_not_be_made(
         raise LaunchError("no node today")
 
     monkeypatch.setattr(LocalCluster, "start", start)
-    stage = Stage(Run(tmp_path), missing=dict.fromkeys(Need, ""))
+    stage = Stage(RunFolder(tmp_path), missing=dict.fromkeys(Need, ""))
     with pytest.raises(LaunchError, match="no node today"):
         stage.__enter__()
     with pytest.raises(ValueError, match="closed file"):
@@ -38,7 +38,7 @@ def test_stage_takes_itself_down_when_it_can_not_be_made(
 
 
 def test_error_that_no_strike_explains_is_a_failure_though_the_node_healed(tmp_path: Path) -> None:
-    stage = Stage(Run(tmp_path), missing=dict.fromkeys(Need, ""))
+    stage = Stage(RunFolder(tmp_path), missing=dict.fromkeys(Need, ""))
     log = tmp_path / "logs" / "n1.log"
     log.parent.mkdir()
     full = 'level=error node=n1 logger=cluster.process msg="no room, to be waited for: ENOSPC"'
@@ -111,7 +111,7 @@ class Told:
 def test_node_is_whole_once_its_files_are_sound_and_its_own_scrub_finds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage = Stage(Run(tmp_path), missing=dict.fromkeys(Need, ""))
+    stage = Stage(RunFolder(tmp_path), missing=dict.fromkeys(Need, ""))
     monkeypatch.setattr(stages, "WHOLE_POLL_S", 0.0)
     monkeypatch.setattr(stage.cluster, "is_running", lambda _: True)
     monkeypatch.setattr(stages, "TimerClient", told := Told("a run", ""))
@@ -140,7 +140,7 @@ def test_node_is_whole_once_its_files_are_sound_and_its_own_scrub_finds_nothing(
 def test_node_that_has_ended_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage = Stage(Run(tmp_path), missing=dict.fromkeys(Need, ""))
+    stage = Stage(RunFolder(tmp_path), missing=dict.fromkeys(Need, ""))
     monkeypatch.setattr(stage.cluster, "is_running", lambda _: False)
     monkeypatch.setattr(stages, "TimerClient", Told(""))
     monkeypatch.setattr(LocalCluster, "endpoints", ["n1:1"])
@@ -162,14 +162,14 @@ def test_nothing_is_struck_while_a_voter_is_unsure(
         return SimpleNamespace(members=rows)
 
     client = SimpleNamespace(members=members)
-    stage = Stage(Run(tmp_path), missing=dict.fromkeys(Need, ""))
+    stage = Stage(RunFolder(tmp_path), missing=dict.fromkeys(Need, ""))
     monkeypatch.setattr(stages, "WHOLE_POLL_S", 0.0)
     monkeypatch.setattr(stages, "TimerClient", lambda _: contextlib.nullcontext(client))
     monkeypatch.setattr(LocalCluster, "endpoints", ["n1:1"])
     monkeypatch.setattr(stage.cluster, "is_running", lambda _: True)
     monkeypatch.setattr(stage, "died", list)
-    nothing = Bill(scenario="none", seed=0, options=Options(), schedule=[])
-    Show(Run(tmp_path), nothing, lambda _: [])._mend(stage)
+    nothing = Bill(scenario="none", seed=0, options=RunOptions(), schedule=[])
+    Show(RunFolder(tmp_path), nothing, lambda _: [])._mend(stage)
     assert answers == []
     monkeypatch.setattr(stages, "READY_S", 0.01)
     for answer in ((True, "follower"), (False, "unreachable")):
@@ -186,7 +186,7 @@ def test_nothing_is_struck_while_a_voter_is_unsure(
 def test_node_that_fails_to_heal_is_its_nemesis_own_until_its_turn_is_back(
     tmp_path: Path, heals: bool
 ) -> None:
-    stage = Stage(Run(tmp_path), missing=dict.fromkeys(Need, ""))
+    stage = Stage(RunFolder(tmp_path), missing=dict.fromkeys(Need, ""))
     seen = []
 
     @contextlib.contextmanager
@@ -207,7 +207,7 @@ def test_node_that_fails_to_heal_is_its_nemesis_own_until_its_turn_is_back(
 
 
 def test_nodes_that_end_badly_when_asked_are_failures(tmp_path: Path) -> None:
-    stage = Stage(Run(tmp_path), missing=dict.fromkeys(Need, ""))
+    stage = Stage(RunFolder(tmp_path), missing=dict.fromkeys(Need, ""))
     status: dict[str, int | None] = {"n1": 0, "n2": 1, "n3": None}
     stage.cluster.exit_status = lambda name: status[name]  # type: ignore[method-assign]
     stage.check_end(*status)

@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from chaos.history import Run, read
-from chaos.suite import states
-from chaos.suite.states import Listener
+from chaos.history.history import RunFolder, read
+from chaos.suite.stage import states
+from chaos.suite.stage.states import StateRecorder
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 
@@ -80,9 +80,9 @@ def served(node: Node) -> Iterator[str]:
 def test_each_state_is_written_down_once_and_who_does_not_answer_is_asked_again(
     tmp_path: Path,
 ) -> None:
-    run, node = Run(tmp_path), new_node()
+    run, node = RunFolder(tmp_path), new_node()
     with served(node) as address:
-        listener = Listener(run, {"n1": address})
+        listener = StateRecorder(run, {"n1": address})
         node.wait_asked()
         node.applied = 7
         node.wait_asked(3)
@@ -108,12 +108,12 @@ def test_each_state_is_written_down_once_and_who_does_not_answer_is_asked_again(
 def test_nodes_that_are_away_keep_nobody_waiting(
     tmp_path: Path,
 ) -> None:
-    run, node = Run(tmp_path), new_node()
+    run, node = RunFolder(tmp_path), new_node()
     node.applied = 3
     with served(new_node()) as gone:
         pass
     with served(node) as address:
-        listener = Listener(run, {"n1": gone, "n2": address})
+        listener = StateRecorder(run, {"n1": gone, "n2": address})
         node.wait_asked()
         listener.close()
     assert {line["node"] for line in read(run.states)} == {"n2"}
@@ -122,10 +122,10 @@ def test_nodes_that_are_away_keep_nobody_waiting(
 def test_digest_that_was_not_told_is_asked_for_again_and_only_where_there_may_be_another(
     tmp_path: Path,
 ) -> None:
-    run, node = Run(tmp_path), new_node()
+    run, node = RunFolder(tmp_path), new_node()
     node.applied, node.checkpoint, node.hides_digest = 7, 6, True
     with served(node) as address:
-        listener = Listener(run, {"n1": address})
+        listener = StateRecorder(run, {"n1": address})
         node.wait_asked(3)
         node.hides_digest = False
         node.wait_asked(3)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from chaos.suite.turn import Turn
+from chaos.suite.stage.turn import Turn
 from tests.chaos.turns import until_asked
 
 WAIT_S = 60.0

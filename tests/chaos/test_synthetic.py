@@ -9,18 +9,19 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.testing import assertDataFrameEqual
 
-from chaos.audit import job, sieve
-from chaos.audit.verdict import FINE, VIOLATIONS
-from chaos.history import Run
-from chaos.synthetic.files import ids_of
-from chaos.synthetic.world import (
+from chaos.audit import job
+from chaos.audit.columns import sieve
+from chaos.audit.rules.verdict import FINE, VIOLATIONS
+from chaos.history.history import RunFolder
+from chaos.synthetic.synthetic_files import ids_of
+from chaos.synthetic.synthetic_world import (
     MOVE_EVERY,
     PLANTS,
     REJECT_EVERY,
     REPLACE_EVERY,
     UNANSWERED,
-    Plan,
-    World,
+    SyntheticPlan,
+    SyntheticWorld,
 )
 from tests.chaos.world import id_of
 from tests.conftest import INTERPRETED, PARTS
@@ -36,15 +37,15 @@ def test_ids_are_those_of_timer_id() -> None:
 
 def test_plan_refuses_what_it_does_not_know() -> None:
     with pytest.raises(ValueError, match="misplaced"):
-        Plan(timers=1000, plant={"misplaced": 1})
+        SyntheticPlan(timers=1000, plant={"misplaced": 1})
     with pytest.raises(ValueError, match="too few"):
-        Plan(timers=100, plant={"lost": 1})
+        SyntheticPlan(timers=100, plant={"lost": 1})
     with pytest.raises(ValueError, match=r"plant = {'lost': -3}: must be 1 or more of each"):
-        Plan(timers=1000, plant={"lost": -3})
+        SyntheticPlan(timers=1000, plant={"lost": -3})
     with pytest.raises(ValueError, match="nodes = 0: must be at least 1"):
-        Plan(timers=1000, nodes=0)
+        SyntheticPlan(timers=1000, nodes=0)
     with pytest.raises(ValueError, match=r"keyed = 1\.5: must be a share, 0 to 1"):
-        Plan(timers=1000, keyed=1.5)
+        SyntheticPlan(timers=1000, keyed=1.5)
 
 
 @pytest.fixture
@@ -64,12 +65,12 @@ def test_every_planted_defect_is_found_and_nothing_else(
     monkeypatch.setattr(sieve, "ROWS_PER_PART", 2_000)
     monkeypatch.setattr(sieve, "RUN_BITS", 8)
     plant = dict.fromkeys(PLANTS, 2)
-    plan = Plan(
+    plan = SyntheticPlan(
         timers=6_000, rows_per_tick=300, batch=40, spread=8, keyed=0.5, plant=plant,
         diverged_entry=True,
     )  # fmt: skip
-    World(tmp_path, plan).write()
-    report = job.audit(compiled, Run(tmp_path), sift=True)
+    SyntheticWorld(tmp_path, plan).write()
+    report = job.audit(compiled, RunFolder(tmp_path), sift=True)
     planted = json.loads((tmp_path / "planted.json").read_text())
     expected = {row["mark"]: row["verdict"] for row in planted}
     assert {*expected.values()} - {*FINE} == {*VIOLATIONS}

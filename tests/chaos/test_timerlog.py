@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from chaos.timerlog import ENTRIES, SegmentFile, TimerLogReader
+from chaos.spark.timerlog import ENTRIES, SegmentFile, TimerLogReader
 from tests.chaos.world import Log, write_log
-from timer.errors import CorruptFile
+from timer.model.timer_errors import CorruptFileError
 
 NAMES = [part.split()[0] for part in ENTRIES.split(", ")]
 
@@ -89,5 +89,5 @@ def test_damaged_segment_is_named(run: Path) -> None:
     data = bytearray(path.read_bytes())
     data[100] ^= 1
     path.write_bytes(data)
-    with pytest.raises(CorruptFile, match=path.name):
+    with pytest.raises(CorruptFileError, match=path.name):
         indexes(reader(run))

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from chaos import witness
-from timerclient.errors import Closed, CommitTimeout, LeadershipLost, NotReady, TimerError
+from chaos.live import witness
+from timerclient.values.errors import Closed, CommitTimeout, LeadershipLost, NotReady, TimerError
 
 
 class Client:

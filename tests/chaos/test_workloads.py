@@ -12,28 +12,29 @@ from typing import Any
 import pytest
 
 from chaos import workloads
-from chaos.history import Outcome, Run, payload_of
-from chaos.history_check import check
-from chaos.workloads import clients as clients_module
+from chaos.history.history import OpOutcome, RunFolder, payload_of
+from chaos.history.history_check import check
+from chaos.workloads import workload_clients as clients_module
 from chaos.workloads.agenda import Agenda
-from chaos.workloads.books import GROUP, Books
 from chaos.workloads.changer import Changer
-from chaos.workloads.clients import Clients, Kind, Setting
-from chaos.workloads.consumer import Consumer, Habit, Source, prompt
+from chaos.workloads.history_books import GROUP, Books
 from chaos.workloads.kinds import KINDS
-from chaos.workloads.producer import Producer, outcome_of
+from chaos.workloads.workload_clients import Setting, WorkloadClients, WorkloadKind
+from chaos.workloads.workload_consumer import Habit, RecordingConsumer, Source, prompt
+from chaos.workloads.workload_producer import RecordingProducer, outcome_of
 from tests.chaos.world import told
 from tests.cluster.running import until
 from tests.timerclient.conftest import Threaded
 from tests.timerclient.fake_cluster import NOW_MS, Group, wire_error
-from timerclient import TimerClient, errors
-from timerclient.pending import Rescheduled
+from timerclient import TimerClient
 from timerclient.proto import timer_pb2 as pb
-from timerclient.results import CancelResult, RescheduleResult
-from timerclient.timers import Timer
+from timerclient.rows.pending_timers import Rescheduled
+from timerclient.rows.scheduled_timers import Timer
+from timerclient.values import errors
+from timerclient.values.results import CancelResult, RescheduleResult
 
 
-def lines(run: Run, name: str, op: str) -> list[dict[str, Any]]:
+def lines(run: RunFolder, name: str, op: str) -> list[dict[str, Any]]:
     """Return the lines of one operation from all histories whose names begin with `name`."""
     paths = sorted(run.histories.glob(f"{name}*.jsonl"))
     return [line for path in paths for line in told(path) if line["op"] == op]
@@ -52,14 +53,14 @@ def test_ack_that_overtakes_its_answer_leaves_nothing_missing() -> None:
     books.asking([1, 2])
     assert books.missing == 2
     books.acked(GROUP, [1])
-    books.answered([1, 2], Outcome.OK)
+    books.answered([1, 2], OpOutcome.OK)
     assert books.missing == 1
     books.cancelled([2])
     assert (books.missing, books.asked, books.unanswered) == (0, 2, 0)
 
 
-@pytest.mark.parametrize("outcome", [Outcome.FAIL, Outcome.UNKNOWN])
-def test_nothing_is_expected_of_what_was_not_answered_ok(outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", [OpOutcome.FAIL, OpOutcome.UNKNOWN])
+def test_nothing_is_expected_of_what_was_not_answered_ok(outcome: OpOutcome) -> None:
     books = Books()
     books.asking([1])
     books.answered([1], outcome)
@@ -187,20 +188,22 @@ def client(fake: Threaded) -> Iterator[TimerClient]:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return Run(tmp_path)
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path)
 
 
 def test_outcome_of_an_error_is_what_it_says_of_itself() -> None:
-    assert outcome_of(errors.Overloaded("x")) is Outcome.FAIL
-    assert outcome_of(errors.ConnectionLost("x")) is Outcome.UNKNOWN
-    assert outcome_of(errors.as_unknown(errors.Overloaded("x"))) is Outcome.UNKNOWN
-    assert outcome_of(errors.OutcomeForgotten("x")) is Outcome.UNKNOWN
+    assert outcome_of(errors.Overloaded("x")) is OpOutcome.FAIL
+    assert outcome_of(errors.ConnectionLost("x")) is OpOutcome.UNKNOWN
+    assert outcome_of(errors.as_unknown(errors.Overloaded("x"))) is OpOutcome.UNKNOWN
+    assert outcome_of(errors.OutcomeForgotten("x")) is OpOutcome.UNKNOWN
 
 
-def test_producer_writes_down_every_outcome(fake: Threaded, client: TimerClient, run: Run) -> None:
+def test_producer_writes_down_every_outcome(
+    fake: Threaded, client: TimerClient, run: RunFolder
+) -> None:
     books = Books()
-    producer = Producer(run, "p", client, books, topic="t")
+    producer = RecordingProducer(run, "p", client, books, topic="t")
     assert len(producer.batch([1, 2], [NOW_MS, NOW_MS])) == 2
     fake.cluster.on_schedule = lambda _: wire_error(pb.INVALID_REQUEST, "no")
     assert producer.single(3, 0.5) == []
@@ -229,10 +232,10 @@ def test_producer_writes_down_every_outcome(fake: Threaded, client: TimerClient,
 
 
 def test_cancels_end_what_they_ended_and_no_more(
-    fake: Threaded, client: TimerClient, run: Run
+    fake: Threaded, client: TimerClient, run: RunFolder
 ) -> None:
     books = Books()
-    producer = Producer(run, "p", client, books, topic="t")
+    producer = RecordingProducer(run, "p", client, books, topic="t")
     marks = [1, 2, 3, 4]
     ids = producer.batch(marks, [NOW_MS] * 4)
     fake.cluster.rows[1].payload = b"FIRED"
@@ -269,7 +272,7 @@ class Answers:
         return call
 
 
-def test_changer_writes_down_what_it_lets_hold_for_the_topic(run: Run) -> None:
+def test_changer_writes_down_what_it_lets_hold_for_the_topic(run: RunFolder) -> None:
     deleted = SimpleNamespace(topic_id=7, pending=3)
     client: Any = Answers(None, None, errors.LeadershipLost("x"), None, deleted, None)
     changer = Changer(run, "c", client, topic="t")
@@ -289,7 +292,7 @@ def test_changer_writes_down_what_it_lets_hold_for_the_topic(run: Run) -> None:
     assert [*check(run.histories / "c.jsonl")] == []
 
 
-def test_changer_names_the_scope_that_it_lets_say_something(run: Run) -> None:
+def test_changer_names_the_scope_that_it_lets_say_something(run: RunFolder) -> None:
     asked: list[dict[str, object]] = []
 
     def alter(said: object, *, unset: object, **where: object) -> None:
@@ -308,7 +311,7 @@ def test_changer_names_the_scope_that_it_lets_say_something(run: Run) -> None:
     assert [*check(run.histories / "n.jsonl")] == []
 
 
-def test_changer_writes_down_every_way_and_outcome(run: Run) -> None:
+def test_changer_writes_down_every_way_and_outcome(run: RunFolder) -> None:
     raw = bytes(15)
     moved = Rescheduled(RescheduleResult.RESCHEDULED, Timer(raw))
     refused = errors.Overloaded("x")
@@ -335,7 +338,7 @@ def test_changer_writes_down_every_way_and_outcome(run: Run) -> None:
     assert [*check(run.histories / "c.jsonl")] == []
 
 
-def test_changer_writes_down_seeks_deletions_of_groups_and_redrives(run: Run) -> None:
+def test_changer_writes_down_seeks_deletions_of_groups_and_redrives(run: RunFolder) -> None:
     lost = errors.LeadershipLost("x")
     sought = SimpleNamespace(group_id=9)
     client: Any = Answers(sought, sought, sought, errors.NotFound("x"), None, lost, 7, lost)
@@ -359,12 +362,14 @@ def test_changer_writes_down_seeks_deletions_of_groups_and_redrives(run: Run) ->
     assert [*check(run.histories / "c.jsonl")] == []
 
 
-def consume(run: Run, client: TimerClient, books: Books, habit: Habit = prompt) -> Consumer:
-    return Consumer(run, "c", client, books, Source(topic="t", group=GROUP), habit)
+def consume(
+    run: RunFolder, client: TimerClient, books: Books, habit: Habit = prompt
+) -> RecordingConsumer:
+    return RecordingConsumer(run, "c", client, books, Source(topic="t", group=GROUP), habit)
 
 
 def test_consumer_that_dies_comes_back_and_gets_its_messages_again(
-    fake: Threaded, client: TimerClient, run: Run
+    fake: Threaded, client: TimerClient, run: RunFolder
 ) -> None:
     lives = chain([False, False], repeat(True))
 
@@ -375,7 +380,7 @@ def test_consumer_that_dies_comes_back_and_gets_its_messages_again(
         return lived
 
     books = Books()
-    producer = Producer(run, "p", client, books, topic="t")
+    producer = RecordingProducer(run, "p", client, books, topic="t")
     producer.batch([1, 2], [NOW_MS, NOW_MS])
     consumer = consume(run, client, books, habit)
 
@@ -396,19 +401,19 @@ def test_consumer_that_dies_comes_back_and_gets_its_messages_again(
 
 
 def test_consumer_makes_its_group_as_it_is_to_be(
-    fake: Threaded, client: TimerClient, run: Run
+    fake: Threaded, client: TimerClient, run: RunFolder
 ) -> None:
     source = Source(topic="t", group=GROUP, options={"type": "failover"})
-    consumer = Consumer(run, "c", client, Books(), source)
+    consumer = RecordingConsumer(run, "c", client, Books(), source)
     assert consumer.wait_opened(30)
     assert fake.cluster.settings[0].type == "failover"
     consumer.close()
 
 
-def test_ack_of_a_lost_lease_is_no_end(fake: Threaded, client: TimerClient, run: Run) -> None:
+def test_ack_of_a_lost_lease_is_no_end(fake: Threaded, client: TimerClient, run: RunFolder) -> None:
     acks: list[Callable[[], None]] = []
     books = Books()
-    producer = Producer(run, "p", client, books, topic="t")
+    producer = RecordingProducer(run, "p", client, books, topic="t")
     producer.batch([1, 2], [NOW_MS, NOW_MS])
 
     def habit(ack: Callable[[], None]) -> bool:
@@ -427,11 +432,11 @@ def test_ack_of_a_lost_lease_is_no_end(fake: Threaded, client: TimerClient, run:
 
 
 def test_ack_of_what_expired_is_an_end_and_says_of_which(
-    fake: Threaded, client: TimerClient, run: Run
+    fake: Threaded, client: TimerClient, run: RunFolder
 ) -> None:
     fake.cluster.groups["t", GROUP] = Group(expired={0})
     books = Books()
-    producer = Producer(run, "p", client, books, topic="t")
+    producer = RecordingProducer(run, "p", client, books, topic="t")
     producer.batch([1, 2], [NOW_MS, NOW_MS])
     consumer = consume(run, client, books)
     until(lambda: not books.missing)
@@ -443,7 +448,7 @@ def test_ack_of_what_expired_is_an_end_and_says_of_which(
 
 
 def test_ack_that_died_unanswered_is_unknown_and_nothing_is_missing(
-    fake: Threaded, client: TimerClient, run: Run
+    fake: Threaded, client: TimerClient, run: RunFolder
 ) -> None:
     fake.cluster.on_ack = lambda _: wire_error(pb.OVERLOADED, retry_after_ms=1)
     lives = iter([False])
@@ -454,7 +459,7 @@ def test_ack_that_died_unanswered_is_unknown_and_nothing_is_missing(
         return next(lives, True)
 
     books = Books()
-    producer = Producer(run, "p", client, books, topic="t")
+    producer = RecordingProducer(run, "p", client, books, topic="t")
     producer.batch([1], [NOW_MS])
     consumer = consume(run, client, books, habit)
     until(lambda: not books.missing)
@@ -466,9 +471,9 @@ def test_ack_that_died_unanswered_is_unknown_and_nothing_is_missing(
 
 
 def test_client_that_can_t_open_its_group_ends_when_closed(
-    fake: Threaded, client: TimerClient, run: Run
+    fake: Threaded, client: TimerClient, run: RunFolder
 ) -> None:
-    consumer = Consumer(run, "c", client, Books(), Source(topic="t", group="FORBIDDEN"))
+    consumer = RecordingConsumer(run, "c", client, Books(), Source(topic="t", group="FORBIDDEN"))
     until(lambda: len(fake.cluster.opened) > 1)  # it tries again
     assert not consumer.wait_opened(0)
     consumer.close()
@@ -477,7 +482,7 @@ def test_client_that_can_t_open_its_group_ends_when_closed(
 # ---- one workload against a fake cluster
 
 
-def workload(fake: Threaded, run: Run, kind: Kind) -> Clients:
+def workload(fake: Threaded, run: RunFolder, kind: WorkloadKind) -> WorkloadClients:
     """Return a workload on a fake cluster, where whatever is scheduled is delivered at once."""
     notified: set[asyncio.Task[None]] = set()
     fake.cluster.on_schedule = lambda _: notified.add(asyncio.ensure_future(fake.cluster.notify()))
@@ -486,10 +491,10 @@ def workload(fake: Threaded, run: Run, kind: Kind) -> Clients:
         run=run, endpoints=lambda: endpoints, seed=1, rate_per_s=100, horizon_s=1,
         marks=itertools.count(1),
     )  # fmt: skip
-    return Clients("w", kind, setting)
+    return WorkloadClients("w", kind, setting)
 
 
-def test_workload_is_drained_when_its_last_timer_came(fake: Threaded, run: Run) -> None:
+def test_workload_is_drained_when_its_last_timer_came(fake: Threaded, run: RunFolder) -> None:
     clients = workload(fake, run, KINDS["uniform"])
     clients.start()
     until(lambda: clients.books.delivered)
@@ -504,11 +509,11 @@ def test_workload_is_drained_when_its_last_timer_came(fake: Threaded, run: Run) 
     assert last["start_ms"] >= max(flat(lines(run, "w", "schedule"), "due_ms"))
 
 
-def test_workload_whose_thread_failed_says_so(fake: Threaded, run: Run) -> None:
-    def produce(_: Clients) -> None:
+def test_workload_whose_thread_failed_says_so(fake: Threaded, run: RunFolder) -> None:
+    def produce(_: WorkloadClients) -> None:
         raise ZeroDivisionError
 
-    clients = workload(fake, run, Kind(line="", produce=produce))
+    clients = workload(fake, run, WorkloadKind(line="", produce=produce))
     clients.start()
     clients.stop_producing()
     until(lambda: not clients._thread.is_alive())
@@ -518,7 +523,7 @@ def test_workload_whose_thread_failed_says_so(fake: Threaded, run: Run) -> None:
         clients.close()
 
 
-def test_workload_closed_before_its_end_leaves_no_thread(fake: Threaded, run: Run) -> None:
+def test_workload_closed_before_its_end_leaves_no_thread(fake: Threaded, run: RunFolder) -> None:
     workload(fake, run, KINDS["dying"]).close()  # not started: nothing to close
     clients = workload(fake, run, KINDS["dying"])
     clients.start()
@@ -528,7 +533,7 @@ def test_workload_closed_before_its_end_leaves_no_thread(fake: Threaded, run: Ru
 
 
 def test_beats_keep_the_rate_and_make_up_for_no_outage(
-    fake: Threaded, run: Run, monkeypatch: pytest.MonkeyPatch
+    fake: Threaded, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 100.0
     monkeypatch.setattr(clients_module, "time", SimpleNamespace(monotonic=lambda: now_s))
@@ -553,7 +558,7 @@ def test_beats_keep_the_rate_and_make_up_for_no_outage(
     ],
 )
 def test_workloads_that_make_no_sense_are_refused(
-    run: Run, names: list[str], more: dict[str, Any], said: str
+    run: RunFolder, names: list[str], more: dict[str, Any], said: str
 ) -> None:
     given: dict[str, Any] = {"seed": 1, "rate_per_s": 1, "horizon_s": 1.0, **more}
     with pytest.raises(ValueError, match=said):

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from chaos import workloads
-from chaos.history import CLOCK_ERROR, Run
-from chaos.history_check import check
-from chaos.suite.states import Listener
+from chaos.history.history import CLOCK_ERROR, RunFolder
+from chaos.history.history_check import check
+from chaos.suite.stage.states import StateRecorder
 from chaos.workloads import kinds
-from chaos.workloads.clients import Clients
+from chaos.workloads.workload_clients import WorkloadClients
 from tests.cluster.running import Running, until
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ Line = dict[str, Any]
 class Deeds:
     """What the histories of a run say that the workloads did, up to now."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunFolder) -> None:
         self._run = run
         self._lines: dict[str, list[Line]] = {}
         self._read: dict[str, int] = {}
@@ -207,13 +207,13 @@ def undone(did: Deeds) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def played(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """The folder of a run of all workloads; its nodes are stopped."""
-    run = Run(tmp_path_factory.mktemp("workloads"))
+    run = RunFolder(tmp_path_factory.mktemp("workloads"))
     run.about.write_text(json.dumps({CLOCK_ERROR: 1_000}))
     with Running(run.root).cleaned() as cluster:
         addresses = {name: node.grpc for name, node in cluster.nodes.items()}
-        listener = Listener(run, addresses)
+        listener = StateRecorder(run, addresses)
         works = workloads.make(
             [*workloads.NAMES], run=run, endpoints=lambda: cluster.endpoints, seed=1,
             rate_per_s=RATE_PER_S, horizon_s=SECONDS,
@@ -222,7 +222,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Run:
             for work in works:
                 work.start()
             each = 0.9 * SECONDS * RATE_PER_S / len(works)
-            books = [work.books for work in works if isinstance(work, Clients)]
+            books = [work.books for work in works if isinstance(work, WorkloadClients)]
             assert len(books) == len(works)
             until(lambda: all(book.asked >= each for book in books), timeout_s=DEEDS_S)
             did = Deeds(run)
@@ -242,7 +242,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.slow
-def test_histories_of_all_workloads_are_right(played: Run) -> None:
+def test_histories_of_all_workloads_are_right(played: RunFolder) -> None:
     problems = [str(p) for path in played.histories.iterdir() for p in check(path)]
     assert problems == []
     did = Deeds(played)
@@ -253,7 +253,7 @@ def test_histories_of_all_workloads_are_right(played: Run) -> None:
 
 
 @pytest.mark.slow
-def test_each_workload_did_what_its_line_says(played: Run) -> None:
+def test_each_workload_did_what_its_line_says(played: RunFolder) -> None:
     did = Deeds(played)
     assert undone(did) == []
     end_ms = max(line["received_ms"] for line in did.of("", "deliver"))
@@ -274,7 +274,7 @@ def test_each_workload_did_what_its_line_says(played: Run) -> None:
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_run_of_all_workloads_is_ok_by_the_audit(spark: "SparkSession", played: Run) -> None:
+def test_run_of_all_workloads_is_ok_by_the_audit(spark: "SparkSession", played: RunFolder) -> None:
     from chaos import audit
 
     report = audit.audit(spark, played)

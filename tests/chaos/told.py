@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import pyarrow.parquet as pq
 
-from chaos import events
-from chaos.events import Event
+from chaos.live import exported_events
+from chaos.live.exported_events import EventKind
 
 Row = dict[str, Any]
 
@@ -20,18 +20,18 @@ class EventFiles:
         self._read: set[Path] = set()
         self._rows: dict[int, list[Row]] = defaultdict(list)
 
-    def of(self, kind: Event) -> list[Row]:
+    def of(self, kind: EventKind) -> list[Row]:
         """Return the rows of one kind, those of the files of now too."""
         for path in sorted({*self.folder.glob("*.parquet")} - self._read):
-            for row in pq.read_table(path, schema=events.ARROW).to_pylist():
+            for row in pq.read_table(path, schema=exported_events.ARROW).to_pylist():
                 self._rows[row["kind"]].append(row)
             self._read.add(path)
         return self._rows[int(kind)]
 
-    def seqs(self, *kinds: Event) -> set[int]:
+    def seqs(self, *kinds: EventKind) -> set[int]:
         """Return the seqs of rows of some kinds."""
         return {row["seq"] for kind in kinds for row in self.of(kind)}
 
     def clock_ms(self) -> int:
         """Return the log's time as of what is told; 0: nothing is."""
-        return max((row["at_ms"] for row in self.of(Event.CLOCK)), default=0)
+        return max((row["at_ms"] for row in self.of(EventKind.CLOCK)), default=0)

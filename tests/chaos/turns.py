@@ -1,6 +1,6 @@
 """Turns of the suite, for tests of who waits for one."""
 
-from chaos.suite.turn import Turn
+from chaos.suite.stage.turn import Turn
 
 
 def until_asked(turn: Turn, times: int) -> None:

@@ -6,14 +6,27 @@ from typing import Any
 
 import numpy as np
 
-from chaos.history import Outcome, read
-from timer import entry, payloads, segment, timer_id
-from timer import log as timer_log
-from timer.columns import Binary, OnConflict, Part, encode_schedule
-from timer.disk import RealDisk
-from timer.entry import Kind
-from timer.payloads import AnyOp, CreateGroup, Fire, GroupOp, GroupSettings, Move, Nack, Op, Start
-from timer.units import Epoch, GroupId, LogIndex, ProducerId, ReplicaId, TopicId, UnixMs
+from chaos.history.history import OpOutcome, read
+from timer.entries import entry_frame as entry
+from timer.entries import payloads
+from timer.entries.entry_frame import EntryKind
+from timer.entries.payloads import (
+    AnyOp,
+    CreateGroup,
+    Fire,
+    GroupOp,
+    GroupSettings,
+    GroupStart,
+    Move,
+    Nack,
+    Op,
+)
+from timer.files import log as timer_log
+from timer.files import segment
+from timer.files.disk import RealDisk
+from timer.model import timer_id
+from timer.model.columns import Binary, OnConflict, Part, encode_schedule
+from timer.model.units import Epoch, GroupId, LogIndex, ProducerId, ReplicaId, TopicId, UnixMs
 
 SALT = 42
 
@@ -45,7 +58,7 @@ class Log:
         self.time_ms: UnixMs = prefix.time_ms if prefix else UnixMs(0)
         self.topics = self.groups = self.producers = 0
 
-    def entry(self, kind: Kind, *payload: bytes, at_ms: int | None = None) -> None:
+    def entry(self, kind: EntryKind, *payload: bytes, at_ms: int | None = None) -> None:
         self.time_ms = UnixMs(max(self.time_ms, at_ms or 0))
         index = LogIndex(len(self.frames) + 1)
         self.frames.append(entry.encode(kind, self.current, index, self.time_ms, [*payload]))
@@ -53,20 +66,20 @@ class Log:
     def epoch(self, number: int, at_ms: int | None = None) -> None:
         self.current = Epoch(number)
         start = payloads.EpochStart(self.current, ReplicaId(1), (ReplicaId(1),))
-        self.entry(Kind.EPOCH, payloads.encode_epoch(start), at_ms=at_ms)
+        self.entry(EntryKind.EPOCH, payloads.encode_epoch(start), at_ms=at_ms)
 
     def topic(self, name: str) -> TopicId:
-        self.entry(Kind.TOPIC, payloads.encode_topic(name))
+        self.entry(EntryKind.TOPIC, payloads.encode_topic(name))
         self.topics += 1
         return TopicId(self.topics)
 
     def delete_topic(self, topic: TopicId, at_ms: int | None = None) -> None:
-        self.entry(Kind.TOPIC, payloads.encode_delete_topic(topic), at_ms=at_ms)
+        self.entry(EntryKind.TOPIC, payloads.encode_delete_topic(topic), at_ms=at_ms)
 
     def producer(self, token: bytes) -> ProducerId:
         self.producers += 1
         drawn = ProducerId(self.producers)
-        self.entry(Kind.PRODUCER, payloads.encode_producer(token, drawn))
+        self.entry(EntryKind.PRODUCER, payloads.encode_producer(token, drawn))
         return drawn
 
     def schedule(
@@ -92,15 +105,15 @@ class Log:
             key=Binary.of(keys) if keys else None,
             on_conflict=on_conflict,
         )
-        self.entry(Kind.SCHEDULE, *encode_schedule([part]), at_ms=at_ms)
+        self.entry(EntryKind.SCHEDULE, *encode_schedule([part]), at_ms=at_ms)
 
     def cancel(self, targets: Sequence[tuple[int, int]], at_ms: int | None = None) -> None:
         """Append the cancel of timers, given as (due_ms, seq)."""
-        self.entry(Kind.CANCEL, *payloads.encode_cancel(by_id(targets)), at_ms=at_ms)
+        self.entry(EntryKind.CANCEL, *payloads.encode_cancel(by_id(targets)), at_ms=at_ms)
 
     def cancel_keys(self, targets: Sequence[tuple[int, bytes]], at_ms: int | None = None) -> None:
         """Append the cancel of the timers that have keys, given as (topic, key)."""
-        self.entry(Kind.CANCEL, *payloads.encode_cancel(by_key(targets)), at_ms=at_ms)
+        self.entry(EntryKind.CANCEL, *payloads.encode_cancel(by_key(targets)), at_ms=at_ms)
 
     def reschedule(
         self, targets: payloads.Targets, due_ms: Sequence[int], at_ms: int | None = None
@@ -108,7 +121,7 @@ class Log:
         """Append the move of timers to other due times."""
         due = np.array(due_ms, np.int64)
         order = payloads.Reschedule(targets, due, due)
-        self.entry(Kind.RESCHEDULE, *payloads.encode_reschedule(order), at_ms=at_ms)
+        self.entry(EntryKind.RESCHEDULE, *payloads.encode_reschedule(order), at_ms=at_ms)
 
     def fire(
         self,
@@ -119,13 +132,13 @@ class Log:
     ) -> None:
         """Append a FIRE at its own read time."""
         fire = Fire(UnixMs(read_time_ms), rows_max, bytes_max, topics_max)
-        self.entry(Kind.FIRE, payloads.encode_fire(fire), at_ms=read_time_ms)
+        self.entry(EntryKind.FIRE, payloads.encode_fire(fire), at_ms=read_time_ms)
 
     def group(
-        self, topic: TopicId, name: str, start: Start = Start.EARLIEST, **settings: Any
+        self, topic: TopicId, name: str, start: GroupStart = GroupStart.EARLIEST, **settings: Any
     ) -> GroupId:
         create = CreateGroup(topic, name, start, GroupSettings(**{"lease_ms": 1000} | settings))
-        self.entry(Kind.GROUP, *payloads.encode_group([create]))
+        self.entry(EntryKind.GROUP, *payloads.encode_group([create]))
         self.groups += 1
         return GroupId(self.groups)
 
@@ -170,7 +183,7 @@ class Log:
         self.op(Move(Op.MOVE, topic, group, column, to, to_group, rows), at_ms)
 
     def op(self, op: AnyOp, at_ms: int | None = None) -> None:
-        self.entry(Kind.GROUP, *payloads.encode_group([op]), at_ms=at_ms)
+        self.entry(EntryKind.GROUP, *payloads.encode_group([op]), at_ms=at_ms)
 
 
 def write_log(
@@ -201,4 +214,4 @@ def durable_log(data: Path, entries: int = 4) -> Path:
 
 def told(history: Path) -> list[dict[str, Any]]:
     """Return the lines of a history, but for those of what was about to be sent."""
-    return [line for line in read(history) if line.get("outcome") != Outcome.ASKED]
+    return [line for line in read(history) if line.get("outcome") != OpOutcome.ASKED]

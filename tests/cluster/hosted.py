@@ -3,15 +3,15 @@
 import asyncio
 from collections.abc import Callable
 
-from chaos.simdisk import SimDisk
-from cluster.host import Host
+from chaos.sim.world.simdisk import SimDisk
+from cluster.state.host import Host
 from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of, slices_of
-from timer.columns import gather
-from timer.cut import Filter
-from timer.entry import Kind
-from timer.errors import TimerError
-from timer.leader import Leader, Now
-from timer.units import DUE_MS_MAX, Epoch, LogIndex, MonoMs, UnixMs
+from timer.entries.entry_frame import EntryKind
+from timer.leader.leader import Leader, Now
+from timer.model.columns import gather
+from timer.model.timer_errors import EngineError
+from timer.model.units import DUE_MS_MAX, Epoch, LogIndex, MonoMs, UnixMs
+from timer.pending.read_view import Filter
 
 FAR = START_MS + 10**8
 
@@ -30,10 +30,10 @@ class Hosted:
         self._loop = asyncio.get_running_loop()
         self.holds = False
         """Nothing commits."""
-        self.refuse: Callable[[Kind], TimerError | None] = lambda kind: None
+        self.refuse: Callable[[EntryKind], EngineError | None] = lambda kind: None
         """Why the log takes no entry of a kind."""
 
-    def _append(self, kind: Kind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
+    def _append(self, kind: EntryKind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
         if (refused := self.refuse(kind)) is not None:
             raise refused
         self.log.now_ms = max(self.log.now_ms, time_ms)

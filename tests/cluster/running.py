@@ -15,17 +15,17 @@ from typing import Any, BinaryIO, Final, TypeVar
 
 import grpc
 
-from cluster import timerd
-from deploy.local import LocalCluster, Node, Process
+from cluster.node import timerd
+from deploy.local import LocalCluster, LocalNode, Process
 from tests.cluster import template
-from timer import manifest
-from timer.disk import RealDisk
+from timer.files.disk import RealDisk
+from timer.recovery import manifest
 from timerclient import TimerClient
-from timerclient.errors import TRAILER, OutcomeUnknown
-from timerclient.messages import Message
+from timerclient.client.sync import Consumer
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
-from timerclient.sync import Consumer
+from timerclient.rows.messages import Message
+from timerclient.values.errors import TRAILER, OutcomeUnknown
 
 WAIT_S: Final = 60.0
 """For what takes a second or two on an idle machine."""
@@ -53,7 +53,7 @@ T = TypeVar("T")
 class Forking(LocalCluster):
     """Forks its nodes: see template.py."""
 
-    def _format(self, node: Node, *words: str) -> None:
+    def _format(self, node: LocalNode, *words: str) -> None:
         """As the launcher does, without a process of its own: the tests make some hundred nodes."""
         cluster_id = tomllib.loads(self._config_path(node).read_text())["cluster_id"]
         data = str(self.directory / node.data)
@@ -95,7 +95,7 @@ class Running(Forking):
 
     # ---- who is who
 
-    def node(self, name: str) -> Node:
+    def node(self, name: str) -> LocalNode:
         return self._node(name)
 
     def followers(self) -> list[str]:

@@ -83,8 +83,8 @@ def launch(name: str, words: Sequence[str], log: int) -> Forked:
 
 def main() -> None:
     """Fork what is asked for, until nobody can ask any more."""
-    from chaos.suite import faulty_timerd
-    from cluster import process, timerd
+    from chaos.suite.stage import faulty_timerd
+    from cluster.node import process, timerd
 
     del process  # it only has to be there
     programs = {each.__name__: each.main for each in (timerd, faulty_timerd)}

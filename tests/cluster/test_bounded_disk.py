@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from replication.config import ReplicationConfig
+from replication.core.replication_config import ReplicationConfig
 from tests.cluster.running import Running, take, until
 
 pytestmark = pytest.mark.slow

@@ -29,8 +29,8 @@ from tests.cluster.running import (
     until,
 )
 from timerclient import CancelResult, InvalidRequest, Timer, TimerClient
-from timerclient.errors import NotFound
 from timerclient.proto import timer_pb2 as pb
+from timerclient.values.errors import NotFound
 
 pytestmark = pytest.mark.slow
 

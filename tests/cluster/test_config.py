@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from cluster.config import (
+from cluster.settings.config import (
     MIB,
     TYPES,
     Address,
     Groups,
-    Leadership,
-    Limits,
+    LeadershipConfig,
+    LimitsConfig,
     NodeConfig,
-    Storage,
+    StorageConfig,
     Timing,
     add_flags,
     build_config,
@@ -26,10 +26,10 @@ from cluster.config import (
     parse_address,
     print_config,
 )
-from timer.columns import ROW
-from timer.entry import PAYLOAD_SIZE_MAX
-from timer.errors import ConfigError
-from timer.units import DUE_MS_MAX
+from timer.entries.entry_frame import PAYLOAD_SIZE_MAX
+from timer.model.columns import ROW
+from timer.model.timer_errors import ConfigError
+from timer.model.units import DUE_MS_MAX
 
 PEERS = {"n1": "127.0.0.1:7101", "n2": "127.0.0.1:7102", "n3": "127.0.0.1:7103"}
 BASE: dict[str, object] = {
@@ -92,7 +92,7 @@ def test_replication_gets_its_settings() -> None:
     assert replication.uncommitted_bytes == 99 * MIB
 
 
-@pytest.mark.parametrize("part", [Timing, Leadership, Limits, Groups, Storage])
+@pytest.mark.parametrize("part", [Timing, LeadershipConfig, LimitsConfig, Groups, StorageConfig])
 def test_every_number_has_a_range_and_is_refused_beyond_it(part: type[Any]) -> None:
     for declared in fields(part):
         name = declared.name

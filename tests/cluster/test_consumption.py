@@ -8,8 +8,9 @@ import grpc
 import pytest
 
 from tests.cluster.running import WAIT_S, Running, code_of, error_of, receive, redriven, until
-from timerclient import ExtendResult, NackResult, TimerClient, errors
+from timerclient import ExtendResult, NackResult, TimerClient
 from timerclient.proto import timer_pb2 as pb
+from timerclient.values import errors
 
 pytestmark = pytest.mark.slow
 

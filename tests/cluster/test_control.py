@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.control import (
+from cluster.control.control_state import (
     CHANGED_MAX,
     COMMAND_SIZE_MAX,
     EPOCH_STEP_MAX,
@@ -26,7 +26,7 @@ from cluster.control import (
     load,
     pages,
 )
-from timer.units import EPOCH_MAX, Epoch, LogIndex, QueueOffset, ReplicaId, UnixMs
+from timer.model.units import EPOCH_MAX, Epoch, LogIndex, QueueOffset, ReplicaId, UnixMs
 
 INIT = Init(cluster_id="test", voters={"a": ReplicaId(1), "b": ReplicaId(2)})
 NONCE = 77

@@ -15,15 +15,15 @@ from unittest.mock import AsyncMock
 import grpc
 import pytest
 
-from cluster import control_plane, raft, raft_journal
-from cluster.control import ControlState, SharedCheckpoint
-from cluster.control_plane import ControlPlane, Outcome, TransferAnswer
-from cluster.controller import ControllerConfig, Report, Role
-from cluster.membership import Change
-from cluster.raft import Exit
-from cluster.raft_link import CHANNEL_OPTIONS
+from cluster.control import control_plane, raft, raft_journal
+from cluster.control.control_plane import CommandOutcome, ControlPlane, TransferAnswer
+from cluster.control.control_state import ControlState, SharedCheckpoint
+from cluster.control.controller import ControllerConfig, ReplicaReport, ReportedRole
+from cluster.control.membership import Change
+from cluster.control.raft import Exit
+from cluster.control.raft_link import CHANNEL_OPTIONS
 from deploy.local import free_ports
-from timer.units import Epoch, LogIndex, MonoMs, QueueOffset, ReplicaId, UnixMs
+from timer.model.units import Epoch, LogIndex, MonoMs, QueueOffset, ReplicaId, UnixMs
 
 DEADLINE_S = 120.0
 VOTERS = {"a": ReplicaId(1), "b": ReplicaId(2), "c": ReplicaId(3)}
@@ -39,10 +39,10 @@ class Node:
     def __init__(self, cluster: "Cluster", name: str, *, raft_lost: bool) -> None:
         self.failures: list[tuple[Exit, str]] = []
         self.name = name
-        self.report = Report(
+        self.report = ReplicaReport(
             replica_id=VOTERS[name],
             name=name,
-            role=Role.FOLLOWER,
+            role=ReportedRole.FOLLOWER,
             epoch=Epoch(0),
             serving=False,
             lease_ok=False,
@@ -83,7 +83,7 @@ class Node:
         leads = state.leader == VOTERS[self.name]
         self.report = replace(
             self.report,
-            role=Role.LEADER if leads else Role.FOLLOWER,
+            role=ReportedRole.LEADER if leads else ReportedRole.FOLLOWER,
             epoch=state.epoch,
             serving=leads,
             lease_ok=leads,
@@ -172,22 +172,22 @@ async def until(condition: Callable[[], bool], what: str) -> float:
     return time.monotonic() - start
 
 
-async def comes(ask: Callable[[], Awaitable[Outcome]], wanted: Outcome) -> None:
+async def comes(ask: Callable[[], Awaitable[CommandOutcome]], wanted: CommandOutcome) -> None:
     """Ask until that is the outcome: without a controller it may be any but OK."""
     deadline = time.monotonic() + DEADLINE_S
     while (got := await ask()) is not wanted:
-        assert got is not Outcome.OK
+        assert got is not CommandOutcome.OK
         assert time.monotonic() < deadline, got
         await asyncio.sleep(0.05)
 
 
-async def outcome_of(asking: Awaitable[TransferAnswer]) -> Outcome:
+async def outcome_of(asking: Awaitable[TransferAnswer]) -> CommandOutcome:
     return (await asking).outcome
 
 
 async def publish(node: Node, published: SharedCheckpoint) -> None:
     """Publish it; what is asked again because nobody answered may be there by then."""
-    await comes(lambda: node.plane.publish_checkpoint(published), Outcome.OK)
+    await comes(lambda: node.plane.publish_checkpoint(published), CommandOutcome.OK)
 
 
 @asynccontextmanager
@@ -249,7 +249,9 @@ def test_checkpoint_is_published_from_any_node_to_all(tmp_path: Path) -> None:
             lambda: all(n.plane.state.checkpoint == last for n in cluster.nodes.values()), "all"
         )
         stale = checkpoint(cluster.epoch, 1, own=9)
-        await comes(lambda: cluster.nodes["a"].plane.publish_checkpoint(stale), Outcome.FAILED)
+        await comes(
+            lambda: cluster.nodes["a"].plane.publish_checkpoint(stale), CommandOutcome.FAILED
+        )
         assert all(n.plane.state.checkpoint == last for n in cluster.nodes.values())
 
     run(scenario, tmp_path)
@@ -280,13 +282,13 @@ def test_transfer_asked_of_a_node_that_is_not_the_controller(tmp_path: Path) -> 
         epoch, leader = cluster.epoch, cluster.leader
         plane = cluster.nodes[leader].plane
 
-        async def asked(target: ReplicaId | None) -> Outcome:
+        async def asked(target: ReplicaId | None) -> CommandOutcome:
             return (await plane.request_transfer(target)).outcome
 
-        await comes(lambda: asked(None), Outcome.OK)
+        await comes(lambda: asked(None), CommandOutcome.OK)
         await until(lambda: cluster.serves(above=epoch), "transferred")
         assert cluster.leader != leader
-        await comes(lambda: asked(ReplicaId(99)), Outcome.NOT_NOW)
+        await comes(lambda: asked(ReplicaId(99)), CommandOutcome.NOT_NOW)
 
     run(scenario, tmp_path)
 
@@ -313,7 +315,7 @@ def test_transfer_to_a_node_that_lags_times_out_then_works_when_it_has_caught_up
         async def asked() -> TransferAnswer:
             return await leader.plane.request_transfer(VOTERS[lagging.name])
 
-        await comes(lambda: outcome_of(asked()), Outcome.REFUSED)
+        await comes(lambda: outcome_of(asked()), CommandOutcome.REFUSED)
         answer = await asked()
         assert f"{lagging.name} is 70 entries behind" in answer.why
         assert "the leader stays" in answer.why
@@ -321,10 +323,10 @@ def test_transfer_to_a_node_that_lags_times_out_then_works_when_it_has_caught_up
         assert (cluster.epoch, cluster.leader) == (epoch, leader.name)
         leader.report = replace(leader.report, last_index=caught_up.last_index)
         lagging.report = caught_up
-        await comes(lambda: outcome_of(asked()), Outcome.OK)
+        await comes(lambda: outcome_of(asked()), CommandOutcome.OK)
         assert lagging.report.serving
         answer = await asked()
-        assert (answer.outcome, answer.changed) == (Outcome.OK, False)
+        assert (answer.outcome, answer.changed) == (CommandOutcome.OK, False)
         assert f"{lagging.name} leads already" in answer.why
 
     run(scenario, tmp_path)
@@ -346,7 +348,7 @@ def test_asking_a_controller_that_ends_says_so_when_its_link_breaks(
         assert not asked.done()
         await cluster.stop(controller)
         answer = await asyncio.wait_for(asked, 60)
-        assert answer.outcome is Outcome.UNKNOWN
+        assert answer.outcome is CommandOutcome.UNKNOWN
         assert f"the connection to {controller} was lost" in answer.why
 
     run(scenario, tmp_path)
@@ -359,17 +361,17 @@ def test_change_says_whether_it_was_refused_is_not_possible_now_or_failed(
         plane = cluster.nodes[cluster.leader].plane  # it asks the controller, another node
         await until(lambda: plane.controller_name not in (None, cluster.leader), "a controller")
 
-        async def outcome(change: Change, name: str) -> Outcome:
+        async def outcome(change: Change, name: str) -> CommandOutcome:
             return (await plane.request_change(change, name)).outcome
 
-        await comes(lambda: outcome(Change.ADD, cluster.leader), Outcome.REFUSED)
+        await comes(lambda: outcome(Change.ADD, cluster.leader), CommandOutcome.REFUSED)
         with monkeypatch.context() as patch:
             patch.setattr(control_plane, "COMMANDS_IN_FLIGHT_MAX", 0)
-            await comes(lambda: outcome(Change.REMOVE, cluster.leader), Outcome.FAILED)
+            await comes(lambda: outcome(Change.REMOVE, cluster.leader), CommandOutcome.FAILED)
         await cluster.stop(*(name for name in VOTERS if name != plane.name))
         links = plane._link
         await until(lambda: not any(map(links.is_up, VOTERS.keys() - {plane.name})), "alone")
-        await comes(lambda: outcome(Change.REMOVE, plane.name), Outcome.NOT_NOW)
+        await comes(lambda: outcome(Change.REMOVE, plane.name), CommandOutcome.NOT_NOW)
 
     run(scenario, tmp_path)
 

@@ -6,26 +6,26 @@ from typing import Any
 
 import pytest
 
-from cluster.control import Appoint, ControlState, Init
-from cluster.controller import (
+from cluster.control.control_state import Appoint, ControlState, Init
+from cluster.control.controller import (
     EPOCH_LEAP_MAX,
     ChangeAsked,
     Controller,
     ControllerConfig,
-    Effects,
+    ControllerEffects,
+    ControllerTick,
     Event,
     LinkChanged,
     ProposalEnded,
     RaftLeadership,
-    Report,
+    ReplicaReport,
     Reported,
-    Role,
+    ReportedRole,
     StateApplied,
-    Tick,
     TransferAsked,
 )
-from cluster.membership import LAG_MAX, Change, Refusal
-from timer.units import Epoch, LogIndex, MonoMs, ReplicaId
+from cluster.control.membership import LAG_MAX, Change, MembershipRefusal
+from timer.model.units import Epoch, LogIndex, MonoMs, ReplicaId
 
 VOTERS = {"a": ReplicaId(1), "b": ReplicaId(2), "c": ReplicaId(3)}
 CONFIG = ControllerConfig()
@@ -33,11 +33,13 @@ FOUNDED = ControlState(cluster_id="test", voters=VOTERS)
 STEP_MS = 50
 
 
-def follower(name: str, *, epoch: int = 0, index: int = 100, promise: int | None = None) -> Report:
-    return Report(
+def follower(
+    name: str, *, epoch: int = 0, index: int = 100, promise: int | None = None
+) -> ReplicaReport:
+    return ReplicaReport(
         replica_id=VOTERS[name],
         name=name,
-        role=Role.FOLLOWER,
+        role=ReportedRole.FOLLOWER,
         epoch=Epoch(epoch),
         serving=False,
         lease_ok=False,
@@ -49,21 +51,21 @@ def follower(name: str, *, epoch: int = 0, index: int = 100, promise: int | None
     )
 
 
-def lagging(name: str, lag: int) -> Report:
+def lagging(name: str, lag: int) -> ReplicaReport:
     """A node that has yet to apply so many entries of its log."""
     return replace(follower(name, epoch=5, index=9_000), applied_index=LogIndex(9_000 - lag))
 
 
-def serving(name: str, *, epoch: int) -> Report:
+def serving(name: str, *, epoch: int) -> ReplicaReport:
     report = follower(name, epoch=epoch)
-    return replace(report, role=Role.LEADER, serving=True, lease_ok=True)
+    return replace(report, role=ReportedRole.LEADER, serving=True, lease_ok=True)
 
 
 @dataclass
 class Play:
     """The controller of node a, and nodes that report what `reports` says while it runs."""
 
-    reports: dict[str, Report] = field(default_factory=dict)
+    reports: dict[str, ReplicaReport] = field(default_factory=dict)
     state: ControlState = FOUNDED
     commits: bool = True
     """Whether Raft applies what is proposed, at once."""
@@ -75,13 +77,13 @@ class Play:
         self.appointed: list[tuple[Epoch, str]] = []
         self.proposed: list[Init | Appoint] = []
         self.handed_over: list[str] = []
-        self.refusal: Refusal | None = None
+        self.refusal: MembershipRefusal | None = None
         self.reason = ""
 
     def do(self, event: Event) -> None:
         self.carry_out(self.core.step(self.now_ms, event))
 
-    def carry_out(self, effects: Effects) -> None:
+    def carry_out(self, effects: ControllerEffects) -> None:
         if effects.hand_over_to:
             self.handed_over.append(effects.hand_over_to)
         self.refusal = effects.refusal
@@ -109,7 +111,7 @@ class Play:
             self.now_ms = MonoMs(self.now_ms + STEP_MS)
             for report in list(self.reports.values()):
                 self.do(Reported(report))
-            self.do(Tick())
+            self.do(ControllerTick())
 
     def lead(self) -> None:
         for name in ("b", "c"):
@@ -261,12 +263,12 @@ def test_appointee_that_stalls_is_followed_by_another_and_given_longer_each_time
     play = in_service()
     play.lose("b")
     play.run(CONFIG.link_grace_ms + STEP_MS)
-    play.reports["c"] = replace(follower("c", epoch=6), role=Role.PROMOTING)
+    play.reports["c"] = replace(follower("c", epoch=6), role=ReportedRole.PROMOTING)
     play.run(CONFIG.stall_timeout_ms - 2 * STEP_MS)
     assert play.appointed == [(6, "c")]
     play.run(2 * STEP_MS)
     assert play.appointed[1:] == [(7, "a")]
-    play.reports["a"] = replace(follower("a", epoch=7), role=Role.PROMOTING)
+    play.reports["a"] = replace(follower("a", epoch=7), role=ReportedRole.PROMOTING)
     play.run(2 * CONFIG.stall_timeout_ms - 2 * STEP_MS)
     assert len(play.appointed) == 2
     play.run(3 * STEP_MS)
@@ -279,7 +281,7 @@ def test_only_sure_replica_that_stalls_is_followed_by_an_unsure_one() -> None:
     play.reports["a"] = replace(play.reports["a"], unsure=True)
     play.lose("b")
     play.run(CONFIG.link_grace_ms + STEP_MS)
-    play.reports["c"] = replace(follower("c", epoch=6), role=Role.PROMOTING)
+    play.reports["c"] = replace(follower("c", epoch=6), role=ReportedRole.PROMOTING)
     play.run(CONFIG.stall_timeout_ms + STEP_MS)
     assert play.appointed == [(6, "c"), (7, "a")]
 
@@ -314,7 +316,7 @@ def test_refused_appointee_is_followed_by_an_epoch_above_the_promise_it_met() ->
     play = in_service()
     play.lose("b")
     play.run(CONFIG.link_grace_ms + STEP_MS)
-    play.reports["c"] = replace(follower("c", epoch=6, promise=40), role=Role.PROMOTING)
+    play.reports["c"] = replace(follower("c", epoch=6, promise=40), role=ReportedRole.PROMOTING)
     play.run(STEP_MS)
     assert [epoch for epoch, _ in play.appointed] == [6, 41]
 
@@ -332,7 +334,7 @@ def test_refusals_in_a_row_are_answered_ever_more_slowly_and_said_twice() -> Non
                 follower(name, epoch=epoch), highest_promise=Epoch(epoch + 7)
             )
             if VOTERS[name] == play.state.leader:
-                play.reports[name] = replace(play.reports[name], role=Role.PROMOTING)
+                play.reports[name] = replace(play.reports[name], role=ReportedRole.PROMOTING)
         play.run(STEP_MS)
         if len(play.appointed) > count:
             made_ms.append(play.now_ms)
@@ -390,7 +392,7 @@ def test_voter_that_promised_above_the_leader_gets_an_epoch_above_its_promise() 
 
 def test_leader_that_a_voter_refuses_in_its_own_epoch_gets_the_next_epoch() -> None:
     play = in_service()
-    name, report = next((n, r) for n, r in play.reports.items() if r.role is Role.LEADER)
+    name, report = next((n, r) for n, r in play.reports.items() if r.role is ReportedRole.LEADER)
     play.reports[name] = replace(report, refused_epoch=report.epoch)
     play.run(CONFIG.promise_grace_ms)
     assert play.appointed == []
@@ -474,7 +476,7 @@ def test_without_a_majority_nobody_is_appointed() -> None:
     ],
 )
 def test_successor_has_the_longest_log_then_applied_it_then_is_not_the_controller(
-    a: Report, c: Report, chosen: str
+    a: ReplicaReport, c: ReplicaReport, chosen: str
 ) -> None:
     play = in_service()
     play.reports |= {"a": a, "c": c}
@@ -486,7 +488,7 @@ def test_successor_has_the_longest_log_then_applied_it_then_is_not_the_controlle
 
 def test_report_under_a_voters_name_from_another_directory_counts_for_nothing() -> None:
     play = in_service()
-    other = replace(play.reports["c"], replica_id=ReplicaId(9), role=Role.LEARNER)
+    other = replace(play.reports["c"], replica_id=ReplicaId(9), role=ReportedRole.LEARNER)
     play.reports["c"] = other
     play.run(CONFIG.report_timeout_ms)
     play.lose("b")
@@ -558,7 +560,7 @@ def test_transfer_to_a_target_that_lags_too_far_is_refused_and_says_by_how_much(
     play.run(STEP_MS)
     play.do(TransferAsked(VOTERS["c"]))
     why = f"c is 4999900 entries behind; at most {CONFIG.transfer_entries}"
-    assert (play.appointed, play.refusal) == ([], Refusal(why, later=False))
+    assert (play.appointed, play.refusal) == ([], MembershipRefusal(why, later=False))
 
 
 @pytest.mark.parametrize(
@@ -592,7 +594,7 @@ def test_transfer_is_refused_by_a_node_that_is_not_the_controller() -> None:
     play = in_service()
     play.do(RaftLeadership(leads=False))
     play.do(TransferAsked(None))
-    assert play.refusal == Refusal("this node is not the controller")
+    assert play.refusal == MembershipRefusal("this node is not the controller")
 
 
 def test_controller_that_leads_the_log_too_hands_over_seldom() -> None:
@@ -618,7 +620,7 @@ def with_learner(name: str, *, index: int = 100) -> Play:
         play.lose(name)
         play.run(STEP_MS)
     learner = replace(follower("c", epoch=5, index=index), name=name, replica_id=LEARNER)
-    play.reports[name] = replace(learner, role=Role.LEARNER)
+    play.reports[name] = replace(learner, role=ReportedRole.LEARNER)
     play.do(LinkChanged(name, up=True))
     play.run(1_100)  # what the dead one said is old by then
     return play
@@ -645,7 +647,9 @@ def test_replacement_votes_though_the_leader_died_before_it_could_say_so(
     play = with_learner("c")
     play.do(ChangeAsked(Change.REPLACE, "c"))
     play.reports["b"] = serving("b", epoch=6)
-    play.reports["c"] = replace(play.reports["c"], last_epoch=Epoch(epoch), role=Role.FOLLOWER)
+    play.reports["c"] = replace(
+        play.reports["c"], last_epoch=Epoch(epoch), role=ReportedRole.FOLLOWER
+    )
     play.reports["a"] = replace(play.reports["a"], last_epoch=Epoch(5 if leader == "c" else 6))
     play.run(STEP_MS)
     play.lose("b")
@@ -658,7 +662,7 @@ def test_appointee_without_a_vote_by_its_own_log_is_replaced_as_one_that_does_no
     play.state = replace(play.state, epoch=Epoch(6), leader=VOTERS["c"])
     play.do(StateApplied(play.state))
     play.reports["b"] = follower("b", epoch=5)
-    play.reports["c"] = replace(follower("c", epoch=5), role=Role.LEARNER)
+    play.reports["c"] = replace(follower("c", epoch=5), role=ReportedRole.LEARNER)
     play.run(CONFIG.idle_grace_ms + 2 * STEP_MS)
     assert play.appointed == [(7, "b")]
 
@@ -678,7 +682,7 @@ def test_learner_is_added_and_reports_as_a_voter_at_once() -> None:
     assert proposal(play).voters == {**VOTERS, "d": LEARNER}
     play.state = replace(play.state, voters={**VOTERS, "d": LEARNER}, proposed=None)
     play.reports["b"] = serving("b", epoch=6)
-    play.reports["d"] = replace(play.reports["d"], last_epoch=Epoch(6), role=Role.FOLLOWER)
+    play.reports["d"] = replace(play.reports["d"], last_epoch=Epoch(6), role=ReportedRole.FOLLOWER)
     play.do(StateApplied(play.state))
     play.run(1_000)
     assert play.appointed == [(6, "b")]  # nothing is missed of the new one

@@ -7,7 +7,7 @@ import pytest
 
 from tests.cluster.running import Running, take, until
 from timerclient import CancelResult
-from timerclient.errors import NotFound
+from timerclient.values.errors import NotFound
 
 pytestmark = pytest.mark.slow
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from cluster import memory, open_files
-from cluster.logs import FLOOD_S, LINES_MAX, _Flood
-from cluster.memory import MemoryGuard
-from cluster.outboxes import OUTBOX_BYTES_MAX, Outboxes
-from timer.errors import ConfigError, Overloaded
+from cluster.rpc import memory, open_files
+from cluster.rpc.memory import MemoryGuard
+from cluster.rpc.outboxes import OUTBOX_BYTES_MAX, Outboxes
+from cluster.settings.log_format import FLOOD_S, LINES_MAX, _Flood
+from timer.model.timer_errors import ConfigError, OverloadedError
 
 MIB = 1 << 20
 
@@ -35,7 +35,7 @@ async def test_new_work_is_refused_while_memory_is_above_its_limit(
         guard.admit("Ack")
         try:
             guard.admit("Schedule")
-        except Overloaded:
+        except OverloadedError:
             refused.append(resident)
     assert refused == [101, 95, 90]
     assert asked == [1]

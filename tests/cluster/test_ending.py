@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster import process
-from cluster.config import load_config
-from timer.errors import CorruptFile, DiskFailed, Unreadable
+from cluster.node import process
+from cluster.settings.config import load_config
+from timer.model.timer_errors import CorruptFileError, DiskFailedError, UnreadableFileError
 
 Act = Callable[["FakeNode"], Awaitable[None]]
 Run = Callable[[Act, Act], int]
@@ -63,11 +63,11 @@ async def restart(node: FakeNode) -> None:
 
 
 async def damage(node: FakeNode) -> None:
-    node.fatal(CorruptFile(Path("run"), 7, "planted"))
+    node.fatal(CorruptFileError(Path("run"), 7, "planted"))
 
 
 async def fill(node: FakeNode) -> None:
-    node.fatal(DiskFailed("planted", errno=errno.ENOSPC))
+    node.fatal(DiskFailedError("planted", errno=errno.ENOSPC))
 
 
 class Replaced(Exception):
@@ -141,7 +141,7 @@ def test_what_could_not_be_read_for_a_moment_is_not_noted_as_damage(
 ) -> None:
     def unreadable(path: Path) -> Act:
         async def act(node: FakeNode) -> None:
-            node.fatal(Unreadable(path, 7, "planted"))
+            node.fatal(UnreadableFileError(path, 7, "planted"))
 
         return act
 

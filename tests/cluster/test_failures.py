@@ -25,8 +25,8 @@ from tests.cluster.running import (
     until,
 )
 from timerclient import CancelResult, OutcomeUnknown, TimerClient, TimerError, Timers
-from timerclient.errors import NotFound, Unreachable
 from timerclient.proto import timer_pb2 as pb
+from timerclient.values.errors import NotFound, Unreachable
 
 pytestmark = pytest.mark.slow
 

@@ -7,20 +7,26 @@ from dataclasses import replace
 
 import pytest
 
-from cluster import open_files
-from cluster.control import Appoint
-from cluster.controller import ControllerConfig, RaftLeadership, Report, Role, TransferAsked
-from cluster.fitness import UNFIT_MS
+from cluster.control.control_state import Appoint
+from cluster.control.controller import (
+    ControllerConfig,
+    RaftLeadership,
+    ReplicaReport,
+    ReportedRole,
+    TransferAsked,
+)
+from cluster.control.leader_fitness import UNFIT_MS
+from cluster.rpc import open_files
 from tests.cluster.test_controller import CONFIG, STEP_MS, VOTERS, Play, follower, in_service
-from timer.units import MonoMs
+from timer.model.units import MonoMs
 
-Limps = Callable[[str, Report, int], Report]
+Limps = Callable[[str, ReplicaReport, int], ReplicaReport]
 """What a node reports that leads: its name, a healthy leader's report, the time."""
 A_WHILE_MS = 60_000
 """Longer than anything is remembered, unfit nodes apart."""
 
 
-def never(name: str, report: Report, now: int) -> Report:
+def never(name: str, report: ReplicaReport, now: int) -> ReplicaReport:
     del name, now
     return report
 
@@ -39,7 +45,7 @@ class Limping(Play):
             for name in VOTERS:
                 report = replace(follower(name, epoch=epoch), disk_ms=self.disk_ms.get(name, 1))
                 if VOTERS[name] == self.state.leader:
-                    leads = replace(report, role=Role.LEADER, serving=True, lease_ok=True)
+                    leads = replace(report, role=ReportedRole.LEADER, serving=True, lease_ok=True)
                     report = self.limps(name, leads, self.now_ms)
                 self.reports[name] = report
             self.run(STEP_MS)
@@ -59,7 +65,7 @@ def limping(limps: Limps = never, **disk_ms: int) -> Limping:
 def leaseless(names: str, bad_ms: int, of_ms: int) -> Limps:
     """They hold no lease for `bad_ms` of every `of_ms`, if they lead."""
 
-    def limps(name: str, report: Report, now: int) -> Report:
+    def limps(name: str, report: ReplicaReport, now: int) -> ReplicaReport:
         return replace(report, lease_ok=not (name in names and now % of_ms < bad_ms))
 
     return limps
@@ -94,7 +100,7 @@ def test_leader_with_a_slow_disk_is_relieved_by_one_with_a_fast_one_and_for_good
 
 
 def test_leader_whose_commits_are_slow_on_fast_disks_is_relieved() -> None:
-    def far_off(name: str, report: Report, _: int) -> Report:
+    def far_off(name: str, report: ReplicaReport, _: int) -> ReplicaReport:
         return replace(report, commit_ms=600 if name == "b" else 2)
 
     play = limping(far_off)
@@ -104,7 +110,7 @@ def test_leader_whose_commits_are_slow_on_fast_disks_is_relieved() -> None:
 
 
 def test_leader_that_can_take_no_connections_is_relieved_by_a_node_that_can() -> None:
-    def deaf(name: str, report: Report, _: int) -> Report:
+    def deaf(name: str, report: ReplicaReport, _: int) -> ReplicaReport:
         return replace(report, accepts=name != "b")
 
     play = limping(deaf)
@@ -141,7 +147,7 @@ def test_leader_whose_disk_is_as_slow_as_the_others_stays() -> None:
 
 
 def test_one_slow_sync_is_no_slow_disk() -> None:
-    def hiccup(name: str, report: Report, now: int) -> Report:
+    def hiccup(name: str, report: ReplicaReport, now: int) -> ReplicaReport:
         return replace(report, disk_ms=2_000 if name == "b" and now % 30_000 < 2_000 else 1)
 
     assert limping(hiccup).live(A_WHILE_MS) is None

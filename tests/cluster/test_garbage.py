@@ -9,9 +9,17 @@ from typing import Any
 
 import pytest
 
-from cluster import garbage
-from cluster.garbage import ALL_EVERY_S, LEFT_MAX, NEVER, SINCE_MIN, SWEEP_S, YOUNG_ROUNDS, Sweeper
-from cluster.node import Node
+from cluster.node import garbage
+from cluster.node.garbage import (
+    ALL_EVERY_S,
+    LEFT_MAX,
+    NEVER,
+    SINCE_MIN,
+    SWEEP_S,
+    YOUNG_ROUNDS,
+    Sweeper,
+)
+from cluster.node.node import Node
 
 
 @dataclass

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from cluster.host import LOW_FLUSH_MS, TOPICS_AT_ONCE, Host
+from cluster.state.host import LOW_FLUSH_MS, TOPICS_AT_ONCE, Host
 from tests.timer.machines import START_MS, Log, engine_on, part_of
-from timer import manifest
-from timer.clock import ClusterClock
-from timer.disk import RealDisk
-from timer.engine import Flush
-from timer.entry import Entry, Kind
-from timer.room import Room
-from timer.run_writer import Pace, unpaced
-from timer.units import Epoch, LogIndex, MonoMs, UnixMs
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.files.disk import RealDisk
+from timer.leader.intake.cluster_clock import ClusterClock
+from timer.leader.intake.disk_reserve import Room
+from timer.model.units import Epoch, LogIndex, MonoMs, UnixMs
+from timer.pending.runs.run_writer import Pace, unpaced
+from timer.recovery import manifest
+from timer.recovery.engine import Flush
 
 
 class Follower:
@@ -36,7 +36,7 @@ class Follower:
     def last_time_ms(self) -> UnixMs:
         return self.log.entries[-1].time_ms
 
-    def propose(self, kind: Kind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
+    def propose(self, kind: EntryKind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
         raise AssertionError("a follower proposes nothing")
 
     def cached(self, first: LogIndex, last: LogIndex) -> Sequence[Entry] | None:
@@ -115,7 +115,7 @@ async def test_log_on_the_disk_is_read_once_however_many_portions_it_is_folded_i
 async def test_what_a_leader_appends_is_timed_until_its_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, errors, told = Log(), list[BaseException](), list[tuple[Kind, float]]()
+    log, errors, told = Log(), list[BaseException](), list[tuple[EntryKind, float]]()
     log.begin_epoch()
     log.topic("a")
     log.schedule(part_of([(1, START_MS + 10**9, b"x")]))
@@ -124,12 +124,12 @@ async def test_what_a_leader_appends_is_timed_until_its_commit(
     host.on_committed = lambda kind, seconds: told.append((kind, seconds))
     for index in (2, 3):
         monkeypatch.setattr(follower, "propose", lambda *_, at=index: LogIndex(at))
-        host._append(Kind.TOPIC, [], UnixMs(START_MS))
+        host._append(EntryKind.TOPIC, [], UnixMs(START_MS))
     host.on_commit(LogIndex(1))
     assert told == []
     host.on_commit(LogIndex(2))
     [(kind, seconds)] = told
-    assert kind is Kind.TOPIC
+    assert kind is EntryKind.TOPIC
     assert seconds > 0
     host.on_stepdown(Epoch(1))
     host.on_commit(LogIndex(3))

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import aiohttp
 import pytest
 
-import cluster.http
-from cluster.http import HttpServer, LocalState, why_not_ready
-from cluster.telemetry import Levels, Telemetry
+import cluster.rpc.http
+from cluster.observe.metrics import Levels, Telemetry
+from cluster.rpc.http import HttpServer, LocalState, why_not_ready
 from deploy.local import free_ports
-from timer.errors import ConfigError, NotReady
+from timer.model.timer_errors import ConfigError, NotReadyError
 
 FOLLOWER = LocalState(role="follower", serving=False, leader="n1", silent_ms=90, silent_ms_max=550)
 LEADER = LocalState(role="leader", serving=True, leader="n2", silent_ms=0, silent_ms_max=550)
@@ -143,7 +143,7 @@ async def test_state_is_json_of_this_node_or_of_all(page: Page, what: str) -> No
 
 
 async def test_state_that_cannot_be_had_is_unavailable_with_its_reason(page: Page) -> None:
-    page.node.failure = NotReady("starting")
+    page.node.failure = NotReadyError("starting")
     answer = await page.get("/v1/status")
     assert answer.status == 503
     assert json.loads(answer.text) == {"error": "starting", "reason": "NOT_READY"}
@@ -152,7 +152,7 @@ async def test_state_that_cannot_be_had_is_unavailable_with_its_reason(page: Pag
 async def test_state_that_takes_too_long_is_unavailable(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster.http, "ANSWER_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(cluster.rpc.http, "ANSWER_TIMEOUT_S", 0.01)
     page.node.hangs = True
     answer = await page.get("/v1/checkpoint")
     assert (answer.status, json.loads(answer.text)["reason"]) == (503, "NOT_READY")
@@ -213,7 +213,7 @@ async def test_stopped_server_frees_its_port() -> None:
 async def test_stop_does_not_wait_for_an_answer_that_hangs(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster.http, "DRAIN_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(cluster.rpc.http, "DRAIN_TIMEOUT_S", 0.01)
     node = FakeNode(hangs=True)
     server = server_of(node)
     port = await server.start()

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import build_config
-from cluster.storage import open_storage
-from cluster.timerd import init, main
-from replication.promise import PromiseFile
-from timer.directory import founding_replica_id, read_identity
-from timer.disk import RealDisk
-from timer.errors import ConfigError, PromiseLost
+from cluster.files.storage import open_storage
+from cluster.node.timerd import init, main
+from cluster.settings.config import build_config
+from replication.core.promise import PromiseFile
+from timer.files.data_directory import founding_replica_id, read_identity
+from timer.files.disk import RealDisk
+from timer.model.timer_errors import ConfigError, PromiseLostError
 
 
 def arguments(data: Path, *more: str, name: str = "n1") -> list[str]:
@@ -53,7 +53,7 @@ def test_replica_whose_promise_is_gone_does_not_start(
     opened(tmp_path / "d")
     for name in ("promise", "log/0000000000000001.log", "log/durable"):
         (tmp_path / "d" / name).unlink()
-    with pytest.raises(PromiseLost, match="members replace"):
+    with pytest.raises(PromiseLostError, match="members replace"):
         opened(tmp_path / "d")
 
 

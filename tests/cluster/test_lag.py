@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster import lag
-from cluster.lateness import BOUNDS_MS, TOPICS_MAX, Lateness
-from cluster.totals import Totals
+from cluster.observe import lag
+from cluster.observe.lateness import BOUNDS_MS, TOPICS_MAX, Lateness
+from cluster.state.topic_totals import Totals
 from tests.timer.leading import LEASE_MS, Play
 from tests.timer.machines import START_MS, Log, engine_on, part_of
-from timer.disk import RealDisk
-from timer.groups import Group
-from timer.units import TopicId, UnixMs
+from timer.files.disk import RealDisk
+from timer.model.units import TopicId, UnixMs
+from timer.ready.group import Group
 
 
 def unacked(play: Play) -> list[TopicId]:

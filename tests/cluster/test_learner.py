@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.exits import EXIT_CORRUPT
+from cluster.settings.exit_codes import EXIT_CORRUPT
 from tests.cluster.running import Running, take, until
 from timerclient import TimerError
 

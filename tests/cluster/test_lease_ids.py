@@ -2,8 +2,8 @@
 
 import secrets
 
-from cluster.lease_ids import LeaseIds
-from timer.units import Epoch, LeaseId
+from cluster.api.lease_ids import LeaseIds
+from timer.model.units import Epoch, LeaseId
 
 
 def test_each_number_has_an_id_of_its_own_which_only_its_leadership_knows() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.logs import LineFormatter, setup_logs
+from cluster.settings.log_format import LineFormatter, setup_logs
 
 
 @pytest.fixture
@@ -26,13 +26,15 @@ def stream() -> Iterator[io.StringIO]:
 
 
 def test_line_has_time_level_node_logger_message_and_fields(stream: io.StringIO) -> None:
-    logging.getLogger("cluster.node").info("leader since %d ms", 4, extra={"epoch": 7, "why": ""})
+    logging.getLogger("cluster.node.node").info(
+        "leader since %d ms", 4, extra={"epoch": 7, "why": ""}
+    )
     fields = dict(each.split("=", 1) for each in shlex.split(stream.getvalue()))
     assert fields.pop("time")[10:11] == "T"
     assert fields == {
         "level": "info",
         "node": "n1",
-        "logger": "cluster.node",
+        "logger": "cluster.node.node",
         "msg": "leader since 4 ms",
         "epoch": "7",
         "why": "",

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chaos.simdisk import SimDisk
-from cluster.looking_in import LOOKS_MAX, LookingIn
+from chaos.sim.world.simdisk import SimDisk
+from cluster.api.timer_queries import LOOKS_MAX, LookingIn
 from tests.timer.machines import STATE, ids_of
 from tests.timer.test_lookup import FAR, PLACES, filled, flip
-from timer import timer_id
-from timer.cut import Cut
-from timer.engine import Engine
-from timer.errors import CorruptFile, NotFound
-from timer.run import Run
-from timer.units import UnixMs
+from timer.model import timer_id
+from timer.model.timer_errors import CorruptFileError, NotFoundError
+from timer.model.units import UnixMs
+from timer.pending.read_view import Cut
+from timer.pending.runs.run import Run
+from timer.recovery.engine import Engine
 from timerclient.proto import timer_pb2 as pb
 
 SALT = 5
@@ -71,7 +71,7 @@ async def test_timer_is_got_by_id_and_by_key_wherever_it_lies(where: str) -> Non
         assert (answer.state, answer.topic) == (pb.TIMER_PENDING, "t")
         assert (answer.timer.payloads, answer.timer.keys) == (b"p1", b"b")
     for nobody in (by_id(4), by_key("z")):
-        with pytest.raises(NotFound):
+        with pytest.raises(NotFoundError):
             await look.get(nobody)
     assert not host.failures
 
@@ -88,7 +88,7 @@ async def test_damage_that_a_look_meets_is_fatal(ask: Callable[[LookingIn], Any]
     _, disk, engine = filled("run")
     look, host = looking(engine)
     damage(engine, disk, b"p0p1p2")
-    with pytest.raises(CorruptFile) as met:
+    with pytest.raises(CorruptFileError) as met:
         await ask(look)
     assert host.failures == [met.value]
 
@@ -164,7 +164,7 @@ async def test_damage_is_told_though_nobody_waits_for_the_look(gate: threading.E
     look, host = looking(engine)
     told: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
     host.fatal = told.set_result
-    damage = CorruptFile("a run", 7, "why")
+    damage = CorruptFileError("a run", 7, "why")
 
     def meet(cut: Cut) -> None:
         del cut

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 import uvloop
 
-from cluster.loopwatch import (
+from cluster.state.loop_watch import (
     INTERVAL_S,
     LOG_ABOVE_S,
     ON_TIME_S,
@@ -86,7 +86,7 @@ def test_callback_that_runs_early_counts_as_no_hold() -> None:
 def test_only_a_long_hold_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     loop = FakeLoop()
     LoopWatch(loop, lambda held_s: None).start()
-    with caplog.at_level(logging.DEBUG, "cluster.loopwatch"):
+    with caplog.at_level(logging.DEBUG, "cluster.state.loop_watch"):
         loop.run_next(late_s=LOG_ABOVE_S - 0.001)
         assert caplog.records == []
         loop.run_next(late_s=0.1504)
@@ -107,7 +107,7 @@ def test_long_hold_is_logged_with_the_function_that_took_most_of_it(
     def little() -> None:
         loop.now_s += STEP_ABOVE_S / 2
 
-    with caplog.at_level(logging.WARNING, "cluster.loopwatch"):
+    with caplog.at_level(logging.WARNING, "cluster.state.loop_watch"):
         steps.run(little)
         steps.run(fold)
         loop.run_next(late_s=0.2)

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.replacement import REPLACEABLE
-from cluster.timerd import init
-from deploy.local import Node, free_ports
+from cluster.files.replacement import REPLACEABLE
+from cluster.node.timerd import init
+from deploy.local import LocalNode, free_ports
 from tests.cluster.load import loaded
 from tests.cluster.running import RPC_S, Running, until
 from timerclient import TimerError
-from timerclient.cli import main as timerctl
+from timerclient.cli.timerctl import main as timerctl
 from timerclient.proto import timer_pb2 as pb
 
 pytestmark = pytest.mark.slow
@@ -28,7 +28,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield cluster
 
 
-def format_learner(cluster: Running, node: Node) -> None:
+def format_learner(cluster: Running, node: LocalNode) -> None:
     data = cluster.directory / node.data
     if data.exists():
         shutil.rmtree(data)
@@ -135,7 +135,7 @@ def join(cluster: Running, *names: str) -> None:
     ports = free_ports(2 * len(names))
     for number, name in enumerate(names):
         grpc, http = ports[2 * number : 2 * number + 2]
-        nodes[name] = Node(name, 0, f"127.0.0.1:{grpc}", f"127.0.0.1:{http}", name)
+        nodes[name] = LocalNode(name, 0, f"127.0.0.1:{grpc}", f"127.0.0.1:{http}", name)
     cluster._write([*nodes.values()])
     cluster_id = tomllib.loads(cluster._config_path(nodes["n1"]).read_text())["cluster_id"]
     for node in nodes.values():

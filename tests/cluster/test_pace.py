@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from cluster.pace import RATE_MIN, Abandoned, IngestRate, Pacer
+from cluster.state.write_pace import RATE_MIN, Abandoned, IngestRate, Pacer
 
 
 class Clock:

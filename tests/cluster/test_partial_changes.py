@@ -8,26 +8,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster import changes
-from cluster.changes import Changes
-from cluster.looking_in import LookingIn
+from cluster.api import timer_changes
+from cluster.api.timer_changes import TimerChanges
+from cluster.api.timer_queries import LookingIn
 from tests.cluster.hosted import FAR, Hosted
-from timer import leader as leader_module
-from timer import timer_id
-from timer.admission import When
-from timer.entry import Kind
-from timer.errors import (
-    CommitTimeout,
-    InvalidRequest,
-    LeadershipLost,
-    NotLeader,
-    NotReady,
-    Overloaded,
+from timer.entries.entry_frame import EntryKind
+from timer.entries.payloads import Ids
+from timer.entries.policies import Scope, ScopePolicy
+from timer.leader import leader as leader_module
+from timer.leader.intake.admission import WantedTimes
+from timer.leader.leader import RESCHEDULE_ROWS_MAX
+from timer.model import timer_id
+from timer.model.timer_errors import (
+    CommitTimeoutError,
+    InvalidRequestError,
+    LeadershipLostError,
+    NotLeaderError,
+    NotReadyError,
+    OverloadedError,
 )
-from timer.leader import RESCHEDULE_ROWS_MAX
-from timer.payloads import Ids
-from timer.policies import Policy, Scope
-from timer.units import TopicId
+from timer.model.units import TopicId
 from timerclient.proto import timer_pb2 as pb
 
 SALT = 5
@@ -45,7 +45,7 @@ class Caller:
         host: Any = self.host
         limits: dict[str, Any] = {"salt": SALT, "key_bytes_max": 100}
         looking_in = LookingIn(host, **limits)
-        self._changes = Changes(host, looking_in, **limits)
+        self._changes = TimerChanges(host, looking_in, **limits)
 
     async def __call__(self, request: Asked, within_s: float = 60.0) -> Any:
         context: Any = SimpleNamespace(time_remaining=lambda: within_s)
@@ -95,14 +95,14 @@ async def test_reschedule_of_which_nothing_was_taken_certainly_had_no_effect(
     call: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries_max(monkeypatch, 0)
-    with pytest.raises(Overloaded):
+    with pytest.raises(OverloadedError):
         await call(ids(*range(N)))
     assert not moved(call)
 
 
 async def test_reschedule_that_a_deposed_log_refused_in_part_is_left_in_part(call: Caller) -> None:
-    taken = iter([None, NotLeader("n2"), NotLeader("n2")])
-    call.host.refuse = lambda kind: next(taken) if kind is Kind.RESCHEDULE else None
+    taken = iter([None, NotLeaderError("n2"), NotLeaderError("n2")])
+    call.host.refuse = lambda kind: next(taken) if kind is EntryKind.RESCHEDULE else None
     answer = await call(ids(*range(N)))
     assert answer.rescheduled == RESCHEDULE_ROWS_MAX
     assert [*answer.results].count(pb.RESCHEDULE_LEFT) == N - RESCHEDULE_ROWS_MAX
@@ -117,8 +117,8 @@ async def test_reschedule_in_flight_when_the_leader_is_lost_has_an_unknown_outco
     for _ in range(5):
         await asyncio.sleep(0)
     assert len(call.host.leader._in_flight) == 2
-    call.host.leader.close(NotLeader(None))
-    with pytest.raises(LeadershipLost):
+    call.host.leader.close(NotLeaderError(None))
+    with pytest.raises(LeadershipLostError):
         await asked
 
 
@@ -169,7 +169,7 @@ async def test_first_answer_by_filter_fixes_which_timers_these_are_and_changes_n
 async def test_page_whose_answer_was_lost_is_asked_for_again_and_changes_none_twice(
     call: Caller, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(changes, "FILTER_PAGE", 40)
+    monkeypatch.setattr(timer_changes, "FILTER_PAGE", 40)
     request = everything(kind)
     request.page_token = (await call(request)).next_page_token
     await call(request)  # nobody hears the answer
@@ -196,7 +196,7 @@ async def test_page_that_commits_too_late_has_an_unknown_outcome_and_its_token_g
     request = everything(kind)
     request.page_token = (await call(request)).next_page_token
     call.host.holds = True
-    with pytest.raises(CommitTimeout):
+    with pytest.raises(CommitTimeoutError):
         await call(request, 0.01)
     call.host.holds = False
     assert await all_pages(call, request) <= N  # what the first one did is not in it
@@ -208,12 +208,15 @@ async def test_reschedule_by_id_that_a_policy_overtakes_is_refused_not_decided_w
     call: Caller,
 ) -> None:
     at = np.arange(N)
-    targets, when = Ids(FAR + at, (1 + at).astype(np.uint64)), When("due_ms", np.array([LATER]))
+    targets, when = (
+        Ids(FAR + at, (1 + at).astype(np.uint64)),
+        WantedTimes("due_ms", np.array([LATER])),
+    )
     moving = asyncio.create_task(call._changes._move(targets, None, when))
-    scope, said, now = Scope("", TopicId(1)), Policy(fixed_delay_ms=5), call.host.now()
+    scope, said, now = Scope("", TopicId(1)), ScopePolicy(fixed_delay_ms=5), call.host.now()
     alter = partial(call.host.leader.alter, scope, said, (), now, lambda _: None)
     asyncio.get_running_loop().call_soon(alter)  # before any entry is appended
-    with pytest.raises(NotReady, match="ask again"):
+    with pytest.raises(NotReadyError, match="ask again"):
         await moving
     assert [*(await call(ids(0))).results] == [pb.RESCHEDULED]
     assert moved(call) == set()
@@ -222,10 +225,10 @@ async def test_reschedule_by_id_that_a_policy_overtakes_is_refused_not_decided_w
 
 async def test_reschedule_that_a_policy_refuses_changes_nothing(call: Caller) -> None:
     scope = Scope("", TopicId(1))
-    call.host.leader.alter(scope, Policy(delay_ms_max=1), (), call.host.now(), lambda _: None)
+    call.host.leader.alter(scope, ScopePolicy(delay_ms_max=1), (), call.host.now(), lambda _: None)
     call.host.step()
     where = pb.RescheduleRequest(filter=pb.TimerFilter(topic="t"), due_ms=[LATER])
     for request in (ids(*range(N)), where):
-        with pytest.raises(InvalidRequest, match="delay_ms_max of the topic"):
+        with pytest.raises(InvalidRequestError, match="delay_ms_max of the topic"):
             await call(request)
     assert moved(call) == set()

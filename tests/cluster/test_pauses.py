@@ -6,7 +6,8 @@ import pytest
 
 from tests.cluster.running import Running, now_ms, take, until
 from tests.cluster.test_changes import flushed
-from timerclient import CancelResult, TimerClient, TimerState, cli
+from timerclient import CancelResult, TimerClient, TimerState
+from timerclient.cli import timerctl
 
 pytestmark = pytest.mark.slow
 
@@ -16,7 +17,7 @@ COUNT = 9_000
 
 
 def ctl(cluster: Running, capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    code = cli.main(["--endpoints", ",".join(cluster.endpoints), *argv])
+    code = timerctl.main(["--endpoints", ",".join(cluster.endpoints), *argv])
     out, err = capsys.readouterr()
     assert (code, err) == (0, ""), argv
     return out

@@ -2,12 +2,12 @@
 
 import pytest
 
-from cluster.peers import PART_S, judge
-from timerclient import Settings
+from cluster.api.peer_queries import PART_S, judge
+from timerclient import ClientSettings
 
 
 def test_silent_node_is_given_up_before_a_client_gives_up_the_node_that_it_asks() -> None:
-    assert Settings().stall_s - 0.5 >= PART_S
+    assert ClientSettings().stall_s - 0.5 >= PART_S
 
 
 @pytest.mark.parametrize(

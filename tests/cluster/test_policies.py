@@ -24,8 +24,10 @@ from tests.cluster.running import (
     until,
 )
 from tests.cluster.test_changes import flushed
-from timerclient import InvalidRequest, NotFound, Timer, TimerClient, TimerState, cli, policies
+from timerclient import InvalidRequest, NotFound, Timer, TimerClient, TimerState
+from timerclient.cli import timerctl
 from timerclient.proto import timer_pb2 as pb
+from timerclient.rows import policy_fields
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +49,7 @@ def hours_away(due_ms: int, hours: float) -> bool:
 
 
 def effective(client: TimerClient, **scope: str) -> dict[str, Any]:
-    return policies.said(client.describe_policies(**scope).effective)
+    return policy_fields.said(client.describe_policies(**scope).effective)
 
 
 # ---- delay levels
@@ -100,9 +102,9 @@ def test_narrower_scope_wins_field_by_field_and_says_so(client: TimerClient, ns:
     timer = client.schedule(topic, b"", delay=9 * HOUR)
     assert hours_away(timer.due_ms, 1)
     assert timer.due_ms % 1_000 == 0
-    assert policies.said(answer.own) == {"fixed_delay_ms": HOUR_MS}
+    assert policy_fields.said(answer.own) == {"fixed_delay_ms": HOUR_MS}
     assert (
-        policies.said(answer.effective).items()
+        policy_fields.said(answer.effective).items()
         >= {
             "fixed_delay_ms": HOUR_MS,
             "tick_ms": 1_000,
@@ -292,7 +294,7 @@ def test_timerctl_and_http_show_what_was_set(
     cluster: Running, ns: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def ctl(*argv: str) -> str:
-        code = cli.main(["--endpoints", ",".join(cluster.endpoints), *argv])
+        code = timerctl.main(["--endpoints", ",".join(cluster.endpoints), *argv])
         out, err = capsys.readouterr()
         assert (code, err) == (0, ""), argv
         return out

@@ -7,7 +7,7 @@ import pytest
 
 from tests.cluster.running import Running, take, until
 from tests.cluster.test_changes import flushed
-from timerclient import Policy, QuotaReached, TimerClient
+from timerclient import PolicyFields, QuotaReached, TimerClient
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,7 @@ def test_quota_and_what_is_used_of_it_outlive_failover_and_restart(
         "ready_max": 3,
         "ready_bytes_max": 99,
     }
-    client.alter_policies(cast("Policy", limits), topic=topic)
+    client.alter_policies(cast("PolicyFields", limits), topic=topic)
     flushed(cluster)
     client.cancel(gone)
     numbers = {"pending_max": 2, "pending_bytes_max": 6, "ready_max": 3, "ready_bytes_max": 15}

@@ -10,11 +10,11 @@ from typing import NoReturn
 
 import pytest
 
-from cluster import raft, raft_files
-from cluster.raft import STALL_MS_MAX, Exit, Raft, checked_conf
-from cluster.raft_codec import RaftMessage
-from cluster.raft_files import RaftFiles, open_files
-from timer.errors import ConfigError
+from cluster.control import raft, raft_files
+from cluster.control.raft import STALL_MS_MAX, Exit, Raft, checked_conf
+from cluster.control.raft_codec import RaftMessage
+from cluster.control.raft_files import RaftFiles, open_files
+from timer.model.timer_errors import ConfigError
 
 DEADLINE_S = 60.0
 
@@ -106,7 +106,7 @@ def test_commands_survive_a_restart_with_and_without_compaction(tmp_path: Path) 
 def test_damaged_snapshot_from_a_leader_replaces_nothing(tmp_path: Path) -> None:
     last, previous = (b"\0two", 9, 3), (b"\0one", 8, 3)
     data = tmp_path / "theirs"
-    theirs = raft_files.Snapshot(state=b"state", last=last, previous=previous)
+    theirs = raft_files.RaftSnapshot(state=b"state", last=last, previous=previous)
     raft_files.write_snapshot(data, theirs)
     whole = data.read_bytes()
     ours = tmp_path / "raft" / "snapshot"

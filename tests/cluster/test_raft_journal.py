@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from cluster import raft_journal
-from cluster.raft_files import (
-    Snapshot,
+from cluster.control import raft_journal
+from cluster.control.raft_files import (
+    RaftSnapshot,
     fitted,
     open_files,
     read_snapshot,
     write_snapshot,
 )
-from cluster.raft_journal import HEADER_SIZE, RECORD_HEAD_SIZE, Journal, Record, read_meta
-from timer.errors import CorruptFile, UnknownVersion, WrongDirectory
+from cluster.control.raft_journal import HEADER_SIZE, RECORD_HEAD_SIZE, Journal, Record, read_meta
+from timer.model.timer_errors import CorruptFileError, UnknownVersionError, WrongDirectoryError
 
 RECORDS: list[Record] = [(b"\1", 1, 0), (b"\0one", 2, 1), (b"\0two, longer", 3, 1), (b"\0", 4, 7)]
 
@@ -66,7 +66,7 @@ def test_any_flipped_byte_raises_corrupt(directory: Path) -> None:
         damaged = bytearray(whole)
         damaged[position] ^= 0x40
         path.write_bytes(damaged)
-        with pytest.raises(CorruptFile):
+        with pytest.raises(CorruptFileError):
             Journal(directory)
 
 
@@ -76,7 +76,7 @@ def test_torn_record_before_a_valid_one_raises_corrupt(directory: Path) -> None:
     first_end = HEADER_SIZE + RECORD_HEAD_SIZE + 1
     damaged[HEADER_SIZE:first_end] = bytes(first_end - HEADER_SIZE)
     path.write_bytes(damaged)
-    with pytest.raises(CorruptFile):
+    with pytest.raises(CorruptFileError):
         Journal(directory)
 
 
@@ -91,7 +91,7 @@ def test_tail_whose_sectors_were_never_written_is_cut(directory: Path) -> None:
 @pytest.mark.parametrize("name", ["journal", "meta"])
 def test_missing_file_raises_corrupt(directory: Path, name: str) -> None:
     (directory / name).unlink()
-    with pytest.raises(CorruptFile):
+    with pytest.raises(CorruptFileError):
         Journal(directory)
 
 
@@ -103,7 +103,7 @@ def test_meta_cut_or_flipped_anywhere_raises_corrupt(directory: Path) -> None:
         flipped[position] ^= 1
         for damaged in (whole[:position], bytes(flipped)):
             path.write_bytes(damaged)
-            with pytest.raises(CorruptFile):
+            with pytest.raises(CorruptFileError):
                 Journal(directory)
 
 
@@ -111,7 +111,7 @@ def test_journal_of_another_version_is_refused(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(raft_journal, "VERSION", 2)
-    with pytest.raises(UnknownVersion):
+    with pytest.raises(UnknownVersionError):
         Journal(directory)
 
 
@@ -223,8 +223,8 @@ def test_compaction_keeps_trailing_records(
     assert Journal(directory).records == RECORDS[2:]
 
 
-def snapshot_at(position: int) -> Snapshot:
-    return Snapshot(state=b"state", previous=RECORDS[position - 1], last=RECORDS[position])
+def snapshot_at(position: int) -> RaftSnapshot:
+    return RaftSnapshot(state=b"state", previous=RECORDS[position - 1], last=RECORDS[position])
 
 
 def test_snapshot_survives_and_any_flipped_byte_raises_corrupt(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_snapshot_survives_and_any_flipped_byte_raises_corrupt(tmp_path: Path) -
         damaged = bytearray(whole)
         damaged[position] ^= 0x10
         path.write_bytes(damaged)
-        with pytest.raises(CorruptFile):
+        with pytest.raises(CorruptFileError):
             read_snapshot(path)
 
 
@@ -246,7 +246,7 @@ def test_journal_behind_a_snapshot_is_kept_from_its_records_on(first: int) -> No
 
 
 def test_interrupted_installation_of_a_snapshot_is_finished() -> None:
-    ahead = Snapshot(state=b"", previous=(b"\0x", 90, 8), last=(b"\0y", 91, 8))
+    ahead = RaftSnapshot(state=b"", previous=(b"\0x", 90, 8), last=(b"\0y", 91, 8))
     assert fitted(Path("j"), RECORDS, ahead) == [ahead.previous, ahead.last]
 
 
@@ -261,9 +261,9 @@ def test_interrupted_installation_of_a_snapshot_is_finished() -> None:
     ids=["compacted without snapshot", "empty", "gap", "another command"],
 )
 def test_journal_that_contradicts_its_snapshot_raises_corrupt(
-    records: list[Record], snapshot: Snapshot | None
+    records: list[Record], snapshot: RaftSnapshot | None
 ) -> None:
-    with pytest.raises(CorruptFile):
+    with pytest.raises(CorruptFileError):
         fitted(Path("j"), records, snapshot)
 
 
@@ -293,7 +293,7 @@ def test_damaged_files_are_set_aside_and_made_anew_without_a_vote(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     opened(tmp_path)
-    snapshot = Snapshot(state=b"state", last=RECORDS[1], previous=RECORDS[0])
+    snapshot = RaftSnapshot(state=b"state", last=RECORDS[1], previous=RECORDS[0])
     write_snapshot(tmp_path / "raft" / "snapshot", snapshot)
     fill(tmp_path / "raft", RECORDS)
     path = tmp_path / "raft" / name
@@ -333,7 +333,7 @@ def test_node_alone_votes_whatever_was_lost(tmp_path: Path) -> None:
 
 def test_directory_of_another_node_is_refused(tmp_path: Path) -> None:
     opened(tmp_path)
-    with pytest.raises(WrongDirectory, match="of another node"):
+    with pytest.raises(WrongDirectoryError, match="of another node"):
         opened(tmp_path, name="b")
 
 

@@ -12,9 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster import raft_link
-from cluster.raft_codec import MESSAGE_SIZE_MAX, REGULAR, BadMessage, RaftMessage, decode, encode
-from cluster.raft_link import CHANNEL_OPTIONS, METHOD, VERSION, Kind, RaftLink
+from cluster.control import raft_link
+from cluster.control.raft_codec import (
+    MESSAGE_SIZE_MAX,
+    REGULAR,
+    BadRaftMessage,
+    RaftMessage,
+    decode,
+    encode,
+)
+from cluster.control.raft_link import CHANNEL_OPTIONS, METHOD, VERSION, FrameKind, RaftLink
 from deploy.local import free_ports
 
 DEADLINE_S = 60.0
@@ -58,14 +65,14 @@ def test_message_survives_the_wire(message: RaftMessage) -> None:
 def test_message_cut_anywhere_or_with_a_wrong_field_is_refused(message: RaftMessage) -> None:
     data = encode(message)
     for size in range(len(data)):
-        with pytest.raises(BadMessage):
+        with pytest.raises(BadRaftMessage):
             decode(data[:size])
     for name in message:
         wrong: object
         for wrong in ("x", -1, 1.5, {}, [[]], 1 << 63):
-            with pytest.raises(BadMessage):
+            with pytest.raises(BadRaftMessage):
                 decode(msgpack.packb(message | {name: wrong}))
-    with pytest.raises(BadMessage):
+    with pytest.raises(BadRaftMessage):
         decode(msgpack.packb(message | {"more": 1}))
 
 
@@ -83,20 +90,20 @@ def test_message_cut_anywhere_or_with_a_wrong_field_is_refused(message: RaftMess
     ids=str,
 )
 def test_what_pysyncobj_would_unpickle_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(BadMessage):
+    with pytest.raises(BadRaftMessage):
         decode(encode(APPEND | change))
-    with pytest.raises(BadMessage):
+    with pytest.raises(BadRaftMessage):
         decode(encode({"type": "apply_command", "command": b"\2change of membership"}))
 
 
 @given(st.binary(max_size=200))
 def test_junk_is_refused(junk: bytes) -> None:
-    with pytest.raises(BadMessage):
+    with pytest.raises(BadRaftMessage):
         decode(junk)
 
 
 def test_oversized_message_is_refused_unread() -> None:
-    with pytest.raises(BadMessage, match="bytes"):
+    with pytest.raises(BadRaftMessage, match="bytes"):
         decode(bytes(MESSAGE_SIZE_MAX + 1))
 
 
@@ -110,7 +117,7 @@ class End:
     cluster_id: str = "test"
     silence_s: float = 3600  # what breaks here breaks by itself
     raft: list[tuple[str, RaftMessage]] = field(default_factory=list)
-    frames: list[tuple[str, Kind, object]] = field(default_factory=list)
+    frames: list[tuple[str, FrameKind, object]] = field(default_factory=list)
     ups: list[bool] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -167,17 +174,17 @@ def test_frames_arrive_in_order_and_lazy_ones_ride_along() -> None:
     async def scenario() -> None:
         async with linked() as (a, b):
             await until(lambda: a.link.is_up("b"))
-            a.link.send("b", Kind.REPORT, (1,), lazily=True)
+            a.link.send("b", FrameKind.REPORT, (1,), lazily=True)
             for term in range(100):
                 a.link.send_raft("b", encode({"type": "timeout_now", "term": term}))
             await until(lambda: len(b.raft) == 100 and len(b.frames) == 1)
             assert [message["term"] for _, message in b.raft] == list(range(100))
-            assert b.frames == [("a", Kind.REPORT, (1,))]
+            assert b.frames == [("a", FrameKind.REPORT, (1,))]
             # Alone, a lazy frame goes when the next one of its kind comes, which replaces it.
-            a.link.send("b", Kind.REPORT, (2,), lazily=True)
-            a.link.send("b", Kind.REPORT, (3,), lazily=True)
+            a.link.send("b", FrameKind.REPORT, (2,), lazily=True)
+            a.link.send("b", FrameKind.REPORT, (3,), lazily=True)
             await until(lambda: len(b.frames) == 2)
-            assert b.frames[1] == ("a", Kind.REPORT, (3,))
+            assert b.frames[1] == ("a", FrameKind.REPORT, (3,))
 
     asyncio.run(scenario())
 
@@ -192,7 +199,7 @@ def test_more_than_one_message_holds_goes_in_several() -> None:
                 before = {"prevLogIdx": start, "prevLogTerm": 1}
                 some = entries[start : start + 20]
                 a.link.send_raft("b", encode({**first, **before, "entries": some}))
-            a.link.send("b", Kind.REPORT, ("rides along",), lazily=True)
+            a.link.send("b", FrameKind.REPORT, ("rides along",), lazily=True)
             await until(lambda: len(b.raft) == 50 and len(b.frames) == 1)
             assert [m["prevLogIdx"] for _, m in b.raft] == [20 * n for n in range(50)]
             assert (a.ups, b.ups) == ([True], [True]), "no stream broke"
@@ -210,8 +217,8 @@ def test_link_breaks_at_once_with_its_peer_and_is_rebuilt() -> None:
             await b.start()
             await until(lambda: a.link.is_up("b") and b.link.is_up("a"))
             assert a.ups == [True, False, True]
-            a.link.send("b", Kind.ASK, ("again",))
-            await until(lambda: b.frames == [("a", Kind.ASK, ("again",))])
+            a.link.send("b", FrameKind.ASK, ("again",))
+            await until(lambda: b.frames == [("a", FrameKind.ASK, ("again",))])
 
     asyncio.run(scenario())
 
@@ -239,7 +246,7 @@ def test_peer_that_does_not_read_is_cut_off() -> None:
             await until(lambda: end.ups == [True])
             peer.heard_at_s += DEADLINE_S  # it speaks all the time
             for _ in range(1_000):
-                end.link.send("b", Kind.REPORT, (b"x" * 60_000,))
+                end.link.send("b", FrameKind.REPORT, (b"x" * 60_000,))
             await until(lambda: end.ups[:2] == [True, False])
             assert not peer.frames
         finally:
@@ -314,8 +321,8 @@ def test_unknown_kind_of_frame_is_skipped() -> None:
             call: Call = channel.stream_stream(METHOD)()
             await call.write(msgpack.packb([VERSION, "a", "b", "test"]))
             await call.read()
-            await call.write(msgpack.packb([[99, b""], [Kind.ASK, msgpack.packb(1)]]))
-            await until(lambda: b.frames == [("a", Kind.ASK, 1)])
+            await call.write(msgpack.packb([[99, b""], [FrameKind.ASK, msgpack.packb(1)]]))
+            await until(lambda: b.frames == [("a", FrameKind.ASK, 1)])
 
     asyncio.run(scenario())
 
@@ -328,7 +335,7 @@ def test_newer_stream_of_a_peer_ends_the_older() -> None:
                 await call.write(msgpack.packb([VERSION, "a", "b", "test"]))
                 await call.read()
             assert await calls[0].code() is grpc.StatusCode.ABORTED
-            await calls[1].write(msgpack.packb([[Kind.ASK, msgpack.packb(1)]]))
-            await until(lambda: b.frames == [("a", Kind.ASK, 1)])
+            await calls[1].write(msgpack.packb([[FrameKind.ASK, msgpack.packb(1)]]))
+            await until(lambda: b.frames == [("a", FrameKind.ASK, 1)])
 
     asyncio.run(scenario())

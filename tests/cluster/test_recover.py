@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from cluster.timerd import init
-from deploy.local import Node
-from replication.promise import Promise, PromiseFile
+from cluster.node.timerd import init
+from deploy.local import LocalNode
+from replication.core.promise import Promise, PromiseFile
 from tests.cluster.running import Running, in_time, take, until
-from timer import entry
-from timer.disk import RealDisk
-from timer.entry import Entry, Kind
-from timer.log import Log
-from timer.units import Epoch, LogIndex, Nonce, ReplicaId
+from timer.entries import entry_frame
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.files.disk import RealDisk
+from timer.files.log import Log
+from timer.model.units import Epoch, LogIndex, Nonce, ReplicaId
 from timerclient import TimerClient
-from timerclient.cli import main as timerctl
+from timerclient.cli.timerctl import main as timerctl
 
 pytestmark = pytest.mark.slow
 
@@ -89,7 +89,7 @@ def test_one_directory_of_three_becomes_a_cluster_that_delivers_and_grows(
     cluster.digests_agree()
 
 
-def joins(cluster: Running, left: str, node: Node) -> None:
+def joins(cluster: Running, left: str, node: LocalNode) -> None:
     """A learner joins the only voter, and votes."""
     cluster_id = tomllib.loads(cluster._config_path(node).read_text())["cluster_id"]
     data = str(cluster.directory / node.data)
@@ -153,10 +153,10 @@ def poison(*nodes: Path) -> tuple[int, int]:
     """
     logs = [Log.open(RealDisk(), data / "log") for data in nodes]
     longest = max(logs, key=lambda log: log.end)
-    last = entry.frame_at(longest.read(longest.last_index, 1)[0], 0)
+    last = entry_frame.frame_at(longest.read(longest.last_index, 1)[0], 0)
     assert isinstance(last, Entry)
     index = LogIndex(last.index + 1)
-    frame = entry.encode(Kind.SCHEDULE, last.epoch, index, last.time_ms, [b"no columns"])
+    frame = entry_frame.encode(EntryKind.SCHEDULE, last.epoch, index, last.time_ms, [b"no columns"])
     for log in logs:
         while log.last_index < last.index:
             log.append(longest.read(LogIndex(log.last_index + 1), 1 << 20, last.index))

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from cluster import groups
-from cluster.groups import GroupDesk
+from cluster.api import group_admin
+from cluster.api.group_admin import GroupDesk
 from tests.cluster.hosted import Hosted
 from tests.timer.machines import START_MS, catch_up, part_of
-from timer import deadletters
-from timer.columns import Binary, encode_headers
-from timer.errors import LeadershipLost, TimerError, TopicDeleted
-from timer.payloads import Move, Op
+from timer.entries.payloads import Move, Op
+from timer.leader.groups import dead_letters
+from timer.model.columns import Binary, encode_headers
+from timer.model.timer_errors import EngineError, LeadershipLostError, TopicDeletedError
 from timerclient.proto import timer_pb2 as pb
 
 LETTERS = 5
@@ -24,7 +24,7 @@ LETTERS = 5
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is handed out comes at once, unless the machine is away."""
-    monkeypatch.setattr(groups, "REDRIVE_WAIT_S", 60.0)
+    monkeypatch.setattr(group_admin, "REDRIVE_WAIT_S", 60.0)
 
 
 class Handing(Hosted):
@@ -35,9 +35,9 @@ class Handing(Hosted):
         self.behind: Callable[[], object] = lambda: None
         """Called behind a delivery, before whoever waits for it goes on."""
         self.log.topic("letters")
-        self.log.create_group(2, deadletters.GROUP)
+        self.log.create_group(2, dead_letters.GROUP)
         self.log.fire(START_MS)
-        headers = Binary.of([encode_headers({deadletters.TOPIC: "t"})])
+        headers = Binary.of([encode_headers({dead_letters.TOPIC: "t"})])
         for at in range(LETTERS):  # each is a block of its own, which may leave memory
             part = part_of([(2, START_MS, b"%d" % at)])
             self.log.schedule(replace(part, headers=headers))
@@ -54,14 +54,14 @@ class Handing(Hosted):
 
 def test_letter_that_dies_over_and_over_tells_of_its_newest_deaths_alone() -> None:
     headers = {"mine": "kept"}
-    for death in range(3 * deadletters.DEATHS_MAX):
-        headers = deadletters._put_off(headers) | {deadletters.TOPIC: f"t{death}"}
-    newest = 3 * deadletters.DEATHS_MAX - 1
+    for death in range(3 * dead_letters.DEATHS_MAX):
+        headers = dead_letters._put_off(headers) | {dead_letters.TOPIC: f"t{death}"}
+    newest = 3 * dead_letters.DEATHS_MAX - 1
     assert headers == {"mine": "kept"} | {
-        deadletters.PRIOR * deaths + deadletters.TOPIC: f"t{newest - deaths}"
-        for deaths in range(deadletters.DEATHS_MAX)
+        dead_letters.PRIOR * deaths + dead_letters.TOPIC: f"t{newest - deaths}"
+        for deaths in range(dead_letters.DEATHS_MAX)
     }
-    assert deadletters._brought_back(headers)[deadletters.TOPIC] == f"t{newest - 1}"
+    assert dead_letters._brought_back(headers)[dead_letters.TOPIC] == f"t{newest - 1}"
 
 
 async def redriven(host: Handing) -> tuple[int, int]:
@@ -90,7 +90,7 @@ async def test_redrive_of_which_some_fails_says_how_many_went_back_and_why_no_mo
 
     def half(delivery: Any, done: Callable[[object], None]) -> list[Move]:
         moves = real(delivery, done)
-        done(LeadershipLost("the leader was deposed"))  # an op for another topic
+        done(LeadershipLostError("the leader was deposed"))  # an op for another topic
         return [*moves, replace(moves[0], offsets=moves[0].offsets[:0])]
 
     host.leader.groups.redrive = half  # type: ignore[method-assign]
@@ -108,7 +108,7 @@ async def test_redrive_that_meets_a_bug_of_ours_fails_alone(
 
     host = Handing()
     with monkeypatch.context() as patch:
-        patch.setattr(deadletters, "redrive", broken)
+        patch.setattr(dead_letters, "redrive", broken)
         with pytest.raises(LookupError, match="no such header"):
             await redriven(host)
     assert await redriven(host) == (LETTERS, 0), "the leader goes on, and nothing stayed leased"
@@ -134,6 +134,6 @@ async def test_redrive_whose_caller_is_gone_before_its_answer_is_over_in_silence
 async def test_redrive_of_a_topic_that_is_deleted_meanwhile_says_so() -> None:
     host = Handing()
     host.behind = lambda: host.log.delete_topic(2)
-    with pytest.raises(TimerError) as raised:
+    with pytest.raises(EngineError) as raised:
         await redriven(host)
-    assert isinstance(raised.value, TopicDeleted)
+    assert isinstance(raised.value, TopicDeletedError)

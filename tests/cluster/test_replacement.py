@@ -5,9 +5,9 @@ import asyncio
 import grpc
 import pytest
 
-from cluster.config import build_config
-from cluster.replacement import ask_to_replace
-from cluster.standby import CLUSTER_KEY, NONCE_KEY, Standby
+from cluster.files.replacement import ask_to_replace
+from cluster.files.standby_ports import CLUSTER_KEY, NONCE_KEY, Standby
+from cluster.settings.config import build_config
 from deploy.local import free_ports
 from tests.cluster.test_config import BASE
 from timerclient.proto import timer_pb2 as pb

@@ -10,12 +10,12 @@ from typing import Any
 import grpc
 import pytest
 
-from cluster import wire
-from cluster.policies import policy_of
-from cluster.requests import COUNTED_FROM, FIELDS_MAX, Refused, reader_of
-from cluster.rpc import Context, Requests, Service, answered, streamed
-from cluster.wire import COLUMNS_MAX, RequestLimits, check_request
-from timer.errors import InvalidRequest
+from cluster.api import wire_rows
+from cluster.api.policy_admin import policy_of
+from cluster.api.wire_rows import COLUMNS_MAX, RequestLimits, check_request
+from cluster.rpc.handlers import Context, RequestStream, Service, answered, streamed
+from cluster.rpc.request_bounds import COUNTED_FROM, FIELDS_MAX, UnreadableRequest, reader_of
+from timer.model.timer_errors import InvalidRequestError
 from timerclient.proto import timer_pb2 as pb
 
 LIMIT = 1 << 20
@@ -26,8 +26,8 @@ FEW = bytes([pb.AlterPoliciesRequest.DESCRIPTOR.fields_by_name["unset"].number <
 
 
 def refusal(made: object) -> str:
-    assert isinstance(made, Refused), made
-    assert isinstance(made.error, InvalidRequest)
+    assert isinstance(made, UnreadableRequest), made
+    assert isinstance(made.error, InvalidRequestError)
     return f"{made.error.value}: {made.error.limit}"
 
 
@@ -89,20 +89,24 @@ class Counted:
 def test_column_is_counted_before_it_is_converted(column: str) -> None:
     timers = pb.TimerColumns(topic="t", payload_sizes=[1], payloads=b"x")
     getattr(timers, column).extend([1, 1, 1])
-    with pytest.raises(InvalidRequest, match=f"{column} = '3 values': must have 0 or 1 values"):
+    with pytest.raises(
+        InvalidRequestError, match=f"{column} = '3 values': must have 0 or 1 values"
+    ):
         check_request(pb.ScheduleRequest(timers=[timers]), LIMITS)
     many: Any = Counted(3)
-    with pytest.raises(InvalidRequest):
-        wire.checked_keys(many, b"", 1, 64)
+    with pytest.raises(InvalidRequestError):
+        wire_rows.checked_keys(many, b"", 1, 64)
 
 
 def test_ids_and_levels_are_counted_before_they_are_converted() -> None:
-    with pytest.raises(InvalidRequest, match="timer_ids = '45 bytes': a request holds 1 to 2 ids"):
-        wire.timers_of(bytes(45), 2, salt=0)
+    with pytest.raises(
+        InvalidRequestError, match="timer_ids = '45 bytes': a request holds 1 to 2 ids"
+    ):
+        wire_rows.timers_of(bytes(45), 2, salt=0)
     levels: Any = Counted(1_000_000)
     field: Any = type("Field", (), {"name": "delay_levels_ms"})
     policy: Any = type("Policy", (), {"ListFields": lambda self: [(field, self)], "ms": levels})
-    with pytest.raises(InvalidRequest, match="delay_levels_ms = '1000000 values'"):
+    with pytest.raises(InvalidRequestError, match="delay_levels_ms = '1000000 values'"):
         policy_of(policy())
 
 
@@ -117,7 +121,7 @@ class Refusing(Service):
         checked = [request]
         with suppress(KeyError):
             raise KeyError
-        raise InvalidRequest("request", len(checked), "must not be")
+        raise InvalidRequestError("request", len(checked), "must not be")
 
     @answered
     async def Unary(self, request: Request, context: Context) -> None:  # noqa: N802
@@ -127,7 +131,7 @@ class Refusing(Service):
     async def Stream(  # noqa: N802
         self, request: AsyncGenerator[Request, None], context: Context
     ) -> AsyncGenerator[None, None]:
-        async for one in Requests(request, context):
+        async for one in RequestStream(request, context):
             self._check(one)
             yield
 

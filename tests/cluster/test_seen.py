@@ -22,10 +22,11 @@ from tests.cluster.running import (
     take,
     until,
 )
-from timer.producers import name_of
-from timer.units import ProducerId
-from timerclient import NewTimer, TimerClient, errors
+from timer.model.units import ProducerId
+from timer.state.producers import name_of
+from timerclient import NewTimer, TimerClient
 from timerclient.proto import timer_pb2 as pb
+from timerclient.values import errors
 
 pytestmark = pytest.mark.slow
 

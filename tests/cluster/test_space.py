@@ -2,7 +2,7 @@
 
 The disk of this machine is what the nodes see. Their reserve ends a little below what is free, so
 that a file of a few GB, made without writing it, is too much. Disks that are really full: the chaos
-suite (chaos/suite/damage.py).
+suite (chaos/suite/nemeses/file_damage.py).
 """
 
 import asyncio
@@ -15,16 +15,16 @@ from pathlib import Path
 import grpc
 import pytest
 
-from cluster.config import build_config
-from cluster.space import WAITING, wait_for_room
+from cluster.files.disk_room import WAITING, wait_for_room
+from cluster.settings.config import build_config
 from deploy.local import free_ports
 from tests.cluster.running import RPC_S, Running, code_of, columns, error_of, schedule, take, until
-from timer.disk import RealDisk
-from timer.room import START_BYTES
+from timer.files.disk import RealDisk
+from timer.leader.intake.disk_reserve import START_BYTES
 from timerclient import CancelResult, DiskFull
-from timerclient.errors import OutcomeUnknown, Unavailable
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
+from timerclient.values.errors import OutcomeUnknown, Unavailable
 
 GIB = 1 << 30
 MARGIN = 4 * GIB

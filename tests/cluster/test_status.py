@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from cluster.status import (
+from cluster.rpc.grpc_errors import (
     STATUSES,
     TEXT_SIZE_MAX,
     TRAILER,
@@ -18,53 +18,53 @@ from cluster.status import (
     reason_of,
     to_wire,
 )
-from timer import errors
-from timer.units import Epoch
-from timerclient import errors as client_errors
+from timer.model import timer_errors
+from timer.model.units import Epoch
 from timerclient.proto import timer_pb2
-from timerclient.reasons import Reason
+from timerclient.values import errors as client_errors
+from timerclient.values.reasons import Reason
 
 PROTO = Path(timer_pb2.__file__).with_name("timer.proto")
-INSTANCES: list[errors.TimerError] = [
-    errors.InvalidRequest("due_ms", -1, "at least 0"),
-    errors.NotFound("topic", "bills"),
-    errors.AlreadyExists("topic", "bills", "another type"),
-    errors.NotLeader("node2:7100"),
-    errors.NotReady("no leader is known"),
-    errors.Fenced(ours=Epoch(3), seen=Epoch(4)),
-    errors.Overloaded("the log", retry_after_ms=250),
-    errors.DiskFull([("n1", 5, 10)], retry_after_ms=1000),
-    errors.QuotaReached("bills", "ready_max", "must be at most 2", there=2, asked=1),
-    errors.LimitReached("limits.topics_max", 2, "the cluster", 2),
-    errors.CommitTimeout("no majority within 5000 ms"),
-    errors.LeadershipLost("deposed by epoch 4"),
-    errors.SequenceGap(expected=7, got=9),
-    errors.OutcomeForgotten(3),
-    errors.UnknownProducer(12),
-    errors.LeaseLost("leased to another consumer"),
-    errors.GroupHeld("bills", "g", "c"),
-    errors.GroupDeleted("bills", "g"),
-    errors.TopicDeleted("bills"),
-    errors.ShuttingDown("draining"),
-    errors.StorageError("disk"),
-    errors.CorruptFile("log/1", 40, "checksum"),
-    errors.Unreadable("log/1", 40, "EIO"),
-    errors.UnknownVersion("manifest", 2, 1),
-    errors.PromiseLost("formatted again"),
-    errors.WrongDirectory("another cluster's"),
-    errors.DiskFailed("fsync", errno=5),
-    errors.ConfigError("tick_ms", 0, "at least 1"),
+INSTANCES: list[timer_errors.EngineError] = [
+    timer_errors.InvalidRequestError("due_ms", -1, "at least 0"),
+    timer_errors.NotFoundError("topic", "bills"),
+    timer_errors.AlreadyExistsError("topic", "bills", "another type"),
+    timer_errors.NotLeaderError("node2:7100"),
+    timer_errors.NotReadyError("no leader is known"),
+    timer_errors.FencedError(ours=Epoch(3), seen=Epoch(4)),
+    timer_errors.OverloadedError("the log", retry_after_ms=250),
+    timer_errors.DiskFullError([("n1", 5, 10)], retry_after_ms=1000),
+    timer_errors.QuotaReachedError("bills", "ready_max", "must be at most 2", there=2, asked=1),
+    timer_errors.LimitReachedError("limits.topics_max", 2, "the cluster", 2),
+    timer_errors.CommitTimeoutError("no majority within 5000 ms"),
+    timer_errors.LeadershipLostError("deposed by epoch 4"),
+    timer_errors.SequenceGapError(expected=7, got=9),
+    timer_errors.OutcomeForgottenError(3),
+    timer_errors.UnknownProducerError(12),
+    timer_errors.LeaseLostError("leased to another consumer"),
+    timer_errors.GroupHeldError("bills", "g", "c"),
+    timer_errors.GroupDeletedError("bills", "g"),
+    timer_errors.TopicDeletedError("bills"),
+    timer_errors.ShuttingDownError("draining"),
+    timer_errors.StorageError("disk"),
+    timer_errors.CorruptFileError("log/1", 40, "checksum"),
+    timer_errors.UnreadableFileError("log/1", 40, "EIO"),
+    timer_errors.UnknownVersionError("manifest", 2, 1),
+    timer_errors.PromiseLostError("formatted again"),
+    timer_errors.WrongDirectoryError("another cluster's"),
+    timer_errors.DiskFailedError("fsync", errno=5),
+    timer_errors.ConfigError("tick_ms", 0, "at least 1"),
 ]
 
 
 def test_every_error_class_has_exactly_one_status() -> None:
-    ours = {each for each in error_classes() if each.__module__ == "timer.errors"}
+    ours = {each for each in error_classes() if each.__module__ == "timer.model.timer_errors"}
     assert set(STATUSES) == ours
     assert {type(each) for each in INSTANCES} == ours
 
 
 def test_every_error_is_defined_in_the_one_tree() -> None:
-    assert [each for each in error_classes() if each.__module__ != "timer.errors"] == []
+    assert [each for each in error_classes() if each.__module__ != "timer.model.timer_errors"] == []
 
 
 def test_every_reason_stands_for_some_error() -> None:
@@ -73,33 +73,40 @@ def test_every_reason_stands_for_some_error() -> None:
 
 
 @pytest.mark.parametrize("error", INSTANCES, ids=lambda each: type(each).__name__)
-def test_status_code_is_the_one_the_proto_promises(error: errors.TimerError) -> None:
+def test_status_code_is_the_one_the_proto_promises(error: timer_errors.EngineError) -> None:
     promised = dict(re.findall(r"^  (\w+) = \d+; +// ([A-Z_]+)", PROTO.read_text(), re.MULTILINE))
     assert code_of(error).name == promised[reason_of(error)]
 
 
 @pytest.mark.parametrize("error", INSTANCES, ids=lambda each: type(each).__name__)
-def test_wire_error_says_what_the_class_says(error: errors.TimerError) -> None:
+def test_wire_error_says_what_the_class_says(error: timer_errors.EngineError) -> None:
     wire = to_wire(error)
     assert wire.message == str(error)
     assert (wire.retryable, wire.outcome_known) == (error.retryable, error.outcome_known)
 
 
 def test_details_of_an_error_reach_their_own_fields() -> None:
-    refused = to_wire(errors.InvalidRequest("due_ms", -1, "at least 0"))
+    refused = to_wire(timer_errors.InvalidRequestError("due_ms", -1, "at least 0"))
     assert (refused.field, refused.limit) == ("due_ms", "at least 0")
-    full = to_wire(errors.QuotaReached("bills", "ready_max", "at most 2", there=2, asked=1))
+    full = to_wire(
+        timer_errors.QuotaReachedError("bills", "ready_max", "at most 2", there=2, asked=1)
+    )
     assert (full.field, full.limit) == ("ready_max", "at most 2")
-    assert to_wire(errors.NotLeader("node2:7100")).leader == "node2:7100"
-    assert to_wire(errors.DiskFull([], retry_after_ms=9)).retry_after_ms == 9
-    assert to_wire(errors.NotLeader(None)).leader == ""
-    assert to_wire(errors.Overloaded("x", retry_after_ms=250)).retry_after_ms == 250
-    assert to_wire(errors.Overloaded("x", retry_after_ms=1 << 40)).retry_after_ms == (1 << 32) - 1
-    assert to_wire(errors.SequenceGap(expected=7, got=9)).expected_sequence == 7
+    assert to_wire(timer_errors.NotLeaderError("node2:7100")).leader == "node2:7100"
+    assert to_wire(timer_errors.DiskFullError([], retry_after_ms=9)).retry_after_ms == 9
+    assert to_wire(timer_errors.NotLeaderError(None)).leader == ""
+    assert to_wire(timer_errors.OverloadedError("x", retry_after_ms=250)).retry_after_ms == 250
+    assert (
+        to_wire(timer_errors.OverloadedError("x", retry_after_ms=1 << 40)).retry_after_ms
+        == (1 << 32) - 1
+    )
+    assert to_wire(timer_errors.SequenceGapError(expected=7, got=9)).expected_sequence == 7
 
 
 def test_text_from_a_hostile_request_is_cut_and_escaped() -> None:
-    wire = to_wire(errors.InvalidRequest("f" * 9_000, "v\ud800" * 9_000, "\udfff" * 9_000))
+    wire = to_wire(
+        timer_errors.InvalidRequestError("f" * 9_000, "v\ud800" * 9_000, "\udfff" * 9_000)
+    )
     assert len(wire.message) == len(wire.field) == TEXT_SIZE_MAX
     assert wire.limit == "\\udfff" * TEXT_SIZE_MAX
     assert timer_pb2.Error.FromString(wire.SerializeToString()) == wire
@@ -137,7 +144,9 @@ async def test_aborted_rpc_carries_code_details_and_the_whole_error(
 
 
 @pytest.mark.parametrize("error", INSTANCES, ids=lambda each: type(each).__name__)
-def test_client_and_server_agree_on_whether_an_outcome_is_known(error: errors.TimerError) -> None:
+def test_client_and_server_agree_on_whether_an_outcome_is_known(
+    error: timer_errors.EngineError,
+) -> None:
     wire = to_wire(error)
     known = client_errors.BY_REASON.get(Reason(wire.reason))
     assert known is None or known.outcome_known == error.outcome_known

@@ -6,22 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from chaos.simdisk import SimDisk
-from cluster.config import NodeConfig, build_config
-from cluster.space import wait_for_room
-from cluster.storage import Damaged, Storage, give_back, open_storage
-from replication.promise import NEVER_GIVEN, Promise
+from chaos.sim.world.simdisk import SimDisk
+from cluster.files.disk_room import wait_for_room
+from cluster.files.storage import Damaged, NodeFiles, give_back, open_storage
+from cluster.settings.config import NodeConfig, build_config
+from replication.core.promise import NEVER_GIVEN, Promise
 from tests.timer.machines import Log, catch_up
 from tests.timer.test_manifest import busy_log, flush
 from tests.timer.test_snapshot import UNDER, frame_of
-from timer import manifest
-from timer.directory import format_directory, founding_replica_id, open_directory
-from timer.incoming import Incoming
-from timer.log import Log as TimerLog
-from timer.outgoing import Outgoing, take
-from timer.room import START_BYTES
-from timer.snapshot import Snapshot, files
-from timer.units import Epoch, LogIndex
+from timer.files.data_directory import format_directory, founding_replica_id, open_directory
+from timer.files.log import Log as TimerLog
+from timer.leader.intake.disk_reserve import START_BYTES
+from timer.model.units import Epoch, LogIndex
+from timer.recovery import manifest
+from timer.recovery.snapshot import Snapshot, files
+from timer.recovery.snapshot_receiver import Incoming
+from timer.recovery.snapshot_source import OfferedSnapshot, take
 
 DATA = Path("/data")
 VOTERS = {name: founding_replica_id("c", name) for name in ("n1", "n2", "n3")}
@@ -32,11 +32,11 @@ def node() -> NodeConfig:
     return build_config({"name": "n1", "cluster_id": "c", "data": str(DATA), **peers})
 
 
-def opened(disk: SimDisk) -> Storage:
+def opened(disk: SimDisk) -> NodeFiles:
     return open_storage(disk, node(), lambda *_: None)
 
 
-def closed(storage: Storage) -> None:
+def closed(storage: NodeFiles) -> None:
     storage.log.close()
     storage.directory.close()
 
@@ -111,7 +111,7 @@ def half_fetched(disk: SimDisk, source: SimDisk, limit: int) -> tuple[Incoming, 
 
 def garbage(disk: SimDisk) -> None:
     """Leave behind what a process did that died."""
-    Outgoing(disk, DATA / "state", DATA / "outgoing").offer()
+    OfferedSnapshot(disk, DATA / "state", DATA / "outgoing").offer()
     for name in ("manifest.tmp", "runs/unnamed.arrow", "queues/unnamed.spill"):
         disk.write_atomic(DATA / "state" / name, bytes(1_000))
 

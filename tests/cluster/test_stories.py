@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster import lag
-from cluster.looking_in import LookingIn
-from cluster.stories import Stories
+from cluster.api.timer_queries import LookingIn
+from cluster.api.timer_stories import Stories
+from cluster.observe import lag
 from tests.cluster.hosted import Hosted
 from tests.timer.machines import START_MS, catch_up, part_of
-from timer import timer_id
-from timer.entry import Entry
-from timer.errors import InvalidRequest, NotFound
-from timer.payloads import FIRE_ROWS_MAX, Op
-from timer.units import LogIndex
+from timer.entries.entry_frame import Entry
+from timer.entries.payloads import FIRE_ROWS_MAX, Op
+from timer.model import timer_id
+from timer.model.timer_errors import InvalidRequestError, NotFoundError
+from timer.model.units import LogIndex
 from timerclient.proto import timer_pb2 as pb
 
 SALT = 5
@@ -112,9 +112,9 @@ async def test_story_names_what_the_log_and_the_machine_do_not_tell_any_more() -
 async def test_timer_that_was_never_issued_has_no_story() -> None:
     it = Teller()
     it.applied()
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         await it.tell(DUE, 1)
-    with pytest.raises(InvalidRequest, match="timer_ids"):
+    with pytest.raises(InvalidRequestError, match="timer_ids"):
         async for _ in it.stories.tell(pb.TellStoryRequest(timer_id=b"short")):
             pass
 

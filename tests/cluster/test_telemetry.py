@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from prometheus_client import Histogram, generate_latest
 from prometheus_client.registry import CollectorRegistry
 
-from cluster.memory import resident_bytes
-from cluster.telemetry import ROLES, BatchHistogram, Levels, Telemetry
-from timer.entry import Kind
+from cluster.observe.metrics import ROLES, BatchHistogram, Levels, Telemetry
+from cluster.rpc.memory import resident_bytes
+from timer.entries.entry_frame import EntryKind
 
 BOUNDS = (0.01, 0.043, 0.1)  # 0.043 / 0.001 is a little below 43
 
@@ -82,7 +82,7 @@ def test_lateness_is_fed_in_milliseconds_and_shown_in_seconds() -> None:
 def test_waits_for_a_majority_are_told_apart_by_the_kind_of_entry() -> None:
     telemetry = telemetry_of(Levels())
     before = page_of(telemetry.registry)
-    telemetry.observe_commit(Kind.CANCEL, 0.003)
+    telemetry.observe_commit(EntryKind.CANCEL, 0.003)
     page = page_of(telemetry.registry)
     changed = {name: page[name] - before[name] for name in page if "commit_seconds" in name}
     assert changed['timer_commit_seconds_sum{kind="cancel"}'] == pytest.approx(0.003)

@@ -19,7 +19,7 @@ from timerclient.proto import timer_pb2 as pb
 
 pytestmark = pytest.mark.slow
 
-TIMERD = (sys.executable, "-m", "cluster.timerd")
+TIMERD = (sys.executable, "-m", "cluster.node.timerd")
 MIB = 1 << 20
 SETTINGS = (
     "limits.request_bytes_max = 524288",

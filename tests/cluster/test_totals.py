@@ -2,11 +2,11 @@
 
 import random
 
-from chaos.simdisk import SimDisk
-from cluster.totals import Totals
+from chaos.sim.world.simdisk import SimDisk
+from cluster.state.topic_totals import Totals
 from tests.timer.machines import START_MS, Log, machine_on, part_of
-from timer.payloads import Op
-from timer.units import TopicId
+from timer.entries.payloads import Op
+from timer.model.units import TopicId
 
 
 def test_totals_are_the_sums_over_all_topics_after_whatever_happened() -> None:

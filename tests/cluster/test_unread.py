@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster import consume_service
-from cluster.consume_service import ANSWER_OFFSETS, UNREAD_ACKS_MAX, _Stream
-from cluster.lease_ids import LeaseIds
-from cluster.outboxes import Outboxes
-from timer.errors import GroupDeleted, NotLeader
-from timer.units import Epoch
+from cluster.api import consume_service
+from cluster.api.consume_service import ANSWER_OFFSETS, UNREAD_ACKS_MAX, _Stream
+from cluster.api.lease_ids import LeaseIds
+from cluster.rpc.outboxes import Outboxes
+from timer.model.timer_errors import GroupDeletedError, NotLeaderError
+from timer.model.units import Epoch
 from timerclient.proto import timer_pb2 as pb
 
 IDS = LeaseIds(b"secret", Epoch(1))
@@ -84,7 +84,7 @@ def test_stream_of_a_deleted_group_ends_behind_the_answers_to_its_acks(
         for _ in range(100):
             await asyncio.sleep(0)
         assert len(waiting) == 2
-        gone = GroupDeleted("orders", "g")
+        gone = GroupDeletedError("orders", "g")
         stream.end(gone)
         for done in waiting:
             done(gone)
@@ -109,7 +109,7 @@ def test_stream_of_a_deposed_leader_waits_for_no_answers(monkeypatch: pytest.Mon
         nothing: Any = SimpleNamespace(credit=0, paused=False)
         stream = _Stream(host, nothing, nothing, nothing, 0, IDS, Outboxes(1 << 30), "")
         stream._settle(pb.AckRequest(request_no=1))
-        stream.end(NotLeader("n2:7401"))
+        stream.end(NotLeaderError("n2:7401"))
         assert await stream.next() is None
 
     asyncio.run(scenario())

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from chaos.simdisk import SimDisk
-from cluster import verify
-from cluster.config import NodeConfig, build_config
-from cluster.scrub import Scrubber
-from cluster.verify import DAMAGED
+from chaos.sim.world.simdisk import SimDisk
+from cluster.files import verify
+from cluster.files.scrubber import Scrubber
+from cluster.files.verify import DAMAGED
+from cluster.settings.config import NodeConfig, build_config
 from tests.cluster.running import Running, kept_runs, until
 from tests.cluster.test_healing import Rotting, flip, installs
 from tests.timer.test_snapshot import INCOMING, receive, taken
-from timer.directory import open_directory
-from timer.disk import FreshDisk, RealDisk
-from timer.errors import CorruptFile
-from timer.units import UnixMs
-from timerclient import cli
+from timer.files.data_directory import open_directory
+from timer.files.disk import FreshDisk, RealDisk
+from timer.model.timer_errors import CorruptFileError
+from timer.model.units import UnixMs
+from timerclient.cli import timerctl as cli
 from timerclient.proto import timer_pb2 as pb
 
 MIB = 1 << 20
@@ -171,8 +171,8 @@ def status(number: int, **more: object) -> pb.NodeStatus:
 def test_damaged_node_leaves_only_if_the_others_can_go_on(
     tmp_path: Path, others: list[pb.NodeStatus], waits: str
 ) -> None:
-    from replication.promise import NEVER_GIVEN
-    from timer.directory import format_directory, founding_replica_id
+    from replication.core.promise import NEVER_GIVEN
+    from timer.files.data_directory import format_directory, founding_replica_id
 
     replica = founding_replica_id("test", "n2")
     format_directory(
@@ -187,7 +187,7 @@ def test_damaged_node_leaves_only_if_the_others_can_go_on(
     damaged = scrubber(config, others, ended)
     assert damaged._why_wait(others) == waits
     if not waits:
-        error = CorruptFile("a", 0, "b")
+        error = CorruptFileError("a", 0, "b")
         asyncio.run(damaged._heal(error))
         assert ended == [error]
     damaged.stop()

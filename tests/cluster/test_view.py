@@ -5,17 +5,22 @@ from typing import Any, cast
 
 import pytest
 
-from cluster import view
-from cluster.admin_service import AdminService
-from cluster.control_plane import Outcome, TransferAnswer
-from cluster.membership import Change
-from cluster.view import NodeState
-from timer.errors import CommitTimeout, InvalidRequest, NotReady, TimerError
-from timer.units import MonoMs, ReplicaId
+from cluster.api.admin_service import AdminService
+from cluster.control.control_plane import CommandOutcome, TransferAnswer
+from cluster.control.membership import Change
+from cluster.observe import node_view as view
+from cluster.observe.node_view import NodeState
+from timer.model.timer_errors import (
+    CommitTimeoutError,
+    EngineError,
+    InvalidRequestError,
+    NotReadyError,
+)
+from timer.model.units import MonoMs, ReplicaId
 from timerclient.proto import timer_pb2 as pb
 
 
-def state_with(outcome: Outcome) -> NodeState:
+def state_with(outcome: CommandOutcome) -> NodeState:
     """A node whose controller answers so, and whose voters never change."""
 
     async def answer(*_: object) -> TransferAnswer:
@@ -39,14 +44,14 @@ def state_with(outcome: Outcome) -> NodeState:
 @pytest.mark.parametrize(
     ("outcome", "error"),
     [
-        (Outcome.REFUSED, InvalidRequest),
-        (Outcome.NOT_NOW, NotReady),
-        (Outcome.FAILED, NotReady),
-        (Outcome.UNKNOWN, CommitTimeout),
+        (CommandOutcome.REFUSED, InvalidRequestError),
+        (CommandOutcome.NOT_NOW, NotReadyError),
+        (CommandOutcome.FAILED, NotReadyError),
+        (CommandOutcome.UNKNOWN, CommitTimeoutError),
     ],
 )
 async def test_change_that_raft_refused_may_be_asked_again_and_a_senseless_one_not(
-    outcome: Outcome, error: type[TimerError]
+    outcome: CommandOutcome, error: type[EngineError]
 ) -> None:
     with pytest.raises(error, match="n1"):
         await state_with(outcome).change_members(Change.REMOVE, "n1")
@@ -55,14 +60,14 @@ async def test_change_that_raft_refused_may_be_asked_again_and_a_senseless_one_n
 @pytest.mark.parametrize(
     ("outcome", "error"),
     [
-        (Outcome.REFUSED, InvalidRequest),
-        (Outcome.NOT_NOW, NotReady),
-        (Outcome.FAILED, NotReady),
-        (Outcome.UNKNOWN, CommitTimeout),
+        (CommandOutcome.REFUSED, InvalidRequestError),
+        (CommandOutcome.NOT_NOW, NotReadyError),
+        (CommandOutcome.FAILED, NotReadyError),
+        (CommandOutcome.UNKNOWN, CommitTimeoutError),
     ],
 )
 async def test_transfer_of_unknown_outcome_is_told_as_that(
-    outcome: Outcome, error: type[TimerError]
+    outcome: CommandOutcome, error: type[EngineError]
 ) -> None:
     with pytest.raises(error, match="why"):
         await state_with(outcome).transfer("n1")

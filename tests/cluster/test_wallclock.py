@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster import wallclock
-from cluster.config import build_config
-from cluster.wallclock import machine_ms, wall_clock
+from cluster.settings import wall_clock as wallclock
+from cluster.settings.config import build_config
+from cluster.settings.wall_clock import machine_ms, wall_clock
 from tests.cluster.test_config import BASE
-from timer.units import UnixMs
+from timer.model.units import UnixMs
 
 
 def put(path: Path, *, offset_ms: int = 0, drift_ppm: int = 0, from_ms: int = 0) -> None:

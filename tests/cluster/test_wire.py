@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from cluster.wire import (
+from cluster.api.wire_rows import (
     COLUMNS_MAX,
     HEADERS_MAX,
     RequestLimits,
@@ -14,12 +14,12 @@ from cluster.wire import (
     put_bytes,
 )
 from tests.timer.leading import Play
-from timer.columns import Binary, encode_headers
-from timer.errors import InvalidRequest
-from timer.leader import Now
-from timer.units import MonoMs, TopicId, UnixMs
-from timerclient import producer
+from timer.leader.leader import Now
+from timer.model.columns import Binary, encode_headers
+from timer.model.timer_errors import InvalidRequestError
+from timer.model.units import MonoMs, TopicId, UnixMs
 from timerclient.proto import timer_pb2 as pb
+from timerclient.streams import producer
 
 LIMITS = RequestLimits(
     key_bytes_max=100,
@@ -83,7 +83,7 @@ def test_request_with_too_many_headers_in_all_is_refused_though_no_row_has_too_m
         timers.headers = row * rows
     now = Now(MonoMs(0), UnixMs(1))
     check_request(request, LIMITS)
-    with pytest.raises(InvalidRequest, match=f"at most {HEADERS_MAX}"):
+    with pytest.raises(InvalidRequestError, match=f"at most {HEADERS_MAX}"):
         part_of(request, {"t": TopicId(1)}, LIMITS, Play().leader, now)
     if columns > 1:
         del request.timers[-1]  # as many as may be, in several columns
@@ -95,7 +95,7 @@ def test_request_with_too_many_headers_in_all_is_refused_though_no_row_has_too_m
 def test_request_of_too_many_columns_is_refused_by_field_value_and_limit() -> None:
     column = pb.TimerColumns(topic="t", delay_ms=[0], payload_sizes=[0])
     check_request(pb.ScheduleRequest(timers=[column] * COLUMNS_MAX), LIMITS)
-    with pytest.raises(InvalidRequest, match=f"at most {COLUMNS_MAX} columns") as refused:
+    with pytest.raises(InvalidRequestError, match=f"at most {COLUMNS_MAX} columns") as refused:
         check_request(pb.ScheduleRequest(timers=[column] * (COLUMNS_MAX + 1)), LIMITS)
     assert refused.value.field == "timers"
     assert f"{COLUMNS_MAX + 1} columns" in str(refused.value)

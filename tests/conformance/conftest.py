@@ -6,7 +6,7 @@ import pytest
 
 from tests.cluster.running import WAIT_S, Running
 from tests.conformance.worlds import FakeWorld, RealWorld, World
-from timerclient import subscription
+from timerclient.streams import subscription
 from timerfake import FakeCluster
 
 

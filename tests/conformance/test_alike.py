@@ -11,8 +11,8 @@ import pytest
 from tests.cluster.running import error_of
 from tests.conformance.worlds import FakeWorld, World
 from timerclient import TimerClient, TimerError
-from timerclient.errors import InvalidRequest, from_wire
-from timerclient.rows import OnConflict
+from timerclient.rows.rows import OnConflict
+from timerclient.values.errors import InvalidRequest, from_wire
 from timerfake import FakeCluster
 
 CALLS = 150

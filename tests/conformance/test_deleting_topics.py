@@ -4,8 +4,9 @@ import pytest
 
 from tests.cluster.running import WAIT_S
 from tests.conformance.worlds import World
-from timerclient import CancelResult, NotFound, errors
+from timerclient import CancelResult, NotFound
 from timerclient.proto import timer_pb2 as pb
+from timerclient.values import errors
 
 HOUR = 3600.0
 

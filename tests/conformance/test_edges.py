@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local import Host
+from deploy.local import NodeHost
 from tests.cluster.running import RPC_S, Running, now_ms, receive, until
 from timerclient import CancelResult, TimerClient, TimerState
 from timerclient.proto import timer_pb2 as pb
@@ -26,7 +26,9 @@ class Nodes(Running):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, ["storage.flush_interval_ms = 1000"])
         self._id_prefix = "test"
-        self._host = lambda name: Host(settings=(f"test_clock = {json.dumps(self._clock(name))}",))
+        self._host = lambda name: NodeHost(
+            settings=(f"test_clock = {json.dumps(self._clock(name))}",)
+        )
 
     def _clock(self, name: str) -> str:
         return str(self.directory / f"{name}.clock")

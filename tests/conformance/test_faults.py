@@ -6,13 +6,13 @@ import pytest
 
 from tests.cluster.running import CALL_S, WAIT_S, Running, in_time, until
 from tests.conformance.worlds import World
-from timer.wheel import NEAR_BITS
+from timer.pending.memory.wheel import NEAR_BITS
 from timerclient import AckResult, NackResult, TimerClient, Timers
-from timerclient.sync import Consumer
+from timerclient.client.sync import Consumer
 
 HOLES = 10_001
 WINDOW_MS = 2 << NEAR_BITS
-"""So far ahead the wheel has slots of a tick, at most (timer/wheel.py)."""
+"""So far ahead the wheel has slots of a tick, at most (timer/pending/memory/wheel.py)."""
 
 
 def each_once(world: World, consumer: Consumer, count: int) -> dict[bytes, int]:

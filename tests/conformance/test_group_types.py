@@ -7,7 +7,8 @@ import pytest
 
 from tests.cluster.running import WAIT_S, until
 from tests.conformance.worlds import World
-from timerclient import AckResult, TimerClient, errors
+from timerclient import AckResult, TimerClient
+from timerclient.values import errors
 
 
 def numbers(first: int, last: int) -> list[bytes]:

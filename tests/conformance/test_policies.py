@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conformance.worlds import World
-from timerclient import InvalidRequest, NotFound, TimerState, policies
+from timerclient import InvalidRequest, NotFound, TimerState
+from timerclient.rows import policy_fields
 
 HOUR = 3600.0
 HOUR_MS = 3_600_000
@@ -57,7 +58,7 @@ def test_narrower_scope_wins_field_by_field(world: World, ns: str) -> None:
     timer = client.schedule(topic, b"", delay=9 * HOUR)
     assert hours_away(world, timer.due_ms, 1)
     assert timer.due_ms % 1_000 == 0
-    assert policies.said(answer.own) == {"fixed_delay_ms": HOUR_MS}
+    assert policy_fields.said(answer.own) == {"fixed_delay_ms": HOUR_MS}
     whose = {name: answer.sources[name] for name in ("fixed_delay_ms", "tick_ms", "delay_ms_max")}
     assert whose == {"fixed_delay_ms": "topic", "tick_ms": "namespace", "delay_ms_max": "node"}
     assert [each.topic for each in client.describe_policies(namespace=ns).narrower] == [topic]

@@ -12,11 +12,11 @@ import grpc
 
 from tests.cluster.running import RPC_S, WAIT_S, Running, error_of, receive, redriven, until
 from timerclient import TimerClient
-from timerclient.background import Background
-from timerclient.messages import Message
+from timerclient.client.sync import Consumer
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
-from timerclient.sync import Consumer
+from timerclient.rows.background import Background
+from timerclient.rows.messages import Message
 from timerfake import FakeCluster
 
 T = TypeVar("T")

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy import commands, local
-from deploy.local import Host, LaunchError, LocalCluster, free_ports
-from timerclient import cli
+from deploy import local, local_commands
+from deploy.local import LaunchError, LocalCluster, NodeHost, free_ports
+from timerclient.cli import timerctl
 
 FAKE = (sys.executable, str(Path(__file__).parent / "fake_timerd.py"))
 
@@ -66,9 +66,9 @@ def test_start_again_restarts_only_what_is_dead_on_the_same_ports(cluster: Local
 
 
 def test_host_says_where_a_node_lives(tmp_path: Path) -> None:
-    def host(name: str) -> Host:
+    def host(name: str) -> NodeHost:
         settings = [f'test_clock = "{name}.json"']
-        return Host("127.0.0.2", ("env", "-"), f"disks/{name}", tuple(settings))
+        return NodeHost("127.0.0.2", ("env", "-"), f"disks/{name}", tuple(settings))
 
     (tmp_path / "disks").mkdir()
     cluster = LocalCluster(tmp_path, 1, program=FAKE, host=host, id_prefix="test")
@@ -190,7 +190,7 @@ def test_commands_up_status_down(
     monkeypatch.setattr(local, "LocalCluster", partial(LocalCluster, program=FAKE))
 
     def run(*words: str) -> int:
-        return cli.main(["local", *words, "--dir", str(tmp_path / "d")])
+        return timerctl.main(["local", *words, "--dir", str(tmp_path / "d")])
 
     assert run("status") == 1
     for nodes in ("-60", "0", "8"):
@@ -218,7 +218,7 @@ def test_up_says_how_timerctl_finds_the_nodes_unless_it_does(
     monkeypatch.setattr(local, "LocalCluster", lambda *_, **__: cluster)
 
     def last_line() -> str:
-        assert cli.main(["local", "up", "--dir", str(tmp_path / "d")]) == 0
+        assert timerctl.main(["local", "up", "--dir", str(tmp_path / "d")]) == 0
         return capsys.readouterr().out.splitlines()[-1]
 
     try:
@@ -229,7 +229,7 @@ def test_up_says_how_timerctl_finds_the_nodes_unless_it_does(
         monkeypatch.setenv("TIMERCTL_ENDPOINTS", f"127.0.0.1:1, {address}")
         assert last_line().startswith("n1")
         monkeypatch.delenv("TIMERCTL_ENDPOINTS")
-        monkeypatch.setattr(commands, "DEFAULT_ENDPOINTS", f"{address},127.0.0.1:1")
+        monkeypatch.setattr(local_commands, "DEFAULT_ENDPOINTS", f"{address},127.0.0.1:1")
         assert last_line().startswith("n1")
     finally:
         cluster.stop()

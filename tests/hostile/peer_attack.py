@@ -8,16 +8,16 @@ from typing import Any
 import grpc
 import pytest
 
-from cluster import raft_link
-from replication import codec
-from replication.messages import Message
-from replication.promise import Promise, PromiseFile
+from cluster.control import raft_link
+from replication.core import codec
+from replication.core.peer_messages import Message
+from replication.core.promise import Promise, PromiseFile
 from replication.proto import replication_pb2 as pb
-from replication.transport import METHOD, VERSION
+from replication.shell.transport import METHOD, VERSION
 from tests.cluster.running import RPC_S, Running, code_of, now_ms
-from timer.directory import Identity, read_identity
-from timer.disk import RealDisk
-from timer.units import UnixMs
+from timer.files.data_directory import Identity, read_identity
+from timer.files.disk import RealDisk
+from timer.model.units import UnixMs
 
 Queue = SimpleQueue[bytes | None]
 TRIES = 20

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgpack
 import pytest
 
-from replication.messages import (
+from replication.core.peer_messages import (
     Append,
     AppendAnswer,
     Conflict,
@@ -17,16 +17,16 @@ from replication.messages import (
     FenceAnswer,
     Fetch,
     FetchAnswer,
+    LogStart,
     Refused,
-    Start,
 )
-from replication.promise import Promise
+from replication.core.promise import Promise
 from tests.cluster.running import Running, take, until
 from tests.hostile.peer_attack import Attacker
-from timer import payloads
-from timer.entry import Kind, encode
-from timer.payloads import EpochStart
-from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
+from timer.entries import payloads
+from timer.entries.entry_frame import EntryKind, encode
+from timer.entries.payloads import EpochStart
+from timer.model.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +80,7 @@ def append(under: Promise, **said: Any) -> Append:
 
 
 def fence_answer(under: Promise, **said: Any) -> FenceAnswer:
-    sets = (Start(index(1), Epoch(1), frozenset([ReplicaId(1)])),)
+    sets = (LogStart(index(1), Epoch(1), frozenset([ReplicaId(1)])),)
     usual = FenceAnswer(
         under=under, last_epoch=Epoch(1), last_index=index(1), unsure=False, sets=sets,
         echo_ms=MonoMs(1), held_ms=0,
@@ -146,15 +146,15 @@ def own(attacker: Attacker, epoch: int) -> Promise:
     return Promise(Epoch(epoch), attacker.identity.replica_id, Nonce(77))
 
 
-def entry(p: Promise, kind: Kind, payload: bytes, at: int = 1, time_ms: int = 1) -> bytes:
+def entry(p: Promise, kind: EntryKind, payload: bytes, at: int = 1, time_ms: int = 1) -> bytes:
     return encode(kind, p.epoch, index(at), UnixMs(time_ms), [payload])
 
 
-def first_entries(p: Promise, *more: tuple[Kind, bytes]) -> tuple[Append, list[bytes]]:
+def first_entries(p: Promise, *more: tuple[EntryKind, bytes]) -> tuple[Append, list[bytes]]:
     """Return an append of a whole log: an EPOCH entry and `more`."""
-    start = Start(index(1), p.epoch, frozenset([p.leader]))
+    start = LogStart(index(1), p.epoch, frozenset([p.leader]))
     said = payloads.encode_epoch(EpochStart(p.epoch, p.leader, (p.leader,)))
-    frames = [entry(p, Kind.EPOCH, said)]
+    frames = [entry(p, EntryKind.EPOCH, said)]
     frames += [entry(p, *each, at) for at, each in enumerate(more, 2)]
     return append(p, last_index=index(len(frames)), starts=(start,)), frames
 
@@ -184,14 +184,14 @@ def test_follower_ends_the_stream_of_an_impossible_request(attacked: Running) ->
 
 
 POISON: Final = {
-    "unreadable timers": (Kind.SCHEDULE, b"poison"),
-    "group of no known op": (Kind.GROUP, b"\xff" * 16),
+    "unreadable timers": (EntryKind.SCHEDULE, b"poison"),
+    "group of no known op": (EntryKind.GROUP, b"\xff" * 16),
     "policy out of range": (
-        Kind.POLICY,
+        EntryKind.POLICY,
         msgpack.packb({"version": 1, "namespace": "", "topic": 0, "policy": {"tick_ms": 0}}),
     ),
-    "fires at no time": (Kind.FIRE, struct.pack("<qII", -1, 1, 1)),
-    "apply version of nobody": (Kind.EPOCH, b""),
+    "fires at no time": (EntryKind.FIRE, struct.pack("<qII", -1, 1, 1)),
+    "apply version of nobody": (EntryKind.EPOCH, b""),
 }
 
 
@@ -202,7 +202,7 @@ def test_entry_that_nobody_can_apply_is_not_appended(attacked: Running, poison: 
     there = attacker.promise_of(follower)
     above = own(attacker, there.epoch + 1)
     kind, payload = POISON[poison]
-    if kind is Kind.EPOCH:
+    if kind is EntryKind.EPOCH:
         start = EpochStart(above.epoch, above.leader, (above.leader,), apply_version=99)
         payload = payloads.encode_epoch(start)
         message, _ = first_entries(above)

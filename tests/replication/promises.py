@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from replication.promise import NEVER_GIVEN, PromiseFile
-from timer.disk import Disk
+from replication.core.promise import NEVER_GIVEN, PromiseFile
+from timer.files.disk import Disk
 
 
 def matched(disk: Disk, path: Path) -> PromiseFile:

@@ -4,26 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from replication.config import ReplicationConfig
-from replication.core import Core
-from replication.invariants import check_invariants
-from replication.messages import (
-    Append,
-    AppendAnswer,
-    Behind,
-    Conflict,
-    Fence,
-    FenceAnswer,
-    Fetch,
-    FetchAnswer,
-    Message,
-    Refused,
-    Release,
-    Start,
-)
-from replication.promise import NO_PROMISE, Promise
-from replication.shape import Shape
-from replication.steps import (
+from replication.core.core import Core
+from replication.core.core_events import (
     Appointed,
     Durable,
     Effects,
@@ -34,8 +16,26 @@ from replication.steps import (
     Reconnected,
     Tick,
 )
+from replication.core.invariants import check_invariants
+from replication.core.log_shape import LogShape
+from replication.core.peer_messages import (
+    Append,
+    AppendAnswer,
+    Behind,
+    Conflict,
+    Fence,
+    FenceAnswer,
+    Fetch,
+    FetchAnswer,
+    LogStart,
+    Message,
+    Refused,
+    Release,
+)
+from replication.core.promise import NO_PROMISE, Promise
+from replication.core.replication_config import ReplicationConfig
 from tests.datadriven import run_file
-from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
+from timer.model.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
 
 SCENARIOS = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
 SIZE = 100
@@ -87,7 +87,7 @@ class Player:
         founders = frozenset(
             ReplicaId(int(each)) for each in named.get("founders", "1+2+3").split("+")
         )
-        shape = Shape(LogIndex(0), Epoch(0), founders, LogIndex(0))
+        shape = LogShape(LogIndex(0), Epoch(0), founders, LogIndex(0))
         if "log" in named:
             runs, last = named["log"].split("..")
             starts = [_start(run) for run in runs.split(",")]
@@ -227,11 +227,11 @@ def _promise(text: str) -> Promise:
     return Promise(Epoch(epoch), ReplicaId(leader), Nonce(nonce))
 
 
-def _start(text: str) -> Start:
+def _start(text: str) -> LogStart:
     begin, _, named = text.partition("/")
     epoch, index = map(int, begin.split("@"))
     voters = frozenset(ReplicaId(int(voter)) for voter in named.split("+")) if named else VOTERS
-    return Start(LogIndex(index), Epoch(epoch), voters)
+    return LogStart(LogIndex(index), Epoch(epoch), voters)
 
 
 def _conflict(text: str) -> Conflict:

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from replication.config import ReplicationConfig
-from replication.core import Core
-from replication.driver import INBOX_MAX, Driver, Framed
-from replication.messages import Append, Fetch, FetchAnswer, Message, Start
-from replication.promise import Promise
-from replication.shape import Shape
-from replication.steps import Durable, Persist, Read, Received
-from replication.writer import Drop, Order, Truncate, Write
-from timer.entry import HEADER_SIZE, Entry, Kind, encode
-from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
+from replication.core.core import Core
+from replication.core.core_events import Durable, Persist, Read, Received
+from replication.core.log_shape import LogShape
+from replication.core.peer_messages import Append, Fetch, FetchAnswer, LogStart, Message
+from replication.core.promise import Promise
+from replication.core.replication_config import ReplicationConfig
+from replication.driver.driver import INBOX_MAX, Driver, Framed
+from replication.driver.write_order import Drop, Order, TruncateLog, Write
+from timer.entries.entry_frame import HEADER_SIZE, Entry, EntryKind, encode
+from timer.model.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
 
 ME, OLD, NEW = map(ReplicaId, (1, 2, 3))
 VOTERS = frozenset((ME, OLD, NEW))
@@ -42,14 +42,14 @@ class Shell:
 
 def framed(epoch: int, index: int) -> Framed:
     where = Epoch(epoch), LogIndex(index), UnixMs(5)
-    frame = encode(Kind.FIRE, *where, [b""])
-    return Framed(frame, Entry(Kind.FIRE, *where, memoryview(frame)[HEADER_SIZE:]))
+    frame = encode(EntryKind.FIRE, *where, [b""])
+    return Framed(frame, Entry(EntryKind.FIRE, *where, memoryview(frame)[HEADER_SIZE:]))
 
 
 def follower(shell: Shell, *, unsure: bool = False) -> Driver:
     """Return a follower with the entries 1 to 100 of epoch 3, all durable."""
-    shape = Shape(LogIndex(0), Epoch(0), VOTERS, LogIndex(0))
-    shape.extend(LogIndex(100), [Start(LogIndex(1), Epoch(3), VOTERS)])
+    shape = LogShape(LogIndex(0), Epoch(0), VOTERS, LogIndex(0))
+    shape.extend(LogIndex(100), [LogStart(LogIndex(1), Epoch(3), VOTERS)])
     core = Core(
         me=ME, nonce=Nonce(7), conf=ReplicationConfig(), unsure=unsure, shape=shape,
         promise=Promise(Epoch(3), OLD, Nonce(20)), commit_index=LogIndex(50), now_ms=MonoMs(0),
@@ -62,7 +62,7 @@ def conflicting(last: int) -> tuple[Append, Sequence[Framed]]:
     message = Append(
         under=Promise(Epoch(4), NEW, Nonce(30)), sent_ms=MonoMs(0), to_nonce=Nonce(7),
         prev_epoch=Epoch(3), prev_index=LogIndex(90), last_index=LogIndex(last),
-        starts=(Start(LogIndex(91), Epoch(4), VOTERS),), commit_index=LogIndex(50),
+        starts=(LogStart(LogIndex(91), Epoch(4), VOTERS),), commit_index=LogIndex(50),
         kept_from=LogIndex(0),
     )  # fmt: skip
     return message, [framed(4, index) for index in range(91, last + 1)]
@@ -80,7 +80,7 @@ def test_log_that_is_dropped_while_a_promise_is_awaited_makes_nothing_durable() 
     driver.handle(Durable(drop.version, LogIndex(100)))  # the log as it still is
     driver.persisted()
     assert driver.core.durable_index == 90
-    assert [type(order) for order in shell.orders] == [Drop, Truncate, Write]
+    assert [type(order) for order in shell.orders] == [Drop, TruncateLog, Write]
     driver.handle(Durable(shell.orders[-1].version, LogIndex(120)))
     assert driver.core.durable_index == 120
 

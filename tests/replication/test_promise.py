@@ -5,12 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from chaos.simdisk import SimDisk
-from replication.promise import NEVER_GIVEN, NO_PROMISE, SIZE, Promise, PromiseFile
+from chaos.sim.world.simdisk import SimDisk
+from replication.core.promise import NEVER_GIVEN, NO_PROMISE, SIZE, Promise, PromiseFile
 from tests.replication.promises import matched
-from timer.disk import RealDisk
-from timer.errors import CorruptFile, DiskFailed, PromiseLost, UnknownVersion
-from timer.units import Epoch, Nonce, ReplicaId
+from timer.files.disk import RealDisk
+from timer.model.timer_errors import (
+    CorruptFileError,
+    DiskFailedError,
+    PromiseLostError,
+    UnknownVersionError,
+)
+from timer.model.units import Epoch, Nonce, ReplicaId
 
 PATH = Path("/data/promise")
 BIG = (1 << 63) - 1
@@ -28,7 +33,7 @@ def disk() -> SimDisk:
 
 
 def test_absent_file_is_a_promise_that_was_lost(disk: SimDisk) -> None:
-    with pytest.raises(PromiseLost, match="/data/promise is missing"):
+    with pytest.raises(PromiseLostError, match="/data/promise is missing"):
         PromiseFile.load(disk, PATH)
 
 
@@ -87,7 +92,7 @@ def test_promise_that_could_not_be_stored_is_not_shown(disk: SimDisk) -> None:
     file = matched(disk, PATH)
     file.give(promise(3))
     disk.fail_sync(random.Random(1))
-    with pytest.raises(DiskFailed):
+    with pytest.raises(DiskFailedError):
         file.give(promise(4))
     assert file.promise == promise(3)
     assert PromiseFile.load(disk, PATH).promise == promise(3)
@@ -95,11 +100,11 @@ def test_promise_that_could_not_be_stored_is_not_shown(disk: SimDisk) -> None:
 
 def test_promise_older_than_the_log_was_lost(disk: SimDisk) -> None:
     matched(disk, PATH)
-    with pytest.raises(CorruptFile, match="epoch 0, the log of epoch 1"):
+    with pytest.raises(CorruptFileError, match="epoch 0, the log of epoch 1"):
         PromiseFile.load(disk, PATH, last_epoch=Epoch(1))
     matched(disk, PATH).give(promise(3))
     assert PromiseFile.load(disk, PATH, last_epoch=Epoch(3)).promise == promise(3)
-    with pytest.raises(CorruptFile):
+    with pytest.raises(CorruptFileError):
         PromiseFile.load(disk, PATH, last_epoch=Epoch(4))
 
 
@@ -112,14 +117,14 @@ def test_every_damaged_byte_and_every_truncation_is_corrupt(disk: SimDisk) -> No
         bad[position] ^= 0x10
         for data in (bad, good[:position]):
             disk.write_atomic(PATH, data)
-            with pytest.raises(CorruptFile):
+            with pytest.raises(CorruptFileError):
                 PromiseFile.load(disk, PATH)
 
 
 def test_another_version_is_unknown(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     file = matched(disk, PATH)
     with monkeypatch.context() as later:
-        later.setattr("replication.promise.VERSION", 2)
+        later.setattr("replication.core.promise.VERSION", 2)
         file.give(promise(3))
-    with pytest.raises(UnknownVersion):
+    with pytest.raises(UnknownVersionError):
         PromiseFile.load(disk, PATH)

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from chaos.simdisk import SimDisk
-from replication.recovery import recover
-from timer.log import Log, begin_anew
-from timer.units import Epoch, LogIndex, ReplicaId, UnixMs
+from chaos.sim.world.simdisk import SimDisk
+from replication.core.log_recovery import recover
+from timer.files.log import Log, begin_anew
+from timer.model.units import Epoch, LogIndex, ReplicaId, UnixMs
 
 VOTERS = frozenset({ReplicaId(1)})
 

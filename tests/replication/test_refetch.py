@@ -9,20 +9,20 @@ from pathlib import Path
 import grpc
 import pytest
 
-from replication import refetch as receiving
-from replication.promise import Promise
+from replication.core.promise import Promise
 from replication.proto import snapshot_pb2 as pb
-from replication.refetch import Refetch, Unfit, decode_offer
-from replication.snapshots import FETCH, Pace, Snapshots, encode_offer
+from replication.shell import snapshot_fetch as receiving
+from replication.shell.snapshot_fetch import SnapshotFetch, UnusableAnswer, decode_offer
+from replication.shell.snapshot_service import FETCH, SendRate, Snapshots, encode_offer
 from tests.timer.machines import START_MS, catch_up, engine_on, part_of, state_of
 from tests.timer.test_manifest import busy_log, flush
-from timer import incoming, outgoing
-from timer.disk import Disk, RealDisk
-from timer.engine import Engine
-from timer.errors import CorruptFile
-from timer.outgoing import PINNED_MS, Outgoing
-from timer.snapshot import Leadership, Part, Snapshot
-from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId
+from timer.files.disk import Disk, RealDisk
+from timer.model.timer_errors import CorruptFileError
+from timer.model.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId
+from timer.recovery import snapshot_receiver, snapshot_source
+from timer.recovery.engine import Engine
+from timer.recovery.snapshot import OfferedUnder, Snapshot, SnapshotPart
+from timer.recovery.snapshot_source import PINNED_MS, OfferedSnapshot
 
 UNDER = Promise(Epoch(9), ReplicaId(3), Nonce(77))
 DISK = RealDisk()
@@ -51,7 +51,7 @@ class Source:
         self.may_flush.set()
         self.fatal: list[BaseException] = []
         self.port = 0
-        self.outgoing = Outgoing(DISK, directory / "state", directory / "outgoing")
+        self.outgoing = OfferedSnapshot(DISK, directory / "state", directory / "outgoing")
         self.now_ms = 0
 
     async def _flush(self) -> None:
@@ -85,19 +85,19 @@ class Source:
 
 def fetch_from(
     source: Source, into: Path, cluster_id: str = "c", known: Callable[[], LogIndex] = nothing
-) -> Refetch:
+) -> SnapshotFetch:
     def check(directory: Path) -> None:
         engine_on(DISK, directory)
 
     dials = {"n1": source.dial}
-    return Refetch(
+    return SnapshotFetch(
         DISK, into, cluster_id=cluster_id, name="n2", dials=dials, check=check, known=known
     )
 
 
 def installed(arrived: Path, directory: Path) -> Engine:
     places = {name: directory / name for name in ("state", "log", "damaged")}
-    incoming.install(DISK, arrived, **places, keep_log=False)
+    snapshot_receiver.install(DISK, arrived, **places, keep_log=False)
     return engine_on(DISK, directory / "state")
 
 
@@ -138,7 +138,7 @@ async def test_fetches_of_what_is_not_there_take_nothing_from_those_of_what_is(
     tmp_path: Path,
 ) -> None:
     async with Source(tmp_path / "a").served() as source, source.dial() as channel:
-        source.snapshots._pace = Pace(64 << 20)  # a MiB each would take these 600 ten seconds
+        source.snapshots._pace = SendRate(64 << 20)  # a MiB each would take these 600 ten seconds
         fetch: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(FETCH)
         asked = pb.SnapshotFetch(part=pb.SnapshotPart(path="state.msgpack", size=1 << 40))
         for _ in range(600):
@@ -161,8 +161,8 @@ async def test_other_cluster_is_refused(tmp_path: Path) -> None:
 async def test_fetch_goes_on_after_the_source_forgot_and_flushed(tmp_path: Path) -> None:
     async with Source(tmp_path / "a").served() as source:
         there = source.outgoing.offer()
-        arriving = incoming.Incoming(DISK, tmp_path / "in")
-        arriving.begin(there, Leadership(*_fields(UNDER)))
+        arriving = snapshot_receiver.Incoming(DISK, tmp_path / "in")
+        arriving.begin(there, OfferedUnder(*_fields(UNDER)))
         part, _ = arriving.wanted() or pytest.fail("nothing wanted")
         while (wanted := arriving.wanted()) is not None and wanted[0].path.startswith("manifest"):
             data = DISK.read(source.directory / "outgoing" / part.path)
@@ -226,7 +226,7 @@ async def test_source_finds_its_own_damage_when_a_part_arrives_wrong(tmp_path: P
         await soon(lambda: source.fatal)
         work.cancel()
         await asyncio.wait({work})
-    assert isinstance(source.fatal[0], CorruptFile)
+    assert isinstance(source.fatal[0], CorruptFileError)
     assert run.path in str(source.fatal[0])
 
 
@@ -238,14 +238,14 @@ async def test_damaged_snapshot_is_thrown_away(
         refetch = fetch_from(source, tmp_path / "in")
 
         def unfit(directory: Path) -> None:
-            raise CorruptFile(directory, 0, "planted")
+            raise CorruptFileError(directory, 0, "planted")
 
         refetch._check = unfit
         work = asyncio.ensure_future(refetch.run())
         await soon(lambda: "can't be used" in refetch.status)
         work.cancel()
         await asyncio.wait({work})
-    assert incoming.ready(DISK, tmp_path / "in") is None
+    assert snapshot_receiver.ready(DISK, tmp_path / "in") is None
 
 
 async def test_work_that_an_asker_began_goes_on_without_it(
@@ -254,7 +254,7 @@ async def test_work_that_an_asker_began_goes_on_without_it(
     # Threads can't be cancelled: another's work in the same directory must wait for them.
     took: list[Path] = []
     going, may_go = threading.Event(), threading.Event()
-    take = outgoing.take
+    take = snapshot_source.take
 
     def slow_take(disk: Disk, state: Path, into: Path) -> Snapshot:
         if not took:
@@ -263,7 +263,7 @@ async def test_work_that_an_asker_began_goes_on_without_it(
         took.append(into)
         return take(disk, state, into)
 
-    monkeypatch.setattr(outgoing, "take", slow_take)
+    monkeypatch.setattr(snapshot_source, "take", slow_take)
     async with Source(tmp_path / "a").served() as source:
         first = asyncio.ensure_future(fetch_from(source, tmp_path / "in").run())
         await soon(going.is_set)
@@ -309,7 +309,7 @@ async def test_nothing_more_is_fetched_once_the_log_has_brought_it(
     async with Source(tmp_path / "a").served() as source:
         read, known, parts = source.outgoing.read, LogIndex(0), set[str]()
 
-        def reading(part: Part, offset: int, size: int) -> bytes | None:
+        def reading(part: SnapshotPart, offset: int, size: int) -> bytes | None:
             nonlocal known
             known = source.engine.manifest_index
             parts.add(part.path)
@@ -324,7 +324,7 @@ async def test_receiver_falls_silent_before_the_install_is_ordered(tmp_path: Pat
     silent: list[object] = []
 
     async def fall_silent() -> None:
-        silent.append(incoming.ready(DISK, tmp_path / "in"))
+        silent.append(snapshot_receiver.ready(DISK, tmp_path / "in"))
 
     async with Source(tmp_path / "a").served() as source:
         refetch = fetch_from(source, tmp_path / "in")
@@ -332,7 +332,7 @@ async def test_receiver_falls_silent_before_the_install_is_ordered(tmp_path: Pat
         found = await refetch.run()
     assert silent == [None]
     assert found is not None
-    assert incoming.ready(DISK, tmp_path / "in") == (found, _fields(UNDER))
+    assert snapshot_receiver.ready(DISK, tmp_path / "in") == (found, _fields(UNDER))
 
 
 async def test_what_the_log_has_brought_until_the_receiver_is_silent_is_not_installed(
@@ -349,7 +349,7 @@ async def test_what_the_log_has_brought_until_the_receiver_is_silent_is_not_inst
         refetch._fall_silent = fall_silent
         assert await refetch.run() is None
     assert known
-    assert incoming.ready(DISK, tmp_path / "in") is None
+    assert snapshot_receiver.ready(DISK, tmp_path / "in") is None
     assert not (tmp_path / "in" / "manifest").exists()
 
 
@@ -373,7 +373,7 @@ async def test_bytes_pass_at_the_rate_and_a_pause_is_not_made_up_for() -> None:
         nonlocal now_s
         now_s += seconds
 
-    pace = Pace(1000, clock=lambda: now_s, sleep=sleep)
+    pace = SendRate(1000, clock=lambda: now_s, sleep=sleep)
     for passed in range(5):  # each waits for the one before it
         await pace.spend(500)
         assert now_s == pytest.approx(100 + passed / 2)
@@ -388,21 +388,21 @@ async def test_bytes_pass_at_the_rate_and_a_pause_is_not_made_up_for() -> None:
     "path", ["../x", "runs/../../x", "runs/", "log/1.log", "", "/manifest", "runs/a\0b", "runs/.."]
 )
 def test_part_that_lies_elsewhere_is_refused(path: str) -> None:
-    with pytest.raises(Unfit, match="part"):
-        decode_offer(offer(parts=(Part(path, 5, 1),)).SerializeToString())
+    with pytest.raises(UnusableAnswer, match="part"):
+        decode_offer(offer(parts=(SnapshotPart(path, 5, 1),)).SerializeToString())
 
 
 @pytest.mark.parametrize("field", ["index", "epoch", "leader_epoch"])
 def test_offer_that_no_leader_would_make_is_refused(field: str) -> None:
     said = offer()
     setattr(said, field, 0)
-    with pytest.raises(Unfit, match="invalid offer"):
+    with pytest.raises(UnusableAnswer, match="invalid offer"):
         decode_offer(said.SerializeToString())
-    with pytest.raises(Unfit, match="damaged offer"):
+    with pytest.raises(UnusableAnswer, match="damaged offer"):
         decode_offer(b"\xff\xff")
 
 
-def offer(parts: tuple[Part, ...] = (Part("manifest", 9, 1),)) -> pb.SnapshotOffer:
+def offer(parts: tuple[SnapshotPart, ...] = (SnapshotPart("manifest", 9, 1),)) -> pb.SnapshotOffer:
     there = Snapshot(index=LogIndex(7), epoch=Epoch(2), voters=(ReplicaId(1),), parts=parts)
     assert decode_offer(encode_offer(replace_parts(there), UNDER).SerializeToString())[0].index == 7
     return encode_offer(there, UNDER)
@@ -410,7 +410,10 @@ def offer(parts: tuple[Part, ...] = (Part("manifest", 9, 1),)) -> pb.SnapshotOff
 
 def replace_parts(there: Snapshot) -> Snapshot:
     return Snapshot(
-        index=there.index, epoch=there.epoch, voters=there.voters, parts=(Part("manifest", 9, 1),)
+        index=there.index,
+        epoch=there.epoch,
+        voters=there.voters,
+        parts=(SnapshotPart("manifest", 9, 1),),
     )
 
 

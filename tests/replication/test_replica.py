@@ -9,15 +9,15 @@ from pathlib import Path
 import grpc
 import pytest
 
-from replication.config import ReplicationConfig
-from replication.replica import Replica
-from replication.steps import Role
+from replication.core.core_events import Role
+from replication.core.replication_config import ReplicationConfig
+from replication.shell.replica import Replica
 from tests.replication.promises import matched
-from timer.disk import RealDisk
-from timer.entry import Entry, Kind
-from timer.errors import NotLeader
-from timer.log import Log
-from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.files.disk import RealDisk
+from timer.files.log import Log
+from timer.model.timer_errors import NotLeaderError
+from timer.model.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
 
 DEADLINE_S = 60.0
 CONF = ReplicationConfig(lease_ms=60_000, heartbeat_ms=50)
@@ -165,7 +165,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def propose(node: Node, payload: bytes) -> LogIndex:
-    return node.replica.propose(Kind.SCHEDULE, [payload], node.replica.last_time_ms)
+    return node.replica.propose(EntryKind.SCHEDULE, [payload], node.replica.last_time_ms)
 
 
 async def payloads(node: Node, first: int, last: int) -> list[bytes]:
@@ -187,7 +187,7 @@ async def test_leader_dies_and_nothing_committed_is_lost(cluster: Cluster) -> No
     last = first + len(said) - 1
     await until(lambda: all(node.committed >= last for node in (one, two, three)))
     await until(one.replica.lease_held)
-    with pytest.raises(NotLeader):
+    with pytest.raises(NotLeaderError):
         propose(two, b"not here")
 
     await one.stop()

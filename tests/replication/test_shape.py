@@ -4,26 +4,26 @@ import random
 
 import pytest
 
-from replication.messages import Start
-from replication.quorum import granted, reached
-from replication.shape import ENTRY_SIZE, Shape, Tail
-from timer.units import Epoch, LogIndex, ReplicaId
+from replication.core.log_shape import ENTRY_SIZE, EntrySizes, LogShape
+from replication.core.peer_messages import LogStart
+from replication.core.quorum import granted, reached
+from timer.model.units import Epoch, LogIndex, ReplicaId
 
 VOTERS = frozenset(map(ReplicaId, (1, 2, 3)))
 OTHERS = frozenset(map(ReplicaId, (3, 4, 5)))
 
 
-def shape_of(epochs: list[int]) -> Shape:
+def shape_of(epochs: list[int]) -> LogShape:
     """`epochs[i]` is that of entry i + 1."""
-    shape = Shape(LogIndex(0), Epoch(0), VOTERS, LogIndex(0))
+    shape = LogShape(LogIndex(0), Epoch(0), VOTERS, LogIndex(0))
     if epochs:
         shape.extend(LogIndex(len(epochs)), starts_of(epochs))
     return shape
 
 
-def starts_of(epochs: list[int]) -> list[Start]:
+def starts_of(epochs: list[int]) -> list[LogStart]:
     return [
-        Start(LogIndex(number + 1), Epoch(epoch), VOTERS)
+        LogStart(LogIndex(number + 1), Epoch(epoch), VOTERS)
         for number, epoch in enumerate(epochs)
         if number == 0 or epochs[number - 1] != epoch
     ]
@@ -83,7 +83,7 @@ def test_truncated_and_dropped_log_keeps_epochs_and_voters() -> None:
     assert shape.epoch_at(LogIndex(3)) == 2
     assert shape.voters == VOTERS
     assert shape.starts_in(LogIndex(3), LogIndex(4)) == ()
-    shape.extend(LogIndex(5), [Start(LogIndex(5), Epoch(7), OTHERS)])
+    shape.extend(LogIndex(5), [LogStart(LogIndex(5), Epoch(7), OTHERS)])
     assert [start.epoch for start in shape.sets_from(LogIndex(4))] == [2, 7]
     assert [start.epoch for start in shape.sets_from(LogIndex(5))] == [7]
 
@@ -111,11 +111,11 @@ def test_sets_begin_with_the_last_epoch_that_took_an_entry(
 
 def test_epoch_that_goes_back_is_refused() -> None:
     with pytest.raises(AssertionError, match="epoch goes back"):
-        shape_of([1, 2]).extend(LogIndex(3), [Start(LogIndex(3), Epoch(2), VOTERS)])
+        shape_of([1, 2]).extend(LogIndex(3), [LogStart(LogIndex(3), Epoch(2), VOTERS)])
 
 
 def test_tail_spans_at_least_one_entry_and_at_most_the_limit() -> None:
-    tail = Tail(LogIndex(11))
+    tail = EntrySizes(LogIndex(11))
     tail.extend([100, 50, 50, 900])
     assert tail.span(LogIndex(11), 1) == 11
     assert tail.span(LogIndex(11), 199) == 12
@@ -129,7 +129,7 @@ def test_tail_spans_at_least_one_entry_and_at_most_the_limit() -> None:
 
 
 def test_tail_of_small_entries_counts_the_memory_that_each_takes_besides_its_frame() -> None:
-    tail, keep = Tail(LogIndex(1)), 100 * (ENTRY_SIZE + 60)
+    tail, keep = EntrySizes(LogIndex(1)), 100 * (ENTRY_SIZE + 60)
     for last in range(1, 1_001):
         tail.extend([60])
         tail.trim(LogIndex(last), keep)

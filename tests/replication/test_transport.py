@@ -3,8 +3,8 @@
 import pytest
 
 from replication.proto import replication_pb2 as pb
-from replication.transport import VERSION, Transport
-from timer.units import ReplicaId
+from replication.shell.transport import VERSION, Transport
+from timer.model.units import ReplicaId
 
 ME, OTHER, NEW = map(ReplicaId, (1, 2, 99))
 

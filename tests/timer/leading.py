@@ -6,26 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from chaos.simdisk import SimDisk
+from chaos.sim.world.simdisk import SimDisk
 from tests.timer.machines import START_MS, Log, Timer, machine_on, part_of, u64
-from timer.admission import When
-from timer.columns import Binary, OnConflict, decode_headers, gather
-from timer.entry import Kind
-from timer.errors import (
-    NotLeader,
-    TimerError,
-)
-from timer.groups import Group
-from timer.leader import Delivery, Leader, LeaderConfig
-from timer.leases import Consumer
-from timer.payloads import (
-    AlterGroup,
-    CreateGroup,
-    GroupSettings,
-    Start,
-)
-from timer.topic import Topic
-from timer.units import Epoch, LogIndex, MonoMs, Now, UnixMs
+from timer.entries.entry_frame import EntryKind
+from timer.entries.payloads import AlterGroup, CreateGroup, GroupSettings, GroupStart
+from timer.leader.groups.shared_leases import ConsumerStream
+from timer.leader.intake.admission import WantedTimes
+from timer.leader.leader import Delivery, Leader, LeaderConfig
+from timer.model.columns import Binary, OnConflict, decode_headers, gather
+from timer.model.timer_errors import EngineError, NotLeaderError
+from timer.model.units import Epoch, LogIndex, MonoMs, Now, UnixMs
+from timer.ready.group import Group
+from timer.ready.topic import Topic
 
 LEASE_MS = 1000
 
@@ -35,7 +27,7 @@ class Play:
     """A leader and its surroundings: log, clocks, and what it answered."""
 
     config: LeaderConfig = field(default_factory=LeaderConfig)
-    full: TimerError | None = None
+    full: EngineError | None = None
     """What appending is refused with."""
     mono_ms: int = 50_000
     answers: dict[str, Any] = field(default_factory=dict)
@@ -52,7 +44,7 @@ class Play:
         epoch = Epoch(self.log.epoch)
         self.leader = Leader(self.machine, epoch, self.append, self.config, self.now)
 
-    def append(self, kind: Kind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
+    def append(self, kind: EntryKind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
         if self.full is not None:
             raise self.full
         assert time_ms >= (self.log.entries[-1].time_ms if self.log.entries else 0)
@@ -64,7 +56,7 @@ class Play:
         return Now(MonoMs(self.mono_ms), UnixMs(START_MS + self.mono_ms))
 
     @property
-    def appended(self) -> list[Kind]:
+    def appended(self) -> list[EntryKind]:
         """Kinds of the entries that are appended and not applied."""
         return [entry.kind for entry in self.log.entries[self.machine.applied_index :]]
 
@@ -74,7 +66,7 @@ class Play:
         for entry in waiting[:count]:
             self.leader.applied(entry, self.machine.apply(entry))
 
-    def step(self) -> list[Kind]:
+    def step(self) -> list[EntryKind]:
         self.leader.step(self.now)
         return self.appended
 
@@ -118,7 +110,7 @@ class Play:
 
     def make_group(self, name: str = "g", **settings: Any) -> Group:
         settings = {"lease_ms": LEASE_MS} | settings
-        create = CreateGroup(self.topic_id, name, Start.EARLIEST, GroupSettings(**settings))
+        create = CreateGroup(self.topic_id, name, GroupStart.EARLIEST, GroupSettings(**settings))
         self.leader.groups.create(create, self.done(f"group {name}"))
         self.settle()
         group = self.answers.pop(f"group {name}")
@@ -135,7 +127,10 @@ class Play:
         keys: list[bytes] | None = None,
     ) -> None:
         requested = np.array([self.now.clock_ms + delay for delay in delays], np.int64)
-        when, topics = When("due_ms", requested), np.full(len(requested), self.topic_id, np.uint32)
+        when, topics = (
+            WantedTimes("due_ms", requested),
+            np.full(len(requested), self.topic_id, np.uint32),
+        )
         _, due = self.leader.admission.times(when, len(requested), topics, self.now)
         timers: list[Timer] = [(self.topic_id, each, b"x" * size) for each in due.tolist()]
         part = part_of(timers, producer, sequence, keys=keys, on_conflict=OnConflict.REPLACE)
@@ -145,8 +140,8 @@ class Play:
         due = np.array([due for due, _ in targets], np.int64)
         self.leader.cancel(due, u64(seq for _, seq in targets), self.done(name))
 
-    def join(self, group: Group, credit: int = 100) -> Consumer:
-        consumer = Consumer("c", LEASE_MS, lambda _: None)
+    def join(self, group: Group, credit: int = 100) -> ConsumerStream:
+        consumer = ConsumerStream("c", LEASE_MS, lambda _: None)
         self.leader.groups.join(group, consumer)
         self.leader.groups.credit(group, consumer, credit)
         return consumer
@@ -176,7 +171,7 @@ class Play:
 
     def restart(self) -> None:
         """Another leader begins, with the same state."""
-        self.leader.close(NotLeader(None))
+        self.leader.close(NotLeaderError(None))
         self.machine.apply(self.log.begin_epoch())
         self.lead()
 
@@ -216,7 +211,7 @@ def split(column: Binary) -> list[bytes]:
     ]
 
 
-def delivered(play: Play, *delays: int, credit: int = 100) -> tuple[Group, Consumer]:
+def delivered(play: Play, *delays: int, credit: int = 100) -> tuple[Group, ConsumerStream]:
     """Schedule messages that are due at once and deliver them to one consumer."""
     group = play.make_group()
     consumer = play.join(group, credit)

@@ -8,9 +8,43 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from chaos.simdisk import SimDisk
-from timer import payloads
-from timer.applied import (
+from chaos.sim.world.simdisk import SimDisk
+from timer.entries import payloads
+from timer.entries.entry_frame import Entry, EntryKind, encode, frame_at
+from timer.entries.payloads import (
+    FIRE_ROWS_MAX,
+    AlterGroup,
+    AnyOp,
+    CreateGroup,
+    EpochStart,
+    Fire,
+    GroupOp,
+    GroupSettings,
+    GroupStart,
+    Ids,
+    Keys,
+    Move,
+    Nack,
+    Op,
+    Reschedule,
+    Targets,
+)
+from timer.entries.policies import Policies, Scope, ScopePolicy, encode_policy
+from timer.files.disk import Disk
+from timer.leader.leader import LeaderConfig
+from timer.model.columns import Binary, OnConflict, Part, encode_schedule, gather
+from timer.model.timer_errors import EngineError
+from timer.model.units import Epoch, GroupId, LogIndex, ProducerId, ReplicaId, TopicId, UnixMs
+from timer.pending.memory.held_rows import aside
+from timer.pending.prefetch import Lookups, Prepared
+from timer.pending.runs.held_scan import HELD_END, HeldReader, Portion
+from timer.pending.store import Store
+from timer.ready.page_cache import Pages
+from timer.ready.spill import read_page
+from timer.ready.topic import Topic
+from timer.recovery.engine import Engine
+from timer.recovery.manifest import SPILL_DIRECTORY
+from timer.state.apply_results import (
     ALREADY_CANCELLED,
     ALREADY_FIRED,
     CANCELLED,
@@ -24,44 +58,10 @@ from timer.applied import (
     RescheduleApplied,
     ScheduleApplied,
 )
-from timer.aside import aside
-from timer.columns import Binary, OnConflict, Part, encode_schedule, gather
-from timer.conflicts import Verdict
-from timer.disk import Disk
-from timer.engine import Engine
-from timer.entry import Entry, Kind, encode, frame_at
-from timer.errors import TimerError
-from timer.held import HELD_END, Portion, Reader
-from timer.leader import LeaderConfig
-from timer.machine import Machine
-from timer.manifest import SPILL_DIRECTORY
-from timer.outcomes import HORIZON_MS
-from timer.pages import Pages
-from timer.payloads import (
-    FIRE_ROWS_MAX,
-    AlterGroup,
-    AnyOp,
-    CreateGroup,
-    EpochStart,
-    Fire,
-    GroupOp,
-    GroupSettings,
-    Ids,
-    Keys,
-    Move,
-    Nack,
-    Op,
-    Reschedule,
-    Start,
-    Targets,
-)
-from timer.policies import Policies, Policy, Scope, encode_policy
-from timer.prepare import Asked, Prepared
-from timer.producers import Answer
-from timer.spill import read_page
-from timer.store import Store
-from timer.topic import Topic
-from timer.units import Epoch, GroupId, LogIndex, ProducerId, ReplicaId, TopicId, UnixMs
+from timer.state.cancel_outcomes import HORIZON_MS
+from timer.state.key_conflicts import Verdict
+from timer.state.machine import Machine
+from timer.state.producers import RequestAnswer
 
 START_MS = 1_700_000_000_000
 STATE = Path("/state")
@@ -119,7 +119,7 @@ class Log:
     tokens: dict[bytes, int] = field(default_factory=dict)
     """Of producers, with their ids: 1, 2, 3, …"""
 
-    def append(self, kind: Kind, payload: list[bytes]) -> Entry:
+    def append(self, kind: EntryKind, payload: list[bytes]) -> Entry:
         index = LogIndex(len(self.entries) + 1)
         frame = encode(kind, Epoch(self.epoch), index, UnixMs(self.now_ms), payload)
         entry = frame_at(memoryview(frame), 0)
@@ -128,18 +128,18 @@ class Log:
         return entry
 
     def schedule(self, *parts: Part) -> Entry:
-        return self.append(Kind.SCHEDULE, encode_schedule(parts))
+        return self.append(EntryKind.SCHEDULE, encode_schedule(parts))
 
     def cancel(self, timers: Sequence[tuple[int, int]]) -> Entry:
-        return self.append(Kind.CANCEL, payloads.encode_cancel(ids_of(timers)))
+        return self.append(EntryKind.CANCEL, payloads.encode_cancel(ids_of(timers)))
 
     def cancel_keys(self, names: Sequence[tuple[int, bytes]]) -> Entry:
-        return self.append(Kind.CANCEL, payloads.encode_cancel(keys_of(names)))
+        return self.append(EntryKind.CANCEL, payloads.encode_cancel(keys_of(names)))
 
     def reschedule(self, targets: Targets, dues: Sequence[int]) -> Entry:
         due = np.array(dues, np.int64)
         order = Reschedule(targets, due, due - 1)
-        return self.append(Kind.RESCHEDULE, payloads.encode_reschedule(order))
+        return self.append(EntryKind.RESCHEDULE, payloads.encode_reschedule(order))
 
     def fire(
         self,
@@ -149,13 +149,13 @@ class Log:
         topics_max: int = 1 << 16,
     ) -> Entry:
         fire = Fire(UnixMs(read_time_ms), rows_max, bytes_max, topics_max)
-        return self.append(Kind.FIRE, [payloads.encode_fire(fire)])
+        return self.append(EntryKind.FIRE, [payloads.encode_fire(fire)])
 
     def group(self, *ops: AnyOp) -> Entry:
-        return self.append(Kind.GROUP, payloads.encode_group(ops))
+        return self.append(EntryKind.GROUP, payloads.encode_group(ops))
 
     def create_group(
-        self, topic: int, name: str, start: Start = Start.EARLIEST, **settings: Any
+        self, topic: int, name: str, start: GroupStart = GroupStart.EARLIEST, **settings: Any
     ) -> Entry:
         how = GroupSettings(lease_ms=1000, **settings)
         return self.group(CreateGroup(TopicId(topic), name, start, how))
@@ -180,26 +180,26 @@ class Log:
         return self.group(Move(Op.MOVE, *ids, u64(offsets), to, to_group, rows))
 
     def topic(self, name: str) -> Entry:
-        return self.append(Kind.TOPIC, [payloads.encode_topic(name)])
+        return self.append(EntryKind.TOPIC, [payloads.encode_topic(name)])
 
     def delete_topic(self, topic: int) -> Entry:
-        return self.append(Kind.TOPIC, [payloads.encode_delete_topic(TopicId(topic))])
+        return self.append(EntryKind.TOPIC, [payloads.encode_delete_topic(TopicId(topic))])
 
     def policy(self, scope: Scope, **said: Any) -> Entry:
-        return self.append(Kind.POLICY, [encode_policy(scope, Policy(**said))])
+        return self.append(EntryKind.POLICY, [encode_policy(scope, ScopePolicy(**said))])
 
     def producer(self, token: bytes) -> Entry:
         drawn = ProducerId(self.tokens.setdefault(token, len(self.tokens) + 1))
-        return self.append(Kind.PRODUCER, [payloads.encode_producer(token, drawn)])
+        return self.append(EntryKind.PRODUCER, [payloads.encode_producer(token, drawn)])
 
     def checkpoint(self) -> Entry:
-        return self.append(Kind.CHECKPOINT, [])
+        return self.append(EntryKind.CHECKPOINT, [])
 
     def begin_epoch(self) -> Entry:
         self.epoch += 1
         voters = (ReplicaId(1), ReplicaId(2), ReplicaId(3))
         start = EpochStart(Epoch(self.epoch), ReplicaId(1), voters)
-        return self.append(Kind.EPOCH, [payloads.encode_epoch(start)])
+        return self.append(EntryKind.EPOCH, [payloads.encode_epoch(start)])
 
 
 def machine_on(disk: SimDisk, *, leads: bool) -> Machine:
@@ -223,7 +223,7 @@ def catch_up(engine: Engine, log: Log) -> None:
         entries = log.entries[first - 1 : last]
         if first % 2:  # else what they ask of runs is read as they are folded
             store = engine.machine.store
-            asked = Asked(entries, store._at, keys=True)
+            asked = Lookups(entries, store._at, keys=True)
             readers = readers_of(store, engine.machine.pauses.next_portion(), entries)
             prepared = Prepared(store._runs.runs, asked, readers)
             prepared.read()
@@ -232,13 +232,13 @@ def catch_up(engine: Engine, log: Log) -> None:
         engine.machine.store.end_lookup(None)
 
 
-def readers_of(store: Store, portion: Portion | None, entries: list[Entry]) -> list[Reader]:
+def readers_of(store: Store, portion: Portion | None, entries: list[Entry]) -> list[HeldReader]:
     """Return what reads what the sweep, and the first FIRE, will take, however little it is."""
-    readers: list[Reader] = []
+    readers: list[HeldReader] = []
     if portion is not None:
         held = store._runs.begin_held(aside(portion.seen), portion.only)
         readers += store._reader(held, portion.rows_max, portion.bytes_max, HELD_END)
-    for entry in [entry for entry in entries if entry.kind is Kind.FIRE][:1]:
+    for entry in [entry for entry in entries if entry.kind is EntryKind.FIRE][:1]:
         fire = payloads.decode_fire(entry.payload)
         due = store._runs.begin_due(store.position)
         readers += store._reader(due, fire.rows_max, fire.bytes_max, fire.read_time_ms)
@@ -253,7 +253,7 @@ def answer_of(applied: Applied) -> Any:
     match applied:
         case ScheduleApplied(parts, ready):
             return [
-                type(part) if isinstance(part, TimerError) else (*plain_answer(part[0]), part[1])
+                type(part) if isinstance(part, EngineError) else (*plain_answer(part[0]), part[1])
                 for part in parts
             ], sorted(ready)
         case CancelApplied(results, targets):
@@ -286,7 +286,7 @@ def pairs_of(targets: Ids) -> list[tuple[int, int]]:
     return list(zip(targets.due_ms.tolist(), targets.seq.tolist(), strict=True))
 
 
-def plain_answer(answer: Answer) -> "PlainAnswer":
+def plain_answer(answer: RequestAnswer) -> "PlainAnswer":
     """Return an answer as plain values."""
     verdicts = None
     if answer.verdicts is not None:

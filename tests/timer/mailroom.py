@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from chaos.simdisk import SimDisk
+from chaos.sim.world.simdisk import SimDisk
 from tests.timer.machines import Log, catch_up, engine_on, part_of, u64
-from timer import engine as engine_module
-from timer import queues as queues_module
-from timer import spill as spill_module
-from timer.engine import Engine, Flush
-from timer.groups import Group
-from timer.leases import ACCEPT, Consumer, Leases
-from timer.payloads import Op
-from timer.spill import Fetch
-from timer.units import Epoch, MonoMs, TopicId, UnixMs
+from timer.entries.payloads import Op
+from timer.leader.groups.shared_leases import ACCEPT, ConsumerStream, Leases
+from timer.model.units import Epoch, MonoMs, TopicId, UnixMs
+from timer.ready import queue as queues_module
+from timer.ready import spill as spill_module
+from timer.ready.group import Group
+from timer.ready.spill import PageFetch
+from timer.recovery import engine as engine_module
+from timer.recovery.engine import Engine, Flush
 
 Message = tuple[int, bytes]
 """Fired at, payload."""
@@ -46,7 +46,7 @@ class Mailroom:
     acked: dict[int, set[int]] = field(default_factory=dict)
     flush: Flush | None = None
     written: bool = False
-    fetch: Fetch | None = None
+    fetch: PageFetch | None = None
     number: int = 0
     last_read_ms: int = 0
 
@@ -98,7 +98,7 @@ class Mailroom:
         leases = self.leases.get(group.group_id)
         if leases is None:
             leases = self.leases[group.group_id] = Leases(group, Epoch(self.log.epoch))
-            leases.join(Consumer("c", 1_000, lambda _: None, credit=1 << 30))
+            leases.join(ConsumerStream("c", 1_000, lambda _: None, credit=1 << 30))
         queue = self.engine.machine.topics[group.topic].queue
         self.log.op(Op.RESERVE, group.topic, group.group_id, [queue.end])
         self.apply()

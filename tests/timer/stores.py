@@ -11,21 +11,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from timer import compaction, frozen, prepare, run_writer, runs, tiers, wheel, window
-from timer import merge as merge_module
-from timer import store as store_module
-from timer.columns import ROW, RowArray
-from timer.disk import RealDisk
-from timer.entry import Entry, Kind
-from timer.frozen import Frozen
-from timer.merge import Merge
-from timer.order import Position
-from timer.payloads import Fire, Ids, encode_cancel
-from timer.run import RunMeta
-from timer.store import Store
-from timer.timer_id import SEQ_MAX
-from timer.units import Epoch, LogIndex, UnixMs
-from timer.window import Ahead
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.entries.payloads import Fire, Ids, encode_cancel
+from timer.files.disk import RealDisk
+from timer.model.columns import ROW, RowArray
+from timer.model.firing_order import Position
+from timer.model.timer_id import SEQ_MAX
+from timer.model.units import Epoch, LogIndex, UnixMs
+from timer.pending import prefetch
+from timer.pending import store as store_module
+from timer.pending.memory import tiers, wheel
+from timer.pending.runs import frozen_memtable, merge_plan, read_window, run_writer
+from timer.pending.runs import merge as merge_module
+from timer.pending.runs import run_set as runs
+from timer.pending.runs.frozen_memtable import Frozen
+from timer.pending.runs.merge import Merge
+from timer.pending.runs.read_window import ReadAhead
+from timer.pending.runs.run import RunMeta
+from timer.pending.store import Store
 
 Timer = tuple[int, int, bytes, bytes, bytes]
 """requested_ms, topic, payload, key, headers."""
@@ -125,7 +128,7 @@ class Node:
         self.frozen: Frozen | None = None
         self.next_manifest: Manifest | None = None
         self.merge: Merge | None = None
-        self.ahead: Ahead | None = None
+        self.ahead: ReadAhead | None = None
         self.runs_then: list[RunMeta] = []
         self.retired_then: list[RunMeta] = []
 
@@ -250,7 +253,7 @@ class Comparison:
             dues = np.array([due for due, _ in targets], np.int64)
             ids = Ids(dues, np.array([seq for _, seq in targets], np.uint64))
             payload = memoryview(b"".join(encode_cancel(ids)))
-            entry = Entry(Kind.CANCEL, Epoch(1), LogIndex(1), UnixMs(0), payload)
+            entry = Entry(EntryKind.CANCEL, Epoch(1), LogIndex(1), UnixMs(0), payload)
             for node in self.nodes:
                 prepared = node.store.begin_lookup([entry])
                 if prepared is not None:
@@ -344,22 +347,22 @@ BYTES_MAX = [0, 1, 30, ALL]
 def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits so small that a few rows meet all of them."""
     for module, name, value in (
-        (compaction, "FAN", 2),
-        (compaction, "DEPTH", 2),
-        (prepare, "ASKED_MIN", 2),
-        (compaction, "SMALL_SIZE", 1_000),
-        (compaction, "PART_SIZE", 3_000),
+        (merge_plan, "FAN", 2),
+        (merge_plan, "DEPTH", 2),
+        (prefetch, "ASKED_MIN", 2),
+        (merge_plan, "SMALL_SIZE", 1_000),
+        (merge_plan, "PART_SIZE", 3_000),
         (runs, "PART_SIZE", 3_000),
         (runs, "WARM_SIZE_MAX", 100),
         (runs, "LOADED_SIZE_MAX", 600),
-        (frozen, "CHUNK_ROWS", 5),
+        (frozen_memtable, "CHUNK_ROWS", 5),
         (store_module, "FIRE_CHUNK", 3),
         (store_module, "DEAD_MAX", 3),
         (run_writer, "BATCH_ROWS_MAX", 4),
         (run_writer, "BATCH_SIZE_MAX", 250),
         (merge_module, "SLICE_ROWS", 3),
-        (window, "SLICE_ROWS_MIN", 2),
-        (window, "SLICE_SIZE_MAX", 60),
+        (read_window, "SLICE_ROWS_MIN", 2),
+        (read_window, "SLICE_SIZE_MAX", 60),
         (tiers, "FAN", 3),
         (tiers, "FRESH_MAX", 4),
         (tiers, "CHUNK", 2),

@@ -9,14 +9,27 @@ from hypothesis import strategies as st
 
 from tests.timer.leading import Play
 from tests.timer.machines import START_MS, part_of
-from timer.admission import WAYS, Rules, When, when_of
-from timer.columns import decode_schedule
-from timer.entry import Kind
-from timer.errors import InvalidRequest, NotLeader, NotReady, Overloaded
-from timer.leader import CHANGES_MAX, LeaderConfig
-from timer.payloads import Ids, decode_reschedule
-from timer.policies import CLUSTER, DEFAULTS, NAMESPACES_MAX, Policies, Policy, Scope, decode_policy
-from timer.units import DUE_MS_MAX, MonoMs, Now, TopicId, UnixMs
+from timer.entries.entry_frame import EntryKind
+from timer.entries.payloads import Ids, decode_reschedule
+from timer.entries.policies import (
+    CLUSTER,
+    DEFAULTS,
+    NAMESPACES_MAX,
+    Policies,
+    Scope,
+    ScopePolicy,
+    decode_policy,
+)
+from timer.leader.intake.admission import WAYS, Rules, WantedTimes, when_of
+from timer.leader.leader import CHANGES_MAX, LeaderConfig
+from timer.model.columns import decode_schedule
+from timer.model.timer_errors import (
+    InvalidRequestError,
+    NotLeaderError,
+    NotReadyError,
+    OverloadedError,
+)
+from timer.model.units import DUE_MS_MAX, MonoMs, Now, TopicId, UnixMs
 
 NOW = 1_000_007
 AT = Now(MonoMs(0), UnixMs(NOW))
@@ -24,7 +37,7 @@ FLOOR = UnixMs(NOW - 100)
 
 
 def rules(**said: Any) -> Rules:
-    policies = Policies().changed(CLUSTER, Policy(**said))
+    policies = Policies().changed(CLUSTER, ScopePolicy(**said))
     return Rules(policies.effective(DEFAULTS))
 
 
@@ -116,7 +129,7 @@ def test_effective_due(said: dict[str, Any], way: str, value: int, due: int) -> 
 def test_beyond_the_maximum_is_refused_with_field_value_and_limit(
     said: dict[str, Any], way: str, value: int, limit: str
 ) -> None:
-    with pytest.raises(InvalidRequest, match=limit) as refused:
+    with pytest.raises(InvalidRequestError, match=limit) as refused:
         due_of(said, way, 0, value)
     assert (refused.value.field, refused.value.value) == (way, value)
 
@@ -135,13 +148,13 @@ def test_beyond_the_maximum_is_refused_with_field_value_and_limit(
 def test_one_way_is_given_once_or_for_each_row_and_nothing_negative(
     ways: dict[str, list[int]], field: str, limit: str
 ) -> None:
-    with pytest.raises(InvalidRequest, match=limit) as refused:
+    with pytest.raises(InvalidRequestError, match=limit) as refused:
         when_of(given_of(**ways), 3)
     assert refused.value.field == field
 
 
 def test_one_value_is_for_all_rows() -> None:
-    times = rules().times(When("delay_ms", np.array([3])), 4, AT, FLOOR)
+    times = rules().times(WantedTimes("delay_ms", np.array([3])), 4, AT, FLOOR)
     assert [column.tolist() for column in times] == [[NOW + 3] * 4, [1_000_010] * 4]
 
 
@@ -178,16 +191,16 @@ class Ruled(Play):
         self.b = Scope("", self.make_topic("ns/b").topic_id)
 
     def say(self, name: str, scope: Scope, *unset: str, **said: Any) -> None:
-        self.leader.alter(scope, Policy(**said), unset, self.now, self.done(name))
+        self.leader.alter(scope, ScopePolicy(**said), unset, self.now, self.done(name))
 
     def take(self, name: str, topic: int, delay_ms: int) -> int:
         """Schedule one timer; return its effective due, from now."""
-        when = When("delay_ms", np.array([delay_ms]))
+        when = WantedTimes("delay_ms", np.array([delay_ms]))
         times = self.leader.admission.times(when, 1, np.array([topic], np.uint32), self.now)
         self.leader.schedule(part_of([(topic, int(times.due_ms[0]), b"")]), self.done(name))
         return int(times.due_ms[0]) - self.now.clock_ms
 
-    def newest(self, kind: Kind) -> Any:
+    def newest(self, kind: EntryKind) -> Any:
         return [each for each in self.log.entries if each.kind is kind][-1]
 
 
@@ -198,7 +211,7 @@ def test_policy_holds_for_what_is_taken_after_it_though_it_is_not_applied_yet() 
     assert play.answers == {}
     play.settle()
     assert play.answers.keys() == {"p", "s"}
-    assert play.machine.policies.of(CLUSTER) == Policy(fixed_delay_ms=70)
+    assert play.machine.policies.of(CLUSTER) == ScopePolicy(fixed_delay_ms=70)
 
 
 def test_what_was_taken_before_a_policy_lies_before_it_in_the_log() -> None:
@@ -206,17 +219,19 @@ def test_what_was_taken_before_a_policy_lies_before_it_in_the_log() -> None:
     for at in range(5):
         play.take(f"s{at}", play.topic_id, 10)
         play.step()
-    assert play.appended.count(Kind.SCHEDULE) == 2  # the others wait
+    assert play.appended.count(EntryKind.SCHEDULE) == 2  # the others wait
     play.say("p", CLUSTER, fixed_delay_ms=70)
     play.take("after", play.topic_id, 10)
     play.settle()
     kinds = [entry.kind for entry in play.log.entries]
-    behind = kinds.index(Kind.POLICY)
+    behind = kinds.index(EntryKind.POLICY)
     rows = [
-        len(decode_schedule(e.payload).rows) for e in play.log.entries if e.kind is Kind.SCHEDULE
+        len(decode_schedule(e.payload).rows)
+        for e in play.log.entries
+        if e.kind is EntryKind.SCHEDULE
     ]
     assert sum(rows) == 6
-    [after] = [e for e in play.log.entries[behind:] if e.kind is Kind.SCHEDULE]
+    [after] = [e for e in play.log.entries[behind:] if e.kind is EntryKind.SCHEDULE]
     assert decode_schedule(after.payload).rows["due_ms"].tolist() == [START_MS + play.mono_ms + 70]
 
 
@@ -225,7 +240,7 @@ def test_pending_timers_keep_their_time() -> None:
     due = START_MS + play.mono_ms + play.take("s", play.topic_id, 500)
     play.settle()
     for said in ({"delayed_delivery": False}, {"fixed_delay_ms": 5}, {"tick_ms": 60_000}):
-        play.leader.alter(CLUSTER, Policy(**said), (), play.now, play.done(str(said)))
+        play.leader.alter(CLUSTER, ScopePolicy(**said), (), play.now, play.done(str(said)))
         play.settle()
     assert play.machine.store.next_due() == due
     play.wait(499)
@@ -238,10 +253,10 @@ def test_pending_timers_keep_their_time() -> None:
 
 def test_policy_that_the_log_does_not_take_changes_nothing() -> None:
     play = Ruled(full=None)
-    play.full = Overloaded("the log", retry_after_ms=1)
+    play.full = OverloadedError("the log", retry_after_ms=1)
     play.say("p", CLUSTER, fixed_delay_ms=70)
     play.full = None
-    assert isinstance(play.answers["p"], Overloaded)
+    assert isinstance(play.answers["p"], OverloadedError)
     assert play.take("s", play.topic_id, 10) == 10
     play.settle()
     assert not [*play.machine.policies]
@@ -251,10 +266,10 @@ def test_fields_are_set_and_unset_one_by_one_also_in_flight() -> None:
     play = Ruled()
     play.say("1", play.b, tick_ms=20, delay_ms_max=500)
     play.say("2", play.b, "tick_ms", fixed_delay_ms=30)
-    scope, policy = decode_policy(play.newest(Kind.POLICY).payload)
-    assert (scope, policy) == (play.b, Policy(delay_ms_max=500, fixed_delay_ms=30))
+    scope, policy = decode_policy(play.newest(EntryKind.POLICY).payload)
+    assert (scope, policy) == (play.b, ScopePolicy(delay_ms_max=500, fixed_delay_ms=30))
     play.commit(1)
-    assert play.machine.policies.of(play.b) == Policy(tick_ms=20, delay_ms_max=500)
+    assert play.machine.policies.of(play.b) == ScopePolicy(tick_ms=20, delay_ms_max=500)
     play.commit()
     assert play.machine.policies.of(play.b) == policy
     play.say("3", play.b, "delay_ms_max", "fixed_delay_ms")
@@ -265,31 +280,31 @@ def test_fields_are_set_and_unset_one_by_one_also_in_flight() -> None:
 def test_contradiction_with_what_the_scope_says_already_is_refused() -> None:
     play = Ruled()
     play.say("1", CLUSTER, delay_ms_max=500)
-    with pytest.raises(InvalidRequest, match="at most delay_ms_max = 500"):
+    with pytest.raises(InvalidRequestError, match="at most delay_ms_max = 500"):
         play.say("2", CLUSTER, delay_ms_min=501)
     play.say("3", CLUSTER, "delay_ms_max", delay_ms_min=501)
-    with pytest.raises(InvalidRequest, match=r"unset.*must be one of delayed_delivery"):
+    with pytest.raises(InvalidRequestError, match=r"unset.*must be one of delayed_delivery"):
         play.say("4", CLUSTER, "ttl")
-    with pytest.raises(InvalidRequest, match="either set or unset"):
+    with pytest.raises(InvalidRequestError, match="either set or unset"):
         play.say("5", CLUSTER, "tick_ms", tick_ms=5)
 
 
 def test_no_policy_goes_beyond_the_nodes_settings() -> None:
-    node = Policy(delay_ms_max=1_000, payload_bytes_max=50).over(DEFAULTS)
+    node = ScopePolicy(delay_ms_max=1_000, payload_bytes_max=50).over(DEFAULTS)
     play = Ruled(LeaderConfig(policy=node))
     for field, most in (("delay_ms_max", 1_000), ("payload_bytes_max", 50)):
-        with pytest.raises(InvalidRequest, match=f"at most {most}, the node's own limit"):
+        with pytest.raises(InvalidRequestError, match=f"at most {most}, the node's own limit"):
             play.say("p", CLUSTER, **{field: most + 1})
-    with pytest.raises(InvalidRequest, match=r"at most 1000 \(delay_ms_max of the node"):
+    with pytest.raises(InvalidRequestError, match=r"at most 1000 \(delay_ms_max of the node"):
         play.take("s", play.topic_id, 1_001)
 
 
 def test_namespaces_with_policies_are_bounded() -> None:
     play = Ruled()
-    policies = Policies({Scope(f"n{at}"): Policy(tick_ms=5) for at in range(NAMESPACES_MAX)})
+    policies = Policies({Scope(f"n{at}"): ScopePolicy(tick_ms=5) for at in range(NAMESPACES_MAX)})
     play.machine.policies = policies
     play.lead()
-    with pytest.raises(InvalidRequest, match=f"at most {NAMESPACES_MAX} namespaces"):
+    with pytest.raises(InvalidRequestError, match=f"at most {NAMESPACES_MAX} namespaces"):
         play.say("one more", Scope("ns"), tick_ms=5)
     play.say("one of them", Scope("n1"), tick_ms=6)
 
@@ -298,7 +313,7 @@ def test_changes_in_flight_are_bounded() -> None:
     play = Ruled()
     for at in range(CHANGES_MAX):
         play.say(str(at), Scope("n1"), tick_ms=5 + at)
-    with pytest.raises(Overloaded):
+    with pytest.raises(OverloadedError):
         play.say("too many", Scope("n1"), tick_ms=5)
 
 
@@ -308,7 +323,7 @@ def test_successor_decides_by_what_was_committed() -> None:
     play.commit()
     play.say("lost", CLUSTER, fixed_delay_ms=90)
     play.log.entries.pop()
-    play.leader.close(NotLeader(None))
+    play.leader.close(NotLeaderError(None))
     play.machine.apply(play.log.begin_epoch())
     play.lead()
     assert play.take("s", play.topic_id, 10) == 70
@@ -326,9 +341,9 @@ def test_reschedule_follows_the_policies_of_each_timers_topic() -> None:
     ids = Ids(dues, np.arange(1, 4, dtype=np.uint64))
     topics = play.machine.store.topics(ids.due_ms, ids.seq)
     assert topics.tolist() == [play.topic_id, play.b.topic, play.topic_id]
-    when = When("delay_ms", np.array([20, 20, 40]))
+    when = WantedTimes("delay_ms", np.array([20, 20, 40]))
     play.leader.reschedule(ids, topics, when, play.now, play.done("moved"))
-    order = decode_reschedule(play.newest(Kind.RESCHEDULE).payload)
+    order = decode_reschedule(play.newest(EntryKind.RESCHEDULE).payload)
     now_ms = play.now.clock_ms
     assert (order.due_ms - now_ms).tolist() == [30, 70, 40]
     assert (order.requested_ms - now_ms).tolist() == [20, 20, 40]
@@ -338,18 +353,18 @@ def test_reschedule_follows_the_policies_of_each_timers_topic() -> None:
 
 def test_whose_timers_are_rescheduled_is_asked_only_if_it_matters() -> None:
     play = Ruled()
-    when, now = When("delay_ms", np.array([5_000])), play.now
+    when, now = WantedTimes("delay_ms", np.array([5_000])), play.now
     play.say("1", CLUSTER, delay_ms_max=4_000)
-    with pytest.raises(InvalidRequest, match="delay_ms_max of the cluster"):
+    with pytest.raises(InvalidRequestError, match="delay_ms_max of the cluster"):
         play.leader.admission.times(when, 1, None, now)
     play.say("2", play.b, delay_ms_max=6_000)
-    with pytest.raises(NotReady, match="ask again"):
+    with pytest.raises(NotReadyError, match="ask again"):
         play.leader.admission.times(when, 1, None, now)
     topics = np.array([play.b.topic, 0], np.uint32)  # 0: not pending, so nothing comes of it
     times = play.leader.admission.times(when, 2, topics, now)
     assert (times.requested_ms - now.clock_ms).tolist() == [5_000] * 2
     topics[1] = play.topic_id
-    with pytest.raises(InvalidRequest, match="delay_ms_max of the cluster"):
+    with pytest.raises(InvalidRequestError, match="delay_ms_max of the cluster"):
         play.leader.admission.times(when, 2, topics, now)
 
 
@@ -360,9 +375,9 @@ def test_reschedule_at_once_by_policy_is_followed_by_a_fire() -> None:
     play.say("off", play.b, delayed_delivery=False)
     play.settle()
     ids = Ids(np.array([play.now.clock_ms + 10_000]), np.ones(1, np.uint64))
-    when, topics = When("delay_ms", np.array([5_000])), np.array([play.b.topic], np.uint32)
+    when, topics = WantedTimes("delay_ms", np.array([5_000])), np.array([play.b.topic], np.uint32)
     play.leader.reschedule(ids, topics, when, play.now, play.done("moved"))
-    assert play.appended == [Kind.RESCHEDULE, Kind.FIRE]
+    assert play.appended == [EntryKind.RESCHEDULE, EntryKind.FIRE]
     play.commit()
     assert play.machine.counts.fired == 1
 

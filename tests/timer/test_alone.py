@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 
 from tests.timer.stores import NOW, batch, timers_of
-from timer import outcomes
-from timer.columns import Binary, OnConflict, Part, encode_schedule
-from timer.disk import RealDisk
-from timer.entry import Entry, Kind
-from timer.key_file import ENTRY, KeyFile, encode
-from timer.order import Position, after, find
-from timer.outcomes import Cancels
-from timer.payloads import Ids, Keys, Reschedule, encode_cancel, encode_reschedule
-from timer.prepare import MOVED_MIN, Asked, is_surely_little
-from timer.shares import row_sum
-from timer.store import Store
-from timer.tiers import Tiers
-from timer.timer_id import mix, mix_one
-from timer.units import Epoch, LogIndex, ProducerId, UnixMs
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.entries.payloads import Ids, Keys, Reschedule, encode_cancel, encode_reschedule
+from timer.files.disk import RealDisk
+from timer.model.columns import Binary, OnConflict, Part, encode_schedule
+from timer.model.firing_order import Position, after, find
+from timer.model.timer_id import mix, mix_one
+from timer.model.units import Epoch, LogIndex, ProducerId, UnixMs
+from timer.pending.memory.tiers import Tiers
+from timer.pending.prefetch import MOVED_MIN, Lookups, is_surely_little
+from timer.pending.runs.key_file import ENTRY, KeyFile, encode
+from timer.pending.store import Store
+from timer.ready.topic_shares import row_sum
+from timer.state import cancel_outcomes
+from timer.state.cancel_outcomes import Cancels
 
 EDGES = [0, 1, (1 << 32) - 1, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
 
@@ -62,7 +62,7 @@ def test_sums_of_one_add_up() -> None:
     alone = [row_sum(rows[at : at + 1]) for at in range(len(rows))]
     assert sum(alone) % (1 << 64) == row_sum(rows)
     together, apart = Cancels(), Cancels()
-    due_ms = rows["due_ms"] + np.arange(50) % 3 * outcomes.BUCKET_MS
+    due_ms = rows["due_ms"] + np.arange(50) % 3 * cancel_outcomes.BUCKET_MS
     together.add(due_ms, rows["seq"].copy())
     for at in range(len(rows)):
         apart.add(due_ms[at : at + 1], rows["seq"][at : at + 1])
@@ -147,7 +147,7 @@ def test_what_is_surely_little_is_little() -> None:
     def ids(n: int) -> Ids:
         return Ids(np.arange(n), np.arange(n, dtype=np.uint64))
 
-    def entry(kind: Kind, payload: list[bytes]) -> Entry:
+    def entry(kind: EntryKind, payload: list[bytes]) -> Entry:
         return Entry(kind, Epoch(1), LogIndex(1), UnixMs(0), memoryview(b"".join(payload)))
 
     def part(key: bytes) -> Part:
@@ -165,9 +165,9 @@ def test_what_is_surely_little_is_little() -> None:
     keys = Keys(np.ones(1, np.uint32), Binary.of([b"k"]))
     moves = {n: Reschedule(ids(n), np.arange(n), np.arange(n)) for n in (1, MOVED_MIN, 5)}
     entries = [
-        *(entry(Kind.CANCEL, encode_cancel(targets)) for targets in (ids(1), ids(70), keys)),
-        *(entry(Kind.RESCHEDULE, encode_reschedule(move)) for move in moves.values()),
-        *(entry(Kind.SCHEDULE, encode_schedule([part(key)])) for key in (b"", b"key")),
+        *(entry(EntryKind.CANCEL, encode_cancel(targets)) for targets in (ids(1), ids(70), keys)),
+        *(entry(EntryKind.RESCHEDULE, encode_reschedule(move)) for move in moves.values()),
+        *(entry(EntryKind.SCHEDULE, encode_schedule([part(key)])) for key in (b"", b"key")),
     ]
     little = 0
     for seed in range(300):
@@ -175,7 +175,7 @@ def test_what_is_surely_little_is_little() -> None:
         for has_keys in (True, False):
             if is_surely_little(some, 0, keys=has_keys):
                 little += 1
-                asked = Asked(some, lambda due, seq: due, keys=has_keys)
+                asked = Lookups(some, lambda due, seq: due, keys=has_keys)
                 assert not asked.names
                 assert asked.is_little([])
     assert little > 100

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chaos.simdisk import SimDisk
+from chaos.sim.world.simdisk import SimDisk
 from tests.timer.machines import (
     STATE,
     Log,
@@ -16,13 +16,13 @@ from tests.timer.machines import (
     state_of,
 )
 from tests.timer.test_manifest import SPILLS, flush
-from timer import scrub
-from timer.engine import Engine
-from timer.pages import SpillRef
-from timer.payloads import Op
-from timer.room import Room
-from timer.spill import SMALL_FILES_MAX, sparse
-from timer.units import TopicId
+from timer.entries.payloads import Op
+from timer.leader.intake.disk_reserve import Room
+from timer.model.units import TopicId
+from timer.ready.page_cache import SpillRef
+from timer.ready.spill import SMALL_FILES_MAX, sparse
+from timer.recovery import scrub
+from timer.recovery.engine import Engine
 
 PAYLOAD = 2_000
 ROWS = 50

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from timer.clock import FORGET_MS, ClusterClock, Sample
-from timer.units import DUE_MS_MAX, MonoMs, ReplicaId, UnixMs
+from timer.leader.intake.cluster_clock import FORGET_MS, ClusterClock, Sample
+from timer.model.units import DUE_MS_MAX, MonoMs, ReplicaId, UnixMs
 
 A, B, C, D = (ReplicaId(each) for each in (1, 2, 3, 4))
 HOUR_MS = 3_600_000

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from timer.columns import (
+from timer.model.columns import (
     ROW,
     Binary,
     Part,
@@ -19,7 +19,7 @@ from timer.columns import (
     gather,
     row_bytes,
 )
-from timer.units import ProducerId
+from timer.model.units import ProducerId
 
 quick = settings(derandomize=True, deadline=None)
 texts = st.binary(max_size=6)

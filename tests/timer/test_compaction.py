@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from timer import compaction
-from timer.compaction import DEPTH, FAN, PART_SIZE, Sketch, part_size, plan
-from timer.order import Position
+from timer.model.firing_order import Position
+from timer.pending.runs import merge_plan
+from timer.pending.runs.merge_plan import DEPTH, FAN, PART_SIZE, Sketch, part_size, plan
 
 STEP_MS = 600_000
 """One flush each, at least."""
@@ -255,4 +255,4 @@ def test_parts_are_equal_and_of_a_bounded_size(size: int) -> None:
 
 
 def test_limits_are_those_of_the_design() -> None:
-    assert (compaction.PART_SIZE, compaction.FAN, compaction.DEPTH) == (64 << 20, 8, 12)
+    assert (merge_plan.PART_SIZE, merge_plan.FAN, merge_plan.DEPTH) == (64 << 20, 8, 12)

@@ -7,33 +7,33 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from chaos.simdisk import SimDisk
+from chaos.sim.world.simdisk import SimDisk
 from tests.timer.leading import LEASE_MS, Play
 from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of, u64
 from tests.timer.test_delete_topic import flushed
-from timer import cut as cut_module
-from timer import order as order_module
-from timer import store as store_module
-from timer.applied import FireApplied
-from timer.changes import MANY, TopicSum
-from timer.columns import decode_schedule
-from timer.cut import Filter
-from timer.engine import Engine
-from timer.entry import Entry, Kind
-from timer.errors import LimitReached
-from timer.gathering import GROUP_OFFSETS_MAX, OP_WEIGHT, Acks, Batch
-from timer.groups import Group
-from timer.leader import ENTRY_TOPICS_MAX
-from timer.leases import ACCEPT, Leases
-from timer.limits import TOPIC_IDS_MAX
-from timer.order import Position
-from timer.pauses import Pauses
-from timer.payloads import FIRE_TOPICS_MAX, Fire, GroupSettings, Op
-from timer.policies import DROP, Scope
-from timer.producers import IDLE_MS_MAX, Producers
-from timer.serving import EXPIRES_MAX
-from timer.topic import Topic
-from timer.units import GroupId, LogIndex, QueueOffset, TopicId, UnixMs
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.entries.payloads import FIRE_TOPICS_MAX, Fire, GroupSettings, Op
+from timer.entries.policies import DROP, Scope
+from timer.leader.groups.group_batch import GROUP_OFFSETS_MAX, OP_WEIGHT, Acks, GroupBatch
+from timer.leader.groups.group_dispatch import EXPIRES_MAX
+from timer.leader.groups.shared_leases import ACCEPT, Leases
+from timer.leader.intake.count_limits import TOPIC_IDS_MAX
+from timer.leader.leader import ENTRY_TOPICS_MAX
+from timer.model import firing_order as order_module
+from timer.model.columns import decode_schedule
+from timer.model.firing_order import Position
+from timer.model.timer_errors import LimitReachedError
+from timer.model.units import GroupId, LogIndex, QueueOffset, TopicId, UnixMs
+from timer.pending import read_view as cut_module
+from timer.pending import store as store_module
+from timer.pending.read_view import Filter
+from timer.ready.group import Group
+from timer.ready.topic import Topic
+from timer.recovery.engine import Engine
+from timer.state.apply_results import FireApplied
+from timer.state.dirty_topics import MANY, TopicSum
+from timer.state.pauses import Pauses
+from timer.state.producers import IDLE_MS_MAX, Producers
 
 DUE = START_MS + 10_000
 
@@ -109,7 +109,7 @@ def test_schedule_entries_take_requests_for_so_many_topics_together() -> None:
         mine = part_of([(topic, DUE, b"") for topic in ids[start : start + request]])
         play.leader.schedule(mine, lambda _: None, play.now)
     play.settle()
-    entries = [e for e in play.log.entries[before:] if e.kind is Kind.SCHEDULE]
+    entries = [e for e in play.log.entries[before:] if e.kind is EntryKind.SCHEDULE]
     assert [len({*decode_schedule(e.payload).rows["topic"].tolist()}) for e in entries] == [
         request,
         request,
@@ -117,7 +117,7 @@ def test_schedule_entries_take_requests_for_so_many_topics_together() -> None:
 
 
 def test_a_group_entry_has_ops_of_so_many_groups() -> None:
-    batch, groups = Batch(), 3 * GROUP_OFFSETS_MAX // OP_WEIGHT
+    batch, groups = GroupBatch(), 3 * GROUP_OFFSETS_MAX // OP_WEIGHT
     for number in range(groups):
         group = Group(
             group_id=GroupId(number + 1),
@@ -258,7 +258,7 @@ def test_a_topic_beyond_the_last_id_is_refused_before_it_is_appended() -> None:
     play = Play()
     play.machine.next_topic_id = TopicId(TOPIC_IDS_MAX)
     before = len(play.log.entries)
-    with pytest.raises(LimitReached, match="topic ids"):
+    with pytest.raises(LimitReachedError, match="topic ids"):
         play.leader.topic("one/more", play.now, lambda _: None)
     assert len(play.log.entries) == before
 

@@ -5,7 +5,7 @@ import zlib
 
 import pytest
 
-from timer.crc import joined
+from timer.entries.crc import joined
 
 
 @pytest.mark.parametrize("seed", range(40))

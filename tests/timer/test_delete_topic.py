@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from chaos.simdisk import SimDisk
+from chaos.sim.world.simdisk import SimDisk
 from tests.timer.leading import LEASE_MS, Play, delivered
 from tests.timer.machines import (
     START_MS,
@@ -19,25 +19,33 @@ from tests.timer.machines import (
     queue_of,
     state_of,
 )
-from timer import errors, trace
-from timer.applied import ALREADY_FIRED, NOT_FOUND, DeleteTopicApplied
-from timer.cut import Filter
-from timer.engine import Engine
-from timer.entry import Kind
-from timer.gone import NONE, Gone
-from timer.leases import LEASE_LOST, Consumer
-from timer.payloads import CreateGroup, DeleteTopic, GroupSettings, Op, Start, decode_topic
-from timer.policies import CLUSTER, Policy, Scope
-from timer.story import Known, Story, What
-from timer.timer_id import TimerKey
-from timer.units import DUE_MS_MAX, GroupId, ProducerId, Seq, TopicId, UnixMs
+from timer.entries.entry_frame import EntryKind
+from timer.entries.payloads import (
+    CreateGroup,
+    DeleteTopic,
+    GroupSettings,
+    GroupStart,
+    Op,
+    decode_topic,
+)
+from timer.entries.policies import CLUSTER, Scope, ScopePolicy
+from timer.leader.groups.shared_leases import LEASE_LOST, ConsumerStream
+from timer.model import timer_errors
+from timer.model.timer_id import TimerKey
+from timer.model.units import DUE_MS_MAX, GroupId, ProducerId, Seq, TopicId, UnixMs
+from timer.pending.memory.deleted_topics import NONE, DeletedTopics
+from timer.pending.read_view import Filter
+from timer.recovery.engine import Engine
+from timer.state import firing_trace
+from timer.state.apply_results import ALREADY_FIRED, NOT_FOUND, DeleteTopicApplied
+from timer.state.timer_story import Known, StoryReader, What
 
 DUE = START_MS + 1_000
 HOUR = 3_600_000
 
 
 def test_flags_tell_what_was_issued_and_is_not_there() -> None:
-    gone = Gone.all_but([TopicId(2)], TopicId(4))
+    gone = DeletedTopics.all_but([TopicId(2)], TopicId(4))
     assert [gone.has(topic) for topic in range(6)] == [False, True, False, True, False, False]
     assert gone.of(np.array([3, 0xFFFF_FFFF, 2], np.uint32)).tolist() == [True, False, False]
     more = gone.plus(TopicId(9))
@@ -202,7 +210,7 @@ def test_deletion_tells_what_went_and_leaves_nothing_of_it() -> None:
     assert isinstance(applied, DeleteTopicApplied)
     assert (applied.dropped, applied.messages) == (3, 4)
     assert applied.groups == (("g", 1), ("h", 4))
-    assert dict(machine.policies) == {CLUSTER: Policy(delay_ms_min=0)}
+    assert dict(machine.policies) == {CLUSTER: ScopePolicy(delay_ms_min=0)}
     assert [*machine.topics] == [2]
     assert [*machine.topic_by_name] == ["b"]
     assert machine.apply(log.delete_topic(1)) == DeleteTopicApplied(DeleteTopic(TopicId(1)), None)
@@ -228,7 +236,7 @@ def test_what_names_a_deleted_topic_later_finds_nobody_and_changes_nothing() -> 
     new = part_of([(2, DUE, b"kept"), (1, DUE, b"not")], 1, 2)
     results, ready = answer_of(machine.apply(log.schedule(request, new, part_of([(2, DUE, b"z")]))))
     assert results[0] == (*first[0][:-1], True), "answered as it was"
-    assert results[1] is errors.TopicDeleted
+    assert results[1] is timer_errors.TopicDeletedError
     assert (results[2][1], ready) == (seq, []), "a refused one takes no seq"
     assert machine.counts.scheduled == before.scheduled + 1
     assert answer_of(machine.apply(log.schedule(part_of([(2, DUE, b"w")], 1, 2))))[0][0][0] == 2
@@ -297,7 +305,7 @@ def test_what_waits_goes_before_the_deletion_and_is_answered() -> None:
         if name != "waits":
             play.step()
     deleting(play)
-    assert play.appended == [Kind.SCHEDULE] * 3 + [Kind.TOPIC]
+    assert play.appended == [EntryKind.SCHEDULE] * 3 + [EntryKind.TOPIC]
     play.settle()
     assert all(isinstance(play.answers[name], tuple) for name in ("first", "second", "waits"))
     assert (play.answers["delete"].dropped, play.machine.store.pending) == (3, 0)
@@ -309,11 +317,11 @@ def test_nothing_is_taken_that_names_a_topic_whose_deletion_is_in_flight_or_done
     held = play.deliveries[-1]
     play.schedule("in flight", 9_000, producer=0)
     deleting(play)
-    create = CreateGroup(play.topic_id, "h", Start.EARLIEST, GroupSettings(lease_ms=LEASE_MS))
+    create = CreateGroup(play.topic_id, "h", GroupStart.EARLIEST, GroupSettings(lease_ms=LEASE_MS))
     scope, now = Scope("", play.topic_id), play.now
     asking = (
         lambda: play.schedule("s", 5),
-        lambda: play.leader.alter(scope, Policy(tick_ms=7), (), now, play.done("policy")),
+        lambda: play.leader.alter(scope, ScopePolicy(tick_ms=7), (), now, play.done("policy")),
         lambda: play.leader.groups.create(create, play.done("create")),
         lambda: play.leader.groups.delete(group, play.done("group")),
         lambda: play.join(group),
@@ -322,13 +330,13 @@ def test_nothing_is_taken_that_names_a_topic_whose_deletion_is_in_flight_or_done
     )
     appended = len(play.log.entries)
     for ask in asking:
-        with pytest.raises(errors.NotReady, match="being deleted"):
+        with pytest.raises(timer_errors.NotReadyError, match="being deleted"):
             ask()
     assert play.leader.topic_named("a") is None
     assert len(play.log.entries) == appended
     play.settle()
     for ask in asking:
-        with pytest.raises(errors.TopicDeleted):
+        with pytest.raises(timer_errors.TopicDeletedError):
             ask()
     assert not play.leader.groups.doomed
 
@@ -345,8 +353,8 @@ def test_topic_asked_for_while_its_deletion_is_in_flight_is_made_behind_it() -> 
 def test_consumers_are_sent_away_and_their_acks_told_only_when_it_is_committed() -> None:
     play = Play()
     group, _ = delivered(play, 0, 0)
-    sent_away: list[errors.TimerError] = []
-    consumer = Consumer("c", LEASE_MS, lambda _: None, end=sent_away.append)
+    sent_away: list[timer_errors.EngineError] = []
+    consumer = ConsumerStream("c", LEASE_MS, lambda _: None, end=sent_away.append)
     play.leader.groups.join(group, consumer)
     play.ack("with it", play.deliveries[-1], [0])
     play.leader.groups.seek_time(group, UnixMs(START_MS + 10**7), play.done("seek"))
@@ -355,8 +363,8 @@ def test_consumers_are_sent_away_and_their_acks_told_only_when_it_is_committed()
     assert not sent_away
     play.settle()
     assert str(sent_away[0]) == "topic 'a' was deleted"
-    assert isinstance(play.answers["with it"], errors.TopicDeleted)
-    assert isinstance(play.answers["seek"], errors.NotReady), "it had no effect"
+    assert isinstance(play.answers["with it"], timer_errors.TopicDeletedError)
+    assert isinstance(play.answers["seek"], timer_errors.NotReadyError), "it had no effect"
     play.leader.groups.leave(group, consumer)
     play.leader.groups.credit(group, consumer, 5)
     play.wait(10 * LEASE_MS)
@@ -370,18 +378,18 @@ def test_topic_is_not_said_to_be_gone_before_its_deletion_is_committed() -> None
     play = Play()
     assert play.leader.find_topic("a").topic_id == play.topic_id
     play.leader.delete_topic(play.topic_id, play.now, play.done("delete"))
-    with pytest.raises(errors.NotReady):
+    with pytest.raises(timer_errors.NotReadyError):
         play.leader.find_topic("a")
     play.settle()
-    with pytest.raises(errors.NotFound, match="'a'"):
+    with pytest.raises(timer_errors.NotFoundError, match="'a'"):
         play.leader.find_topic("a")
 
 
 def test_refused_deletion_dooms_nothing() -> None:
     play = Play()
-    play.full = errors.Overloaded("the log", retry_after_ms=1)
+    play.full = timer_errors.OverloadedError("the log", retry_after_ms=1)
     deleting(play)
-    assert isinstance(play.answers["delete"], errors.Overloaded)
+    assert isinstance(play.answers["delete"], timer_errors.OverloadedError)
     play.full = None
     play.schedule("s", 5_000)
     play.settle()
@@ -402,7 +410,7 @@ def test_repeated_request_is_taken_though_its_topic_is_gone() -> None:
     for again in ("while", "after"):
         assert play.answers[again][1]
         assert play.answers[again][0].first_seq == first.first_seq
-    with pytest.raises(errors.TopicDeleted):
+    with pytest.raises(timer_errors.TopicDeletedError):
         play.schedule("new", 5_000, producer=1, sequence=2)
     play.settle()
 
@@ -442,10 +450,10 @@ def test_story_tells_what_ended_with_its_topic(fires: bool) -> None:
     machine.apply(log.delete_topic(1))
     machine.apply(log.fire(DUE + 1))
     [*firings] = machine.trace.firings
-    place = trace.find(firings, Seq(1))
+    place = firing_trace.find(firings, Seq(1))
     known = Known(pending=False, ended=False, fired=place, topic=None, key=b"", deleted=fires)
     target = TimerKey(UnixMs(DUE), Seq(1))
-    story = Story(target, known, [*machine.trace.marks], frozenset[GroupId]())
+    story = StoryReader(target, known, [*machine.trace.marks], frozenset[GroupId]())
     events = []
     while not story.over:
         events += story.feed(log.entries[story.next - 1])

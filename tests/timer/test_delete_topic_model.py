@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from tests.timer.machines import START_MS, keys_of, part_of, queue_of
 from tests.timer.test_machine import KEYS, World, offsets_of, step_of
-from timer.applied import ALREADY_FIRED, NOT_FOUND
-from timer.columns import OnConflict, Part
-from timer.errors import TopicDeleted
-from timer.payloads import Op
-from timer.units import TopicId
+from timer.entries.payloads import Op
+from timer.model.columns import OnConflict, Part
+from timer.model.timer_errors import TopicDeletedError
+from timer.model.units import TopicId
+from timer.state.apply_results import ALREADY_FIRED, NOT_FOUND
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Deleting(World):
             return
         topic, log = self.gone[-1], self.log
         [answer] = self.apply(log.schedule(part_of([(topic, self.due(10), b"late")])))[0]
-        assert answer is TopicDeleted
+        assert answer is TopicDeletedError
         for entry in (
             log.create_group(topic, "late"),
             log.op(Op.ACK, topic, 1, offsets),

@@ -6,18 +6,18 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from chaos.simdisk import SimDisk
+from chaos.sim.world.simdisk import SimDisk
 from tests.timer.machines import Log, machine_on, part_of
-from timer.applied import ALREADY_CANCELLED
-from timer.columns import RequestId
-from timer.groups import Group
-from timer.machine import Machine
-from timer.order import Position
-from timer.payloads import GroupSettings, Op
-from timer.policies import Policy, Scope
-from timer.producers import Answer
-from timer.topic import Release, Topic
-from timer.units import ProducerId, ReplicaId, Seq, TopicId, UnixMs
+from timer.entries.payloads import GroupSettings, Op
+from timer.entries.policies import Scope, ScopePolicy
+from timer.model.columns import RequestId
+from timer.model.firing_order import Position
+from timer.model.units import ProducerId, ReplicaId, Seq, TopicId, UnixMs
+from timer.ready.group import Group
+from timer.ready.topic import Topic, TopicRelease
+from timer.state.apply_results import ALREADY_CANCELLED
+from timer.state.machine import Machine
+from timer.state.producers import RequestAnswer
 
 DUE_MS = 10_000_000_000_000
 
@@ -73,7 +73,7 @@ PLAIN: dict[str, Callable[[Machine], None]] = {
 
 def named(machine: Machine) -> None:
     request = RequestId(b"r", 1, UnixMs(9))
-    machine.requests.accept(request, Answer(0, Seq(1), np.zeros(1, np.int64)), UnixMs(0))
+    machine.requests.accept(request, RequestAnswer(0, Seq(1), np.zeros(1, np.int64)), UnixMs(0))
 
 
 def ended(machine: Machine) -> None:
@@ -82,23 +82,25 @@ def ended(machine: Machine) -> None:
 
 def used(machine: Machine) -> None:
     machine.producers.accept(
-        ProducerId(1), Answer(1, Seq(1), np.zeros(1, np.int64)), machine.applied_time_ms
+        ProducerId(1), RequestAnswer(1, Seq(1), np.zeros(1, np.int64)), machine.applied_time_ms
     )
 
 
 def released(machine: Machine) -> None:
-    topic_of(machine).release = Release("all", UnixMs(1), Seq(1), None, waits=False)
+    topic_of(machine).release = TopicRelease("all", UnixMs(1), Seq(1), None, waits=False)
 
 
 def released_further(machine: Machine) -> None:
-    topic_of(machine).release = Release("all", UnixMs(1), Seq(1), Position(1, Seq(1)), waits=False)
+    topic_of(machine).release = TopicRelease(
+        "all", UnixMs(1), Seq(1), Position(1, Seq(1)), waits=False
+    )
 
 
 OTHERS: dict[str, Callable[[Machine], None]] = {
     "voters": lambda m: setattr(m, "voters", (*m.voters, ReplicaId(9))),
     "a mark of what fired": lambda m: setattr(m, "fire_marks", deque([*m.fire_marks, (1, 1)])),
     "a policy": lambda m: setattr(
-        m, "policies", m.policies.changed(Scope("", TopicId(1)), Policy(ttl_ms=7))
+        m, "policies", m.policies.changed(Scope("", TopicId(1)), ScopePolicy(ttl_ms=7))
     ),
     "a cancel": lambda m: m.cancels.add(np.array([1]), np.array([1], np.uint64)),
     "a late end": lambda m: m.late[ALREADY_CANCELLED].ended(UnixMs(1), np.array([1], np.uint64)),

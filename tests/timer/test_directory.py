@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.simdisk import SimDisk
-from timer.directory import (
+from chaos.sim.world.simdisk import SimDisk
+from timer.files.data_directory import (
     REPLICA_ID_MAX,
     Identity,
     format_directory,
@@ -14,9 +14,9 @@ from timer.directory import (
     open_directory,
     read_identity,
 )
-from timer.disk import Disk, RealDisk
-from timer.errors import CorruptFile, UnknownVersion, WrongDirectory
-from timer.units import ReplicaId
+from timer.files.disk import Disk, RealDisk
+from timer.model.timer_errors import CorruptFileError, UnknownVersionError, WrongDirectoryError
+from timer.model.units import ReplicaId
 
 CLUSTER = "c-1"
 VOTERS = {name: founding_replica_id(CLUSTER, name) for name in ("a", "b", "c")}
@@ -96,7 +96,7 @@ def test_founder_with_another_id_is_our_bug(disk: Disk, path: Path) -> None:
 
 def test_absent_and_empty_say_init(disk: Disk, path: Path) -> None:
     for _ in range(2):
-        with pytest.raises(WrongDirectory, match="run `timerd init`"):
+        with pytest.raises(WrongDirectoryError, match="run `timerd init`"):
             open_directory(disk, path, cluster_id=CLUSTER, name="a")
         disk.make_dir(path)
     assert disk.list_dir(path) == []
@@ -105,16 +105,16 @@ def test_absent_and_empty_say_init(disk: Disk, path: Path) -> None:
 def test_directory_that_is_not_ours_is_neither_opened_nor_formatted(disk: Disk, path: Path) -> None:
     disk.make_dir(path)
     disk.write_atomic(path / "thesis.tex", b"")
-    with pytest.raises(WrongDirectory, match=r"no identity\.json"):
+    with pytest.raises(WrongDirectoryError, match=r"no identity\.json"):
         open_directory(disk, path, cluster_id=CLUSTER, name="a")
-    with pytest.raises(WrongDirectory, match=r"not empty \(thesis\.tex\)"):
+    with pytest.raises(WrongDirectoryError, match=r"not empty \(thesis\.tex\)"):
         format_a(disk, path)
     assert disk.list_dir(path) == ["thesis.tex"]
 
 
 def test_format_twice_is_refused(disk: Disk, path: Path) -> None:
     format_a(disk, path)
-    with pytest.raises(WrongDirectory, match="not empty"):
+    with pytest.raises(WrongDirectoryError, match="not empty"):
         format_a(disk, path)
 
 
@@ -129,9 +129,9 @@ def test_format_after_one_that_was_cut_short_or_on_a_fresh_file_system(
 
 def test_other_cluster_and_other_name_are_refused_and_leave_no_lock(disk: Disk, path: Path) -> None:
     format_a(disk, path)
-    with pytest.raises(WrongDirectory, match="cluster c-1's, not c-2's"):
+    with pytest.raises(WrongDirectoryError, match="cluster c-1's, not c-2's"):
         open_directory(disk, path, cluster_id="c-2", name="a")
-    with pytest.raises(WrongDirectory, match="node a's, not b's"):
+    with pytest.raises(WrongDirectoryError, match="node a's, not b's"):
         open_directory(disk, path, cluster_id=CLUSTER, name="b")
     open_directory(disk, path, cluster_id=CLUSTER, name="a").close()
 
@@ -139,7 +139,7 @@ def test_other_cluster_and_other_name_are_refused_and_leave_no_lock(disk: Disk, 
 def test_directory_in_use_is_refused(disk: Disk, path: Path) -> None:
     format_a(disk, path)
     directory = open_directory(disk, path, cluster_id=CLUSTER, name="a")
-    with pytest.raises(WrongDirectory, match="in use by process"):
+    with pytest.raises(WrongDirectoryError, match="in use by process"):
         open_directory(disk, path, cluster_id=CLUSTER, name="a")
     directory.close()
 
@@ -156,7 +156,7 @@ def test_any_damaged_byte_of_the_identity_is_noticed(disk: Disk, path: Path) -> 
             # White space may change without changing what is said.
             assert read_identity(disk, path) == made
             assert good[position : position + 1].isspace()
-        except CorruptFile:
+        except CorruptFileError:
             noticed += 1
     assert noticed > len(good) / 2
 
@@ -166,7 +166,7 @@ def test_every_truncation_of_the_identity_is_noticed(disk: Disk, path: Path) -> 
     good = disk.read(path / "identity.json").rstrip()
     for size in range(len(good)):
         disk.write_atomic(path / "identity.json", good[:size])
-        with pytest.raises(CorruptFile):
+        with pytest.raises(CorruptFileError):
             read_identity(disk, path)
 
 
@@ -174,10 +174,10 @@ def test_identity_of_another_format_is_unknown_version(
     disk: Disk, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as later:
-        later.setattr("timer.directory.FORMAT", 2)
+        later.setattr("timer.files.data_directory.FORMAT", 2)
         format_a(disk, path)
     assert json.loads(disk.read(path / "identity.json"))["format"] == 2
-    with pytest.raises(UnknownVersion, match="version 2; this program knows 1"):
+    with pytest.raises(UnknownVersionError, match="version 2; this program knows 1"):
         open_directory(disk, path, cluster_id=CLUSTER, name="a")
 
 
@@ -186,7 +186,7 @@ def test_format_that_was_cut_short_is_repeated_and_a_promise_is_never_replaced(
 ) -> None:
     disk.make_dir(path)
     disk.write_atomic(path / "promise", b"given")
-    with pytest.raises(WrongDirectory, match=r"not empty \(promise\)"):
+    with pytest.raises(WrongDirectoryError, match=r"not empty \(promise\)"):
         format_a(disk, path)
     disk.write_atomic(path / "promise", PROMISE)
     format_a(disk, path)

@@ -10,8 +10,8 @@ from unittest import mock
 
 import pytest
 
-from timer.disk import Bytes, FreshDisk, RealDisk
-from timer.errors import CorruptFile, DiskFailed, WrongDirectory
+from timer.files.disk import Bytes, FreshDisk, RealDisk
+from timer.model.timer_errors import CorruptFileError, DiskFailedError, WrongDirectoryError
 
 DISK = RealDisk()
 
@@ -39,7 +39,7 @@ def test_append_of_more_buffers_than_one_call_takes(tmp_path: Path) -> None:
 
 def test_read_of_what_the_disk_can_not_give_back_is_damage_that_others_can_heal() -> None:
     memory = Path("/proc/self/mem")  # nothing is at 0: EIO
-    with pytest.raises(CorruptFile, match="read failed: EIO") as found:
+    with pytest.raises(CorruptFileError, match="read failed: EIO") as found:
         DISK.read(memory, 0, 10)
     assert str(memory) in str(found.value)
 
@@ -89,12 +89,12 @@ def test_after_a_failure_the_file_refuses_all_else_and_says_why(
     }
     with monkeypatch.context() as planted:
         planted.setattr(os, call, fail)
-        with pytest.raises(DiskFailed) as failed:
+        with pytest.raises(DiskFailedError) as failed:
             actions[call]()
     assert failed.value.errno == number
     assert f"{action} failed: {errno.errorcode[number]}" in str(failed.value)
     for refused in actions.values():
-        with pytest.raises(DiskFailed, match="refused") as second:
+        with pytest.raises(DiskFailedError, match="refused") as second:
             refused()
         assert second.value.errno == number
     file.close()
@@ -105,7 +105,7 @@ def test_after_a_failure_the_file_refuses_all_else_and_says_why(
 def test_read_of_a_range_ends_where_the_file_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_size: int
 ) -> None:
-    monkeypatch.setattr("timer.disk._PART_SIZE", part_size)
+    monkeypatch.setattr("timer.files.disk._PART_SIZE", part_size)
     (tmp_path / "a").write_bytes(b"0123456789")
     assert DISK.read(tmp_path / "a", 1, 1 << 62) == b"123456789", "no memory is taken for the rest"
     assert DISK.read(tmp_path / "a", 3, 4) == b"3456"
@@ -123,7 +123,7 @@ def test_absent_files_are_file_not_found(tmp_path: Path) -> None:
 
 
 def test_what_the_system_refuses_is_disk_failed(tmp_path: Path) -> None:
-    with pytest.raises(DiskFailed, match="EISDIR") as failed:
+    with pytest.raises(DiskFailedError, match="EISDIR") as failed:
         DISK.open_append(tmp_path)
     assert failed.value.errno == errno.EISDIR
 
@@ -154,7 +154,7 @@ def test_write_atomic_that_fails_leaves_the_old_content(
 
     DISK.write_atomic(tmp_path / "a", b"old")
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(DiskFailed):
+    with pytest.raises(DiskFailedError):
         DISK.write_atomic(tmp_path / "a", b"new")
     assert DISK.read(tmp_path / "a") == b"old"
 
@@ -164,7 +164,7 @@ def test_link_is_a_second_name_of_one_file(tmp_path: Path) -> None:
     DISK.link(tmp_path / "a", tmp_path / "b")
     DISK.write_atomic(tmp_path / "a", b"new")
     assert DISK.read(tmp_path / "b") == b"old"
-    with pytest.raises(DiskFailed, match="EEXIST"):
+    with pytest.raises(DiskFailedError, match="EEXIST"):
         DISK.link(tmp_path / "a", tmp_path / "b")
     with pytest.raises(FileNotFoundError):
         DISK.link(tmp_path / "absent", tmp_path / "c")
@@ -188,7 +188,7 @@ def test_make_dir_makes_parents_and_may_be_repeated(tmp_path: Path) -> None:
 
 def test_lock_is_exclusive_names_its_holder_and_ends_with_release(tmp_path: Path) -> None:
     lock = DISK.lock(tmp_path / "LOCK")
-    with pytest.raises(WrongDirectory, match=f"in use by process {os.getpid()}$"):
+    with pytest.raises(WrongDirectoryError, match=f"in use by process {os.getpid()}$"):
         DISK.lock(tmp_path / "LOCK")
     lock.release()
     lock.release()

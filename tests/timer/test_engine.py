@@ -3,23 +3,23 @@
 import numpy as np
 import pytest
 
-from chaos.simdisk import SimDisk
+from chaos.sim.world.simdisk import SimDisk
 from tests.timer.machines import START_MS, STATE, Log, catch_up, engine_on, part_of, state_of
-from timer import engine as engine_module
-from timer.engine import CHECKPOINTS_KEPT, FLUSH_ROOM, FOLD_BYTES, Engine
-from timer.entry import Entry, Kind
-from timer.errors import NotLeader, ShuttingDown
-from timer.leader import LeaderConfig, Now
-from timer.payloads import Ids, Keys
-from timer.prepare import Prepared
-from timer.room import Room
-from timer.units import Epoch, LogIndex, MonoMs, UnixMs
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.entries.payloads import Ids, Keys
+from timer.leader.intake.disk_reserve import Room
+from timer.leader.leader import LeaderConfig, Now
+from timer.model.timer_errors import NotLeaderError, ShuttingDownError
+from timer.model.units import Epoch, LogIndex, MonoMs, UnixMs
+from timer.pending.prefetch import Prepared
+from timer.recovery import engine as engine_module
+from timer.recovery.engine import CHECKPOINTS_KEPT, FLUSH_ROOM, FOLD_BYTES, Engine
 
 
 class View(Log):
     """A log as the engine sees it."""
 
-    def propose(self, kind: Kind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
+    def propose(self, kind: EntryKind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
         self.now_ms = max(self.now_ms, time_ms)
         return self.append(kind, payload).index
 
@@ -311,7 +311,7 @@ def test_leader_serves_until_it_steps_down_and_the_next_epoch_may_be_led_again()
         engine.step_down()
         engine.step_down()
         assert engine.leader is None
-        assert isinstance(leader.closed, NotLeader)
+        assert isinstance(leader.closed, NotLeaderError)
         log.begin_epoch()
         catch_up(engine, log)
     assert engine.machine.counts.scheduled == 2
@@ -322,7 +322,7 @@ def test_stepping_down_answers_what_waits_with_the_given_reason() -> None:
     leader = engine.lead(Epoch(2), log.propose, NOW)
     answers: list[object] = []
     leader.schedule(part_of([(1, START_MS, b"x")]), answers.append)
-    why = ShuttingDown("bye")
+    why = ShuttingDownError("bye")
     engine.step_down(why)
     assert answers == [why]
 

@@ -7,29 +7,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from timer.entry import (
+from timer.entries.entry_frame import (
     HEADER_SIZE,
     PAYLOAD_SIZE_MAX,
     Damage,
     Entry,
-    Kind,
+    EntryKind,
     encode,
     frame_at,
     frames,
 )
-from timer.units import Epoch, LogIndex, UnixMs
+from timer.model.units import Epoch, LogIndex, UnixMs
 
 entries = st.tuples(
-    st.sampled_from(Kind),
+    st.sampled_from(EntryKind),
     st.integers(0, 2**64 - 1),
     st.integers(0, 2**64 - 1),
     st.integers(-(2**63), 2**63 - 1),
     st.lists(st.binary(max_size=50), max_size=3),
 )
-SAMPLE = encode(Kind.FIRE, Epoch(3), LogIndex(7), UnixMs(1234), [b"pay", b"load"])
+SAMPLE = encode(EntryKind.FIRE, Epoch(3), LogIndex(7), UnixMs(1234), [b"pay", b"load"])
 
 
-def framed(kind: Kind, epoch: int, index: int, time_ms: int, payload: list[bytes]) -> bytes:
+def framed(kind: EntryKind, epoch: int, index: int, time_ms: int, payload: list[bytes]) -> bytes:
     return encode(kind, Epoch(epoch), LogIndex(index), UnixMs(time_ms), payload)
 
 
@@ -42,7 +42,7 @@ def resealed(frame: bytearray) -> memoryview:
 @settings(derandomize=True, deadline=None)
 @given(st.lists(entries, max_size=5))
 def test_frames_give_back_what_was_encoded(
-    items: list[tuple[Kind, int, int, int, list[bytes]]],
+    items: list[tuple[EntryKind, int, int, int, list[bytes]]],
 ) -> None:
     data = b"".join(framed(*item) for item in items)
     found = [
@@ -112,7 +112,7 @@ def test_damage_says_where_it_is_after_whole_frames() -> None:
 
 def test_payload_has_at_most_its_limit() -> None:
     payload = [bytes(PAYLOAD_SIZE_MAX)]
-    whole = frame_at(memoryview(framed(Kind.SCHEDULE, 1, 1, 1, payload)), 0)
+    whole = frame_at(memoryview(framed(EntryKind.SCHEDULE, 1, 1, 1, payload)), 0)
     assert isinstance(whole, Entry)
     with pytest.raises(AssertionError):
-        framed(Kind.SCHEDULE, 1, 1, 1, [*payload, b"x"])
+        framed(EntryKind.SCHEDULE, 1, 1, 1, [*payload, b"x"])

@@ -9,15 +9,15 @@ import msgpack
 import numpy as np
 import pytest
 
-from chaos.simdisk import SimDisk
+from chaos.sim.world.simdisk import SimDisk
 from tests.timer.machines import Log, ids_of, keys_of, machine_on, part_of, state_of, u64
-from timer import payloads
-from timer.columns import RequestId, encode_schedule
-from timer.entry import Entry, Kind
-from timer.entry_check import check_entry
-from timer.payloads import EpochStart, GroupOp, Op
-from timer.policies import Scope
-from timer.units import DUE_MS_MAX, Epoch, GroupId, ReplicaId, TopicId, UnixMs
+from timer.entries import payloads
+from timer.entries.entry_check import check_entry
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.entries.payloads import EpochStart, GroupOp, Op
+from timer.entries.policies import Scope
+from timer.model.columns import RequestId, encode_schedule
+from timer.model.units import DUE_MS_MAX, Epoch, GroupId, ReplicaId, TopicId, UnixMs
 
 EDGES = [0, 1, 2, 255, 256, 65_536, (1 << 31) - 1, (1 << 32) - 1, 1 << 32, 1 << 48]
 EDGES += [(1 << 63) - 1, 1 << 63, (1 << 64) - 1]
@@ -50,7 +50,7 @@ def seeds(log: Log) -> Iterator[Entry]:
     yield log.policy(Scope("space"), catch_up="drop")
     yield log.producer(b"token")
     yield log.checkpoint()
-    yield log.append(Kind.CHECKPOINT, [payloads.encode_checkpoint(1000)])
+    yield log.append(EntryKind.CHECKPOINT, [payloads.encode_checkpoint(1000)])
 
 
 def changed(rng: random.Random, payload: bytes) -> bytes:
@@ -99,7 +99,7 @@ def test_what_passes_is_applied_whatever_was_overwritten_in_it(seed: int) -> Non
     assert machine.digest() == machine.digest_anew()
 
 
-def refused(kind: Kind, payload: bytes, time_ms: int = 1) -> str:
+def refused(kind: EntryKind, payload: bytes, time_ms: int = 1) -> str:
     entry = Log(time_ms).append(kind, [payload])
     with pytest.raises(ValueError) as why:  # noqa: PT011 - its text is what is returned
         check_entry(entry)
@@ -111,23 +111,23 @@ def test_refusal_names_the_field_and_its_limit() -> None:
         return b"".join(encode_schedule([replace(part_of([(1, 5, b"x")]), **columns)]))  # type: ignore[arg-type]
 
     late = np.array([DUE_MS_MAX + 1], np.int64)
-    assert f"must be in 0 .. {DUE_MS_MAX}" in refused(Kind.SCHEDULE, schedule(due_ms=late))
+    assert f"must be in 0 .. {DUE_MS_MAX}" in refused(EntryKind.SCHEDULE, schedule(due_ms=late))
     assert "topic 4294967295" in refused(
-        Kind.SCHEDULE, schedule(topic=np.array([0xFFFFFFFF], np.uint32))
+        EntryKind.SCHEDULE, schedule(topic=np.array([0xFFFFFFFF], np.uint32))
     )
-    assert "columns end at" in refused(Kind.SCHEDULE, schedule() + b"\0")
+    assert "columns end at" in refused(EntryKind.SCHEDULE, schedule() + b"\0")
     start = EpochStart(Epoch(1), ReplicaId(1), (ReplicaId(1),), apply_version=99)
-    assert "apply version 99" in refused(Kind.EPOCH, payloads.encode_epoch(start))
+    assert "apply version 99" in refused(EntryKind.EPOCH, payloads.encode_epoch(start))
     policy = {"tick_ms": -1}
     said = {"version": 1, "namespace": "", "topic": 0, "policy": policy}
-    assert "tick_ms" in refused(Kind.POLICY, msgpack.packb(said))
-    assert "time_ms = -1" in refused(Kind.CHECKPOINT, b"", -1)
-    assert "GROUP entry 1" in refused(Kind.GROUP, struct.pack("<B3xIII", 99, 1, 1, 0))
+    assert "tick_ms" in refused(EntryKind.POLICY, msgpack.packb(said))
+    assert "time_ms = -1" in refused(EntryKind.CHECKPOINT, b"", -1)
+    assert "GROUP entry 1" in refused(EntryKind.GROUP, struct.pack("<B3xIII", 99, 1, 1, 0))
     settings = {"lease_ms": -5, "max_attempts": 0, "dead_letter_topic": "", "backoff_ms_min": 0}
     settings |= {"backoff_ms_max": 0, "type": "shared", "max_in_flight": 0}
     body = msgpack.packb({"name": "g", "start": "latest", "settings": settings})
     head = struct.pack("<B3xIII", Op.CREATE, 1, 0, len(body))
-    assert "lease_ms = -5" in refused(Kind.GROUP, head + body + bytes(-len(body) % 8))
+    assert "lease_ms = -5" in refused(EntryKind.GROUP, head + body + bytes(-len(body) % 8))
 
 
 def test_offsets_beyond_a_queue_change_nothing_and_take_no_memory() -> None:

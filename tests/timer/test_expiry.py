@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chaos.simdisk import SimDisk
+from chaos.sim.world.simdisk import SimDisk
 from tests.timer.leading import Play, delivered
 from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of, state_of, u64
-from timer import expiry, serving
-from timer.columns import ROW
-from timer.entry import Kind
-from timer.errors import InvalidRequest, Overloaded
-from timer.expiry import LOOK_MS, expired_prefix
-from timer.leases import ACCEPT, ALREADY_ACKED, DEAD_ROWS_MAX, EXPIRED
-from timer.payloads import EXCLUSIVE, KEY_SHARED, SHARED, GroupOp, Op, decode_group
-from timer.policies import CLUSTER, Policy, Scope
-from timer.queues import Queue
-from timer.topic import Topic
-from timer.units import QueueOffset, TopicId, UnixMs
+from timer.entries.entry_frame import EntryKind
+from timer.entries.payloads import EXCLUSIVE, KEY_SHARED, SHARED, GroupOp, Op, decode_group
+from timer.entries.policies import CLUSTER, Scope, ScopePolicy
+from timer.leader.groups import expiry, group_dispatch
+from timer.leader.groups.expiry import LOOK_MS, expired_prefix
+from timer.leader.groups.shared_leases import ACCEPT, ALREADY_ACKED, DEAD_ROWS_MAX, EXPIRED
+from timer.model.columns import ROW
+from timer.model.timer_errors import InvalidRequestError, OverloadedError
+from timer.model.units import QueueOffset, TopicId, UnixMs
+from timer.ready.queue import Queue
+from timer.ready.topic import Topic
 
 TTL_MS = 1_000
 
@@ -227,7 +227,7 @@ def test_prefix_is_the_longest_of_which_all_is_due_by_then(
 def say(play: Play, scope: Scope | None = None, **said: Any) -> None:
     """Change the topic's policy, or another scope's."""
     scope = Scope("", play.topic_id) if scope is None else scope
-    play.leader.alter(scope, Policy(**said), [], play.now, play.done("policy"))
+    play.leader.alter(scope, ScopePolicy(**said), [], play.now, play.done("policy"))
     play.settle()
     play.answers.pop("policy")
 
@@ -259,7 +259,7 @@ def topic_of(play: Play) -> Topic:
 
 def ops_of(play: Play, since: int = 0) -> list[GroupOp]:
     """Return the ops of what has expired in the log."""
-    entries = [entry for entry in play.log.entries[since:] if entry.kind is Kind.GROUP]
+    entries = [entry for entry in play.log.entries[since:] if entry.kind is EntryKind.GROUP]
     ops = [op for entry in entries for op in decode_group(entry.payload)]
     return [op for op in ops if isinstance(op, GroupOp) and op.op in (Op.EXPIRE_BELOW, Op.EXPIRE)]
 
@@ -511,7 +511,7 @@ def test_policy_that_is_appended_decides_before_it_is_applied() -> None:
     fired(play, 0)
     play.wait(TTL_MS)
     scope = Scope("", play.topic_id)
-    play.leader.alter(scope, Policy(ttl_ms=2 * TTL_MS), [], play.now, play.done("policy"))
+    play.leader.alter(scope, ScopePolicy(ttl_ms=2 * TTL_MS), [], play.now, play.done("policy"))
     play.settle()
     assert ops_of(play) == []
     play.wait(TTL_MS)
@@ -520,14 +520,14 @@ def test_policy_that_is_appended_decides_before_it_is_applied() -> None:
 
 
 LONGER: Final[dict[str, Callable[[Play], None]]] = {
-    "longer": lambda play: _say_only(play, Policy(ttl_ms=9 * TTL_MS)),
-    "for ever": lambda play: _say_only(play, Policy(ttl_ms=0)),
-    "unset": lambda play: _say_only(play, Policy(), "ttl_ms"),
+    "longer": lambda play: _say_only(play, ScopePolicy(ttl_ms=9 * TTL_MS)),
+    "for ever": lambda play: _say_only(play, ScopePolicy(ttl_ms=0)),
+    "unset": lambda play: _say_only(play, ScopePolicy(), "ttl_ms"),
     "deleted": lambda play: play.leader.delete_topic(play.topic_id, play.now, play.done("delete")),
 }
 
 
-def _say_only(play: Play, said: Policy, *unset: str) -> None:
+def _say_only(play: Play, said: ScopePolicy, *unset: str) -> None:
     """Append it; settling commits it."""
     scope = Scope("", play.topic_id)
     play.leader.alter(scope, said, unset, play.now, play.done("policy"))
@@ -563,7 +563,7 @@ def test_what_is_over_is_not_handed_out_by_a_policy_that_may_never_be_committed(
 def test_groups_that_wait_for_a_policy_are_looked_at_a_few_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(serving, "WORK_MAX", 3)
+    monkeypatch.setattr(group_dispatch, "WORK_MAX", 3)
     play = playing()
     for name in "abcdefgh":
         group = play.make_group(name)
@@ -588,7 +588,7 @@ def test_policy_that_shortens_lives_does_not_wait() -> None:
     group, consumer = delivered(play, 0, credit=1)
     fired(play, 0)
     play.wait(TTL_MS // 2)
-    _say_only(play, Policy(ttl_ms=TTL_MS - 1))
+    _say_only(play, ScopePolicy(ttl_ms=TTL_MS - 1))
     play.leader.groups.credit(group, consumer, 5)
     assert play.hand_out() == [[1]]
 
@@ -600,7 +600,7 @@ def test_expiry_that_the_log_refuses_is_tried_again() -> None:
     play.wait(100)
     fired_late(play, TTL_MS - 200)
     play.wait(200)
-    play.full = Overloaded("the log", retry_after_ms=1)
+    play.full = OverloadedError("the log", retry_after_ms=1)
     play.join(group)
     play.hand_out()
     assert ops_of(play) == []
@@ -608,7 +608,7 @@ def test_expiry_that_the_log_refuses_is_tried_again() -> None:
     play.settle()
     assert [op.offsets.tolist() for op in ops_of(play)] == [[1]]
     play.wait(TTL_MS)
-    play.full = Overloaded("the log", retry_after_ms=1)
+    play.full = OverloadedError("the log", retry_after_ms=1)
     play.step()
     play.full = None
     play.wait(expiry.RETRY_MS)
@@ -665,7 +665,7 @@ def test_message_that_is_retained_is_not_handed_out_again_when_it_has_expired() 
 def test_timer_that_would_have_expired_already_is_refused_and_names_the_limit() -> None:
     play = playing()
     play.schedule("s", -TTL_MS + 1)
-    with pytest.raises(InvalidRequest) as refused:
+    with pytest.raises(InvalidRequestError) as refused:
         play.schedule("t", 0, -TTL_MS)
     limit = play.now.clock_ms - TTL_MS
     assert refused.value.field == "due_ms"

@@ -3,15 +3,21 @@
 import numpy as np
 import pytest
 
-from chaos.simdisk import SimDisk
+from chaos.sim.world.simdisk import SimDisk
 from tests.timer.leading import LEASE_MS, Play, delivered
 from tests.timer.machines import Log, machine_on, part_of, u64
-from timer import errors
-from timer.applied import DeleteApplied, GroupApplied, MoveApplied, NobodyApplied, SeekApplied
-from timer.groups import Group
-from timer.leases import ACCEPT, ALREADY_ACKED, LEASE_LOST, Consumer
-from timer.payloads import EXCLUSIVE, FAILOVER, Op
-from timer.units import LeaseId, QueueOffset, TopicId, UnixMs
+from timer.entries.payloads import EXCLUSIVE, FAILOVER, Op
+from timer.leader.groups.shared_leases import ACCEPT, ALREADY_ACKED, LEASE_LOST, ConsumerStream
+from timer.model import timer_errors
+from timer.model.units import LeaseId, QueueOffset, TopicId, UnixMs
+from timer.ready.group import Group
+from timer.state.apply_results import (
+    DeleteApplied,
+    GroupApplied,
+    MoveApplied,
+    NobodyApplied,
+    SeekApplied,
+)
 
 
 def seek(play: Play, group: Group, offset: int) -> None:
@@ -82,9 +88,9 @@ def test_seek_forward_leaves_out_what_is_before_and_lets_it_go() -> None:
     seek(play, group, 2)
     assert play.last() == ([2], [2])
     assert play.machine.topics[play.topic_id].queue.begin == 2
-    with pytest.raises(errors.InvalidRequest, match="the topic keeps 2 to 3"):
+    with pytest.raises(timer_errors.InvalidRequestError, match="the topic keeps 2 to 3"):
         play.leader.groups.seek(group, QueueOffset(1), play.done("too early"))
-    with pytest.raises(errors.InvalidRequest, match="offset = 4"):
+    with pytest.raises(timer_errors.InvalidRequestError, match="offset = 4"):
         play.leader.groups.seek(group, QueueOffset(4), play.done("too late"))
 
 
@@ -121,8 +127,8 @@ def test_deleted_group_sends_its_consumers_away_and_tells_their_acks() -> None:
     play = Play()
     kept, _ = delivered(play, 0, 0)
     group = play.make_group("h")
-    sent_away: list[errors.TimerError] = []
-    consumer = Consumer("c", LEASE_MS, lambda _: None, end=sent_away.append)
+    sent_away: list[timer_errors.EngineError] = []
+    consumer = ConsumerStream("c", LEASE_MS, lambda _: None, end=sent_away.append)
     play.leader.groups.join(group, consumer)
     play.leader.groups.credit(group, consumer, 10)
     play.settle()
@@ -132,11 +138,11 @@ def test_deleted_group_sends_its_consumers_away_and_tells_their_acks() -> None:
     play.ack("with it", held, [0])
     play.settle()
     assert isinstance(play.answers["delete"], DeleteApplied)
-    assert isinstance(play.answers["with it"], errors.GroupDeleted)
+    assert isinstance(play.answers["with it"], timer_errors.GroupDeletedError)
     assert str(sent_away[0]) == "group 'h' of topic 'a' was deleted"
-    with pytest.raises(errors.GroupDeleted):
+    with pytest.raises(timer_errors.GroupDeletedError):
         play.ack("later", held, [1])
-    with pytest.raises(errors.GroupDeleted):
+    with pytest.raises(timer_errors.GroupDeletedError):
         play.leader.groups.join(group, consumer)
     play.leader.groups.leave(group, consumer)
     play.leader.groups.credit(group, consumer, 3)
@@ -169,7 +175,9 @@ def test_exclusive_group_refuses_a_second_consumer_and_says_who_has_it() -> None
     play = Play()
     group = play.make_group(type=EXCLUSIVE)
     first = play.join(group)
-    with pytest.raises(errors.GroupHeld, match=r"group 'g' of topic 'a' is exclusive.*'c' has it"):
+    with pytest.raises(
+        timer_errors.GroupHeldError, match=r"group 'g' of topic 'a' is exclusive.*'c' has it"
+    ):
         play.join(group)
     play.leader.groups.leave(group, first)
     play.join(group)

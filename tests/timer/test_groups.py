@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chaos.simdisk import SimDisk
+from chaos.sim.world.simdisk import SimDisk
 from tests.timer.machines import Log, machine_on, part_of
-from timer import groups
-from timer.applied import GroupApplied, MoveApplied
-from timer.columns import gather
-from timer.groups import Group
-from timer.payloads import GroupSettings, Op
-from timer.units import GroupId, QueueOffset, TopicId
+from timer.entries.payloads import GroupSettings, Op
+from timer.model.columns import gather
+from timer.model.units import GroupId, QueueOffset, TopicId
+from timer.ready import group as groups
+from timer.ready.group import Group
+from timer.state.apply_results import GroupApplied, MoveApplied
 
 quick = settings(derandomize=True, deadline=None)
 

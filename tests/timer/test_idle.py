@@ -6,15 +6,16 @@ from unittest import mock
 
 import pytest
 
-from chaos.simdisk import SimDisk
+from chaos.sim.world.simdisk import SimDisk
 from tests.timer.leading import Play
 from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of
-from timer import digest, manifest
-from timer import engine as engine_module
-from timer.changes import MANY
-from timer.engine import Engine
-from timer.payloads import Op
-from timer.units import ProducerId
+from timer.entries.payloads import Op
+from timer.model.units import ProducerId
+from timer.recovery import engine as engine_module
+from timer.recovery import manifest
+from timer.recovery.engine import Engine
+from timer.state import digest
+from timer.state.dirty_topics import MANY
 
 TOPICS = 3 * MANY
 

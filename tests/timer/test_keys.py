@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timer.columns import U64, Binary
-from timer.disk import RealDisk
-from timer.errors import CorruptFile, UnknownVersion
-from timer.key_file import ENTRY, PAGE_ENTRIES, KeyFile, encode
-from timer.keys import PLAIN, KeyHasher, KeyTiers
-from timer.timer_id import mix, mix_one
+from timer.files.disk import RealDisk
+from timer.model.columns import U64, Binary
+from timer.model.timer_errors import CorruptFileError, UnknownVersionError
+from timer.model.timer_id import mix, mix_one
+from timer.pending.memory.key_index import PLAIN, KeyHasher, KeyTiers
+from timer.pending.runs.key_file import ENTRY, PAGE_ENTRIES, KeyFile, encode
 
 TOPIC = 7
 
@@ -156,9 +156,9 @@ def test_damage_anywhere_is_found_and_never_hides_a_row(tmp_path: Path) -> None:
         damaged = bytearray(data)
         damaged[position] ^= 0x80
         path.write_bytes(damaged)
-        with pytest.raises((CorruptFile, UnknownVersion)):
+        with pytest.raises((CorruptFileError, UnknownVersionError)):
             KeyFile(RealDisk(), path).find(hashes)
     for size in (0, 10, 31, 100, len(data) - 1, len(data) - ENTRY.itemsize * 20):
         path.write_bytes(data[:size])
-        with pytest.raises(CorruptFile):
+        with pytest.raises(CorruptFileError):
             KeyFile(RealDisk(), path).find(hashes)

@@ -5,42 +5,42 @@ from typing import Any
 
 import pytest
 
-from chaos.simdisk import SimDisk
+from chaos.sim.world.simdisk import SimDisk
 from tests.timer.leading import LEASE_MS, Play, delivered
 from tests.timer.machines import machine_on, part_of
-from timer import gathering, serving
-from timer import leader as leader_module
-from timer.applied import CANCELLED
-from timer.columns import decode_schedule
-from timer.entry import Kind
-from timer.errors import (
-    InvalidRequest,
-    LeadershipLost,
-    NotLeader,
-    Overloaded,
-    SequenceGap,
-    ShuttingDown,
-    TimerError,
-    UnknownProducer,
-)
-from timer.leader import LeaderConfig
-from timer.leases import ACCEPT, ALREADY_ACKED, LEASE_LOST, Leases
-from timer.payloads import (
+from timer.entries.entry_frame import EntryKind
+from timer.entries.payloads import (
     CreateGroup,
     Fire,
     GroupSettings,
-    Start,
+    GroupStart,
     decode_cancel,
     decode_fire,
     decode_group,
 )
-from timer.units import GroupId, LeaseId, ProducerId, TopicId
+from timer.leader import leader as leader_module
+from timer.leader.groups import group_batch, group_dispatch
+from timer.leader.groups.shared_leases import ACCEPT, ALREADY_ACKED, LEASE_LOST, Leases
+from timer.leader.leader import LeaderConfig
+from timer.model.columns import decode_schedule
+from timer.model.timer_errors import (
+    EngineError,
+    InvalidRequestError,
+    LeadershipLostError,
+    NotLeaderError,
+    OverloadedError,
+    SequenceGapError,
+    ShuttingDownError,
+    UnknownProducerError,
+)
+from timer.model.units import GroupId, LeaseId, ProducerId, TopicId
+from timer.state.apply_results import CANCELLED
 
 
 def test_request_is_answered_only_when_it_was_applied() -> None:
     play = Play()
     play.schedule("one", 100, 200)
-    assert play.step() == [Kind.SCHEDULE]
+    assert play.step() == [EntryKind.SCHEDULE]
     assert play.answers == {}
     play.commit()
     answer, duplicate = play.answers["one"]
@@ -52,10 +52,10 @@ def test_requests_gather_while_two_entries_are_in_flight() -> None:
     for at in range(10):
         play.schedule(f"s{at}", 100)
         play.step()
-    assert play.appended == [Kind.SCHEDULE] * 2
+    assert play.appended == [EntryKind.SCHEDULE] * 2
     play.commit(1)
     assert list(play.answers) == ["s0"]
-    assert play.step() == [Kind.SCHEDULE] * 2
+    assert play.step() == [EntryKind.SCHEDULE] * 2
     play.commit()
     assert list(play.answers) == [f"s{at}" for at in range(10)]
     assert [answer.first_seq for answer, _ in play.answers.values()] == list(range(1, 11))
@@ -66,7 +66,7 @@ def test_so_much_waiting_is_appended_whatever_is_in_flight() -> None:
     for at in range(4):
         play.schedule(f"s{at}", 100, size=1000)
         play.step()
-    assert play.appended == [Kind.SCHEDULE] * 4
+    assert play.appended == [EntryKind.SCHEDULE] * 4
 
 
 @pytest.mark.parametrize(
@@ -96,10 +96,10 @@ def test_entry_is_bounded_in_requests_rows_and_bytes(
 def test_too_much_waiting_is_refused_until_it_was_applied() -> None:
     play = Play(LeaderConfig(waiting_bytes_max=1000))
     play.schedule("big", 100, size=5000)  # one is always taken
-    with pytest.raises(Overloaded):
+    with pytest.raises(OverloadedError):
         play.schedule("small", 100)
     play.step()
-    with pytest.raises(Overloaded):
+    with pytest.raises(OverloadedError):
         play.schedule("small", 100)
     play.commit()
     play.schedule("small", 100)
@@ -111,9 +111,9 @@ def test_too_much_waiting_is_refused_until_it_was_applied() -> None:
 @pytest.mark.parametrize("rows", [0, 65_537])
 def test_request_without_a_row_or_with_too_many_is_refused(rows: int) -> None:
     play = Play()
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidRequestError):
         play.schedule("s", *[100] * rows)
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidRequestError):
         play.cancel("c", *[(1, 1)] * rows)
     assert play.leader.idle
 
@@ -123,7 +123,7 @@ def test_request_of_the_maximum_size_passes_and_a_larger_one_is_refused() -> Non
     play = Play(LeaderConfig(waiting_bytes_max=1 << 30))
     overhead = part_of([(1, 1, b"")]).size
     play.schedule("max", 100, size=leader_module.REQUEST_BYTES_MAX - overhead)
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidRequestError):
         play.schedule("more", 100, size=leader_module.REQUEST_BYTES_MAX - overhead + 1)
     play.schedule("next", *[0] * 65_536)
     play.settle()
@@ -132,7 +132,7 @@ def test_request_of_the_maximum_size_passes_and_a_larger_one_is_refused() -> Non
 
 def test_refused_append_answers_its_schedules_and_cancels_with_the_reason() -> None:
     play = Play()
-    play.full = Overloaded("log", retry_after_ms=7)
+    play.full = OverloadedError("log", retry_after_ms=7)
     play.schedule("s", 100)
     play.cancel("c", (1, 1))
     play.step()
@@ -152,7 +152,7 @@ def test_cancels_of_many_requests_go_in_one_entry_and_each_gets_its_own_results(
     timers = list(zip(answer.due_ms.tolist(), range(1, 4), strict=True))
     play.cancel("one", timers[0])
     play.cancel("two", timers[2], timers[1])
-    assert play.step() == [Kind.CANCEL]
+    assert play.step() == [EntryKind.CANCEL]
     assert "one" not in play.answers
     play.commit()
     assert [play.verdict(name) for name in ("one", "two")] == [[CANCELLED], [CANCELLED] * 2]
@@ -164,10 +164,10 @@ def test_cancels_are_bounded_in_an_entry_and_in_all(monkeypatch: pytest.MonkeyPa
     play = Play()
     for name, count in (("one", 2), ("two", 1), ("three", 6)):
         play.cancel(name, *[(1, 1)] * count)
-    with pytest.raises(Overloaded):
+    with pytest.raises(OverloadedError):
         play.cancel("four", (1, 1))
     play.settle()
-    rows = [len(decode_cancel(e.payload)) for e in play.log.entries if e.kind is Kind.CANCEL]
+    rows = [len(decode_cancel(e.payload)) for e in play.log.entries if e.kind is EntryKind.CANCEL]
     assert rows == [3, 6]
     play.cancel("four", (1, 1))
     play.settle()
@@ -179,14 +179,14 @@ def test_producer_gaps_and_unknown_ids_are_refused_before_they_are_written() -> 
     play.leader.register(b"token", ProducerId(1), play.now, play.done("p"))
     play.commit()
     producer = play.answers["p"]
-    with pytest.raises(UnknownProducer):
+    with pytest.raises(UnknownProducerError):
         play.schedule("x", 100, producer=99, sequence=1)
-    with pytest.raises(SequenceGap):
+    with pytest.raises(SequenceGapError):
         play.schedule("x", 100, producer=producer, sequence=2)
     play.schedule("one", 100, producer=producer, sequence=1)
     play.schedule("two", 100, producer=producer, sequence=2)  # before the first is committed
     play.schedule("one again", 100, producer=producer, sequence=1)
-    with pytest.raises(SequenceGap):
+    with pytest.raises(SequenceGapError):
         play.schedule("x", 100, producer=producer, sequence=4)
     play.settle()
     firsts = {name: play.answers[name][0].first_seq for name in ("one", "two", "one again")}
@@ -199,11 +199,11 @@ def test_sequence_after_a_refused_one_is_refused_until_that_one_has_come() -> No
     play = Play()
     play.leader.register(b"token", ProducerId(1), play.now, play.done("p"))
     play.commit()
-    play.full = Overloaded("log", retry_after_ms=1)
+    play.full = OverloadedError("log", retry_after_ms=1)
     play.schedule("one", 100, producer=1, sequence=1)
     play.step()
     play.full = None
-    with pytest.raises(SequenceGap, match="the next of this producer is 1"):
+    with pytest.raises(SequenceGapError, match="the next of this producer is 1"):
         play.schedule("two", 100, producer=1, sequence=2)
     play.schedule("one again", 100, producer=1, sequence=1)
     play.schedule("two", 100, producer=1, sequence=2)
@@ -217,7 +217,7 @@ def test_topic_asked_for_twice_at_once_is_one_topic_and_later_is_answered_at_onc
     play = Play()
     play.leader.topic("b", play.now, play.done("one"))
     play.leader.topic("b", play.now, play.done("two"))
-    assert play.appended == [Kind.TOPIC]
+    assert play.appended == [EntryKind.TOPIC]
     play.commit()
     play.leader.topic("b", play.now, play.done("three"))
     assert play.answers["one"] is play.answers["two"] is play.answers["three"]
@@ -225,7 +225,7 @@ def test_topic_asked_for_twice_at_once_is_one_topic_and_later_is_answered_at_onc
 
 def test_group_asked_for_twice_at_once_is_one_group() -> None:
     play = Play()
-    create = CreateGroup(play.topic_id, "g", Start.EARLIEST, GroupSettings(lease_ms=LEASE_MS))
+    create = CreateGroup(play.topic_id, "g", GroupStart.EARLIEST, GroupSettings(lease_ms=LEASE_MS))
     for name in ("one", "two"):
         play.leader.groups.create(create, play.done(name))
     play.settle()
@@ -239,11 +239,11 @@ def test_group_asked_for_twice_at_once_is_one_group() -> None:
 def test_what_is_due_at_once_fires_with_the_entry_behind_its_own() -> None:
     play = Play()
     play.schedule("s", 0, -1, -(10**9), 1)
-    assert play.step() == [Kind.SCHEDULE, Kind.FIRE]
+    assert play.step() == [EntryKind.SCHEDULE, EntryKind.FIRE]
     play.commit()
     assert play.machine.counts.fired == 3
     play.schedule("later", 500)
-    assert play.step() == [Kind.SCHEDULE]
+    assert play.step() == [EntryKind.SCHEDULE]
     play.commit()
 
 
@@ -259,7 +259,7 @@ def test_leader_sleeps_until_the_next_due_and_fires_then() -> None:
     play.mono_ms = wake - 1
     assert play.step() == []
     play.mono_ms = wake
-    assert play.step() == [Kind.FIRE]
+    assert play.step() == [EntryKind.FIRE]
     play.commit()
     assert play.machine.counts.fired == 1
     assert play.leader.wake_at_ms(play.now) > play.mono_ms + 1000
@@ -270,14 +270,14 @@ def test_one_fire_is_in_flight_and_what_falls_due_meanwhile_goes_into_the_next()
     play.schedule("s", 100, 200)
     play.settle()
     play.wait(110)
-    assert play.step() == [Kind.FIRE]
+    assert play.step() == [EntryKind.FIRE]
     play.wait(100)
-    assert play.step() == [Kind.FIRE]
+    assert play.step() == [EntryKind.FIRE]
     assert play.leader.wake_at_ms(play.now) > play.mono_ms
     play.commit()
     assert play.machine.counts.fired == 1
     assert play.leader.wake_at_ms(play.now) == play.mono_ms
-    assert play.step() == [Kind.FIRE]
+    assert play.step() == [EntryKind.FIRE]
     play.commit()
     assert play.machine.counts.fired == 2
 
@@ -289,7 +289,7 @@ def test_limited_fire_is_followed_by_another_at_once(monkeypatch: pytest.MonkeyP
     play.settle()
     play.wait(150)
     for left in (3, 1, 0):
-        assert play.step() == [Kind.FIRE]
+        assert play.step() == [EntryKind.FIRE]
         play.commit()
         assert play.machine.counts.pending == left
         assert (play.leader.wake_at_ms(play.now) <= play.mono_ms) == bool(left)
@@ -301,11 +301,11 @@ def test_refused_fire_is_tried_again_without_a_busy_loop() -> None:
     play.schedule("s", 100)
     play.settle()
     play.wait(150)
-    play.full = Overloaded("log", retry_after_ms=1)
+    play.full = OverloadedError("log", retry_after_ms=1)
     assert play.step() == []
     assert play.mono_ms < play.leader.wake_at_ms(play.now) <= play.mono_ms + 100
     play.full = None
-    assert play.step() == [Kind.FIRE]
+    assert play.step() == [EntryKind.FIRE]
 
 
 def test_read_time_never_goes_back_with_the_clock() -> None:
@@ -317,7 +317,7 @@ def test_read_time_never_goes_back_with_the_clock() -> None:
     read = play.machine.last_read_time_ms
     play.wait(-400)
     play.leader.checkpoint(play.now)
-    assert play.appended == [Kind.FIRE, Kind.CHECKPOINT]
+    assert play.appended == [EntryKind.FIRE, EntryKind.CHECKPOINT]
     assert decode_fire(play.log.entries[-2].payload).read_time_ms == read
     play.commit()
 
@@ -326,7 +326,7 @@ def test_read_time_of_fires_in_flight_never_goes_back_either() -> None:
     play = Play()
     for name in ("one", "two"):
         play.schedule(name, 0)
-        assert play.step()[-1] is Kind.FIRE
+        assert play.step()[-1] is EntryKind.FIRE
         play.wait(-300)
     play.settle()
     assert play.machine.counts.fired == 2
@@ -335,13 +335,13 @@ def test_read_time_of_fires_in_flight_never_goes_back_either() -> None:
 def test_checkpoint_comes_every_interval_after_a_fire_and_one_at_a_time() -> None:
     play = Play()
     play.wait(play.leader.wake_at_ms(play.now) - play.mono_ms)
-    assert play.step() == [Kind.FIRE, Kind.CHECKPOINT]
+    assert play.step() == [EntryKind.FIRE, EntryKind.CHECKPOINT]
     play.wait(10_000)
-    assert play.step() == [Kind.FIRE, Kind.CHECKPOINT]
+    assert play.step() == [EntryKind.FIRE, EntryKind.CHECKPOINT]
     play.commit()
     assert play.machine.checkpoint is not None
     assert play.machine.checkpoint.last_read_time_ms == play.machine.last_read_time_ms
-    assert play.step() == [Kind.FIRE, Kind.CHECKPOINT]
+    assert play.step() == [EntryKind.FIRE, EntryKind.CHECKPOINT]
 
 
 # ---- consumers
@@ -354,7 +354,7 @@ def test_fired_messages_are_handed_out_and_acked() -> None:
     assert delivery.lease.offsets.tolist() == [0, 1]
     assert delivery.attempts.tolist() == [1, 1]
     play.ack("a", delivery)
-    assert play.step() == [Kind.GROUP]
+    assert play.step() == [EntryKind.GROUP]
     assert play.answers == {}
     play.commit()
     assert play.verdict("a") == [ACCEPT, ACCEPT]
@@ -368,7 +368,7 @@ def test_acks_of_many_requests_go_in_one_entry_and_each_is_judged() -> None:
     play.ack("one", delivery, [0])
     play.ack("two", delivery, [0, 1])
     play.ack("three", delivery, [2])
-    assert play.step() == [Kind.GROUP]
+    assert play.step() == [EntryKind.GROUP]
     assert len(list(decode_group(play.log.entries[-1].payload))) == 1
     play.commit()
     assert [play.verdict(n) for n in ("one", "two", "three")] == [
@@ -386,7 +386,7 @@ def test_expired_lease_is_delivered_again_marked_and_its_late_ack_judged() -> No
     play.join(group)
     assert play.leader.wake_at_ms(play.now) <= play.mono_ms + LEASE_MS
     play.wait(LEASE_MS)
-    assert play.step() == [Kind.GROUP]
+    assert play.step() == [EntryKind.GROUP]
     assert play.hand_out() == []
     first = play.deliveries[0]
     play.ack("expired", first, [1])
@@ -432,7 +432,7 @@ def test_ack_of_an_older_epoch_is_accepted_and_redeliveries_are_marked() -> None
     play = Play()
     group, _ = delivered(play, 0, 0)
     old = play.deliveries[0]
-    play.leader.close(NotLeader(None))
+    play.leader.close(NotLeaderError(None))
     play.machine.apply(play.log.begin_epoch())
     play.lead()
     play.join(group, credit=1)
@@ -450,8 +450,8 @@ def test_refused_acks_and_ended_leases_are_tried_again() -> None:
     group, _ = delivered(play, 0, 0)
     play.ack("a", play.deliveries[0], [0])
     play.wait(LEASE_MS)
-    play.full = Overloaded("log", retry_after_ms=1)
-    create = CreateGroup(play.topic_id, "h", Start.EARLIEST, GroupSettings(lease_ms=LEASE_MS))
+    play.full = OverloadedError("log", retry_after_ms=1)
+    create = CreateGroup(play.topic_id, "h", GroupStart.EARLIEST, GroupSettings(lease_ms=LEASE_MS))
     play.leader.groups.create(create, play.done("h"))
     play.step()
     play.step()
@@ -467,9 +467,9 @@ def test_refused_acks_and_ended_leases_are_tried_again() -> None:
 def test_many_leases_that_end_at_once_go_in_bounded_entries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gathering, "OP_OFFSETS_MAX", 4)
-    monkeypatch.setattr(gathering, "GROUP_OFFSETS_MAX", 10)
-    monkeypatch.setattr(gathering, "OP_WEIGHT", 2)
+    monkeypatch.setattr(group_batch, "OP_OFFSETS_MAX", 4)
+    monkeypatch.setattr(group_batch, "GROUP_OFFSETS_MAX", 10)
+    monkeypatch.setattr(group_batch, "OP_WEIGHT", 2)
     play = Play()
     group, consumer = delivered(play, *[0] * 21)
     before = len(play.log.entries)
@@ -484,12 +484,12 @@ def test_many_leases_that_end_at_once_go_in_bounded_entries(
 
 
 def test_too_many_acks_waiting_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "WAITING_OFFSETS_MAX", 3)
+    monkeypatch.setattr(group_dispatch, "WAITING_OFFSETS_MAX", 3)
     play = Play()
     delivered(play, 0, 0)
     (delivery,) = play.deliveries
     play.ack("one", delivery)
-    with pytest.raises(Overloaded):
+    with pytest.raises(OverloadedError):
         play.ack("again", delivery)
     play.settle()
     play.ack("again", delivery)
@@ -497,8 +497,8 @@ def test_too_many_acks_waiting_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_hand_out_is_bounded_and_groups_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "DELIVERY_ROWS_MAX", 1)
-    monkeypatch.setattr(serving, "WORK_MAX", 3 * serving.LEASE_WORK)
+    monkeypatch.setattr(group_dispatch, "DELIVERY_ROWS_MAX", 1)
+    monkeypatch.setattr(group_dispatch, "WORK_MAX", 3 * group_dispatch.LEASE_WORK)
     play = Play()
     groups = [play.make_group(name) for name in ("g", "h", "i", "j")]
     for group in groups:
@@ -519,7 +519,7 @@ def test_hand_out_is_bounded_and_groups_take_turns(monkeypatch: pytest.MonkeyPat
 
 
 def test_groups_that_get_nothing_take_turns_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "WORK_MAX", 2)
+    monkeypatch.setattr(group_dispatch, "WORK_MAX", 2)
     looked: list[GroupId] = []
     look = Leases.hand_out
 
@@ -554,7 +554,7 @@ def everything(play: Play) -> tuple[list[str], list[str]]:
         play.schedule(f"schedule {tag}", 100)
         play.cancel(f"cancel {tag}", (1, 1))
         create = CreateGroup(
-            play.topic_id, f"new {tag}", Start.EARLIEST, GroupSettings(lease_ms=LEASE_MS)
+            play.topic_id, f"new {tag}", GroupStart.EARLIEST, GroupSettings(lease_ms=LEASE_MS)
         )
         play.leader.groups.create(create, play.done(f"group {tag}"))
         play.ack(f"ack {tag}", play.deliveries[0])
@@ -571,11 +571,11 @@ def test_close_answers_everybody_once_and_says_whose_outcome_is_unknown() -> Non
     play = Play()
     flying, waiting = everything(play)
     assert play.answers == {}
-    why = NotLeader("elsewhere")
+    why = NotLeaderError("elsewhere")
     play.leader.close(why)
-    play.leader.close(NotLeader(None))
+    play.leader.close(NotLeaderError(None))
     assert set(play.answers) == {*flying, *waiting}
-    assert all(isinstance(play.answers[name], LeadershipLost) for name in flying)
+    assert all(isinstance(play.answers[name], LeadershipLostError) for name in flying)
     assert all(play.answers[name] is why for name in waiting)
     assert play.leader.closed is why
     assert play.leader.idle
@@ -585,14 +585,14 @@ def test_close_answers_everybody_once_and_says_whose_outcome_is_unknown() -> Non
     play.step()
     assert len(play.log.entries) == entries
     assert play.hand_out() == []
-    with pytest.raises(NotLeader):
+    with pytest.raises(NotLeaderError):
         play.schedule("s", 100)
 
 
 def test_refusing_leader_takes_nothing_new_and_drains() -> None:
     play = Play()
     flying, waiting = everything(play)
-    play.leader.refuse(ShuttingDown("bye"))
+    play.leader.refuse(ShuttingDownError("bye"))
     refused: list[Callable[[], object]] = [
         lambda: play.schedule("s", 100),
         lambda: play.cancel("c", (1, 1)),
@@ -600,19 +600,19 @@ def test_refusing_leader_takes_nothing_new_and_drains() -> None:
         lambda: play.leader.register(b"q", ProducerId(1), play.now, play.done("q")),
     ]
     for request in refused:
-        with pytest.raises(ShuttingDown):
+        with pytest.raises(ShuttingDownError):
             request()
     busy = not play.leader.idle
     play.settle()
     assert busy
     assert play.leader.idle
     assert set(play.answers) == {*flying, *waiting}
-    assert not any(isinstance(answer, TimerError) for answer in play.answers.values())
+    assert not any(isinstance(answer, EngineError) for answer in play.answers.values())
 
 
 def test_drained_leader_appends_nothing_more() -> None:
     play = Play()
-    play.leader.refuse(ShuttingDown("bye"))
+    play.leader.refuse(ShuttingDownError("bye"))
     play.leader.checkpoint(play.now)
     play.settle()
     count = len(play.log.entries)
@@ -625,10 +625,10 @@ def test_drained_leader_appends_nothing_more() -> None:
 
 def test_error_raised_often_does_not_keep_every_frame() -> None:
     play = Play()
-    why = ShuttingDown("bye")
+    why = ShuttingDownError("bye")
     play.leader.refuse(why)
     for _ in range(50):
-        with pytest.raises(ShuttingDown):
+        with pytest.raises(ShuttingDownError):
             play.schedule("s", 100)
     depth, frame = 0, why.__traceback__
     while frame is not None:

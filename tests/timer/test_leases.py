@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from timer.columns import ROW, U64
-from timer.groups import Group
-from timer.leases import (
+from timer.entries.payloads import GroupOp, GroupSettings, Nack, Op
+from timer.leader.groups.shared_leases import (
     ACCEPT,
     ALREADY_ACKED,
     DEADLINES_MIN,
@@ -24,13 +23,14 @@ from timer.leases import (
     RESERVE_AHEAD,
     SCAN_MAX,
     WAITING_MIN,
-    Consumer,
+    ConsumerStream,
     Lease,
     Leases,
 )
-from timer.payloads import GroupOp, GroupSettings, Nack, Op
-from timer.queues import Queue
-from timer.units import Epoch, GroupId, LeaseId, MonoMs, QueueOffset, TopicId, UnixMs
+from timer.model.columns import ROW, U64
+from timer.model.units import Epoch, GroupId, LeaseId, MonoMs, QueueOffset, TopicId, UnixMs
+from timer.ready.group import Group
+from timer.ready.queue import Queue
 
 LEASE_MS = 100
 
@@ -60,7 +60,7 @@ class Play:
     """Offsets whose ack was applied."""
     not_before: dict[int, int] = field(default_factory=dict)
     """Offset -> the time of its last nack that was applied."""
-    consumers: list[Consumer] = field(default_factory=list)
+    consumers: list[ConsumerStream] = field(default_factory=list)
     handed_over: bool = True
     """Every leader so far handed over."""
     held: list[tuple[int, Lease]] = field(default_factory=list)
@@ -78,14 +78,14 @@ class Play:
         rows["payload_size"] = size
         self.queue.append(rows, {}, UnixMs(1))
 
-    def join(self, credit: int, lease_ms: int = LEASE_MS) -> Consumer:
-        consumer = Consumer("c", lease_ms, lambda _: None, credit)
+    def join(self, credit: int, lease_ms: int = LEASE_MS) -> ConsumerStream:
+        consumer = ConsumerStream("c", lease_ms, lambda _: None, credit)
         self.leases.join(consumer)
         self.consumers.append(consumer)
         self.propose(self.leases.reserve())
         return consumer
 
-    def leave(self, consumer: Consumer) -> None:
+    def leave(self, consumer: ConsumerStream) -> None:
         self.consumers.remove(consumer)
         self.propose(self.leases.leave(consumer))
         self.propose(self.leases.recall())

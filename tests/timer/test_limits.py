@@ -3,27 +3,27 @@
 import pytest
 
 from tests.timer.leading import Play, delivered
-from timer.errors import LimitReached, QuotaReached
-from timer.groups import Group
-from timer.leader import LeaderConfig
-from timer.limits import RARE_MS, Limits
-from timer.payloads import CreateGroup, GroupSettings, Start
-from timer.topic import Topic
-from timer.units import ProducerId
+from timer.entries.payloads import CreateGroup, GroupSettings, GroupStart
+from timer.leader.intake.count_limits import RARE_MS, CountLimits
+from timer.leader.leader import LeaderConfig
+from timer.model.timer_errors import LimitReachedError, QuotaReachedError
+from timer.model.units import ProducerId
+from timer.ready.group import Group
+from timer.ready.topic import Topic
 
 
 def playing(**limits: int) -> Play:
     """A leader with these limits, and topic a."""
-    return Play(LeaderConfig(limits=Limits(**limits)))
+    return Play(LeaderConfig(limits=CountLimits(**limits)))
 
 
 def refused(play: Play, name: str) -> str:
     """Return why no topic of this name is made; nothing is appended."""
     before = len(play.log.entries)
-    with pytest.raises(LimitReached) as why:
+    with pytest.raises(LimitReachedError) as why:
         play.leader.topic(name, play.now, play.done(name))
     assert len(play.log.entries) == before
-    assert isinstance(why.value, QuotaReached), "the client does not send it again by itself"
+    assert isinstance(why.value, QuotaReachedError), "the client does not send it again by itself"
     return str(why.value)
 
 
@@ -50,18 +50,20 @@ def test_groups_are_counted_in_all_and_by_topic_those_on_their_way_too() -> None
 
     def create(topic: int, name: str, answer: str) -> None:
         settings = GroupSettings(lease_ms=1000)
-        wanted = CreateGroup(play.machine.topics[topic].topic_id, name, Start.EARLIEST, settings)  # type: ignore[index]
+        wanted = CreateGroup(
+            play.machine.topics[topic].topic_id, name, GroupStart.EARLIEST, settings
+        )  # type: ignore[index]
         play.leader.groups.create(wanted, play.done(answer))
 
     other = play.make_topic("b").topic_id
     create(play.topic_id, "h", "h")
-    with pytest.raises(LimitReached) as why:
+    with pytest.raises(LimitReachedError) as why:
         create(play.topic_id, "i", "i")
     assert str(why.value) == "limits.topic_groups_max: topic 'a' has 2: must be at most 2"
     create(play.topic_id, "h", "h again")
     create(play.topic_id, "g", "g again")
     create(other, "i", "i")
-    with pytest.raises(LimitReached) as why:
+    with pytest.raises(LimitReachedError) as why:
         create(other, "j", "j")
     assert str(why.value) == "limits.groups_max: the cluster has 3: must be at most 3"
     play.settle()
@@ -96,11 +98,11 @@ def test_producers_are_counted_and_rare_ones_make_room() -> None:
 
     for number in range(20):
         register(number)
-    with pytest.raises(LimitReached) as why:
+    with pytest.raises(LimitReachedError) as why:
         register(20)
     assert str(why.value) == "limits.producers_max: the cluster has 20: must be at most 20"
     play.commit()
-    with pytest.raises(LimitReached):
+    with pytest.raises(LimitReachedError):
         register(20)
     del play.answers["7"]
     play.wait(RARE_MS)

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from chaos.simdisk import SimDisk
-from timer import entry, segment
-from timer.disk import AppendFile, Disk, RealDisk
-from timer.entry import Kind
-from timer.errors import CorruptFile, DiskFailed, UnknownVersion
-from timer.log import MARK_NAME, SEGMENT_SIZE, Log
-from timer.units import Epoch, LogIndex, UnixMs
+from chaos.sim.world.simdisk import SimDisk
+from timer.entries import entry_frame
+from timer.entries.entry_frame import EntryKind
+from timer.files import segment
+from timer.files.disk import AppendFile, Disk, RealDisk
+from timer.files.log import MARK_NAME, SEGMENT_SIZE, Log
+from timer.model.timer_errors import CorruptFileError, DiskFailedError, UnknownVersionError
+from timer.model.units import Epoch, LogIndex, UnixMs
 
 LOG = Path("/data/log")
 MARK = LOG / MARK_NAME
@@ -26,8 +27,8 @@ TINY = 400
 
 def frame(index: int, epoch: int = 1, size: int = 50) -> bytes:
     payload = bytes([index % 251]) * size
-    return entry.encode(
-        Kind.SCHEDULE, Epoch(epoch), LogIndex(index), UnixMs(index), [b"%d" % epoch, payload]
+    return entry_frame.encode(
+        EntryKind.SCHEDULE, Epoch(epoch), LogIndex(index), UnixMs(index), [b"%d" % epoch, payload]
     )
 
 
@@ -216,7 +217,7 @@ def test_cut_at_every_byte(floor: int) -> None:
         files = {**TORN, FIRST: whole[:size]}
         kept = sum(end <= size for end in ENDS) - 1
         if kept < max(3, floor):
-            with pytest.raises(CorruptFile):
+            with pytest.raises(CorruptFileError):
                 recover(files, floor)
             continue
         log = recover(files, floor)
@@ -236,7 +237,7 @@ def test_flip_of_every_byte(floor: int, mask: int) -> None:
         files = {**TORN, FIRST: bytes(bad)}
         intact = sum(end <= position for end in ENDS) - 1
         if intact < max(3, floor):
-            with pytest.raises(CorruptFile):
+            with pytest.raises(CorruptFileError):
                 recover(files, floor)
             continue
         log = recover(files, floor)
@@ -265,11 +266,11 @@ def test_cut_and_flip_of_every_byte_on_a_real_disk(tmp_path: Path) -> None:
 
 
 def test_clean_end_below_the_durable_index_or_the_floor_is_corrupt() -> None:
-    with pytest.raises(CorruptFile, match="the log ends here; entry 3 was durable"):
+    with pytest.raises(CorruptFileError, match="the log ends here; entry 3 was durable"):
         recover({**TORN, FIRST: TORN[FIRST][: ENDS[2]]})
-    with pytest.raises(CorruptFile, match="entry 4 was durable"):
+    with pytest.raises(CorruptFileError, match="entry 4 was durable"):
         recover(TORN, floor=4)
-    with pytest.raises(CorruptFile, match="no segments, but entry 3 was durable"):
+    with pytest.raises(CorruptFileError, match="no segments, but entry 3 was durable"):
         recover({MARK: TORN[MARK]})
 
 
@@ -329,14 +330,14 @@ def test_flip_of_every_byte_in_sealed_segments_is_corrupt() -> None:
             bad[position] ^= 2
             # Without the mark: a sealed segment was durable whatever the mark says.
             files = {each: data for each, data in SEALED.items() if each != MARK}
-            with pytest.raises(CorruptFile):
+            with pytest.raises(CorruptFileError):
                 recover({**files, path: bytes(bad)})
 
 
 def test_cut_of_every_size_in_sealed_segments_is_corrupt() -> None:
     for path in SEGMENTS[:-1]:
         for size in range(len(SEALED[path])):
-            with pytest.raises(CorruptFile):
+            with pytest.raises(CorruptFileError):
                 recover({**SEALED, path: SEALED[path][:size]})
 
 
@@ -344,13 +345,13 @@ def test_cut_of_every_size_in_sealed_segments_is_corrupt() -> None:
 def test_missing_segment_in_the_middle_is_corrupt(missing: Path) -> None:
     files = {path: data for path, data in SEALED.items() if path != missing}
     for floor in (0, 14):
-        with pytest.raises(CorruptFile, match="before it is missing"):
+        with pytest.raises(CorruptFileError, match="before it is missing"):
             recover(files, floor)
 
 
 def test_missing_last_segment_is_corrupt() -> None:
     files = {path: data for path, data in SEALED.items() if path != SEGMENTS[-1]}
-    with pytest.raises(CorruptFile, match="entry 14 was durable"):
+    with pytest.raises(CorruptFileError, match="entry 14 was durable"):
         recover(files)
 
 
@@ -364,13 +365,13 @@ def test_missing_first_segment_was_dropped(floor: int | None) -> None:
 @pytest.mark.parametrize("floor", [0, 2])
 def test_missing_first_segment_that_restart_needs_is_corrupt(floor: int) -> None:
     files = {path: data for path, data in SEALED.items() if path != SEGMENTS[0]}
-    with pytest.raises(CorruptFile, match=f"entries from {floor + 1} on before it"):
+    with pytest.raises(CorruptFileError, match=f"entries from {floor + 1} on before it"):
         recover(files, floor)
 
 
 def test_segment_under_another_name_is_corrupt() -> None:
     files = {**SEALED, segment.path_of(LOG, LogIndex(15)): SEALED[SEGMENTS[1]]}
-    with pytest.raises(CorruptFile, match="under another's name"):
+    with pytest.raises(CorruptFileError, match="under another's name"):
         recover(files)
 
 
@@ -383,16 +384,20 @@ def test_segment_under_another_name_is_corrupt() -> None:
     ],
 )
 def test_whole_frame_out_of_order_is_corrupt_even_in_the_tail(tail: list[bytes], why: str) -> None:
-    with pytest.raises(CorruptFile, match=why):
+    with pytest.raises(CorruptFileError, match=why):
         recover({**TORN, FIRST: TORN[FIRST] + b"".join(tail)})
 
 
 def test_other_versions_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    for where in ("timer.segment.VERSION", "timer.entry.VERSION", "timer.log.MARK_VERSION"):
+    for where in (
+        "timer.files.segment.VERSION",
+        "timer.entries.entry_frame.VERSION",
+        "timer.files.log.MARK_VERSION",
+    ):
         with monkeypatch.context() as later:
             later.setattr(where, 9)
             files = written(frames(1, 3))
-        with pytest.raises(UnknownVersion, match="version 9; this program knows"):
+        with pytest.raises(UnknownVersionError, match="version 9; this program knows"):
             recover(files)
 
 
@@ -413,7 +418,7 @@ def test_segment_that_a_crash_left_unborn_is_removed() -> None:
 
 def test_damaged_header_of_the_last_segment_with_frames_is_corrupt() -> None:
     bad = b"x" + SEALED[SEGMENTS[-1]][1:]
-    with pytest.raises(CorruptFile, match="damaged segment header"):
+    with pytest.raises(CorruptFileError, match="damaged segment header"):
         recover({path: data for path, data in SEALED.items() if path != MARK} | {SEGMENTS[-1]: bad})
 
 
@@ -424,12 +429,12 @@ def test_segments_below_the_floor_are_checked_when_they_are_read() -> None:
     assert first is not None
     bad = bytearray(files[path])
     bad[-1] ^= 1
-    with pytest.raises(CorruptFile):
+    with pytest.raises(CorruptFileError):
         recover({**files, path: bytes(bad)})
     log = recover({**files, path: bytes(bad)}, floor=30)
     assert log.epoch_at(first) == 1
     assert [bytes(each) for each in log.read(LogIndex(first - 1), 1)] == [frame(first - 1)]
-    with pytest.raises(CorruptFile, match="checksum"):
+    with pytest.raises(CorruptFileError, match="checksum"):
         log.read(first, 1)
     intact = CountingDisk()
     intact.make_dir(LOG)
@@ -446,11 +451,11 @@ def test_damage_met_by_read_is_corrupt() -> None:
     log.append(frames(1, 3))
     disk.flip(FIRST, ENDS[1] + 60)
     assert bytes(log.read(LogIndex(1), 1)[0]) == frame(1)
-    with pytest.raises(CorruptFile, match="checksum"):
+    with pytest.raises(CorruptFileError, match="checksum"):
         log.read(LogIndex(2), 1)
     log.append(frames(4, 30))
     disk.remove(segment.path_of(LOG, LogIndex(7)))
-    with pytest.raises(CorruptFile, match="gone"):
+    with pytest.raises(CorruptFileError, match="gone"):
         log.read(LogIndex(7), 1)
 
 
@@ -464,14 +469,14 @@ def test_failed_sync_poisons_and_the_next_process_sees_what_is_on_the_disk() -> 
         log.append([frame(3)])
         disk.fail_sync(random.Random(seed))
         for _ in range(2):
-            with pytest.raises(DiskFailed, match="EIO"):
+            with pytest.raises(DiskFailedError, match="EIO"):
                 log.sync()
-        with pytest.raises(DiskFailed, match="refused"):
+        with pytest.raises(DiskFailedError, match="refused"):
             log.append([frame(4)])
-        with pytest.raises(DiskFailed, match="refused"):
+        with pytest.raises(DiskFailedError, match="refused"):
             log.truncate_after(LogIndex(1))
         assert log.durable_index == 2
-        with pytest.raises(DiskFailed):
+        with pytest.raises(DiskFailedError):
             log.close()
         disk.die()
         again = open_log(disk)
@@ -486,9 +491,9 @@ def test_full_disk_fails_and_nothing_durable_is_lost() -> None:
     log.append(frames(1, 9))
     log.sync()
     disk.capacity_bytes = disk.used_bytes() + 100
-    with pytest.raises(DiskFailed, match="ENOSPC"):
+    with pytest.raises(DiskFailedError, match="ENOSPC"):
         log.append(frames(10, 19))
-    with pytest.raises(DiskFailed, match="refused"):
+    with pytest.raises(DiskFailedError, match="refused"):
         log.append(frames(log.last_index + 1, 19))
     assert log.durable_index >= 9
     disk.crash(random.Random(1))
@@ -786,7 +791,7 @@ def live(seed: int) -> None:
             if rng.random() < 0.3:
                 log.close()
                 model.durable = len(model.written)
-        except (PowerCut, DiskFailed):
+        except (PowerCut, DiskFailedError):
             pass
         disk.changes_left = None
         rng.choice(ends)()

@@ -2,9 +2,9 @@
 
 import pytest
 
-from chaos.simdisk import SimDisk
+from chaos.sim.world.simdisk import SimDisk
 from tests.timer.test_log import ENDS, FIRST, LOG, TAIL, TORN, open_log
-from timer.disk import RealDisk
+from timer.files.disk import RealDisk
 
 WHOLE = TORN[FIRST] + b"".join(TAIL)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chaos.simdisk import SimDisk
+from chaos.sim.world.simdisk import SimDisk
 from tests.timer.machines import (
     START_MS,
     STATE,
@@ -18,17 +18,10 @@ from tests.timer.machines import (
     part_of,
     queue_of,
 )
-from timer import machine as machine_module
-from timer.admission import When
-from timer.applied import ALREADY_CANCELLED, CANCELLED, LEFT, NOT_FOUND, RESCHEDULED
-from timer.columns import I64, Binary, OnConflict, Part, row_bytes
-from timer.conflicts import Verdict
-from timer.cut import Filter
-from timer.engine import Engine
-from timer.errors import CorruptFile, InvalidRequest, Overloaded
-from timer.gathering import Done
-from timer.keys import KeyHasher
-from timer.leader import (
+from timer.entries.payloads import Targets
+from timer.leader.groups.group_batch import Done
+from timer.leader.intake.admission import WantedTimes
+from timer.leader.leader import (
     CHANGES_MAX,
     KEYED_ROWS_MAX,
     KEYS_MAX,
@@ -37,8 +30,15 @@ from timer.leader import (
     LeaderConfig,
     Now,
 )
-from timer.payloads import Targets
-from timer.units import Epoch, LogIndex, MonoMs, UnixMs
+from timer.model.columns import I64, Binary, OnConflict, Part, row_bytes
+from timer.model.timer_errors import CorruptFileError, InvalidRequestError, OverloadedError
+from timer.model.units import Epoch, LogIndex, MonoMs, UnixMs
+from timer.pending.memory.key_index import KeyHasher
+from timer.pending.read_view import Filter
+from timer.recovery.engine import Engine
+from timer.state import machine as machine_module
+from timer.state.apply_results import ALREADY_CANCELLED, CANCELLED, LEFT, NOT_FOUND, RESCHEDULED
+from timer.state.key_conflicts import Verdict
 
 FAR = START_MS + 10**7
 
@@ -134,7 +134,7 @@ def test_key_whose_bytes_were_damaged_is_told_not_missed() -> None:
     data = disk.read(path)
     at = data.index(b"abc") + 1  # the keys lie side by side
     flip(disk, path, at)
-    with pytest.raises(CorruptFile, match="key"):
+    with pytest.raises(CorruptFileError, match="key"):
         engine.machine.apply(log.cancel_keys([(1, b"b")]))
 
 
@@ -199,28 +199,28 @@ def keyed(n: int, first: int = 0) -> Part:
 def reschedule(leader: Leader, targets: Targets, due: I64, now: Now, done: Done) -> None:
     """Ask for absolute times, of topic 1."""
     topics = np.ones(len(targets), np.uint32)
-    leader.reschedule(targets, topics, When("due_ms", due), now, done)
+    leader.reschedule(targets, topics, WantedTimes("due_ms", due), now, done)
 
 
 def test_entries_hold_a_bounded_number_of_keys() -> None:
     leader, log, _ = leading()
     now, answers = Now(MonoMs(1), UnixMs(START_MS + 1)), list[object]()
-    with pytest.raises(InvalidRequest, match="keys"):
+    with pytest.raises(InvalidRequestError, match="keys"):
         leader.schedule(keyed(KEYED_ROWS_MAX + 1), answers.append)
     for first in (0, 600, 1200):
         leader.schedule(keyed(600, first), answers.append)
     before = len(log.entries)
     leader.step(now)
     assert len([e for e in log.entries[before:] if e.kind.name == "SCHEDULE"]) == 2
-    with pytest.raises(InvalidRequest, match="keys"):
+    with pytest.raises(InvalidRequestError, match="keys"):
         leader.cancel_keys(keys_of([(1, b"k")] * (KEYS_MAX + 1)), now, answers.append)
     due = np.full(RESCHEDULE_ROWS_MAX + 1, FAR)
-    with pytest.raises(InvalidRequest, match="timer_ids"):
+    with pytest.raises(InvalidRequestError, match="timer_ids"):
         reschedule(leader, ids_of([(FAR, 1)] * len(due)), due, now, answers.append)
     one = ids_of([(FAR, 1)])
     for _ in range(CHANGES_MAX):
         reschedule(leader, one, due[:1], now, answers.append)
-    with pytest.raises(Overloaded):
+    with pytest.raises(OverloadedError):
         reschedule(leader, one, due[:1], now, answers.append)
     assert not answers
 

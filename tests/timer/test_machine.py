@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chaos.simdisk import SimDisk
+from chaos.sim.world.simdisk import SimDisk
 from tests.timer.machines import (
     START_MS,
     Log,
@@ -30,21 +30,27 @@ from tests.timer.machines import (
     state_of,
     u64,
 )
-from timer import payloads
-from timer.applied import ALREADY_CANCELLED, ALREADY_FIRED, CANCELLED, NOT_FOUND, Checkpoint
-from timer.columns import OnConflict, Part, gather
-from timer.cut import Cut, Filter
-from timer.engine import Flush
-from timer.entry import Entry
-from timer.errors import OutcomeForgotten, SequenceGap, UnknownProducer
-from timer.machine import FIRE_MARK_MS, Machine
-from timer.order import Position
-from timer.outcomes import HORIZON_MS
-from timer.payloads import FIRE_ROWS_MAX, EpochStart, Op, Start, Targets
-from timer.producers import IDLE_MS_MAX
-from timer.queues import MARK_MS
-from timer.topic import RETENTION_MS
-from timer.units import GroupId, TopicId, UnixMs
+from timer.entries import payloads
+from timer.entries.entry_frame import Entry
+from timer.entries.payloads import FIRE_ROWS_MAX, EpochStart, GroupStart, Op, Targets
+from timer.model.columns import OnConflict, Part, gather
+from timer.model.firing_order import Position
+from timer.model.timer_errors import OutcomeForgottenError, SequenceGapError, UnknownProducerError
+from timer.model.units import GroupId, TopicId, UnixMs
+from timer.pending.read_view import Cut, Filter
+from timer.ready.queue import MARK_MS
+from timer.ready.topic import RETENTION_MS
+from timer.recovery.engine import Flush
+from timer.state.apply_results import (
+    ALREADY_CANCELLED,
+    ALREADY_FIRED,
+    CANCELLED,
+    NOT_FOUND,
+    Checkpoint,
+)
+from timer.state.cancel_outcomes import HORIZON_MS
+from timer.state.machine import FIRE_MARK_MS, Machine
+from timer.state.producers import IDLE_MS_MAX
 
 
 @dataclass
@@ -88,9 +94,9 @@ class World:
             if expectation is not None:
                 assert answer == expectation
             elif part.producer_id > 2:
-                assert answer is UnknownProducer
+                assert answer is UnknownProducerError
             else:
-                assert answer is (OutcomeForgotten if part.sequence == 0 else SequenceGap)
+                assert answer is (OutcomeForgottenError if part.sequence == 0 else SequenceGapError)
 
     def part(
         self, producer: int, step: int, mode: OnConflict, timers: list[tuple[int, int, int, bytes]]
@@ -190,7 +196,7 @@ class World:
         assert self.leader.last_read_time_ms == self.model.last_read_ms
 
     def group(self, topic: int, latest: bool) -> None:
-        start = Start.LATEST if latest else Start.EARLIEST
+        start = GroupStart.LATEST if latest else GroupStart.EARLIEST
         self.apply(self.log.create_group(topic, f"g{topic}{latest}", start))
 
     def op(self, op: Op, pick: int, offsets: list[int]) -> None:
@@ -670,7 +676,7 @@ def test_group_at_latest_gets_only_what_fires_after_it() -> None:
     machine, log = begun()
     schedule(machine, log, 1, 2)
     machine.apply(log.fire(5))
-    machine.apply(log.create_group(1, "late", Start.LATEST))
+    machine.apply(log.create_group(1, "late", GroupStart.LATEST))
     machine.apply(log.create_group(1, "early"))
     cursors = {group.name: group.cursor for group in machine.topics[TopicId(1)].groups.values()}
     assert cursors == {"late": 2, "early": 0}

@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from chaos.simdisk import SimDisk
+from chaos.sim.world.simdisk import SimDisk
 from tests.timer.machines import (
     START_MS,
     STATE,
@@ -18,14 +18,19 @@ from tests.timer.machines import (
     queue_of,
     state_of,
 )
-from timer import manifest
-from timer.engine import Engine
-from timer.errors import CorruptFile, DiskFailed, TimerError, UnknownVersion
-from timer.manifest import NAME, SPILL_DIRECTORY
-from timer.payloads import Op
-from timer.policies import CLUSTER, Scope
-from timer.queues import MARK_MS
-from timer.units import LogIndex, TopicId, UnixMs
+from timer.entries.payloads import Op
+from timer.entries.policies import CLUSTER, Scope
+from timer.model.timer_errors import (
+    CorruptFileError,
+    DiskFailedError,
+    EngineError,
+    UnknownVersionError,
+)
+from timer.model.units import LogIndex, TopicId, UnixMs
+from timer.ready.queue import MARK_MS
+from timer.recovery import manifest
+from timer.recovery.engine import Engine
+from timer.recovery.manifest import NAME, SPILL_DIRECTORY
 
 PATH = STATE / NAME
 SPILLS = STATE / SPILL_DIRECTORY
@@ -137,7 +142,7 @@ def test_cut_that_was_prepared_topic_by_topic_while_they_changed_is_the_cut(star
             engine.prepare_flush(1)
     for _ in range(2):  # and anew, now that nothing was prepared
         state, fresh = manifest.capture(engine.machine, engine._ahead)
-        anew, same = manifest.capture(engine.machine, manifest.Ahead(engine.machine))
+        anew, same = manifest.capture(engine.machine, manifest.FlushSources(engine.machine))
         for each in (state, anew):
             each["producers"].sort()
         assert manifest._encode(state) == manifest._encode(anew)
@@ -239,7 +244,7 @@ def test_flush_that_fails_leaves_the_old_manifest_whole(after: int) -> None:
     try:
         begun.write()
         written = True
-    except DiskFailed:
+    except DiskFailedError:
         written = False
     disk.crash(random.Random(after))
     again = engine_on(disk)
@@ -252,7 +257,7 @@ def test_manifest_with_any_byte_flipped_is_corrupt_or_another_version() -> None:
     disk, _ = flushed(busy_log())
     for position in range(0, disk.size(PATH), 1):
         disk.flip(PATH, position, mask=0x21)
-        with pytest.raises((CorruptFile, UnknownVersion)):
+        with pytest.raises((CorruptFileError, UnknownVersionError)):
             manifest.read(disk, STATE)
         disk.flip(PATH, position, mask=0x21)
     assert manifest.read(disk, STATE)
@@ -263,7 +268,7 @@ def test_manifest_cut_at_every_byte_is_corrupt() -> None:
     data = disk.read(PATH)
     for size in range(len(data)):
         disk.write_atomic(PATH, data[:size])
-        with pytest.raises(CorruptFile):
+        with pytest.raises(CorruptFileError):
             manifest.read(disk, STATE)
 
 
@@ -292,7 +297,7 @@ def test_damaged_file_of_a_manifest_stops_the_start_or_its_first_reading(
     else:
         disk.flip(path, disk.size(path) // 2)
     log.fire(START_MS + 10**9)
-    with pytest.raises(CorruptFile):
+    with pytest.raises(CorruptFileError):
         read_everything(disk, log)
 
 
@@ -308,7 +313,7 @@ def test_state_that_does_not_match_its_digest_is_corrupt() -> None:
     assert state is not None
     state["topics"][0]["pending_sum"] += 1
     manifest.write(disk, STATE, state)
-    with pytest.raises(CorruptFile, match="digest"):
+    with pytest.raises(CorruptFileError, match="digest"):
         engine_on(disk)
 
 
@@ -350,6 +355,6 @@ def test_nothing_but_errors_of_ours_comes_from_a_damaged_directory() -> None:
             again = engine_on(disk).machine
             fetch_all(again)
             assert again.digest() == engine.machine.digest()
-        except TimerError:
+        except EngineError:
             refused += 1
     assert 30 < refused < 100  # batches and keys are looked at when they are first read

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from timer.columns import ROW, Binary, RowArray
-from timer.keys import PLAIN
-from timer.memtable import Memtable, Peek
-from timer.order import START, Position
-from timer.timer_id import SEQ_MAX
+from timer.model.columns import ROW, Binary, RowArray
+from timer.model.firing_order import START, Position
+from timer.model.timer_id import SEQ_MAX
+from timer.pending.memory.key_index import PLAIN
+from timer.pending.memory.memtable import Memtable, Peek
 
 
 def rows_of(dues: list[int], seqs: list[int]) -> RowArray:

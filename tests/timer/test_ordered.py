@@ -15,19 +15,19 @@ from tests.timer.test_leases import (
     steps_of,
     take_step,
 )
-from timer.columns import ROW, Buffers
-from timer.leases import (
+from timer.entries.payloads import EXCLUSIVE, FAILOVER, KEY_SHARED, GroupOp, GroupSettings, Nack, Op
+from timer.leader.groups.ordered_leases import ORDER_WINDOW, Ordered, leases_of
+from timer.leader.groups.shared_leases import (
     ACCEPT,
     ALREADY_ACKED,
     LEASE_LOST,
     NOT_DELIVERED,
-    Consumer,
+    ConsumerStream,
     Lease,
     Leases,
 )
-from timer.ordered import ORDER_WINDOW, Ordered, leases_of
-from timer.payloads import EXCLUSIVE, FAILOVER, KEY_SHARED, GroupOp, GroupSettings, Nack, Op
-from timer.units import Epoch, UnixMs
+from timer.model.columns import ROW, Buffers
+from timer.model.units import Epoch, UnixMs
 
 KEYS = b"abc"
 
@@ -38,7 +38,7 @@ class OrderedPlay(Play):
 
     type: str = KEY_SHARED
     keys: dict[int, bytes] = field(default_factory=dict)
-    in_flight: dict[int, Consumer] = field(default_factory=dict)
+    in_flight: dict[int, ConsumerStream] = field(default_factory=dict)
     acking: set[int] = field(default_factory=set)
 
     def make_leases(self) -> Leases:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from timer import outcomes
-from timer.columns import I64, U64
-from timer.outcomes import BUCKET_MS, Cancels
-from timer.units import UnixMs
+from timer.model.columns import I64, U64
+from timer.model.units import UnixMs
+from timer.state import cancel_outcomes
+from timer.state.cancel_outcomes import BUCKET_MS, Cancels
 
 TIMERS = st.lists(st.tuples(st.integers(0, 5 * BUCKET_MS), st.integers(1, 50)), max_size=6)
 
@@ -78,7 +78,7 @@ def test_forgetting_visits_what_it_forgets_and_no_other_bucket() -> None:
 def test_many_cancels_of_one_minute_lie_in_few_arrays_of_a_bounded_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(outcomes, "ARRAY_ROWS_MAX", 16)
+    monkeypatch.setattr(cancel_outcomes, "ARRAY_ROWS_MAX", 16)
     cancels = Cancels()
     for seq in range(100, 0, -1):
         cancels.add(*columns([(7, seq)]))

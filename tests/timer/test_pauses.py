@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chaos.simdisk import SimDisk
+from chaos.sim.world.simdisk import SimDisk
 from tests.timer.machines import (
     START_MS,
     Log,
@@ -25,19 +25,26 @@ from tests.timer.machines import (
     u64,
 )
 from tests.timer.test_machine import KEYS, World, pages
-from timer import pauses, payloads
-from timer.applied import ALREADY_CANCELLED, ALREADY_FIRED, CANCELLED, DROPPED, NOT_FOUND
-from timer.aside import ASIDE, HeldTiers
-from timer.columns import OnConflict
-from timer.cut import Filter
-from timer.machine import Machine
-from timer.order import Position
-from timer.outcomes import HORIZON_MS
-from timer.payloads import Ids, Op
-from timer.policies import CATCH_UPS, CLUSTER, Scope
-from timer.timer_id import SEQ_MAX
-from timer.units import TopicId, UnixMs
-from timer.window import SLICE_ROWS_MIN
+from timer.entries import payloads
+from timer.entries.payloads import Ids, Op
+from timer.entries.policies import CATCH_UPS, CLUSTER, Scope
+from timer.model.columns import OnConflict
+from timer.model.firing_order import Position
+from timer.model.timer_id import SEQ_MAX
+from timer.model.units import TopicId, UnixMs
+from timer.pending.memory.held_rows import ASIDE, HeldTiers
+from timer.pending.read_view import Filter
+from timer.pending.runs.read_window import SLICE_ROWS_MIN
+from timer.state import pauses
+from timer.state.apply_results import (
+    ALREADY_CANCELLED,
+    ALREADY_FIRED,
+    CANCELLED,
+    DROPPED,
+    NOT_FOUND,
+)
+from timer.state.cancel_outcomes import HORIZON_MS
+from timer.state.machine import Machine
 
 Place = tuple[int, int]
 BEGIN: Place = (-1, SEQ_MAX)

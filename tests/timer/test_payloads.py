@@ -12,9 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.timer.machines import part_of
-from timer import payloads
-from timer.columns import Binary, encode_schedule
-from timer.payloads import (
+from timer.entries import payloads
+from timer.entries.payloads import (
     AlterGroup,
     AnyOp,
     CreateGroup,
@@ -22,15 +21,16 @@ from timer.payloads import (
     Fire,
     GroupOp,
     GroupSettings,
+    GroupStart,
     Ids,
     Keys,
     Move,
     Nack,
     Op,
     Reschedule,
-    Start,
 )
-from timer.units import DUE_MS_MAX, Epoch, GroupId, ProducerId, ReplicaId, TopicId, UnixMs
+from timer.model.columns import Binary, encode_schedule
+from timer.model.units import DUE_MS_MAX, Epoch, GroupId, ProducerId, ReplicaId, TopicId, UnixMs
 
 quick = settings(derandomize=True, deadline=None)
 u64 = st.integers(0, 2**64 - 1)
@@ -54,7 +54,7 @@ SETTINGS = asdict(GroupSettings(lease_ms=1))
 TWO = Ids(np.array([5, 6], np.int64), np.array([1, 2], np.uint64))
 TWO_ROWS = b"".join(encode_schedule([part_of([(0, 5, b"x"), (0, 6, b"yz")])]))
 OPS: list[AnyOp] = [
-    CreateGroup(TopicId(1), "group", Start.LATEST, GroupSettings(lease_ms=30_000)),
+    CreateGroup(TopicId(1), "group", GroupStart.LATEST, GroupSettings(lease_ms=30_000)),
     GroupOp(Op.ACK, TopicId(1), GroupId(2), np.array([1, 2, 2**64 - 1], np.uint64)),
     GroupOp(Op.ENDED, TopicId(1), GroupId(2), np.array([], np.uint64)),
     GroupOp(Op.RESERVE, TopicId(2**32 - 1), GroupId(3), np.array([4096], np.uint64)),
@@ -163,7 +163,7 @@ creates = st.builds(
     CreateGroup,
     u32.map(TopicId),
     st.text(min_size=1, max_size=9),
-    st.sampled_from(Start),
+    st.sampled_from(GroupStart),
     st.builds(GroupSettings, lease_ms=st.integers(1, 2**32), max_attempts=st.integers(0, 9)),
 )
 moves = st.builds(

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chaos.simdisk import SimDisk
+from chaos.sim.world.simdisk import SimDisk
 from tests.timer.machines import Log, catch_up, engine_on
 from tests.timer.test_manifest import flush
-from timer.errors import InvalidRequest
-from timer.policies import (
+from timer.entries.policies import (
     CLUSTER,
     DEFAULTS,
     DELAY_LEVELS_MS,
@@ -19,17 +18,18 @@ from timer.policies import (
     LEVELS_MAX,
     QUOTAS,
     Policies,
-    Policy,
     Scope,
+    ScopePolicy,
     decode_policy,
     encode_policy,
     namespace_of,
 )
-from timer.units import DUE_MS_MAX, TopicId
+from timer.model.timer_errors import InvalidRequestError
+from timer.model.units import DUE_MS_MAX, TopicId
 
 NS = Scope("ns")
 TOPIC = Scope("", TopicId(1))
-ALL = Policy(
+ALL = ScopePolicy(
     delayed_delivery=False,
     tick_ms=20,
     delay_ms_min=1,
@@ -78,8 +78,8 @@ def test_namespace_is_what_is_before_the_first_slash(topic: str, namespace: str)
 
 
 @pytest.mark.parametrize("scope", [CLUSTER, NS, TOPIC])
-@pytest.mark.parametrize("policy", [Policy(), ALL, Policy(delayed_delivery=True)])
-def test_entry_says_what_was_put_into_it(scope: Scope, policy: Policy) -> None:
+@pytest.mark.parametrize("policy", [ScopePolicy(), ALL, ScopePolicy(delayed_delivery=True)])
+def test_entry_says_what_was_put_into_it(scope: Scope, policy: ScopePolicy) -> None:
     assert decode_policy(memoryview(encode_policy(scope, policy))) == (scope, policy)
 
 
@@ -139,8 +139,8 @@ def test_entry_without_a_field_is_refused(field: str) -> None:
 def test_value_out_of_range_is_refused_by_name(
     said: dict[str, Any], field: str, limit: str
 ) -> None:
-    with pytest.raises(InvalidRequest, match=limit) as refused:
-        Policy(**said).check()
+    with pytest.raises(InvalidRequestError, match=limit) as refused:
+        ScopePolicy(**said).check()
     assert refused.value.field == field
 
 
@@ -155,7 +155,7 @@ def test_value_out_of_range_is_refused_by_name(
     ],
 )
 def test_values_at_their_limits_are_taken(said: dict[str, Any]) -> None:
-    assert Policy(**said).check() == Policy(**said)
+    assert ScopePolicy(**said).check() == ScopePolicy(**said)
 
 
 # ---- who wins
@@ -170,7 +170,7 @@ def test_narrower_wins_field_by_field(field: str) -> None:
     for scope, name in ((CLUSTER, "cluster"), (NS, "namespace"), (TOPIC, "topic")):
         said = getattr(ALL, field) if scope == NS else getattr(DEFAULTS, field)
         said = value[field] if said is None else said
-        policies = policies.changed(scope, Policy(**{field: said}))
+        policies = policies.changed(scope, ScopePolicy(**{field: said}))
         policy, sources = policies.effective(DEFAULTS, "ns", TopicId(1))
         assert (getattr(policy, field), sources[field]) == (said, name)
         assert {name for each, name in sources.items() if each != field} == {"node"}
@@ -180,17 +180,19 @@ def test_narrower_wins_field_by_field(field: str) -> None:
 
 
 def test_what_is_unset_is_the_wider_scopes_again_and_an_empty_record_is_none() -> None:
-    policies = Policies().changed(CLUSTER, Policy(tick_ms=20)).changed(NS, Policy(tick_ms=30))
+    policies = (
+        Policies().changed(CLUSTER, ScopePolicy(tick_ms=20)).changed(NS, ScopePolicy(tick_ms=30))
+    )
     assert policies.effective(DEFAULTS, "ns").policy.tick_ms == 30
-    policies = policies.changed(NS, Policy())
+    policies = policies.changed(NS, ScopePolicy())
     assert policies.effective(DEFAULTS, "ns").policy.tick_ms == 20
-    assert [*policies] == [(CLUSTER, Policy(tick_ms=20))]
-    assert policies.changed(CLUSTER, Policy()).packed == Policies().packed == b""
+    assert [*policies] == [(CLUSTER, ScopePolicy(tick_ms=20))]
+    assert policies.changed(CLUSTER, ScopePolicy()).packed == Policies().packed == b""
 
 
 def test_no_policy_allows_more_than_the_node() -> None:
-    node = Policy(delay_ms_max=100, payload_bytes_max=10).over(DEFAULTS)
-    policies = Policies().changed(NS, Policy(delay_ms_max=101, payload_bytes_max=9))
+    node = ScopePolicy(delay_ms_max=100, payload_bytes_max=10).over(DEFAULTS)
+    policies = Policies().changed(NS, ScopePolicy(delay_ms_max=101, payload_bytes_max=9))
     policy, sources = policies.effective(node, "ns")
     assert (policy.delay_ms_max, sources["delay_ms_max"]) == (100, "node")
     assert (policy.payload_bytes_max, sources["payload_bytes_max"]) == (9, "namespace")
@@ -206,25 +208,27 @@ CHANGES = st.tuples(st.sampled_from(SCOPES), st.sets(st.sampled_from(FIELDS), ma
 def test_policies_changed_one_by_one_are_those_made_at_once(
     changes: list[tuple[Scope, set[str]]],
 ) -> None:
-    plain: dict[Scope, Policy] = {}
-    policies, seen = Policies(), list[tuple[Policies, bytes, dict[Scope, Policy]]]()
+    plain: dict[Scope, ScopePolicy] = {}
+    policies, seen = Policies(), list[tuple[Policies, bytes, dict[Scope, ScopePolicy]]]()
     for scope, names in changes:
-        policy = Policy(**{name: getattr(ALL, name) for name in names})
+        policy = ScopePolicy(**{name: getattr(ALL, name) for name in names})
         plain = {each: said for each, said in plain.items() if each != scope}
         plain |= {scope: policy} if names else {}
         policies = policies.changed(scope, policy)
         packed = b"".join(encode_policy(*each) for each in sorted(plain.items()))
         assert policies.packed == Policies(plain).packed == packed
         assert [*policies] == [*Policies(plain)] == sorted(plain.items())
-        assert [policies.of(each) for each in SCOPES] == [plain.get(s, Policy()) for s in SCOPES]
+        assert [policies.of(each) for each in SCOPES] == [
+            plain.get(s, ScopePolicy()) for s in SCOPES
+        ]
         assert policies.namespaces == sum(each.namespace != "" for each in plain)
         assert policies.differ == any(each != CLUSTER for each in plain)
         spoken = {name for said in plain.values() for name in said.pack()}
         assert policies.limited == bool(spoken & {*QUOTAS})
         for name in FIELDS:
-            wanted = getattr(plain.get(Scope("", TopicId(1)), Policy()), name)
+            wanted = getattr(plain.get(Scope("", TopicId(1)), ScopePolicy()), name)
             for wider in (Scope("ns"), CLUSTER):
-                value = getattr(plain.get(wider, Policy()), name)
+                value = getattr(plain.get(wider, ScopePolicy()), name)
                 wanted = value if wanted is None else wanted
             assert policies.said(name, "ns/a", TopicId(1)) == wanted
         seen.append((policies, packed, plain))
@@ -237,14 +241,14 @@ def test_change_packs_what_it_changes_and_nothing_of_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     policies = Policies({Scope("", TopicId(topic)): ALL for topic in range(1, 1_001)})
-    packed, pack = list[Policy](), Policy.pack
+    packed, pack = list[ScopePolicy](), ScopePolicy.pack
 
-    def counted(policy: Policy) -> dict[str, Any]:
+    def counted(policy: ScopePolicy) -> dict[str, Any]:
         packed.append(policy)
         return pack(policy)
 
-    monkeypatch.setattr(Policy, "pack", counted)
-    changed = policies.changed(Scope("", TopicId(500)), Policy(tick_ms=20))
+    monkeypatch.setattr(ScopePolicy, "pack", counted)
+    changed = policies.changed(Scope("", TopicId(500)), ScopePolicy(tick_ms=20))
     assert changed.packed != policies.packed
     assert changed.limited
     assert changed.said("tick_ms", "a", TopicId(500)) == 20
@@ -261,7 +265,7 @@ def test_digest_tells_policies_apart() -> None:
 
 
 def test_digest_depends_on_what_is_said_not_on_the_order_in_which_it_came() -> None:
-    first, second = (CLUSTER, Policy(tick_ms=20)), (NS, Policy(tick_ms=30))
+    first, second = (CLUSTER, ScopePolicy(tick_ms=20)), (NS, ScopePolicy(tick_ms=30))
     one = Policies().changed(*first).changed(*second)
     other = Policies().changed(*second).changed(CLUSTER, ALL).changed(*first)
     assert one.packed == other.packed
@@ -277,9 +281,9 @@ def test_restart_from_a_manifest_knows_every_scopes_policy() -> None:
     catch_up(engine, log)
     again = engine_on(disk)
     assert dict(again.machine.policies) == {
-        CLUSTER: Policy(tick_ms=20),
-        NS: Policy(delay_levels_ms=(1, 2)),
-        TOPIC: Policy(delay_ms_max=5),
+        CLUSTER: ScopePolicy(tick_ms=20),
+        NS: ScopePolicy(delay_levels_ms=(1, 2)),
+        TOPIC: ScopePolicy(delay_ms_max=5),
     }
     catch_up(again, log)
     assert again.machine.digest() == engine.machine.digest()

@@ -7,24 +7,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from timer import producers as producers_module
-from timer.errors import (
-    InvalidRequest,
-    OutcomeForgotten,
-    SequenceGap,
-    TimerError,
-    UnknownProducer,
+from timer.model.timer_errors import (
+    EngineError,
+    InvalidRequestError,
+    OutcomeForgottenError,
+    SequenceGapError,
+    UnknownProducerError,
 )
-from timer.producers import (
+from timer.model.units import ProducerId, Seq, UnixMs
+from timer.state import producers as producers_module
+from timer.state.producers import (
     ANSWER_ROWS_MAX,
     ANSWERS_MAX,
     IDLE_MS_MAX,
-    Answer,
-    Producer,
     Producers,
+    ProducerState,
+    RequestAnswer,
     name_of,
 )
-from timer.units import ProducerId, Seq, UnixMs
 
 
 def registered(producers: Producers, token: bytes, drawn: int = 1, at_ms: int = 1) -> ProducerId:
@@ -33,8 +33,8 @@ def registered(producers: Producers, token: bytes, drawn: int = 1, at_ms: int = 
     return producer_id
 
 
-def answer(sequence: int, rows: int = 1) -> Answer:
-    return Answer(sequence, Seq(10 * sequence), np.full(rows, sequence, np.int64))
+def answer(sequence: int, rows: int = 1) -> RequestAnswer:
+    return RequestAnswer(sequence, Seq(10 * sequence), np.full(rows, sequence, np.int64))
 
 
 def expired(producers: Producers, now_ms: int, idle_ms: int = IDLE_MS_MAX) -> int:
@@ -44,10 +44,10 @@ def expired(producers: Producers, now_ms: int, idle_ms: int = IDLE_MS_MAX) -> in
 
 def refused(
     producers: Producers, producer_id: int, sequence: int, body: int = 0
-) -> type[TimerError] | None:
+) -> type[EngineError] | None:
     try:
         producers.repeated(ProducerId(producer_id), sequence, body)
-    except TimerError as error:
+    except EngineError as error:
         return type(error)
     return None
 
@@ -59,16 +59,16 @@ def test_each_sequence_is_taken_once_in_order_and_repeated_ones_get_their_answer
 ) -> None:
     producers = Producers()
     me = registered(producers, b"me")
-    given_: dict[int, Answer] = {}
+    given_: dict[int, RequestAnswer] = {}
     for sequence in sequences:
         if sequence == len(given_) + 1:
             assert producers.repeated(me, sequence, 0) is None
             given_[sequence] = answer(sequence)
             producers.accept(me, given_[sequence], UnixMs(2))
         elif sequence > len(given_):
-            assert refused(producers, me, sequence) is SequenceGap
+            assert refused(producers, me, sequence) is SequenceGapError
         elif sequence == 0:
-            assert refused(producers, me, sequence) is OutcomeForgotten
+            assert refused(producers, me, sequence) is OutcomeForgottenError
         else:
             assert producers.repeated(me, sequence, 0) is given_[sequence]
         assert producers.last_sequence(me) == len(given_)
@@ -85,7 +85,7 @@ def test_id_is_the_one_that_was_drawn_unless_the_token_has_one_or_another_has_th
     assert [name for name, _ in producers.page(0, 9)] == names
     assert [name for name, _ in producers.page(names[0], 9)] == names[1:]
     assert producers.named(name_of(ProducerId(5))).token == b"b"
-    with pytest.raises(UnknownProducer):
+    with pytest.raises(UnknownProducerError):
         producers.named(5)
 
 
@@ -95,7 +95,7 @@ def test_sequence_with_another_body_is_no_repetition() -> None:
     one = replace(answer(1), body=77)
     producers.accept(me, one, UnixMs(1))
     assert producers.repeated(me, 1, 77) is one
-    with pytest.raises(InvalidRequest, match="sequence = 1: was another request's"):
+    with pytest.raises(InvalidRequestError, match="sequence = 1: was another request's"):
         producers.repeated(me, 1, 78)
 
 
@@ -103,7 +103,7 @@ def test_sequence_with_another_body_is_no_repetition() -> None:
 def test_id_never_issued_is_unknown(producer_id: int) -> None:
     producers = Producers()
     registered(producers, b"a")
-    assert refused(producers, producer_id, 1) is UnknownProducer
+    assert refused(producers, producer_id, 1) is UnknownProducerError
     assert producers.last_sequence(ProducerId(producer_id)) is None
 
 
@@ -114,15 +114,15 @@ def test_last_1024_answers_are_kept_and_older_ones_forgotten() -> None:
     for sequence in range(1, last + 1):
         producers.accept(me, answer(sequence), UnixMs(1))
     assert [refused(producers, me, sequence) for sequence in (1, 2, 3)] == [
-        OutcomeForgotten,
-        OutcomeForgotten,
+        OutcomeForgottenError,
+        OutcomeForgottenError,
         None,
     ]
     oldest, newest = producers.repeated(me, 3, 0), producers.repeated(me, last, 0)
     assert (oldest, newest) != (None, None)
     assert oldest is not None
     assert oldest.sequence == 3
-    assert refused(producers, me, last + 2) is SequenceGap
+    assert refused(producers, me, last + 2) is SequenceGapError
 
 
 def test_answers_are_bounded_by_rows_too_but_the_last_is_always_kept() -> None:
@@ -149,7 +149,7 @@ def test_idle_producers_expire_used_and_registered_again_ones_do_not() -> None:
     assert len(producers) == 3
     expired(producers, IDLE_MS_MAX + 1)
     assert [producer_id for producer_id, _ in producers] == [used, again]
-    assert refused(producers, idle, 1) is UnknownProducer
+    assert refused(producers, idle, 1) is UnknownProducerError
     assert [name for name, _ in producers.page(0, 9)] == sorted(map(name_of, (used, again)))
     assert registered(producers, b"i", 4) == 4
 
@@ -168,7 +168,7 @@ def test_digest_has_the_same_of_producers_whatever_changed_since_the_last(
         elif step == "a" and known is not None:
             producers.accept(ProducerId(which), answer(known + 1), now_ms)
         elif step == "p" and known is None:
-            producers.restore(ProducerId(which), Producer(b"put back %d" % which, now_ms, 3))
+            producers.restore(ProducerId(which), ProducerState(b"put back %d" % which, now_ms, 3))
         elif step == "e":
             expired(producers, now_ms, 4 * which)
         else:
@@ -183,10 +183,10 @@ def test_digest_hashes_the_producers_that_changed_and_no_others(
 ) -> None:
     producers, hashed, plain = Producers(), list[int](), producers_module._hash
     for producer_id in range(1_000, 0, -1):
-        producers.restore(ProducerId(producer_id), Producer(b"%d" % producer_id, UnixMs(1)))
+        producers.restore(ProducerId(producer_id), ProducerState(b"%d" % producer_id, UnixMs(1)))
     before = producers.sum()
 
-    def counted(producer_id: ProducerId, producer: Producer) -> int:
+    def counted(producer_id: ProducerId, producer: ProducerState) -> int:
         hashed.append(producer_id)
         return plain(producer_id, producer)
 
@@ -207,6 +207,6 @@ def test_producer_that_ends_is_forgotten_with_its_token_and_its_name() -> None:
     producers.end(me)
     assert producers.end(ProducerId(99)) == 99
     assert [each for each, _ in producers.page(0, 9)] == [name_of(other)]
-    assert refused(producers, me, 2) is UnknownProducer
+    assert refused(producers, me, 2) is UnknownProducerError
     assert producers.sum() == producers.sum_anew() != before
     assert registered(producers, b"a", 9) == 9, "another one"

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from timer.columns import ROW, RowArray
-from timer.pages import Block, Page, SpillRef, constant_ms
-from timer.queues import AHEAD_BLOCKS, BLOCK_ROWS_MAX, MARK_MS, Queue
-from timer.units import QueueOffset, UnixMs
+from timer.model.columns import ROW, RowArray
+from timer.model.units import QueueOffset, UnixMs
+from timer.ready.page_cache import Block, BlockRows, SpillRef, constant_ms
+from timer.ready.queue import AHEAD_BLOCKS, BLOCK_ROWS_MAX, MARK_MS, Queue
 
 quick = settings(derandomize=True, deadline=None)
 
@@ -105,7 +105,7 @@ def test_expire_drops_the_stretches_that_lie_before_whatever_the_blocks_are(
 
 
 def spilled_block(first: int, end: int) -> Block:
-    page = Page(rows_of([*range(first, end)]), {}, constant_ms(1, end - first))
+    page = BlockRows(rows_of([*range(first, end)]), {}, constant_ms(1, end - first))
     return Block.of(QueueOffset(first), page, SpillRef("f", first, end - first))
 
 

@@ -12,16 +12,16 @@ from tests.timer.leading import Play
 from tests.timer.machines import Timer, catch_up, engine_on, part_of
 from tests.timer.test_manifest import flush
 from tests.timer.test_policies import engine_with
-from timer.admission import When
-from timer.applied import RESCHEDULED
-from timer.columns import RequestId
-from timer.entry import Kind
-from timer.errors import NotLeader, Overloaded, QuotaReached
-from timer.payloads import Ids, Op
-from timer.policies import CLUSTER, QUOTA_MAX, QUOTAS, Policy, Scope
-from timer.quotas import USED
-from timer.topic import Topic
-from timer.units import ProducerId, TopicId, UnixMs
+from timer.entries.entry_frame import EntryKind
+from timer.entries.payloads import Ids, Op
+from timer.entries.policies import CLUSTER, QUOTA_MAX, QUOTAS, Scope, ScopePolicy
+from timer.leader.intake.admission import WantedTimes
+from timer.leader.intake.quotas import USED
+from timer.model.columns import RequestId
+from timer.model.timer_errors import NotLeaderError, OverloadedError, QuotaReachedError
+from timer.model.units import ProducerId, TopicId, UnixMs
+from timer.ready.topic import Topic
+from timer.state.apply_results import RESCHEDULED
 
 SIZE = 4
 """Bytes of each payload."""
@@ -30,7 +30,7 @@ SIZE = 4
 def limited(play: Play, scope: Scope = CLUSTER, **said: Any) -> None:
     """Set quotas; None: unset."""
     values: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
-    policy = Policy(**values)
+    policy = ScopePolicy(**values)
     unset = [name for name, value in said.items() if value is None]
     play.leader.alter(scope, policy, unset, play.now, lambda _: None)
 
@@ -46,7 +46,7 @@ def taken(play: Play, name: str, *delays: int, **how: Any) -> bool:
     """Return whether a request was taken."""
     try:
         play.schedule(name, *delays, **{"size": SIZE} | how)
-    except QuotaReached:
+    except QuotaReachedError:
         return False
     return True
 
@@ -117,11 +117,11 @@ def test_refusal_names_topic_field_what_there_is_limit_and_whose_it_is() -> None
     play = play_with(pending_max=2)
     assert taken(play, "one", 100)
     text = r"pending_max: topic 'a' has 1, and 2 more: must be at most 2 \(pending_max of the "
-    with pytest.raises(QuotaReached, match=f"^{text}cluster\\)$") as refused:
+    with pytest.raises(QuotaReachedError, match=f"^{text}cluster\\)$") as refused:
         play.schedule("two", 100, 100)
     assert (refused.value.topic, refused.value.field) == ("a", "pending_max")
     limited(play, Scope("", TopicId(play.topic_id)), pending_max=1)
-    with pytest.raises(QuotaReached, match=r"at most 1 \(pending_max of the topic"):
+    with pytest.raises(QuotaReachedError, match=r"at most 1 \(pending_max of the topic"):
         play.schedule("one more", 100)
 
 
@@ -133,10 +133,10 @@ def test_each_topic_has_the_quota_by_itself_and_a_request_of_several_is_refused_
     both: list[Timer] = [(other, due, b""), (play.topic_id, due, b""), (other, due, b"")]
     play.leader.schedule(part_of(both), play.done("both"), play.now)
     for topic in (play.topic_id, other):
-        with pytest.raises(QuotaReached):
+        with pytest.raises(QuotaReachedError):
             play.leader.schedule(part_of([(topic, due, b"")]), play.done("x"), play.now)
     limited(play, Scope("", TopicId(other)), pending_max=3)
-    with pytest.raises(QuotaReached):  # `b` has room, `a` has none
+    with pytest.raises(QuotaReachedError):  # `b` has room, `a` has none
         play.leader.schedule(part_of([both[0], both[1]]), play.done("x"), play.now)
     play.leader.schedule(part_of([both[0]]), play.done("b"), play.now)
     play.settle()
@@ -161,7 +161,7 @@ def test_repetition_is_taken_where_nothing_new_is() -> None:
     play.settle()
     assert taken(play, "one, late", 100, sequence=1, **who)
     play.leader.schedule(named, play.done("named, late"), play.now)
-    with pytest.raises(QuotaReached):
+    with pytest.raises(QuotaReachedError):
         play.schedule("two", 100, sequence=2, **who)
     play.settle()
     answers = [
@@ -195,7 +195,7 @@ def test_reschedules_dead_letters_and_nacks_go_on_where_all_quotas_are_reached()
     play.settle()
     assert [topic.name for topic in play.machine.topics.values()] == ["a", "a.g.dead"]
     [timer] = play.machine.store.overdue(UnixMs(play.now.clock_ms + 60_000), 10)
-    topics, when = np.array([play.topic_id], np.uint32), When("delay_ms", np.array([70_000]))
+    topics, when = np.array([play.topic_id], np.uint32), WantedTimes("delay_ms", np.array([70_000]))
     play.leader.reschedule(ids(timer), topics, when, play.now, play.done("moved"))
     play.settle()
     assert play.answers["moved"].results.tolist() == [RESCHEDULED]
@@ -219,7 +219,7 @@ def ids(row: Any) -> Any:
 def test_what_is_on_its_way_counts_until_its_end(end: str, delay: int) -> None:
     play = play_with(pending_max=3, ready_max=3)
     if end == "refused":
-        play.full = Overloaded("the log", retry_after_ms=1)
+        play.full = OverloadedError("the log", retry_after_ms=1)
     assert taken(play, "s", delay, delay)
     assert not taken(play, "x", delay, delay)
     assert not play.leader.quotas.idle
@@ -232,20 +232,20 @@ def test_what_is_on_its_way_counts_until_its_end(end: str, delay: int) -> None:
         assert not taken(play, "x", delay)
         play.settle()
     elif end == "refused":
-        assert isinstance(play.answers["s"], Overloaded)
+        assert isinstance(play.answers["s"], OverloadedError)
         play.full = None
         assert taken(play, "again", delay, delay, delay)
         play.settle()
     else:
-        play.leader.close(NotLeader(None))
+        play.leader.close(NotLeaderError(None))
     assert play.leader.quotas.idle
 
 
 def test_what_is_due_at_once_is_ready_also_between_its_entry_and_the_fire_behind_it() -> None:
     play = play_with(ready_max=1)
     play.schedule("s", 0)
-    assert play.step()[-2:] == [Kind.SCHEDULE, Kind.FIRE]
-    while Kind.SCHEDULE in play.appended:
+    assert play.step()[-2:] == [EntryKind.SCHEDULE, EntryKind.FIRE]
+    while EntryKind.SCHEDULE in play.appended:
         play.commit(1)
     assert used(play)["ready_max"] == 0
     assert not taken(play, "x", 0)
@@ -275,7 +275,7 @@ def test_quota_that_is_set_while_requests_are_on_their_way_counts_them() -> None
 
 def test_quota_that_the_log_refuses_holds_for_nobody() -> None:
     play = Play()
-    play.full = Overloaded("the log", retry_after_ms=1)
+    play.full = OverloadedError("the log", retry_after_ms=1)
     limited(play, pending_max=0)
     play.full = None
     assert taken(play, "s", 100)

@@ -7,21 +7,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chaos.simdisk import SimDisk
+from chaos.sim.world.simdisk import SimDisk
 from tests.timer.leading import Play
 from tests.timer.machines import START_MS, STATE, Log, Timer, engine_on, machine_on, part_of
-from timer import fairness, requests
-from timer.applied import ScheduleApplied
-from timer.columns import OnConflict, Part, RequestId, encode_schedule
-from timer.entry import Kind
-from timer.errors import DiskFull, InvalidRequest, Overloaded
-from timer.fairness import Use
-from timer.leader import LeaderConfig
-from timer.machine import Machine
-from timer.policies import Policy, Scope
-from timer.producers import Answer
-from timer.requests import Requests
-from timer.units import Seq, TopicId, UnixMs
+from timer.entries.entry_frame import EntryKind
+from timer.entries.policies import Scope, ScopePolicy
+from timer.leader.intake import request_shares
+from timer.leader.intake.request_shares import Use
+from timer.leader.leader import LeaderConfig
+from timer.model.columns import OnConflict, Part, RequestId, encode_schedule
+from timer.model.timer_errors import DiskFullError, InvalidRequestError, OverloadedError
+from timer.model.units import Seq, TopicId, UnixMs
+from timer.state import request_ids
+from timer.state.apply_results import ScheduleApplied
+from timer.state.machine import Machine
+from timer.state.producers import RequestAnswer
+from timer.state.request_ids import RequestIds
 
 DUE = START_MS + 5_000
 NO_ROWS = np.zeros(0, np.int64)
@@ -51,7 +52,7 @@ class Applied:
 
     def schedule(self, *parts: Part) -> list[Any]:
         """Return per request (first seq, whether it was a repetition), or the error's class."""
-        applied = self.machine.apply(self.log.append(Kind.SCHEDULE, encode_schedule(parts)))
+        applied = self.machine.apply(self.log.append(EntryKind.SCHEDULE, encode_schedule(parts)))
         assert isinstance(applied, ScheduleApplied)
         return [
             (each[0].first_seq, each[1]) if isinstance(each, tuple) else type(each)
@@ -96,7 +97,7 @@ def test_another_request_under_an_id_is_refused_and_takes_no_seq() -> None:
     it = Applied()
     assert it.schedule(part(named(b"r")), part(named(b"r", body=2)), part(named(b"s", body=2))) == [
         (1, False),
-        InvalidRequest,
+        InvalidRequestError,
         (2, False),
     ]
     assert it.machine.next_seq == 3
@@ -146,9 +147,9 @@ def test_digest_tells_tables_of_ids_apart() -> None:
 
 
 def test_id_that_is_used_anew_is_remembered_for_its_new_time_alone() -> None:
-    table = Requests()
-    old = Answer(0, Seq(1), part_of([(1, 1, b"")] * 3).due_ms)
-    new = Answer(0, Seq(9), part_of([(1, 1, b"")]).due_ms)
+    table = RequestIds()
+    old = RequestAnswer(0, Seq(1), part_of([(1, 1, b"")] * 3).due_ms)
+    new = RequestAnswer(0, Seq(9), part_of([(1, 1, b"")]).due_ms)
     for number in range(3):  # behind these nothing is forgotten by the way
         table.accept(named(b"%d" % number, until_ms=90), old, UnixMs(0))
     table.accept(named(b"again", until_ms=10), old, UnixMs(0))
@@ -166,9 +167,9 @@ def test_id_that_is_used_anew_is_remembered_for_its_new_time_alone() -> None:
 
 
 def test_table_forgets_what_is_over_and_counts_what_it_holds() -> None:
-    table = Requests()
+    table = RequestIds()
     for number, until_ms in enumerate((10, 30, 20)):
-        answer = Answer(0, Seq(number), part_of([(1, 1, b"")] * (number + 1)).due_ms)
+        answer = RequestAnswer(0, Seq(number), part_of([(1, 1, b"")] * (number + 1)).due_ms)
         table.accept(named(b"%d" % number, until_ms=until_ms), answer, UnixMs(0))
     assert (len(table), table.rows) == (3, 6)
     table.expire(UnixMs(10))
@@ -181,12 +182,14 @@ def test_table_forgets_what_is_over_and_counts_what_it_holds() -> None:
 
 
 def test_many_that_are_over_are_forgotten_in_portions() -> None:
-    table, last = Requests(), requests.EXPIRED_MAX + 10
+    table, last = RequestIds(), request_ids.EXPIRED_MAX + 10
     for number in range(last):
-        table.accept(named(b"%d" % number, until_ms=5), Answer(0, Seq(1), NO_ROWS), UnixMs(0))
+        table.accept(
+            named(b"%d" % number, until_ms=5), RequestAnswer(0, Seq(1), NO_ROWS), UnixMs(0)
+        )
     table.expire(UnixMs(6))
     assert len(table) == 10
-    table.accept(named(b"new", until_ms=50), Answer(0, Seq(1), NO_ROWS), UnixMs(6))
+    table.accept(named(b"new", until_ms=50), RequestAnswer(0, Seq(1), NO_ROWS), UnixMs(6))
     assert len(table) == 9, "two less, one more"
 
 
@@ -205,18 +208,18 @@ def test_leader_takes_repetitions_where_it_takes_nothing_new(
     assert first.until_ms == play.now.clock_ms + 60_000
     ask(play, "first", first)
     play.settle()
-    play.leader.full = DiskFull([], retry_after_ms=1)
+    play.leader.full = DiskFullError([], retry_after_ms=1)
     ask(play, "again", play.leader.request_id(b"r", 1, play.now))
     play.settle()
     assert [play.answers[name][1] for name in ("first", "again")] == [False, True]
     assert play.answers["first"][0] is play.answers["again"][0]
-    with pytest.raises(DiskFull):
+    with pytest.raises(DiskFullError):
         ask(play, "new", play.leader.request_id(b"s", 1, play.now))
     play.leader.full = None
-    monkeypatch.setattr(fairness, "WHOLE", Use(2, 100))
-    with pytest.raises(Overloaded, match="request_window_ms"):
+    monkeypatch.setattr(request_shares, "WHOLE", Use(2, 100))
+    with pytest.raises(OverloadedError, match="request_window_ms"):
         ask(play, "new", play.leader.request_id(b"s", 1, play.now))
-    with pytest.raises(InvalidRequest, match="request_id = 'r'"):
+    with pytest.raises(InvalidRequestError, match="request_id = 'r'"):
         ask(play, "other", play.leader.request_id(b"r", 2, play.now))
     play.wait(60_001)
     play.leader.checkpoint(play.now)
@@ -230,7 +233,7 @@ def test_leader_takes_repetitions_where_it_takes_nothing_new(
 def test_who_names_most_requests_leaves_as_much_room_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fairness, "WHOLE", Use(1_000, 40))
+    monkeypatch.setattr(request_shares, "WHOLE", Use(1_000, 40))
     play = Play(LeaderConfig(request_window_ms=60_000))
     numbers = itertools.count()
 
@@ -241,27 +244,27 @@ def test_who_names_most_requests_leaves_as_much_room_to_others(
 
     asks("flood", 10)
     asks("flood", 10)  # on its way: it counts
-    with pytest.raises(Overloaded) as why:
+    with pytest.raises(OverloadedError) as why:
         asks("flood", 1)
     assert "the share of flood in the table of request ids (21 rows of 40," in str(why.value)
     play.settle()
-    with pytest.raises(Overloaded, match="the share of flood"):
+    with pytest.raises(OverloadedError, match="the share of flood"):
         asks("flood", 1)
     asks("other", 10)
     play.settle()
-    with pytest.raises(Overloaded, match="the share of other"):
+    with pytest.raises(OverloadedError, match="the share of other"):
         asks("other", 1)
     asks("third", 5)
     play.settle()
-    play.full = DiskFull([], retry_after_ms=1)
+    play.full = DiskFullError([], retry_after_ms=1)
     asks("fourth", 2)
     play.step()  # refused by the log: it has no share
     play.full = None
     asks("fourth", 2)
     play.settle()
-    with pytest.raises(Overloaded, match="the share of fifth"):
+    with pytest.raises(OverloadedError, match="the share of fifth"):
         asks("fifth", 2)
-    with pytest.raises(Overloaded, match=r"^the table of request ids \(41 of 40 rows"):
+    with pytest.raises(OverloadedError, match=r"^the table of request ids \(41 of 40 rows"):
         asks("fifth", 4)
     play.wait(60_001)
     play.leader.checkpoint(play.now)
@@ -276,7 +279,7 @@ def test_repetition_is_answered_whatever_has_become_policy() -> None:
     play.settle()
     topic = TopicId(play.topic_id)
     strict = play.leader.rules(topic, 0, 0).payload_limit  # type: ignore[arg-type]
-    play.leader.alter(Scope(), Policy(payload_bytes_max=1), (), play.now, play.done("alter"))
+    play.leader.alter(Scope(), ScopePolicy(payload_bytes_max=1), (), play.now, play.done("alter"))
     play.settle()
     limits = [
         play.leader.rules(topic, 0, 0, each).payload_limit[0]  # type: ignore[arg-type]

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chaos.simdisk import SimDisk
+from chaos.sim.world.simdisk import SimDisk
 from tests.timer.machines import START_MS, Log, catch_up, engine_on, machine_on, part_of, state_of
-from timer.machine import Machine
-from timer.payloads import Op, Start
-from timer.policies import CLUSTER, Scope
-from timer.queues import MARK_MS
-from timer.retention import TOPICS_MAX
-from timer.topic import MARKS, RETENTION_MS
-from timer.units import LogIndex, TopicId, UnixMs
+from timer.entries.payloads import GroupStart, Op
+from timer.entries.policies import CLUSTER, Scope
+from timer.model.units import LogIndex, TopicId, UnixMs
+from timer.ready.queue import MARK_MS
+from timer.ready.topic import MARKS, RETENTION_MS
+from timer.state.machine import Machine
+from timer.state.retention import TOPICS_MAX
 
 HOUR_MS = 3_600_000
 TOPIC = Scope("", TopicId(1))
@@ -43,7 +43,7 @@ class World:
         self.fired_at += [self.log.now_ms] * count
         self.catch_up()
 
-    def group(self, name: str, start: Start = Start.EARLIEST) -> int:
+    def group(self, name: str, start: GroupStart = GroupStart.EARLIEST) -> int:
         self.log.create_group(1, name, start)
         self.catch_up()
         group = self.topic.groups[name]

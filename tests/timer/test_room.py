@@ -7,13 +7,13 @@ import pytest
 
 from tests.timer.leading import Play
 from tests.timer.machines import START_MS, u64
-from timer.admission import When
-from timer.applied import CANCELLED
-from timer.errors import DiskFull
-from timer.leases import ACCEPT
-from timer.payloads import Ids
-from timer.room import SILENT_MS, Room, Rooms
-from timer.units import MonoMs, ProducerId, ReplicaId
+from timer.entries.payloads import Ids
+from timer.leader.groups.shared_leases import ACCEPT
+from timer.leader.intake.admission import WantedTimes
+from timer.leader.intake.disk_reserve import SILENT_MS, Room, Rooms
+from timer.model.timer_errors import DiskFullError
+from timer.model.units import MonoMs, ProducerId, ReplicaId
+from timer.state.apply_results import CANCELLED
 
 ME, TWO, THREE = (ReplicaId(number) for number in (1, 2, 3))
 VOTERS = (ME, TWO, THREE)
@@ -68,7 +68,7 @@ def test_silent_voter_counts_as_low_but_alone_is_no_reason() -> None:
     later = MonoMs(NOW + SILENT_MS)
     known = rooms(ROOMY, LOW, ROOMY)
     assert known.refusal(VOTERS, MonoMs(later - 1)) is None
-    assert isinstance(known.refusal(VOTERS, later), DiskFull)
+    assert isinstance(known.refusal(VOTERS, later), DiskFullError)
     assert rooms(ROOMY, ROOMY, ROOMY).refusal(VOTERS, later) is None
     assert rooms(ROOMY, None, None).refusal(VOTERS, later) is None
 
@@ -97,9 +97,9 @@ def test_nothing_new_is_taken_without_room_and_all_else_goes_on() -> None:
     timer = (int(answer.due_ms[0]), int(answer.first_seq))
     play.schedule("on its way", 0, producer=producer, sequence=2)
 
-    full = play.leader.full = DiskFull([("n1", 5, 10)], retry_after_ms=1)
+    full = play.leader.full = DiskFullError([("n1", 5, 10)], retry_after_ms=1)
     ids = Ids(np.array([timer[0]]), u64([timer[1]]))
-    topics, when = np.ones(1, np.uint32), When("due_ms", np.array([START_MS]))
+    topics, when = np.ones(1, np.uint32), WantedTimes("due_ms", np.array([START_MS]))
     refused: list[Callable[[], None]] = [
         lambda: play.schedule("new", 0, producer=producer, sequence=3),
         lambda: play.schedule("unnumbered", 0),
@@ -108,7 +108,7 @@ def test_nothing_new_is_taken_without_room_and_all_else_goes_on() -> None:
         lambda: play.leader.topic("b", play.now, play.done("topic")),
     ]
     for ask in refused:
-        with pytest.raises(DiskFull) as error:
+        with pytest.raises(DiskFullError) as error:
             ask()
         assert error.value is full
     play.schedule("again", 0, producer=producer, sequence=1)  # it has an effect already

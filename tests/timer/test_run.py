@@ -13,13 +13,22 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from timer import run_writer
-from timer.columns import ROW, TOMBSTONE, Buffers, RowArray
-from timer.disk import RealDisk
-from timer.errors import CorruptFile, UnknownVersion
-from timer.order import START, Position
-from timer.run import BATCH, BATCH_ROWS_MAX, Cursor, Finder, Range, Run, RunMeta, may_hold
-from timer.run_writer import RunWriter, gathered, row_sizes, write_parts
+from timer.files.disk import RealDisk
+from timer.model.columns import ROW, TOMBSTONE, Buffers, RowArray
+from timer.model.firing_order import START, Position
+from timer.model.timer_errors import CorruptFileError, UnknownVersionError
+from timer.pending.runs import run_writer
+from timer.pending.runs.run import (
+    BATCH,
+    BATCH_ROWS_MAX,
+    Cursor,
+    Finder,
+    Range,
+    Run,
+    RunMeta,
+    may_hold,
+)
+from timer.pending.runs.run_writer import RunWriter, gathered, row_sizes, write_parts
 
 Texts = list[tuple[bytes, bytes, bytes]]
 NAMES = ("payload", "key", "headers")
@@ -139,7 +148,7 @@ def test_flip_of_any_byte_is_reported_or_harmless(tmp_path: Path) -> None:
         damaged = bytearray(content)
         damaged[position] ^= 0x10
         path.write_bytes(damaged)
-        with contextlib.suppress(CorruptFile):
+        with contextlib.suppress(CorruptFileError):
             assert read_all(Run(RealDisk(), tmp_path, meta)) == good
             unnoticed.append(position)
     assert max(unnoticed) < first  # only the schema, which the manifest makes up for
@@ -157,7 +166,7 @@ def test_flip_in_a_head_is_reported_to_who_reads_the_head_alone(tmp_path: Path) 
         damaged = bytearray(content)
         damaged[position] ^= 0x10
         path.write_bytes(damaged)
-        with pytest.raises(CorruptFile, match="head of batch 0"):
+        with pytest.raises(CorruptFileError, match="head of batch 0"):
             Finder().find(Run(RealDisk(), tmp_path, meta), rows["due_ms"][:1], rows["seq"][:1])
 
 
@@ -168,13 +177,13 @@ def test_file_that_is_cut_extended_or_missing_is_refused_at_open(tmp_path: Path)
     content = path.read_bytes()
     for size in range(len(content)):
         path.write_bytes(content[:size])
-        with pytest.raises(CorruptFile):
+        with pytest.raises(CorruptFileError):
             Run(RealDisk(), tmp_path, meta)
     path.write_bytes(content + b"\0")
-    with pytest.raises(CorruptFile):
+    with pytest.raises(CorruptFileError):
         Run(RealDisk(), tmp_path, meta)
     path.unlink()
-    with pytest.raises(CorruptFile, match="missing"):
+    with pytest.raises(CorruptFileError, match="missing"):
         Run(RealDisk(), tmp_path, meta)
 
 
@@ -379,5 +388,5 @@ def test_meta_survives_a_manifest_and_another_version_is_refused(tmp_path: Path)
     meta = write(tmp_path, rows_with(some_texts(10)))
     assert RunMeta.unpack(meta.pack()) == meta
     assert replace(meta, number=12).name == "0000000012.arrow"
-    with pytest.raises(UnknownVersion):
+    with pytest.raises(UnknownVersionError):
         RunMeta.unpack(meta.pack() | {"version": 3})

@@ -4,15 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from chaos.simdisk import SimDisk
+from chaos.sim.world.simdisk import SimDisk
 from tests.timer.machines import START_MS, STATE, Log, catch_up, engine_on, part_of
 from tests.timer.test_manifest import busy_log, flush
 from tests.timer.test_snapshot import frame_of
-from timer import log as timer_log
-from timer import manifest, scrub, segment
-from timer.errors import CorruptFile
-from timer.scrub import Checked
-from timer.units import LogIndex
+from timer.files import log as timer_log
+from timer.files import segment
+from timer.model.timer_errors import CorruptFileError
+from timer.model.units import LogIndex
+from timer.recovery import manifest, scrub
+from timer.recovery.scrub import Checked
 
 LOG = Path("/log")
 SEGMENT = 600
@@ -70,7 +71,7 @@ def test_flipped_bit_anywhere_is_found_by_file_and_place() -> None:
             first = damaged(found(disk))
             assert first, (path, at)
             error = first[0].damage
-            if isinstance(error, CorruptFile):  # else it looks like another version's
+            if isinstance(error, CorruptFileError):  # else it looks like another version's
                 assert error.position <= max(at, 32), (path, at, error)  # its header covers it
                 assert str(path) in str(error)
             disk.flip(path, at)
@@ -177,7 +178,7 @@ def test_log_that_ends_below_what_was_durable_or_applied_is_found(named_by: str)
         (missed,) = damaged([*scrub.verify(disk, state=STATE, log=LOG)])
         assert missed.path == (segments[-1] if segments else LOG)
         assert f"entry {len(log.entries)} was durable" in str(missed.damage)
-        with pytest.raises(CorruptFile):
+        with pytest.raises(CorruptFileError):
             timer_log.Log.open(
                 disk, LOG, segment_size=SEGMENT,
                 committed_floor=LogIndex(len(log.entries) if named_by == "manifest" else 0),

@@ -5,19 +5,24 @@ import pytest
 
 from tests.timer.leading import LEASE_MS, Play, delivered
 from tests.timer.machines import u64
-from timer import deadletters, serving, timer_id
-from timer.applied import MoveApplied
-from timer.columns import ROW
-from timer.errors import (
-    DiskFull,
-    NotReady,
+from timer.entries.payloads import EXCLUSIVE, SHARED, TYPES
+from timer.leader.groups import dead_letters as deadletters
+from timer.leader.groups import group_dispatch
+from timer.leader.groups.shared_leases import (
+    ACCEPT,
+    ALREADY_ACKED,
+    DEAD_LETTERED,
+    LEASE_LOST,
+    NOT_DELIVERED,
 )
-from timer.groups import Group
-from timer.leader import Delivery, LeaderConfig
-from timer.leases import ACCEPT, ALREADY_ACKED, DEAD_LETTERED, LEASE_LOST, NOT_DELIVERED
-from timer.payloads import EXCLUSIVE, SHARED, TYPES
-from timer.topic import Topic
-from timer.units import QueueOffset
+from timer.leader.leader import Delivery, LeaderConfig
+from timer.model import timer_id
+from timer.model.columns import ROW
+from timer.model.timer_errors import DiskFullError, NotReadyError
+from timer.model.units import QueueOffset
+from timer.ready.group import Group
+from timer.ready.topic import Topic
+from timer.state.apply_results import MoveApplied
 
 # ---- nacks, extensions, dead letters
 
@@ -79,8 +84,8 @@ def test_leader_sleeps_while_nobody_takes_what_is_back(type_: str, lacks: str) -
     assert 0 in play.last()[0]
 
 
-@pytest.mark.parametrize("full", [None, DiskFull([], retry_after_ms=1)])
-def test_look_behind_a_stuck_message_goes_on_in_the_next_step(full: DiskFull | None) -> None:
+@pytest.mark.parametrize("full", [None, DiskFullError([], retry_after_ms=1)])
+def test_look_behind_a_stuck_message_goes_on_in_the_next_step(full: DiskFullError | None) -> None:
     play = Play()
     group = play.make_group()
     queue, count = play.machine.topics[play.topic_id].queue, 60_000
@@ -327,13 +332,13 @@ def test_full_disks_keep_dead_letters_where_they_are_until_there_is_room() -> No
     play = Play()
     group = dead_letters(play)
     play.alter(group, max_attempts=1)
-    play.leader.full = DiskFull([], retry_after_ms=1)
+    play.leader.full = DiskFullError([], retry_after_ms=1)
     play.nack("n", play.deliveries[-1], delay_ms=0)
     play.settle()
     play.settle()
     assert "a.g.dead" not in play.machine.topic_by_name
     play.leader.full = None
-    play.wait(serving.ROOM_LOOK_MS)
+    play.wait(group_dispatch.ROOM_LOOK_MS)
     play.settle()
     assert len(play.messages("a.g.dead")) == 2
 
@@ -379,8 +384,10 @@ def test_dead_letters_stay_where_their_topic_is_being_deleted() -> None:
     delivery, told = letters_of(play, letters), list[object]()
     assert len(play.leader.groups.redrive(delivery, told.append)) == 1
     play.leader.delete_topic(play.topic_id, play.now, play.done("delete"))
-    assert [str(each) for each in told] == [str(NotReady("the topic is being deleted; ask again"))]
-    with pytest.raises(NotReady):
+    assert [str(each) for each in told] == [
+        str(NotReadyError("the topic is being deleted; ask again"))
+    ]
+    with pytest.raises(NotReadyError):
         play.leader.groups.redrive(delivery, told.append)
     play.settle()
     assert play.leader.groups.redrive(delivery, told.append) == []

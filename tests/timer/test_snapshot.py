@@ -9,31 +9,31 @@ from unittest import mock
 
 import pytest
 
-from chaos.simdisk import SimDisk
-from replication.install import install_if_ready
-from replication.promise import Promise, PromiseFile
+from chaos.sim.world.simdisk import SimDisk
+from replication.core.promise import Promise, PromiseFile
+from replication.shell.snapshot_install import install_if_ready
 from tests.replication.promises import matched
 from tests.timer.machines import START_MS, STATE, Log, catch_up, engine_on, part_of, state_of
 from tests.timer.test_manifest import busy_log, flush, flushed
-from timer import incoming as incoming_module
-from timer import log as timer_log
-from timer import manifest
-from timer.disk import RealDisk
-from timer.entry import encode
-from timer.errors import CorruptFile, DiskFailed, NotReady
-from timer.incoming import ROOM_BYTES, Incoming, ready
-from timer.incoming import install as install_now
-from timer.outgoing import take
-from timer.payloads import Op
-from timer.snapshot import Leadership, Snapshot, files, remove_files, remove_unnamed
-from timer.units import Epoch, LogIndex, Nonce, ReplicaId
+from timer.entries.entry_frame import encode
+from timer.entries.payloads import Op
+from timer.files import log as timer_log
+from timer.files.disk import RealDisk
+from timer.model.timer_errors import CorruptFileError, DiskFailedError, NotReadyError
+from timer.model.units import Epoch, LogIndex, Nonce, ReplicaId
+from timer.recovery import manifest
+from timer.recovery import snapshot_receiver as incoming_module
+from timer.recovery.snapshot import OfferedUnder, Snapshot, files, remove_files, remove_unnamed
+from timer.recovery.snapshot_receiver import ROOM_BYTES, Incoming, ready
+from timer.recovery.snapshot_receiver import install as install_now
+from timer.recovery.snapshot_source import take
 
 PINNED = Path("/outgoing")
 INCOMING = Path("/incoming")
 LOG = Path("/log")
 PROMISE = Path("/promise")
 DAMAGED = Path("/damaged")
-UNDER = Leadership(Epoch(9), ReplicaId(3), Nonce(77))
+UNDER = OfferedUnder(Epoch(9), ReplicaId(3), Nonce(77))
 OLD = Promise(Epoch(4), ReplicaId(1), Nonce(5))
 
 
@@ -150,7 +150,7 @@ def test_take_begins_again_when_what_it_pins_is_gone() -> None:
 def test_take_without_a_manifest_is_not_ready() -> None:
     disk = SimDisk()
     engine_on(disk)
-    with pytest.raises(NotReady):
+    with pytest.raises(NotReadyError):
         take(disk, STATE, PINNED)
 
 
@@ -159,7 +159,7 @@ def test_take_refuses_a_run_of_another_size() -> None:
     run = next(part for part in there.parts if part.path.startswith(manifest.RUN_DIRECTORY))
     file = disk.open_append(STATE / run.path)
     file.truncate(run.size - 1)
-    with pytest.raises(CorruptFile, match="the manifest needs"):
+    with pytest.raises(CorruptFileError, match="the manifest needs"):
         take(disk, STATE, PINNED)
 
 
@@ -173,7 +173,7 @@ def test_take_names_the_damaged_file_of_the_state_not_its_link(tmp_path: Path) -
     data = bytearray(spill.read_bytes())
     data[len(data) // 2] ^= 1
     spill.write_bytes(data)
-    with pytest.raises(CorruptFile) as caught:
+    with pytest.raises(CorruptFileError) as caught:
         take(disk, state, tmp_path / "pinned")
     assert caught.value.path == spill
 
@@ -266,7 +266,7 @@ def test_snapshot_leaves_room_to_start_with() -> None:
     disk = SimDisk()
     incoming = Incoming(disk, INCOMING)
     disk.capacity_bytes = there.size + ROOM_BYTES - 1
-    with pytest.raises(NotReady, match="to stay free"):
+    with pytest.raises(NotReadyError, match="to stay free"):
         incoming.begin(there, UNDER)
     disk.capacity_bytes += 10_000  # the plan takes some
     incoming.begin(there, UNDER)
@@ -284,10 +284,10 @@ def test_order_to_install_is_durable_before_anything_goes() -> None:
 
     def fails_at_the_last(path: Path) -> None:
         if disk.exists(INCOMING / "ready"):
-            raise DiskFailed(f"{path}: planted")
+            raise DiskFailedError(f"{path}: planted")
         sync_dir(path)
 
-    with mock.patch.object(disk, "sync_dir", fails_at_the_last), pytest.raises(DiskFailed):
+    with mock.patch.object(disk, "sync_dir", fails_at_the_last), pytest.raises(DiskFailedError):
         incoming.finish()
     disk.die()
     # The next process sees the order, which is not on the disk, and dies before it has done much.
@@ -403,14 +403,14 @@ def test_install_cut_short_anywhere_is_carried_out_by_the_next_start(seed: int) 
 def engine_is_old(disk: SimDisk) -> bool:
     try:
         return "old" in engine_on(disk).machine.topic_by_name
-    except CorruptFile:
+    except CorruptFileError:
         return False
 
 
 def old_log_is_whole(disk: SimDisk) -> bool:
     try:
         return timer_log.Log.open(disk, LOG, segment_size=200).last_index == 3
-    except CorruptFile:
+    except CorruptFileError:
         return False
 
 
@@ -537,7 +537,7 @@ def test_damaged_order_to_install_is_corrupt() -> None:
     disk = SimDisk()
     receive(source, there, disk).finish()
     disk.flip(INCOMING / "ready", 5)
-    with pytest.raises(CorruptFile, match="ready"):
+    with pytest.raises(CorruptFileError, match="ready"):
         install(disk)
 
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chaos.simdisk import SimDisk
-from timer import spill as spill_module
-from timer.columns import ROW, Binary, gather
-from timer.errors import CorruptFile, UnknownVersion
-from timer.pages import Page, SpillRef
-from timer.queues import Queue
-from timer.spill import Fetch, Spill, check_spill, read_page, write_spill
-from timer.units import QueueOffset, TopicId, UnixMs
+from chaos.sim.world.simdisk import SimDisk
+from timer.model.columns import ROW, Binary, gather
+from timer.model.timer_errors import CorruptFileError, UnknownVersionError
+from timer.model.units import QueueOffset, TopicId, UnixMs
+from timer.ready import spill as spill_module
+from timer.ready.page_cache import BlockRows, SpillRef
+from timer.ready.queue import Queue
+from timer.ready.spill import PageFetch, Spill, check_spill, read_page, write_spill
 
 DIRECTORY = Path("/queues")
 PATH = DIRECTORY / "0001.spill"
@@ -47,7 +47,7 @@ def spills_of(queues: list[Queue]) -> list[Spill]:
     return [Spill(TopicId(1 + at), queue, queue.unspilled(), []) for at, queue in enumerate(queues)]
 
 
-def content(pages: list[Page]) -> list[Any]:
+def content(pages: list[BlockRows]) -> list[Any]:
     found: list[Any] = []
     for page in pages:
         columns = [texts_of(gather(page.rows, page.bufs, n)) for n in ("payload", "key", "headers")]
@@ -62,7 +62,7 @@ def texts_of(column: Binary) -> list[bytes]:
     return [blob[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def pages_of(queue: Queue) -> list[Page]:
+def pages_of(queue: Queue) -> list[BlockRows]:
     return [block.page for block in queue.blocks if block.page is not None]
 
 
@@ -113,7 +113,7 @@ def test_messages_come_back_whatever_blocks_they_were_in(
         assert pages_of(queue) == []
         for block in queue.blocks:
             queue.pages.want(block)
-        fetch = Fetch(disk, DIRECTORY, queue.pages.wanted(1 << 20))
+        fetch = PageFetch(disk, DIRECTORY, queue.pages.wanted(1 << 20))
         fetch.read()
         fetch.install(queue.pages)
         assert content(pages_of(queue)) == expected
@@ -128,7 +128,7 @@ def sample() -> tuple[SimDisk, list[SpillRef]]:
     return disk, [ref for spill in spills for block in spill.new if (ref := block.spill)]
 
 
-def read_all(disk: SimDisk, refs: list[SpillRef]) -> list[Page]:
+def read_all(disk: SimDisk, refs: list[SpillRef]) -> list[BlockRows]:
     check_spill(disk, PATH, refs)
     return [read_page(disk, DIRECTORY, ref) for ref in refs]
 
@@ -139,7 +139,7 @@ def test_spill_with_any_byte_flipped_is_corrupt_or_another_version() -> None:
         if 12 <= position < 16:  # reserved
             continue
         disk.flip(PATH, position, mask=0x41)
-        with pytest.raises((CorruptFile, UnknownVersion)):
+        with pytest.raises((CorruptFileError, UnknownVersionError)):
             read_all(disk, refs)
         disk.flip(PATH, position, mask=0x41)
     assert len(read_all(disk, refs)) == 2
@@ -150,14 +150,14 @@ def test_spill_cut_at_every_byte_is_corrupt_at_start() -> None:
     data = disk.read(PATH)
     for size in range(len(data)):
         disk.write_atomic(PATH, data[:size])
-        with pytest.raises(CorruptFile):
+        with pytest.raises(CorruptFileError):
             check_spill(disk, PATH, refs)
 
 
 def test_missing_spill_is_corrupt_at_start() -> None:
     disk, refs = sample()
     disk.remove(PATH)
-    with pytest.raises(CorruptFile, match="missing"):
+    with pytest.raises(CorruptFileError, match="missing"):
         check_spill(disk, PATH, refs)
 
 
@@ -169,9 +169,9 @@ def test_fetch_of_a_file_that_is_gone_is_an_error_only_while_it_is_wanted() -> N
     queue.pages.evict(0)
     queue.pages.want(queue.blocks[0])
     disk.remove(PATH)
-    fetch = Fetch(disk, DIRECTORY, spills[0].new)
+    fetch = PageFetch(disk, DIRECTORY, spills[0].new)
     fetch.read()
-    with pytest.raises(CorruptFile, match="missing"):
+    with pytest.raises(CorruptFileError, match="missing"):
         fetch.install(queue.pages)
     queue.drop_below(queue.end)
     fetch.install(queue.pages)

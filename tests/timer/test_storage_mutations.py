@@ -18,19 +18,20 @@ import pytest
 
 from tests.timer.mailroom import make_tight, run_mailroom
 from tests.timer.stores import Comparison, make_small, run_program
-from timer import manifest, runs
-from timer import spill as spill_module
-from timer.columns import Buffers, RowArray
-from timer.memtable import Memtable
-from timer.merge import Merge, merged
-from timer.order import START, Position
-from timer.pages import Block, Page, Pages
-from timer.queues import Queue
-from timer.run import RunMeta, is_tombstone
-from timer.run_writer import row_sizes, write_parts
-from timer.runs import Lookup, Runs
-from timer.store import Store
-from timer.window import Slice, Window
+from timer.model.columns import Buffers, RowArray
+from timer.model.firing_order import START, Position
+from timer.pending.memory.memtable import Memtable
+from timer.pending.runs import run_set
+from timer.pending.runs.merge import Merge, merged
+from timer.pending.runs.read_window import ReadWindow, Slice
+from timer.pending.runs.run import RunMeta, is_tombstone
+from timer.pending.runs.run_set import Lookup, Runs
+from timer.pending.runs.run_writer import row_sizes, write_parts
+from timer.pending.store import Store
+from timer.ready import spill as spill_module
+from timer.ready.page_cache import Block, BlockRows, Pages
+from timer.ready.queue import Queue
+from timer.recovery import manifest
 
 Chunks = Iterable[tuple[RowArray, Buffers]]
 
@@ -95,10 +96,10 @@ def _recover_from_the_start(
     return _recover(disk, directory, metas, START, pending)
 
 
-_take = Window.take
+_take = ReadWindow.take
 
 
-def _take_all_but_the_last(self: Window, slices: Iterable[Slice], cursor: Any) -> None:
+def _take_all_but_the_last(self: ReadWindow, slices: Iterable[Slice], cursor: Any) -> None:
     """What is read ahead lacks the row at the window's edge."""
     pieces = [*slices]
     if len(pieces[-1].rows) > 1:
@@ -139,18 +140,18 @@ def _answer_for_another(self: Lookup, run: Any, due_ms: Any, seq: Any) -> Any:
 _use = Runs.use
 
 
-def _use_without_the_last(self: Runs, windows: Iterable[Window], position: Position) -> None:
+def _use_without_the_last(self: Runs, windows: Iterable[ReadWindow], position: Position) -> None:
     """The last part of a merge or flush is forgotten."""
     every = [*windows]
     _use(self, every[:-1] if len(every) > 1 else every, position)
 
 
 OF_THE_STORE = (
-    Mutation("merge_forgets_tombstones", 3, runs, "merged", _without_tombstones),
-    Mutation("row_between_two_parts_is_lost", 3, runs, "write_parts", _skips_at_the_cut),
+    Mutation("merge_forgets_tombstones", 3, run_set, "merged", _without_tombstones),
+    Mutation("row_between_two_parts_is_lost", 3, run_set, "write_parts", _skips_at_the_cut),
     Mutation("run_with_a_pending_last_row_is_dropped", 3, Runs, "retire_past", _retire_early),
     Mutation("cursor_is_not_persisted", 3, Store, "recover", _recover_from_the_start),
-    Mutation("read_ahead_skips_the_edge", 3, Window, "take", _take_all_but_the_last),
+    Mutation("read_ahead_skips_the_edge", 3, ReadWindow, "take", _take_all_but_the_last),
     Mutation("merge_leaves_out_what_is_due_soon", 3, Runs, "begin_merge", _merge_from_later),
     Mutation("cancel_of_a_flushed_row_is_lost", 2, Memtable, "bury", _bury_nothing),
     Mutation("merged_runs_are_removed_at_once", 3, Runs, "end_merge", _end_merge_and_remove),
@@ -174,10 +175,10 @@ def _add_spills_but_one(state: Any, fresh: list[spill_module.Spill]) -> None:
         spill.new[:] = new
 
 
-_install = spill_module.Fetch.install
+_install = spill_module.PageFetch.install
 
 
-def _install_mixed_up(self: spill_module.Fetch, pages: Pages) -> None:
+def _install_mixed_up(self: spill_module.PageFetch, pages: Pages) -> None:
     """Pages that were fetched together come to each other's blocks."""
     found = [page for _, _, page in self._pages]
     self._pages = [(b, ref, p) for (b, ref, _), p in zip(self._pages, found[::-1], strict=True)]
@@ -204,7 +205,7 @@ def _files_of_one_topic(state: Any) -> set[str]:
     return {block[0] for block in state["topics"][-1]["blocks"]}
 
 
-def _cut_in_any_order(pages: Any) -> Iterator[list[Page]]:
+def _cut_in_any_order(pages: Any) -> Iterator[list[BlockRows]]:
     """The messages of a spilled block stand in another order."""
     for group in _cut(pages):
         yield group[::-1]
@@ -221,7 +222,7 @@ def _one_too_many_at_hand(self: Queue, offsets: Any) -> int:
 
 OF_THE_QUEUES = (
     Mutation("spilled_block_is_lost_at_restart", 3, manifest, "add_spills", _add_spills_but_one),
-    Mutation("fetched_pages_are_mixed_up", 3, spill_module.Fetch, "install", _install_mixed_up),
+    Mutation("fetched_pages_are_mixed_up", 3, spill_module.PageFetch, "install", _install_mixed_up),
     Mutation("block_leaves_one_message_early", 3, Queue, "drop_below", _drop_one_more),
     Mutation("nobody_fetches", 2, Pages, "want", _want_nothing),
     Mutation("spill_file_is_removed_too_early", 3, manifest, "spill_files", _files_of_one_topic),

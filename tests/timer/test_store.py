@@ -32,15 +32,16 @@ from tests.timer.stores import (
     run_program,
     timers_of,
 )
-from timer import compaction, runs, window
-from timer.disk import RealDisk
-from timer.fired import Fired
-from timer.order import Position
-from timer.run import RunMeta
-from timer.store import Store
-from timer.timer_id import SEQ_MAX
-from timer.units import UnixMs
-from timer.window import Window
+from timer.files.disk import RealDisk
+from timer.model.firing_order import Position
+from timer.model.timer_id import SEQ_MAX
+from timer.model.units import UnixMs
+from timer.pending.fire_limits import FiredRows
+from timer.pending.runs import merge_plan, run_set
+from timer.pending.runs import read_window as window
+from timer.pending.runs.read_window import ReadWindow
+from timer.pending.runs.run import RunMeta
+from timer.pending.store import Store
 
 BIT = st.integers(0, 1)
 PICK = st.integers(0, 100)
@@ -148,7 +149,7 @@ def flush(store: Store) -> RunMeta | None:
     return windows[0].run.meta if windows else None
 
 
-def fire_all(store: Store, read_time_ms: int = NOW + 1_000_000) -> Fired:
+def fire_all(store: Store, read_time_ms: int = NOW + 1_000_000) -> FiredRows:
     return store.fire(UnixMs(read_time_ms), ALL, ALL)
 
 
@@ -222,14 +223,14 @@ def test_next_due_is_exact_in_memory_and_at_the_front_of_a_run(store: Store) -> 
 def test_runs_are_asked_for_the_next_due_once_until_it_has_passed(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Window] = []
-    next_due = Window.next_due
+    asked: list[ReadWindow] = []
+    next_due = ReadWindow.next_due
 
-    def counted(window: Window) -> int | None:
+    def counted(window: ReadWindow) -> int | None:
         asked.append(window)
         return next_due(window)
 
-    monkeypatch.setattr(Window, "next_due", counted)
+    monkeypatch.setattr(ReadWindow, "next_due", counted)
     for first_seq, due in ((1, NOW + 50), (2, NOW + 70), (3, NOW + 60)):
         store.insert(*batch(first_seq, [due]))
         flush(store)
@@ -271,7 +272,7 @@ def test_merge_keeps_a_tombstone_only_while_its_target_is_outside(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen: list[list[int]] = [[1, 2], [0, 1]]
-    monkeypatch.setattr(runs, "plan", lambda _: chosen.pop(0))
+    monkeypatch.setattr(run_set, "plan", lambda _: chosen.pop(0))
     store.insert(*batch(1, [NOW + 100] * 500))
     flush(store)
     for first in (1_001, 2_001):
@@ -302,7 +303,7 @@ def test_tombstones_that_gather_are_merged_with_what_lies_under_them(store: Stor
 def test_merge_writes_parts_side_by_side_and_each_leaves_unread_when_it_is_past(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (compaction, runs):
+    for module in (merge_plan, run_set):
         monkeypatch.setattr(module, "PART_SIZE", 20_000)
     for first in range(1, 6_001, 500):
         store.insert(*batch(first, [NOW + 1 + i for i in range(500)]))
@@ -447,7 +448,7 @@ def test_ahead_reads_the_earliest_rows_of_all_runs_up_to_its_limit(
 ) -> None:
     monkeypatch.setattr(window, "SLICE_ROWS_MIN", 16)
     monkeypatch.setattr(window, "SLICE_SIZE_MAX", 100)
-    monkeypatch.setattr(runs, "LOADED_SIZE_MAX", 20_000)
+    monkeypatch.setattr(run_set, "LOADED_SIZE_MAX", 20_000)
     store = far_store(tmp_path)
     store.preload(UnixMs(NOW + 9_999))
     loaded = [sum(len(piece.due) for piece in w._slices) for w in store._runs._windows]

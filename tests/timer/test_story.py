@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from chaos.simdisk import SimDisk
+from chaos.sim.world.simdisk import SimDisk
 from tests.timer.machines import (
     START_MS,
     STATE,
@@ -16,15 +16,15 @@ from tests.timer.machines import (
     machine_on,
     part_of,
 )
-from timer import trace
-from timer.columns import OnConflict, RequestId
-from timer.entry import Entry
-from timer.machine import Machine
-from timer.payloads import Op
-from timer.story import Event, Known, Story, What
-from timer.timer_id import TimerKey
-from timer.trace import Fired, Trace
-from timer.units import GroupId, LogIndex, Seq, TopicId, UnixMs
+from timer.entries.entry_frame import Entry
+from timer.entries.payloads import Op
+from timer.model.columns import OnConflict, RequestId
+from timer.model.timer_id import TimerKey
+from timer.model.units import GroupId, LogIndex, Seq, TopicId, UnixMs
+from timer.state import firing_trace
+from timer.state.firing_trace import FiringPlace, Trace
+from timer.state.machine import Machine
+from timer.state.timer_story import Known, StoryEvent, StoryReader, What
 
 DUE = START_MS + 1_000
 
@@ -47,9 +47,9 @@ class Told:
 
     def story(
         self, due_ms: int, seq: int, *, first: int = 1, known: Known | None = None
-    ) -> list[Event]:
+    ) -> list[StoryEvent]:
         machine, target = self.machine, TimerKey(UnixMs(due_ms), Seq(seq))
-        fired = trace.find(machine.trace.firings, target.seq)
+        fired = firing_trace.find(machine.trace.firings, target.seq)
         row = machine.store.read(ids_of([target]).due_ms, ids_of([target]).seq, 0)[0].rows[0]
         state = int(machine.judge(ids_of([target]))[0])
         if known is None:
@@ -58,9 +58,9 @@ class Told:
         groups = frozenset[GroupId]()
         if fired is not None:
             groups = frozenset(machine.topics[fired.topic].group_by_id)
-        story = Story(target, known, [*machine.trace.marks], groups)
+        story = StoryReader(target, known, [*machine.trace.marks], groups)
         story.skip_to(LogIndex(first))
-        events: list[Event] = []
+        events: list[StoryEvent] = []
         self.read = 0
         while not story.over and story.next <= machine.applied_index:
             events += story.feed(self.log.entries[story.next - 1])
@@ -68,7 +68,7 @@ class Told:
         return events
 
 
-def lines(events: Sequence[Event]) -> list[tuple[What, int]]:
+def lines(events: Sequence[StoryEvent]) -> list[tuple[What, int]]:
     return [(event.what, event.entry.index) for event in events]
 
 
@@ -208,9 +208,9 @@ def test_trace_survives_a_restart_and_is_bounded(monkeypatch: pytest.MonkeyPatch
     assert [mark[:2] for mark in there.marks] == [(1, 1), (5, 2), (6, 3)]
     assert [there.marks[1].refuses(part) for part in (0, 1, 7, 8)] == [True, False, False, False]
     for each in (kept, there):
-        assert trace.find(each.firings, Seq(2)) == Fired(LogIndex(7), TopicId(1), 1)  # type: ignore[arg-type]
-        assert trace.find(each.firings, Seq(3)) is None
-    monkeypatch.setattr(trace, "FIRED_ROWS_MAX", 5)
+        assert firing_trace.find(each.firings, Seq(2)) == FiringPlace(LogIndex(7), TopicId(1), 1)  # type: ignore[arg-type]
+        assert firing_trace.find(each.firings, Seq(3)) is None
+    monkeypatch.setattr(firing_trace, "FIRED_ROWS_MAX", 5)
     small = Trace()
     rows = engine.machine.store.read(ids_of([(DUE, 1)] * 2).due_ms, ids_of([(DUE, 1)] * 2).seq, 0)[
         0

@@ -8,16 +8,16 @@ import pytest
 
 from tests.timer.machines import START_MS, part_of
 from tests.timer.test_pauses import Paused, settle
-from timer.aside import ASIDE
-from timer.columns import ROW
-from timer.gone import Gone
-from timer.held import LiveRows
-from timer.memtable import Memtable
-from timer.order import START
-from timer.pauses import SWEEP_ROWS_MAX
-from timer.policies import CATCH_UPS, Scope
-from timer.run import Cursor
-from timer.units import LogIndex, TopicId
+from timer.entries.policies import CATCH_UPS, Scope
+from timer.model.columns import ROW
+from timer.model.firing_order import START
+from timer.model.units import LogIndex, TopicId
+from timer.pending.memory.deleted_topics import DeletedTopics
+from timer.pending.memory.held_rows import ASIDE
+from timer.pending.memory.memtable import Memtable
+from timer.pending.runs.held_scan import LiveRows
+from timer.pending.runs.run import Cursor
+from timer.state.pauses import SWEEP_ROWS_MAX
 
 
 def test_a_topic_is_swept_after_two_sweeps_however_often_others_are_resumed() -> None:
@@ -321,7 +321,7 @@ def test_what_is_read_ahead_of_a_sweep_is_no_more_than_it_needs() -> None:
 
 def test_what_was_read_for_other_topics_is_of_no_use_to_a_sweep_that_goes_by_more() -> None:
     one, two = TopicId(1), TopicId(2)
-    others = Gone.all_but([one], TopicId(4))  # of 2 and 3 nothing was kept
+    others = DeletedTopics.all_but([one], TopicId(4))  # of 2 and 3 nothing was kept
     read = LiveRows([], others, START, lambda: 1)
-    assert not read.go_on(START, [], Gone.all_but([one, two], TopicId(4)))
+    assert not read.go_on(START, [], DeletedTopics.all_but([one, two], TopicId(4)))
     assert read.go_on(START, [], others.plus(one))

@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from timer import tiers as tiers_module
-from timer.tiers import Tiers
+from timer.pending.memory import tiers as tiers_module
+from timer.pending.memory.tiers import Tiers
 
 START = (0, -1)
 ALL = 1 << 20

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from timer.errors import InvalidRequest
-from timer.timer_id import SEQ_MAX, SIZE, TEXT_SIZE, decode, encode, from_text, mix, to_text
-from timer.units import DUE_MS_MAX
+from timer.model.timer_errors import InvalidRequestError
+from timer.model.timer_id import SEQ_MAX, SIZE, TEXT_SIZE, decode, encode, from_text, mix, to_text
+from timer.model.units import DUE_MS_MAX
 
 quick = settings(derandomize=True, deadline=None)
 keys = st.lists(
@@ -67,13 +67,13 @@ def test_text_is_read_in_either_case() -> None:
     "text", ["", "0" * 23, "0" * 25, "w" * 24, "0" * 16 + "====", "é" * 24, "0" * 23 + "\ud800"]
 )
 def test_text_that_is_no_id_is_an_invalid_request(text: str) -> None:
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidRequestError):
         from_text(text)
 
 
 @pytest.mark.parametrize("size", [1, SIZE - 1, SIZE + 1])
 def test_bytes_that_are_no_whole_number_of_ids_are_an_invalid_request(size: int) -> None:
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidRequestError):
         decode(bytes(size), 0)
 
 

@@ -5,11 +5,11 @@ import random
 import numpy as np
 import pytest
 
-from timer import wheel as wheel_module
-from timer.columns import I64
-from timer.tiers import Tiers
-from timer.units import DUE_MS_MAX
-from timer.wheel import FAR_MAX, NEAR_BITS, Wheel
+from timer.model.columns import I64
+from timer.model.units import DUE_MS_MAX
+from timer.pending.memory import wheel as wheel_module
+from timer.pending.memory.tiers import Tiers
+from timer.pending.memory.wheel import FAR_MAX, NEAR_BITS, Wheel
 
 ALL = 1 << 30
 FAR = [1, 100, 20_000, 40_000, 1 << 20, (1 << 20) + 1, 1 << 26, 1 << 33, 1 << 47]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.timerclient.fake_cluster import Cluster
-from timerclient import subscription
-from timerclient.background import _on_loop_error
+from timerclient.rows.background import _on_loop_error
+from timerclient.streams import subscription
 
 
 @pytest.fixture(autouse=True)

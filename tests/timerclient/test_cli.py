@@ -15,8 +15,9 @@ import pytest
 
 from tests.timerclient.conftest import Threaded
 from tests.timerclient.fake_cluster import NOW_MS, wire_error
-from timerclient import cli, cli_args, errors, show
+from timerclient.cli import cli_args, output, timerctl
 from timerclient.proto import timer_pb2 as pb
+from timerclient.values import errors
 
 Ctl = Callable[..., tuple[int, str, str]]
 
@@ -30,7 +31,7 @@ def ctl(
 
     def run(*argv: str) -> tuple[int, str, str]:
         try:
-            code = cli.main(argv)
+            code = timerctl.main(argv)
         except SystemExit as exit_:
             code = int(exit_.code or 0)
         out, err = capsys.readouterr()
@@ -79,7 +80,7 @@ def test_status_names_no_leader_that_does_not_serve(
             named = pb.NodeStatus(**(node | {"serving": True, "epoch": 1} | change))
             return pb.GetStatusResponse(cluster_id="c", epoch=1, leader="n1", nodes=[named])
 
-    monkeypatch.setattr(cli, "TimerClient", lambda *_, **__: Client())
+    monkeypatch.setattr(timerctl, "TimerClient", lambda *_, **__: Client())
     code, out, _ = ctl("status")
     assert code == 3
     assert "leader none" in out
@@ -199,7 +200,7 @@ def test_what_cannot_be_printed_is_not_acked(
     threaded.cluster.seed("orders", [b"1", b"2"])
     with monkeypatch.context() as patched:
         patched.setattr("sys.stdout", Gone())
-        assert cli.main(["consume", "orders", "--group", "g", "--count", "2"]) == 0
+        assert timerctl.main(["consume", "orders", "--group", "g", "--count", "2"]) == 0
     assert threaded.cluster.groups["orders", "g"].acked == set()
 
 
@@ -296,7 +297,10 @@ def test_errors_are_documents_where_json_is_asked_for(ctl: Ctl) -> None:
 
 
 def test_version_is_the_distributions(ctl: Ctl) -> None:
-    assert ctl("--version")[:2] == (0, f"timerctl {importlib.metadata.version(cli.DISTRIBUTION)}\n")
+    assert ctl("--version")[:2] == (
+        0,
+        f"timerctl {importlib.metadata.version(timerctl.DISTRIBUTION)}\n",
+    )
 
 
 def test_parser_of_all_commands_needs_no_heavy_package() -> None:
@@ -310,18 +314,18 @@ def test_parser_of_all_commands_needs_no_heavy_package() -> None:
 
 def test_tables_are_cut_to_the_terminal_and_ids_are_not() -> None:
     rows = [("0" * 24, "p" * 60, "x" * 60), ("1" * 24, "q", "y")]
-    lines = show.table(("ID", "PAYLOAD", "KEY"), rows, 80).splitlines()
+    lines = output.table(("ID", "PAYLOAD", "KEY"), rows, 80).splitlines()
     assert max(map(len, lines)) == 80
     assert lines[1].startswith("0" * 24)
     assert lines[1].count("…") == 2
-    assert show.table(("ID", "PAYLOAD", "KEY"), rows, 10).splitlines()[2].startswith("1" * 24)
+    assert output.table(("ID", "PAYLOAD", "KEY"), rows, 10).splitlines()[2].startswith("1" * 24)
 
 
 def test_ids_of_64_bits_are_text_in_json() -> None:
-    group = show.as_dict(pb.GroupStatus(group_id=1 << 62, cursor=1 << 60))
+    group = output.as_dict(pb.GroupStatus(group_id=1 << 62, cursor=1 << 60))
     assert (group["group_id"], group["cursor"]) == (str(1 << 62), 1 << 60)
-    assert show.as_dict(pb.ProducerStatus(producer=255))["producer"] == "00000000000000ff"
-    assert show.as_dict(pb.TopicStatus())["topic_id"] is None
+    assert output.as_dict(pb.ProducerStatus(producer=255))["producer"] == "00000000000000ff"
+    assert output.as_dict(pb.TopicStatus())["topic_id"] is None
 
 
 def test_help_documents_the_exit_codes(ctl: Ctl) -> None:
@@ -340,10 +344,10 @@ def test_durations(text: str, seconds: float) -> None:
 
 
 def test_error_decides_the_exit_code() -> None:
-    assert cli.exit_code(errors.Unreachable("x")) == 3
-    assert cli.exit_code(errors.CommitTimeout("x")) == 4
-    assert cli.exit_code(errors.OutcomeForgotten("x")) == 4
-    assert cli.exit_code(errors.InvalidRequest("x")) == 2
+    assert timerctl.exit_code(errors.Unreachable("x")) == 3
+    assert timerctl.exit_code(errors.CommitTimeout("x")) == 4
+    assert timerctl.exit_code(errors.OutcomeForgotten("x")) == 4
+    assert timerctl.exit_code(errors.InvalidRequest("x")) == 2
 
 
 class Entry:
@@ -490,28 +494,28 @@ def test_redrive_that_fails_on_the_way_says_how_many_went_back(
 ) -> None:
     threaded.cluster.redrive_errors = [None, wire_error(pb.INVALID_REQUEST, "no more of them")]
     code, _, err = ctl("deadletters", "redrive", "orders.billing.dead")
-    assert code == cli.UNKNOWN
+    assert code == timerctl.UNKNOWN
     assert err == "timerctl: no more of them (at least 200 were done before)\n"
     code, out, _ = ctl("deadletters", "redrive", "orders.billing.dead")
     assert (code, out) == (0, "50 redriven\n")
 
 
 def test_own_parser_has_no_command_without_a_run() -> None:
-    parser = cli.make_parser()
+    parser = timerctl.make_parser()
     [commands] = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
     for name in ("status", "checkpoint", "topics", "schedule", "cancel", "consume", "transfer"):
         assert commands.choices[name].get_default("run") is not None
 
 
 def test_tables_align_and_numbers_stay_numbers() -> None:
-    text = show.table(("A", "LONG"), [("x", 1), ("yy", 200)])
+    text = output.table(("A", "LONG"), [("x", 1), ("yy", 200)])
     assert text.splitlines() == ["A   LONG", "x      1", "yy   200"]
-    document = show.as_dict(pb.GetCheckpointResponse(nodes=[pb.NodeCheckpoint(log_end=1 << 60)]))
+    document = output.as_dict(pb.GetCheckpointResponse(nodes=[pb.NodeCheckpoint(log_end=1 << 60)]))
     assert document["nodes"][0]["log_end"] == 1 << 60
     assert document["shared"] is None
-    assert show.instant(0) == "-"
-    assert show.instant(1_000) == "1970-01-01T00:00:01.000Z"
-    assert show.instant(1 << 62) == str(1 << 62)
+    assert output.instant(0) == "-"
+    assert output.instant(1_000) == "1970-01-01T00:00:01.000Z"
+    assert output.instant(1 << 62) == str(1 << 62)
 
 
 # ---- timers …
@@ -663,5 +667,5 @@ def test_command_without_an_output_is_done_all_the_same(
 ) -> None:
     with monkeypatch.context() as closed:
         closed.setattr(sys, "stdout", None)
-        assert cli.main(["status"]) == 0
+        assert timerctl.main(["status"]) == 0
     assert ctl("status")[0] == 0

@@ -8,21 +8,15 @@ from typing import Any
 import pytest
 
 from tests.timerclient.fake_cluster import NOW_MS, Cluster, deliveries, id_text, wire_error
-from timerclient import (
-    AckResult,
-    AsyncTimerClient,
-    ExtendResult,
-    NackResult,
-    Settings,
-    errors,
-    subscription,
-)
-from timerclient.credit import Credit
-from timerclient.messages import Batch
+from timerclient import AckResult, AsyncTimerClient, ClientSettings, ExtendResult, NackResult
 from timerclient.proto import timer_pb2 as pb
-from timerclient.subscription import Subscription
+from timerclient.rows.messages import Batch
+from timerclient.streams import subscription
+from timerclient.streams.credit import Credit
+from timerclient.streams.subscription import Subscription
+from timerclient.values import errors
 
-QUICK = Settings(stall_s=0.2, probe_s=1, pause_s_min=0.002, pause_s_max=0.05)
+QUICK = ClientSettings(stall_s=0.2, probe_s=1, pause_s_min=0.002, pause_s_max=0.05)
 
 
 @pytest.fixture
@@ -229,7 +223,7 @@ async def test_what_a_broken_stream_brought_is_dropped_unseen_and_comes_again_in
 
 async def test_acks_that_wait_share_a_request(cluster: Cluster) -> None:
     cluster.seed("orders", numbers(100))
-    settings = Settings(ack_requests_max=1)
+    settings = ClientSettings(ack_requests_max=1)
     async with (
         AsyncTimerClient(cluster.address, settings=settings) as client,
         client.consumer("orders", "g") as consumer,
@@ -278,7 +272,7 @@ async def test_batch_is_nacked_and_extended_as_a_whole(
 
 async def test_nacks_of_one_delay_share_a_request(cluster: Cluster) -> None:
     cluster.seed("orders", numbers(100))
-    settings = Settings(ack_requests_max=1)
+    settings = ClientSettings(ack_requests_max=1)
     async with (
         AsyncTimerClient(cluster.address, settings=settings) as client,
         client.consumer("orders", "g", window=100) as consumer,

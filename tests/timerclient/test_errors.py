@@ -3,9 +3,9 @@
 import grpc
 import pytest
 
-from timerclient import errors
 from timerclient.proto import timer_pb2 as pb
-from timerclient.reasons import Reason
+from timerclient.values import errors
+from timerclient.values.reasons import Reason
 
 
 def test_reasons_are_those_of_the_contract() -> None:

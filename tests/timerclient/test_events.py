@@ -18,22 +18,22 @@ from timerclient import (
     AckResult,
     AsyncTimerClient,
     CancelResult,
+    ClientSettings,
     Connected,
     Event,
     InvalidRequest,
     LeaderChanged,
     LeaderMissing,
-    Settings,
     SubmitBlocked,
     TimerClient,
     TimerState,
     Unreachable,
 )
-from timerclient.background import Budget
-from timerclient.nodes import parse_addresses
-from timerclient.pending import TimerInfo
+from timerclient.rows.background import Budget
+from timerclient.rows.pending_timers import TimerInfo
+from timerclient.streams.nodes import parse_addresses
 
-QUICK = Settings(stall_s=0.2, probe_s=1, pause_s_min=0.002, pause_s_max=0.05)
+QUICK = ClientSettings(stall_s=0.2, probe_s=1, pause_s_min=0.002, pause_s_max=0.05)
 
 
 async def test_leaders_are_events_and_log_lines(

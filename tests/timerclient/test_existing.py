@@ -194,7 +194,7 @@ async def test_failure_after_the_first_part_is_no_certainty(
     cluster: Cluster, client: AsyncTimerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timers = await client.schedule_batch("t", [b""] * 4, delay=9)
-    monkeypatch.setattr("timerclient.existing.CANCEL_IDS_MAX", 2)
+    monkeypatch.setattr("timerclient.client.timer_calls.CANCEL_IDS_MAX", 2)
 
     def refused_later() -> Callable[[], pb.Error | None]:
         orders = [wire_error(pb.INVALID_REQUEST), None]

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from timerclient import AsyncTimerClient
-from timerclient.errors import Closed, ConnectionLost, NotLeader, NotReady, OutcomeUnknown
-from timerclient.nodes import PATIENCE_S_MAX, Node, Nodes, tcp
-from timerclient.producer import Call, Producer
 from timerclient.proto import timer_pb2 as pb
-from timerclient.settings import Settings
-from timerclient.timers import Outcome
+from timerclient.rows.scheduled_timers import RequestOutcome
+from timerclient.streams.nodes import PATIENCE_S_MAX, NodeChannel, Nodes, tcp
+from timerclient.streams.producer import ProducerStream, WaitingCall
+from timerclient.values.client_settings import ClientSettings
+from timerclient.values.errors import Closed, ConnectionLost, NotLeader, NotReady, OutcomeUnknown
 
 
 async def test_patience_outlasts_rounds_in_which_the_hinted_node_and_all_others_are_silent(
@@ -21,7 +21,7 @@ async def test_patience_outlasts_rounds_in_which_the_hinted_node_and_all_others_
 ) -> None:
     now_s = 0.0
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
-    nodes = Nodes(["127.0.0.1:1"], Settings(), tcp(None))
+    nodes = Nodes(["127.0.0.1:1"], ClientSettings(), tcp(None))
     patience_s = []
     for _ in range(20):
         nodes._look()
@@ -37,16 +37,18 @@ async def test_call_whose_client_is_closed_says_whether_it_may_have_happened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for lost, silent in ((False, False), (True, False), (False, True)):
-        nodes = Nodes(["127.0.0.1:1"], Settings(pause_s_min=0.001, stall_s=0.01), tcp(None))
+        nodes = Nodes(["127.0.0.1:1"], ClientSettings(pause_s_min=0.001, stall_s=0.01), tcp(None))
         node = nodes.node("127.0.0.1:1")
         closing = asyncio.Event()
 
-        async def leader(nodes: Nodes = nodes, closing: asyncio.Event = closing) -> Node:
+        async def leader(nodes: Nodes = nodes, closing: asyncio.Event = closing) -> NodeChannel:
             if closing.is_set():
                 await nodes.close()
             return nodes.node("127.0.0.1:1")
 
-        async def moved(_: Node, leader: Callable[[], Awaitable[Node]] = leader) -> bool:
+        async def moved(
+            _: NodeChannel, leader: Callable[[], Awaitable[NodeChannel]] = leader
+        ) -> bool:
             await leader()
             return False
 
@@ -128,11 +130,11 @@ async def test_call_is_not_sent_again_once_the_cluster_may_have_forgotten_it(
     loop = asyncio.get_running_loop()
     real, later_s = loop.time, 0.0
     monkeypatch.setattr(loop, "time", lambda: real() + later_s)
-    nodes = Nodes(["127.0.0.1:1"], Settings(pause_s_min=0.001, pause_s_max=0.001), tcp(None))
+    nodes = Nodes(["127.0.0.1:1"], ClientSettings(pause_s_min=0.001, pause_s_max=0.001), tcp(None))
     node = nodes.node("127.0.0.1:1")
     sent = 0
 
-    async def leader() -> Node:
+    async def leader() -> NodeChannel:
         return node
 
     async def answer() -> None:
@@ -148,18 +150,18 @@ async def test_call_is_not_sent_again_once_the_cluster_may_have_forgotten_it(
 
 
 async def test_request_on_the_wire_of_a_client_that_connects_no_more_is_unknown() -> None:
-    nodes = Nodes(["127.0.0.1:1"], Settings(), tcp(None))
-    producer = Producer(nodes)
+    nodes = Nodes(["127.0.0.1:1"], ClientSettings(), tcp(None))
+    producer = ProducerStream(nodes)
     await nodes.close()
     futures = [asyncio.get_running_loop().create_future() for _ in range(2)]
     for future, sent in zip(futures, (True, False), strict=True):
-        call = Call(future, 1, Outcome.timer, 60)
+        call = WaitingCall(future, 1, RequestOutcome.timer, 60)
         producer.submit(b"", call)
         assert call.request is not None
         call.request.in_doubt = sent  # a first sending was not answered
     told = await asyncio.gather(*futures, return_exceptions=True)
     assert [type(each) for each in told] == [OutcomeUnknown, Closed]
     late: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-    producer.submit(b"", Call(late, 1, Outcome.timer, 60))
+    producer.submit(b"", WaitingCall(late, 1, RequestOutcome.timer, 60))
     with pytest.raises(Closed):
         await late

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from timerclient.errors import (
+from timerclient.streams.pipeline import Pipeline, PipelinedRequest, Step
+from timerclient.values.errors import (
     Closed,
     CommitTimeout,
     InvalidRequest,
@@ -19,10 +20,9 @@ from timerclient.errors import (
     TimerError,
     UnknownProducer,
 )
-from timerclient.pipeline import Pipeline, Request, Step
 
 
-class Item(Request):
+class Item(PipelinedRequest):
     """A request that the tests can name."""
 
     __slots__ = ("bad", "name", "parts", "size", "timers")

@@ -11,19 +11,13 @@ import pytest
 from tests.timerclient.conftest import Threaded
 from tests.timerclient.fake_cluster import Cluster
 from tests.timerclient.test_cli import Ctl, ctl  # noqa: F401 -- a fixture
-from timerclient import (
-    AsyncTimerClient,
-    OutcomeUnknown,
-    TimerClient,
-    cli,
-    cli_policies,
-    errors,
-    policies,
-    rows,
-)
-from timerclient.cli_args import UsageError
-from timerclient.errors import InvalidRequest
+from timerclient import AsyncTimerClient, OutcomeUnknown, TimerClient
+from timerclient.cli import cli_policies, timerctl
+from timerclient.cli.cli_args import UsageError
 from timerclient.proto import timer_pb2 as pb
+from timerclient.rows import policy_fields, rows
+from timerclient.values import errors
+from timerclient.values.errors import InvalidRequest
 
 
 @pytest.fixture
@@ -74,17 +68,17 @@ def test_level_goes_with_no_other_time() -> None:
 async def test_fields_travel_as_they_are_named_and_only_those(
     cluster: Cluster, client: AsyncTimerClient
 ) -> None:
-    said: policies.Policy = {
+    said: policy_fields.PolicyFields = {
         "delayed_delivery": False,
         "tick_ms": 5,
         "delay_levels_ms": [1, 2],
     }
     answer = await client.alter_policies(said, unset=["delay_ms_max"], topic="ns/t")
     [request] = cluster.alters
-    assert policies.said(request.set) == said
+    assert policy_fields.said(request.set) == said
     assert [*request.unset] == ["delay_ms_max"]
     assert request.scope == answer.scope == pb.PolicyScope(topic="ns/t")
-    assert policies.said(answer.own) == said
+    assert policy_fields.said(answer.own) == said
     assert (await client.describe_policies(namespace="ns")).scope.namespace == "ns"
     assert (await client.describe_policies()).scope == pb.PolicyScope()
 
@@ -105,7 +99,7 @@ def test_value_that_its_field_does_not_take_is_refused(
     said: dict[str, Any], field: str, text: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=text) as refused:
-        policies.policy(said)
+        policy_fields.policy(said)
     assert refused.value.field == field
 
 
@@ -137,7 +131,7 @@ def test_threads_have_the_same(threaded: Threaded) -> None:
     ],
 )
 def test_scope_is_explicit(words: list[str], scope: dict[str, str]) -> None:
-    args = cli.make_parser().parse_args(["policies", "set", *words, "tick_ms=5"])
+    args = timerctl.make_parser().parse_args(["policies", "set", *words, "tick_ms=5"])
     assert cli_policies.scope_of(args) == scope
 
 
@@ -152,7 +146,7 @@ def test_scope_is_explicit(words: list[str], scope: dict[str, str]) -> None:
 )
 def test_change_without_exactly_one_scope_is_a_usage_error(words: list[str]) -> None:
     with pytest.raises(UsageError):
-        cli.make_parser().parse_args(["policies", "set", *words])
+        timerctl.make_parser().parse_args(["policies", "set", *words])
 
 
 async def test_change_by_the_client_names_exactly_one_scope(client: AsyncTimerClient) -> None:

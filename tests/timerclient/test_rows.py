@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from timer import columns, timer_id
-from timerclient import ids, rows
-from timerclient.errors import InvalidRequest
+from timer.model import columns, timer_id
 from timerclient.proto import timer_pb2 as pb
+from timerclient.rows import rows
+from timerclient.values import ids
+from timerclient.values.errors import InvalidRequest
 
 
 def batch(payloads: Any, **more: Any) -> pb.TimerColumns:

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from tests.timerclient.fake_cluster import NOW_MS, Cluster, id_text, wire_error
-from timerclient import AsyncTimerClient, CancelResult, Settings, aio, errors, producer
-from timerclient.nodes import Nodes, tcp
+from timerclient import AsyncTimerClient, CancelResult, ClientSettings
+from timerclient.client import aio
 from timerclient.proto import timer_pb2 as pb
+from timerclient.streams import producer
+from timerclient.streams.nodes import Nodes, tcp
+from timerclient.values import errors
 
-QUICK = Settings(stall_s=0.2, probe_s=1, pause_s_min=0.002, pause_s_max=0.05)
+QUICK = ClientSettings(stall_s=0.2, probe_s=1, pause_s_min=0.002, pause_s_max=0.05)
 
 
 @pytest.fixture
@@ -158,7 +161,7 @@ async def test_leader_that_joined_later_is_found_by_what_the_others_say(cluster:
 
 async def test_leader_that_is_too_busy_to_say_so_at_once_is_found(cluster: Cluster) -> None:
     cluster.nodes[0].status_s = 0.5
-    settings = Settings(probe_s=0.1, pause_s_min=0.002, pause_s_max=0.05)
+    settings = ClientSettings(probe_s=0.1, pause_s_min=0.002, pause_s_max=0.05)
     async with AsyncTimerClient(cluster.address, timeout=60, settings=settings) as client:
         await client.schedule("orders", b"p")
     assert payloads(cluster) == [b"p"]

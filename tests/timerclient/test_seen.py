@@ -10,8 +10,10 @@ import pytest
 from tests.timerclient.conftest import Threaded
 from tests.timerclient.fake_cluster import NOW_MS, Cluster
 from tests.timerclient.test_scheduling import QUICK, once, payloads
-from timerclient import AsyncTimerClient, NewTimer, cli, errors
+from timerclient import AsyncTimerClient, NewTimer
+from timerclient.cli import timerctl
 from timerclient.proto import timer_pb2 as pb
+from timerclient.values import errors
 
 
 @pytest.fixture
@@ -86,7 +88,7 @@ async def test_looks_are_read_whole(cluster: Cluster, client: AsyncTimerClient) 
 
 
 def run(capsys: pytest.CaptureFixture[str], cluster: Cluster, *words: str) -> str:
-    assert cli.main(["--endpoints", cluster.address, *words]) == 0
+    assert timerctl.main(["--endpoints", cluster.address, *words]) == 0
     return capsys.readouterr().out
 
 

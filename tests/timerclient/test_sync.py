@@ -24,19 +24,19 @@ from timerclient import (
     AckResult,
     AsyncTimerClient,
     CancelResult,
+    ClientSettings,
     NewTimer,
-    Settings,
     TimerClient,
-    background,
-    errors,
-    nodes,
 )
-from timerclient.background import Budget
+from timerclient.client.sync import Consumer
 from timerclient.proto import timer_pb2 as pb
-from timerclient.subscription import Subscription
-from timerclient.sync import Consumer
+from timerclient.rows import background
+from timerclient.rows.background import Budget
+from timerclient.streams import nodes
+from timerclient.streams.subscription import Subscription
+from timerclient.values import errors
 
-QUICK = Settings(stall_s=0.2, probe_s=1, pause_s_min=0.002, pause_s_max=0.05)
+QUICK = ClientSettings(stall_s=0.2, probe_s=1, pause_s_min=0.002, pause_s_max=0.05)
 
 
 def connect(threaded: Threaded) -> TimerClient:

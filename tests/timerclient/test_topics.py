@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.timerclient.fake_cluster import Cluster
-from timerclient import AsyncTimerClient, errors
+from timerclient import AsyncTimerClient
+from timerclient.values import errors
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-import cluster.topics as listing
+import cluster.observe.topic_view as listing
 from tests.cluster.running import WAIT_S, until
-from timer.errors import ConfigError
-from timer.units import DUE_MS_MAX
+from timer.model.timer_errors import ConfigError
+from timer.model.units import DUE_MS_MAX
 from timerclient import (
     AsyncTimerClient,
     InvalidRequest,
@@ -23,8 +23,8 @@ from timerclient import (
     TimerError,
     Unreachable,
 )
-from timerclient.errors import RpcFailed
-from timerclient.sync import Consumer
+from timerclient.client.sync import Consumer
+from timerclient.values.errors import RpcFailed
 from timerfake import AsyncFakeCluster, FakeCluster
 
 START = datetime(2030, 1, 1, tzinfo=UTC)

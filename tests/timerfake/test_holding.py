@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 
 from timerclient import AckResult, Event, LeaseLost, LeasesLost, TimerClient
-from timerclient.messages import Message
+from timerclient.client.sync import Consumer
 from timerclient.proto import timer_pb2 as pb
-from timerclient.sync import Consumer
+from timerclient.rows.messages import Message
 from timerfake import AsyncFakeCluster, FakeCluster
 
 JOBS = [b"%d" % number for number in range(100)]

@@ -8,9 +8,9 @@ import pytest
 
 from tests.cluster.running import error_of
 from timerclient import AckResult, InvalidRequest, TimerClient
-from timerclient.background import Background
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
+from timerclient.rows.background import Background
 from timerfake import FakeCluster
 
 

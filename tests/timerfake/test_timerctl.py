@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from timerclient import TimerClient, cli
-from timerclient.errors import NotReady
+from timerclient import TimerClient
+from timerclient.cli import timerctl
+from timerclient.client.topic_calls import ROUNDS_MAX, TopicCalls
 from timerclient.proto import timer_pb2 as pb
-from timerclient.topics import ROUNDS_MAX, TopicCalls
+from timerclient.values.errors import NotReady
 from timerfake import FakeCluster
 
 Ctl = Callable[..., tuple[int, str, str]]
@@ -21,11 +22,11 @@ def ctl(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Ctl:
     """Run timerctl: (exit code, stdout, stderr). Nobody sits at its terminal."""
-    monkeypatch.setattr(cli, "_client", lambda _: cluster.client())
+    monkeypatch.setattr(timerctl, "_client", lambda _: cluster.client())
     monkeypatch.setattr("sys.stdin", io.StringIO())
 
     def run(*argv: str) -> tuple[int, str, str]:
-        code = cli.main(argv)
+        code = timerctl.main(argv)
         return code, *capsys.readouterr()
 
     return run

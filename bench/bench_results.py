@@ -1,0 +1,117 @@
+"""Result files: one JSON per invocation, and the last figure of each kind.
+
+    run/bench/20260301T120000Z-1a2b3c4.json
+    {
+      "format": 1, "utc": "20260301T120000Z", "commit": "1a2b3c4", "form": "short",
+      "machine": {"cpu": ..., "cores": 2, "fdatasync_ms": 0.15, "packages": {...}, ...},
+      "measures": {
+        "s1": {
+          "title": ..., "runs": 2, "busy_cores_before": 0.02, "error": null,
+          "samples": {"rate_5s": [512300.0, 498000.0], ...},
+          "figures": {"for 5 s": {"value": 505150.0, "unit": "timers/s", "must": ..., "aim": ...}}
+        }
+      }
+    }
+
+The last result of a figure comes from the newest file that contains it. bench/baseline.json, which
+is under version control, counts as the oldest file.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from bench.measure import Form, Measure, Series
+
+FORMAT: Final = 1
+
+
+@dataclass(slots=True)
+class MeasureOutcome:
+    """The results of one measure's runs."""
+
+    measure: Measure
+    runs: int = 0
+    samples: Series = field(default_factory=dict)
+    busy_cores_before: float = 0.0
+    """Cores used by other work on this machine just before; such work distorts the figures."""
+    error: str | None = None
+    """Why runs are missing. None: no run failed."""
+
+    def add(self, series: Series) -> None:
+        """Append the samples of one run."""
+        self.runs += 1
+        for name, samples in series.items():
+            self.samples.setdefault(name, []).extend(samples)
+
+    def values(self) -> dict[str, float]:
+        """Return the value of each figure that has samples, by name."""
+        return {
+            figure.name: figure.value(samples)
+            for figure in self.measure.figures
+            if (samples := self.samples.get(figure.series))
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the measure as stored in a result file."""
+        values = self.values()
+        figures = {
+            figure.name: {
+                "value": values[figure.name],
+                "unit": figure.unit,
+                "must": figure.must,
+                "aim": figure.aim,
+            }
+            for figure in self.measure.figures
+            if figure.name in values
+        }
+        return {
+            "title": self.measure.title,
+            "runs": self.runs,
+            "busy_cores_before": self.busy_cores_before,
+            "error": self.error,
+            "samples": self.samples,
+            "figures": figures,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultHead:
+    """Facts common to the results of one invocation."""
+
+    utc: str
+    """YYYYmmddTHHMMSSZ, which sorts by time."""
+    commit: str
+    form: Form
+    machine: Mapping[str, object]
+
+    @property
+    def stem(self) -> str:
+        """The name of its files without an extension."""
+        return f"{self.utc}-{self.commit}"
+
+
+def save(path: Path, head: ResultHead, outcomes: Sequence[MeasureOutcome]) -> None:
+    """Write a result file atomically: a reader finds all of it or none."""
+    measures = {outcome.measure.name: outcome.to_json() for outcome in outcomes}
+    content = {"format": FORMAT, **asdict(head), "measures": measures}
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content, indent=1) + "\n")
+    os.replace(temporary, path)
+
+
+def last_values(directory: Path, baseline: Path) -> dict[tuple[str, str], float]:
+    """Return the last value of each (measure, figure). Files of another format are ignored."""
+    found: dict[tuple[str, str], float] = {}
+    for path in (baseline, *sorted(directory.glob("*.json"))):
+        if not path.exists():
+            continue
+        content = json.loads(path.read_text())
+        if content.get("format") != FORMAT:
+            continue
+        for name, measure in content["measures"].items():
+            found |= {(name, of): each["value"] for of, each in measure["figures"].items()}
+    return found

@@ -1,0 +1,259 @@
+"""The sieve of a large run: what is plainly fine is judged by columns, and only the rest by rules.
+
+    asked, log, given ── cut by mark ─► parts ── plain_timers.py ─┬► verdicts of nearly all timers
+                                                           └► doubtful marks ── rules ─► the rest
+
+The rules (verdict.py) join three tables of wide rows and look at each timer from all sides; nearly
+every timer needs none of it. So parts of a run, each with all that is said of some marks, are
+judged by plain_timers.py in Spark's Python workers, a part in one go. The rules get the rows of the
+marks that it doubts, and would tell the same of the others: tests hold one against the other.
+"""
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from chaos.audit.rules import plain_timers
+from chaos.audit.rules.client_tables import name_of
+from timer.model.columns import I64
+from timer.model.timer_id import mix
+
+ROWS_PER_PART: Final = 1 << 19
+"""On average; a worker has a part in memory, some 150 bytes a row and as much again."""
+ROWS_PER_TASK: Final = 1 << 22
+"""Of the log that one task cuts: it writes a file for every part of which it has a row."""
+RUN_BITS: Final = 17
+"""So many marks in a row lie in one part: marks are counted up, as a rule."""
+_FULL: Final = 1 << plain_timers.STRETCH_BITS
+_TABLES: Final = {"asked": plain_timers.ASKED, "log": plain_timers.LOG, "given": plain_timers.GIVEN}
+_NAMES: Final = {"topic", "group", "outcome", "told", "end", "on_conflict"}
+"""Columns of texts of which there are few."""
+_FACTS: Final = ("acked", "named", "doubted", "disputed")
+
+MARK: Final = pa.schema([("mark", pa.int64())])
+
+Batches = Iterator[pa.RecordBatch]
+
+
+def cut(
+    source: DataFrame, rows_of: Callable[[Batches], Batches], schema: pa.Schema, folder: Path,
+    parts: int,
+) -> DataFrame:  # fmt: skip
+    """Write the rows of a table into a folder, cut by mark into parts; return them as they lie.
+
+    `rows_of` makes them, of `schema`, from what the source says. Arrow does all of it: it takes a
+    fraction of what Spark's own writer takes.
+    """
+    clear(folder)
+    folder.mkdir(parents=True)
+    run_bits = RUN_BITS  # of this process: workers import this module anew
+
+    def each(batches: Batches) -> Batches:
+        context = TaskContext.get()
+        assert context is not None
+        files = _PartFiles(folder, f"{context.partitionId():05}.parquet", parts, run_bits)
+        waiting: list[pa.RecordBatch] = []
+        for batch in rows_of(batches):
+            waiting.append(batch)
+            if sum(map(len, waiting)) >= ROWS_PER_PART:
+                files.write(pa.Table.from_batches(waiting))
+                waiting.clear()
+        if sum(map(len, waiting)):
+            files.write(pa.Table.from_batches(waiting))
+        files.close()
+        yield pa.RecordBatch.from_pydict({"rows": [files.rows]})
+
+    source.mapInArrow(each, "rows BIGINT").agg(F.sum("rows")).collect()
+    reader = source.sparkSession.read.schema(from_arrow_schema(schema))
+    return reader.parquet(str(folder)).select(*schema.names)
+
+
+def cut_file(spark: SparkSession, file: Path, folder: Path, parts: int) -> DataFrame:
+    """Cut a Parquet file; see `cut`. A task reads some row groups, one after the other."""
+    known = pq.read_metadata(file)
+
+    def groups(batches: Batches) -> Batches:
+        with pq.ParquetFile(file) as opened:
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    yield from opened.read_row_group(number).to_batches()
+
+    tasks = max(1, known.num_rows // ROWS_PER_TASK)
+    source = spark.range(known.num_row_groups, numPartitions=tasks)
+    return cut(source, groups, known.schema.to_arrow_schema(), folder, parts)
+
+
+class _PartFiles:
+    """What one task writes: a file of each part, which is there when it is whole."""
+
+    def __init__(self, folder: Path, name: str, parts: int, run_bits: int) -> None:
+        self.rows = 0
+        self._parts = np.uint64(parts)
+        self._run_bits = run_bits
+        self._folder = folder
+        self._name = name
+        self._writers: dict[Path, pq.ParquetWriter] = {}
+
+    def write(self, table: pa.Table) -> None:
+        """Write rows, each to the file of its part."""
+        run = pc.fill_null(table["mark"], 0).to_numpy() >> self._run_bits
+        number = (mix(run.view(np.uint64)) % self._parts).astype(np.int32)
+        order = np.argsort(number, kind="stable")
+        number = number[order]
+        table = table.combine_chunks().take(pa.array(order))
+        ends = [*(np.flatnonzero(np.diff(number)) + 1).tolist(), len(number)]
+        for start, end in pairwise([0, *ends]):
+            path = self._folder / f"part={number[start]}" / self._name
+            if path not in self._writers:
+                path.parent.mkdir(exist_ok=True)
+                texts = [each.name for each in table.schema if each.name in _NAMES]
+                self._writers[path] = pq.ParquetWriter(
+                    _unborn(path), table.schema, compression="lz4", use_dictionary=texts
+                )
+            self._writers[path].write_table(table.slice(start, end - start))
+        self.rows += len(number)
+
+    def close(self) -> None:
+        """Let the files have their names."""
+        for path, writer in self._writers.items():
+            writer.close()
+            _unborn(path).replace(path)
+
+
+def _unborn(path: Path) -> Path:
+    """Return the name of a file until it is whole: nobody reads what begins with a dot."""
+    return path.with_name(f".{path.name}")
+
+
+def acked(acks: DataFrame) -> DataFrame:
+    """Return what the log has of acks by stretch: topic, group, stretch, ack_epoch, attempts, held.
+
+    Of the earliest ack; `held`: how many messages of the stretch are acked.
+    """
+    bits, end = plain_timers.STRETCH_BITS, F.col("queue_offset") + F.col("count")
+    first, last = F.shiftright("queue_offset", bits), F.shiftright(end - 1, bits)
+    begin = F.shiftleft("stretch", bits)
+    rows = acks.select("*", end.alias("end"), F.explode(F.sequence(first, last)).alias("stretch"))
+    held = F.least(F.col("end"), begin + _FULL) - F.greatest(F.col("queue_offset"), begin)
+    return rows.groupBy("topic", "group", "stretch").agg(
+        *(F.min(name).alias(name) for name in ("ack_epoch", "attempts")), F.sum(held).alias("held")
+    )
+
+
+def not_surely_kept(lines: DataFrame, stretches: DataFrame) -> DataFrame:
+    """Return the lines of acks with some message that is not in a stretch that is all acked.
+
+    `stretches` as from `acked`.
+    """
+    number = F.row_number().over(Window.partitionBy("topic", "group").orderBy("stretch"))
+    full = (
+        stretches.where(F.col("held") == _FULL)
+        .select(
+            F.col("topic").alias("of_topic"), F.col("group").alias("of_group"), "stretch",
+            (F.col("stretch") - number).alias("run"),
+        )
+        .groupBy("of_topic", "of_group", "run")
+        .agg(F.min("stretch").alias("first"), F.max("stretch").alias("last"))
+    )  # fmt: skip
+    inside = (
+        (F.col("topic") == F.col("of_topic"))
+        & (F.col("group") == F.col("of_group"))
+        & (F.shiftright(F.array_min("offsets"), plain_timers.STRETCH_BITS) >= F.col("first"))
+        & (F.shiftright(F.array_max("offsets"), plain_timers.STRETCH_BITS) <= F.col("last"))
+    )
+    return lines.where("op = 'ack'").join(F.broadcast(full), inside, "left_anti")
+
+
+def starts(
+    asked_topics: DataFrame, read: DataFrame, groups: DataFrame, deletions: DataFrame
+) -> dict[str, I64]:
+    """Return plain.Facts.starts: not of topics that were deleted, or with groups that were sought.
+
+    `read` as from `clients.consumed`, `groups` and `deletions`: the replay's.
+    """
+    sought = groups.where("sought").select(name_of("topic").alias("topic"))
+    several = sought.union(deletions.select(name_of("topic")))
+    topics = asked_topics.join(F.broadcast(several), "topic", "left_anti").distinct()
+    first: dict[str, list[int]] = {row["topic"]: [] for row in topics.collect()}
+    for row in read.join(F.broadcast(topics), "topic").collect():
+        first[row["topic"]].append(row["start_offset"])
+    return {topic: np.array(sorted(each), np.int64) for topic, each in first.items()}
+
+
+def sift(
+    spark: SparkSession, work: Path, into: Path, parts: int, begin: Mapping[str, I64],
+    clock_error_ms: int | None,
+) -> DataFrame:  # fmt: skip
+    """Judge every part; write the plain ones' verdicts into a folder, return the plain.DOUBTS.
+
+    `work` holds what _TABLES and _FACTS name, the tables cut into so many parts, and `crowded`, cut
+    like them; `begin` as from `starts`, `clock_error_ms` as in plain.Facts.
+    """
+    into.mkdir(parents=True, exist_ok=True)
+
+    def each(batches: Batches) -> Batches:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                facts = _facts(work, begin, clock_error_ms)
+                asks, log, given = (_part(work / n, number, of) for n, of in _TABLES.items())
+                crowded = plain_timers.numbers(_part(work / "crowded", number, MARK.names), "mark")
+                found = plain_timers.sifted(asks, log, given, crowded, facts)
+                path = into / f"plain-{number:05}.parquet"
+                pq.write_table(found.plain, _unborn(path), compression="lz4")
+                _unborn(path).replace(path)
+                yield from found.doubts.to_batches()
+
+    schema = "mark BIGINT, seq BIGINT"
+    return spark.range(parts, numPartitions=parts).mapInArrow(each, schema)
+
+
+def _part(folder: Path, number: int, columns: Iterable[str]) -> pa.Table:
+    """Return one part of a table that is cut; a folder that is not there has no rows."""
+    path = folder / f"part={number}"
+    if not path.exists():
+        return _EMPTY.select([*columns])
+    names = [name for name in columns if name in _NAMES]
+    return pq.read_table(path, columns=[*columns], read_dictionary=names, partitioning=None)
+
+
+def _facts(work: Path, begin: Mapping[str, I64], clock_error_ms: int | None) -> plain_timers.Facts:
+    tables = {name: pq.read_table(work / name, partitioning=None) for name in _FACTS}
+    return plain_timers.Facts(
+        starts=begin,
+        acked=tables["acked"],
+        named=plain_timers.numbers(tables["named"], "seq"),
+        doubted=tables["doubted"],
+        disputed=plain_timers.numbers(tables["disputed"], "index"),
+        clock_error_ms=clock_error_ms,
+    )
+
+
+_EMPTY: Final = pa.schema(
+    [
+        (name, pa.string() if name in {*_NAMES, "id", "key"} else pa.int64())
+        for name in dict.fromkeys(name for of in _TABLES.values() for name in of)
+    ]
+).empty_table()
+
+
+def of_marks(table: DataFrame, doubts: DataFrame) -> DataFrame:
+    """Return the rows of a table whose mark is doubtful, or null."""
+    marks = doubts.where("mark IS NOT NULL").select("mark").distinct()
+    return table.join(marks, "mark", "left_semi").unionByName(table.where("mark IS NULL"))
+
+
+def clear(*folders: Path) -> None:
+    """Remove what an earlier audit left there."""
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)

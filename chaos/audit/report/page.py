@@ -1,0 +1,355 @@
+"""The report as one HTML page: no network, no script, no file beside it; light and dark."""
+
+import html as _html
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from chaos.audit.report import about
+from chaos.audit.report.chart import Axis, Band, ChartLine, chart, short
+from chaos.audit.report.figures import FAULT_LATE, PLANES, QUANTILES
+from chaos.audit.rules.verdict import FINE, VIOLATIONS
+from chaos.history.history import leader_kills_told
+
+Row = Sequence[Any]
+
+_CSS: Final = """
+:root { color-scheme: light dark; --bg: #fff; --ink: #1d2330; --dim: #667085; --rule: #dfe3ea;
+  --good: #117a42; --bad: #c02626; --fault: #e5484d33; --recovery: #f5a52426;
+  --blue: #2867d4; --green: #1a8f57; --violet: #8b3fd0; --orange: #d06a00; --red: #d32f2f; }
+@media (prefers-color-scheme: dark) { :root { --bg: #14171d; --ink: #e4e7ee; --dim: #97a1b3;
+  --rule: #2c323d; --good: #4cc38a; --bad: #ff7b7b; --fault: #e5484d4d; --recovery: #f5a52433;
+  --blue: #6ea8fe; --green: #4cc38a; --violet: #c99bff; --orange: #ffa657; --red: #ff7b7b; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 1100px; padding: 24px 20px 60px; background: var(--bg);
+  color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
+h1 { font-size: 22px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 34px 0 8px; }
+p { margin: 4px 0 10px; color: var(--dim); max-width: 80ch; }
+pre { margin: 4px 0 10px; font: 13px/1.5 ui-monospace, monospace; white-space: pre-wrap; }
+p.breach { color: var(--bad); }
+.line { font: 13px/1.6 ui-monospace, monospace; color: var(--ink); max-width: none; }
+.OK { color: var(--good); } .VIOLATED, .INCOMPLETE { color: var(--bad); }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: 4px 9px 4px 0; text-align: right; white-space: nowrap;
+  border-bottom: 1px solid var(--rule); }
+th { color: var(--dim); font-weight: 600; white-space: normal; vertical-align: bottom; }
+td.text, th.text { text-align: left; }
+.zero { color: var(--dim); } .breach { color: var(--bad); font-weight: 600; }
+svg { display: block; width: 100%; height: auto; margin: 10px 0; }
+svg path { fill: none; stroke-width: 1.6; stroke-linejoin: round; }
+svg text { fill: var(--ink); font: 12px system-ui, sans-serif; }
+svg .title { font-weight: 600; font-size: 13px; } svg .tick { fill: var(--dim); }
+svg .band { fill: var(--dim); font-size: 11px; }
+svg .grid { stroke: var(--rule); } svg .notch { stroke: var(--dim); }
+svg .fault { fill: var(--fault); } svg .recovery { fill: var(--recovery); }
+"""
+_NOT_RECOVERED: Final = '<span class="breach">not recovered</span>'
+_LATENESS: Final = """After the due time, or after the request if that came later; exact. The phase
+is that of the moment when the timer could fire."""
+
+
+def html(name: str, summary: dict[str, Any], line: str) -> str:
+    """Return the page of one run."""
+    s = summary
+    verdict = s["verdict"]
+    body = [
+        f'<h1>{_text(name)}: <span class="{verdict}">{verdict}</span></h1>',
+        f'<p class="line">{_text(line)}</p>',
+        *_run(s["run"]),
+        *_charts(s),
+        "<h2>Verdicts</h2>",
+        _verdicts(s),
+        *_offenders(s),
+        *_faults(s),
+        "<h2>Lateness</h2>",
+        f"<p>{_LATENESS}</p>",
+        _lateness(s),
+        *_redeliveries(s),
+        *_operations(s),
+        "<h2>Nodes</h2>",
+        _nodes(s),
+        *_conservation(s),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>Audit of {_text(name)}: {verdict}</title><style>{_CSS}</style></head>\n<body>\n"
+        + "\n".join(body)
+        + "\n</body></html>\n"
+    )
+
+
+def _text(value: Any) -> str:
+    return _html.escape(str(value))
+
+
+def _run(said: dict[str, Any]) -> Iterator[str]:
+    """What the run says of itself: not the verdict's, and told apart from it."""
+    if words := about.title(said):
+        yield f"<p>{_text(words)}</p>"
+    if why := about.why_bad(said):
+        yield f'<p class="breach">{_text(why[0].upper() + why[1:])}:</p>'
+        yield "".join(f"<pre>{_text(failure)}</pre>" for failure in said["failures"])
+    yield from (f"<p>{_text(line[0].upper() + line[1:])}</p>" for line in about.limits(said))
+
+
+def _charts(s: dict[str, Any]) -> Iterator[str]:
+    flow = s["timeline"]
+    step = flow["bucket_ms"]
+    moments, rows = _filled(flow, step)
+    bands = [
+        Band(
+            f["fault"],
+            f["start_ms"],
+            f["start_ms"] + f["healed_after_ms"],
+            flow["to_ms"]
+            if f["recovered_after_ms"] is None
+            else f["start_ms"] + f["healed_after_ms"] + f["recovered_after_ms"],
+        )
+        for f in s["faults"]
+    ]
+    axis = Axis(flow["from_ms"], flow["to_ms"], moments, bands)
+    names = (("schedule", "blue"), ("fire", "green"), ("deliver", "violet"), ("failed", "red"))
+    words = {"schedule": "scheduled", "fire": "fired", "deliver": "delivered"}
+    rates = [
+        ChartLine(
+            words.get(name, name), colour, [1000 * (row.get(name) or 0) / step for row in rows]
+        )
+        for name, colour in names
+        if name != "failed" or any(flow["failed"])
+    ]
+    yield chart("Throughput, timers per second", "/s", axis, rates)
+    late = [
+        ChartLine(name, colour, [row.get(name) for row in rows])
+        for name, colour in (("p50", "blue"), ("p99", "orange"), ("max", "red"))
+    ]
+    yield chart("Lateness of firing", "ms", axis, late, logarithmic=True)
+    if bands:
+        yield (
+            "<p>Red: a fault, from strike to heal. Yellow: recovery, until schedules were answered"
+            " and timers fired again. Time since the run's first success.</p>"
+        )
+
+
+def _filled(flow: dict[str, Any], step: int) -> tuple[list[int], list[dict[str, Any]]]:
+    """Return moments without holes, the middles of stretches, and what is known of each."""
+    names = [name for name, values in flow.items() if isinstance(values, list)]
+    columns = zip(*(flow[name] for name in names), strict=True)
+    known = {row["bucket"]: row for row in (dict(zip(names, c, strict=True)) for c in columns)}
+    if not known:
+        return [], []
+    buckets = range(min(known), max(known) + 1, step)
+    return [at + step // 2 for at in buckets], [known.get(at, {}) for at in buckets]
+
+
+def _table(heads: Sequence[str], rows: Sequence[Row], *, texts: int = 1) -> str:
+    """Return a table that scrolls if it is wide; the first `texts` columns are texts."""
+
+    def cells(tag: str, row: Row) -> str:
+        return "".join(
+            f"<{tag}{' class=text' if at < texts else ''}>{_cell(value)}</{tag}>"
+            for at, value in enumerate(row)
+        )
+
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return f'<div class="wide"><table><tr>{cells("th", heads)}</tr>{body}</table></div>'
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return '<span class="zero">&ndash;</span>'
+    if isinstance(value, bool | str):
+        return value if isinstance(value, _Html) else _text(value)
+    return f"{value:,}" if value else '<span class="zero">0</span>'
+
+
+class _Html(str):
+    """Text that is markup already."""
+
+    __slots__ = ()
+
+
+def _verdicts(s: dict[str, Any]) -> str:
+    counts = {**s["verdicts"], **s["violations"]}
+    rows: list[Row] = [
+        (name, "fine", counts[name]) for name in FINE if counts.get(name)
+    ]  # fmt: skip
+    others = [name for name in s["violations"] if name not in VIOLATIONS]
+    for name in (*VIOLATIONS, *others):
+        number = counts.get(name, 0)
+        kind = _Html('<span class="breach">violation</span>') if number else "violation"
+        rows.append((name, kind, number))
+    return _table(("verdict", "", "timers"), rows, texts=2)
+
+
+def _offenders(s: dict[str, Any]) -> Iterator[str]:
+    if s["not_looked_at"]:
+        lines = "".join(f"<li>{_text(what)}</li>" for what in s["not_looked_at"])
+        yield f"<h2>Not looked at</h2><ul>{lines}</ul>"
+    if not s["violations"]:
+        return
+    yield "<h2>Violations</h2>"
+    named = ("verdict", "mark", "id", "seq", "topic", "end", "outcome")
+    more = ("due_ms", "asked_due_ms", "scheduled_at_ms", "ended_at_ms", "queue_offset", "copies")
+    last = ("key", "told", "other_seq", "old_due_ms", "deliveries", "received_ms")
+    if s["offenders"]:
+        yield f"<p>The first {len(s['offenders'])}; verdicts.parquet has every one.</p>"
+        heads = (*named, *more, *last)
+        rows = [[_raw(row.get(name)) for name in heads] for row in s["offenders"]]
+        yield _table(heads, rows, texts=len(named))
+    if s["diverged_entries"]:
+        yield "<p>Entries of the log that a node holds otherwise than the majority:</p>"
+        rows = [[row["node"], row["index"], row["epoch"]] for row in s["diverged_entries"]]
+        yield _table(("node", "index", "epoch"), rows)
+    if s["overcounted"]:
+        yield "<p>Answers by filter that counted more timers, or fewer, than the log has:</p>"
+        told = ("op", "topic", "told", "logged", "least")
+        rows = [[row[name] for name in told] for row in s["overcounted"]]
+        headings = ("operation", "topic", "answered", "in the log", "by filters alone")
+        yield _table(headings, rows, texts=2)
+    beside = [*s["rule_offenders"], *s["nack_offenders"], *s["handing_out_offenders"]]
+    beside += [
+        *s["file_offenders"],
+        *s["log_offenders"],
+        *s["setting_offenders"],
+        *s["promise_offenders"],
+    ]
+    for verdict in dict.fromkeys(row["verdict"] for row in beside):
+        some = [{k: v for k, v in row.items() if k != "verdict"} for row in beside
+                if row["verdict"] == verdict]  # fmt: skip
+        yield f"<p>{verdict}, the first {len(some)}:</p>"
+        yield _table([*some[0]], [[*map(_raw, row.values())] for row in some], texts=len(some[0]))
+
+
+def _raw(value: Any) -> Any:
+    """Ids and times are looked up elsewhere: digits without commas."""
+    return str(value) if isinstance(value, int) else value
+
+
+def _faults(s: dict[str, Any]) -> Iterator[str]:
+    if not s["faults"]:
+        return
+    yield "<h2>Faults</h2>"
+    yield (
+        "<p>The longest time without a success that the fault touches, and when after the strike"
+        " it began; &ldquo;to the end&rdquo;: nothing succeeded any more, though it was asked for,"
+        " or due. Where nothing was asked or due, nothing could succeed. Late: what could fire from"
+        " the strike to the recovery, or in the two seconds after the strike.</p>"
+    )
+    begin = s["timeline"]["from_ms"]
+    heads = ["fault", "at, s", "healed after, ms", "recovered after, ms"]
+    for plane in PLANES:
+        heads += [f"no {plane}, ms", "from, ms"]
+    heads += [f"{what} late, {name}, ms" for what, name in FAULT_LATE]
+    rows = []
+    for f in s["faults"]:
+        row = [f["fault"], short((f["start_ms"] - begin) / 1000), f["healed_after_ms"]]
+        after_ms = f["recovered_after_ms"]
+        row.append(_Html(_NOT_RECOVERED) if after_ms is None else after_ms)
+        for plane in PLANES:
+            gap_ms = f[f"{plane}_gap_ms"]
+            row.append(f"{gap_ms:,}, to the end" if f[f"{plane}_gap_open"] else gap_ms)
+            row.append(f[f"{plane}_gap_after_ms"])
+        rows.append(row + [f[f"{what}_late_{name}_ms"] for what, name in FAULT_LATE])
+    yield _table(heads, rows)
+    if kills := leader_kills_told(s["leader_kills"]):
+        yield f"<p>{kills[0].upper()}{kills[1:]}.</p>"
+    for gap in s["failover_gaps"]:
+        yield (
+            f"<p>Leader {_text(gap['node'])} killed: epoch {gap['epoch']} fired first,"
+            f" {gap['fired_after_ms']:,} ms later.</p>"
+        )
+
+
+def _lateness(s: dict[str, Any]) -> str:
+    heads = ("", "phase", "timers", *(f"{name}, ms" for name in QUANTILES))
+    rows = [
+        [{"fire": "fired", "deliver": "delivered"}[what], phase, row["n"]]
+        + [row[name] for name in QUANTILES]
+        for what, phases in s["lateness_ms"].items()
+        for phase, row in phases.items()
+    ]
+    return _table(heads, rows, texts=2)
+
+
+def _redeliveries(s: dict[str, Any]) -> Iterator[str]:
+    yield "<h2>Redeliveries</h2>"
+    if s["acks_unasked"] is None:
+        yield "<p>Too many acks to look for those that no history asked for.</p>"
+    elif s["acks_unasked"]:
+        yield f"<p>{s['acks_unasked']:,} messages are acked that no history asked to ack.</p>"
+    if not s["redeliveries"]:
+        yield "<p>None.</p>"
+        return
+    yield _table(("reason", "deliveries"), [*s["redeliveries"].items()])
+    yield (
+        f"<p>{s['arrived_after_ack']:,} deliveries arrived after the ack was confirmed, by the"
+        " clients' clocks: they had been on their way. The log's order decides.</p>"
+    )
+
+
+def _operations(s: dict[str, Any]) -> Iterator[str]:
+    if not s["operations"]:
+        return
+    yield "<h2>Keys and changes</h2>"
+    names = ("op", "by", "on_conflict", "result", "n")
+    rows = [[row[name] for name in names] for row in s["operations"]]
+    yield _table(("operation", "by", "on conflict", "answer", "timers"), rows, texts=4)
+
+
+def _nodes(s: dict[str, Any]) -> str:
+    heads = ("node", "life", "from", "to", "agrees up to", "stale", "diverged", "replayed")
+    replayed = s["replayed"]["node"].split(", ")
+    rows = [
+        [
+            *(n[name] for name in ("node", "life", "first", "last", "upto", "stale", "diverged")),
+            "yes" if n["node"] in replayed else "",
+        ]
+        for n in s["nodes"]
+    ]
+    words = [
+        f"{hole['node']}'s log never held entries {hole['from']:,} .. {hole['to']:,}."
+        for hole in s["holes"]
+    ] + [
+        f"Entries {part['from']:,} .. {part['to']:,} are on fewer than a majority."
+        for part in s["thin"]
+    ]
+    words += [f"{line}." for line in pending_in_files(s)]
+    return _table(heads, rows) + "".join(f"<p>{_text(line)}</p>" for line in words)
+
+
+def pending_in_files(s: dict[str, Any]) -> Iterator[str]:
+    """Yield how much the nodes' files hold, if any of them are in the run's folder."""
+    if s["files"]:
+        told = (f"{e['node']} {e['pending']:,} after entry {e['index']:,}" for e in s["files"])
+        unread = f"; not read: {', '.join(s['files_unread'])}" if s["files_unread"] else ""
+        yield f"pending in nodes' files: {', '.join(told)}{unread}"
+
+
+def _conservation(s: dict[str, Any]) -> Iterator[str]:
+    points = s["conservation"]
+    yield "<h2>Conservation</h2>"
+    bad = s["violations"].get("unbalanced_checkpoints", 0)
+    yield (
+        f"<p>scheduled = pending + fired + cancelled + dropped at"
+        f" {points['checkpoints'] - bad:,} of {points['checkpoints']:,} checkpoints. The last, and"
+        " those that do not add up:</p>"
+    )
+    names = ("index", "scheduled", "pending", "fired", "cancelled", "dropped", "balanced")
+    rows = [[row[name] for name in names] for row in (*points["last"], *points["unbalanced"])]
+    if rows:
+        yield _table(names, rows, texts=0)
+    said = points["said"]
+    if not said["nodes"]:
+        yield "<p>No node was asked for its own counts (states.jsonl).</p>"
+        return
+    yield (
+        f"<p>{said['nodes']} nodes said {said['counts']:,} times what they had counted, and"
+        f" {said['digests']:,} times which digest their state had;"
+        f" {s['violations'].get('miscounted', 0):,} of the counts do not follow from the log, and"
+        f" at {s['violations'].get('diverged_states', 0):,} checkpoints digests differ.</p>"
+    )
+    for name in ("miscounted", "diverged_states"):
+        if points[name]:
+            rows = [[*row.values()] for row in points[name]]
+            yield _table([*points[name][0]], rows, texts=2)

@@ -1,0 +1,155 @@
+"""The report of the audit: one line, text, JSON and a page."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from chaos.audit.report import about, page
+from chaos.audit.report.figures import PLANES
+from chaos.history.history import RunFolder, leader_kills_told
+
+SHOWN_MAX: Final = 10
+"""Offenders in the text, at most; the summary has more, the verdict table all."""
+_IN_LINE: Final = ("lost", "duplicate_fire", "early")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The audit's findings; `summary` is the content of summary.json."""
+
+    summary: dict[str, Any]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every promise was kept, and all of them were looked at."""
+        return self.verdict == "OK"
+
+    @property
+    def verdict(self) -> str:
+        """VIOLATED; INCOMPLETE: the folder lacks evidence for a promise; OK."""
+        if self.summary["violations"]:
+            return "VIOLATED"
+        return "INCOMPLETE" if self.summary["not_looked_at"] else "OK"
+
+    @property
+    def why_bad(self) -> str:
+        """The failure of the run itself, apart from the promises; empty: the run did not fail."""
+        return about.why_bad(self.summary["run"])
+
+    def line(self) -> str:
+        """Return the verdict in one line."""
+        s, counts = self.summary, self.summary["verdicts"]
+        figures = {
+            name: s[name]
+            for name in ("kills", "failovers", "scheduled", "fired", "delivered", "cancelled")
+        }
+        figures["redelivered"] = s["redelivered"]
+        for name, verdict in (("lost",) * 2, ("duplicated", "duplicate_fire"), ("early",) * 2):
+            figures[name] = counts.get(verdict, 0)
+        others = {k: v for k, v in s["violations"].items() if k not in _IN_LINE}
+        text = " ".join(f"{name}={value}" for name, value in (figures | others).items())
+        return f"verdict: {self.verdict} {text}"
+
+
+def describe(report: Report) -> Iterator[str]:
+    """Yield the report for people, line by line; the verdict last."""
+    s = report.summary
+    yield from about.describe(s["run"])
+    points, unbalanced = s["conservation"], s["violations"].get("unbalanced_checkpoints", 0)
+    yield (
+        f"{s['entries']:,} log entries on a majority, {s['stale_entries']} stale ones beside them;"
+        f" counts balanced at {points['checkpoints'] - unbalanced}"
+        f" of {points['checkpoints']} checkpoints"
+    )
+    said = points["said"]
+    if said["nodes"]:
+        yield (
+            f"{said['nodes']} nodes said {said['counts']:,} times what they had counted, and"
+            f" {said['digests']:,} digests of their states"
+        )
+    yield from page.pending_in_files(s)
+    for hole in s["holes"]:
+        span = f"{hole['from']} .. {hole['to']}"
+        yield f"{hole['node']}'s log never held entries {span}: it began anew, or ended before"
+    for part in s["thin"]:
+        span = f"{part['from']} .. {part['to']}"
+        yield f"entries {span} are on fewer than a majority, as others began anew"
+    if kills := leader_kills_told(s["leader_kills"]):
+        yield kills
+    for gap in s["failover_gaps"]:
+        text = f"leader {gap['node']} killed: epoch {gap['epoch']} fired first"
+        yield f"{text} {gap['fired_after_ms']} ms later"
+    yield from _unrecovered(s)
+    for what, past in (("fire", "fired"), ("deliver", "delivered")):
+        for phase, row in s["lateness_ms"][what].items():
+            values = " ".join(f"{key} {value} ms" for key, value in row.items() if key != "n")
+            yield f"{past} after due, {phase}: {values} ({row['n']:,})"
+    yield from _of_deliveries(s)
+    for row in s["operations"]:
+        how = " ".join(filter(None, (row["op"], "by", row["by"], row["on_conflict"])))
+        yield f"{how}: {row['result']} {row['n']:,}"
+    yield "timers: " + ", ".join(f"{name} {n:,}" for name, n in sorted(s["verdicts"].items()))
+    yield from _offenders(s)
+    yield from (f"not looked at: {what}" for what in s["not_looked_at"])
+    yield report.line()
+
+
+def _of_deliveries(s: dict[str, Any]) -> Iterator[str]:
+    if unjudged := s["waits"]["unjudged"]:
+        deliveries = s["delivered"] + s["redelivered"]
+        yield (
+            f"{unjudged:,} of {deliveries:,} deliveries were late in a fault, or to a consumer that"
+            " was busy: not judged"
+        )
+    if s["redeliveries"]:
+        reasons = ", ".join(f"{name} {n:,}" for name, n in s["redeliveries"].items())
+        yield f"redeliveries: {reasons}"
+    if s["acks_unasked"] is None:
+        yield "too many acks to look for those that no history asked for"
+    elif s["acks_unasked"]:
+        yield f"{s['acks_unasked']:,} messages are acked that no history asked to ack"
+
+
+def _unrecovered(s: dict[str, Any]) -> Iterator[str]:
+    for fault in s["faults"]:
+        gaps = [
+            f"no {plane} for {fault[f'{plane}_gap_ms']:,} ms, to the end"
+            for plane in PLANES
+            if fault[f"{plane}_gap_open"]
+        ]
+        if gaps:
+            at_s = (fault["start_ms"] - s["timeline"]["from_ms"]) / 1000
+            yield f"not recovered from {fault['fault']} at {at_s:.1f} s: {'; '.join(gaps)}"
+
+
+def _offenders(s: dict[str, Any]) -> Iterator[str]:
+    for row in s["offenders"][:SHOWN_MAX]:
+        yield "  " + " ".join(f"{k}={v}" for k, v in row.items() if v is not None)
+    for row in s["diverged_entries"][:SHOWN_MAX]:
+        yield f"  diverged entry: node={row['node']} index={row['index']} epoch={row['epoch']}"
+    for row in s["conservation"]["unbalanced"][:SHOWN_MAX]:
+        yield "  unbalanced checkpoint: " + " ".join(f"{k}={v}" for k, v in row.items())
+    for name in ("miscounted", "diverged_states", "frozen_digests"):
+        for row in s["conservation"][name][:SHOWN_MAX]:
+            yield f"  {name}: " + " ".join(f"{k}={v}" for k, v in row.items())
+    for row in s["overcounted"]:
+        yield (
+            f"  {row['op']} by filter, {row['topic']}: {row['told']:,} answered,"
+            f" {row['logged']:,} in the log, {row['least']:,} by filters alone"
+        )
+    for beside in ("rule", "nack", "handing_out", "file", "log", "setting", "promise"):
+        for row in s[f"{beside}_offenders"][:SHOWN_MAX]:
+            yield "  " + " ".join(f"{k}={v}" for k, v in row.items() if v is not None)
+    named = len(s["offenders"])
+    total = sum(n for name, n in s["verdicts"].items() if name in s["violations"])
+    if total > SHOWN_MAX:
+        yield f"  … {total:,} in all; {named} in summary.json, every one in verdicts.parquet"
+
+
+def write(run: RunFolder, report: Report) -> Report:
+    """Write summary.json and report.html into the run's `audit` folder; return the report."""
+    run.audit.mkdir(parents=True, exist_ok=True)
+    (run.audit / "summary.json").write_text(json.dumps(report.summary, indent=2) + "\n")
+    (run.audit / "report.html").write_text(page.html(run.root.name, report.summary, report.line()))
+    return report

@@ -1,0 +1,341 @@
+"""What clients say of changes: cancels and reschedules, by id, key and filter, and keys taken over.
+
+Who names an id, or is told one, bears witness to one timer: `tried` and `moves`, by seq. Who names
+a key or a filter learns how many it was, not which: the log says which, and `flags` says per timer
+whether a client asked for what befell it. Answers that count more, or less, than the log has are
+untrue, and so is NOT_FOUND of a key while a timer with it was pending.
+"""
+
+from typing import Final, NamedTuple
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+
+from chaos.audit.rules.client_tables import id_parts, or_nulls
+from chaos.audit.rules.node_logs import no
+
+_ENDLESS: Final = (1 << 63) - 1
+
+
+class ChangeTables(NamedTuple):
+    """All of it."""
+
+    tried: DataFrame
+    """Per seq: what clients that named this timer were answered, how often."""
+    moves: DataFrame
+    """Per seq of a timer that a client was told to be rescheduled to: what it asked for."""
+    flags: DataFrame
+    """Per seq of a timer that has a key, or was cancelled, or was rescheduled to: see `flags`."""
+
+
+def changes(
+    lines: DataFrame, asks: DataFrame, log: DataFrame, clock_error_ms: int | None = None
+) -> ChangeTables:
+    """Return what `lines` say; `asks` as from `clients.asked`, `log`: the fates.
+
+    `clock_error_ms`: the clients' clocks and the cluster's differ by at most this; None: unknown.
+    """
+    named = tried(lines, asks)
+    return ChangeTables(named, moves(lines), flags(lines, asks, log, named, clock_error_ms))
+
+
+def named(lines: DataFrame, asks: DataFrame) -> DataFrame:
+    """Return the seqs of `tried` and of `moves`."""
+    return tried(lines, asks).select("seq").union(moves(lines).select("seq")).distinct()
+
+
+def shared_keys(lines: DataFrame, keyed: DataFrame) -> DataFrame:
+    """Return the keys that more than one timer was asked for with, or a change named: `hash`.
+
+    `keyed`: asks with a key, and its `hash` (`key_hash`).
+    """
+    several = keyed.groupBy("hash").agg(F.count("*").alias("n")).where("n > 1").select("hash")
+    changed = lines.where(F.col("op").isin("cancel", "reschedule") & F.col("keys").isNotNull())
+    keys = changed.select("topic", F.explode("keys").alias("key"))
+    return several.union(keys.select(key_hash())).distinct()
+
+
+def key_hash() -> Column:
+    """Return what stands for a key of a topic; two that share one are looked at more closely."""
+    return F.xxhash64("topic", "key").alias("hash")
+
+
+def _each(lines: DataFrame, op: str, name: str, *lists: str) -> DataFrame:
+    """Return one row per element of list `name` of the lines that have it."""
+    columns = [or_nulls(each, "bigint" if each == "due_ms" else "string") for each in lists]
+    rows = lines.where((F.col("op") == op) & F.col(name).isNotNull()).withColumn("n", F.size(name))
+    return rows.select(
+        "topic", "outcome", "start_ms", "end_ms", F.inline(F.arrays_zip(F.col(name), *columns))
+    ).toDF("topic", "outcome", "start_ms", "end_ms", name, *lists)
+
+
+def tried(lines: DataFrame, asks: DataFrame) -> DataFrame:
+    """Return one row per timer that somebody named: seq, how often each answer.
+
+    cancel_* of cancels, move_* of reschedules: ok, already (cancelled), fired, unknown, and
+    missing_ms and fired_ms, when it was first answered that there is no such timer, or that it had
+    fired. `replace_ok`: how many timers were said to have taken over its key.
+    """
+    named = [
+        _each(lines, op, "ids", "results").select(
+            F.lit(what).alias("what"), "outcome", "end_ms", "ids", "results"
+        )
+        for op, what in (("cancel", "cancel"), ("reschedule", "move"))
+    ]
+    rows = named[0].unionByName(named[1]).select("*", id_parts("ids")[1].alias("seq"))
+    taken = asks.where("told = 'REPLACED'").select(
+        F.lit("replace").alias("what"), F.col("existing_seq").alias("seq")
+    )
+    done = F.col("results").isin("CANCELLED", "RESCHEDULED") | (F.col("what") == "replace")
+    missing = F.col("results").isin("NOT_FOUND", "TIMER_NOT_FOUND")
+    answers = {
+        "ok": done,
+        "already": F.col("results") == "ALREADY_CANCELLED",
+        "fired": F.col("results") == "ALREADY_FIRED",
+        "dropped": F.col("results") == "DROPPED",
+        "unknown": F.col("outcome") == "unknown",
+    }
+    counts = [
+        F.count_if((F.col("what") == what) & condition).alias(f"{what}_{name}")
+        for what in ("cancel", "move")
+        for name, condition in answers.items()
+    ]
+    told = {"missing_ms": missing, "fired_ms": answers["fired"]}
+    times = [
+        F.min(F.when((F.col("what") == what) & condition, F.col("end_ms"))).alias(f"{what}_{name}")
+        for what in ("cancel", "move")
+        for name, condition in told.items()
+    ]
+    replaced = F.count_if(F.col("what") == "replace").alias("replace_ok")
+    both = rows.unionByName(taken, allowMissingColumns=True)
+    return both.groupBy("seq").agg(*counts, *times, replaced)
+
+
+def moves(lines: DataFrame) -> DataFrame:
+    """Return the timers that clients were told of as rescheduled: seq, id, told_old_seq, …
+
+    `told_old_seq`: of the timer that was named, null if it was by key. A seq that was told `times`
+    times has so many rows.
+    """
+    lists = ("results", "new_ids", "due_ms")
+    rows = _each(lines, "reschedule", "ids", *lists).unionByName(
+        _each(lines, "reschedule", "keys", *lists), allowMissingColumns=True
+    )
+    due_ms, seq = id_parts("new_ids")
+    return rows.where("results = 'RESCHEDULED'").select(
+        seq.alias("seq"),
+        F.col("new_ids").alias("id"),
+        F.lit("ok").alias("outcome"),
+        F.col("topic").alias("asked_topic"),
+        F.col("due_ms").alias("asked_due_ms"),
+        due_ms.alias("answered_due_ms"),
+        seq.alias("answered_seq"),
+        F.when(F.col("ids").isNotNull(), id_parts("ids")[1]).alias("told_old_seq"),
+        F.count("*").over(Window.partitionBy("new_ids")).alias("times"),
+    )
+
+
+def filters(lines: DataFrame) -> DataFrame:
+    """Return what was changed by filter: op, topic, prefix, [from_ms, to_ms), ok, unknown, told.
+
+    `told`: how many timers those were that were answered; `due_ms_min`: the earliest due time that
+    a reschedule gave.
+    """
+    asked = lines.where("op IN ('cancel', 'reschedule') AND ids IS NULL AND keys IS NULL")
+    beyond = F.when(F.coalesce("due_to_ms", F.lit(0)) == 0, _ENDLESS).otherwise(F.col("due_to_ms"))
+    return asked.groupBy("op", "topic", F.coalesce("key_prefix", F.lit("")).alias("prefix")).agg(
+        F.min(F.coalesce("due_from_ms", F.lit(0))).alias("from_ms"),
+        F.max(beyond).alias("to_ms"),
+        F.count_if(F.col("outcome") == "ok").alias("ok"),
+        F.count_if(F.col("outcome") == "unknown").alias("unknown"),
+        F.sum("changed").alias("told"),
+        F.min(F.coalesce(F.col("due_ms")[0], F.lit(0))).alias("due_ms_min"),
+    )
+
+
+def miscounted(lines: DataFrame, log: DataFrame, asks: DataFrame) -> DataFrame:
+    """Return where answers by filter are not what the log has: op, topic, told, logged, least.
+
+    `logged`: the timers of the topic that were cancelled, or moved, in whichever way: no more may
+    be answered. `least`: those that no request named by id or key, so that only filters can have
+    changed them: no fewer may be answered, if every answer is known.
+    """
+    told = (
+        filters(lines)
+        .groupBy("op", "topic")
+        .agg(F.sum("told").alias("told"), F.sum("unknown").alias("unknown"))
+    )
+    done = F.when(F.col("end") == "cancelled", "cancel").when(
+        F.col("end") == "rescheduled", "reschedule"
+    )
+    named = tried(lines, asks).select("seq", F.lit(1).alias("by_id"))
+    keys = asks.where("key IS NOT NULL").select("mark", F.lit(1).alias("keyed"))
+    ended = log.withColumn("op", done).where("op IS NOT NULL")
+    ended = ended.join(F.broadcast(told.select("op", "topic")), ["op", "topic"], "left_semi")
+    ended = ended.join(named, "seq", "left").join(keys, "mark", "left")
+    logged = ended.groupBy("op", "topic").agg(
+        F.count("*").alias("logged"),
+        F.count_if(F.col("by_id").isNull() & F.col("keyed").isNull()).alias("least"),
+    )
+    return (
+        told.join(logged, ["op", "topic"], "left")
+        .fillna(0, ["told", "logged", "least"])
+        .where("told > logged OR (unknown = 0 AND told < least)")
+        .drop("unknown")
+    )
+
+
+def flags(
+    lines: DataFrame, asks: DataFrame, log: DataFrame, named: DataFrame,
+    clock_error_ms: int | None,
+) -> DataFrame:  # fmt: skip
+    """Return what is known of timers by their key and by filters: seq, key, and
+
+    overlaps        it was pending while another one of its topic had its key
+    asked_cancel    a client may have cancelled it by key or filter
+    overtold        cancels of its key were answered more often than the log has them
+    undertold       it was cancelled, cancels of its key alone can have done it, and fewer were
+                    answered than the log has
+    denied          a client was told that its key has no timer, while it was pending
+    moved_outcome   of a timer that a reschedule made: ok or unknown, if it was by key or filter
+    moved_due_ms    the earliest due time that a reschedule by filter gave it
+
+    `named` as from `tried`; `clock_error_ms` as in `changes`.
+    """
+    keys = asks.where("key IS NOT NULL").select("mark", "key")
+    rows = (
+        log.join(keys, "mark", "left")
+        .where("key IS NOT NULL OR end = 'cancelled' OR old_due_ms IS NOT NULL")
+        .select("seq", "topic", "key", "end", "due_ms", "old_due_ms", "schedule_index", "end_index",
+                "scheduled_at_ms", "ended_at_ms")
+    )  # fmt: skip
+    filtered = _by_filter(lines, rows)
+    others = named.select("seq", F.lit(1).alias("by_id"))
+    others = rows.where("key IS NOT NULL").join(others, "seq", "left")
+    others = others.join(filtered.select("seq", "filter_cancels"), "seq", "left")
+    keyed = _by_key(lines, others)
+    denied = _denied(lines, rows.where("key IS NOT NULL"), clock_error_ms)
+    cancelled = F.coalesce(F.col("key_cancels") > 0, no()) | F.coalesce("filter_cancels", no())
+    outcome = F.when(F.col("filter_ok"), "ok").when(
+        F.col("filter_unknown") | (F.col("key_moves") > 0), "unknown"
+    )
+    return (
+        rows.select("seq", "key")
+        .join(keyed, "seq", "left")
+        .join(filtered, "seq", "left")
+        .join(denied, "seq", "left")
+        .select(
+            *("seq", "key", "overlaps", "overtold", "undertold", "denied"),
+            cancelled.alias("asked_cancel"),
+            outcome.alias("moved_outcome"),
+            F.col("filter_due_ms").alias("moved_due_ms"),
+        )
+    )
+
+
+def _by_key(lines: DataFrame, rows: DataFrame) -> DataFrame:
+    """Return per seq: overlaps, overtold, undertold, key_cancels and key_moves (may have hit it).
+
+    `rows` with `by_id`, `filter_cancels`: other requests that may have cancelled it.
+    """
+    done, unknown = F.col("results") == "CANCELLED", F.col("outcome") == "unknown"
+    cancels = (
+        _each(lines, "cancel", "keys", "results")
+        .groupBy("topic", F.col("keys").alias("key"))
+        .agg(F.count_if(done).alias("told"), F.count_if(done | unknown).alias("key_cancels"))
+    )
+    unsure = (
+        _each(lines, "reschedule", "keys")
+        .groupBy("topic", F.col("keys").alias("key"))
+        .agg(F.count_if(unknown).alias("key_moves"))
+    )
+    name = Window.partitionBy("topic", "key")
+    before = name.orderBy("schedule_index", "seq").rowsBetween(Window.unboundedPreceding, -1)
+    was_pending = ~F.col("end").isin("rejected", "kept") & ~F.coalesce(
+        (F.col("end") == "fired") & (F.col("end_index") == F.col("schedule_index")), no()
+    )
+    until = F.when(was_pending, F.coalesce("end_index", F.lit(_ENDLESS)))
+    overlaps = was_pending & (F.max(until).over(before) > F.col("schedule_index"))
+    ended = F.col("end") == "cancelled"
+    alone = ended & F.col("by_id").isNull() & ~F.coalesce("filter_cancels", no())
+    few = alone & (F.col("key_cancels") < F.col("alone"))
+    return (
+        rows.withColumn("overlaps", F.coalesce(overlaps, no()))
+        .withColumn("logged", F.count_if(ended).over(name))
+        .withColumn("alone", F.count_if(alone).over(name))
+        .join(cancels, ["topic", "key"], "left")
+        .join(unsure, ["topic", "key"], "left")
+        .select("seq", "overlaps", (F.col("told") > F.col("logged")).alias("overtold"),
+                few.alias("undertold"), "key_cancels", "key_moves")
+    )  # fmt: skip
+
+
+def _denied(lines: DataFrame, rows: DataFrame, clock_error_ms: int | None) -> DataFrame:
+    """Return the seqs of timers that were pending while a client was told their key has none."""
+    if clock_error_ms is None:
+        return rows.select("seq", F.lit(None).cast("boolean").alias("denied")).limit(0)
+    asked = [_each(lines, op, "keys", "results") for op in ("cancel", "reschedule")]
+    told = asked[0].unionByName(asked[1]).where("results IN ('NOT_FOUND', 'TIMER_NOT_FOUND')")
+    told = told.select("topic", F.col("keys").alias("key"), "start_ms", "end_ms")
+    ended_ms = F.coalesce("ended_at_ms", F.lit(_ENDLESS))
+    throughout = (F.col("scheduled_at_ms") + clock_error_ms < F.col("start_ms")) & (
+        ended_ms - clock_error_ms > F.col("end_ms")
+    )
+    no_timer = F.col("end").isin("rejected", "kept")
+    there = rows.where(~no_timer).join(told, ["topic", "key"]).where(throughout)
+    return there.select("seq", (~no()).alias("denied")).distinct()
+
+
+def _by_filter(lines: DataFrame, rows: DataFrame) -> DataFrame:
+    """Return per seq whether filters pick it: filter_cancels, filter_ok, filter_unknown, …"""
+    asked = F.broadcast(filters(lines).withColumnsRenamed({"op": "by", "topic": "of"}))
+    ends = rows.where("end = 'cancelled'").withColumn("op", F.lit("cancel"))
+    starts = rows.where("old_due_ms IS NOT NULL").withColumn("op", F.lit("reschedule"))
+    both = ends.unionByName(starts.withColumn("due_ms", F.col("old_due_ms")))
+    picked = both.join(
+        asked,
+        (F.col("by") == F.col("op"))
+        & (F.col("of") == F.col("topic"))
+        & (F.col("due_ms") >= F.col("from_ms"))
+        & (F.col("due_ms") < F.col("to_ms"))
+        & F.coalesce("key", F.lit("")).startswith(F.col("prefix")),
+    )
+    moved = F.col("op") == "reschedule"
+    return picked.groupBy("seq").agg(
+        F.bool_or(~moved & (F.col("ok") + F.col("unknown") > 0)).alias("filter_cancels"),
+        F.bool_or(moved & (F.col("ok") > 0)).alias("filter_ok"),
+        F.bool_or(moved & (F.col("unknown") > 0)).alias("filter_unknown"),
+        F.min(F.when(moved, F.col("due_ms_min"))).alias("filter_due_ms"),
+    )
+
+
+def operations(lines: DataFrame) -> DataFrame:
+    """Return how often clients were answered what: op, by, on_conflict, result, n.
+
+    Of schedules those with keys. `result`: of answered ones per timer, else the outcome; of a
+    filter, and of a redrive, `changed`, with the number of timers. Topics and groups are named.
+    """
+    ruled = lines.where(F.col("op").isin("delete", "seek", "delete_group", "redrive")).select(
+        "op", F.lit("name").alias("by"), F.lit("").alias("on_conflict"),
+        F.when(F.col("changed").isNotNull(), "changed").otherwise(F.col("outcome")).alias("result"),
+        F.coalesce("changed", F.lit(1)).alias("n"),
+    )  # fmt: skip
+    keyed, scheduled = F.col("keys").isNotNull(), F.col("op") == "schedule"
+    filtered = F.col("ids").isNull() & ~keyed
+    by = F.when(keyed, "key").when(filtered, "filter").otherwise("id")
+    mode = F.when(scheduled, F.coalesce("on_conflict", F.lit("reject"))).otherwise("")
+    answers = F.when(filtered, F.array(F.lit("changed"))).otherwise(or_nulls("results", "string"))
+    times = F.when(filtered, F.coalesce("changed", F.lit(1))).otherwise(1)
+    rows = (
+        lines.where(F.col("op").isin("cancel", "reschedule") | (scheduled & keyed))
+        .withColumn("n", F.size(F.coalesce("keys", "ids")))
+        .select(
+            *("op", "outcome", by.alias("by"), mode.alias("on_conflict"), times.alias("n")),
+            F.explode(answers).alias("answer"),
+        )
+    )
+    answer = F.coalesce("answer", F.when(F.col("op") == "schedule", "SCHEDULED"))
+    result = F.when(F.col("outcome") == "ok", answer).otherwise(F.col("outcome")).alias("result")
+    of = ("op", "by", "on_conflict")
+    both = rows.select(*of, result, "n").unionByName(ruled)
+    return both.groupBy(*of, "result").agg(F.sum("n").alias("n"))

@@ -1,0 +1,219 @@
+"""What clients say: histories -> one row per timer asked for, answer, delivery or ack.
+
+Lists in a line are columns already; here they become rows. Every function is DataFrame ->
+DataFrame, over lines with the columns of `history.SCHEMA`.
+"""
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from chaos.history import flat
+from chaos.oracle.story import LIFE
+
+SLOT: Final = ("topic", "group", "queue_offset")
+"""What one message of one group is known by."""
+LETTERS: Final = "dead-letters"
+"""The group of dead letters that a redrive takes from."""
+_STRETCH_BITS: Final = 8
+_SAID: Final = ("ack", "nack", "extend")
+
+
+def with_unanswered(lines: DataFrame) -> DataFrame:
+    """Return what became of each request; unknown, where a line tells only that it was asked.
+
+    Nothing of such a one is known after its begin, which is its end here.
+    """
+    is_asked = F.col("outcome").eqNullSafe("asked")
+    if not lines.where(is_asked).head(1):
+        return lines
+    ids = ["client", "request"]
+    told = lines.where(~is_asked & F.col("request").isNotNull()).select(*ids)
+    lost = (
+        lines.where(is_asked).join(told, ids, "left_anti").withColumn("end_ms", F.col("start_ms"))
+    )
+    lost = lost.withColumn("outcome", F.lit("unknown")).select(*lines.columns)
+    return lines.where(~is_asked).unionByName(lost)
+
+
+def schedules(lines: DataFrame) -> DataFrame:
+    """Return the lines that `flat.asked` is about."""
+    return lines.where("op = 'schedule'").select(*flat.ASKED_OF)
+
+
+def asked(lines: DataFrame) -> DataFrame:
+    """Return what was asked for, one row per timer: `flat.ASKED`."""
+    return schedules(lines).mapInArrow(flat.asked_batches, from_arrow_schema(flat.ASKED))
+
+
+def delivers(lines: DataFrame) -> DataFrame:
+    """Return the lines that `flat.given` is about."""
+    return lines.where("op = 'deliver'").select(*flat.GIVEN_OF)
+
+
+def deliveries(lines: DataFrame) -> DataFrame:
+    """Return every delivery of a message, none merged: `flat.GIVEN`."""
+    return delivers(lines).mapInArrow(flat.given_batches, from_arrow_schema(flat.GIVEN))
+
+
+def confirmed_acks(lines: DataFrame) -> DataFrame:
+    """Return a message's slot and confirmed_ms for every time that its ack was confirmed."""
+    rows = (
+        lines.where("op = 'ack' AND outcome = 'ok'")
+        .select("topic", "group", "end_ms", F.inline(F.arrays_zip("offsets", "results")))
+        .toDF("topic", "group", "confirmed_ms", "queue_offset", "result")
+    )
+    return rows.where(F.col("result").isin("ACKED", "ALREADY_ACKED")).drop("result")
+
+
+def told_expired(lines: DataFrame) -> DataFrame:
+    """Return the slots of messages that some consumer was told to be over, unacked."""
+    rows = (
+        lines.where("op IN ('ack', 'nack', 'extend') AND outcome = 'ok'")
+        .select("topic", "group", F.inline(F.arrays_zip("offsets", "results")))
+        .toDF("topic", "group", "queue_offset", "result")
+    )
+    return rows.where("result = 'EXPIRED'").drop("result")
+
+
+def with_lives(lines: DataFrame, given: DataFrame, fates: DataFrame) -> tuple[DataFrame, DataFrame]:
+    """Return lines and deliveries with the topics of what consumers say as the replay names them.
+
+    A topic that was deleted and one that has its name since are two, and a history names neither's
+    number. The timers' ids tell which of them a delivery is of; what is said later of the messages
+    has the epoch and lease that they came with. What tells neither is left out.
+    """
+    lives = fates.select("topic").distinct().where(F.col("topic").contains(LIFE))
+    names = [row["topic"].partition(LIFE)[0] for row in lives.collect()]
+    if not names:
+        return lines, given
+    mine = F.col("topic").isin(names)
+    life = fates.where(name_of("topic").isin(names)).select("seq", F.col("topic").alias("life"))
+    said = lines.where(mine & F.col("op").isin("deliver", *_SAID))
+    lease = ("client", "topic", "group", "epoch", "lease_id")
+    handed = (
+        said.where("op = 'deliver' AND lease_id IS NOT NULL")
+        .select(*lease, id_parts(F.col("ids")[0])[1].alias("seq"))
+        .join(life, "seq")
+        .groupBy(*lease)
+        .agg(F.min("life").alias("life"))
+    )
+    known = said.join(handed, [*lease]).withColumn("topic", F.col("life"))
+    others = lines.where(~mine | ~F.col("op").isin("deliver", *_SAID))
+    lived = given.where(mine).join(life, "seq", "left")
+    lived = lived.withColumn("topic", F.coalesce("life", "topic"))
+    return (
+        others.unionByName(known.select(*lines.columns)),
+        given.where(~mine).unionByName(lived.select(*given.columns)),
+    )
+
+
+def with_group_lives(
+    lines: DataFrame, given: DataFrame, groups: DataFrame
+) -> tuple[DataFrame, DataFrame]:
+    """Return lines and deliveries with the groups of what consumers say as the replay names them.
+
+    A group that was sought, or deleted and made again, has several lives, and one name in a
+    history. Deliveries say of which life they are, `group_id`, and so does their lease of what is
+    said later of the messages. What tells none is left out; a group of which some delivery does
+    not tell is left out altogether. `groups`: the replay's.
+    """
+    named = F.broadcast(groups.where("sought").select(*_names()).distinct())
+    names = [name_of("topic").eqNullSafe(F.col("name")), F.col("group") == F.col("group_name")]
+    ours = names[0] & names[1]
+    untold = lines.where("op = 'deliver' AND group_id IS NULL")
+    untold = F.broadcast(untold.join(named, ours, "left_semi").select("topic", "group").distinct())
+    lines, given = (each.join(untold, ["topic", "group"], "left_anti") for each in (lines, given))
+    lives = F.broadcast(groups.select("group_id", F.col("group").alias("life")))
+    said = lines.where(F.col("op").isin("deliver", *_SAID)).join(named, ours, "left_semi")
+    others = lines.where(F.col("op").isin("deliver", *_SAID)).join(named, ours, "left_anti")
+    lease = ("client", "topic", "group", "epoch", "lease_id")
+    handed = (
+        said.where("op = 'deliver' AND lease_id IS NOT NULL")
+        .groupBy(*lease)
+        .agg(F.min("group_id").alias("of"))
+    )
+    known = (
+        said.join(handed, [*lease])
+        .join(lives.withColumnRenamed("group_id", "of"), "of")
+        .withColumn("group", F.col("life"))
+    )
+    parts = (others, lines.where(~F.col("op").isin("deliver", *_SAID)), known)
+    first, second, third = (each.select(*lines.columns) for each in parts)
+    lived = given.join(named, ours, "left_semi").join(lives, "group_id")
+    lived = lived.withColumn("group", F.col("life")).select(*given.columns)
+    rest = given.join(named, ours, "left_anti")
+    return first.unionByName(second).unionByName(third), rest.unionByName(lived)
+
+
+def name_of(topic: str) -> Column:
+    """Return the name in a column of topics, or groups, as the replay names them."""
+    return F.substring_index(topic, LIFE, 1)
+
+
+def _names() -> tuple[Column, Column]:
+    """Return name and group_name: what a history calls a topic and a group."""
+    return name_of("topic").alias("name"), name_of("group").alias("group_name")
+
+
+def with_runs(rows: DataFrame, runs: DataFrame, how: str) -> DataFrame:
+    """Return `rows`, by slot, joined with what is known of runs of `count` messages.
+
+    An equi-join by stretches of queue offsets, then the exact bounds.
+    """
+    runs = runs.withColumns(
+        {"first": F.col("queue_offset"), "end": F.col("queue_offset") + F.col("count")}
+    ).drop("queue_offset", "count")
+    last = F.shiftright(F.col("end") - 1, _STRETCH_BITS)
+    parts = runs.withColumn(
+        "stretch", F.explode(F.sequence(F.shiftright("first", _STRETCH_BITS), last))
+    ).withColumnsRenamed({"topic": "run_topic", "group": "run_group"})
+    inside = (
+        (F.col("topic") == F.col("run_topic"))
+        & (F.col("group") == F.col("run_group"))
+        & (F.shiftright("queue_offset", _STRETCH_BITS) == F.col("stretch"))
+        & (F.col("queue_offset") >= F.col("first"))
+        & (F.col("queue_offset") < F.col("end"))
+    )
+    joined = rows.join(parts, inside, how)
+    return joined.drop("run_topic", "run_group", "stretch", "first", "end")
+
+
+def consumed(lines: DataFrame, groups: DataFrame) -> DataFrame:
+    """Return the (topic, group, start_offset) that the run's consumers read to its end.
+
+    `groups`: the replay's. Of each the life that it has at the end, if it has one; of what the log
+    does not know the offset is 0. Whoever redrives dead letters reads them.
+    """
+    read = lines.where("op IN ('open', 'deliver')").select("topic", "group")
+    redriven = lines.where("op = 'redrive'").select("topic", F.lit(LETTERS).alias("group"))
+    there = groups.select("topic", "group", "start_offset", "over", *_names())
+    return (
+        read.union(redriven)
+        .select(*_names())
+        .distinct()
+        .join(there, ["name", "group_name"], "left")
+        .where("NOT coalesce(over, false)")
+        .select(
+            F.coalesce("topic", "name").alias("topic"),
+            F.coalesce("group", "group_name").alias("group"),
+            F.coalesce("start_offset", F.lit(0)).alias("start_offset"),
+        )
+    )
+
+
+def or_nulls(name: str, of: str = "bigint") -> Column:
+    """Return a list column; where it is null, as many nulls as the row's `n`."""
+    return F.coalesce(name, F.array_repeat(F.lit(None).cast(of), F.col("n"))).alias(name)
+
+
+def id_parts(name: str | Column) -> tuple[Column, Column]:
+    """Return (effective due, seq) of a timer id, as timer/model/timer_id.py lays it out.
+
+    48 bits due, 48 bits seq, 24 bits check, in 24 digits of base 32: ten digits are 50 bits.
+    """
+    high, low = (F.conv(F.substring(name, at, 10), 32, 10).cast("bigint") for at in (1, 11))
+    seq = F.shiftleft(high.bitwiseAND(3), 46).bitwiseOR(F.shiftright(low, 4))
+    return F.shiftright(high, 2), seq

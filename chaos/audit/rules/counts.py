@@ -1,0 +1,110 @@
+"""P7 and P6 by the nodes' own word: what the log's entries add up to, and what nodes say they do.
+
+    scheduled = pending + fired + cancelled + dropped
+
+The counts after an entry are those of the fates: timers that it or an earlier one scheduled, and of
+these what ended by then. The replay counts as it goes, and has to have the same at every
+CHECKPOINT. So has a node at every entry after which it said what it had counted, while the run went
+on (RUN/states.jsonl): that comes from its own state, not from its log. What all nodes say of a
+CHECKPOINT's digest has to be one thing.
+"""
+
+from typing import Final
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+
+from chaos.history.history import COUNTS
+
+_ENDS: Final = {
+    "fired": ("fired",),
+    "cancelled": ("cancelled", "replaced", "rescheduled"),
+    "dropped": ("dropped",),
+}
+
+
+def counted(fates: DataFrame, carried: DataFrame, at: DataFrame) -> DataFrame:
+    """Return what is counted after each entry of `at` (index): index, and COUNTS.
+
+    `fates` and `carried` are the replay's: a dead letter is a timer that was scheduled and fired.
+    """
+    columns = ("schedule_index", "end_index", "end")
+    rows = fates.where(~F.col("end").isin("rejected", "kept")).select(*columns)  # no timers
+    rows = rows.unionByName(carried.select(*columns))
+    starts = rows.groupBy(F.col("schedule_index").alias("index")).agg(
+        F.count("*").alias("scheduled")
+    )
+    finishes = rows.where("end_index IS NOT NULL").groupBy(F.col("end_index").alias("index"))
+    deaths = finishes.agg(
+        *(F.count_if(F.col("end").isin(*of)).alias(end) for end, of in _ENDS.items())
+    )
+    asked = at.select("index", F.expr("true").alias("asked")).distinct()
+    events = starts.unionByName(deaths, allowMissingColumns=True).unionByName(
+        asked, allowMissingColumns=True
+    )
+    so_far = Window.orderBy("index").rangeBetween(Window.unboundedPreceding, Window.currentRow)
+    sums = [
+        F.coalesce(F.sum(name).over(so_far), F.lit(0)).alias(name) for name in ("scheduled", *_ENDS)
+    ]
+    pending = F.col("scheduled") - F.col("fired") - F.col("cancelled") - F.col("dropped")
+    table = events.select("index", "asked", *sums).where("asked")
+    return table.withColumn("pending", pending).select("index", *COUNTS)
+
+
+def conservation(counts: DataFrame, checkpoints: DataFrame) -> DataFrame:
+    """Return P7 at every CHECKPOINT entry: index, time_ms, COUNTS, balanced.
+
+    `counts` as from `counted`. `scheduled` is what the replay had counted at the entry, and so was
+    `fired`, or it is not balanced.
+    """
+    theirs = checkpoints.select(
+        "index", "time_ms", F.col("scheduled").alias("told"), F.col("fired").alias("told_fired")
+    )
+    balanced = (
+        (F.col("told") == F.col("scheduled"))
+        & (F.col("told_fired") == F.col("fired"))
+        & (F.col("pending") >= 0)
+    )
+    rows = counts.join(theirs, "index").withColumn("balanced", balanced)
+    return rows.withColumn("scheduled", F.col("told")).select(
+        "index", "time_ms", *COUNTS, "balanced"
+    )
+
+
+def miscounted(counts: DataFrame, states: DataFrame) -> DataFrame:
+    """Return what nodes said that does not follow from the log: node, index, said_*, COUNTS.
+
+    `counts` as from `counted`, `states`: lines of states.jsonl.
+    """
+    said = states.where("scheduled IS NOT NULL")
+    theirs = [F.col(name).alias(f"said_{name}") for name in COUNTS]
+    said = said.select("node", "index", *theirs).distinct()
+    same = F.expr(" AND ".join(f"said_{name} <=> {name}" for name in COUNTS))
+    return said.join(counts, "index").where(~same).select(*said.columns, *COUNTS)
+
+
+def diverged_states(states: DataFrame) -> DataFrame:
+    """Return the CHECKPOINTs at which nodes, or one of them twice, had other digests: P6.
+
+    index, digests: which node said which.
+    """
+    said = states.where("digest IS NOT NULL").select("index", "digest", "node").distinct()
+    by_index = said.groupBy("index").agg(
+        F.count_distinct("digest").alias("n"),
+        F.concat_ws(", ", F.array_sort(F.collect_list(F.concat_ws(" ", "node", "digest")))).alias(
+            "digests"
+        ),
+    )
+    return by_index.where("n > 1").drop("n")
+
+
+def frozen_digests(states: DataFrame, counts: DataFrame) -> DataFrame:
+    """Return digests that were told of states with different counts: index (the first), digest.
+
+    A digest that does not change with its state compares nothing. `counts` as from `counted`.
+    """
+    said = states.where("digest IS NOT NULL").select("index", "digest").distinct()
+    counted = F.struct(*(name for name in COUNTS if name != "pending"))
+    by_digest = said.join(counts, "index").groupBy("digest")
+    found = by_digest.agg(F.min("index").alias("index"), F.count_distinct(counted).alias("n"))
+    return found.where("n > 1").select("index", "digest")

@@ -1,0 +1,77 @@
+"""Gaps in the evidence of a run: with any of them, no verdict is OK.
+
+Each line names a part that was not looked at, and the missing evidence. Without these lines, a
+folder that lacks a witness would pass for one in which the witness found nothing.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+
+from chaos.audit.rules.client_tables import LETTERS, name_of
+from chaos.audit.rules.verdict import Clocks
+
+UNKNOWN_SHARE_MAX: Final = 0.2
+"""Greatest share of schedules without a known outcome, on which P1 is silent. Also the greatest
+share of late deliveries with an excuse, as the excuse may explain a part of the wait only."""
+SHOWN_MAX: Final = 5
+
+
+def unread_groups(lines: DataFrame, groups: DataFrame) -> list[str]:
+    """Return the groups with acks for which no history has an `open` or a delivery.
+
+    Their deliveries are unknown. `groups`: the replay's table.
+    """
+    read = lines.where("op IN ('open', 'deliver')").select("topic", "group")
+    redriven = lines.where("op = 'redrive'").select("topic", F.lit(LETTERS).alias("group"))
+    names = [name_of(name).alias(name) for name in ("topic", "group")]
+    read = read.union(redriven).select(*names).distinct()
+    acked = groups.where("acked > 0").select(*names).distinct()
+    rows = acked.join(F.broadcast(read), ["topic", "group"], "left_anti")
+    return [f"{row['group']} of {row['topic']}" for row in rows.orderBy("topic", "group").collect()]
+
+
+def not_looked_at(
+    lines: DataFrame, story: Mapping[str, DataFrame], summary: Mapping[str, Any], clocks: Clocks,
+    lost: Collection[str],
+) -> list[str]:  # fmt: skip
+    """Return a line for each part of the promises that the folder cannot show.
+
+    `lost`: nodes that lost their disks.
+    """
+    found = []
+    if unread := unread_groups(lines, story["groups"]):
+        named = ", ".join(unread[:SHOWN_MAX]) + (", …" if len(unread) > SHOWN_MAX else "")
+        found.append(f"deliveries of {len(unread)} groups, which no history opened: {named}")
+    known = lines.where("op = 'schedule'").agg(
+        F.sum(F.size("marks")), F.sum(F.when(F.col("outcome") == "unknown", F.size("marks")))
+    )
+    row = known.first()
+    assert row is not None
+    asked, unknown = (int(value or 0) for value in row)
+    if unknown > UNKNOWN_SHARE_MAX * asked:
+        found.append(f"{unknown:,} of {asked:,} schedules, whose outcome no client knows")
+    unjudged, deliveries = (
+        summary["waits"]["unjudged"],
+        summary["delivered"] + summary["redelivered"],
+    )
+    if unjudged > UNKNOWN_SHARE_MAX * deliveries:
+        found.append(
+            f"whether {unjudged:,} of {deliveries:,} deliveries were late without a reason"
+        )
+    if not summary["conservation"]["said"]["counts"]:
+        found.append("nodes' own counts: states.jsonl has none")
+    if not summary["conservation"]["said"]["digests"]:
+        found.append("whether nodes hold the same state: states.jsonl has no digests")
+    silent = {life["node"] for life in summary["nodes"]} - {
+        each["node"] for each in summary["files"]
+    }
+    if missing := sorted(silent - {*lost}):
+        found.append(f"files of {', '.join(missing)}: no manifest is in the folder")
+    if not lines.where("payload_crcs IS NOT NULL").head(1):
+        found.append("payloads beyond their marks: no history has payload_crcs")
+    if clocks.error_ms is None:
+        found.append("times on clients' clocks: run.json has no clock_error_ms")
+    return found

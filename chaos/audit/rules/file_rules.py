@@ -1,0 +1,197 @@
+"""Nodes' files against the log: every pending timer is there once, and no other.
+
+A node's newest manifest names the entry after which its runs hold the pending timers. So a timer
+that a flush or a merge has lost is found even if it is due in a year.
+
+    fates   pending after that entry   ─┬─ count, and sum of hashes, per node: equal, nearly always
+    runs    timers less tombstones     ─┘  else joined, to name the timers that differ
+
+A key file has to have the keys of its run (chaos/spark/state_files.py). A spill file holds messages
+that fired by that entry, at the place that the log gave them, and each that a group acked later.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+
+from chaos.audit.rules.client_tables import name_of
+from chaos.history.history import RunFolder
+from chaos.spark import state_files
+from chaos.spark.timerstate import ManifestState, node_states
+
+_HASH_BITS: Final = 0xFFFF_FFFF
+"""Bits of a timer's hash that are summed: a hundred million of them stay below 2**63."""
+
+
+def pending_after(fates: DataFrame, index: int) -> DataFrame:
+    """Return the timers that are pending after an entry: seq, due_ms, topic."""
+    return fates.where(_is_pending(index)).select("seq", "due_ms", "topic")
+
+
+def _is_pending(index: int) -> Column:
+    """Whether a timer is pending after an entry. Rejected and kept ones end at once."""
+    goes_on = F.col("end_index").isNull() | (F.col("end_index") > index)
+    return (F.col("schedule_index") <= index) & goes_on
+
+
+def _sums(weight: Column) -> tuple[Column, Column]:
+    """Return the number of timers, and the sum of their hashes."""
+    its_hash = F.xxhash64("seq", "due_ms").bitwiseAND(_HASH_BITS)
+    return F.coalesce(F.sum(weight), F.lit(0)), F.coalesce(F.sum(weight * its_hash), F.lit(0))
+
+
+def wrong(fates: DataFrame, rows: DataFrame, index: int) -> DataFrame:
+    """Return the timers that one node's rows and the log differ in: seq, due_ms, topic, times.
+
+    `topic`: null if the timer is not pending by the log. `times`: the sum of its rows' weights; -1
+    if only its tombstone is there. 1 is right for a pending timer, 0 for any other.
+    """
+    mine = rows.groupBy("seq", "due_ms").agg(F.sum("weight").alias("times"))
+    both = pending_after(fates, index).join(mine.where("times != 0"), ["seq", "due_ms"], "full")
+    both = both.withColumn("times", F.coalesce("times", F.lit(0)))
+    return both.where("topic IS NULL OR times != 1")
+
+
+def states_within(run: RunFolder, *, lost: Container[str], end: int) -> list[ManifestState]:
+    """Return the manifests of the nodes that were not `lost` for good.
+
+    Raises:
+        ValueError: one is of an entry after the majority's last one, `end`. A manifest covers
+            committed entries only. So the logs in the folder end too early, and later answers would
+            seem to be lost.
+        UnknownVersion: another version wrote a manifest, or a run.
+    """
+    states = [each for each in node_states(run) if each.node not in lost]
+    for each in states:
+        if each.index > end:
+            raise ValueError(
+                f"the state of {each.node} is of entry {each.index}, and the logs of a majority end"
+                f" at {end}: an archive ended before its node, or a log was copied before it did"
+            )
+    return states
+
+
+def in_queues(
+    story: Mapping[str, DataFrame], rows: DataFrame, states: Sequence[ManifestState]
+) -> DataFrame:
+    """Return the messages in which spill files and the log differ: node, verdict, seq, topic, …
+
+    `rows`: statefiles.QUEUED.
+    """
+    fired = "end = 'fired' AND queue_offset IS NOT NULL"
+    names = ("seq", "topic", "queue_offset", "due_ms", "ended_at_ms", "end_index")
+    places = story["fates"].where(fired).select(*names)
+    places = places.unionByName(story["carried"].where(fired).select(*names))
+    spark = places.sparkSession
+    indexes = spark.createDataFrame([(s.node, s.index) for s in states], "node STRING, index LONG")
+    indexes = F.broadcast(indexes)
+    held = rows.join(indexes, "node").withColumnsRenamed(
+        {"topic": "held_topic", "queue_offset": "held_offset", "due_ms": "held_due_ms"}
+    )
+    as_logged = (
+        (F.col("held_topic") == name_of("topic"))
+        & (F.col("held_offset") == F.col("queue_offset"))
+        & (F.col("held_due_ms") == F.col("due_ms"))
+        & (F.col("fired_at_ms") == F.col("ended_at_ms"))
+        & (F.col("end_index") <= F.col("index"))
+    )
+    both = held.join(places, "seq", "left").where(~F.coalesce(as_logged, F.lit(False)))  # noqa: FBT003
+    untrue = both.select(
+        "node", "index", F.lit("untrue_in_queues").alias("verdict"), "seq",
+        F.col("held_topic").alias("topic"), F.col("held_offset").alias("queue_offset"),
+    )  # fmt: skip
+    last = F.col("queue_offset") + F.col("count") - 1
+    acked = story["acks"].join(indexes, F.col("ack_index") > F.col("index")).select(
+        "node", "index", "topic", F.explode(F.sequence("queue_offset", last)).alias("queue_offset")
+    )  # fmt: skip
+    needed = acked.distinct().join(places, ["topic", "queue_offset"]).where("end_index <= index")
+    missing = needed.join(rows.select("node", "seq"), ["node", "seq"], "left_anti")
+    verdict = F.lit("missing_in_queues").alias("verdict")
+    return untrue.union(missing.select("node", "index", verdict, "seq", "topic", "queue_offset"))
+
+
+def _of_queues(
+    story: Mapping[str, DataFrame], states: Sequence[ManifestState], offenders_max: int
+) -> tuple[Counter[str], list[dict[str, Any]]]:
+    """Return violation -> count of spill files, and the first offenders."""
+    spark = story["fates"].sparkSession
+    blocks = spark.createDataFrame([b for s in states for b in s.blocks], state_files.BLOCKS)
+    rows = blocks.mapInArrow(state_files.queued, state_files.QUEUED).cache()
+    damage = rows.where("damage IS NOT NULL").select("node", "damage").distinct().collect()
+    broken = {row["node"] for row in damage}
+    offenders = [{"verdict": "damaged_files"} | row.asDict() for row in damage]
+    sound = [each for each in states if each.node not in broken]
+    bad = in_queues(story, rows.where("damage IS NULL"), sound).cache()
+    found = Counter(
+        {row["verdict"]: row["count"] for row in bad.groupBy("verdict").count().collect()}
+    )
+    if damage:
+        found["damaged_files"] = len(damage)
+    if found:
+        order = ("node", "verdict", "seq")
+        offenders += [row.asDict() for row in bad.orderBy(*order).limit(offenders_max).collect()]
+    rows.unpersist()
+    bad.unpersist()
+    return found, offenders
+
+
+def judged(
+    run: RunFolder, story: Mapping[str, DataFrame], summary: dict[str, Any], *,
+    states: Sequence[ManifestState], offenders_max: int,
+) -> dict[str, Any]:  # fmt: skip
+    """Return what nodes' files hold, and what of it is not what the log says, for the summary.
+
+    Violations: `missing_in_files`, `extra_in_files` (or there more than once), `damaged_files`,
+    `untrue_in_queues`, `missing_in_queues`.
+    """
+    if not states:
+        return {"files": [], "files_unread": [], "file_offenders": []}
+    fates = story["fates"]
+    reader = fates.sparkSession.read.format("timerstate")
+    nodes = ",".join(each.node for each in states)
+    rows = reader.option("node", nodes).load(str(run.root))
+    sound = F.col("damage").isNull()
+    timers, hashes = _sums(F.when(sound, F.col("weight")))
+    found = rows.groupBy("node").agg(timers, hashes, F.count("damage"), F.min("damage")).collect()
+    has = {node: told for node, *told in found}
+    says = _said(fates, sorted({each.index for each in states}))
+    violations, files, offenders = Counter[str](summary["violations"]), [], []
+    for each in states:
+        pending, its_hash, damaged, why = has.get(each.node, (0, 0, 0, None))
+        files.append({"node": each.node, "index": each.index, "pending": pending})
+        if damaged:
+            violations["damaged_files"] += damaged
+            offenders.append({"verdict": "damaged_files", "node": each.node, "damage": why})
+        elif (pending, its_hash) != says[each.index]:
+            rows = reader.option("node", each.node).load(str(run.root))
+            bad = wrong(fates, rows, each.index)
+            bad = bad.withColumn(
+                "verdict",
+                F.expr("if(times < 1, 'missing', 'extra') || '_in_files'"),
+            ).cache()
+            for verdict, n in bad.groupBy("verdict").count().collect():
+                violations[verdict] += n
+            named = bad.orderBy(F.desc("verdict"), "seq").limit(offenders_max).collect()
+            offenders += [{"node": each.node, "index": each.index} | row.asDict() for row in named]
+            bad.unpersist()
+    of_queues, of_rows = _of_queues(story, [s for s in states if not s.damage], offenders_max)
+    violations, offenders = violations + of_queues, offenders + of_rows
+    return {
+        "verdict": "VIOLATED" if violations else "OK",
+        "violations": dict(violations),
+        "files": files,
+        "files_unread": sorted(run.data().keys() - {each.node for each in states}),
+        "file_offenders": offenders,
+    }
+
+
+def _said(fates: DataFrame, indexes: list[int]) -> dict[int, tuple[int, int]]:
+    """Return how many timers are pending after each entry, and the sum of their hashes."""
+    sums = (_sums(F.when(_is_pending(index), F.lit(1))) for index in indexes)
+    row = fates.agg(*itertools.chain(*sums)).first()
+    assert row is not None
+    return dict(zip(indexes, zip(row[::2], row[1::2], strict=True), strict=True))

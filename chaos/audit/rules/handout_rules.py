@@ -1,0 +1,125 @@
+"""Who handed messages out, and who acked them: what no timer's verdict shows.
+
+    deposed_handed_out  P5  handed out by a leader after the next epoch had begun: two led at once
+    outlived            P5  handed out after its time to live was over, whatever the log says
+    disordered          handed out in a group that keeps an order, before what it comes behind was
+                        done with (chaos/audit/rules/order_rules.py)
+    acks_unasked            a figure: what the log has acked, though no history asked for it
+
+When a message was handed out its leader says (`handed_out_ms`); when the next epoch began, the
+first entry after its EPOCH. They are compared where the run says how far clocks may be apart,
+beyond that. An ack that nobody asked for may be of a client that died before it could write it
+down: only who knows that none did may call it wrong.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, Row, Window
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+
+from chaos.audit.rules import beside
+from chaos.audit.rules.client_tables import SLOT, id_parts, name_of
+from chaos.audit.rules.order_rules import WHOSE, disordered, ordered
+from chaos.audit.rules.verdict import Clocks
+
+ACKS_MAX: Final = 5_000_000
+"""Of more acks it is not counted which nobody asked for."""
+POLICY_MS: Final = 5_000
+"""So long after a policy changed the old one may be followed, by a leader that was deposed and does
+not know it yet."""
+
+
+def deposed_handed_out(
+    lines: DataFrame, epochs: Sequence[Row], clock_error_ms: int | None
+) -> DataFrame | None:
+    """Return the deliveries of leaders whose epoch was over: WHOSE, lease_id, over_ms.
+
+    `epochs` as from `nodes.epochs`, in order. None: nothing can be said.
+    """
+    over, next_ms = [], None
+    for row in reversed(epochs):
+        if next_ms is not None:
+            over.append((row["epoch"], next_ms))
+        next_ms = next_ms if row["began_ms"] is None else row["began_ms"]
+    if clock_error_ms is None or not over:
+        return None
+    table = lines.sparkSession.createDataFrame(over, "epoch BIGINT, over_ms BIGINT")
+    given = lines.where("op = 'deliver'").select(*WHOSE, "lease_id")
+    late = F.col("handed_out_ms") > F.col("over_ms") + clock_error_ms
+    return given.join(F.broadcast(table), "epoch").where(late).select(*WHOSE, "lease_id", "over_ms")
+
+
+def outlived(lines: DataFrame, ttls: DataFrame) -> DataFrame:
+    """Return the messages that were handed out though they had expired: WHOSE, offset, due_ms.
+
+    `ttls`: the replay's. No time to live that its topic had of late (POLICY_MS) let it live until
+    then. A leader also follows policies that it has appended, and then fails to commit.
+    """
+    until = F.lead("from_ms", 1, 1 << 62).over(Window.partitionBy("of").orderBy("from_ms"))
+    spans = ttls.withColumnRenamed("topic", "of").withColumn("until_ms", until)
+    topics = F.broadcast(ttls.select("topic").distinct())
+    given = (
+        lines.where("op = 'deliver' AND handed_out_ms IS NOT NULL")
+        .join(topics, "topic", "left_semi")
+        .select(*WHOSE, F.inline(F.arrays_zip("offsets", "ids")))
+        .toDF(*WHOSE, "offset", "id")
+    )
+    given = given.withColumn("due_ms", id_parts("id")[0]).drop("id")
+    lets = (
+        (F.col("topic") == F.col("of"))
+        & (F.col("from_ms") <= F.col("handed_out_ms"))
+        & (F.col("until_ms") > F.col("handed_out_ms") - POLICY_MS)
+        & ((F.col("ttl_ms") == 0) | (F.col("due_ms") + F.col("ttl_ms") >= F.col("handed_out_ms")))
+    )
+    return given.join(F.broadcast(spans), lets, "left_anti")
+
+
+def unasked_acks(lines: DataFrame, story: dict[str, DataFrame]) -> int | None:
+    """Return how many messages are acked in the log that no history asked to ack.
+
+    None: there are too many acks to look at each.
+
+    In groups that some history opened. What was moved was acked by the log itself; topics and
+    groups with several lives are left out, since histories need not tell these.
+    """
+    total = story["acks"].agg(F.sum("count")).first()
+    assert total is not None
+    if (total[0] or 0) > ACKS_MAX:
+        return None
+    span = F.sequence("queue_offset", F.col("queue_offset") + F.col("count") - 1)
+    acked = story["acks"].select("topic", "group", F.explode(span).alias("queue_offset"))
+    asked = lines.where("op = 'ack' AND outcome != 'fail'").select(
+        "topic", "group", F.explode("offsets").alias("queue_offset")
+    )
+    moved = story["carried"].select("from_topic", "from_group", "from_offset").toDF(*SLOT)
+    read = lines.where("op = 'open'").select("topic", "group").distinct()
+    topics = story["deletions"].select(name_of("topic").alias("topic"))
+    groups = (
+        story["groups"]
+        .where("sought")
+        .select(*(name_of(name).alias(name) for name in ("topic", "group")))
+    )
+    once = read.join(topics, "topic", "left_anti").join(groups, ["topic", "group"], "left_anti")
+    left = acked.join(F.broadcast(once), ["topic", "group"], "left_semi")
+    return left.join(asked, [*SLOT], "left_anti").join(moved, [*SLOT], "left_anti").count()
+
+
+def judged(
+    lines: DataFrame, epochs: Sequence[Row], story: dict[str, DataFrame], summary: dict[str, Any],
+    *, clocks: Clocks, offenders_max: int,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the summary's part about what was handed out when it may not be.
+
+    `lines` with the topics and groups as the replay, whose `story` it is, names them.
+    """
+    ttls = story["ttls"]
+    deposed = deposed_handed_out(lines, epochs, clocks.error_ms)
+    found = {} if deposed is None else {"deposed_handed_out": deposed}
+    if ttls.head(1):
+        found["outlived"] = outlived(lines, ttls)
+    if ordered(story).head(1):
+        found["disordered"] = disordered(lines, story, clocks.clients_error_ms)
+    return beside.judged(
+        summary, "handing_out", found, offenders_max=offenders_max, order=["handed_out_ms"]
+    )

@@ -1,0 +1,72 @@
+"""Which timers fired late, though nothing was wrong with the cluster: the second half of P3.
+
+    late  P3  fired later than LATE_MS after it was due, or after it was scheduled if that was
+              later, with no excuse in between
+
+All times are the log's own, on the cluster's clock. An excuse is a stretch of time that overlaps
+the wait: a fault of the timeline and the recovery from it; a change of leader, which the log shows
+by itself; a pause of the topic, and the release after it.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+
+from chaos.audit.rules.fault_windows import Phase
+
+LATE_MS: Final = 5_000
+"""Far more than the tick, the commit and a full queue of due timers take on a slow machine."""
+AFTER_MS: Final = 5_000
+"""An excuse lasts so long beyond its end: what has piled up fires in order."""
+
+Stretch = tuple[int, int]
+"""[from, to), Unix milliseconds."""
+
+
+def excuses(phases: Iterable[Phase], epochs: Sequence[Row]) -> list[Stretch]:
+    """Return the stretches in which timers may be late: faults, and changes of leader.
+
+    `epochs` as from `nodes.epochs`, in order.
+    """
+    found = [(phase.start_ms, phase.end_ms + AFTER_MS) for phase in phases]
+    for row in epochs:
+        times = [row[name] for name in ("since_ms", "began_ms", "fired_ms")]
+        end_ms = max(time_ms for time_ms in times if time_ms is not None)
+        found.append((row["since_ms"], end_ms + AFTER_MS))
+    return _merged(found)
+
+
+def _merged(stretches: Iterable[Stretch]) -> list[Stretch]:
+    merged: list[Stretch] = []
+    for start, end in sorted(stretches):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def late(found: DataFrame, excused: Sequence[Stretch], pauses: DataFrame) -> DataFrame:
+    """Return the timers that fired late without an excuse: seq, mark, topic, due_ms, late_ms, …
+
+    `found`: the verdict table; `pauses`: the replay's, topic from_ms until_ms.
+    """
+    spark = found.sparkSession
+    since = F.greatest("due_ms", "scheduled_at_ms").alias("since_ms")
+    times = ("due_ms", "scheduled_at_ms", "ended_at_ms")
+    waits = found.where("end = 'fired' AND from_topic IS NULL")
+    waits = waits.select("seq", "mark", "topic", *times, since)
+    waits = waits.where(F.col("ended_at_ms") - F.col("since_ms") > LATE_MS)
+    within = spark.createDataFrame([*excused], "start_ms BIGINT, end_ms BIGINT")
+    overlaps = (F.col("start_ms") < F.col("ended_at_ms")) & (F.col("end_ms") > F.col("since_ms"))
+    paused = pauses.withColumnRenamed("topic", "of")
+    was_paused = (
+        (F.col("of") == F.col("topic"))
+        & (F.col("from_ms") < F.col("ended_at_ms"))
+        & (F.col("until_ms") + AFTER_MS > F.col("since_ms"))
+    )
+    left = waits.join(F.broadcast(within), overlaps, "left_anti")
+    left = left.join(F.broadcast(paused), was_paused, "left_anti")
+    return left.withColumn("late_ms", F.col("ended_at_ms") - F.col("since_ms")).drop("since_ms")

@@ -1,0 +1,114 @@
+"""Groups that keep an order: nothing is handed out before what it comes behind was done with.
+
+In `exclusive` and `failover` groups a message comes behind the one at the offset before it, in
+`key_shared` ones behind the one before it with its key. It may be handed out once that one is with
+the same consumer, or is done with: acked, expired, moved. The deliveries of a message name the
+consumer that held it, in the order of epochs and of `handed_out_ms`, or else of `received_ms`.
+(Lease ids are random and have no order.) No history has the moment at which the leader took an ack.
+An ack is not older than its request. So a message that was received before the request for the
+earlier one, by the clients' clocks, came too early.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+
+from chaos.audit.rules.client_tables import SLOT, with_runs
+from timer.entries.payloads import KEY_SHARED, SHARED
+
+WHOSE: Final = ("client", "topic", "group", "epoch", "handed_out_ms")
+"""What the offenders among deliveries are told with."""
+_KEY: Final = ("topic", "group", "key")
+
+
+def ordered(story: Mapping[str, DataFrame]) -> DataFrame:
+    """Return the groups that keep an order: topic, group, type."""
+    return story["groups"].where(f"type != '{SHARED}'").select("topic", "group", "type")
+
+
+def disordered(
+    lines: DataFrame, story: dict[str, DataFrame], clients_error_ms: int | None
+) -> DataFrame:
+    """Return deliveries that came too early: WHOSE, lease_id, offset, mark, behind, holder.
+
+    `holder`: who had the message `behind` which it comes, null if nobody. `clients_error_ms`: how
+    far the clients' clocks differ at most; None: nobody knows, so that any ack may have been first.
+    Keys are those that the histories' schedules tell; what has none there waits for nobody.
+    """
+    given = _given(lines, ordered(story))
+    queue = given.select(*_KEY, "offset").distinct()
+    before = Window.partitionBy(*_KEY).orderBy("offset")
+    pairs = queue.withColumn("behind", F.lag("offset").over(before)).where("behind IS NOT NULL")
+    pairs = pairs.withColumn("queue_offset", F.col("behind"))
+    pairs = pairs.join(_over(story), [*SLOT], "left_anti").join(_asked(lines), [*SLOT], "left")
+    untold = with_runs(pairs.where("asked_ms IS NULL"), story["acks"], "left_anti")
+    pairs = pairs.where("asked_ms IS NOT NULL").unionByName(untold.select(*pairs.columns))
+    known_ms = F.lit(1 << 60 if clients_error_ms is None else clients_error_ms)
+    undone = F.col("asked_ms").isNull() | (F.col("asked_ms") > F.col("received_ms") + known_ms)
+    given = given.withColumn("given_ms", F.coalesce("handed_out_ms", "received_ms"))
+    early = given.join(pairs.drop("queue_offset"), [*_KEY, "offset"]).where(undone)
+    last = _holders(early, given)
+    return (
+        early.join(last, [*_KEY, "offset", "epoch", "lease_id"], "left")
+        .where(~F.col("holder").eqNullSafe(F.col("client")))
+        .select(*WHOSE, "lease_id", "offset", "mark", "behind", "holder")
+    )
+
+
+def _given(lines: DataFrame, groups: DataFrame) -> DataFrame:
+    """Return what the groups were given of what has a place in an order: with its key there."""
+    heads = [*WHOSE, "received_ms", "lease_id", "type"]
+    rows = (
+        lines.where("op = 'deliver' AND lease_id IS NOT NULL")
+        .join(F.broadcast(groups), ["topic", "group"])
+        .select(*heads, F.inline(F.arrays_zip("offsets", "marks")))
+        .toDF(*heads, "offset", "mark")
+    )
+    whole = rows.where(f"type != '{KEY_SHARED}'").withColumn("key", F.lit(""))
+    keys = (
+        lines.where("op = 'schedule' AND keys IS NOT NULL")
+        .select(F.inline(F.arrays_zip("marks", "keys")))
+        .toDF("mark", "key")
+        .where("key IS NOT NULL")
+    )
+    return whole.unionByName(rows.where(f"type = '{KEY_SHARED}'").join(keys, "mark"))
+
+
+def _over(story: dict[str, DataFrame]) -> DataFrame:
+    """Return the slots of what ended otherwise than by an ack."""
+    moved = story["carried"].select("from_topic", "from_group", "from_offset").toDF(*SLOT)
+    return story["expired"].select(*SLOT).unionByName(moved).distinct()
+
+
+def _asked(lines: DataFrame) -> DataFrame:
+    """Return when somebody first asked to ack a message: slot, asked_ms."""
+    rows = lines.where("op = 'ack' AND outcome != 'fail'").select(
+        "topic", "group", "start_ms", F.explode("offsets").alias("queue_offset")
+    )
+    return rows.groupBy(*SLOT).agg(F.min("start_ms").alias("asked_ms"))
+
+
+def _holders(early: DataFrame, given: DataFrame) -> DataFrame:
+    """Return the last consumer of the message `behind`, up to each of these leases: …, holder.
+
+    Deliveries to others in the lease's own millisecond do not count: they may have come later.
+    """
+
+    def place(epoch: str, given_ms: str) -> Column:
+        return F.struct(F.col(epoch), F.col(given_ms))
+
+    held = given.select(
+        *_KEY, F.col("offset").alias("behind"), F.col("client").alias("held_by"),
+        F.col("epoch").alias("held_epoch"), F.col("given_ms").alias("held_ms"),
+    )  # fmt: skip
+    at, held_at = place("epoch", "given_ms"), place("held_epoch", "held_ms")
+    own = (held_at == at) & (F.col("held_by") == F.col("client"))
+    return (
+        early.select(*_KEY, "offset", "behind", "epoch", "lease_id", "given_ms", "client")
+        .join(held, [*_KEY, "behind"])
+        .where((held_at < at) | own)
+        .groupBy(*_KEY, "offset", "epoch", "lease_id")
+        .agg(F.max_by("held_by", held_at).alias("holder"))
+    )

@@ -1,0 +1,190 @@
+"""Settings: what clients asked of groups and policies, what the log has, and what followed from it.
+
+    policy_untrue  P1  a change of a policy was confirmed, and no entry of its scope says so
+    group_untrue   P5  a client was told settings of a group that it never had
+    moved_early    P1  a message became a dead letter that had failed less often than its group
+                       allows
+    lease_cut      P5  a lease ended before its time, while its consumer went on by the same stream
+    over_in_flight P5  more messages of a group were certainly held at once than its limit allows
+    payload_untrue P1  the log has other payload bytes than were asked for, by their CRC-32
+    epoch_untrue   P6  an EPOCH entry names another epoch than its frame, a leader that is no voter,
+                       voters that more than one change makes of those before, or, as the last one,
+                       replicas that are none of the folder's nodes
+
+A message is certainly held from its receipt until its consumer asked to ack it, if that ack counted
+under the same lease, the lease had not ended by its length, and no other epoch had begun. So what
+was given back unseen, or went with a stream, is not counted. Times of two clocks are compared where
+the run says how far they differ.
+"""
+
+import itertools
+import json
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, Row, Window
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+
+from chaos.audit.rules.client_tables import SLOT, name_of
+from chaos.oracle.group_story import ENDED
+
+ALIVE_MS: Final = 1_000
+"""A consumer that is given something so long after its lease ended had not lost its stream then."""
+
+
+def untrue_policies(lines: DataFrame, policies: DataFrame) -> DataFrame:
+    """Return confirmed changes that no entry of their scope has: topic, said."""
+    told = lines.where("op = 'policy' AND outcome = 'ok' AND said IS NOT NULL")
+    rows = told.select("topic", "said").distinct().collect()
+    logged: dict[str, list[dict[str, Any]]] = {}
+    for row in policies.select(name_of("topic").alias("topic"), "fields").collect():
+        logged.setdefault(row["topic"], []).append(json.loads(row["fields"]))
+    wrong = [
+        (row["topic"], row["said"])
+        for row in rows
+        if not any(
+            all(fields.get(name) == value for name, value in json.loads(row["said"]).items())
+            for fields in logged.get(row["topic"], ())
+        )
+    ]
+    return lines.sparkSession.createDataFrame(wrong, "topic STRING, said STRING")
+
+
+def untrue_groups(lines: DataFrame, settings: DataFrame) -> DataFrame:
+    """Return settings that clients were told, and that the group never had: topic group field told.
+
+    Of groups that the log knows.
+    """
+    names = [name_of(name).alias(name) for name in ("topic", "group")]
+    fields = {"group_lease_ms": "lease_ms", "max_attempts": "max_attempts"}
+    found = []
+    for field, logged in (fields | {"max_in_flight": "max_in_flight"}).items():
+        told = lines.where(f"op = 'open' AND {field} IS NOT NULL")
+        told = told.select(*names, F.lit(field).alias("field"), F.col(field).alias("told"))
+        had = F.broadcast(settings.select(*names, F.col(logged).alias("told")).distinct())
+        known = told.join(had.select("topic", "group").distinct(), ["topic", "group"], "left_semi")
+        found.append(known.join(had, ["topic", "group", "told"], "left_anti").distinct())
+    return found[0].unionByName(found[1]).unionByName(found[2])
+
+
+def cut_leases(
+    lines: DataFrame, returns: DataFrame, settings: DataFrame, clock_error_ms: int
+) -> DataFrame:
+    """Return leases that ended too early: slot, client, handed_out_ms, returned_at_ms, lease_ms."""
+    held = _held(lines, settings)
+    ended = returns.where(F.col("why") == ENDED).select(*SLOT, "attempts", "returned_at_ms")
+    early = (
+        held.join(ended, [*SLOT])
+        .where(F.col("attempt") == F.col("attempts"))
+        .where(
+            F.col("returned_at_ms") + 2 * clock_error_ms
+            < F.col("handed_out_ms") + F.col("lease_ms")
+        )
+    )
+    opened = lines.where("op = 'open'").select(
+        F.col("client").alias("by"), "topic", "group", F.col("start_ms").alias("opened_ms")
+    )
+    anew = (
+        (F.col("by") == F.col("client"))
+        & (early["topic"] == opened["topic"])
+        & (early["group"] == opened["group"])
+        & (F.col("opened_ms") >= F.col("handed_out_ms") - clock_error_ms)
+    )
+    early = early.join(opened, anew, "left_anti")
+    going = lines.where("op = 'deliver' AND stream IS NOT NULL").select(
+        F.col("client").alias("by"), "topic", "group", F.col("handed_out_ms").alias("later_ms"),
+        F.col("epoch").alias("later_epoch"), F.col("stream").alias("same"),
+    )  # fmt: skip
+    alive = (
+        (F.col("by") == F.col("client"))
+        & (early["topic"] == going["topic"])
+        & (early["group"] == going["group"])
+        & (F.col("later_epoch") == F.col("epoch"))
+        & (F.col("same") == F.col("stream"))
+        & (F.col("later_ms") > F.col("returned_at_ms") + ALIVE_MS)
+    )
+    return early.join(going, alive, "left_semi").drop("attempts")
+
+
+def _held(lines: DataFrame, settings: DataFrame) -> DataFrame:
+    """Return deliveries with the lease that they came with: slot, client, attempt, lease_ms, …
+
+    The consumer's own, or else the shortest that the group ever had.
+    """
+    shortest = settings.groupBy("topic", "group").agg(F.min("lease_ms").alias("least_ms"))
+    own = (
+        lines.where("op = 'open'")
+        .groupBy("client", "topic", "group")
+        .agg(F.min("lease_ms").alias("own_ms"))
+    )
+    rows = lines.where("op = 'deliver' AND handed_out_ms IS NOT NULL").select(
+        "client", "topic", "group", "epoch", "lease_id", "handed_out_ms", "received_ms", "stream",
+        F.inline(F.arrays_zip("offsets", "attempts")),
+    ).withColumnsRenamed({"offsets": "queue_offset", "attempts": "attempt"})  # fmt: skip
+    both = rows.join(F.broadcast(shortest), ["topic", "group"])
+    both = both.join(F.broadcast(own), ["client", "topic", "group"], "left")
+    return both.withColumn("lease_ms", F.coalesce("own_ms", "least_ms")).drop("own_ms", "least_ms")
+
+
+def over_in_flight(
+    lines: DataFrame, settings: DataFrame, epochs: Sequence[Row], clock_error_ms: int
+) -> DataFrame:
+    """Return groups that held too many messages at once: topic, group, at_ms, held, most."""
+    most = settings.groupBy("topic", "group").agg(
+        F.max("max_in_flight").alias("most"), F.min("max_in_flight").alias("least")
+    )
+    limited = F.broadcast(most.where("least > 0").drop("least"))
+    whose = ["client", "topic", "group", "epoch", "lease_id"]
+    acked = (
+        lines.where("op = 'ack' AND outcome = 'ok' AND lease_id IS NOT NULL")
+        .select(*whose, "start_ms", F.inline(F.arrays_zip("offsets", "results")))
+        .where("results = 'ACKED'")
+    )
+    acked = acked.withColumnRenamed("offsets", "queue_offset").drop("results")
+    ends = {int(a["epoch"]): int(b["since_ms"]) for a, b in itertools.pairwise(epochs)}
+    over = F.create_map(*(F.lit(n) for pair in ends.items() for n in pair)) if ends else None
+    over_ms = F.lit(None).cast("bigint") if over is None else over[F.col("epoch")]
+    lease_over_ms = F.col("handed_out_ms") + F.col("lease_ms") - 2 * clock_error_ms
+    until = F.least("start_ms", lease_over_ms, F.coalesce(over_ms, F.col("start_ms")))
+    held = _held(lines, settings).where("lease_id IS NOT NULL")
+    spans = held.join(acked, [*whose, "queue_offset"]).join(limited, ["topic", "group"])
+    spans = spans.withColumn("until_ms", until).where("until_ms > received_ms")
+    where = ["topic", "group", "most"]
+    steps = spans.select(*where, F.col("received_ms").alias("at_ms"), F.lit(1).alias("step"))
+    steps = steps.unionByName(
+        spans.select(*where, F.col("until_ms").alias("at_ms"), F.lit(-1).alias("step"))
+    )
+    order = Window.partitionBy("topic", "group").orderBy("at_ms", "step")
+    rows = steps.withColumn("held", F.sum("step").over(order)).where("held > most")
+    return rows.groupBy(*where).agg(F.max("held").alias("held"), F.min("at_ms").alias("at_ms"))
+
+
+def untrue_payloads(lines: DataFrame, payloads: DataFrame) -> DataFrame:
+    """Return timers with another payload than was asked for: mark, topic, asked and logged CRC."""
+    asked = lines.where("op = 'schedule' AND payload_crcs IS NOT NULL").select(
+        "topic", F.inline(F.arrays_zip("marks", "payload_crcs"))
+    )
+    asked = asked.withColumnsRenamed({"marks": "mark", "payload_crcs": "asked"})
+    return asked.join(payloads, "mark").where("asked != logged")
+
+
+def untrue_epochs(leaders: Sequence[Row], replicas: Collection[str]) -> list[dict[str, Any]]:
+    """Return EPOCH entries that can't be: index, epoch, why.
+
+    `leaders`: the replay's, in order. `replicas`: of the folder's nodes; empty: not all are known.
+    """
+    found, before = [], frozenset[str]()
+    for at, row in enumerate(leaders):
+        voters, why = frozenset(row["voters"]), ""
+        if row["said_epoch"] != row["epoch"]:
+            why = f"it names epoch {row['said_epoch']}"
+        elif row["leader"] not in voters | before:
+            why = f"its leader {row['leader']} is no voter"
+        elif before and (len(voters - before) > 1 or len(before - voters) > 1):
+            why = "more than one voter came or went"
+        elif at == len(leaders) - 1 and replicas and not voters <= {*replicas}:
+            why = f"voters {', '.join(sorted(voters - {*replicas}))} are none of the nodes"
+        if why:
+            found.append({"index": row["epoch_index"], "epoch": row["epoch"], "why": why})
+        before = voters
+    return found

@@ -1,0 +1,479 @@
+"""Verdicts: every timer that any witness knows gets one, by joins of the three.
+
+    fine        ok, cancelled, dropped (with its topic, or by a logged resume),
+                pending (due after the run's end), held (by a logged pause, at the run's end),
+                refused (asked, certainly not taken), unknown_not_fired, unknown_fired_once,
+                replaced (its key was taken over), rescheduled (another id goes on in its place),
+                rejected, kept (no timer: a pending one has its key), expired (fired, and not acked
+                in time by some group, which nobody of it was given),
+                carried (a dead letter, or one that was redriven: given as the timer should be)
+    violation   breaks
+    diverged    P6  nodes disagree, or what was asked (of which topic), answered or given is not
+                    what the log says
+    duplicate_fire  P2  one timer asked for, two in the log or two queue offsets
+    phantom     P2  in the log or given, but nobody asked; or given, but the log never fired it
+    key_doubled  P2  pending, or given, or said to be scheduled, while another had its key
+    cancelled_delivered  P4  fired or given although a cancel said CANCELLED
+    replaced_delivered, rescheduled_delivered  P4  likewise, after its replacement or reschedule
+    early       P3  fired before its due time, or due before the time that was asked for; or it came
+                before its time on the clock of a client
+    misdated    P3  due later than the time, or the delay, that was asked for
+    acked_again P5  given after its ack, in the log's order
+    expired_delivered  P5  given after it had expired in that group, in the log's order
+    expired_early  P1  ended before its due time and its time to live were over
+    ack_lost    P5  its ack was confirmed, but the log has none
+    unmarked_redelivery  P5  given twice to one group under the same attempt
+    cancel_untrue, conflict_untrue, reschedule_untrue  P4  the answer to a cancel, of what became of
+                a key, or to a reschedule contradicts the log
+    lost        P1  answered OK, but not in the log, never fired, or neither given to every group,
+                nor expired in it, nor carried from it; or cancelled, though nobody asked for it
+
+**A dead letter** is a message of its own, and so is what a redrive makes of it: nobody asked for
+it but the log, which ends the message that it was in one group by the same entry. What is true of a
+timer that fired is true of it.
+
+**A group that is sought** begins another life, and so does one that is deleted and made again: each
+owes what lies from its start on, and P5 holds within a life. A life that is over owes nothing.
+
+**A reschedule** ends one timer, by seq, and begins another: each has a verdict. The first must not
+be given any more; the second is due at the new time, and was asked for by the reschedule.
+
+**No clock accuses** by itself. P5 is judged in the log's order. An attempt is counted in the log,
+either when a lease ended (ENDED, applied before the message may be handed out again) or by an epoch
+that finds it handed out. So one (group, message, attempt) is handed out at most once, and the
+replay knows the highest attempt that was possible before the ack's entry. A delivery is after the
+ack if its attempt is higher than that, or its epoch than that of the ack. When a client received
+something, by its own clock, proves nothing: what was handed out before the ack may have been on its
+way, or its receiver asleep. Such arrivals are counted, as `arrived_after_ack`, not judged. Only a
+run that says how far clocks may differ (clock_error_ms) is judged by them, beyond that: what came
+before its time, or which time a delay was taken for. So a cluster whose own clock is wrong is
+found, which by its log is right.
+"""
+
+from functools import reduce
+from typing import Final, NamedTuple
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+
+from chaos.audit.rules.change_answers import ChangeTables
+from chaos.audit.rules.client_tables import SLOT, name_of, with_runs
+from chaos.audit.rules.node_logs import no
+from chaos.audit.rules.plain_timers import TICK_MS_MAX
+
+FINE: Final = (
+    "ok",
+    "cancelled",
+    "dropped",
+    "replaced",
+    "rescheduled",
+    "rejected",
+    "kept",
+    "expired",
+    "carried",
+    "pending",
+    "held",
+    "refused",
+    "unknown_not_fired",
+    "unknown_fired_once",
+)
+VIOLATIONS: Final = (
+    "diverged",
+    "duplicate_fire",
+    "phantom",
+    "key_doubled",
+    "cancelled_delivered",
+    "replaced_delivered",
+    "rescheduled_delivered",
+    "early",
+    "misdated",
+    "acked_again",
+    "expired_delivered",
+    "expired_early",
+    "ack_lost",
+    "unmarked_redelivery",
+    "cancel_untrue",
+    "conflict_untrue",
+    "reschedule_untrue",
+    "lost",
+)
+"""In order of precedence: a timer that breaks several promises counts for the first."""
+
+GRACE_MS: Final = 5_000
+"""A timer due this long before the run's end has to have fired."""
+_CHANGED: Final = ("cancelled", "replaced", "rescheduled")
+"""Ends that a later cancel or reschedule is told of as ALREADY_CANCELLED."""
+_ENDED: Final = (*_CHANGED, "dropped", "rejected", "kept")
+_WAITING: Final = ("pending", "held")
+HORIZON_MS: Final = 9 * 60_000
+"""How long after its end a timer's cancel is not answered NOT_FOUND: the product's ten minutes,
+less one for the client's clock."""
+
+
+class Clocks(NamedTuple):
+    """What is known of the clients' clocks."""
+
+    until_ms: int
+    """When somebody looked last."""
+    error_ms: int | None = None
+    """How far they and the cluster's differ at most; None: nobody knows."""
+    clients_error_ms: int | None = None
+    """How far they differ among each other at most."""
+
+
+def unkept_acks(
+    confirmed: DataFrame, log_acks: DataFrame, told_expired: DataFrame, expired: DataFrame
+) -> DataFrame:
+    """Return the slots of acks that were confirmed, but that the log has not, each once.
+
+    And of what was told to have expired, but neither did nor was acked. `confirmed` and
+    `told_expired` as from `clients`, `log_acks` and `expired`: the replay's.
+    """
+    acks = with_runs(confirmed, log_acks, "left_anti").select(*SLOT)
+    alive = with_runs(told_expired, log_acks, "left_anti").select(*SLOT)
+    alive = alive.join(expired.select(*SLOT), [*SLOT], "left_anti")
+    return acks.unionByName(alive).distinct()
+
+
+def judged_deliveries(
+    given: DataFrame, unkept: DataFrame, log_acks: DataFrame, over: DataFrame | None = None
+) -> DataFrame:
+    """Return one row per timer that was given to somebody; what is wrong with it is counted.
+
+    `given` as from `clients.deliveries`, `unkept` from `unkept_acks`, `log_acks`: the replay's.
+    `reached`: how many groups were given it that are not `over` (topic, group); None: none is.
+    """
+    again = (F.col("epoch") > F.col("ack_epoch")) | (F.col("attempt") > F.col("attempts"))
+    same = ("topic_hash", "queue_offset", "due_ms", "mark", "fired_at_ms")
+    acks = log_acks.select(*SLOT, "count", "ack_epoch", "attempts")
+    before = F.lag("attempt").over(Window.partitionBy("seq", "group").orderBy("attempt"))
+    given = given.withColumn("over", no())
+    if over is not None:
+        gone = F.broadcast(over.select("topic", "group", (~no()).alias("gone")))
+        given = given.join(gone, ["topic", "group"], "left")
+        given = given.withColumn("over", F.coalesce("gone", no()))
+    rows = (
+        with_runs(given, acks, "left")
+        .join(unkept.withColumn("unkept", ~no()), [*SLOT], "left")
+        .select(
+            *("seq", "group", "attempt", "received_ms", "over", *same[1:]),
+            F.xxhash64("topic").alias("topic_hash"),
+            *(
+                F.coalesce(flag.cast("bigint"), F.lit(0)).alias(name)
+                for name, flag in (("again", again), ("unkept", F.col("unkept")))
+            ),
+        )
+        .repartition("seq")  # once for the window and the grouping
+        .withColumn("before", before)
+    )
+    ranges = [f(name).alias(f"given_{name}_{f.__name__}") for name in same for f in (F.min, F.max)]
+    return rows.groupBy("seq").agg(
+        F.count("*").alias("deliveries"),
+        F.count_if(F.col("before").isNull()).alias("groups"),
+        F.count_if(F.col("before").isNull() & ~F.col("over")).alias("reached"),
+        F.count_if(F.col("before") == F.col("attempt")).alias("unmarked"),
+        *(F.sum(name).alias(name) for name in ("again", "unkept")),
+        F.min("received_ms").alias("received_ms"),
+        *ranges,
+    )
+
+
+def expiry(expired: DataFrame, given: DataFrame, read: DataFrame) -> DataFrame:
+    """Return one row per message that expired: topic, queue_offset, `expired_groups`, `late`, …
+
+    How many groups it expired in unseen, of those that were `read`; whether some group was given it
+    after that; `over_ms`: what was due by then may have expired. `expired`: slot, attempts,
+    expire_epoch, expired_at_ms, ttl_ms; `given` as from `clients.deliveries`.
+    """
+    last = given.groupBy(*SLOT).agg(
+        F.max("epoch").alias("epoch"), F.max("attempt").alias("attempt")
+    )
+    late = (F.col("epoch") > F.col("expire_epoch")) | (F.col("attempt") > F.col("attempts"))
+    unseen = F.col("read") & F.col("epoch").isNull()
+    over_ms = F.when(F.col("ttl_ms") > 0, F.col("expired_at_ms") - F.col("ttl_ms")).otherwise(-1)
+    return (
+        expired.join(
+            F.broadcast(read.select("topic", "group", (~no()).alias("read"))),
+            ["topic", "group"],
+            "left",
+        )
+        .join(last, [*SLOT], "left")
+        .groupBy("topic", "queue_offset")
+        .agg(
+            F.count_if(unseen).alias("expired_groups"),
+            F.max(late & F.col("read")).alias("late"),
+            F.min(over_ms).alias("over_ms"),
+        )
+    )
+
+
+def carried_off(carried: DataFrame, given: DataFrame, read: DataFrame) -> DataFrame:
+    """Return from how many groups that were `read` a message was carried without being given.
+
+    topic, queue_offset, carried_groups. `carried`: the replay's, `given` as from
+    `clients.deliveries`.
+    """
+    from_slot = ("from_topic", "from_group", "from_offset")
+    gone = carried.select(
+        *(F.col(name).alias(to) for name, to in zip(from_slot, SLOT, strict=True))
+    )
+    return (
+        gone.join(F.broadcast(read.select("topic", "group")), ["topic", "group"], "left_semi")
+        .join(given.select(*SLOT).distinct(), [*SLOT], "left_anti")
+        .groupBy("topic", "queue_offset")
+        .agg(F.count("*").alias("carried_groups"))
+    )
+
+
+def verdicts(
+    asks: DataFrame, log: DataFrame, given: DataFrame, changes: ChangeTables, groups: DataFrame,
+    clocks: Clocks,
+) -> DataFrame:  # fmt: skip
+    """Return one row per timer that any witness knows, with its verdict and the evidence.
+
+    `asks` as from `asked`, `log`: fates, and what was carried, with `disagree`, `given` from
+    `judged_deliveries`, `groups`: (topic, group, start_offset) of the groups that were read to the
+    end. Of what dropped with its topic, `log` has `gone`; of topics with policies that make timers
+    due later than was asked for, `by_ms`.
+    """
+    nobody = {
+        "expired_groups": F.lit(0), "late": no(), "over_ms": F.lit(None).cast("bigint"),
+        "gone": no(), "by_ms": F.lit(0), "carried_groups": F.lit(0),
+        "from_topic": F.lit(None).cast("string"),
+    }  # fmt: skip
+    log = log.withColumns({n: none for n, none in nobody.items() if n not in log.columns})
+    starts = groups.groupBy("topic").agg(F.collect_list("start_offset").alias("starts"))
+    known = (
+        _asked_in_log(asks, log.withColumnRenamed("topic", "log_topic"), changes)
+        .join(given, "seq", "full")
+        .join(changes.tried, "seq", "left")
+        .withColumn("topic", F.coalesce("log_topic", "asked_topic"))
+        .join(F.broadcast(starts), "topic", "left")
+        .withColumn("mark", F.coalesce("mark", "given_mark_min"))
+        .withColumn("expected_groups", F.expr("size(filter(starts, s -> s <= queue_offset))"))
+    )
+    breaks = _violations(clocks)
+    assert tuple(breaks) == VIOLATIONS
+    chain = reduce(
+        lambda chain, name: chain.when(breaks[name], name),
+        VIOLATIONS[1:],
+        F.when(breaks[VIOLATIONS[0]], VIOLATIONS[0]),
+    )
+    end, outcome = F.col("end"), F.col("outcome")
+    no_timer = end.isNull() | (end.isin("rejected", "kept") & (outcome != "ok"))
+    chain = (
+        chain.when(no_timer, F.when(outcome == "fail", "refused").otherwise("unknown_not_fired"))
+        .when(end.isin(*_ENDED), end)
+        .when((end == "fired") & (F.col("expired_groups") > 0), "expired")
+        .when(end.isin(*_WAITING) & (outcome == "unknown"), "unknown_not_fired")
+        .when(end.isin(*_WAITING), end)
+        .when(outcome == "unknown", "unknown_fired_once")
+        .when(F.col("from_topic").isNotNull(), "carried")
+        .otherwise("ok")
+    )
+    evidence = (
+        *("id", "mark", "seq", "topic", "due_ms", "asked_due_ms", "outcome", "copies", "end"),
+        *("key", "told", "other_seq", "old_due_ms"),
+        *("scheduled_at_ms", "ended_at_ms", "end_epoch", "queue_offset"),
+        *("deliveries", "groups", "received_ms", "from_topic"),
+    )
+    return known.select(chain.alias("verdict"), *evidence)
+
+
+def _asked_in_log(asks: DataFrame, log: DataFrame, changes: ChangeTables) -> DataFrame:
+    """Return what was asked for beside what the log has of it: by mark, or by a reschedule's seq.
+
+    A timer that a reschedule made was asked for by it: with that outcome, for that due time. For
+    what was carried nobody asks but the log.
+    """
+    carried = log.where("from_topic IS NOT NULL").withColumns(
+        {"outcome": F.lit("ok"), "copies": F.lit(1).cast("bigint")}
+    )
+    log = log.where("from_topic IS NULL")
+    copies = F.count("*").over(Window.partitionBy("mark"))
+    asked = asks.withColumnRenamed("topic", "asked_topic")
+    first = (
+        log.where("old_due_ms IS NULL")
+        .withColumn("copies", copies)
+        .join(asked, "mark", "full")
+        .join(changes.flags.drop("key", "moved_outcome", "moved_due_ms"), "seq", "left")
+    )
+    # Answered otherwise than the log has it: that is the old timer's violation.
+    answered = "move_fired + move_already + move_dropped > 0 OR move_missing_ms IS NOT NULL"
+    unsure = changes.tried.where(f"move_unknown > 0 OR {answered}").select(
+        F.col("seq").alias("other_seq"),
+        F.when(F.col("move_unknown") > 0, "unknown").otherwise("ok").alias("tried_outcome"),
+    )
+    moved = (
+        log.where("old_due_ms IS NOT NULL")
+        .withColumn("copies", F.lit(1).cast("bigint"))
+        .join(changes.moves, "seq", "full")
+        .join(changes.flags, "seq", "left")
+        .join(unsure, "other_seq", "left")
+        .withColumns(
+            {
+                "outcome": F.coalesce("outcome", "tried_outcome", "moved_outcome"),
+                "asked_due_ms": F.coalesce("asked_due_ms", "moved_due_ms"),
+            }
+        )
+        .drop("tried_outcome", "moved_outcome", "moved_due_ms")
+    )
+    both = first.unionByName(moved, allowMissingColumns=True)
+    return both.unionByName(carried, allowMissingColumns=True)
+
+
+def _violations(clocks: Clocks) -> dict[str, Column]:
+    """Return violation -> its condition, in order of precedence. Unknown (null) is no violation."""
+    c = F.col
+    error_ms, by_ms = F.lit(clocks.error_ms).cast("bigint"), F.coalesce("by_ms", F.lit(0))
+    in_log, was_given, was_asked = (
+        c("end").isNotNull(),
+        c("deliveries") > 0,
+        c("outcome").isNotNull(),
+    )
+    several = (c("given_queue_offset_min") != c("given_queue_offset_max")) | (
+        c("given_topic_hash_min") != c("given_topic_hash_max")
+    )
+    otherwise_given = [
+        (c(f"given_{name}_min") != c(log)) | (c(f"given_{name}_max") != c(log))
+        for name, log in (
+            ("queue_offset", "queue_offset"),
+            ("due_ms", "due_ms"),
+            ("mark", "mark"),
+        )
+    ]
+    log_topic = F.when(c("log_topic").isNotNull(), F.xxhash64("log_topic"))
+    otherwise_given.append(
+        (c("given_topic_hash_min") != log_topic) | (c("given_topic_hash_max") != log_topic)
+    )
+    elsewhere = c("asked_topic") != name_of("log_topic")
+    otherwise_given.append(
+        (c("end") == "fired")
+        & (
+            (c("given_fired_at_ms_min") != c("ended_at_ms"))
+            | (c("given_fired_at_ms_max") != c("ended_at_ms"))
+        )
+    )
+    otherwise_answered = (c("copies") == 1) & (
+        (c("answered_seq") != c("seq")) | (c("answered_due_ms") != c("due_ms"))
+    )
+    # ALREADY_CANCELLED may be one's own doing: the first answer was lost, the retry told of it.
+    tried = c("cancel_ok") + c("cancel_already") + c("cancel_unknown")
+    cancelled = (F.coalesce(tried, F.lit(0)) > 0) | F.coalesce("asked_cancel", no())
+    fired = c("end") == "fired"
+    reached = reduce(
+        lambda a, b: a + b,
+        (F.coalesce(n, F.lit(0)) for n in ("reached", "expired_groups", "carried_groups")),
+    )
+    conditions = _of_changes(error_ms) | {
+        "diverged": _any(
+            c("disagree"), otherwise_answered, elsewhere, ~several & _any(*otherwise_given)
+        ),
+        "duplicate_fire": _any(c("copies") > 1, several),
+        "phantom": _any(
+            ~was_asked,
+            in_log & (c("outcome") == "fail"),
+            was_given & (~in_log | c("end").isin(*_WAITING, "dropped")),
+        ),
+        "early": _any(
+            (c("end") == "fired") & (c("ended_at_ms") < c("due_ms")),
+            c("given_fired_at_ms_min") < c("due_ms"),
+            c("due_ms") < c("asked_due_ms"),  # docs/adr/0006-past-due.md
+            c("due_ms") + error_ms < c("least_due_ms"),
+            c("received_ms") + error_ms < c("due_ms"),
+        ),
+        "misdated": _any(
+            c("due_ms") - error_ms - TICK_MS_MAX - by_ms > c("most_due_ms"),
+            c("old_due_ms").isNull()
+            & c("asked_due_ms").isNotNull()
+            & (c("due_ms") - TICK_MS_MAX - by_ms > F.greatest("asked_due_ms", "scheduled_at_ms")),
+        ),
+        "acked_again": c("again") > 0,
+        "expired_delivered": c("late"),
+        "expired_early": fired & (c("due_ms") > c("over_ms")),
+        "ack_lost": c("unkept") > 0,
+        "unmarked_redelivery": c("unmarked") > 0,
+        "lost": _any(
+            (c("outcome") == "ok") & ~in_log,
+            (c("end") == "pending") & (c("due_ms") + GRACE_MS <= clocks.until_ms),
+            fired & (reached < c("expected_groups")),
+            (c("end") == "cancelled") & ~cancelled,
+        ),
+    }
+    return {name: F.coalesce(conditions[name], no()) for name in VIOLATIONS}
+
+
+def _of_changes(error_ms: Column) -> dict[str, Column]:
+    """Return the conditions that are about keys, cancels and reschedules."""
+    c = F.col
+    fired, was_given, in_log = c("end") == "fired", c("deliveries") > 0, c("end").isNotNull()
+    told, no_timer = c("told"), c("end").isin("rejected", "kept")
+    return {
+        "key_doubled": _any(
+            c("overlaps"), no_timer & was_given, no_timer & told.isin("SCHEDULED", "REPLACED")
+        ),
+        "cancelled_delivered": _any(
+            (c("cancel_ok") > 0) & fired,
+            c("overtold") & fired,
+            (c("end") == "cancelled") & was_given,
+        ),
+        "replaced_delivered": _any(
+            (c("replace_ok") > 0) & fired, (c("end") == "replaced") & was_given
+        ),
+        "rescheduled_delivered": _any(
+            (c("move_ok") > 0) & fired, (c("end") == "rescheduled") & was_given
+        ),
+        "cancel_untrue": _any(
+            _untrue("cancel", "cancelled", error_ms), c("undertold"), c("denied")
+        ),
+        "conflict_untrue": _any(
+            (c("replace_ok") > 0) & (c("end") != "replaced"),
+            c("replace_ok") > 1,
+            told.isin("REJECTED", "KEPT") & (c("end") != F.lower("told")),
+            in_log & (told != "SCHEDULED") & c("other_seq").isNull(),
+            (told != "SCHEDULED") & (c("existing_seq") != c("other_seq")),
+            (told == "SCHEDULED") & c("other_seq").isNotNull(),
+            c("other_seq").isNotNull() & ~c("on_conflict").eqNullSafe(_mode()),
+        ),
+        "reschedule_untrue": _any(
+            _untrue("move", "rescheduled", error_ms),
+            c("told_old_seq") != c("other_seq"),
+            c("times") > 1,
+        ),
+    }
+
+
+def _untrue(what: str, end: str, error_ms: Column) -> Column:
+    """Return whether an answer to a change of a timer that was named contradicts the log.
+
+    `what`: the answers' prefix in `changes.tried`; `end`: what the change makes of a timer;
+    `error_ms`: how far the client's clock and the cluster's differ at most, or null.
+    """
+    c = F.col
+    ended = c("end").isin(*_CHANGED)
+    done = c(f"{what}_ok") > 0
+    # What went with its topic is not known any more; when it was due it has fired, by its id.
+    known = ~F.coalesce(c("gone"), no())
+    return _any(
+        known & (c(f"{what}_fired") > 0) & (c("end") != "fired"),
+        known & (c(f"{what}_fired_ms") + error_ms < c("ended_at_ms")),
+        (c(f"{what}_already") > 0) & ~ended,
+        (c(f"{what}_dropped") > 0) & (c("end") != "dropped"),
+        c(f"{what}_missing_ms").isNotNull() & (c("end") == "held"),
+        done & (c("end") != end),
+        c(f"{what}_ok") > 1,
+        known & (c(f"{what}_missing_ms") < F.coalesce(c("ended_at_ms"), c("due_ms")) + HORIZON_MS),
+    )
+
+
+def _mode() -> Column:
+    """Return the on_conflict by which the log met a key that was taken."""
+    end = F.col("end")
+    none = F.col("old_due_ms").isNotNull()  # a reschedule: its `other_seq` is the timer it moved
+    met = F.when(end == "rejected", "reject").when(end == "kept", "keep").otherwise("replace")
+    return F.when(~none, met)
+
+
+def _any(*conditions: Column) -> Column:
+    """Return whether any condition holds; one that is null does not."""
+    return reduce(lambda a, b: a | b, (F.coalesce(each, no()) for each in conditions))

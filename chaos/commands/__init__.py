@@ -1,0 +1,1 @@
+"""Commands of the proof: the demo, and `timerctl audit`, `archive` and `chaos`."""

@@ -1,0 +1,196 @@
+"""`timerctl audit`, `archive` and `chaos`: what chaos/ adds to the operators' command."""
+
+import argparse
+import secrets
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from chaos.audit_options import LIVE, add_check_history, add_live_arguments
+
+INTERRUPTED: Final = 130
+"""The exit status of what was stopped, by whichever signal: as of timerctl's other commands."""
+RUNS: Final = Path("run/chaos")
+
+
+def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
+    """Add the command; its parser sets `run`, called with the parsed arguments."""
+    parser = subparsers.add_parser(
+        "audit", help="check a run's folder against the promises (needs Java 17)"
+    )
+    parser.add_argument(
+        "folder", type=Path, metavar="RUN_DIR", help="the run's folder; with --live the events'"
+    )
+    add_check_history(parser)
+    live = parser.add_argument_group("following a running cluster (docs/live-audit.md)")
+    live.add_argument("--live", action="store_true", help="follow exported events until stopped")
+    add_live_arguments(live)
+    parser.set_defaults(run=_needing(_audit))
+
+
+def register_archive(subparsers: "argparse._SubParsersAction[Any]") -> None:
+    """Add `timerctl archive`; see `register`."""
+    parser = subparsers.add_parser(
+        "archive", help="keep what nodes drop of their logs, for an audit (docs/audit.md)"
+    )
+    parser.add_argument(
+        "folder", type=Path, nargs="?", metavar="RUN_DIR", help="of a local cluster: all its nodes"
+    )
+    parser.add_argument("--data", type=Path, metavar="DIR", help="or one node's data directory")
+    parser.add_argument(
+        "--into", type=Path, metavar="ARCHIVE", help="its archive, on the same disk"
+    )
+    parser.set_defaults(run=_needing(_archive))
+
+
+def register_chaos(subparsers: "argparse._SubParsersAction[Any]") -> None:
+    """Add `timerctl chaos`; see `register`."""
+    chaos = subparsers.add_parser("chaos", help="real nodes under faults, and the audit's verdict")
+    add_actions(chaos)
+
+
+def add_actions(parser: argparse.ArgumentParser) -> None:
+    """Give a parser the suite's actions."""
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    listing = actions.add_parser("list", help="the scenarios and the workloads")
+    listing.set_defaults(run=_needing(_list))
+    run = actions.add_parser("run", help="play a scenario, audit it")
+    run.add_argument("scenario", metavar="SCENARIO")
+    run.add_argument("--nodes", type=int, default=3)
+    run.add_argument("--minutes", type=float, default=10.0, metavar="M")
+    run.add_argument("--seed", type=int, metavar="S", help="default: another one each time")
+    run.add_argument("--workloads", default="", metavar="A,B", help="default: all")
+    run.add_argument("--rate", type=int, default=200, metavar="N", help="timers a second, in all")
+    run.add_argument(
+        "--plain", action="store_true", help="plain processes on loopback, also where root"
+    )
+    run.set_defaults(run=_needing(_run))
+    replay = actions.add_parser("replay", help="play a run's schedule anew, in a new folder")
+    replay.add_argument("folder", type=Path, metavar="RUN_DIR")
+    replay.set_defaults(run=_needing(_replay))
+    for each in (run, replay):
+        each.add_argument("--dir", type=Path, metavar="D", help=f"its folder; default: in {RUNS}")
+    clean = actions.add_parser("clean", help="end and remove what crashed runs left behind")
+    clean.add_argument("--dir", type=Path, metavar="D", help=f"runs, or one; default: {RUNS}")
+    clean.set_defaults(run=_needing(_clean))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `python -m chaos.suite`: the same as `timerctl chaos`."""
+    parser = argparse.ArgumentParser(prog="timerctl chaos")
+    add_actions(parser)
+    args = parser.parse_args(argv)
+    status: int = args.run(args)
+    return status
+
+
+def _needing(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """Return the command; what it needs and the client's small install lacks is one line on stderr.
+
+    Each imports what it needs when it is called: timerctl starts quickly.
+    """
+
+    def run(args: argparse.Namespace) -> int:
+        try:
+            return command(args)
+        except ModuleNotFoundError as missing:
+            where = "pip install '.[server,audit]' in a clone"
+            print(f"timerctl: {missing.name} is missing: {where}", file=sys.stderr)
+            return 2
+
+    return run
+
+
+def _audit(args: argparse.Namespace) -> int:
+    idle = [name for name, *_ in LIVE if getattr(args, name[2:].replace("-", "_")) is not None]
+    if args.live:
+        idle = [] if args.check_history is None else ["--check-history"]
+    if idle:
+        which = "without" if args.live else "with"
+        print(f"audit: {', '.join(idle)}: only {which} --live", file=sys.stderr)
+        return 2
+    if args.live:
+        from chaos.live.live import run
+
+        return run(args)
+    from chaos.audit import run_audit
+
+    return run_audit(args.folder, output=args.output, check_history=args.check_history)
+
+
+def _archive(args: argparse.Namespace) -> int:
+    from chaos.history.archive import run_archive
+
+    return run_archive(args.folder, args.data, args.into)
+
+
+def _list(_: argparse.Namespace) -> int:
+    from chaos.suite.scenarios import SCENARIOS
+    from chaos.workloads import NAMES
+
+    for name, scenario in SCENARIOS.items():
+        needs = ", ".join(sorted(scenario.needs))
+        line = f"{name:18}{scenario.line}"
+        print(f"{line}  [root: {needs}]" if needs else line)
+    print("\nworkloads:")
+    for name, line in NAMES.items():
+        print(f"{name:18}{line}")
+    return 0
+
+
+def _run(args: argparse.Namespace) -> int:
+    from chaos.suite import suite_commands
+
+    seed = secrets.randbelow(1_000_000) if args.seed is None else args.seed
+    workloads = tuple(filter(None, args.workloads.split(",")))
+    return _reported(
+        lambda: suite_commands.run(
+            args.scenario,
+            seed,
+            folder=args.dir or RUNS / f"{args.scenario}-{seed}",
+            nodes=args.nodes,
+            minutes=args.minutes,
+            clients=workloads,
+            rate_per_s=args.rate,
+            plain=args.plain,
+        )
+    )
+
+
+def _replay(args: argparse.Namespace) -> int:
+    from chaos.suite import suite_commands
+
+    earlier = args.folder.resolve()  # which has a name, whatever it was called by
+    folder = args.dir or earlier.with_name(earlier.name + "-replay")
+    return _reported(lambda: suite_commands.replay(earlier, folder))
+
+
+def _clean(args: argparse.Namespace) -> int:
+    from chaos.suite import suite_commands
+
+    if args.dir is not None and not args.dir.is_dir():
+        print(f"timerctl chaos: --dir {args.dir}: no such folder", file=sys.stderr)
+        return 2
+    return _reported(lambda: suite_commands.clean(args.dir or RUNS))
+
+
+def _reported(command: Callable[[], int]) -> int:
+    """Run a command; what the machine or the command line can't do is one line on stderr.
+
+    SIGTERM ends it as Ctrl-C does: what was made is taken down.
+    """
+    from chaos.suite.stage.network import NetworkError
+    from deploy.local import LaunchError
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        status = command()
+    except (LaunchError, NetworkError, OSError, ValueError) as error:
+        print(f"timerctl chaos: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("timerctl chaos: stopped", file=sys.stderr)
+        return INTERRUPTED
+    return status

@@ -1,0 +1,223 @@
+"""The demo: timers survive the death of their leader, twice, and an audit says so.
+
+    three nodes up -> clients schedule, cancel and consume all along
+                      kill -9 the leader mid-delay, restart it; and once more
+                   -> wait until everything due was delivered and acked -> stop -> audit
+
+It is a scenario of the chaos suite, with clients of its own, on any machine: plain processes with
+the settings that users get. What the clients do is written to histories (chaos/history/history.py);
+the verdict comes from those and from the nodes' own logs, and knows nothing of this program. Its
+folder stays: `make audit RUN=…`.
+"""
+
+import argparse
+import itertools
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from chaos.history.history import RunFolder
+from chaos.suite.show import Bill, Show, claimable, clear
+from chaos.suite.stage.plan import Need, RunOptions, Strike
+from chaos.suite.stage.stage import Stage
+from chaos.workloads.history_books import GROUP, Books
+from chaos.workloads.workload_consumer import RecordingConsumer, Source
+from chaos.workloads.workload_producer import RecordingProducer, now_ms
+from deploy.local import LaunchError
+from timerclient import TimerClient
+
+TOPIC: Final = "demo"
+SOURCE: Final = Source(topic=TOPIC, group=GROUP)
+CONSUMERS: Final = 2
+BATCH_SIZE: Final = 200
+SETTLE_S: Final = 1.0
+"""After the last due time: what nobody was answered may still come, and is due by then."""
+END_S: Final = 60.0
+"""For the threads, when all is over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoPlan:
+    """What the demo does, and when; seconds from the first schedule."""
+
+    timers: int = 30_000
+    batch_size: int = BATCH_SIZE
+    scheduling_s: float = 22.0
+    """Schedules are spread over this long, so that some meet a dead leader."""
+    delay_s_max: float = 30.0
+    """The last timer is due this long after the start."""
+    singles: int = 400
+    cancels: int = 600
+    kills_at_s: tuple[float, ...] = (8.0, 18.0)
+    down_s: float = 3.0
+    """A killed node stays down for so long."""
+    seed: int = 1
+
+    @classmethod
+    def of(cls, *, timers: int, kills: int, seed: int) -> "DemoPlan":
+        """Return a plan with so many kills, one every ten seconds, under load until the last."""
+        kills_at_s = tuple(8.0 + 10.0 * number for number in range(kills))
+        last_s = max(kills_at_s, default=8.0)
+        singles = 20 * int(last_s + 4)
+        singles += (timers - singles) % BATCH_SIZE  # the rest comes in whole batches
+        return cls(
+            timers=timers,
+            scheduling_s=last_s + 4,
+            delay_s_max=last_s + 12,
+            singles=singles,
+            cancels=timers // 50,
+            kills_at_s=kills_at_s,
+            seed=seed,
+        )
+
+    def bill(self) -> Bill:
+        """Return what the suite has to play."""
+        kills = [Strike(at_s=at_s, nemesis="kill", for_s=self.down_s) for at_s in self.kills_at_s]
+        return Bill(
+            scenario="demo",
+            seed=self.seed,
+            options=RunOptions(minutes=self.scheduling_s / 60, workloads=("demo",)),
+            schedule=kills,
+            missing=dict.fromkeys(Need, ""),
+            settings=(),
+            complete=True,
+        )
+
+
+class DemoClients:
+    """The demo's clients: a workload of the suite (chaos/workloads)."""
+
+    name = "demo"
+
+    def __init__(self, plan: DemoPlan, run: RunFolder) -> None:
+        self._plan = plan
+        self._run = run
+        self._endpoints: Sequence[str] = ()
+        self._marks = itertools.count(1)
+        self._books = Books()
+        self._threads: list[threading.Thread] = []
+        self._clients: list[TimerClient] = []
+        self._consumers: list[RecordingConsumer] = []
+        self._start_ms = 0
+
+    def join(self, stage: Stage) -> Sequence["DemoClients"]:
+        """Take part in what is played on a stage."""
+        plan, self._endpoints = self._plan, stage.cluster.endpoints
+        stage.say(
+            f"{plan.timers:,} timers for the next {plan.delay_s_max:g} s, {plan.cancels} cancels"
+        )
+        return [self]
+
+    def progress(self) -> str:
+        """Return where it is."""
+        books = self._books
+        return (
+            f"{books.asked:,} timers asked for ({books.unanswered} without an answer),"
+            f" {books.delivered:,} deliveries"
+        )
+
+    # ---- the interface of a workload
+
+    def start(self) -> None:
+        """Open the consumers, begin to schedule."""
+        self._start_ms = now_ms()
+        for number in range(1, CONSUMERS + 1):
+            name = f"consumer-{number}"
+            self._consumers.append(
+                RecordingConsumer(self._run, name, self._client(), self._books, SOURCE)
+            )
+        for work in (self._batches, self._singles):
+            thread = threading.Thread(target=self._noting, args=(work,), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def stop_producing(self) -> None:
+        """Nothing: what it asks for is counted, and the count is asked for to the end."""
+
+    def drained(self) -> bool:
+        """Return whether everything was asked for, and has come."""
+        self._books.check()
+        over_ms = self._start_ms + int(1000 * (self._plan.delay_s_max + SETTLE_S))
+        produced = not any(thread.is_alive() for thread in self._threads)
+        return produced and not self._books.missing and now_ms() >= over_ms
+
+    def close(self) -> None:
+        """Confirm the acks that are under way, then end."""
+        for thread in self._threads:
+            thread.join(END_S)
+        for consumer in self._consumers:
+            consumer.close()
+        for client in self._clients:
+            client.close()
+        self._books.check()
+
+    # ---- producing
+
+    def _noting(self, work: Callable[[RecordingProducer, random.Random], None]) -> None:
+        """Run a producer of its own; what it fails with is raised by `drained`."""
+        with self._books.noting_failure():
+            name = work.__name__.strip("_")
+            producer = RecordingProducer(self._run, name, self._client(), self._books, topic=TOPIC)
+            work(producer, random.Random(f"{self._plan.seed}/{name}"))
+            producer.close()
+
+    def _batches(self, producer: RecordingProducer, chance: random.Random) -> None:
+        """Schedule batches and cancel some of their timers, evenly over the scheduling time."""
+        plan = self._plan
+        count = (plan.timers - plan.singles) // plan.batch_size
+        cancels_each, cancelled = plan.cancels / count, 0
+        for number in range(count):
+            at_s = number * plan.scheduling_s / count
+            self._sleep_until(at_s)
+            # Some are due within moments, some have been for a moment.
+            delays = [chance.uniform(-0.2, plan.delay_s_max - at_s) for _ in range(plan.batch_size)]
+            due_ms = [self._start_ms + int(1000 * (at_s + delay)) for delay in delays]
+            marks = [*itertools.islice(self._marks, plan.batch_size)]
+            ids = producer.batch(marks, due_ms)
+            while ids and cancelled < cancels_each * (number + 1):
+                chosen = chance.randrange(len(ids))
+                producer.cancel([ids[chosen]], [marks[chosen]])
+                cancelled += 1
+
+    def _singles(self, producer: RecordingProducer, chance: random.Random) -> None:
+        """Schedule one by one, by delays."""
+        plan = self._plan
+        for number in range(plan.singles):
+            self._sleep_until(number * plan.scheduling_s / plan.singles)
+            producer.single(next(self._marks), chance.uniform(0, 5))
+
+    def _client(self) -> TimerClient:
+        client = TimerClient(self._endpoints)
+        self._clients.append(client)
+        return client
+
+    def _sleep_until(self, at_s: float) -> None:
+        time.sleep(max(0.0, self._start_ms / 1000 + at_s - time.time()))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `python -m chaos.commands.demo`."""
+    parser = argparse.ArgumentParser(description="kill the leader; lose and repeat nothing")
+    parser.add_argument("--dir", type=Path, default=Path("run/demo"), help="the run's folder")
+    parser.add_argument("--timers", type=int, default=30_000)
+    parser.add_argument("--kills", type=int, default=2, help="of the leader, ten seconds apart")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args(argv)
+    plan = DemoPlan.of(timers=args.timers, kills=args.kills, seed=args.seed)
+    try:
+        run = claimable(args.dir)
+        clear(run)
+        clients = DemoClients(plan, run)
+        return Show(run, plan.bill(), clients.join, progress=clients.progress).play()
+    except LaunchError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,525 @@
+"""Histories: what clients asked, were answered and were given, as JSON lines.
+
+Every operation is one line, written as it ends. What may change something is written down before it
+is sent, too, with the outcome `asked`, so that a crash of the client loses nothing but a torn last
+line. What exists many times is a list, element i of each belonging together: a batch of a thousand
+timers is one line, not a thousand. Times are Unix milliseconds on the client's clock, except due
+times, `fired_at_ms` and `handed_out_ms`, which are the cluster's.
+
+    op        lists                                             single values
+    schedule  marks, ids | null, due_ms | null, payload_crcs    start_ms end_ms outcome topic
+                                                                delay_ms
+              with keys: keys, results | null, existing | null  producer sequence on_conflict
+    cancel    ids, or keys; results | null                      start_ms end_ms outcome topic
+    reschedule  the same, due_ms, new_ids | null
+              of both by filter, no lists but due_ms:           due_from_ms due_to_ms key_prefix
+                                                                changed | null
+    open                                                        start_ms topic group, of the group
+                                                                lease_ms group_lease_ms
+                                                                max_attempts max_in_flight
+    deliver   offsets ids marks attempts fired_at_ms due_ms     received_ms topic group epoch
+                                                                lease_id handed_out_ms group_id
+                                                                stream
+    ack       offsets, results | null                           start_ms end_ms outcome topic
+                                                                group epoch lease_id
+    nack      the same                                          and delay_ms
+    extend    the same                                          and lease_ms
+    policy                                                      start_ms end_ms outcome topic said
+    delete                                                      start_ms end_ms outcome topic
+                                                                topic_id pending
+    seek                                                        start_ms end_ms outcome topic
+                                                                group to_offset group_id
+    delete_group                                                start_ms end_ms outcome topic
+                                                                group
+    redrive                                                     start_ms end_ms outcome topic
+                                                                changed
+
+Every line also has `client`, and `detail` (the error's text) where something went wrong. `due_ms`
+of a schedule or reschedule is what was asked for, null for a delay: the cluster's clock resolves
+those; a schedule has it as `delay_ms`. Where a row has no key, no id or no other timer, its element
+is null.
+
+An outcome is `ok` (answered), `fail` (certainly without effect) or `unknown` (timed out, the
+connection broke: it may have happened). An unknown one has no ids or results. One that was `asked`
+has what was asked for, no end_ms, and a `request`, a number that the line of its outcome has, too.
+Without such a line its outcome is unknown.
+
+**Marks.** A timer whose answer was lost has no id that anybody knows. So a workload numbers its
+timers itself and puts that number into the first eight bytes of the payload: the *mark*, unique
+in a run. It is found again in the log and in what consumers get, whatever became of the ids.
+
+For clients in other languages docs/history-format.md says all of this at length, and
+chaos/history/history_check.py finds what is wrong with a history.
+
+A run's folder:
+
+    histories/*.jsonl   one file per client; *.parquet with the same columns is read as well
+    faults.jsonl        what was done to the cluster, and when
+    states.jsonl        what each node counted after an entry, and the digest of its state
+    cluster.json        the nodes: name, address, data directory
+    <node>/log/         the nodes' own logs (`log/` in the data directory that cluster.json names)
+    nodes/<node>/kept/  instead of it, where nodes may have dropped a log's beginning: all of it, in
+                        a folder for each time that it began anew (000, 001, …)
+    logs/               what the nodes printed
+    run.json            of the suite: seed, versions, machine, options, schedule; and, of anybody,
+                        clock_error_ms, how far the clients' clocks and the cluster's differ at
+                        most, and clients_error_ms, the clients' among each other
+    audit/              what the audit found
+
+Each line of the timeline has `event` and `at_ms`, and where it applies `node`, `role` and `epoch`
+(of the node, at that moment). What belongs to a strike of the suite also has `strike`, its number
+in the schedule, from its `strike` (with `nemesis`) to its `healed`.
+
+    strike, healed      a nemesis begins and has been undone; everything of it lies between
+    fizzled             between them: it hit nobody or had no effect (`why`), and does not count
+    kill, restart       kill -9 of a node, and the node is up again
+    term                SIGTERM; it has ended
+    died, lost          it ended though nobody had asked it to (`status`); because it is damaged
+    pause, resume       SIGSTOP, SIGCONT
+    drained, gave_up    everything asked for was accounted for at the end, or not in time
+"""
+
+import enum
+import itertools
+import json
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from chaos.history.nodelog import Segment, lives, segments
+from timer.files.data_directory import read_identity
+from timer.files.disk import RealDisk
+from timer.model.timer_errors import StorageError
+
+OWNER: Final = "HARNESS"
+"""A file in the folder of a run of the suite, which its harness keeps locked."""
+RUNNING: Final = "running"
+"""What run.json says is the `state` until the harness has stopped its nodes."""
+HISTORIES: Final = (".jsonl", ".parquet")
+"""How the files of histories end."""
+MARK_SIZE: Final = 8
+MARK_NONE: Final = -1
+"""The mark of a payload too short to have one."""
+_SIGN: Final = 1 << 63
+MS_MAX: Final = (1 << 48) - 1
+"""The last of times, in Unix milliseconds, and the longest of delays."""
+
+SCHEMA: Final = (
+    "op STRING, client STRING, start_ms BIGINT, end_ms BIGINT, outcome STRING, detail STRING,"
+    " topic STRING, `group` STRING, producer BIGINT, sequence BIGINT, epoch BIGINT,"
+    " lease_id BIGINT, received_ms BIGINT, marks ARRAY<BIGINT>, ids ARRAY<STRING>,"
+    " due_ms ARRAY<BIGINT>, results ARRAY<STRING>, offsets ARRAY<BIGINT>,"
+    " attempts ARRAY<INT>, fired_at_ms ARRAY<BIGINT>, keys ARRAY<STRING>, on_conflict STRING,"
+    " existing ARRAY<STRING>, new_ids ARRAY<STRING>, due_from_ms BIGINT, due_to_ms BIGINT,"
+    " key_prefix STRING, changed BIGINT, handed_out_ms BIGINT, delay_ms BIGINT, lease_ms BIGINT,"
+    " said STRING, topic_id BIGINT, pending BIGINT, group_id BIGINT, to_offset BIGINT,"
+    " request BIGINT, group_lease_ms BIGINT, max_attempts BIGINT, max_in_flight BIGINT,"
+    " payload_crcs ARRAY<BIGINT>, stream BIGINT"
+)
+"""Of all lines together, in Spark's words."""
+CLOCK_ERROR: Final = "clock_error_ms"
+"""Field of run.json: how far the clients' clocks and the cluster's differ at most, milliseconds."""
+CLIENTS_ERROR: Final = "clients_error_ms"
+"""The same of the clients' clocks among each other."""
+COUNTS: Final = ("scheduled", "pending", "fired", "cancelled", "dropped")
+"""What a node counts: P7."""
+STATES_SCHEMA: Final = "node STRING, at_ms BIGINT, index BIGINT, digest STRING, " + ", ".join(
+    f"{name} BIGINT" for name in COUNTS
+)
+
+
+class OpOutcome(enum.StrEnum):
+    """What a client knows of its operation."""
+
+    OK = "ok"
+    FAIL = "fail"
+    UNKNOWN = "unknown"
+    ASKED = "asked"
+    """It is about to be sent: a later line says what came of it."""
+
+
+def payload_of(mark: int, size: int = MARK_SIZE) -> bytes:
+    """Return a payload of `size` bytes that carries `mark`, 0 .. 2**63 - 1."""
+    assert 0 <= mark < _SIGN, mark
+    assert size >= MARK_SIZE, size
+    return mark.to_bytes(MARK_SIZE, "little").ljust(size, b".")
+
+
+def mark_of(payload: bytes) -> int:
+    """Return the mark that a payload carries, MARK_NONE if it has none."""
+    if len(payload) < MARK_SIZE:
+        return MARK_NONE
+    return int.from_bytes(payload[:MARK_SIZE], "little", signed=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Where the parts of one run's folder lie."""
+
+    root: Path
+
+    @property
+    def histories(self) -> Path:
+        """The folder of the clients' histories."""
+        return self.root / "histories"
+
+    def history_files(self) -> list[Path]:
+        """Return the files of `histories`, in order.
+
+        Raises:
+            FileNotFoundError: there are none.
+            ValueError: something there is no history by its name: its client would go unheard.
+        """
+        files = sorted(self.histories.iterdir()) if self.histories.is_dir() else []
+        for path in files:
+            # Spark passes over files of such names, also when they are named to it.
+            readable = path.suffix in HISTORIES and not path.name.startswith(("_", "."))
+            if not (readable and path.is_file()):
+                kinds = " or ".join(f"*{suffix}" for suffix in HISTORIES)
+                raise ValueError(f"{path}: must be a file {kinds}, and begin with neither _ nor .")
+        if not files:
+            raise FileNotFoundError(f"{self.histories}: no histories ({', '.join(HISTORIES)})")
+        return files
+
+    @property
+    def faults(self) -> Path:
+        """The timeline of what was done to the cluster."""
+        return self.root / "faults.jsonl"
+
+    @property
+    def states(self) -> Path:
+        """What nodes said of their own states as the run went on."""
+        return self.root / "states.jsonl"
+
+    @property
+    def listed(self) -> Path:
+        """What lists the nodes of a local cluster, and where their data lies."""
+        return self.root / "cluster.json"
+
+    @property
+    def audit(self) -> Path:
+        """The folder of the audit's findings."""
+        return self.root / "audit"
+
+    @property
+    def about(self) -> Path:
+        """What the suite says of the run: seed, versions, machine, options, schedule."""
+        return self.root / "run.json"
+
+    def said(self) -> dict[str, Any]:
+        """Return what run.json says; nothing if there is none.
+
+        Raises:
+            ValueError: it is no JSON object.
+        """
+        if not self.about.exists():
+            return {}
+        try:
+            said = json.loads(self.about.read_text())
+        except ValueError as error:
+            raise ValueError(f"{self.about}: {error}") from error
+        if not isinstance(said, dict):
+            raise ValueError(f"{self.about}: must be a JSON object")
+        return said
+
+    def error_ms(self, field: str) -> int | None:
+        """Return what run.json says of CLOCK_ERROR or CLIENTS_ERROR; None: nothing.
+
+        Raises:
+            ValueError: it is no number of milliseconds, or run.json no JSON object.
+        """
+        error_ms = self.said().get(field)
+        if error_ms is None or (type(error_ms) is int and 0 <= error_ms <= MS_MAX):
+            return error_ms
+        limit = f"must be an integer from 0 to {MS_MAX}, milliseconds"
+        raise ValueError(f"{self.about}: {field} = {error_ms!r}: {limit}")
+
+    def kept(self, node: str) -> Path:
+        """The folder of a node's log with what it has dropped, if an archive kept it."""
+        return self.root / "nodes" / node / "kept"
+
+    def data(self) -> dict[str, Path]:
+        """Return node name -> its data directory.
+
+        Raises:
+            FileNotFoundError: the run has no node's data.
+            ValueError: cluster.json is damaged, or names a node or a directory twice: one log would
+                bear witness for several.
+        """
+        if self.listed.exists():
+            return self._listed_data()
+        found = {path.parent.name: path.parent for path in sorted(self.root.glob("*/log"))}
+        if not found:
+            raise FileNotFoundError(f"{self.root}: neither cluster.json nor <node>/log")
+        return found
+
+    def replicas(self) -> set[str]:
+        """Return the replica ids of all nodes, 16 hexadecimal digits; empty: not all are known."""
+        found = set[str]()
+        for data in self.data().values():
+            try:
+                found.add(f"{read_identity(RealDisk(), data).replica_id:016x}")
+            except (FileNotFoundError, StorageError):
+                return set()
+        return found
+
+    def _listed_data(self) -> dict[str, Path]:
+        try:
+            nodes = json.loads(self.listed.read_text())["nodes"]
+            pairs = [(str(node["name"]), self.root / node["data"]) for node in nodes]
+        except (ValueError, TypeError, LookupError) as error:
+            raise ValueError(f"{self.listed} names no nodes and their data: {error!r}") from error
+        names, places = {name for name, _ in pairs}, {data.resolve() for _, data in pairs}
+        if not len(names) == len(places) == len(pairs):
+            raise ValueError(f"{self.listed}: each node must have a name and data of its own")
+        if not pairs:
+            raise FileNotFoundError(f"{self.listed}: names no node")
+        return dict(pairs)
+
+    def nodes(self) -> dict[str, Path]:
+        """Return node name -> its log's folder.
+
+        Raises:
+            FileNotFoundError: the run has no node's data.
+        """
+        return {
+            name: self.kept(name) if lives(self.kept(name)) else data / "log"
+            for name, data in self.data().items()
+        }
+
+    def logs(self) -> dict[str, list[list[Segment]]]:
+        """Return node name -> the segments of its log, in order; one list for each of its lives.
+
+        Raises:
+            FileNotFoundError: the run has no node's data.
+            ValueError: a node's log went on after its archive had ended.
+        """
+        logs = {n: [*map(segments, lives(log) or [log])] for n, log in self.nodes().items()}
+        for name, data in self.data().items():
+            own = data / "log"
+            if lives(self.kept(name)) and own.is_dir():
+                kept = {each.path.name for each in logs[name][-1]}
+                if late := [each.path.name for each in segments(own) if each.path.name not in kept]:
+                    raise ValueError(
+                        f"{self.kept(name)} lacks {late[0]} of {own}: the archive ended before its"
+                        " node"
+                    )
+        return logs
+
+
+class _Lines:
+    """A file of JSON lines; each is handed to the kernel whole, before the call returns."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab", buffering=0)
+
+    def write(self, line: dict[str, Any]) -> None:
+        data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        written = self._file.write(data)
+        assert written == len(data), (written, len(data))  # a full disk ends the run
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class History(_Lines):
+    """One client's history. Threads may share it: a line is one write to the file's end."""
+
+    def __init__(self, run: RunFolder, client: str) -> None:
+        super().__init__(run.histories / f"{client}.jsonl")
+        self._client = client
+        self._requests = itertools.count(time.time_ns())  # no earlier process of its name had them
+
+    def asks(self, op: str, *, start_ms: int, **fields: Any) -> int:
+        """Record an operation that is about to be sent; return its `request` number."""
+        request = next(self._requests)
+        self._line(op, start_ms=start_ms, outcome=OpOutcome.ASKED, request=request, **fields)
+        return request
+
+    def schedule(
+        self,
+        marks: Sequence[int],
+        *,
+        ids: Sequence[str | None] | None,
+        due_ms: Sequence[int] | None,
+        topic: str,
+        span_ms: tuple[int, int],
+        outcome: OpOutcome,
+        **more: Any,
+    ) -> None:
+        """Record one request for timers. `span_ms` is (start, end)."""
+        assert (outcome is OpOutcome.OK) == (ids is not None), (outcome, ids)
+        lists = {"marks": [*marks], "ids": ids and [*ids], "due_ms": due_ms and [*due_ms]}
+        self._ended("schedule", span_ms, outcome, topic=topic, **lists, **more)
+
+    def cancel(
+        self,
+        ids: Sequence[str],
+        *,
+        results: Sequence[str] | None,
+        span_ms: tuple[int, int],
+        outcome: OpOutcome,
+        **more: Any,
+    ) -> None:
+        """Record one request to cancel; `results` are the names of the contract's enum."""
+        lists = {"ids": [*ids], "results": results and [*results]}
+        self._ended("cancel", span_ms, outcome, **lists, **more)
+
+    def change(
+        self, op: str, *, span_ms: tuple[int, int], outcome: OpOutcome, **fields: Any
+    ) -> None:
+        """Record one operation that changes something; `fields` as in the module's table."""
+        self._ended(op, span_ms, outcome, **fields)
+
+    def open(self, topic: str, group: str, *, start_ms: int, **settings: int) -> None:
+        """Record that this client consumes `topic` in `group` from here on.
+
+        `settings`: lease_ms of this consumer; group_lease_ms, max_attempts and max_in_flight of the
+        group, as the cluster told them.
+        """
+        self._line("open", topic=topic, group=group, start_ms=start_ms, **settings)
+
+    def deliver(self, topic: str, group: str, *, received_ms: int, **columns: Any) -> None:
+        """Record messages that arrived together; `columns` as in the module's table."""
+        self._line("deliver", topic=topic, group=group, received_ms=received_ms, **columns)
+
+    def ack(
+        self,
+        topic: str,
+        group: str,
+        offsets: Sequence[int],
+        *,
+        results: Sequence[str] | None,
+        span_ms: tuple[int, int],
+        outcome: OpOutcome,
+        **more: Any,
+    ) -> None:
+        """Record one acknowledgement; `results` are the names of the contract's enum."""
+        lists = {"offsets": [*offsets], "results": results and [*results]}
+        self._ended("ack", span_ms, outcome, topic=topic, group=group, **lists, **more)
+
+    def held(self, op: str, *, span_ms: tuple[int, int], outcome: OpOutcome, **fields: Any) -> None:
+        """Record one `nack` or `extend`; `fields` as in the module's table."""
+        self._ended(op, span_ms, outcome, **fields)
+
+    def _ended(self, op: str, span_ms: tuple[int, int], outcome: OpOutcome, **rest: Any) -> None:
+        start_ms, end_ms = span_ms
+        end_ms = max(start_ms, end_ms)  # a machine's clock may be set back
+        self._line(op, start_ms=start_ms, end_ms=end_ms, outcome=outcome, **rest)
+
+    def _line(self, op: str, **rest: Any) -> None:
+        self.write({"op": op, "client": self._client, **rest})
+
+
+class FaultTimeline(_Lines):
+    """The timeline of what the harness did to the cluster."""
+
+    def __init__(self, run: RunFolder) -> None:
+        run.root.mkdir(parents=True, exist_ok=True)
+        super().__init__(run.faults)
+
+    def record(self, event: str, *, at_ms: int, **more: Any) -> None:
+        """Record one event: kill, restart, drained, gave_up, …"""
+        self.write({"event": event, "at_ms": at_ms, **more})
+
+
+class States(_Lines):
+    """What nodes say of their own states; threads may share it."""
+
+    def __init__(self, run: RunFolder) -> None:
+        run.root.mkdir(parents=True, exist_ok=True)
+        super().__init__(run.states)
+
+    def counted(self, node: str, index: int, *, at_ms: int, **counts: int) -> None:
+        """Record what a node says that it has counted, COUNTS, after entry `index`."""
+        assert counts.keys() == {*COUNTS}, counts
+        self.write({"node": node, "at_ms": at_ms, "index": index, **counts})
+
+    def digested(self, node: str, index: int, *, at_ms: int, digest: str) -> None:
+        """Record the digest that a node says its state had at the CHECKPOINT `index`."""
+        self.write({"node": node, "at_ms": at_ms, "index": index, "digest": digest})
+
+
+LEADER_GAP_MS: Final = 15_000
+"""A mix means to kill a leader at least so often."""
+
+
+def leader_kills(lines: Iterable[dict[str, Any]]) -> dict[str, int]:
+    """Return how often a timeline's leader was killed, and for how long it was not.
+
+    kills; longest_without_ms and long_gaps (how many times without one were longer than
+    LEADER_GAP_MS), from the first strike to the last; a timeline without strikes has none of these.
+    Leaders are those that said so of themselves when they were killed.
+    """
+    times: dict[str, list[int]] = {"strike": [], "kill": []}
+    for line in lines:
+        if line["event"] == "strike" or (line["event"], line.get("role")) == ("kill", "leader"):
+            times[line["event"]].append(int(line["at_ms"]))
+    strikes = times["strike"]
+    if not strikes:
+        return {}
+    begin_ms, end_ms = min(strikes), max(strikes)
+    within = [at_ms for at_ms in times["kill"] if begin_ms <= at_ms < end_ms]
+    edges = [begin_ms, *sorted(within), end_ms]
+    gaps_ms = [later - earlier for earlier, later in itertools.pairwise(edges)]
+    over = sum(gap_ms > LEADER_GAP_MS for gap_ms in gaps_ms)
+    return {"kills": len(times["kill"]), "longest_without_ms": max(gaps_ms), "long_gaps": over}
+
+
+def leader_kills_told(kills: dict[str, int]) -> str:
+    """Return the same in words; empty: nothing was struck."""
+    if not kills:
+        return ""
+    longest_s, long_s = kills["longest_without_ms"] / 1000, LEADER_GAP_MS / 1000
+    return (
+        f"leaders killed: {kills['kills']:,}; at most {longest_s:,.1f} s without one, longer than"
+        f" {long_s:g} s {kills['long_gaps']:,} times, from the first strike to the last"
+    )
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a history or a timeline; a torn last line is left out.
+
+    Raises:
+        ValueError: another line is no JSON object.
+    """
+    for number, raw in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            line = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}:{number}: not JSON: {error}") from error
+        if not isinstance(line, dict):
+            raise ValueError(f"{path}:{number}: must be a JSON object")
+        yield line
+
+
+def read_faults(path: Path) -> list[dict[str, Any]]:
+    """Return the timeline of what was done to the cluster; none is an empty one.
+
+    Raises:
+        ValueError: a line is none of a timeline: docs/audit.md.
+    """
+    if not path.exists():
+        return []
+    lines = [*read(path)]
+    for number, line in enumerate(lines, start=1):
+        for name, kind in (("event", str), ("at_ms", int)):
+            if type(value := line.get(name)) is not kind:
+                must = "a text" if kind is str else "an integer, Unix milliseconds"
+                raise ValueError(f"{path}:{number}: {name} = {value!r}: must be {must}")
+    return lines

@@ -1,0 +1,487 @@
+"""The format of histories (docs/history-format.md) as code: each line is checked against it.
+
+An audit believes its histories, and Spark reads a value that it can't parse as null. A wrong unit,
+a short list or a misspelt field would weaken the audit without a word. The check names each of
+them: file, line, field, value, and the values that are allowed.
+
+A history is JSON lines (*.jsonl) or Parquet (*.parquet) with the same columns. A null is an absent
+field. A crash may cut the last line: without a newline, and no JSON, it is left out.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from chaos.history.history import HISTORIES, MARK_NONE, MS_MAX, SCHEMA, OpOutcome
+
+SHOWN_MAX: Final = 80
+"""A problem shows so many characters of a value."""
+PROBLEMS_MAX: Final = 20
+"""The command prints so many problems of one file."""
+_ROWS: Final = 1024
+"""So many rows of a Parquet file are in memory at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One field of one line that the format does not allow."""
+
+    path: Path
+    line: int
+    """Counted from 1; in Parquet the row. 0: the file as a whole is wrong."""
+    field: str
+    """Empty: the line as a whole is wrong."""
+    value: str
+    allowed: str
+
+    def __str__(self) -> str:
+        """Return it as one line: FILE:LINE: FIELD = VALUE: the values that are allowed."""
+        place = f"{self.path}:{self.line}" if self.line else f"{self.path}"
+        what = f"{self.field} = {self.value}" if self.field else self.value
+        return f"{place}: {what}: {self.allowed}"
+
+
+@dataclass(frozen=True, slots=True)
+class ValueKind:
+    """A kind of value: its description, and the test of a value."""
+
+    allowed: str
+    fits: Callable[[Any], bool]
+
+
+def _integer(low: int, high: int, unit: str) -> ValueKind:
+    def fits(value: Any) -> bool:
+        return type(value) is int and low <= value <= high
+
+    return ValueKind(f"an integer {low} .. {high}{unit}", fits)
+
+
+def _text(allowed: str, pattern: str) -> ValueKind:
+    regex = re.compile(pattern, re.DOTALL)
+    return ValueKind(allowed, lambda value: isinstance(value, str) and bool(regex.fullmatch(value)))
+
+
+def _one_of(*names: str) -> ValueKind:
+    return ValueKind(f"one of {', '.join(names)}", lambda value: value in names)
+
+
+def _is_map(value: Any) -> bool:
+    try:
+        return isinstance(json.loads(value), dict)
+    except (TypeError, ValueError):
+        return False
+
+
+_I64: Final = (1 << 63) - 1
+_I32: Final = (1 << 31) - 1
+MS: Final = _integer(0, MS_MAX, ", Unix milliseconds")
+DELAY_MS: Final = _integer(0, MS_MAX, ", milliseconds")
+COUNT: Final = _integer(0, _I64, "")
+NAME: Final = _text("a text that is not empty", ".+")
+TOPIC: Final = _text("a topic's name; without default/, as the log has it", "(?!default/.).+")
+ID: Final = _text("a timer id: 24 characters of 0-9 and a-v", "[0-9a-v]{24}")
+OUTCOME: Final = _one_of(OpOutcome.OK, OpOutcome.FAIL, OpOutcome.UNKNOWN)
+OUTCOME_OR_ASKED: Final = _one_of(*OpOutcome)
+_MAP: Final = ValueKind("a JSON object, as text", _is_map)
+CANCEL_RESULT: Final = _one_of(
+    *("CANCELLED", "ALREADY_CANCELLED", "ALREADY_FIRED", "NOT_FOUND", "TIMER_NOT_FOUND", "DROPPED")
+)
+SCHEDULE_RESULT: Final = _one_of("SCHEDULED", "REPLACED", "KEPT", "REJECTED")
+RESCHEDULE_RESULT: Final = _one_of(
+    *("RESCHEDULED", "ALREADY_CANCELLED", "ALREADY_FIRED", "NOT_FOUND", "DROPPED")
+)
+ON_CONFLICT: Final = _one_of("reject", "replace", "keep")
+_REFUSED: Final = (
+    *("ALREADY_ACKED", "ACK_LEASE_LOST", "ACK_NOT_DELIVERED", "EXPIRED", "DEAD_LETTERED"),
+)
+ACK_RESULT: Final = _one_of("ACKED", *_REFUSED)
+NACK_RESULT: Final = _one_of("NACKED", *_REFUSED)
+EXTEND_RESULT: Final = _one_of("EXTENDED", *_REFUSED)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of an operation."""
+
+    kind: ValueKind
+    many: bool = False
+    """The field is a list. All lists of a line are equally long."""
+    required: bool = True
+    answer: bool = False
+    """The field belongs to an answer: it is absent unless the outcome is ok. If it is required, it
+    is present then."""
+    gaps: bool = False
+    """An element may be null."""
+    null_if: frozenset[str] = frozenset()
+    """An element is null exactly where the element of `results` is one of these."""
+
+
+_SPAN: Final = {"start_ms": Field(MS), "end_ms": Field(MS), "outcome": Field(OUTCOME)}
+_DETAIL: Final = {
+    "detail": Field(ValueKind("a text", lambda v: isinstance(v, str)), required=False)
+}
+_WHERE: Final = {"topic": Field(TOPIC), "group": Field(NAME)}
+_OPTIONAL: Final = Field(COUNT, required=False)
+
+_ENDED: Final = {
+    "start_ms": Field(MS),
+    "end_ms": Field(MS, required=False),
+    "outcome": Field(OUTCOME_OR_ASKED),
+    "request": _OPTIONAL,
+    **_DETAIL,
+}
+_TOPIC: Final = {"topic": Field(TOPIC)}
+_IDS: Final = {"ids": Field(ID, many=True)}
+_KEYS: Final = {**_TOPIC, "keys": Field(NAME, many=True)}
+_FILTER: Final = {
+    **_TOPIC,
+    "due_from_ms": Field(MS, required=False),
+    "due_to_ms": Field(MS, required=False),
+    "key_prefix": Field(NAME, required=False),
+    "changed": Field(COUNT, answer=True),
+}
+_CANCELLED: Final = {"results": Field(CANCEL_RESULT, many=True, answer=True)}
+_NOT_MOVED: Final = frozenset({"ALREADY_CANCELLED", "ALREADY_FIRED", "NOT_FOUND", "DROPPED"})
+_MOVED: Final = {
+    "due_ms": Field(MS, many=True, required=False),
+    "results": Field(RESCHEDULE_RESULT, many=True, answer=True),
+    "new_ids": Field(ID, many=True, answer=True, null_if=_NOT_MOVED),
+}
+
+OPS: Final[Mapping[str, Mapping[str, Field]]] = {
+    "schedule": {
+        **_ENDED,
+        **_TOPIC,
+        "marks": Field(_integer(0, _I64, ", unique in the run"), many=True),
+        "payload_crcs": Field(_integer(0, (1 << 32) - 1, ""), many=True, required=False),
+        "ids": Field(ID, many=True, answer=True, null_if=frozenset({"REJECTED"})),
+        "due_ms": Field(MS, many=True, required=False),
+        "delay_ms": Field(DELAY_MS, required=False),
+        "producer": _OPTIONAL,
+        "sequence": _OPTIONAL,
+        "keys": Field(NAME, many=True, required=False, gaps=True),
+        "on_conflict": Field(ON_CONFLICT, required=False),
+        "results": Field(SCHEDULE_RESULT, many=True, required=False, answer=True),
+        "existing": Field(
+            ID, many=True, required=False, answer=True, null_if=frozenset({"SCHEDULED"})
+        ),
+    },
+    "cancel": {**_ENDED, **_IDS, **_CANCELLED},
+    "cancel by key": {**_ENDED, **_KEYS, **_CANCELLED},
+    "cancel by filter": {**_ENDED, **_FILTER},
+    "reschedule": {**_ENDED, **_IDS, **_MOVED},
+    "reschedule by key": {**_ENDED, **_KEYS, **_MOVED},
+    "reschedule by filter": {**_ENDED, **_FILTER, "due_ms": Field(MS, many=True, required=False)},
+    "open": {
+        **_WHERE,
+        "start_ms": Field(MS),
+        "lease_ms": _OPTIONAL,
+        "group_lease_ms": _OPTIONAL,
+        "max_attempts": _OPTIONAL,
+        "max_in_flight": _OPTIONAL,
+    },
+    "deliver": {
+        **_WHERE,
+        "received_ms": Field(MS),
+        "epoch": Field(COUNT),
+        "lease_id": _OPTIONAL,
+        "group_id": _OPTIONAL,
+        "stream": _OPTIONAL,
+        "handed_out_ms": Field(MS, required=False),
+        "offsets": Field(COUNT, many=True),
+        "ids": Field(ID, many=True),
+        "marks": Field(_integer(MARK_NONE, _I64, ""), many=True),
+        "attempts": Field(_integer(1, _I32, ""), many=True),
+        "fired_at_ms": Field(MS, many=True),
+        "due_ms": Field(MS, many=True),
+    },
+    "ack": {
+        **_SPAN,
+        **_DETAIL,
+        **_WHERE,
+        "epoch": _OPTIONAL,
+        "lease_id": _OPTIONAL,
+        "offsets": Field(COUNT, many=True),
+        "results": Field(ACK_RESULT, many=True, answer=True),
+    },
+    "nack": {
+        **_SPAN,
+        **_DETAIL,
+        **_WHERE,
+        "epoch": _OPTIONAL,
+        "lease_id": _OPTIONAL,
+        "delay_ms": _OPTIONAL,
+        "offsets": Field(COUNT, many=True),
+        "results": Field(NACK_RESULT, many=True, answer=True),
+    },
+    "extend": {
+        **_SPAN,
+        **_DETAIL,
+        **_WHERE,
+        "epoch": _OPTIONAL,
+        "lease_id": _OPTIONAL,
+        "lease_ms": _OPTIONAL,
+        "offsets": Field(COUNT, many=True),
+        "results": Field(EXTEND_RESULT, many=True, answer=True),
+    },
+    "policy": {**_ENDED, **_TOPIC, "said": Field(_MAP)},
+    "delete": {
+        **_ENDED,
+        **_TOPIC,
+        "topic_id": Field(COUNT, required=False, answer=True),
+        "pending": Field(COUNT, required=False, answer=True),
+    },
+    "seek": {
+        **_ENDED,
+        **_WHERE,
+        "to_offset": _OPTIONAL,
+        "group_id": Field(COUNT, answer=True),
+    },
+    "delete_group": {**_ENDED, **_WHERE},
+    "redrive": {**_ENDED, **_TOPIC, "changed": Field(COUNT, answer=True)},
+}
+"""Operation -> its fields. `op` and `client` are in every line besides."""
+NAMES: Final = tuple(dict.fromkeys(name.split()[0] for name in OPS))
+"""The values of `op`."""
+_DISTINCT: Final = {"schedule": "marks"} | dict.fromkeys(
+    ("deliver", "ack", "nack", "extend"), "offsets"
+)
+"""Operation -> the list in which no element may be repeated."""
+
+Complaint = tuple[str, Any, str]
+"""Field, value, the values that are allowed."""
+
+
+def check(path: Path) -> Iterator[Problem]:
+    """Yield the problems of a history, in the order of its lines. A history without any is sound.
+
+    The file is read once, a line or _ROWS rows at a time.
+
+    Raises:
+        OSError: the file can't be read.
+    """
+    if path.suffix == ".jsonl":
+        lines = _json_lines(path)
+    elif path.suffix == ".parquet":
+        lines = _parquet_rows(path)
+    else:
+        yield Problem(path, 0, "", path.suffix or "no suffix", f"must be {' or '.join(HISTORIES)}")
+        return
+    for number, line in lines:
+        found = [line] if isinstance(line, tuple) else check_line(line)
+        for field, value, allowed in found:
+            shown = value if not field else _shown(value)
+            yield Problem(path, number, field, shown, allowed)
+
+
+def kind_of(line: Mapping[str, Any]) -> str:
+    """Return the operation (one of OPS) of a line whose `op` is one of NAMES.
+
+    A cancel or a reschedule names its timers by ids, by keys or by a filter.
+    """
+    op = str(line["op"])
+    if op not in ("cancel", "reschedule") or line.get("ids") is not None:
+        return op
+    if line.get("keys") is not None:
+        return f"{op} by key"
+    return f"{op} by filter" if any(line.get(name) is not None for name in _FILTER) else op
+
+
+def check_line(line: Mapping[str, Any]) -> Iterator[Complaint]:
+    """Yield the problems of one line. A null is an absent field."""
+    given = {name: value for name, value in line.items() if value is not None}
+    op = given.pop("op", None)
+    if not isinstance(op, str) or op not in NAMES:
+        yield "op", op, f"must be one of {', '.join(NAMES)}"
+        return
+    if not NAME.fits(given.get("client")):
+        yield "client", given.get("client"), f"must be {NAME.allowed}"
+    given.pop("client", None)
+    kind = kind_of(line)
+    fields = OPS[kind]
+    for name in sorted(given.keys() - fields.keys()):
+        yield name, given[name], f"{kind} has no such field; it has {', '.join(fields)}"
+    wrong = [*_wrong_fields(given, fields)]
+    yield from wrong
+    if not wrong:
+        yield from _wrong_relations(op, given, fields)
+
+
+def _wrong_fields(given: Mapping[str, Any], fields: Mapping[str, Field]) -> Iterator[Complaint]:
+    """Yield the fields that are missing, or have a value of another kind."""
+    for name, field in fields.items():
+        value, kind = given.get(name), field.kind
+        if value is None:
+            if field.required and not field.answer:
+                yield name, None, f"must be {'a list, each ' if field.many else ''}{kind.allowed}"
+        elif not field.many:
+            if not kind.fits(value):
+                yield name, value, f"must be {kind.allowed}"
+        elif not isinstance(value, list) or not value:
+            yield name, value, f"must be a list of one or more, each {kind.allowed}"
+        else:
+            may_lack = field.gaps or field.null_if
+            fits = (kind.fits(each) or (each is None and may_lack) for each in value)
+            at = next((at for at, fine in enumerate(fits) if not fine), None)
+            if at is not None:
+                yield f"{name}[{at}]", value[at], f"must be {kind.allowed}"
+
+
+def _wrong_relations(
+    op: str, given: Mapping[str, Any], fields: Mapping[str, Field]
+) -> Iterator[Complaint]:
+    """Yield the fields that contradict each other. Each is right by itself."""
+    if "end_ms" in given and given["end_ms"] < given["start_ms"]:
+        yield "end_ms", given["end_ms"], f"must not be before start_ms ({given['start_ms']})"
+    for name, field in fields.items():
+        if not field.answer or (name not in given and not field.required):
+            continue
+        if (name in given) != (given["outcome"] == OpOutcome.OK):
+            rule = f"must be there if, and only if, outcome is ok; it is {given['outcome']}"
+            yield name, given.get(name), rule
+    if "request" in fields:
+        asked = given["outcome"] == OpOutcome.ASKED
+        if asked == ("end_ms" in given):
+            must = "must not be there" if asked else "must be there"
+            yield "end_ms", given.get("end_ms"), f"{must}: outcome is {given['outcome']}"
+        if asked and "request" not in given:
+            yield "request", None, "must be there: outcome is asked"
+    lists = [name for name, field in fields.items() if field.many and name in given]
+    for name in lists[1:]:
+        if len(given[name]) != len(given[lists[0]]):
+            rule = f"must have one element for each of {lists[0]} ({len(given[lists[0]])})"
+            yield name, f"{len(given[name])} elements", rule
+    yield from _wrong_gaps(given, fields)
+    distinct = _DISTINCT.get(op)
+    if distinct and len({*given[distinct]}) < len(given[distinct]):
+        yield distinct, given[distinct], "must all be different"
+
+
+def _wrong_gaps(given: Mapping[str, Any], fields: Mapping[str, Field]) -> Iterator[Complaint]:
+    """Yield elements that are null where `results` demands an id, or the reverse."""
+    for name, field in fields.items():
+        if not field.null_if or name not in given:
+            continue
+        if fields["results"].required and "results" not in given:
+            continue  # the missing results are a problem already
+        results = given.get("results") or [""] * len(given[name])
+        for at, (each, result) in enumerate(zip(given[name], results, strict=False)):
+            if (each is None) != (result in field.null_if):
+                rule = f"must be null if, and only if, results[{at}] is {_or(field.null_if)}"
+                yield f"{name}[{at}]", each, f"{rule}; it is {result or 'absent'}"
+                break
+
+
+def _or(names: frozenset[str]) -> str:
+    return " or ".join(sorted(names))
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    text = json.dumps(value, default=str)
+    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
+
+
+# ---- reading: the number of a line, and the line or the complaint that it is none
+
+Line = tuple[int, "dict[str, Any] | Complaint"]
+
+
+def _json_lines(path: Path) -> Iterator[Line]:
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            try:
+                line = json.loads(raw)
+            except (ValueError, RecursionError) as error:  # bad UTF-8 is a ValueError
+                if not raw.endswith(b"\n") and b"\r" not in raw:
+                    return  # a crash of the writer cut this line
+                yield number, ("", _shown(raw.decode(errors="replace")), f"not JSON: {error}")
+                continue
+            if isinstance(line, dict):
+                yield number, line
+            else:
+                yield number, ("", _shown(line), "must be a JSON object")
+
+
+def _arrow_types() -> dict[str, pa.DataType]:
+    of = {"STRING": pa.string(), "BIGINT": pa.int64(), "INT": pa.int32()}
+    types = dict(column.split() for column in SCHEMA.replace("`", "").split(","))
+    return {
+        name: pa.list_(of[kind[6:-1]]) if kind.startswith("ARRAY<") else of[kind]
+        for name, kind in types.items()
+    }
+
+
+COLUMNS: Final[Mapping[str, pa.DataType]] = _arrow_types()
+"""The columns of a history in Parquet. A column without values may be left out."""
+
+
+def _parquet_rows(path: Path) -> Iterator[Line]:
+    try:
+        file = pq.ParquetFile(path)
+    except pa.ArrowInvalid as error:
+        yield 0, ("", "not Parquet", str(error))
+        return
+    with file:
+        wrong = [*_wrong_columns(file.schema_arrow)]
+        yield from ((0, complaint) for complaint in wrong)
+        if wrong:
+            return
+        number = 0
+        for batch in file.iter_batches(batch_size=_ROWS):
+            for line in batch.to_pylist():
+                number += 1
+                yield number, line
+
+
+def _wrong_columns(schema: pa.Schema) -> Iterator[Complaint]:
+    for column in schema:
+        wanted = COLUMNS.get(column.name)
+        if wanted is None:
+            yield column.name, str(column.type), f"no such column; there are {', '.join(COLUMNS)}"
+        elif _plain(column.type) != wanted:
+            yield column.name, str(column.type), f"must be {wanted}"
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Return the type with narrow offsets: a file does not store the width of Arrow's offsets."""
+    if pa.types.is_large_string(kind):
+        return pa.string()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(_plain(kind.value_type))
+    return kind
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `python -m chaos.history.history_check`. Status 0: sound; 1: problems; 2: not readable."""
+    parser = argparse.ArgumentParser(description="check histories: docs/history-format.md")
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    status = 0
+    for path in parser.parse_args(argv).files:
+        try:
+            count = 0
+            for count, problem in enumerate(check(path), start=1):
+                if count <= PROBLEMS_MAX:
+                    print(problem, file=sys.stderr)
+        except OSError as error:
+            print(error, file=sys.stderr)
+            status = 2
+            continue
+        if count > PROBLEMS_MAX:
+            print(f"{path}: {count - PROBLEMS_MAX:,} more problems", file=sys.stderr)
+        print(f"{path}: {f'{count:,} problems' if count else 'all right'}")
+        status = max(status, int(count > 0))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""A node's timer log as it lies on disk: its segment files, and the entries in them.
+
+A log that was lost, or damaged, begins anew where a snapshot ends: then the node has several, its
+*lives*, which may overlap and leave holes. What all nodes' lives hold is put together for replay.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from timer.entries import entry_frame
+from timer.entries.entry_frame import Damage, Entry
+from timer.files import segment
+from timer.model.timer_errors import CorruptFileError
+from timer.model.units import LogIndex
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One segment file of one log."""
+
+    path: Path
+    first: LogIndex
+    """Index of its first entry."""
+    end: LogIndex | None
+    """Index of the next segment's first entry. None: it is the last, and may end torn."""
+
+
+def segments(log: Path) -> list[Segment]:
+    """Return a log's segment files, in order."""
+    found = {first: path for path in log.iterdir() if (first := segment.first_of(path.name))}
+    firsts = sorted(found)
+    return [Segment(found[first], first, end) for first, end in pairwise([*firsts, None]) if first]
+
+
+def lives(log: Path) -> list[Path]:
+    """Return the folders of an archived log's lives, in order; none if it has no such folders.
+
+    Their names are numbers: what else lies there is no life.
+    """
+    folders = log.iterdir() if log.is_dir() else iter(())
+    return sorted(path for path in folders if path.name.isdigit() and path.is_dir())
+
+
+def entries(part: Segment) -> Iterator[tuple[int, Entry]]:
+    """Yield (crc32, entry) of one segment file. Only the last one of a log may end torn.
+
+    Raises:
+        CorruptFileError: the segment is damaged, or does not reach to the next one.
+    """
+    path, last = part.path, part.end is None
+    data = memoryview(path.read_bytes())
+    try:
+        segment.decode_header(path, bytes(data[: segment.HEADER_SIZE]))
+    except CorruptFileError:
+        if last and len(data) <= segment.HEADER_SIZE:
+            return  # a crash left it unborn
+        raise
+    position, index = segment.HEADER_SIZE, part.first
+    while (found := entry_frame.frame_at(data, position)) is not None:
+        if isinstance(found, Damage):
+            if last:
+                return
+            raise CorruptFileError(path, found.position, found.why)
+        if found.index != index:
+            raise CorruptFileError(path, position, f"entry {found.index} where {index} belongs")
+        yield int.from_bytes(data[position : position + 4], "little"), found
+        position += entry_frame.HEADER_SIZE + len(found.payload)
+        index = LogIndex(index + 1)
+    if not last and index != part.end:
+        raise CorruptFileError(
+            path, position, f"ends before entry {index}; the next has {part.end}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Entries [first, last] of one life of one node's log."""
+
+    log: Sequence[Segment]
+    first: LogIndex
+    last: LogIndex
+
+
+def between(piece: Piece) -> Iterator[Entry]:
+    """Yield a piece's entries, as far as the log has them.
+
+    Raises:
+        CorruptFileError: the log is damaged.
+    """
+    for part in piece.log:
+        if part.end is not None and part.end <= piece.first:
+            continue
+        for _, item in entries(part):
+            if item.index > piece.last:
+                return
+            if item.index >= piece.first:
+                yield item

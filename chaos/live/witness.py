@@ -1,0 +1,218 @@
+"""The witness: a consumer of its own group, which tells the live audit which messages came.
+
+    python -m chaos.live.witness --cluster HOST:PORT,... --topic orders --into DIR
+
+The log (chaos/live/export.py) says which timers fired. Between it and a consumer lie store, wheel,
+queue and leases, so the live audit needs the consumer's side, too. The witness consumes topics in
+the group `live-audit`. It writes each message to a file (chaos/live/exported_events.py), and acks
+it afterwards: a message that was not written is delivered again. It costs the cluster as much as
+any other group of the topic. When a topic is deleted, it waits for the next one of that name, and
+does not make it.
+
+REACH is the progress of one topic: a due time up to which every message has come. While messages
+come, it is the greatest due time among them. A topic's messages come in the order in which they
+fired, and timers fire in order of their due times. After `IDLE_S` without a message it is now.
+
+Its files are `given-<milliseconds>-<number>`, per process.
+"""
+
+import argparse
+import contextlib
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from chaos.live import exported_events
+from chaos.live.exported_events import WITNESS_GROUP, EventColumns, EventKind, Outbox
+from timer.entries.policies import DEFAULT_NAMESPACE
+from timer.model import timer_id
+from timerclient.client.group_calls import Start
+from timerclient.client.sync import Consumer, TimerClient
+from timerclient.rows.messages import Batch
+from timerclient.values.errors import Closed, NotFound, TimerError
+
+PREFIX: Final = "given-"
+LEASE_S: Final = 2.0
+"""After this, messages of a witness that died are delivered again."""
+FLUSH_S: Final = 0.5
+HEARTBEAT_S: Final = 1.0
+IDLE_S: Final = 2.0
+LOOK_S: Final = 0.5
+PRUNE_S: Final = 60.0
+WAITING_MAX: Final = 1000
+"""Batches that wait to be written. The consumers stop at this number."""
+
+Given = tuple[str, Batch, int]
+"""Topic, batch, when it came (Unix milliseconds)."""
+
+
+@dataclass(slots=True)
+class TopicProgress:
+    """How far one topic was delivered."""
+
+    due_ms: int = 0
+    """Greatest due time of the messages that came."""
+    came_ms: int = 0
+
+    def reach_ms(self, now_ms: int) -> int:
+        """Return the due time up to which every message has come."""
+        idle = now_ms - self.came_ms >= 1000 * IDLE_S
+        return now_ms if idle else min(self.due_ms, now_ms)
+
+
+class Writer:
+    """Writes messages, then acks them; `step` is one round."""
+
+    def __init__(self, into: Path, topics: Sequence[str], *, keep_s: float) -> None:
+        self._outbox = Outbox(into, keep_s=keep_s)
+        self._progress = {topic: TopicProgress() for topic in topics}
+        self._began_ms = exported_events.now_ms()
+        self._files = 0
+        self._flushed_s = self._pruned_s = float("-inf")
+
+    def step(self, waiting: Sequence[Given], now_s: float, now_ms: int) -> bool:
+        """Write and ack the waiting batches, and the progress, if it is time; return whether."""
+        since_s = now_s - self._flushed_s
+        if since_s < (FLUSH_S if waiting else HEARTBEAT_S):
+            return False
+        self._flushed_s = now_s
+        told = [self._given(*each) for each in waiting]
+        for topic, progress in self._progress.items():
+            reach_ms = progress.reach_ms(now_ms)
+            columns = {"topic": topic, "at_ms": now_ms, "read_ms": reach_ms}
+            told.append(EventColumns(EventKind.REACH, 1, columns))
+        self._files += 1
+        self._outbox.put(f"{PREFIX}{self._began_ms:013d}-{self._files:012d}", told)
+        for _, batch, _ in waiting:
+            _ = batch.ack()  # a lost ack costs another delivery
+        if now_s - self._pruned_s >= PRUNE_S:
+            self._pruned_s = now_s
+            self._outbox.prune(PREFIX, time.time())
+        return True
+
+    def _given(self, topic: str, batch: Batch, came_ms: int) -> EventColumns:
+        due_ms, seq, _ = timer_id.decode(batch.raw_ids, 0)  # the audit judges the checksum
+        progress = self._progress[topic]
+        progress.due_ms = max(progress.due_ms, int(due_ms.max(initial=0)))
+        progress.came_ms = max(progress.came_ms, came_ms)
+        columns = {
+            "seq": seq.astype(np.int64),
+            "due_ms": due_ms,
+            "at_ms": came_ms,
+            "epoch": batch.epoch,
+            "queue_offset": batch.queue_offsets,
+            "fired_at_ms": list(batch.fired_at_ms),
+            "handed_out_ms": batch.handed_out_ms,
+            "topic": topic,
+        }
+        return EventColumns(EventKind.GIVEN, len(due_ms), columns)
+
+
+def _consume(
+    topic: str, consumer: Consumer, again: Callable[[], Consumer], came: "queue.Queue[Given]"
+) -> None:
+    """Put batches into `came` until the consumer is closed."""
+    while True:
+        with contextlib.suppress(NotFound):
+            for batch in consumer.batches():
+                came.put((topic, batch, exported_events.now_ms()))
+            return
+        consumer = again()
+
+
+def _when_there(
+    client: TimerClient, topic: str, consume: Callable[[], Consumer]
+) -> Callable[[], Consumer]:
+    """Return a function that waits until a deleted topic is there again, and consumes it."""
+
+    def wait() -> Consumer:
+        name = topic.removeprefix(f"{DEFAULT_NAMESPACE}/")
+        while True:
+            try:
+                if any(status.name == name for status in client.topics()):
+                    return consume()
+            except Closed:
+                raise
+            except TimerError:  # the next look may go well
+                pass
+            time.sleep(LOOK_S)
+
+    return wait
+
+
+def witness(
+    endpoints: Sequence[str], topics: Sequence[str], into: Path, *,
+    stopped: Callable[[], bool], start: Start = "latest", keep_s: float = exported_events.KEEP_S,
+) -> None:  # fmt: skip
+    """Consume the topics and write their messages, until `stopped`.
+
+    Raises:
+        TimerError: the cluster can't be reached, or refuses.
+    """
+    came: queue.Queue[Given] = queue.Queue(WAITING_MAX)
+    failures: list[BaseException] = []
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(TimerClient(endpoints))
+        for topic in topics:
+            consume = partial(
+                client.consumer, topic, WITNESS_GROUP, lease=LEASE_S, start=start, name="witness"
+            )
+            again = _when_there(client, topic, consume)
+            work = _guarded(partial(_consume, topic, consume(), again, came), failures)
+            threading.Thread(target=work, name=f"witness-{topic}", daemon=True).start()
+        writer = Writer(into, topics, keep_s=keep_s)
+        waiting: list[Given] = []
+        while not stopped() and not failures:
+            with contextlib.suppress(queue.Empty):
+                waiting.append(came.get(timeout=FLUSH_S / 10))
+            if writer.step(waiting, time.monotonic(), exported_events.now_ms()):
+                waiting.clear()
+    if failures:
+        raise failures[0]
+
+
+def _guarded(work: Callable[[], None], failures: list[BaseException]) -> Callable[[], None]:
+    def guarded() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - the main thread raises it
+            failures.append(error)
+
+    return guarded
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `python -m chaos.live.witness`."""
+    parser = argparse.ArgumentParser(description="consume topics for the live audit")
+    parser.add_argument("--cluster", required=True, metavar="HOST:PORT,...", help="its nodes")
+    parser.add_argument("--topic", action="append", required=True, help="may be given again")
+    parser.add_argument("--into", type=Path, required=True, help="the folder for the events")
+    parser.add_argument(
+        "--keep-s", type=float, default=exported_events.KEEP_S, help="until files go"
+    )
+    args = parser.parse_args(argv)
+    stopping: list[Any] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.append(1))
+    try:
+        witness(
+            args.cluster.split(","), args.topic, args.into,
+            stopped=lambda: bool(stopping), keep_s=args.keep_s,
+        )  # fmt: skip
+    except TimerError as broken:
+        print(f"witness: {broken}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,260 @@
+"""What paused topics hold back, as the log says it: a part of the story.
+
+    POLICY    `paused` of the narrowest scope that says it: topic, namespace, cluster. A topic that
+              goes on releases: what was scheduled before and is due by this entry's time is overdue
+    FIRE      what comes due in a topic that is paused or releases is held, in (due, seq) order, and
+              so is what is scheduled as due there. Then a sweep goes on over what its topics hold,
+              from where it was: SWEEP_ROWS rows, or as many as the FIRE's limits allow. They
+              fire, but overdue ones by their topic's `catch_up`: `drop` drops them, `latest` all
+              but the last, which fires when later ones do, or the sweep is through. If more than
+              APART_MAX are held in all, or APART_BYTES of their payloads, the rows of other topics
+              count, and stay.
+    A topic releases until a sweep is through, firing has passed the entry's time, and it holds
+    nothing; one that held nothing takes part at once, and with `all` does not release at all. A
+    sweep begins with a resume; and behind it another one, while topics wait for one,
+    or what was scheduled behind it is held. The next SWEEP_TOPICS of those that wait, by the time
+    of the resume, take part in one that begins; where so much is held, all.
+
+What is held is in memory, some hundred bytes a timer: fewer than all that is pending, as a rule.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import merge
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from sortedcontainers import SortedDict
+
+from chaos.oracle.pending_rows import I64, ROW, Rows
+from chaos.oracle.policy_story import Said
+
+RELEASE_MS: Final = 60_000
+"""How long, on the log's clock, a topic that goes on may take for what it holds: millions."""
+SWEEP_ROWS: Final = 4_096
+SWEEP_TOPICS: Final = 16
+APART_MAX: Final = 1 << 18
+APART_BYTES: Final = 64 << 20
+Place = tuple[int, int]
+"""(due, seq)."""
+_LAST: Final = (1 << 48) - 1
+"""The greatest seq."""
+_BEGIN: Final = (-1, _LAST)
+
+
+@dataclass(slots=True)
+class ReleaseStory:
+    """How a topic goes on."""
+
+    catch_up: str
+    until_ms: int
+    seq_end: int
+    last: Place | None = None
+    """The last of what is overdue that was met, if only that is to fire."""
+    waits: bool = True
+    """For a sweep to begin."""
+
+
+class ReleasedRows(NamedTuple):
+    """Rows that are held no more, in the order in which they go."""
+
+    fired: bool
+    rows: Rows
+
+
+@dataclass(slots=True)
+class HeldStory:
+    """See the module. `name_of` tells a topic's name, `said` what policies say by now."""
+
+    name_of: Callable[[int], str]
+    said: Said
+    rows: SortedDict = field(default_factory=SortedDict)
+    """(due, seq) -> its row: pending ones at or before `position`."""
+    of: dict[int, SortedDict] = field(default_factory=dict)
+    """Topic -> the same, of its own."""
+    size: int = 0
+    """Bytes of their payloads."""
+    position: Place = (0, _LAST)
+    """Up to here all has come due."""
+    _paused: set[int] = field(default_factory=set)
+    _releases: dict[int, ReleaseStory] = field(default_factory=dict)
+    _swept: Place | None = None
+
+    # ---- policies
+
+    def policy(self, time_ms: int, topics: list[int], read_ms: int, next_seq: int) -> None:
+        """Pause and resume by what is said from an entry of `time_ms` on; `topics`: all there."""
+        for topic in topics:
+            paused, catch_up = self._firing(topic)
+            if paused == (topic in self._paused):
+                continue
+            self._releases.pop(topic, None)
+            if paused:
+                self._paused.add(topic)
+                continue
+            self._paused.remove(topic)
+            holds = bool(self.of.get(topic))
+            if holds or catch_up != "all":
+                until_ms = max(time_ms, read_ms)
+                self._releases[topic] = ReleaseStory(catch_up, until_ms, next_seq, waits=holds)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin a sweep, unless one is under way that some topic does not wait for."""
+        taken = len(self._releases) - len(self._waiting())
+        if self._swept in (None, _BEGIN) or not taken:
+            self._swept = _BEGIN if self._releases else None
+            self._admit(SWEEP_TOPICS - taken)
+
+    def _waiting(self) -> list[int]:
+        return [topic for topic, release in self._releases.items() if release.waits]
+
+    def _admit(self, count: int) -> None:
+        """Let the next of those that wait take part in a sweep that begins."""
+        turns = sorted(self._waiting(), key=lambda topic: (self._releases[topic].until_ms, topic))
+        for topic in turns[: max(count, 0)] if self._apart else turns:
+            self._releases[topic].waits = False
+
+    @property
+    def _apart(self) -> bool:
+        """Whether a sweep meets but the rows of its own topics."""
+        return len(self.rows) <= APART_MAX and self.size <= APART_BYTES
+
+    def made(self, topic: int) -> None:
+        """A topic is there from here on."""
+        if self._firing(topic)[0]:
+            self._paused.add(topic)
+
+    def gone(self, topic: int) -> Rows:
+        """A topic is there no more: let go of what it holds."""
+        self._paused.discard(topic)
+        self._releases.pop(topic, None)
+        rows = _table([self._pop(place) for place in [*self.of.get(topic, ())]])
+        self._begin()
+        return rows
+
+    def _firing(self, topic: int) -> tuple[bool, str]:
+        return self.said.firing(topic, self.name_of(topic))
+
+    # ---- rows
+
+    def holds(self, topics: Any) -> Any:
+        """Return which of the topics hold what is due (n, bool)."""
+        return np.isin(topics, [*self._paused, *self._releases])
+
+    def past(self, rows: Rows) -> Any:
+        """Return which rows lie at or before `position` (n, bool)."""
+        due, seq = rows["due_ms"], rows["seq"]
+        return (due < self.position[0]) | ((due == self.position[0]) & (seq <= self.position[1]))
+
+    def add(self, rows: Rows) -> None:
+        """Hold rows."""
+        for row in rows:
+            place = int(row["due_ms"]), int(row["seq"])
+            self.rows[place] = own = row.copy()
+            self.of.setdefault(int(row["topic"]), SortedDict())[place] = own
+            self.size += int(row["payload_size"])
+
+    def _pop(self, place: Place) -> Any:
+        """Let go of a row."""
+        row = self.rows.pop(place)
+        self.size -= int(row["payload_size"])
+        del self.of[int(row["topic"])][place]
+        return row
+
+    def left(self, now_ms: int) -> tuple[Rows, Rows]:
+        """Return what is held, and what should be no more: its topic went on RELEASE_MS ago."""
+        went_on = self._releases.items()
+        done = [topic for topic, how in went_on if how.until_ms <= now_ms - RELEASE_MS]
+        rows = _table([*self.rows.values()])
+        late = np.isin(rows["topic"], done)
+        return rows[~late], rows[late]
+
+    def split(self, due_ms: I64, seq: I64) -> tuple[Rows, Any]:
+        """Let go of the held ones of n timers; return them, and which are others (n, bool)."""
+        found, others = [], np.ones(len(seq), np.bool_)
+        for at, place in enumerate(zip(due_ms.tolist(), seq.tolist(), strict=True)):
+            if place in self.rows:
+                found.append(self._pop(place))
+                others[at] = False
+        return _table(found), others
+
+    # ---- releasing
+
+    def sweep(self, rows_max: int, bytes_max: int) -> list[ReleasedRows]:
+        """Go on with the sweep, behind a FIRE's own rows; return what is held no more."""
+        if not self._releases:
+            return []
+        seen = self._swept or _BEGIN
+        portion: list[Place] = []
+        more, size = False, 0
+        swept = {topic for topic, release in self._releases.items() if not release.waits}
+        mine = (
+            [self.of[topic] for topic in swept if topic in self.of] if self._apart else [self.rows]
+        )
+        for place in merge(*(each.irange(seen, inclusive=(False, True)) for each in mine)):
+            size += int(self.rows[place]["size"])
+            full = len(portion) == min(rows_max, SWEEP_ROWS) or (portion and size > bytes_max)
+            if full:
+                more = True
+                break
+            portion.append(place)
+        gone: list[ReleasedRows] = []
+        of_topic: dict[int, list[Place]] = {}
+        for place in portion:
+            of_topic.setdefault(int(self.rows[place]["topic"]), []).append(place)
+        for topic, places in sorted(of_topic.items()):
+            if topic in swept:
+                self._release(self._releases[topic], places, gone)
+        self._swept = seen = portion[-1] if portion else seen
+        if not more:
+            self._through(seen, gone)
+        return gone
+
+    def _release(
+        self, release: ReleaseStory, places: list[Place], gone: list[ReleasedRows]
+    ) -> None:
+        for place in places:
+            overdue = place[0] <= release.until_ms and place[1] < release.seq_end
+            if overdue and release.catch_up == "drop":
+                gone.append(ReleasedRows(fired=False, rows=_table([self._pop(place)])))
+            elif overdue and release.catch_up == "latest":
+                if release.last is not None and release.last < place and release.last in self.rows:
+                    gone.append(ReleasedRows(fired=False, rows=_table([self._pop(release.last)])))
+                release.last = place
+            else:
+                if place[0] > release.until_ms:
+                    self._decide(release, gone)
+                gone.append(ReleasedRows(fired=True, rows=_table([self._pop(place)])))
+
+    def _decide(self, release: ReleaseStory, gone: list[ReleasedRows]) -> None:
+        last, release.last = release.last, None
+        if last is not None and last in self.rows:
+            gone.append(ReleasedRows(fired=True, rows=_table([self._pop(last)])))
+
+    def _through(self, seen: Place, gone: list[ReleasedRows]) -> None:
+        """The sweep has passed all that is held."""
+        again = early = False
+        for topic, release in sorted(self._releases.items()):
+            if release.waits:
+                again = True
+                continue
+            if self.position < (release.until_ms, _LAST):
+                early = True
+                continue
+            self._decide(release, gone)
+            if self.of.get(topic):
+                again = True
+            else:
+                del self._releases[topic]
+        self._swept = _BEGIN if again else seen if early else None
+        if again:
+            self._admit(SWEEP_TOPICS)
+        self._begin()
+
+
+def _table(rows: list[Any]) -> Rows:
+    table = np.zeros(len(rows), ROW)
+    for at, row in enumerate(rows):
+        table[at] = row
+    return table

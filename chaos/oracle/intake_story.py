@@ -1,0 +1,116 @@
+"""Which parts of SCHEDULE entries give timers: a part of the story.
+
+of a producer    if its sequence is the producer's next
+with a request   if its id is not remembered
+neither          always
+with a row of a topic that is gone: never, and it changes nothing
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from timer.entries import payloads
+from timer.entries.entry_frame import Entry
+from timer.model.columns import Schedule
+from timer.state.producers import IDLE_MS_MAX
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class Intake:
+    """Producers and requests that count, as of the last entry."""
+
+    tokens: dict[bytes, int] = field(default_factory=dict)
+    last_sequence: dict[int, int] = field(default_factory=dict)
+    used_at_ms: dict[int, int] = field(default_factory=dict)
+    """Of those that did not expire, as the one before."""
+    requests: dict[bytes, int] = field(default_factory=dict)
+    """Request id -> until when it is remembered."""
+
+    @classmethod
+    def of_manifest(cls, state: dict[str, Any]) -> "Intake":
+        """Return what a node's manifest holds."""
+        found = cls()
+        for producer, token, used_at_ms, last_sequence, _ in state["producers"]:
+            found.tokens[token] = producer
+            found.last_sequence[producer], found.used_at_ms[producer] = last_sequence, used_at_ms
+        found.requests = {text: until_ms for (text, _, until_ms), _ in state["requests"]}
+        return found
+
+    def dumps(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        tokens = [(token.hex(), number) for token, number in self.tokens.items()]
+        requests = [(text.hex(), until_ms) for text, until_ms in self.requests.items()]
+        return {"tokens": tokens, "requests": requests,
+                "last_sequence": [*self.last_sequence.items()],
+                "used_at_ms": [*self.used_at_ms.items()]}  # fmt: skip
+
+    @classmethod
+    def loads(cls, fields: dict[str, Any]) -> "Intake":
+        """Return what `dumps` has made, perhaps read from JSON."""
+        tokens, requests = (
+            {bytes.fromhex(key): value for key, value in fields[name]}
+            for name in ("tokens", "requests")
+        )
+        last_sequence, used_at_ms = (dict(fields[name]) for name in ("last_sequence", "used_at_ms"))
+        return cls(tokens, last_sequence, used_at_ms, requests)
+
+    def producer(self, item: Entry) -> None:
+        """Take in a PRODUCER entry."""
+        said = payloads.decode_producer(item.payload)
+        if isinstance(said, payloads.EndProducer):
+            self._end(said.producer_id)
+            return
+        token, drawn = said
+        producer = self.tokens.get(token, 0)
+        if producer not in self.last_sequence:
+            if drawn in self.last_sequence:
+                return  # another producer has it
+            self.tokens[token] = producer = drawn
+            self.last_sequence[producer] = 0
+        self.used_at_ms[producer] = item.time_ms
+
+    def _end(self, producer: int) -> None:
+        self.used_at_ms.pop(producer, None)
+        self.last_sequence.pop(producer, None)
+        self.tokens = {token: each for token, each in self.tokens.items() if each != producer}
+
+    def checkpoint(self, item: Entry) -> None:
+        """Forget producers that were idle for long, and requests whose time is over."""
+        idle_ms = payloads.decode_checkpoint(item.payload) or IDLE_MS_MAX
+        for producer, used_at_ms in [*self.used_at_ms.items()]:
+            if item.time_ms - used_at_ms > idle_ms:
+                del self.used_at_ms[producer], self.last_sequence[producer]
+        if len(self.tokens) > len(self.last_sequence):
+            tokens = self.tokens.items()
+            self.tokens = {token: number for token, number in tokens if number in self.used_at_ms}
+        over = [text for text, until_ms in self.requests.items() if until_ms < item.time_ms]
+        for text in over:
+            del self.requests[text]
+
+    def taken(self, item: Entry, schedule: Schedule, nowhere: Mask) -> Mask:
+        """Return which rows of a SCHEDULE count (n, bool); `nowhere`: their topic is gone."""
+        taken = np.ones(len(schedule.rows), np.bool_)
+        start = 0
+        lost = nowhere.any()
+        for head, request in zip(schedule.parts.tolist(), schedule.requests, strict=True):
+            producer, sequence, size, *_ = head
+            part = slice(start, start + size)
+            start += size
+            if lost and nowhere[part].any():
+                taken[part] = False
+            elif request is not None:
+                if self.requests.get(request.text, -1) >= item.time_ms:
+                    taken[part] = False  # repeated, or another one under its id
+                else:
+                    self.requests[request.text] = request.until_ms
+            elif self.last_sequence.get(producer, -2) + 1 == sequence:
+                self.last_sequence[producer] = sequence
+                self.used_at_ms[producer] = item.time_ms
+            elif producer:
+                taken[part] = False
+        return taken

@@ -1,0 +1,322 @@
+"""Pending rows in bounded memory, in the order in which they fire: what a replay waits with.
+
+    add ──► buckets of due time ──(too many)──► sorted runs in files
+                 │ due                              │ read ahead, some thousand rows of each
+                 │                                  ▼
+                 │                                front
+                 ▼                                  │ due
+               late ◄───────────────────────────────┘
+                 │ take: FIRE
+                 ▼
+               fired, cancelled
+
+Firing only moves forward in (due, seq), so a run is read once, from its beginning to its end. The
+front holds, sorted, all rows of runs up to `_pulled`; `late` holds, sorted, what was due when
+last asked and what the limits of a FIRE left over.
+
+A cancel is a row too, a *tombstone* beside its target, as in the product's own runs: whether the
+target was pending then, and whether there was such a row at all, shows when both are due. So a
+hundred million pending rows cost what memory holds before a spill, `ROWS_MAX` rows of 76 bytes,
+and about `AHEAD` rows of every run.
+"""
+
+import bisect
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+I64 = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.void]
+"""Of dtype ROW."""
+
+ROW: Final = np.dtype(
+    [
+        ("due_ms", "<i8"),  # effective
+        ("seq", "<i8"),
+        ("mark", "<i8"),  # MARK_NONE: the payload is too short to have one
+        ("index", "<i8"),  # of the entry that scheduled it; of a tombstone: that cancels it
+        ("time_ms", "<i8"),  # that entry's
+        ("other", "<i8"),  # seq of the timer that it replaced, moved, or left alone; 0: none
+        ("old_due_ms", "<i8"),  # of the timer that it moved; 0: it moved none
+        ("key", "<i8"),  # stands for topic and key; 0: it has none
+        ("topic", "<u4"),
+        ("size", "<u4"),  # of payload, key and headers
+        ("payload_size", "<u4"),
+    ]
+)
+TOMBSTONE: Final = 0xFFFF_FFFF
+"""In `topic`: the end of the row with the same (due_ms, seq); how it ended stands in `mark`."""
+ROWS_MAX: Final = 4 << 20
+"""Rows in memory before a spill."""
+AHEAD: Final = 1 << 15
+"""Rows of each run in memory."""
+_BUCKET_BITS: Final = 8
+_PARTS_MAX: Final = 16
+"""Of a bucket in which something is looked for: each takes as long as some thousand rows."""
+_FIRST: Final = (-1, -1)
+
+
+class TakenRows(NamedTuple):
+    """What left the front."""
+
+    fired: Rows
+    """In the order of firing."""
+    cancelled: Rows
+    tombstones: Rows
+    """Element i cancelled row i of `cancelled`."""
+    limited: bool
+    """More rows were due than the limits let go."""
+    dropped: Rows
+    """What nothing cancelled, of topics that were deleted."""
+
+
+@dataclass(slots=True, eq=False)
+class SpilledRun:
+    """A file of rows sorted by (due, seq), read from its beginning to its end."""
+
+    path: Path
+    rows: int
+    read: int = 0
+    buffer: Rows = field(default_factory=lambda: np.zeros(0, ROW))
+
+    def fill(self) -> None:
+        """Have AHEAD rows in memory, of more than one (due, seq), or all that are left."""
+        while self.read < self.rows and (
+            len(self.buffer) < AHEAD or _key(self.buffer[0]) == _key(self.buffer[-1])
+        ):
+            more = np.fromfile(self.path, ROW, AHEAD, offset=self.read * ROW.itemsize)
+            self.read += len(more)
+            self.buffer = _joined([self.buffer, more])
+
+    def bound(self) -> tuple[int, int] | None:
+        """Return the (due, seq) up to which `buffer` knows the run; None: it knows all of it.
+
+        What is on disk may begin with the tombstone of the buffer's last row.
+        """
+        if self.read == self.rows:
+            return None
+        due, seq = _key(self.buffer[-1])
+        return due, seq - 1
+
+    def pull(self, upto: tuple[int, int] | None) -> Rows:
+        """Remove and return the buffer's rows up to and including a (due, seq)."""
+        count = len(self.buffer) if upto is None else _count(self.buffer, upto)
+        pulled, self.buffer = self.buffer[:count], self.buffer[count:].copy()
+        return pulled
+
+    def find(self, key: tuple[int, int]) -> Rows:
+        """Return what is left in it of one (due, seq)."""
+        found = _equal(self.buffer, key)
+        if self.read == self.rows or _count(self.buffer, key) < len(self.buffer):
+            return found
+        unread: Rows = np.memmap(self.path, ROW, "r", self.read * ROW.itemsize)
+        places = range(len(unread))
+        start = bisect.bisect_left(places, key, key=lambda at: _key(unread[at]))
+        end = bisect.bisect_right(places, key, key=lambda at: _key(unread[at]))
+        return _joined([found, unread[start:end]])
+
+
+class WaitingRows:
+    """Rows that wait; a folder for what memory does not hold."""
+
+    def __init__(self, folder: Path, *, rows_max: int = ROWS_MAX) -> None:
+        self._folder = folder
+        self._rows_max = rows_max
+        self._buckets: dict[int, list[Rows]] = {}
+        self._order: list[int] = []
+        self._in_buckets = 0
+        self._runs: list[SpilledRun] = []
+        self._spills = 0
+        self._pulled: tuple[int, int] = _FIRST
+        self._front = np.zeros(0, ROW)
+        self._late = np.zeros(0, ROW)
+        self._deleted: list[int] = []
+
+    def drop(self, topic: int) -> None:
+        """Let the rows of a topic never fire: they come out when they would have."""
+        self._deleted.append(topic)
+
+    def _of_deleted(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        if not self._deleted:
+            return np.zeros(len(rows), np.bool_)
+        return np.isin(rows["topic"], self._deleted)
+
+    def add(self, rows: Rows) -> None:
+        """Let rows, or tombstones, wait."""
+        if not len(rows):
+            return
+        self._in_buckets += len(rows)
+        bucket = rows["due_ms"] >> _BUCKET_BITS
+        order = np.argsort(bucket, kind="stable")
+        rows, bucket = rows[order], bucket[order]
+        cuts = [0, *(np.flatnonzero(np.diff(bucket)) + 1).tolist(), len(rows)]
+        for number, start, end in zip(bucket[cuts[:-1]].tolist(), cuts, cuts[1:], strict=False):
+            if number not in self._buckets:
+                self._buckets[number] = []
+                heapq.heappush(self._order, number)
+            self._buckets[number].append(rows[start:end])
+        if self._in_buckets > self._rows_max:
+            self._spill()
+
+    def find(self, due_ms: int, seq: int) -> np.void | None:
+        """Return the row with that (due, seq), unless something ended it; wherever it lies."""
+        key = due_ms, seq
+        found = [_equal(self._late, key), _equal(self._front, key)]
+        found += [run.find(key) for run in self._runs]
+        bucket = self._buckets.get(due_ms >> _BUCKET_BITS, [])
+        if len(bucket) > _PARTS_MAX:
+            bucket[:] = [_joined(bucket)]
+        for rows in bucket:
+            found.append(rows[(rows["seq"] == seq) & (rows["due_ms"] == due_ms)])
+        found = [rows for rows in found if len(rows)]
+        if sum(map(len, found)) != 1 or found[0]["topic"][0] == TOMBSTONE:
+            return None
+        return None if self._of_deleted(found[0]).any() else found[0][0]
+
+    def take(
+        self, read_time_ms: int, rows_max: int, bytes_max: int, topics_max: int = 1 << 32
+    ) -> TakenRows:
+        """Remove what one FIRE ends: due by `read_time_ms`, at least one row if any is due."""
+        self._gather(read_time_ms)
+        while True:
+            complete = not self._runs or self._pulled[0] > read_time_ms
+            # It may hold more than is due: the read time before this one may have been later.
+            end = int(np.searchsorted(self._late["due_ms"], read_time_ms, "right"))
+            late = self._late[: end if complete else min(end, _count(self._late, self._pulled))]
+            live, dead = _alive(late)
+            gone = self._of_deleted(late[live])
+            lost, live = live[gone], live[~gone]
+            within = np.cumsum(late["size"][live], dtype=np.int64) <= bytes_max
+            count = max(min(rows_max, int(np.count_nonzero(within))), 1)
+            firsts = np.sort(np.unique(late["topic"][live[:count]], return_index=True)[1])
+            count = int(firsts[topics_max]) if len(firsts) > topics_max else count
+            if complete or count < len(live):
+                break
+            self._pull()
+            self._gather(read_time_ms)
+        limited = count < len(live)
+        end = int(live[count]) if limited else len(late)
+        dead, lost = dead[:, dead[0] < end], lost[lost < end]
+        self._late = self._late[end:]
+        fired, cancelled = late[live[:count]], late[dead[0]]
+        return TakenRows(fired, cancelled, late[dead[1]], limited, late[lost])
+
+    def rest(self) -> Iterator[TakenRows]:
+        """Remove everything, piece by piece: `fired` is what is still pending."""
+        self._spill()
+        self._front = _sorted([self._late, self._front])
+        self._late = self._late[:0]
+        while len(self._front) or self._runs:
+            if self._runs:
+                self._pull()
+            end = _count(self._front, self._pulled) if self._runs else len(self._front)
+            rows, self._front = self._front[:end], self._front[end:]
+            live, dead = _alive(rows)
+            gone = self._of_deleted(rows[live])
+            left, lost = rows[live[~gone]], rows[live[gone]]
+            yield TakenRows(left, rows[dead[0]], rows[dead[1]], limited=False, dropped=lost)
+
+    def _gather(self, read_time_ms: int) -> None:
+        """Move to `late` what is due in the buckets and in the front."""
+        found: list[Rows] = []
+        while self._order and self._order[0] <= read_time_ms >> _BUCKET_BITS:
+            found += self._buckets.pop(heapq.heappop(self._order))
+        self._in_buckets -= sum(map(len, found))
+        end = int(np.searchsorted(self._front["due_ms"], read_time_ms, "right"))
+        if found:
+            rows = _joined(found)
+            due = rows["due_ms"] <= read_time_ms
+            self.add(rows[~due])
+            found = [rows[due]]
+        if found or end:
+            self._late = _sorted([self._late, self._front[:end], *found])
+            self._front = self._front[end:]
+
+    def _pull(self) -> None:
+        """Move the next rows of all runs into the front, up to one (due, seq)."""
+        for run in self._runs:
+            run.fill()
+        bounds = [bound for run in self._runs if (bound := run.bound()) is not None]
+        upto = min(bounds, default=None)
+        self._front = _sorted([self._front, *(run.pull(upto) for run in self._runs)])
+        if upto is not None:
+            self._pulled = upto
+        read = [run for run in self._runs if run.read == run.rows and not len(run.buffer)]
+        for run in read:
+            run.path.unlink()
+            self._runs.remove(run)
+
+    def _spill(self) -> None:
+        """Move what the buckets hold to a run; to the front, what the runs were pulled beyond."""
+        found = [rows for parts in self._buckets.values() for rows in parts]
+        self._buckets.clear()
+        self._order.clear()
+        self._in_buckets = 0
+        if not found:
+            return
+        rows = _sorted(found)
+        if not self._runs:
+            self._pulled = _FIRST
+        near = _count(rows, self._pulled)
+        if near:
+            self._front = _sorted([self._front, rows[:near]])
+        if len(rows) > near:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._spills += 1
+            run = SpilledRun(self._folder / f"{self._spills:06d}.rows", len(rows) - near)
+            rows[near:].tofile(run.path)
+            self._runs.append(run)
+
+
+def _joined(parts: Sequence[Rows]) -> Rows:
+    """Return all rows in one array: of records numpy's concatenate takes twenty times as long."""
+    rows = np.empty(sum(map(len, parts)), ROW)
+    start = 0
+    for part in parts:
+        rows[start : start + len(part)] = part
+        start += len(part)
+    return rows
+
+
+def _sorted(parts: list[Rows]) -> Rows:
+    """Return rows sorted by (due, seq), tombstones behind their rows, the oldest first."""
+    rows = _joined(parts)
+    ends = rows["topic"] == TOMBSTONE  # one entry may make a row and end it
+    return rows[np.lexsort((ends, rows["index"], rows["seq"], rows["due_ms"]))]
+
+
+def _key(row: Any) -> tuple[int, int]:
+    return int(row["due_ms"]), int(row["seq"])
+
+
+def _count(rows: Rows, key: tuple[int, int]) -> int:
+    """Return how many of the sorted rows are at or before a (due, seq)."""
+    due, seq = key
+    start = int(np.searchsorted(rows["due_ms"], due, "left"))
+    end = int(np.searchsorted(rows["due_ms"], due, "right"))
+    return start + int(np.searchsorted(rows["seq"][start:end], seq, "right"))
+
+
+def _equal(rows: Rows, key: tuple[int, int]) -> Rows:
+    """Return those of the sorted rows that have one (due, seq)."""
+    return rows[_count(rows, (key[0], key[1] - 1)) : _count(rows, key)]
+
+
+def _alive(rows: Rows) -> tuple[I64, I64]:
+    """Return positions of the rows that nothing cancels, and (row, tombstone) of the others."""
+    is_row = rows["topic"] != TOMBSTONE
+    at = np.flatnonzero(is_row)
+    if len(at) == len(rows):
+        return at, np.zeros((2, 0), np.int64)
+    following = np.minimum(at + 1, len(rows) - 1)
+    dead = (
+        ~is_row[following]
+        & (rows["seq"][following] == rows["seq"][at])
+        & (rows["due_ms"][following] == rows["due_ms"][at])
+    )
+    return at[~dead], np.stack([at[dead], at[dead] + 1])

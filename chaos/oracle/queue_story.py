@@ -1,0 +1,75 @@
+"""What a topic's queue keeps, as far as the audit needs it: where it begins.
+
+Acks move that to the least cursor, unless a policy retains what has fired; then a CHECKPOINT does,
+and by when messages fired. That is known by stretches of time, whose length follows from the
+retention at the firing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+WEEK_MS: Final = 7 * 86_400_000
+"""What topics without groups retain, if no policy says."""
+_PLAIN_MS: Final = 600_000
+_LEAST_MS: Final = 1_000
+_PARTS: Final = 1_000
+
+
+@dataclass(slots=True)
+class QueueStory:
+    """One topic."""
+
+    begin: int = 0
+    end: int = 0
+    retention_ms: int | None = None
+    """As policies say; None: they don't."""
+    stretches: list[tuple[int, int]] = field(default_factory=list)
+    """(its end, the first offset that fired in it)."""
+
+    def retain(self, retention_ms: int | None, at_ms: int) -> None:
+        """Policies say so from now on."""
+        self.retention_ms = retention_ms
+        self._shorten(at_ms)
+
+    def _shorten(self, at_ms: int) -> int:
+        """Let no stretch end later than one that begins now; return when that ends."""
+        retained_ms = self.retention_ms
+        long_ms = _PLAIN_MS if retained_ms is None else max(_LEAST_MS, retained_ms // _PARTS)
+        end_ms = at_ms - at_ms % long_ms + long_ms
+        self.stretches = [(min(each, end_ms), first) for each, first in self.stretches]
+        return end_ms
+
+    def fire(self, count: int, at_ms: int) -> int:
+        """Take messages; return the offset of the first."""
+        end_ms = self._shorten(at_ms)
+        last_ms = self.stretches[-1][0] if self.stretches else 0
+        if last_ms <= at_ms:
+            self.stretches.append((end_ms, self.end))
+        first = self.end
+        self.end += count
+        return first
+
+    def let_go(self, below: int) -> None:
+        """Keep nothing before an offset."""
+        self.begin = max(self.begin, below)
+        while len(self.stretches) > 1 and self.stretches[1][1] <= self.begin:
+            del self.stretches[0]
+
+    def acked(self, cursors: Sequence[int]) -> None:
+        """Groups have moved on."""
+        if cursors and not self.retention_ms:
+            self.let_go(min(cursors))
+
+    def checkpoint(self, cursors: Sequence[int], at_ms: int) -> None:
+        """Let go of what is old enough, if it is to be retained at all."""
+        if cursors and not self.retention_ms:
+            self.acked(cursors)
+            return
+        retained_ms = WEEK_MS if self.retention_ms is None else self.retention_ms
+        below, following = self.begin, [first for _, first in self.stretches[1:]]
+        for (end_ms, _), first in zip(self.stretches, [*following, self.end], strict=False):
+            if end_ms > at_ms - retained_ms:
+                break
+            below = first
+        self.let_go(min([below, *cursors]))

@@ -1,0 +1,725 @@
+"""The story that a log tells: what became of every timer, told independently of production.
+
+The log's entries decide everything (docs/adr/0002-log-entries.md), so their meaning fits on a
+page, and this module is that page: written for the audit, sharing only the codecs with timer/.
+Where it and the machine disagree, one of them is wrong, and the audit says `diverged`.
+
+    SCHEDULE  a part whose (producer, sequence) is the producer's next, or that has no producer and
+              no request id that is remembered, gives its rows the next seqs; any other part
+              changes nothing. Rows due already
+              (due <= last read time) fire at once, in the order of the entry. A row whose key a
+              pending timer of its topic has is rejected or kept, or replaces that timer.
+    FIRE      pending rows with due <= read time fire in (due, seq) order, up to the limits
+    CANCEL    pending rows with that (due, seq), or topic and key, are cancelled
+    RESCHEDULE  takes as many seqs as it has targets. Those that are pending end, and a row with
+              the next seq, the new due time and the same key and payload begins: as many as have
+              payloads of MOVED_BYTES_MAX together, but one at least
+    POLICY    pauses topics and lets them go on: held_story.py; quotas where timers come: quota_story.py
+    fires =   gets the next offset of its topic's queue, at this entry's time
+    GROUP     ACK counts for offsets that were reserved and are not acked yet, ENDED and NACK
+              count an attempt more for them, and so does EPOCH for all that may have been handed
+              out. MOVE takes as many seqs as it has offsets; those that are not acked yet are
+              acked, and fire at once in another topic. That was not asked for by a client, so it
+              is no fate: it is *carried*. EXPIRE and EXPIRE_BELOW end what is not acked. SEEK ends
+              one life of a group and begins another, under the next id; DELETE ends one
+    POLICY    a retention keeps what all groups have acked, up to a CHECKPOINT (queue_story.py)
+    TOPIC     makes one, or deletes one: what is pending of it is dropped, its groups are over. A
+              part with a row of it, later, changes nothing, nor does an op; a MOVE takes its seqs.
+              A topic of the same name that is made later has the next number
+
+A row's fate leaves memory for a table as it ends, so a story of any length is told in one pass:
+what is kept is pending rows (pending_rows.py spills them), per group what is not acked, and who has
+which key. 62 bits of a hash stand for topic and key: that two of a hundred million keys share them
+has a chance of one in a thousand, and would be told as a divergence.
+"""
+
+import hashlib
+import json
+import zlib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from chaos.history.history import MARK_NONE, MARK_SIZE
+from chaos.oracle.group_story import ENDED, NACKED, RECALLED, GroupStory
+from chaos.oracle.held_story import HeldStory
+from chaos.oracle.intake_story import Intake
+from chaos.oracle.pending_rows import I64, ROW, ROWS_MAX, TOMBSTONE, Rows, TakenRows, WaitingRows
+from chaos.oracle.policy_story import Said
+from chaos.oracle.queue_story import QueueStory
+from chaos.oracle.quota_story import QuotaStory
+from timer.entries import payloads
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.entries.payloads import (
+    MOVED_GROUP,
+    AlterGroup,
+    CreateGroup,
+    DeleteTopic,
+    EpochStart,
+    GroupOp,
+    GroupStart,
+    Ids,
+    Move,
+    Nack,
+    Op,
+    Targets,
+)
+from timer.entries.policies import QUOTAS, Scope, decode_policy
+from timer.model.columns import (
+    U32,
+    Binary,
+    OnConflict,
+    RowArray,
+    decode_schedule,
+    gather,
+    row_bytes,
+)
+from timer.model.timer_id import SEQ_MAX
+from timer.model.units import TopicId
+
+PENDING: Final = 0
+FIRED: Final = 1
+CANCELLED: Final = 2
+DROPPED: Final = 3
+REPLACED: Final = 4
+"""Its key was taken over by another timer."""
+RESCHEDULED: Final = 5
+"""Another row goes on with its key and payload."""
+REJECTED: Final = 6
+KEPT: Final = 7
+"""As REJECTED, no timer: a pending one has its key."""
+HELD: Final = 8
+"""Pending, and due: its topic is paused, or was."""
+ENDS: Final = (
+    *("pending", "fired", "cancelled", "dropped"),
+    *("replaced", "rescheduled", "rejected", "kept", "held"),
+)
+MOVED_BYTES_MAX: Final = 4 << 20
+LIFE: Final = "\N{THIN SPACE}#"
+"""Between the name of a topic and its number, if others had the name before it."""
+NEVER: Final = 1 << 62
+NONE: Final = -1
+"""In an integer column: there is none."""
+
+
+class StoryBook(Protocol):
+    """Where a story is written down, in any order; tables.py has the one that makes Parquet."""
+
+    def fates(self, rows: Rows, **columns: I64 | int) -> None:
+        """Take timers that reached their end: `end`, `end_index`, `ended_at_ms`, `queue_offset`."""
+
+    def carried(self, group: GroupStory, rows: Rows, offsets: I64, **columns: I64 | int) -> None:
+        """Take messages that a MOVE took from these offsets of a group: see tables.py."""
+
+    def acks(self, group: GroupStory, acks: Any) -> None:
+        """Take acks that counted, of dtype group.ACK."""
+
+    def returns(self, group: GroupStory, returns: Any) -> None:
+        """Take what came back from consumers, of dtype group.RETURN."""
+
+    def expired(self, group: GroupStory, expired: Any) -> None:
+        """Take what expired in a group, of dtype group.EXPIRED."""
+
+    def payloads(self, marks: I64, crcs: I64) -> None:
+        """Take the marks and the CRC-32 of payloads that were asked for."""
+
+    def checkpoint(self, **figures: int) -> None:
+        """Take the figures at one CHECKPOINT entry."""
+
+
+class LogStory:
+    """The log's meaning up to the last entry given."""
+
+    def __init__(
+        self, book: StoryBook, spill: Path, *, pending_max: int = ROWS_MAX, checksums: bool = False
+    ) -> None:
+        """`checksums`: tell the CRC-32 of each payload that was asked for, too."""
+        self.last_index = 0
+        self.last_read_time_ms = 0
+        self.topics: dict[int, str] = {}
+        self.deleted: dict[int, tuple[int, int]] = {}
+        """Of these topics: the entry that deleted them, and its time."""
+        self.groups: dict[int, GroupStory] = {}
+        self.seqs = 0
+        """The last seq issued."""
+        self.timers = 0
+        """Rows that became timers."""
+        self.fired = 0
+        self.epoch_starts: list[tuple[int, int]] = []
+        """(index, epoch) of every EPOCH entry."""
+        self.leaders: list[EpochStart] = []
+        """What each of them says."""
+        self.kept: dict[int, QueueStory] = {}
+        """Topic -> what its queue keeps."""
+        self.policies: list[tuple[Scope, int, str]] = []
+        """(scope, index, JSON of all its fields from then on) of every POLICY entry."""
+        self.postponed: dict[int, int] = {}
+        """Topic -> by how many milliseconds its policies ever made timers due later than asked."""
+        self.ttls: dict[int, list[tuple[int, int]]] = {}
+        """Topic -> (from when, time to live in ms), in order; 0: none."""
+        self.pauses: dict[int, list[tuple[int, int]]] = {}
+        """Topic -> [from, until) of each pause, in order; the last may be going on, until NEVER."""
+        self.moved_early: list[tuple[GroupStory, int, int, int]] = []
+        """(group, queue offset, failures, index) of dead letters that were none yet."""
+        self.quotas = QuotaStory(self._ready)
+        self._book = book
+        self._checksums = checksums
+        self._pending = WaitingRows(spill, rows_max=pending_max)
+        self._said = Said()
+        self._intake = Intake()
+        self._holders: dict[int, tuple[int, int]] = {}
+        """Key -> (due, seq) of the pending timer that has it."""
+        self._key_of: dict[int, int] = {}
+        """The seq of each of these -> its key."""
+        self._paused = HeldStory(self.topics.__getitem__, self._said)
+        self._undone: list[tuple[int, int]] = []
+        """(due, seq) of rows of this entry that a later one of it replaced."""
+
+    def apply(self, item: Entry) -> None:
+        """Take in the entry after the last one."""
+        assert item.index == self.last_index + 1, (item.index, self.last_index)
+        self.last_index = item.index
+        match item.kind:
+            case EntryKind.SCHEDULE:
+                self._schedule(item)
+            case EntryKind.FIRE:
+                self._fire(item)
+            case EntryKind.RESCHEDULE:
+                self._reschedule(item)
+            case EntryKind.CANCEL:
+                self._cancel(item)
+            case EntryKind.GROUP:
+                self._group(item)
+            case EntryKind.TOPIC | EntryKind.PRODUCER | EntryKind.POLICY:
+                self._settings(item)
+            case EntryKind.EPOCH:
+                self.epoch_starts.append((item.index, item.epoch))
+                self.leaders.append(payloads.decode_epoch(item.payload))
+                self.quotas.begin_epoch()
+                for group in self.groups.values():
+                    group.begin_epoch(self.kept[group.topic].end)
+            case EntryKind.CHECKPOINT:
+                self._intake.checkpoint(item)
+                for topic, kept in self.kept.items():
+                    kept.checkpoint(self._cursors(topic), item.time_ms)
+                self._book.checkpoint(
+                    index=item.index,
+                    time_ms=item.time_ms,
+                    scheduled=self.timers,
+                    fired=self.fired,
+                )
+        self.quotas.applied()
+
+    def _settings(self, item: Entry) -> None:
+        if item.kind is EntryKind.POLICY:
+            self._policy(item)
+            self._paused.policy(item.time_ms, self._there(), self.last_read_time_ms, self.seqs + 1)
+        elif item.kind is EntryKind.TOPIC:
+            said = payloads.decode_topic(item.payload)
+            self._delete(item, said) if isinstance(said, DeleteTopic) else self._topic_of(said)
+        else:
+            self._intake.producer(item)
+
+    def _delete(self, item: Entry, said: DeleteTopic) -> None:
+        if said.topic not in self.topics or said.topic in self.deleted:
+            return
+        self.deleted[said.topic] = item.index, item.time_ms
+        self._pending.drop(said.topic)
+        held = self._paused.gone(said.topic)
+        self._free(held["due_ms"], held["seq"])
+        self._dropped(held)
+        for group in self.groups.values():
+            if group.topic == said.topic:
+                group.over = True
+
+    def _policy(self, item: Entry) -> None:
+        _check_policy(item)
+        scope = self._said.take(item)
+        self.policies.append((scope, item.index, json.dumps(asdict(self._said.records[scope]))))
+        meant = {scope.topic} & self.topics.keys() if scope.topic else self.topics
+        for topic in meant:
+            self._retain(topic, item.time_ms)
+            self._note_times(topic, item.time_ms)
+
+    def said_of(self, topic: int, name: str) -> Any:
+        """Return what the narrowest scope says of a topic; None: nobody does."""
+        return self._said.of(name, topic, self.topics[topic])
+
+    def life(self, topic: int) -> str:
+        """Return a topic's name, with its number if others of that name were deleted before."""
+        name = self.topics[topic]
+        again = any(self.topics[number] == name for number in self.deleted if number < topic)
+        return f"{name}{LIFE}{topic}" if again else name
+
+    def life_of(self, group: GroupStory) -> str:
+        """Return a group's name, with its number if it began as an earlier one had ended."""
+        return f"{group.name}{LIFE}{group.group_id}" if group.again else group.name
+
+    def _there(self) -> list[int]:
+        return [topic for topic in self.topics if topic not in self.deleted]
+
+    def _retain(self, topic: int, at_ms: int) -> None:
+        """Let a topic retain what the narrowest scope says, from a moment on."""
+        self.kept[topic].retain(self.said_of(topic, "retention_ms"), at_ms)
+
+    def end(self) -> None:
+        """Write down what is still pending."""
+        for taken in self._pending.rest():
+            self._cancelled(taken)
+            self._wait(taken.fired, PENDING)
+        held, late = self._paused.left(self.last_read_time_ms)
+        self._wait(held, HELD)
+        self._wait(late, PENDING)
+
+    def _wait(self, rows: Rows, end: int) -> None:
+        self._book.fates(rows, end=end, end_index=NONE, ended_at_ms=NONE, queue_offset=NONE)
+
+    # ---- timers
+
+    def _schedule(self, item: Entry) -> None:
+        schedule = decode_schedule(item.payload)
+        nowhere = np.isin(schedule.rows["topic"], [0, *self.deleted])
+        taken = self._intake.taken(item, schedule, nowhere)
+        rows = schedule.rows[taken]
+        self._note_quotas(item, rows)
+        new = self._numbered(item, len(rows))
+        for name in ("due_ms", "topic", "payload_size"):
+            new[name] = rows[name]
+        new["size"] = row_bytes(rows)
+        new["mark"] = marks_of(item.payload, rows)
+        if self._checksums:
+            self._book.payloads(new["mark"], crcs_of(item.payload, rows))
+        keyed = np.flatnonzero(rows["key_size"])
+        if len(keyed):
+            column = gather(rows[keyed], {0: item.payload}, "key")
+            new["key"][keyed] = hashed(rows["topic"][keyed], column)
+            modes = np.repeat(schedule.parts["on_conflict"], schedule.parts["rows"])[taken]
+            new = self._decided(item, new, keyed, modes)
+        self._admit(item, new)
+
+    def _note_times(self, topic: int, at_ms: int) -> None:
+        """Note what policies say of the times of a topic's timers, from a moment on."""
+        ttls, ttl_ms = self.ttls.setdefault(topic, []), self._ttl_ms(topic)
+        if ttls and ttls[-1][0] == at_ms:
+            ttls[-1] = at_ms, ttl_ms
+        elif not ttls or ttls[-1][1] != ttl_ms:
+            ttls.append((at_ms, ttl_ms))
+        spans = self.pauses.setdefault(topic, [])
+        paused, was_paused = (
+            bool(self.said_of(topic, "paused")),
+            spans[-1:] and spans[-1][1] == NEVER,
+        )
+        if paused and not was_paused:
+            spans.append((at_ms, NEVER))
+        elif was_paused and not paused:
+            spans[-1] = spans[-1][0], at_ms
+        said = (self.said_of(topic, name) or 0 for name in ("tick_ms", "delay_ms_min"))
+        self.postponed[topic] = max(self.postponed.get(topic, 0), sum(said))
+
+    def _note_quotas(self, item: Entry, rows: RowArray) -> None:
+        said = self._said.records.values()
+        if any(getattr(policy, name) is not None for policy in said for name in QUOTAS):
+            self.quotas.note(np.unique(rows["topic"]).tolist(), item.index, self.said_of)
+
+    def _ready(self, topic: int) -> int:
+        """Return how many messages of a topic some group has not acked; without groups 0."""
+        cursors = self._cursors(topic)
+        return self.kept[topic].end - max(self.kept[topic].begin, min(cursors)) if cursors else 0
+
+    def _numbered(self, item: Entry, count: int) -> Rows:
+        """Return rows with the next seqs, scheduled by this entry."""
+        new = np.zeros(count, ROW)
+        new["index"], new["time_ms"] = item.index, item.time_ms
+        new["seq"] = np.arange(self.seqs + 1, self.seqs + count + 1)
+        self.seqs += count
+        return new
+
+    def _decided(self, item: Entry, new: Rows, keyed: I64, modes: U32) -> Rows:
+        """Keep keys unique; write down the rows that become no timers, return the others."""
+        keys = new["key"][keyed].tolist()
+        if len({*keys}) == len(keys) and self._holders.keys().isdisjoint(keys):
+            self._hold(new[keyed])
+            return new
+        ends = np.full(len(new), PENDING)
+        for at in keyed.tolist():
+            held = self._holders.get(int(new["key"][at]))
+            if held is not None:
+                new["other"][at] = held[1]
+                if modes[at] != OnConflict.REPLACE:
+                    ends[at] = KEPT if modes[at] == OnConflict.KEEP else REJECTED
+                    continue
+                if held[1] < int(new["seq"][0]):
+                    self._end(item, held, REPLACED)
+                else:
+                    self._free(*(np.array([value], np.int64) for value in held))
+                    self._undone.append(held)
+            self._hold(new[at : at + 1])
+        for end in (REJECTED, KEPT):
+            rows, at_ms = new[ends == end], item.time_ms
+            self._book.fates(
+                rows, end=end, end_index=item.index, ended_at_ms=at_ms, queue_offset=NONE
+            )
+        made: Rows = new[ends == PENDING]
+        return made
+
+    def _hold(self, rows: Rows) -> None:
+        """Let new timers have their keys, which differ, and are free.
+
+        What is due already is never pending.
+        """
+        waits = (rows["due_ms"] > self.last_read_time_ms) | self._paused.holds(rows["topic"])
+        key, due_ms, seq = (rows[name][waits].tolist() for name in ("key", "due_ms", "seq"))
+        assert self._holders.keys().isdisjoint(key), (key, seq)
+        self._holders.update(zip(key, zip(due_ms, seq, strict=True), strict=True))
+        self._key_of.update(zip(seq, key, strict=True))
+
+    def _free(self, due_ms: I64, seq: I64) -> None:
+        """Timers end: what keys they had, nobody has."""
+        if not self._key_of:
+            return
+        for timer in zip(due_ms.tolist(), seq.tolist(), strict=True):
+            key = self._key_of.get(timer[1])
+            if key is not None and self._holders[key] == timer:
+                del self._holders[key], self._key_of[timer[1]]
+
+    def _admit(self, item: Entry, new: Rows) -> None:
+        self.timers += len(new)
+        due = new["due_ms"] <= self.last_read_time_ms
+        held = due & self._paused.holds(new["topic"])
+        past = held & self._paused.past(new)
+        self._paused.add(new[past])
+        self._enqueue(item, new[due & ~held])
+        self._pending.add(new[~due | (held & ~past)])
+        undone, self._undone = self._undone, []
+        for timer in undone:
+            self._end(item, timer, REPLACED)
+
+    def _fire(self, item: Entry) -> None:
+        fire = payloads.decode_fire(item.payload)
+        taken = self._pending.take(*fire)
+        self.last_read_time_ms = (
+            int(taken.fired["due_ms"][-1]) if taken.limited else fire.read_time_ms
+        )
+        last = int(taken.fired["seq"][-1]) if taken.limited else SEQ_MAX
+        self._paused.position = self.last_read_time_ms, last
+        self._cancelled(taken)
+        self._free(taken.dropped["due_ms"], taken.dropped["seq"])
+        held = self._paused.holds(taken.fired["topic"])
+        self._paused.add(taken.fired[held])
+        self._fires(item, taken.fired[~held])
+        for gone in self._paused.sweep(fire.rows_max, fire.bytes_max):
+            if gone.fired:
+                self._fires(item, gone.rows)
+            else:
+                self._ended_held(item, gone.rows, DROPPED)
+
+    def _fires(self, item: Entry, rows: Rows) -> None:
+        keyed = rows[rows["key"] != 0]
+        self._free(keyed["due_ms"], keyed["seq"])
+        self._enqueue(item, rows)
+
+    def _ended_held(self, item: Entry, rows: Rows, end: int) -> None:
+        """Write down how timers ended that were held."""
+        self._free(rows["due_ms"], rows["seq"])
+        self._book.fates(
+            rows, end=end, end_index=item.index, ended_at_ms=item.time_ms, queue_offset=NONE
+        )
+
+    def _enqueue(self, item: Entry, rows: Rows) -> None:
+        """Fire rows, in this order."""
+        if not len(rows):
+            return
+        offsets = np.zeros(len(rows), np.int64)
+        for topic in np.unique(rows["topic"]).tolist():
+            mine = rows["topic"] == topic
+            count = int(np.count_nonzero(mine))
+            start = self.kept[topic].fire(count, item.time_ms)
+            offsets[mine] = np.arange(start, start + count)
+            self.quotas.touched.add(topic)
+        self.fired += len(rows)
+        self._book.fates(
+            rows, end=FIRED, end_index=item.index, ended_at_ms=item.time_ms, queue_offset=offsets
+        )
+
+    def _cancel(self, item: Entry) -> None:
+        targets = payloads.decode_cancel(item.payload)
+        if not isinstance(targets, Ids):
+            for held in dict.fromkeys(self._held(targets)):
+                if held is not None:
+                    self._end(item, held, CANCELLED)
+            return
+        seqs = targets.seq.astype(np.int64)
+        known = (seqs > 0) & (seqs <= self.seqs)
+        self._end_all(item, targets.due_ms[known], seqs[known], CANCELLED)
+
+    def _reschedule(self, item: Entry) -> None:
+        order = payloads.decode_reschedule(item.payload)
+        new = self._numbered(item, len(order.due_ms))
+        moved: list[int] = []
+        asked: set[tuple[int, int]] = set()
+        size = 0
+        for at, target in enumerate(self._held(order.targets)):
+            if target is None or target in asked or (old := self._find(target)) is None:
+                continue
+            asked.add(target)
+            size += int(old["payload_size"])
+            if moved and size > MOVED_BYTES_MAX:
+                continue
+            moved.append(at)
+            for name in ("mark", "key", "topic", "size", "payload_size"):
+                new[name][at] = old[name]
+            new["old_due_ms"][at], new["other"][at] = target
+            new["due_ms"][at] = order.due_ms[at]
+        for at in moved:
+            row = new[at]
+            self._end(item, (int(row["old_due_ms"]), int(row["other"])), RESCHEDULED)
+            if row["key"]:
+                self._hold(new[at : at + 1])
+        self._admit(item, new[moved])
+
+    def _find(self, target: tuple[int, int]) -> np.void | None:
+        held: np.void | None = self._paused.rows.get(target)
+        return self._pending.find(*target) if held is None else held
+
+    def _held(self, targets: Targets) -> list[tuple[int, int] | None]:
+        """Return (due, seq) per target; None: nobody has the key."""
+        if isinstance(targets, Ids):
+            return list(zip(targets.due_ms.tolist(), targets.seq.tolist(), strict=True))
+        keys = zip(targets.topic.tolist(), hashed(targets.topic, targets.key).tolist(), strict=True)
+        return [None if topic in self.deleted else self._holders.get(key) for topic, key in keys]
+
+    def _end(self, item: Entry, timer: tuple[int, int], end: int) -> None:
+        due_ms, seq = (np.array([value], np.int64) for value in timer)
+        self._end_all(item, due_ms, seq, end)
+
+    def _end_all(self, item: Entry, due_ms: I64, seq: I64, end: int) -> None:
+        """End the pending ones of n timers."""
+        held, others = self._paused.split(due_ms, seq)
+        if len(held):
+            self._ended_held(item, held, end)
+            due_ms, seq = due_ms[others], seq[others]
+        self._free(due_ms, seq)
+        rows = np.zeros(len(seq), ROW)
+        rows["due_ms"], rows["seq"], rows["mark"] = due_ms, seq, end
+        rows["index"], rows["time_ms"], rows["topic"] = item.index, item.time_ms, TOMBSTONE
+        self._pending.add(rows)
+
+    def _cancelled(self, taken: TakenRows) -> None:
+        """Write down what ended before its time: what was first counts."""
+        self._dropped(taken.dropped)
+        rows, by = taken.cancelled, taken.tombstones
+        if len(rows) and self.deleted:
+            since = np.array([self.deleted.get(t, (NEVER,))[0] for t in rows["topic"].tolist()])
+            late = since < by["index"]
+            self._dropped(rows[late])
+            rows, by = rows[~late], by[~late]
+        if len(rows):
+            self._book.fates(
+                rows,
+                end=by["mark"],
+                end_index=by["index"],
+                ended_at_ms=by["time_ms"],
+                queue_offset=NONE,
+            )
+
+    def _dropped(self, rows: Rows) -> None:
+        for topic in np.unique(rows["topic"]).tolist():
+            index, at_ms = self.deleted[topic]
+            mine = rows[rows["topic"] == topic]
+            self._book.fates(
+                mine, end=DROPPED, end_index=index, ended_at_ms=at_ms, queue_offset=NONE
+            )
+
+    # ---- groups
+
+    def _group(self, item: Entry) -> None:
+        for op in payloads.decode_group(item.payload):
+            if isinstance(op, CreateGroup):
+                self._create_group(op)
+                continue
+            if isinstance(op, GroupOp) and op.op is Op.EXPIRE_BELOW:
+                self._expire_below(item, op)
+                continue
+            group = self.groups[op.group]
+            if isinstance(op, Move):
+                self._move(item, op, group)
+            elif isinstance(op, AlterGroup):
+                group.settings.append(op.of(group.settings[-1]))
+            elif group.over:
+                continue  # nobody is meant; or what a group allows, which the leader decides
+            elif isinstance(op, Nack):
+                back = group.take_back(NACKED, op.offsets, item, op.not_before_ms)
+                self._book.returns(group, back)
+            elif op.op is Op.RESERVE:
+                group.reserved = max(group.reserved, int(op.offsets[0]))
+            elif op.op is Op.HAND_OVER:
+                group.hand_over(int(op.offsets[0]))
+            elif op.op in (Op.ENDED, Op.RECALL):
+                why = ENDED if op.op is Op.ENDED else RECALLED
+                self._book.returns(group, group.take_back(why, op.offsets, item))
+            elif op.op is Op.ACK:
+                self._ack(item, op, group)
+            else:
+                self._end_some(item, op, group)
+
+    def _end_some(self, item: Entry, op: GroupOp, group: GroupStory) -> None:
+        """Some messages of a group end, or its life does."""
+        if op.op is Op.SEEK:
+            self._seek(op, group)
+            return
+        assert op.op in (Op.DELETE, Op.EXPIRE), op
+        if op.op is Op.DELETE:
+            group.over = group.deleted = True
+        else:
+            self._book.expired(group, group.expire(op.offsets, item, self._ttl_ms(op.topic)))
+        self._trim(group.topic)
+
+    def _expire_below(self, item: Entry, op: GroupOp) -> None:
+        """All below an offset ends, in all groups of a topic, and is kept no more."""
+        offset = int(op.offsets[0])
+        for group in self.groups.values():
+            if group.topic == op.topic and not group.over:
+                gone = group.expire_below(offset, item, self._ttl_ms(op.topic))
+                self._book.expired(group, gone)
+        self.kept[op.topic].let_go(offset)
+        self.quotas.touched.add(op.topic)
+
+    def _ttl_ms(self, topic: int) -> int:
+        return int(self.said_of(topic, "ttl_ms") or 0)
+
+    def _ack(self, item: Entry, op: GroupOp, group: GroupStory) -> npt.NDArray[np.bool_]:
+        """Take an ack; return which offsets, all different, it was new for (n, bool)."""
+        acks = group.ack(op.offsets, item)
+        self._book.acks(group, acks)
+        self._trim(group.topic)
+        return np.isin(op.offsets.astype(np.int64), acks["queue_offset"])
+
+    def _trim(self, topic: int) -> None:
+        """What every group has acked is gone: a later group does not start before it."""
+        self.kept[topic].acked(self._cursors(topic))
+        self.quotas.touched.add(topic)
+
+    def _cursors(self, topic: int) -> list[int]:
+        return [g.cursor for g in self.groups.values() if g.topic == topic and not g.over]
+
+    def _seek(self, op: GroupOp, group: GroupStory) -> None:
+        """A group goes on elsewhere, as another one of the same name."""
+        kept = self.kept[group.topic]
+        start = min(max(int(op.offsets[0]), kept.begin), kept.end)
+        number = len(self.groups) + 1
+        self.groups[number] = group.sought(number, start, kept.begin, kept.end)
+        self._trim(group.topic)
+
+    def _move(self, item: Entry, op: Move, group: GroupStory) -> None:
+        if op.topic in self.deleted:
+            self.seqs += len(op.offsets)
+            return
+        to = self._topic_of(op.to)
+        if op.to_group:
+            self._create_group(CreateGroup(to, op.to_group, GroupStart.EARLIEST, MOVED_GROUP))
+        new = self._numbered(item, len(op.offsets))
+        if group.over:
+            return
+        if op.to_group:
+            self._note_move(item, op, group)
+        taken = self._ack(item, op, group)
+        moved = int(np.count_nonzero(taken))
+        self.timers += moved
+        self.fired += moved
+        if moved:
+            raw = memoryview(op.rows)
+            rows = decode_schedule(raw).rows
+            for name in ("due_ms", "payload_size"):
+                new[name] = rows[name]
+            new["topic"], new["mark"] = to, marks_of(raw, rows)
+            start = self.kept[to].fire(moved, item.time_ms)
+            self._book.carried(
+                group, new[taken], op.offsets[taken].astype(np.int64), redriven=not op.to_group,
+                queue_offset=np.arange(start, start + moved),
+            )  # fmt: skip
+            self.quotas.touched.add(to)
+
+    def _note_move(self, item: Entry, op: Move, group: GroupStory) -> None:
+        """Note dead letters that failed less often than their group allows.
+
+        By the settings of now or, as an ALTER may come in between, by those before.
+        """
+        allowed = [each.max_attempts or NEVER for each in group.settings[-2:]]
+        for offset, failures in zip(op.offsets.tolist(), group.failures(op.offsets).tolist(),
+                                    strict=True):  # fmt: skip
+            if failures < min(allowed):
+                self.moved_early.append((group, offset, failures, item.index))
+
+    def _topic_of(self, name: str) -> TopicId:
+        """Return the number of a topic, which is made if it isn't there."""
+        for number, known in self.topics.items():
+            if known == name and number not in self.deleted:
+                return TopicId(number)
+        made = TopicId(len(self.topics) + 1)
+        self.topics[made], self.kept[made] = name, QueueStory()
+        self._retain(made, 0)
+        self._note_times(made, 0)
+        self._paused.made(made)
+        return made
+
+    def _create_group(self, create: CreateGroup) -> None:
+        known = [
+            g for g in self.groups.values() if (g.topic, g.name) == (create.topic, create.name)
+        ]
+        if create.topic in self.deleted or not all(group.over for group in known):
+            return
+        earliest = create.start is GroupStart.EARLIEST
+        kept = self.kept[create.topic]
+        self.quotas.touched.add(create.topic)
+        start = kept.begin if earliest else kept.end
+        number = len(self.groups) + 1
+        self.groups[number] = GroupStory(
+            number, create.topic, create.name, start, start, start, base=start, kept=kept.begin,
+            type=create.settings.type, again=bool(known), settings=[create.settings],
+        )  # fmt: skip
+
+
+def _check_policy(item: Entry) -> None:
+    """Refuse what makes timers due before the time that was asked for: it would look early.
+
+    Raises:
+        ValueError: the policy is such a one.
+    """
+    _, policy = decode_policy(item.payload)
+    for name in ("delayed_delivery", "fixed_delay_ms"):
+        value = getattr(policy, name)
+        if value is not None and value is not True:
+            raise ValueError(f"entry {item.index}: the audit does not know {name} = {value}")
+
+
+def hashed(topic: U32, keys: Binary) -> I64:
+    """Return what stands for topics and keys, (n, int64), above 0."""
+    ends = np.cumsum(keys.sizes, dtype=np.int64).tolist()
+    blob, spans = bytes(keys.blob), zip([0, *ends], ends, strict=False)
+    names = zip(topic.tolist(), spans, strict=True)
+    digests = b"".join(
+        hashlib.blake2b(blob[start:end], digest_size=8, salt=number.to_bytes(8, "little")).digest()
+        for number, (start, end) in names
+    )
+    return (np.frombuffer(digests, "<u8") >> np.uint64(1)).astype(np.int64) | 1
+
+
+def crcs_of(payload: memoryview, rows: RowArray) -> I64:
+    """Return the CRC-32 of each payload of a SCHEDULE entry, (n, int64)."""
+    starts = rows["payload_start"].tolist()
+    ends = (rows["payload_start"] + rows["payload_size"]).tolist()
+    spans = zip(starts, ends, strict=True)
+    return np.fromiter((zlib.crc32(payload[a:b]) for a, b in spans), np.int64, len(rows))
+
+
+def marks_of(payload: memoryview, rows: RowArray) -> I64:
+    """Return the marks that a SCHEDULE entry's payloads carry, (n, int64)."""
+    marks = np.full(len(rows), MARK_NONE, np.int64)
+    has = rows["payload_size"] >= MARK_SIZE
+    starts = rows["payload_start"][has].astype(np.int64)
+    around = starts[:, None] + np.arange(MARK_SIZE)
+    marks[has] = np.frombuffer(payload, np.uint8)[around].view("<i8").ravel()
+    return marks

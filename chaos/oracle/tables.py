@@ -1,0 +1,528 @@
+"""The replay's tables, as Parquet files that Spark reads.
+
+fates        one row per row of the log that was asked for: seq mark topic due_ms end
+             schedule_index scheduled_at_ms end_index end_epoch ended_at_ms queue_offset, other_seq
+             (the timer that it replaced, moved, or left alone) and old_due_ms (of the one that it
+             moved: a RESCHEDULE made it); what is not known, or is not so, is null; payload_size
+carried      one row per message that a MOVE made of another one, as of fates, and what that was:
+             from_topic from_group from_offset; redriven, or else a dead letter
+acks         one row per run of messages of a group that one entry acked after as many attempts:
+             topic group queue_offset (of the first) attempts ack_index ack_epoch acked_at_ms count
+returns      one row per message that came back unacked: topic group queue_offset attempts (of the
+             delivery that came back, at most) why (`ended`: its lease; `nacked`; `recalled`: one
+             that it came behind came back) not_before_ms (of a nack, else 0) return_index
+             returned_at_ms
+expired      one row per message that was not acked in time by a group: topic group queue_offset
+             attempts (the highest that was given out before)
+             expire_index expire_epoch expired_at_ms ttl_ms (by the policies of that entry; 0: none)
+groups       one row per life of a group: topic group group_id start_offset kept_offset (the first
+             that the topic kept then) acked lease_ends; sought: one of several lives, or one that
+             is over while its topic is there; over: it or its topic was deleted, or it was
+             sought; deleted: it was, by itself; type: shared, key_shared, …
+checkpoints  one row per CHECKPOINT entry: index time_ms scheduled fired
+deletions    one row per topic that was deleted: topic topic_id delete_index
+quotas       one row per SCHEDULE entry and quota of a topic of it: topic schedule_index quota most,
+             ready (where it is one of what is ready: quota_story.py)
+postponed    one row per topic with a policy, at some time, that makes timers due later than was
+             asked for: topic, by_ms (at most)
+ttls         one row per time to live that a topic had, one after the other: topic from_ms ttl_ms
+             (0: none); not of topics that never had one
+pauses       one row per time that a topic was paused: topic from_ms until_ms (of a pause that goes
+             on, beyond all times)
+policies     one row per POLICY entry: topic (a namespace's is NAME/, the cluster's /) policy_index
+             fields (a JSON object of all that the scope says from then on)
+settings     one row per CREATE and ALTER of a group: topic group lease_ms max_attempts
+             max_in_flight, last (or another ALTER came later)
+moved_early  one row per dead letter that had failed less often than its group allows: topic group
+             queue_offset failures move_index
+payloads     one row per row that was asked for, if the replay was told to: mark logged (the CRC-32
+             of its payload)
+leaders      one row per EPOCH entry: epoch_index epoch (of its frame) said_epoch leader voters
+             (replica ids, 16 hexadecimal digits)
+
+`topic` is what story.life says: a topic that has the name of a deleted one is another one. So is a
+group that was sought, or has the name of a deleted one: `group` is what story.life_of says.
+"""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from chaos.history.nodelog import Piece, between
+from chaos.oracle.group_story import GroupStory
+from chaos.oracle.pending_rows import I64, ROWS_MAX, Rows
+from chaos.oracle.story import ENDS, FIRED, HELD, PENDING, LogStory
+from timer.entries.entry_frame import Entry
+
+FATES: Final = pa.schema(
+    [
+        ("seq", pa.int64()),
+        ("mark", pa.int64()),
+        ("due_ms", pa.int64()),
+        ("schedule_index", pa.int64()),
+        ("scheduled_at_ms", pa.int64()),
+        ("topic", pa.string()),
+        ("end", pa.string()),
+        ("end_index", pa.int64()),
+        ("end_epoch", pa.int64()),
+        ("ended_at_ms", pa.int64()),
+        ("queue_offset", pa.int64()),
+        ("other_seq", pa.int64()),
+        ("old_due_ms", pa.int64()),
+        ("payload_size", pa.int64()),
+    ]
+)
+CARRIED: Final = pa.schema(
+    [
+        *FATES,
+        ("from_topic", pa.string()),
+        ("from_group", pa.string()),
+        ("from_offset", pa.int64()),
+        ("redriven", pa.bool_()),
+    ]
+)
+ACKS: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("group", pa.string()),
+        ("queue_offset", pa.int64()),
+        ("attempts", pa.int64()),
+        ("ack_index", pa.int64()),
+        ("ack_epoch", pa.int64()),
+        ("acked_at_ms", pa.int64()),
+        ("count", pa.int64()),
+    ]
+)
+RETURNS: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("group", pa.string()),
+        ("queue_offset", pa.int64()),
+        ("attempts", pa.int64()),
+        ("why", pa.string()),
+        ("not_before_ms", pa.int64()),
+        ("return_index", pa.int64()),
+        ("returned_at_ms", pa.int64()),
+    ]
+)
+EXPIRED: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("group", pa.string()),
+        ("queue_offset", pa.int64()),
+        ("attempts", pa.int64()),
+        ("expire_index", pa.int64()),
+        ("expire_epoch", pa.int64()),
+        ("expired_at_ms", pa.int64()),
+        ("ttl_ms", pa.int64()),
+    ]
+)
+GROUPS: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("group", pa.string()),
+        ("group_id", pa.int64()),
+        ("start_offset", pa.int64()),
+        ("kept_offset", pa.int64()),
+        ("acked", pa.int64()),
+        ("lease_ends", pa.int64()),
+        ("sought", pa.bool_()),
+        ("over", pa.bool_()),
+        ("deleted", pa.bool_()),
+        ("type", pa.string()),
+    ]
+)
+CHECKPOINTS: Final = pa.schema(
+    [(n, pa.int64()) for n in ("index", "time_ms", "scheduled", "fired")]
+)
+DELETIONS: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("topic_id", pa.int64()),
+        ("delete_index", pa.int64()),
+    ]
+)
+QUOTAS: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("schedule_index", pa.int64()),
+        ("quota", pa.string()),
+        ("most", pa.int64()),
+        ("ready", pa.int64()),
+    ]
+)
+POSTPONED: Final = pa.schema([("topic", pa.string()), ("by_ms", pa.int64())])
+TTLS: Final = pa.schema([("topic", pa.string()), ("from_ms", pa.int64()), ("ttl_ms", pa.int64())])
+PAUSES: Final = pa.schema([(n, pa.int64() if n != "topic" else pa.string()) for n in
+                           ("topic", "from_ms", "until_ms")])  # fmt: skip
+POLICIES: Final = pa.schema(
+    [("topic", pa.string()), ("policy_index", pa.int64()), ("fields", pa.string())]
+)
+SETTINGS: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("group", pa.string()),
+        *((name, pa.int64()) for name in ("lease_ms", "max_attempts", "max_in_flight")),
+        ("last", pa.bool_()),
+    ]
+)
+MOVED_EARLY: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("group", pa.string()),
+        *((name, pa.int64()) for name in ("queue_offset", "failures", "move_index")),
+    ]
+)
+PAYLOADS: Final = pa.schema([("mark", pa.int64()), ("logged", pa.int64())])
+LEADERS: Final = pa.schema(
+    [
+        *((name, pa.int64()) for name in ("epoch_index", "epoch", "said_epoch")),
+        ("leader", pa.string()),
+        ("voters", pa.list_(pa.string())),
+    ]
+)
+STORY: Final = {
+    "fates": FATES,
+    "carried": CARRIED,
+    "acks": ACKS,
+    "returns": RETURNS,
+    "expired": EXPIRED,
+    "groups": GROUPS,
+    "checkpoints": CHECKPOINTS,
+    "deletions": DELETIONS,
+    "quotas": QUOTAS,
+    "postponed": POSTPONED,
+    "ttls": TTLS,
+    "pauses": PAUSES,
+    "policies": POLICIES,
+    "settings": SETTINGS,
+    "moved_early": MOVED_EARLY,
+    "leaders": LEADERS,
+    "payloads": PAYLOADS,
+}
+FIGURES: Final = ", ".join(
+    f"{name} BIGINT" for name in ("last_index", "last_read_time_ms", "scheduled", *ENDS)
+)
+
+_ROWS_PER_GROUP: Final = 1 << 19
+_ENDS: Final = pa.array(ENDS)
+
+
+class _Table:
+    """A Parquet file that grows by pieces; a row group is written once enough rows wait."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._writer = pq.ParquetWriter(path, schema, compression="lz4")
+        self._schema = schema
+        self._waiting: list[tuple[Any, ...]] = []
+        self._rows = 0
+
+    def add(self, rows: int, *columns: Any) -> bool:
+        """Take columns of `rows` values; return whether it is time to write."""
+        self._waiting.append(columns)
+        self._rows += rows
+        return self._rows >= _ROWS_PER_GROUP
+
+    def drain(self) -> Iterable[tuple[Any, ...]]:
+        waiting, self._waiting, self._rows = self._waiting, [], 0
+        return waiting
+
+    def write(self, columns: Sequence[Any]) -> None:
+        self._writer.write_table(pa.table([*columns], schema=self._schema))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class ParquetBook:
+    """Writes a story down in a folder: the tables of STORY."""
+
+    def __init__(self, folder: Path) -> None:
+        self.counts = np.zeros(len(ENDS), np.int64)
+        """Timers by their end."""
+        self.story: LogStory | None = None
+        """Whose topics and epochs name the rows; set before the first row comes."""
+        self._tables = {
+            name: _Table(folder / name / "part-0.parquet", schema) for name, schema in STORY.items()
+        }
+
+    def fates(self, rows: Rows, **columns: I64 | int) -> None:
+        """Take timers that reached their end."""
+        if not len(rows):
+            return
+        names = ("end", "end_index", "ended_at_ms", "queue_offset")
+        full = [np.broadcast_to(np.asarray(columns[n], np.int64), len(rows)) for n in names]
+        self.counts += np.bincount(full[0], minlength=len(ENDS))
+        if self._tables["fates"].add(len(rows), rows, *full):
+            self._write_fates()
+
+    def carried(self, group: GroupStory, rows: Rows, offsets: I64, **columns: I64 | int) -> None:
+        """Take messages that a MOVE took along."""
+        names = ("queue_offset", "redriven")
+        full = [np.broadcast_to(np.asarray(columns[n]), len(rows)) for n in names]
+        if self._tables["carried"].add(len(rows), group.group_id, rows, offsets, *full):
+            self._write_carried()
+
+    def payloads(self, marks: I64, crcs: I64) -> None:
+        """Take the checksums of payloads."""
+        if self._tables["payloads"].add(len(marks), np.ascontiguousarray(marks), crcs):
+            self._write_payloads()
+
+    def _write_payloads(self) -> None:
+        waiting = [*self._tables["payloads"].drain()]
+        if waiting:
+            columns = zip(*waiting, strict=True)
+            self._tables["payloads"].write([pa.array(np.concatenate(each)) for each in columns])
+
+    def acks(self, group: GroupStory, acks: Any) -> None:
+        """Take acks that counted."""
+        if self._tables["acks"].add(len(acks), group.group_id, acks):
+            self._write_slots("acks")
+
+    def returns(self, group: GroupStory, returns: Any) -> None:
+        """Take what came back from consumers."""
+        if self._tables["returns"].add(len(returns), group.group_id, returns):
+            self._write_slots("returns")
+
+    def expired(self, group: GroupStory, expired: Any) -> None:
+        """Take what was not acked in time."""
+        if self._tables["expired"].add(len(expired), group.group_id, expired):
+            self._write_slots("expired")
+
+    def checkpoint(self, **figures: int) -> None:
+        """Take the figures at one CHECKPOINT entry."""
+        self._tables["checkpoints"].add(1, *(figures[name] for name in CHECKPOINTS.names))
+
+    def _write_fates(self) -> None:
+        assert self.story is not None
+        waiting = self._tables["fates"].drain()
+        if not waiting:
+            return
+        self._tables["fates"].write(self._columns(*map(np.concatenate, zip(*waiting, strict=True))))
+
+    def _columns(
+        self, rows: Rows, end: I64, end_index: I64, ended_at_ms: I64, offsets: I64
+    ) -> list[pa.Array]:
+        """Return the columns of FATES."""
+        assert self.story is not None
+        starts = np.array(self.story.epoch_starts or [(0, 0)], np.int64)
+        end_epoch = starts[np.searchsorted(starts[:, 0], end_index, "right") - 1, 1]
+        top = max([*self.story.topics, int(rows["topic"].max())])
+        topics = pa.array([self._topic(topic) for topic in range(top + 1)], pa.string())
+        ended, fired = pa.array((end != PENDING) & (end != HELD)), pa.array(end == FIRED)
+        return [
+            *(
+                pa.array(np.ascontiguousarray(rows[name]))
+                for name in ("seq", "mark", "due_ms", "index", "time_ms")
+            ),
+            topics.take(pa.array(rows["topic"].astype(np.int64))),
+            _ENDS.take(pa.array(end)),
+            pc.if_else(ended, pa.array(end_index), None),
+            pc.if_else(ended, pa.array(end_epoch), None),
+            pc.if_else(ended, pa.array(ended_at_ms), None),
+            pc.if_else(fired, pa.array(offsets), None),
+            *(_positive(rows[name]) for name in ("other", "old_due_ms")),
+            pa.array(rows["payload_size"].astype(np.int64)),
+        ]
+
+    def _write_carried(self) -> None:
+        assert self.story is not None
+        waiting = [*self._tables["carried"].drain()]
+        if not waiting:
+            return
+        groups, *rest = zip(*waiting, strict=True)
+        rows, from_offset, offsets, redriven = map(np.concatenate, rest)
+        sizes = [len(each) for each in rest[0]]
+        known = self.story.groups
+        places = [(self._topic(known[n].topic), self.story.life_of(known[n])) for n in groups]
+        topics, names = (
+            pa.array([place[at] for place in places], pa.string()).take(
+                pa.array(np.repeat(np.arange(len(places)), sizes))
+            )
+            for at in range(2)
+        )
+        index, at_ms = rows["index"], rows["time_ms"]
+        ends = np.full(len(rows), FIRED)
+        self._tables["carried"].write(
+            [
+                *self._columns(
+                    rows, ends, np.ascontiguousarray(index), np.ascontiguousarray(at_ms), offsets
+                ),
+                *(topics, names, pa.array(from_offset), pa.array(redriven)),
+            ]
+        )
+
+    def _write_slots(self, table: str) -> None:
+        """Write acks, by runs, what came back, or what expired."""
+        assert self.story is not None
+        waiting = [each for each in self._tables[table].drain() if len(each[1])]
+        if not waiting:
+            return
+        acks = np.concatenate([each for _, each in waiting])
+        numbers = np.repeat([number for number, _ in waiting], [len(each) for _, each in waiting])
+        known = self.story.groups
+        topics = [None, *(self._topic(known[n].topic) for n in sorted(known))]
+        names = [None, *(self.story.life_of(known[n]) for n in sorted(known))]
+        counts = []
+        if table == "acks":
+            starts = _run_starts(numbers, acks)
+            counts = [np.diff(starts, append=len(acks))]
+            numbers, acks = numbers[starts], acks[starts]
+        columns = [np.ascontiguousarray(acks[name]) for name in acks.dtype.names or ()]
+        self._tables[table].write(
+            [
+                pa.array(topics, pa.string()).take(pa.array(numbers)),
+                pa.array(names, pa.string()).take(pa.array(numbers)),
+                *map(pa.array, columns + counts),
+            ]
+        )
+
+    def _topic(self, number: int) -> str | None:
+        assert self.story is not None
+        return self.story.life(number) if number in self.story.topics else None
+
+    def close(self) -> None:
+        """Write what waits, then the groups and topics."""
+        if self.story is not None:
+            self._write_fates()
+            self._write_carried()
+            self._write_payloads()
+            self._write_slots("acks")
+            self._write_slots("returns")
+            self._write_slots("expired")
+            points = [*self._tables["checkpoints"].drain()]
+            columns = zip(*points, strict=True) if points else [[]] * len(CHECKPOINTS)
+            self._tables["checkpoints"].write([pa.array(c, pa.int64()) for c in columns])
+            for name, rows in _tables(self.story).items():
+                columns = zip(*rows, strict=True) if rows else [[]] * len(STORY[name])
+                kinds = zip(columns, STORY[name].types, strict=True)
+                self._tables[name].write([pa.array([*column], kind) for column, kind in kinds])
+        self._close_files()
+
+    def _close_files(self) -> None:
+        for table in self._tables.values():
+            table.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._close_files()
+
+
+def _run_starts(numbers: I64, acks: Any) -> I64:
+    """Return where, in acks of groups by number, other ones begin than the next of the same."""
+    same = (numbers[1:] == numbers[:-1]) & (np.diff(acks["queue_offset"]) == 1)
+    for name in ("attempts", "index"):
+        same &= acks[name][1:] == acks[name][:-1]
+    return np.flatnonzero(np.concatenate([[True], ~same]))
+
+
+def _positive(column: I64) -> pa.Array:
+    return pa.array(np.ascontiguousarray(column), mask=column <= 0)
+
+
+def _tables(story: LogStory) -> dict[str, list[tuple[Any, ...]]]:
+    """Return the rows of what is known at the end: groups, deletions, quotas, policies, …"""
+    groups = [
+        (
+            story.life(group.topic), story.life_of(group), group.group_id, group.start, group.kept,
+            group.acked_count, group.ended_count,
+            group.again or (group.over and group.topic not in story.deleted),
+            group.over, group.deleted, group.type,
+        )
+        for group in story.groups.values()
+    ]  # fmt: skip
+    return {
+        "groups": groups,
+        "deletions": [(story.life(t), t, index) for t, (index, _) in story.deleted.items()],
+        "quotas": [(story.life(topic), *rest) for topic, *rest in story.quotas.noted],
+        "postponed": [(story.life(t), by_ms) for t, by_ms in story.postponed.items() if by_ms],
+        "ttls": [
+            (story.life(topic), *each)
+            for topic, ttls in story.ttls.items()
+            for each in ttls
+            if any(ttl_ms for _, ttl_ms in ttls)
+        ],
+        "pauses": [
+            (story.life(topic), *span) for topic, spans in story.pauses.items() for span in spans
+        ],
+        "policies": [
+            (story.life(scope.topic) if scope.topic else f"{scope.namespace}/", index, fields)
+            for scope, index, fields in story.policies
+        ],
+        "settings": [
+            (
+                story.life(group.topic),
+                story.life_of(group),
+                each.lease_ms,
+                each.max_attempts,
+                each.max_in_flight,
+                each is group.settings[-1],
+            )
+            for group in story.groups.values()
+            for each in group.settings
+        ],
+        "moved_early": [
+            (story.life(group.topic), story.life_of(group), *rest)
+            for group, *rest in story.moved_early
+        ],
+        "leaders": [
+            (
+                index,
+                epoch,
+                said.epoch,
+                f"{said.leader:016x}",
+                [f"{voter:016x}" for voter in said.voters],
+            )
+            for (index, epoch), said in zip(story.epoch_starts, story.leaders, strict=True)
+        ],
+    }
+
+
+def write(
+    log: Iterable[Entry], into: Path, spill: Path, *, pending_max: int = ROWS_MAX,
+    checksums: bool = False,
+) -> dict[str, int]:  # fmt: skip
+    """Replay a log into tables in the folder `into`; return a row of `FIGURES`."""
+    with ParquetBook(into) as book:
+        story = LogStory(book, spill, pending_max=pending_max, checksums=checksums)
+        book.story = story
+        for item in log:
+            story.apply(item)
+        story.end()
+    return {
+        "last_index": story.last_index,
+        "last_read_time_ms": story.last_read_time_ms,
+        "scheduled": story.timers,
+        **dict(zip(ENDS, book.counts.tolist(), strict=True)),
+    }
+
+
+def replay(
+    pieces: Sequence[Piece], into: Path, spill: Path, *, checksums: bool = False
+) -> dict[str, int]:
+    """Replay what pieces of logs hold, each going on where the one before ends; see `write`.
+
+    Raises:
+        CorruptFile: a log is damaged.
+    """
+    assert pieces[0].first == 1, pieces[0]
+    log = itertools.chain.from_iterable(map(between, pieces))
+    return write(log, into, spill, checksums=checksums)

@@ -1,0 +1,112 @@
+"""In which order groups get messages, told from the log and from what leaders hand out.
+
+A plain model beside timer/leader/groups/ordered_leases.py, written apart from it: per group and
+epoch, who has which message. What is handed out must have nothing before it in its key but what is
+in flight at the same consumer, or is acked, moved or expired, or perhaps is about to be acked. A
+part of the book.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from chaos.sim.checks.keybook import TimerName
+from chaos.sim.world.referee import Broken
+from timer.entries.payloads import KEY_SHARED, SHARED, GroupOp, Op
+from timer.leader.groups.group_dispatch import Delivery
+from timer.state.machine import Machine
+
+
+@dataclass(slots=True)
+class OrderBook:
+    """See the module; `handed_out` raises Broken."""
+
+    keys: dict[int, list[bytes]] = field(default_factory=dict)
+    """Topic id -> the key of each offset; one of its own without a key."""
+    done: dict[int, set[int]] = field(default_factory=dict)
+    """Group id -> offsets that are acked, moved or expired, or that somebody has asked to ack."""
+    flights: dict[int, tuple[int, dict[int, object]]] = field(default_factory=dict)
+    """Group id -> an epoch, and of each offset that its leader handed out, who has it."""
+    names: dict[int, list[TimerName]] = field(default_factory=dict)
+    """Topic id -> the timer of each offset."""
+    fired_names: set[TimerName] = field(default_factory=set)
+    """All of these."""
+    passing: set[int] = field(default_factory=set)
+    """Topics that were deleted, or a group of theirs was, or was sought: what has fired there may
+    never have been delivered."""
+    unread: dict[int, int] = field(default_factory=dict)
+    """Topic id -> what lies below, retention let go of while it had no group."""
+    checked: int = 0
+    """Messages handed out behind another one of their key."""
+
+    def fired(self, machine: Machine) -> None:
+        """Note the keys of what has fired since: its pages are there, as it was just applied."""
+        for topic_id, topic in machine.topics.items():
+            if not topic.groups:
+                self.unread[topic_id] = max(self.unread.get(topic_id, 0), topic.queue.begin)
+            keys = self.keys.setdefault(topic_id, [])
+            names = self.names.setdefault(topic_id, [])
+            if topic.queue.end <= len(keys):
+                continue
+            for block in topic.queue.blocks:
+                if block.end <= len(keys):
+                    continue
+                assert block.page is not None, (topic.name, block.first, len(keys))
+                for row in block.page.rows[len(keys) - block.first :]:
+                    start, size = int(row["key_start"]), int(row["key_size"])
+                    key = bytes(block.page.bufs[int(row["buf"])][start : start + size])
+                    keys.append(key or b"/%d" % len(keys))
+                    names.append(TimerName(int(row["due_ms"]), int(row["seq"])))
+                    self.fired_names.add(names[-1])
+
+    def unseen(self, passed: Iterable[tuple[int, int, int]]) -> set[TimerName]:
+        """Return timers that fired and perhaps came to nobody. `passed`: see Book.passed.
+
+        What retention let go of in a topic that nobody read then is among them.
+        """
+        several = {self.names[topic][offset] for topic, _, offset in passed}
+        for topic_id, begin in self.unread.items():
+            several |= {*self.names[topic_id][:begin]}
+        return several.union(*(self.names.get(topic, ()) for topic in self.passing))
+
+    def ack_asked(self, group_id: int, offsets: Iterable[int]) -> None:
+        """Somebody says that these are done; the leader may believe it before it is committed."""
+        self.done.setdefault(group_id, set()).update(offsets)
+
+    def committed(self, op: GroupOp) -> None:
+        """Note what an op of the log did: what came back is with nobody."""
+        offsets = op.offsets.tolist()
+        if op.op in (Op.SEEK, Op.DELETE):
+            self.passing.add(op.topic)
+        if op.op in (Op.ACK, Op.MOVE, Op.EXPIRE):
+            self.ack_asked(op.group, offsets)
+        elif op.op in (Op.NACK, Op.ENDED, Op.RECALL):
+            _, held = self.flights.get(op.group, (0, {}))
+            for offset in offsets:
+                held.pop(offset, None)
+
+    def handed_out(self, delivery: Delivery) -> None:
+        """Nothing comes before what is earlier in its key, and that is with the same consumer."""
+        group, consumer = delivery.group, delivery.lease.consumer
+        kind, group_id = group.settings.type, group.group_id
+        if kind == SHARED:
+            return
+        epoch, held = self.flights.get(group_id, (0, {}))
+        if epoch < delivery.epoch:
+            held = {}
+            self.flights[group_id] = (delivery.epoch, held)
+        who = f"{group.name} ({kind}) of {delivery.topic.name}"
+        done, keys = self.done.setdefault(group_id, set()), self.keys[group.topic]
+
+        def same(other: int, offset: int) -> bool:
+            return other not in done and (kind != KEY_SHARED or keys[other] == keys[offset])
+
+        for offset in delivery.lease.offsets.tolist():
+            before = [o for o in range(group.cursor, offset) if same(o, offset)]
+            self.checked += len(before)
+            for other in before:
+                if held.get(other) is not consumer:
+                    raise Broken("order", f"{who} gets {offset} before {other}")
+            for other in held:
+                if other > offset and same(other, offset):
+                    raise Broken("order", f"{who} gets {offset} again behind {other}")
+            held[offset] = consumer

@@ -1,0 +1,185 @@
+"""What policies make of simulated clients' timers, told from the log; a part of the book.
+
+A plain model beside timer/entries/policies.py and timer/leader/intake/admission.py, written apart
+from them: one map of fields a scope, one row at a time. Clients note what they ask and when the
+leader takes it; each row of the log must be what the policies of the entries before its own make of
+one such taking.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from chaos.sim.world.referee import Broken
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.entries.payloads import (
+    DeleteTopic,
+    Ids,
+    Move,
+    decode_group,
+    decode_reschedule,
+    decode_topic,
+)
+from timer.entries.policies import decode_policy
+from timer.model.columns import decode_schedule
+from timer.model.units import LogIndex
+from timer.state.apply_results import RESCHEDULED, RescheduleApplied, ScheduleApplied
+
+TICK_MS: Final = 10
+LEVELS_MS: Final = (1_000, 3_000, 7_000, 15_000)
+"""By default; a world ends within minutes."""
+PLAIN: Final[dict[str, Any]] = {
+    "delayed_delivery": True,
+    "tick_ms": TICK_MS,
+    "delay_ms_min": 0,
+    "delay_levels_ms": LEVELS_MS,
+}
+
+
+class TakenRequest(NamedTuple):
+    """One moment at which a leader took a request."""
+
+    way: str
+    values: tuple[int, ...]
+    clock_ms: int
+    floor_ms: int
+    """Up to here all had fired."""
+
+
+@dataclass(slots=True)
+class PolicyBook:
+    """See the module. `check` raises Broken when a row is not what policies make of it."""
+
+    requests: dict[tuple[int, int], list[TakenRequest]] = field(default_factory=dict)
+    """(producer, sequence) -> when it was taken."""
+    moves: dict[object, list[tuple[str, TakenRequest]]] = field(default_factory=dict)
+    """Seq, or (topic, key) -> when its reschedule was taken, and the topic."""
+    topics: list[str] = field(default_factory=list)
+    """Names, in the order of ids."""
+    gone: set[int] = field(default_factory=set)
+    """Ids of those that were deleted."""
+    said: list[tuple[LogIndex, dict[str, dict[str, Any]]]] = field(default_factory=list)
+    """(Entry, what each scope says from there on); scopes as "", "ns/" and the topic's name."""
+    checked: LogIndex = LogIndex(0)
+
+    def on_commit(self, entry: Entry) -> None:
+        """Look at an entry that is committed for the first time."""
+        if entry.kind is EntryKind.TOPIC:
+            said = decode_topic(entry.payload)
+            if isinstance(said, DeleteTopic):
+                self._delete(said, entry.index)
+            else:
+                self._topic(said)
+        elif entry.kind is EntryKind.GROUP:
+            for op in decode_group(entry.payload):
+                if isinstance(op, Move) and op.topic not in self.gone:
+                    self._topic(op.to)
+        elif entry.kind is EntryKind.POLICY:
+            scope, policy = decode_policy(entry.payload)
+            if scope.topic in self.gone:
+                return
+            name = self.topics[scope.topic - 1] if scope.topic else scope.namespace
+            name += "/" if scope.namespace else ""
+            before = self.said[-1][1] if self.said else {}
+            self.said.append((entry.index, {**before, name: policy.pack()}))
+
+    def _topic(self, name: str) -> None:
+        """A topic is there from here on, if it was not."""
+        there = [known for number, known in enumerate(self.topics, 1) if number not in self.gone]
+        if name not in there:
+            self.topics.append(name)
+
+    def _delete(self, said: DeleteTopic, index: LogIndex) -> None:
+        """A topic is gone, and what it says with it."""
+        if 0 < said.topic <= len(self.topics) and said.topic not in self.gone:
+            self.gone.add(said.topic)
+            before = dict(self.said[-1][1]) if self.said else {}
+            if before.pop(self.topics[said.topic - 1], None) is not None:
+                self.said.append((index, before))
+
+    def at(self, index: int, topic: str) -> dict[str, Any]:
+        """Return what holds for a topic at an entry."""
+        past = (said for since, said in reversed(self.said) if since < index)
+        said: dict[str, dict[str, Any]] = next(past, {})
+        namespace = topic.split("/")[0] if "/" in topic else "default"
+        scopes = ("", f"{namespace}/", topic)
+        return PLAIN | {name: v for each in scopes for name, v in said.get(each, {}).items()}
+
+    # ---- the checks, by the first replica that applies an entry
+
+    def check(self, entry: Entry, applied: object) -> None:
+        """P3 under policies: the times of new rows are those that policies make."""
+        if entry.index <= self.checked:
+            return
+        self.checked = entry.index
+        if isinstance(applied, ScheduleApplied):
+            self._check_schedule(entry, applied)
+        elif isinstance(applied, RescheduleApplied):
+            self._check_moves(entry, applied)
+
+    def _check_schedule(self, entry: Entry, applied: ScheduleApplied) -> None:
+        schedule, start = decode_schedule(entry.payload), 0
+        for part, result in zip(schedule.parts.tolist(), applied.parts, strict=True):
+            producer, sequence, size, *_ = part
+            rows = schedule.rows[start : start + size]
+            start += size
+            takings = self.requests.get((producer, sequence), [])
+            if not isinstance(result, tuple) or result[1] or not takings:
+                continue  # refused, or answered as it was before
+            topic = self.topics[int(rows["topic"][0]) - 1]
+            rules = self.at(entry.index, topic)
+            limit, most = rules.get("payload_bytes_max"), int(rows["payload_size"].max())
+            if limit is not None and most > limit:
+                raise Broken("policy", f"{entry.index}: {most} bytes in {topic}, {rules}")
+            times = list(zip(rows["requested_ms"].tolist(), rows["due_ms"].tolist(), strict=True))
+            if times not in [_times(rules, taken) for taken in takings]:
+                raise Broken("policy", f"{entry.index}: {times} in {topic}, {rules}, {takings}")
+
+    def _check_moves(self, entry: Entry, applied: RescheduleApplied) -> None:
+        order = decode_reschedule(entry.payload)
+        times = zip(order.requested_ms.tolist(), order.due_ms.tolist(), strict=True)
+        for at, (requested_ms, due_ms) in enumerate(times):
+            takings = self.moves.get(self._target(order.targets, at), [])
+            if applied.results[at] != RESCHEDULED or not takings:
+                continue
+            fits = [_times(self.at(entry.index, topic), taken) for topic, taken in takings]
+            if [(requested_ms, due_ms)] not in fits:
+                said = self.at(entry.index, takings[0][0])
+                raise Broken("policy", f"{entry.index}: to {due_ms}, {said}, {takings}")
+
+    def _target(self, targets: object, at: int) -> object:
+        if isinstance(targets, Ids):
+            return int(targets.seq[at])
+        topic = self.topics[int(targets.topic[at]) - 1]  # type: ignore[attr-defined]
+        return topic, bytes(targets.key.blob)  # type: ignore[attr-defined] # one key a request
+
+
+def _times(rules: dict[str, Any], taken: TakenRequest) -> list[tuple[int, int]] | None:
+    """Return (requested, due) of each row. None: it should have been refused."""
+    times = [_time(rules, taken, value) for value in taken.values]
+    return None if None in times else [each for each in times if each is not None]
+
+
+def _time(rules: dict[str, Any], taken: TakenRequest, value: int) -> tuple[int, int] | None:
+    now, delay = taken.clock_ms, value
+    if taken.way == "due_ms":
+        delay = value - now
+    elif taken.way == "delay_level":
+        levels = [0, *rules["delay_levels_ms"]]
+        delay = levels[min(value, len(levels) - 1)]
+    requested = now + delay
+    fixed = rules.get("fixed_delay_ms")
+    if not rules["delayed_delivery"]:
+        delay = min(delay, 0)
+    elif fixed is not None:
+        delay = fixed
+    elif delay > rules.get("delay_ms_max", delay):
+        return None
+    else:
+        delay = max(delay, rules["delay_ms_min"] or delay)
+    due, ttl_ms = now + delay, rules.get("ttl_ms")
+    if ttl_ms and due + ttl_ms <= now:
+        return None
+    if delay <= 0:
+        return requested, max(due, taken.floor_ms)
+    tick = rules["tick_ms"]
+    return requested, due + -due % tick

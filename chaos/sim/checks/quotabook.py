@@ -1,0 +1,94 @@
+"""Quotas in simulated worlds: the limits that hold for accepted requests.
+
+The book is told from the log and from the requests that leaders accepted, independently of
+timer/leader/intake/quotas.py.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from chaos.sim.checks.policybook import PolicyBook
+from chaos.sim.world.referee import Broken
+from timer.entries.entry_frame import Entry
+from timer.leader.leader import Leader
+from timer.model.columns import Part, RowArray, decode_schedule
+from timer.ready.topic import Topic
+from timer.state.apply_results import ScheduleApplied
+from timer.state.machine import Machine
+
+
+@dataclass(slots=True)
+class QuotaBook:
+    """See the module. It raises Broken when a quota was exceeded, or a refusal was a lie."""
+
+    policies: PolicyBook
+    taken: set[tuple[int, object]] = field(default_factory=set)
+    """(epoch, request) that a leader took."""
+    repeated: set[tuple[int, object]] = field(default_factory=set)
+    """Those that were known to repeat one; its id may have been forgotten by the time of the entry:
+    then it is as new, though nobody judged it."""
+    refused: int = 0
+    """Requests that a client was told to have no room for."""
+    checked: int = 0
+
+    def took(self, leader: Leader, request: object, part: Part, *, repeated: bool) -> None:
+        """A leader took a request; `repeated`: it was applied, or is on its way already."""
+        known = repeated or (leader.epoch, request) in self.taken
+        self.taken.add((leader.epoch, request))
+        if repeated:
+            self.repeated.add((leader.epoch, request))
+        for topic_id in {*part.topic.tolist()} if not known else ():
+            topic = leader.machine.topics[topic_id]
+            for name, there in zip(("ready_max", "ready_bytes_max"), _ready(topic), strict=True):
+                limit = getattr(leader.admission.rules(topic_id).effective.policy, name)
+                if limit is not None and there >= limit:
+                    raise Broken("quota", f"{request} taken, {there} in {topic.name}: {name}")
+
+    def check(self, entry: Entry, applied: object, machine: Machine) -> None:
+        """What was scheduled is within the quotas of the entries before it, and was taken."""
+        if entry.index <= self.checked:
+            return
+        self.checked = entry.index
+        if not isinstance(applied, ScheduleApplied):
+            return
+        schedule, start = decode_schedule(entry.payload), 0
+        fresh: set[int] = set()
+        heads = zip(schedule.parts.tolist(), schedule.requests, applied.parts, strict=True)
+        for (producer, sequence, size, *_), request, result in heads:
+            rows = schedule.rows[start : start + size]
+            start += size
+            if not isinstance(result, tuple) or result[1]:
+                continue  # refused, or answered as it was before
+            key = (producer, sequence) if request is None else request[:2]
+            if (entry.epoch, key) not in self.taken:
+                raise Broken("quota", f"{entry.index}: {key} was not taken under {entry.epoch}")
+            if (entry.epoch, key) not in self.repeated:
+                fresh |= {*rows["topic"].tolist()}
+        for topic_id in fresh:
+            self._within(entry, machine.topics[topic_id])  # type: ignore[index]
+
+    def _within(self, entry: Entry, topic: Topic) -> None:
+        said: dict[str, Any] = self.policies.at(entry.index, topic.name)
+        there = {"pending_max": topic.counts.pending, "pending_bytes_max": topic.pending_bytes}
+        for name, amount in there.items():
+            limit = said.get(name)
+            if limit is not None and amount > limit:
+                raise Broken("quota", f"{entry.index}: {amount} in {topic.name}, {name} = {limit}")
+
+
+def weigh(node: object, topic: Topic, pending: RowArray) -> None:
+    """What is counted of a topic's pending timers is what they are, one by one.
+
+    Raises:
+        Broken: it is not.
+    """
+    found = int(pending["payload_size"].sum())
+    if found != topic.pending_bytes:
+        raise Broken("quota", f"{node}: {found} bytes in {topic.name}, not {topic.pending_bytes}")
+
+
+def _ready(topic: Topic) -> tuple[int, int]:
+    """Return how many messages some group has not acked, and about how many bytes they have."""
+    first = min((group.cursor for group in topic.groups.values()), default=topic.queue.begin)
+    whole = [block for block in topic.queue.blocks if block.first >= first]
+    return topic.queue.end - first, sum(block.payload_bytes for block in whole)

@@ -1,0 +1,104 @@
+"""Simple clients of a simulated cluster: they have no producer and name their requests.
+
+A caller sends requests about several topics under an id until they are answered, and once more. It
+gives up on some, and sends another request under an old id now and then. Most ids are remembered
+for longer than the world lasts, some for a moment only.
+"""
+
+import random
+from typing import TYPE_CHECKING, Final
+
+from chaos.sim.checks.requestbook import NamedRequest
+from timer.model.timer_errors import EngineError, InvalidRequestError
+
+if TYPE_CHECKING:
+    from chaos.sim.timers.timers import TimerApp
+    from chaos.sim.timers.town import Town
+
+LONG_MS: Final = 10 * 365 * 86_400_000
+"""Longer than any clock is led astray."""
+SHORT_MS: Final = 1_500
+RESEND_US: Final = 900_000
+OTHER: Final = 0.1
+"""How often a caller tries another request under an id that it has used."""
+
+
+class SimCaller:
+    """One simple client."""
+
+    def __init__(self, town: "Town", name: bytes, rng: random.Random) -> None:
+        self._town = town
+        self._name = name
+        self._rng = rng
+        self._made = 0
+        self.waiting: list[NamedRequest] = []
+        self._past: list[NamedRequest] = []
+
+    def act(self) -> None:
+        """Do one thing: a new request, or send an old one again."""
+        app, rng = self._town.leader(), self._rng
+        if app is None:
+            return
+        now_us = self._town.world.timeline.now_us
+        if self.waiting and now_us - self.waiting[0].sent_us > RESEND_US:
+            call = self.waiting[0]
+            if rng.random() < 0.1 and not self._town.closing:
+                self.waiting.remove(call)  # it has died: nobody knows what became of it
+                self._past.append(call)
+            else:
+                self._send(app, call)
+        elif self._town.closing:
+            return
+        elif self._past and rng.random() < 0.3:
+            self._send(app, rng.choice(self._past[-6:]))
+        elif len(self.waiting) < 3:
+            self._new(app)
+
+    def _new(self, app: "TimerApp") -> None:
+        rng = self._rng
+        self._made += 1
+        text, window_ms = b"%s-%d" % (self._name, self._made), LONG_MS
+        body = 0
+        if rng.random() < 0.2:
+            window_ms = SHORT_MS
+        elif self._past and rng.random() < OTHER:
+            old = rng.choice(self._past)
+            text, body = old.text, self._made
+        count = rng.choice((1, 2, 5))
+        rows = [
+            (rng.choice(self._town.topics), int(rng.choice((0, 50, 3_000)) * rng.random()))
+            for _ in range(count)
+        ]
+        call = NamedRequest(text, body, rows, window_ms)
+        self._town.book.asked(call.payloads)
+        if window_ms == SHORT_MS:
+            self._town.book.repeatable.update(call.payloads)
+        else:
+            self._town.book.whole.append(call.payloads)
+        self.waiting.append(call)
+        self._send(app, call)
+
+    def _send(self, app: "TimerApp", call: NamedRequest) -> None:
+        call.sent_us = self._town.world.timeline.now_us
+        reply = self._town.reply(lambda result: self._answered(call, result))
+        self._town.line.ask(app, app.call, call, reply)
+
+    def _answered(self, call: NamedRequest, result: object) -> None:
+        if isinstance(result, InvalidRequestError):  # by policy, or the id is another's
+            if self._town.operator is None:
+                self._town.book.requests.refusal(call.text, call.body)
+            if call in self.waiting:
+                self.waiting.remove(call)
+        if isinstance(result, EngineError):
+            return  # sent again when it is due
+        assert isinstance(result, list)
+        book = self._town.book
+        if call.window_ms == LONG_MS and call.names is not None:
+            book.answered_again(call.names, result)
+        if call.names is None or call.window_ms == SHORT_MS:
+            for told, (topic, _) in zip(result, call.rows, strict=True):
+                book.scheduled(told.name, topic, None)
+        call.names = result
+        if call in self.waiting:
+            self.waiting.remove(call)
+            self._past.append(call)

@@ -1,0 +1,106 @@
+"""What operators ask of a simulated node: groups that are sought, altered, deleted and redriven.
+
+A part of chaos/sim/timers/timers.py. Nobody waits for an answer: what was done stands in the log,
+and the book reads it there.
+"""
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from timer.entries.payloads import AlterGroup
+from timer.leader.groups import dead_letters
+from timer.leader.groups.group_dispatch import Delivery
+from timer.leader.groups.shared_leases import ConsumerStream
+from timer.leader.leader import Leader
+from timer.model.timer_errors import EngineError
+from timer.model.units import Now, QueueOffset, UnixMs
+from timer.ready.group import Group
+from timer.recovery.engine import Engine
+
+if TYPE_CHECKING:
+    from chaos.sim.world.sim_node import SimNode
+
+REDRIVE_WAIT_US: Final = 2_000_000
+"""Until a redrive gives up."""
+REDRIVE_LEASE_MS: Final = 2_000
+
+
+class KeeperCalls:
+    """See the module; TimerApp has the rest."""
+
+    engine: Engine
+    node: "SimNode"
+
+    def _now(self) -> Now:
+        raise NotImplementedError
+
+    def _kick(self) -> None:
+        raise NotImplementedError
+
+    def seek_group(self, topic: str, name: str, by: str, where: float) -> None:
+        """Let a group go on elsewhere. `where`: how far on in what is kept."""
+        leader, group = self._group(topic, name)
+        if leader is None or group is None:
+            return
+        queue, now_ms = self.engine.machine.topics[group.topic].queue, self._now().clock_ms
+        offset = queue.begin + round(where * (queue.end - queue.begin))
+        with suppress(EngineError):
+            if by == "offset":
+                leader.groups.seek(group, QueueOffset(offset), lambda _: None)
+            else:
+                time_ms = UnixMs(now_ms - int(where * 10_000))
+                leader.groups.seek_time(group, time_ms, lambda _: None)
+        self._kick()
+
+    def alter_group(self, topic: str, name: str, changes: dict[str, int]) -> None:
+        """Change settings of a group."""
+        leader, group = self._group(topic, name)
+        if leader is not None and group is not None:
+            with suppress(EngineError):
+                alter = AlterGroup(group.topic, group.group_id, changes)
+                leader.groups.alter(alter, lambda _: None)
+            self._kick()
+
+    def redrive(self, letters: str, most: int) -> None:
+        """Send so many dead letters back, as cluster/api/group_admin.py does."""
+        leader, group = self._group(letters, dead_letters.GROUP)
+        if leader is None or group is None:
+            return
+        took: list[Delivery] = []
+
+        def take(delivery: Delivery) -> None:
+            took.append(delivery)
+            with suppress(EngineError):
+                leader.groups.redrive(delivery, lambda _: None)
+
+        def over() -> None:
+            if self.engine.leader is leader:
+                (leader.groups.retire if took else leader.groups.give_up)(group, consumer)
+                self._kick()
+
+        consumer = ConsumerStream("redrive", REDRIVE_LEASE_MS, take, end=lambda _: None, once=True)
+        with suppress(EngineError):
+            leader.groups.join(group, consumer)
+            leader.groups.credit(group, consumer, most)
+            self.node.later(REDRIVE_WAIT_US, over)
+        self._kick()
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic."""
+        leader, topic = self.engine.leader, self.engine.machine.topic_by_name.get(name)
+        if leader is not None and topic is not None:
+            with suppress(EngineError):
+                leader.delete_topic(topic.topic_id, self._now(), lambda _: None)
+            self._kick()
+
+    def delete_group(self, topic: str, name: str) -> None:
+        """Delete a group."""
+        leader, group = self._group(topic, name)
+        if leader is not None and group is not None:
+            with suppress(EngineError):
+                leader.groups.delete(group, lambda _: None)
+            self._kick()
+
+    def _group(self, topic: str, name: str) -> tuple[Leader | None, Group | None]:
+        of = self.engine.machine.topic_by_name.get(topic)
+        return self.engine.leader, of.groups.get(name) if of is not None else None

@@ -1,0 +1,54 @@
+"""What a node's results are to simulated clients: plain lists of names and numbers."""
+
+import numpy as np
+
+from chaos.sim.checks.book import DeliveredRow
+from chaos.sim.checks.keybook import TimerName, ToldRow
+from timer.entries.payloads import Ids
+from timer.leader.leader import Delivery
+from timer.model.timer_errors import EngineError
+from timer.state.key_conflicts import Verdict
+from timer.state.producers import RequestAnswer
+
+
+def rows_of(delivery: Delivery) -> list[DeliveredRow]:
+    """Return the messages of a lease."""
+    out: list[DeliveredRow] = []
+    for page, at in delivery.topic.queue.slices(delivery.lease.offsets):
+        places = at.astype(np.int64)
+        for row, fired_at_ms in zip(page.rows[places], page.fired_at_ms[places], strict=True):
+            start = int(row["payload_start"])
+            payload = bytes(page.bufs[int(row["buf"])][start : start + int(row["payload_size"])])
+            name = TimerName(int(row["due_ms"]), int(row["seq"]))
+            out.append(DeliveredRow(name, int(fired_at_ms), payload))
+    return out
+
+
+def told(result: object) -> object:
+    """Return what became of each row of a request, or its error."""
+    if isinstance(result, EngineError):
+        return result
+    assert isinstance(result, tuple)
+    answer, _ = result
+    assert isinstance(answer, RequestAnswer)
+    out = []
+    for at, due in enumerate(answer.due_ms.tolist()):
+        name, other, verdict = TimerName(due, answer.first_seq + at), None, Verdict.SCHEDULED
+        if answer.verdicts is not None:
+            verdict = Verdict(int(answer.verdicts.verdict[at]))
+            if answer.verdicts.seq[at]:
+                other = TimerName(int(answer.verdicts.due_ms[at]), int(answer.verdicts.seq[at]))
+        if verdict is Verdict.KEPT and other is not None:
+            name = other
+        out.append(ToldRow(answer.first_seq + at, verdict, name, other))
+    return out
+
+
+def named(timers: Ids) -> list[TimerName]:
+    """Return timers one by one."""
+    return [*map(TimerName, timers.due_ms.tolist(), timers.seq.tolist())]
+
+
+def listed(result: object) -> object:
+    """Return an array as a list, an error as it is."""
+    return result if isinstance(result, EngineError) else np.asarray(result).tolist()

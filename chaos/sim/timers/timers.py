@@ -1,0 +1,779 @@
+"""The timer machine as the application of a simulated node: the production engine and leader.
+
+What cluster/state/host.py does on an event loop is done here on the world's timeline.
+"""
+
+import random
+import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from chaos.sim.checks import latebook, workbook
+from chaos.sim.checks.book import life_of
+from chaos.sim.checks.keybook import TimerName
+from chaos.sim.checks.policybook import LEVELS_MS, TakenRequest
+from chaos.sim.checks.requestbook import NamedRequest
+from chaos.sim.timers.keeping import KeeperCalls
+from chaos.sim.timers.node_results import listed, named, rows_of, told
+from chaos.sim.timers.town import LEASE_MS, NumberedRequest, SimConsumer, Town
+from chaos.sim.world.options import NEVER, WorldOptions
+from chaos.sim.world.paths import STATE_PATH
+from chaos.sim.world.referee import Broken
+from chaos.sim.world.sim_node import WALL_START_MS
+from chaos.sim.world.world import World
+from timer.entries.entry_check import check_entry
+from timer.entries.entry_frame import Entry
+from timer.entries.payloads import CreateGroup, GroupStart, Ids, Keys
+from timer.entries.policies import DEFAULTS, Scope, ScopePolicy
+from timer.files.disk import Disk
+from timer.leader.groups.shared_leases import ConsumerStream
+from timer.leader.intake.admission import WantedTimes
+from timer.leader.intake.cluster_clock import ClusterClock, Sample
+from timer.leader.intake.disk_reserve import Rooms
+from timer.leader.leader import Delivery, Leader, LeaderConfig, Now
+from timer.model.columns import Binary, Part
+from timer.model.timer_errors import (
+    EngineError,
+    InvalidRequestError,
+    NotLeaderError,
+    TopicDeletedError,
+)
+from timer.model.units import Epoch, LeaseId, LogIndex, ProducerId, QueueOffset, ReplicaId, UnixMs
+from timer.pending.runs.merge import Merge
+from timer.pending.runs.read_window import ReadAhead
+from timer.ready.group import Group
+from timer.recovery.engine import Engine, Flush
+from timer.state.apply_results import (
+    CANCELLED,
+    RESCHEDULED,
+    Applied,
+    CancelApplied,
+    Checkpoint,
+    FireApplied,
+    RescheduleApplied,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from chaos.sim.world.sim_node import SimNode
+
+CONFIG: Final = LeaderConfig(
+    checkpoint_interval_ms=1_000, policy=replace(DEFAULTS, delay_levels_ms=LEVELS_MS)
+)
+CROWD_CONFIG: Final = replace(CONFIG, fire_topics_max=workbook.TOPICS_MAX)
+SWEEP_ROWS: Final = 3
+SWEEP_TOPICS: Final = 1
+TOPICS_AT_ONCE: Final = 1
+"""That a manifest takes before its cut, and that hear of its spill file: some change in between."""
+SYNC_LOOK_US: Final = 1_000
+"""How often a manifest looks whether the log beside it goes as far."""
+APART_MAX: Final = 20
+"""Held timers that one FIRE looks at: so releases take some."""
+PRODUCER_IDS: Final = 1_000
+"""So few that two registrations draw the same one now and then."""
+PRODUCER_IDLE_MS: Final = 2_000
+"""Where producers are forgotten soon."""
+RESERVE: Final = 300_000
+ROOM: Final = 100_000
+"""Bytes of a small disk: kept for what must go on, and beside that."""
+ROOM_LOOK_US: Final = 200_000
+
+
+class TimerApp(KeeperCalls):
+    """State plane of one simulated process."""
+
+    def __init__(self, node: "SimNode", town: Town) -> None:
+        self.node = node
+        self._town = town
+        secret = f"{node.replica} {node.nonce}".encode()  # each process has another
+        config = CROWD_CONFIG if node.world.options.crowds else CONFIG
+        self._producer_ids = PRODUCER_IDS
+        if node.world.options.fleeting:
+            config = replace(config, producer_idle_ms=PRODUCER_IDLE_MS)
+            self._producer_ids = 1 << 48  # a forgotten producer's id never comes again
+        self.engine = Engine(node.disk, STATE_PATH, config, self._observe, secret)
+        if node.world.options.crowds:
+            store = self.engine.machine.store
+            store.dead_max, store.chunk = workbook.DEAD_MAX, workbook.CHUNK
+        pauses = self.engine.machine.pauses
+        pauses.portion, pauses.together, pauses.apart_max = SWEEP_ROWS, SWEEP_TOPICS, APART_MAX
+        self.voters: frozenset[ReplicaId] | None = (
+            frozenset(self.engine.machine.voters) or None if self.engine.manifest_index else None
+        )
+        self.state_time_ms = self.engine.machine.applied_time_ms
+        self._clock: ClusterClock | None = None
+        self._kicked = False
+        self._reading = self._fetching = False
+        self._wake_us: int | None = None
+        self._joined: dict[tuple[SimConsumer, int], tuple[Group, ConsumerStream]] = {}
+        self._rng = random.Random(node.world.rng.getrandbits(64))
+        self._flush_every = node.world.options.manifest_every
+        self._rooms: tuple[Leader, Rooms] | None = None
+        if node.world.options.tight:
+            node.later(0, self._look_at_room)
+
+    @property
+    def applied_index(self) -> LogIndex:
+        """See App."""
+        return self.engine.machine.applied_index
+
+    # ---- what the node tells
+
+    def check_entry(self, entry: Entry) -> None:
+        """See App."""
+        check_entry(entry)
+
+    def on_commit(self, entries: Sequence[Entry]) -> None:
+        """See App."""
+        true_ms = self._true_ms()
+        for entry in entries:
+            self._town.book.on_commit(entry, true_ms)
+        self.engine.committed(entries[-1].index)
+        done = 0
+        while done < len(entries):
+            if self.node.replica % 2:  # the others read as they fold: it is the same
+                lookup = self.engine.begin_lookup(entries[done:])
+                if lookup is not None:
+                    lookup.read()
+                    self.engine.end_lookup(lookup)
+            done += self.engine.fold(entries[done:])
+        every = self._flush_every
+        wanted = self.engine.wants_flush(memtable_bytes=NEVER, log_bytes=NEVER, log_entries=every)
+        if wanted and self.engine.prepare_flush(TOPICS_AT_ONCE):
+            self.flush()
+        self._kick()
+
+    def flush(self) -> None:
+        """See App."""
+        if (flush := self.engine.begin_flush()) is not None:
+            self.node.later(self._rng.randrange(100_000), self._write, flush)
+
+    def _write(self, flush: Flush) -> None:
+        if self.node.log.durable_index < flush.index:
+            self.node.later(SYNC_LOOK_US, self._write, flush)
+            return
+        flush.write()
+        self._settle(flush)
+
+    def _settle(self, flush: Flush) -> None:
+        if not self.engine.settle_flush(flush, TOPICS_AT_ONCE):
+            self.node.later(0, self._settle, flush)
+            return
+        self.engine.end_flush(flush)
+        self._drop_log()
+        if (merge := self.engine.begin_merge()) is not None:
+            self.node.later(self._rng.randrange(100_000), self._merge, merge)
+
+    def _drop_log(self) -> None:
+        before = LogIndex(self.engine.manifest_index + 1)
+        self.node.drop_before(
+            before, keep=not (self.engine.room.low or self.node.world.options.hasty)
+        )
+
+    def _merge(self, merge: Merge) -> None:
+        store = self.engine.machine.store
+        store.install_merge(merge, store.write_merge(merge))
+
+    def fetch(self) -> None:
+        """Read what is wanted of the spill files."""
+        self._fetching = False
+        fetch = self.engine.begin_fetch()
+        if fetch is not None:
+            fetch.read()
+            self.engine.end_fetch(fetch)
+            self._kick()
+
+    def _read_ahead(self, ahead: ReadAhead) -> None:
+        ahead.read()
+        self.engine.machine.store.end_ahead(ahead)
+        self._reading = False
+
+    def on_lead(self, epoch: Epoch) -> None:
+        """See App."""
+        mono_ms = self.node.mono_ms()
+        floor_ms = max(self.node.driver.last_time_ms, self.engine.machine.last_read_time_ms)
+        self._clock = ClusterClock(
+            self.node.core.voters,
+            self._samples(),
+            floor_ms=floor_ms,
+            floor_at_ms=mono_ms,
+            boot_ms=mono_ms,
+        )
+        self.engine.lead(epoch, self.node.driver.propose, self._now())
+        self._kick()
+
+    def on_drain(self) -> None:
+        """See App."""
+        if self.engine.leader is not None:
+            self.engine.leader.hand_over(self._now())
+
+    def on_stepdown(self, epoch: Epoch) -> None:
+        """See App."""
+        del epoch
+        self._joined.clear()
+        self.engine.step_down(NotLeaderError(None))
+        self._clock = None
+
+    def on_stop(self) -> None:
+        """See App."""
+        self._joined.clear()
+
+    @staticmethod
+    def check(disk: Disk, directory: Path) -> None:
+        """See App."""
+        Engine(disk, directory, CONFIG)
+
+    def _observe(self, entry: Entry, applied: Applied) -> None:
+        self._town.book.drops.check(entry, applied, self.engine.machine)
+        self._town.book.applied(self.node, self.engine.machine, applied)
+        self._town.book.expiry.applied(entry, self.engine.machine)
+        self._town.book.policies.check(entry, applied)
+        self._town.book.pauses.check(entry, applied, self.engine.machine)
+        self._town.book.requests.check(entry, applied)
+        self._town.book.late.check(entry, applied)
+        if isinstance(applied, FireApplied) and self._clock is not None:
+            self._town.book.late.fired(self, entry, applied, self.clock_ms())
+        self._town.book.quotas.check(entry, applied, self.engine.machine)
+        if self.node.world.options.crowds:
+            asks = self.node.replica % 2 == 1
+            workbook.check(entry, applied, self.engine.machine.store, asks=asks)
+        if isinstance(applied, Checkpoint):
+            self._town.book.digest(self.node, applied, self.engine.machine.digest_anew())
+
+    # ---- time
+
+    def _true_ms(self) -> int | None:
+        """Return what a right clock shows.
+
+        None: of voters that led together at some time two clocks or more were wrong, then or
+        since. Five have a right one in the middle then, the three that answer first may not.
+        """
+        world = self.node.world
+        world.sets_seen.update(node.core.voters for node in world.nodes if node.alive)
+        wrong = {node.replica for node in world.nodes if node.clock_was_wrong}
+        if any(len(wrong & voters) > 1 for voters in world.sets_seen):
+            return None
+        return WALL_START_MS + world.timeline.now_us // 1000
+
+    def _samples(self) -> list[Sample]:
+        now = self.node.mono_ms()
+        own = Sample(
+            voter=self.node.replica, wall_ms=self.node.wall_ms(), sent_ms=now, received_ms=now
+        )
+        others = self.node.core.clock_samples.items()
+        return [own, *(Sample.at(v, s.wall_ms, s.at_ms, s.error_ms) for v, s in others)]
+
+    def _now(self) -> Now:
+        assert self._clock is not None
+        mono_ms = self.node.mono_ms()
+        clock_ms = max(self._clock.now(mono_ms), self.node.driver.last_time_ms)
+        return Now(mono_ms, UnixMs(clock_ms))
+
+    def clock_ms(self) -> int:
+        """Return what the clock of this leader shows."""
+        return self._now().clock_ms
+
+    def _kick(self) -> None:
+        if not self._kicked:
+            self._kicked = True
+            self.node.later(0, self._step)
+
+    def _step(self) -> None:
+        self._kicked = False
+        leader = self.engine.leader
+        if leader is None or self._clock is None:
+            return
+        for sample in self._samples():
+            self._clock.observe(sample)
+        now = self._now()
+        ahead = None if self._reading else self.engine.machine.store.begin_ahead(now.clock_ms)
+        if ahead is not None:
+            self._reading = True
+            self.node.later(self._rng.randrange(20_000), self._read_ahead, ahead)
+        leader.step(now)
+        if self.may_hand_out():
+            for delivery in leader.hand_out(now):
+                book, served = self._town.book, self.node.world.referee.served
+                book.handed_out(self.node, delivery, served)
+                book.expiry.handed_out(delivery, self.applied_index + 1)
+                offsets = delivery.lease.offsets.tolist()
+                book.leases.handed_out(leader, delivery.group, offsets, now.mono_ms)
+                delivery.lease.consumer.sink(delivery)
+            leader.step(now)
+        if not self._fetching and self.engine.machine.pages.wanted(1):
+            self._fetching = True
+            self.node.later(self._rng.randrange(20_000), self.fetch)
+        wait_ms = min(500, max(1, leader.wake_at_ms(now) - now.mono_ms))
+        wake_us = self.node.world.timeline.now_us + wait_ms * 1000
+        if self._wake_us is None or wake_us < self._wake_us:
+            self._wake_us = wake_us
+            self.node.later(wait_ms * 1000, self._wake, wake_us)
+
+    def may_hand_out(self) -> bool:
+        """Whether nobody else can lead at this moment."""
+        return self.node.core.lease_held(self.node.mono_ms())
+
+    def _wake(self, wake_us: int) -> None:
+        if self._wake_us == wake_us:
+            self._wake_us = None
+        self._kick()
+
+    # ---- room: what cluster/files/disk_room.py does
+
+    def _look_at_room(self) -> None:
+        node, before = self.node, self.engine.room
+        node.later(ROOM_LOOK_US, self._look_at_room)
+        room = self.engine.room = before.after(node.disk.free_bytes(STATE_PATH), RESERVE)
+        if room.low and not before.low:
+            self._drop_log()
+            self.flush()
+        leader, now_ms = self.engine.leader, node.mono_ms()
+        if leader is None:
+            return
+        if self._rooms is None or self._rooms[0] is not leader:
+            self._rooms = leader, Rooms(node.replica, now_ms)
+        rooms = self._rooms[1]
+        rooms.heard(node.replica, str(node.replica), room, now_ms)
+        for other in node.world.nodes:
+            if other is not node and other.alive:
+                link, back = (node.replica, other.replica), (other.replica, node.replica)
+                node.world.network.carry(link, other.call, _tell_room, other, rooms, back)
+        leader.full = rooms.refusal(node.core.voters, now_ms)
+
+    # ---- what clients ask; each answers through `reply`
+
+    def register(self, token: bytes, reply: "Callable[[object], None]") -> None:
+        """Register a producer."""
+        leader = self.engine.leader
+        if leader is None:
+            reply(NotLeaderError(None))
+            return
+        try:
+            drawn = ProducerId(self._rng.randrange(1, self._producer_ids))
+            leader.register(token, drawn, self._now(), reply)
+        except EngineError as refused:
+            reply(refused)
+
+    def schedule(
+        self, producer_id: int, request: NumberedRequest, reply: "Callable[[object], None]"
+    ) -> None:
+        """Schedule a request's timers; the answer is a list of TimerName, or an error."""
+        leader = self.engine.leader
+        if leader is None:
+            reply(NotLeaderError(None))
+            return
+        topic = leader.topic_named(request.topic)
+        now = self._now()
+        try:
+            if topic is None:
+                leader.topic(request.topic, now, lambda _: None)
+                self._kick()
+                return  # the client asks again
+            rows, payload = len(request.values), Binary.of(request.payloads(producer_id))
+            rules = leader.rules(topic.topic_id, ProducerId(producer_id), request.sequence)
+            limit, size = rules.payload_limit[0], int(payload.sizes.max())
+            if size > limit:
+                reply(InvalidRequestError("payload", f"{size} bytes", f"at most {limit}"))
+                return
+            floor_ms = self.engine.machine.last_read_time_ms
+            asked = WantedTimes(request.way, np.array(request.values, np.int64))
+            times = rules.times(asked, rows, now, floor_ms)
+            taken = TakenRequest(request.way, tuple(request.values), now.clock_ms, floor_ms)
+            takings = self._town.book.policies.requests
+            takings.setdefault((producer_id, request.sequence), []).append(taken)
+            part = Part(
+                producer_id=ProducerId(producer_id),
+                sequence=request.sequence,
+                due_ms=times.due_ms,
+                requested_ms=times.requested_ms,
+                topic=np.full(rows, topic.topic_id, np.uint32),
+                payload=payload,
+                key=Binary.of(request.keys) if request.keys else None,
+                on_conflict=request.mode,
+                body=zlib.crc32(payload.blob),
+            )
+            self._take(leader, (producer_id, request.sequence), part, now, reply)
+        except EngineError as refused:
+            reply(refused)
+        self._kick()
+
+    def call(self, call: NamedRequest, reply: "Callable[[object], None]") -> None:
+        """Schedule a request that has an id; the answer is as that of `schedule`."""
+        leader = self.engine.leader
+        if leader is None:
+            reply(NotLeaderError(None))
+            return
+        topics = {topic: leader.topic_named(topic) for topic, _ in call.rows}
+        now = self._now()
+        request = leader.request_id(call.text, call.body, now)
+        request = request._replace(until_ms=UnixMs(now.clock_ms + call.window_ms))
+        floor_ms = self.engine.machine.last_read_time_ms
+        try:
+            missing = [name for name, topic in topics.items() if topic is None]
+            if missing:
+                leader.topic(missing[0], now, lambda _: None)
+                self._kick()
+                return  # the client asks again
+            known = {name: topic for name, topic in topics.items() if topic is not None}
+            ids = [known[topic].topic_id for topic, _ in call.rows]
+            times = []
+            for topic_id, (_, delay_ms) in zip(ids, call.rows, strict=True):
+                rules = leader.rules(topic_id, ProducerId(0), 0, request)
+                when = WantedTimes("delay_ms", np.array([delay_ms], np.int64))
+                times.append(rules.times(when, 1, now, floor_ms))
+            part = Part(
+                producer_id=ProducerId(0),
+                sequence=0,
+                due_ms=np.concatenate([each.due_ms for each in times]),
+                requested_ms=np.concatenate([each.requested_ms for each in times]),
+                topic=np.array(ids, np.uint32),
+                payload=Binary.of(call.payloads),
+                request=request,
+            )
+            self._take(leader, request[:2], part, now, reply)
+        except EngineError as refused:
+            reply(refused)
+        self._kick()
+
+    def _take(
+        self, leader: Leader, key: object, part: Part, now: Now, reply: "Callable[[object], None]"
+    ) -> None:
+        """Hand a request to the leader."""
+        last = leader.machine.producers.last_sequence(part.producer_id)
+        repeated = part.request is not None or (last is not None and part.sequence <= last)
+        leader.schedule(part, lambda result: reply(told(result)), now)
+        self._town.book.quotas.took(leader, key, part, repeated=repeated)
+
+    def cancel(self, names: list[TimerName], reply: "Callable[[object], None]") -> None:
+        """Cancel timers; the answer is a list of the machine's results."""
+        leader = self.engine.leader
+        if leader is None:
+            reply(NotLeaderError(None))
+            return
+        due = np.array([name.due_ms for name in names], np.int64)
+        seq = np.array([name.seq for name in names], np.uint64)
+        try:
+            leader.cancel(due, seq, lambda result: reply(listed(result)))
+        except EngineError as refused:
+            reply(refused)
+        self._kick()
+
+    def reschedule(
+        self, names: list[TimerName], delay_ms: int, reply: "Callable[[object], None]"
+    ) -> None:
+        """Reschedule timers; the answer is a list of (the machine's result, new name)."""
+        leader = self.engine.leader
+        if leader is None:
+            reply(NotLeaderError(None))
+            return
+        targets = Ids(
+            np.array([name.due_ms for name in names], np.int64),
+            np.array([name.seq for name in names], np.uint64),
+        )
+
+        def answer(result: object) -> None:
+            if isinstance(result, RescheduleApplied):
+                reply([*zip(result.results.tolist(), named(result.timers), strict=True)])
+            else:
+                reply(result)
+
+        book, now = self._town.book, self._now()
+        for name in names:
+            if name in book.timers:
+                self._note_move(name.seq, book.timers[name].topic, delay_ms, now)
+        topics = self.engine.machine.store.topics(targets.due_ms, targets.seq)
+        when = WantedTimes("delay_ms", np.array([delay_ms], np.int64))
+        try:
+            leader.reschedule(targets, topics, when, now, answer)
+        except EngineError as refused:
+            reply(refused)
+        self._kick()
+
+    def change_key(
+        self, key: tuple[str, bytes], delay_ms: int | None, reply: "Callable[[object], None]"
+    ) -> None:
+        """Cancel (None), or reschedule, what has a key; the answer is a list of (old, new)."""
+        leader = self.engine.leader
+        topic = self.engine.machine.topic_by_name.get(key[0])
+        if leader is None or topic is None:
+            reply(NotLeaderError(None))
+            return
+        targets = Keys(np.array([topic.topic_id], np.uint32), Binary.of([key[1]]))
+
+        def answer(result: object) -> None:
+            if isinstance(result, CancelApplied):
+                done = zip(result.results.tolist(), named(result.targets), strict=True)
+                reply([(old, None) for outcome, old in done if outcome == CANCELLED])
+            elif isinstance(result, RescheduleApplied):
+                ids = named(result.targets), named(result.timers)
+                rows = zip(result.results.tolist(), *ids, strict=True)
+                reply([(old, new) for outcome, old, new in rows if outcome == RESCHEDULED])
+            else:
+                reply(result)
+
+        now = self._now()
+        try:
+            if delay_ms is None:
+                leader.cancel_keys(targets, now, answer)
+            else:
+                self._note_move(key, key[0], delay_ms, now)
+                when = WantedTimes("delay_ms", np.array([delay_ms], np.int64))
+                leader.reschedule(targets, targets.topic, when, now, answer)
+        except EngineError as refused:
+            reply(refused)
+        self._kick()
+
+    def _note_move(self, target: object, topic: str, delay_ms: int, now: Now) -> None:
+        floor_ms = self.engine.machine.last_read_time_ms
+        taken = TakenRequest("delay_ms", (delay_ms,), now.clock_ms, floor_ms)
+        self._town.book.policies.moves.setdefault(target, []).append((topic, taken))
+
+    def alter(self, where: str, said: ScopePolicy, unset: list[str]) -> None:
+        """Change what the cluster (""), a namespace ("ns/") or a topic says; nobody waits."""
+        leader = self.engine.leader
+        topic = self.engine.machine.topic_by_name.get(where)
+        if leader is None or (topic is None and where and not where.endswith("/")):
+            return
+        scope = Scope(where.rstrip("/")) if topic is None else Scope("", topic.topic_id)
+        with suppress(EngineError):
+            leader.alter(scope, said, unset, self._now(), lambda _: None)
+        self._kick()
+
+    def open(self, consumer: SimConsumer, stream: int, credit: int) -> None:
+        """Open a consumer's stream."""
+        leader = self.engine.leader
+        topic = self.engine.machine.topic_by_name.get(consumer.topic)
+        if leader is None or topic is None:
+            self._town.line.stream(consumer.ended, stream)  # it tries again
+            return
+
+        def join(group: object) -> None:
+            if isinstance(group, Group) and leader.closed is None:
+                self._join(consumer, stream, group, credit)
+            elif isinstance(group, TopicDeletedError):
+                self._town.line.stream(consumer.ended, stream)
+
+        settings = self._town.settings(consumer.topic, consumer.group)
+        create = CreateGroup(topic.topic_id, consumer.group, GroupStart.EARLIEST, settings)
+        try:
+            leader.groups.create(create, join)
+        except EngineError:
+            self._town.line.stream(consumer.ended, stream)  # the topic is being deleted
+        self._kick()
+
+    def _join(self, consumer: SimConsumer, stream: int, group: Group, credit: int) -> None:
+        leader = self.engine.leader
+        assert leader is not None
+
+        def sink(delivery: Delivery) -> None:
+            life, rows = life_of(delivery.group), rows_of(delivery)
+            self._town.line.stream(consumer.take, stream, delivery, self, life, rows)
+
+        def end(why: EngineError) -> None:
+            del why
+            self._joined.pop((consumer, stream), None)
+            self._town.line.stream(consumer.ended, stream)
+
+        joined = ConsumerStream("sim", LEASE_MS, sink, end=end)
+        try:
+            leader.groups.join(group, joined)
+        except EngineError as refused:
+            end(refused)
+            return
+        self._joined[consumer, stream] = (group, joined)
+        leader.groups.credit(group, joined, credit)
+        self._kick()
+
+    def leave(self, consumer: SimConsumer, stream: int) -> None:
+        """A stream broke."""
+        joined = self._joined.pop((consumer, stream), None)
+        if joined is not None and self.engine.leader is not None:
+            self._town.book.leases.left(joined[1])
+            self.engine.leader.groups.leave(*joined)
+            self._kick()
+
+    def credit(self, consumer: SimConsumer, stream: int, messages: int) -> None:
+        """A consumer takes more."""
+        joined = self._joined.get((consumer, stream))
+        if joined is not None and self.engine.leader is not None:
+            self.engine.leader.groups.credit(*joined, messages)
+            self._kick()
+
+    def ack(
+        self,
+        consumer: SimConsumer,
+        stream: int,
+        epoch: int,
+        lease_id: int,
+        offsets: list[int],
+        reply: "Callable[[object], None]",
+    ) -> None:
+        """Ack messages; the answer is a list of verdicts (timer.leader.groups.shared_leases)."""
+        joined = self._joined.get((consumer, stream))
+        leader = self.engine.leader
+        if joined is None or leader is None:
+            reply(NotLeaderError(None))
+            return
+        column = np.array(offsets, np.uint64)
+        self._town.book.order.ack_asked(joined[0].group_id, offsets)
+        try:
+            leader.groups.ack(
+                joined[0],
+                Epoch(epoch),
+                LeaseId(lease_id),
+                column,
+                lambda result: reply(listed(result)),
+            )
+        except EngineError as refused:
+            reply(refused)
+        self._kick()
+
+    def ack_up_to(
+        self,
+        consumer: SimConsumer,
+        stream: int,
+        held: tuple[int, int],
+        offset: int,
+        reply: "Callable[[object], None]",
+    ) -> None:
+        """Ack all up to a message; `held`: epoch and lease. The answer is a list of a verdict."""
+        joined = self._joined.get((consumer, stream))
+        leader = self.engine.leader
+        if joined is None or leader is None:
+            return
+        group, ids = joined[0], (Epoch(held[0]), LeaseId(held[1]))
+        self._town.book.order.ack_asked(group.group_id, range(group.cursor, offset + 1))
+        with suppress(EngineError):
+            leader.groups.ack_up_to(
+                group, *ids, QueueOffset(offset), lambda result: reply(listed(result))
+            )
+        self._kick()
+
+    def nack(
+        self,
+        consumer: SimConsumer,
+        stream: int,
+        held: tuple[int, int, list[int]],
+        delay_ms: int | None,
+        reply: "Callable[[object], None]",
+    ) -> None:
+        """Nack messages; the answer is (topic id, group id, verdicts)."""
+        joined = self._joined.get((consumer, stream))
+        leader = self.engine.leader
+        if joined is None or leader is None:
+            return
+        epoch, lease_id, offsets = held
+        group, group_id = joined[0], joined[0].group_id
+
+        def answer(result: object) -> None:
+            if not isinstance(result, EngineError):
+                reply((group.topic, group_id, listed(result)))
+
+        column = np.array(offsets, np.uint64)
+        ids = Epoch(epoch), LeaseId(lease_id)
+        self._town.book.leases.returned(group, offsets)
+        with suppress(EngineError):
+            leader.groups.nack(group, *ids, column, delay_ms, self._now(), answer)
+        self._kick()
+
+    def give_back(
+        self, consumer: SimConsumer, stream: int, held: tuple[int, int, list[int]]
+    ) -> None:
+        """Give messages back unseen."""
+        joined = self._joined.get((consumer, stream))
+        leader = self.engine.leader
+        if joined is not None and leader is not None:
+            offsets = np.array(held[2], np.uint64)
+            self._town.book.leases.returned(joined[0], held[2])
+            with suppress(EngineError):
+                leader.groups.give_back(joined[0], Epoch(held[0]), LeaseId(held[1]), offsets)
+            self._kick()
+
+    def extend(self, consumer: SimConsumer, stream: int, held: tuple[int, int, list[int]]) -> None:
+        """Hold messages longer; nobody waits for the answer."""
+        joined = self._joined.get((consumer, stream))
+        leader = self.engine.leader
+        if joined is not None and leader is not None:
+            epoch, lease_id, offsets = held
+            ids = Epoch(epoch), LeaseId(lease_id)
+            column, now = np.array(offsets, np.uint64), self._now()
+            with suppress(EngineError):
+                verdicts = leader.groups.extend(joined[0], *ids, column, LEASE_MS, now)
+                judged = zip(offsets, verdicts.tolist(), strict=True)
+                until_ms = now.mono_ms + LEASE_MS
+                self._town.book.leases.extended(leader, joined, judged, until_ms)
+            self._kick()
+
+
+def _tell_room(node: "SimNode", rooms: Rooms, back: tuple[ReplicaId, ReplicaId]) -> None:
+    """Let the leader hear of this node's disk."""
+    app = node.app
+    assert isinstance(app, TimerApp)
+    room, world = app.engine.room, node.world
+
+    def heard() -> None:
+        asker = next(each for each in world.nodes if each.replica == back[1])
+        if asker.alive:
+            rooms.heard(node.replica, str(node.replica), room, asker.mono_ms())
+
+    world.network.carry(back, heard)
+
+
+class TimerWorld(World):
+    """A world whose nodes run the timer machine, with producers and consumers."""
+
+    app_type = TimerApp
+
+    def __init__(self, seed: int, options: WorldOptions | None = None) -> None:
+        holder: list[Town] = []
+        super().__init__(seed, lambda node: TimerApp(node, holder[0]), options)
+        self.town = Town(self, random.Random(self.rng.getrandbits(64)))
+        holder.append(self.town)
+        self.workload = self.town.act
+        if self.options.tight:
+            self._make_tight(random.Random(f"tight {seed}"))
+
+    def run(self, seconds: int) -> None:
+        """Play as a World does, then wait until everything has fired and was acked.
+
+        Raises:
+            Broken: a promise was.
+        """
+        self._look()
+        super().run(seconds)
+        if not self.stranded:
+            self.town.settle()
+
+    def _look(self) -> None:
+        self.timeline.after(latebook.LOOK_US, self._look)
+        self.town.book.late.look(self)
+
+    def _make_tight(self, rng: random.Random) -> None:
+        """Give small disks to all voters, or so many that the others are no majority."""
+        voters = [node for node in self.nodes if node.replica in self.voters]
+        fewest = (len(voters) + 1) // 2
+        for node in rng.sample(voters, rng.choice((fewest, len(voters)))):
+            node.capacity_bytes = node.disk.capacity_bytes = RESERVE + ROOM
+
+    def ran_out(self, node: "SimNode") -> None:
+        """See World: as too few others have room, the leader should have known.
+
+        Raises:
+            Broken: it had the time to.
+        """
+        used = node.disk.used_bytes()
+        raise Broken("space", f"{node} filled its disk: {used} bytes, {RESERVE} in reserve")
+
+    def rows(self) -> int:
+        """See World."""
+        machines = [app.engine.machine for app in self.town.apps()]
+        machine = max(machines, key=lambda each: each.applied_index)
+        groups = [group for topic in machine.topics.values() for group in topic.groups.values()]
+        acked = sum(group.acked_count for group in groups)
+        return machine.counts.scheduled + machine.counts.fired + acked

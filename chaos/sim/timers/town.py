@@ -1,0 +1,719 @@
+"""Clients of a simulated timer cluster; what they are promised is in chaos/sim/checks/book.py.
+
+    SimProducer   numbered requests, resent in order until answered; cancels and reschedules
+    SimConsumer   one consumer of a group; takes, acks late or never, nacks, extends, reconnects,
+                  dies with leases
+    SimOperator   in some worlds: changes policies; in some of them, or others, those of how long
+                  messages live
+    SimPauser     there: pauses topics and resumes them (chaos/sim/timers/pauser.py)
+    SimCaller     in some worlds: names its requests (chaos/sim/timers/callers.py)
+    SimWarden     in some worlds: sets quotas (chaos/sim/checks/quotabook.py)
+    SimKeeper     in some worlds: seeks groups, deletes them, and perhaps alters them
+    SimRedriver   in some worlds: redrives dead letters (chaos/sim/checks/letterbook.py)
+    SimRemover    in some worlds: deletes topics, which others make again
+
+Clients reach nodes through a lossy line of their own and know nothing but answers.
+"""
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from chaos.sim.checks.book import DeliveredRow, PromiseBook
+from chaos.sim.checks.keybook import TimerName, ToldRow
+from chaos.sim.timers.callers import SimCaller
+from chaos.sim.timers.pauser import SimPauser
+from chaos.sim.timers.redriver import SimRedriver
+from chaos.sim.timers.warden import SimWarden
+from chaos.sim.world.options import aside
+from chaos.sim.world.referee import Broken
+from timer.entries.payloads import EXCLUSIVE, FAILOVER, TYPES, GroupSettings
+from timer.entries.policies import ScopePolicy
+from timer.leader.groups import dead_letters
+from timer.leader.groups.shared_leases import ACCEPT
+from timer.leader.leader import Delivery
+from timer.model.columns import OnConflict
+from timer.model.timer_errors import (
+    EngineError,
+    InvalidRequestError,
+    QuotaReachedError,
+    UnknownProducerError,
+)
+from timer.state.apply_results import RESCHEDULED
+
+if TYPE_CHECKING:
+    from chaos.sim.timers.timers import TimerApp
+    from chaos.sim.world.sim_node import SimNode
+    from chaos.sim.world.world import World
+
+TOPICS: Final = ("a", "b")
+NAMESPACED: Final = ("a", "n/b")
+"""Instead, where policies change."""
+CROWD: Final = ("a", "b", "c", "d", "e")
+"""Instead, where crowds come."""
+CROWD_MS: Final = 6_000
+"""They are due at multiples of this."""
+CROWDED: Final = 0.7
+"""So many of the requests join one."""
+POLICIES: Final[dict[str, tuple[Any, ...]]] = {
+    "delayed_delivery": (True, True, False),
+    "tick_ms": (1, 7, 100, 1_000),
+    "delay_ms_min": (0, 50, 1_000),
+    "delay_ms_max": (0, 200, 5_000),
+    "fixed_delay_ms": (0, 40, 2_000),
+    "payload_bytes_max": (20, 5_000),
+    "delay_levels_ms": ((300,), (2_000, 100), (10, 20, 30, 40)),
+}
+AGES: Final[dict[str, tuple[Any, ...]]] = {
+    "ttl_ms": (0, 300, 1_000, 3_000, 20_000),
+    "retention_ms": (0, 500, 4_000, 60_000),
+}
+ALTERED: Final[dict[str, tuple[int, ...]]] = {
+    "lease_ms": (500, 2_000),
+    "max_attempts": (0, 1, 3),
+    "backoff_ms_min": (0, 50),
+    "max_in_flight": (0, 3),
+}
+"""What of a group's settings changes."""
+KEEPING: Final = 0.1
+UP_TO: Final = 0.3
+"""So many of the acks of groups that may have them so are of all up to a message."""
+REMOVING: Final = 0.03
+OPERATING: Final = 0.2
+"""So often, of the moments at which a client acts."""
+GROUPS: Final = ("g", "h")
+KEYS: Final = (b"k", b"l", b"m")
+CALLERS: Final = (b"x", b"y")
+KEYED: Final = 0.4
+"""So many of the requests have keys."""
+TIGHT_PAYLOAD: Final = 3_000
+"""Bytes of a payload where disks are small."""
+RESEND_MS: Final = 1_500
+AGAIN: Final = 0.2
+AGAIN_OF: Final = 8
+"""Where producers ask again: how often, and for which of their last answers."""
+LEASE_MS: Final = 2_000
+SETTLE_MS_MAX: Final = 200_000
+"""A clock that was led astray comes back at half the rate of time."""
+CLOSING_DELAY_US_MAX: Final = 20_000
+"""Until a message is acked, once the world is healed."""
+LINE_US: Final = 300
+KEEPALIVE_MS: Final = 5_000
+"""After so long a node notices that the other end of a stream is gone without a word."""
+
+
+@dataclass(slots=True)
+class NumberedRequest:
+    """One numbered request of a producer."""
+
+    sequence: int
+    topic: str
+    way: str
+    """due_ms, delay_ms or delay_level."""
+    values: list[int]
+    keys: list[bytes]
+    """Empty: none."""
+    mode: OnConflict
+    padding: bytes
+    """At the end of each payload."""
+    sent_us: int = -1
+    names: "list[ToldRow] | None" = None
+    """As it was first answered."""
+    other: tuple[str, list[int], bytes] | None = None
+    """Way, values and padding that were asked for as well, under the same number."""
+
+    def payloads(self, producer_id: int) -> list[bytes]:
+        """Return one payload per timer, like no other's in the world."""
+        count = len(self.values)
+        names = [b"%d/%d/%d" % (producer_id, self.sequence, row) for row in range(count)]
+        return [name + self.padding for name in names]
+
+
+class ClientLink:
+    """How clients reach nodes: late, and not always."""
+
+    def __init__(self, world: "World", rng: random.Random) -> None:
+        self._world = world
+        self._rng = rng
+        self.loss = world.options.client_loss
+
+    def carry(self, call: Callable[..., None], *args: object) -> None:
+        """Call in a while, or never."""
+        if self._rng.random() < self.loss:
+            return
+        delay_us = int(LINE_US * (0.2 + self._rng.expovariate(1.0)))
+        self._world.timeline.after(delay_us, call, *args)
+
+    def stream(self, call: Callable[..., None], *args: object) -> None:
+        """Call in a while: a stream loses nothing until it breaks."""
+        self._world.timeline.after(LINE_US, call, *args)
+
+    def ask(self, app: "TimerApp", call: Callable[..., object], *args: object) -> None:
+        """Call a method of an application on its node, unless the node is dead by then."""
+
+        def arrive() -> None:
+            if app.node.alive and app.node.app is app:
+                app.node.call(call, *args)
+
+        self.carry(arrive)
+
+
+class SimProducer:
+    """One idempotent producer."""
+
+    def __init__(self, town: "Town", token: bytes, rng: random.Random) -> None:
+        self._town = town
+        self._rng = rng
+        self._token = token
+        self._lives = 0
+        self.producer_id: int | None = None
+        self._next = 1
+        self.waiting: list[NumberedRequest] = []
+        self._mine: list[TimerName] = []
+        self._registering_us = -(1 << 60)
+        self._answered_last: deque[NumberedRequest] = deque(maxlen=AGAIN_OF)
+        self._again: random.Random | None = None
+        if town.world.options.again:
+            self._again = aside(rng, "again")
+
+    def act(self) -> None:
+        """Do one thing: schedule, resend, or cancel."""
+        app = self._town.leader()
+        if app is None:
+            return
+        again = self._again
+        if again is not None and self._answered_last and again.random() < AGAIN:
+            self._send(app, again.choice(self._answered_last))
+        now_us = self._town.world.timeline.now_us
+        if self.producer_id is None:
+            if now_us - self._registering_us > RESEND_MS * 1000:
+                self._registering_us = now_us
+                self._town.line.ask(app, app.register, self._token, self._town.reply(self._known))
+            return
+        if self.waiting and now_us - self.waiting[0].sent_us > RESEND_MS * 1000:
+            for request in self.waiting:
+                self._send(app, request)
+            return
+        if self._town.closing or len(self.waiting) >= 4:
+            return
+        if self._mine and self._rng.random() < 0.25:
+            self._rng.choice((self._cancel, self._reschedule))(app)
+            return
+        if self._rng.random() < 0.1:
+            self._change_key(app)
+            return
+        self._schedule(app)
+
+    def _known(self, result: object) -> None:
+        if isinstance(result, int) and result:  # 0: another producer has the id that was drawn
+            self.producer_id = result
+
+    def _schedule(self, app: "TimerApp") -> None:
+        rng = self._rng
+        scale = rng.choice((0, 0, 5, 10, 11, 300, 3_000, 20_000))
+        delays = [int(scale * rng.random()) for _ in range(rng.choice((1, 1, 2, 5)))]
+        absolute = rng.random() < 0.5
+        if absolute and rng.random() < 0.2:
+            delays = [-delay - 1 for delay in delays]
+        keys = [rng.choice(KEYS) for _ in delays] if rng.random() < KEYED else []
+        mode = rng.choice((OnConflict.REJECT, OnConflict.REPLACE, OnConflict.KEEP))
+        topic, padding = rng.choice(self._town.topics), self._town.padding
+        way = "due_ms" if absolute else "delay_ms"
+        if absolute:
+            wall_ms = 1_800_000_000_000 + self._town.world.timeline.now_us // 1000
+            delays = [wall_ms + delay for delay in delays]
+        elif self._town.operator is not None and rng.random() < 0.3:
+            way, delays = "delay_level", [rng.choice((0, 1, 2, 4, 40)) for _ in delays]
+        if self._town.crowds and rng.random() < CROWDED:
+            wall_ms = 1_800_000_000_000 + self._town.world.timeline.now_us // 1000
+            way, delays = "due_ms", [(wall_ms // CROWD_MS + 2) * CROWD_MS] * 5
+            keys = []
+        request = NumberedRequest(self._next, topic, way, delays, keys, mode, padding)
+        self._next += 1
+        self._town.book.asked(request.payloads(self.producer_id or 0))
+        self.waiting.append(request)
+        self._send(app, request)
+
+    def _send(self, app: "TimerApp", request: NumberedRequest) -> None:
+        request.sent_us = self._town.world.timeline.now_us
+        reply = self._town.reply(lambda result: self._answered(request, result))
+        self._town.line.ask(app, app.schedule, self.producer_id, request, reply)
+
+    def _give_up(self) -> None:
+        """Begin as another producer: this one was idle for too long, and is forgotten."""
+        keys = self._town.book.keys
+        for request in self.waiting:
+            for key in request.keys:  # what it was to replace may be gone
+                keys.open[request.topic, key] = keys.open.get((request.topic, key), 0) + 1
+        self._lives += 1
+        self._token = self._token[:8] + self._lives.to_bytes(8, "little")
+        self.producer_id, self._next = None, 1
+        self.waiting.clear()
+        self._answered_last.clear()
+
+    def _answered(self, request: NumberedRequest, result: object) -> None:
+        if request.names is None and request not in self.waiting:
+            return  # it was given up
+        forgotten = isinstance(result, UnknownProducerError) and self._town.world.options.fleeting
+        if forgotten and request.names is None:
+            self._give_up()
+            return
+        if isinstance(result, InvalidRequestError) and request.names is None:
+            asked = request.way, request.values, request.padding
+            if (
+                result.field == "sequence"
+            ):  # the other one was applied, its answer was lost: ask for it
+                request.way, request.values, request.padding = request.other or asked
+                request.other = asked
+            else:  # by policy: ask for less, under the same number
+                request.other = request.other or asked
+                request.way, request.values = "delay_ms", [0] * len(request.values)
+                request.padding = b""
+                self._town.book.asked(request.payloads(self.producer_id or 0))
+        self._town.book.quotas.refused += isinstance(result, QuotaReachedError)
+        if isinstance(result, EngineError):
+            return  # resent when it is due
+        assert isinstance(result, list)
+        if request.names is not None:
+            self._town.book.answered_again(request.names, result)
+            return
+        request.names = result
+        self._answered_last.append(request)
+        self._town.book.answers += 1
+        self.waiting.remove(request)
+        book, keys = self._town.book, request.keys or [b""] * len(result)
+        plain = request.way == "due_ms" and self._town.operator is None
+        for told, wanted, key in zip(result, request.values, keys, strict=True):
+            if told.is_timer:
+                book.scheduled(told.name, request.topic, wanted if plain else None)
+                self._mine.append(told.name)
+            if key:
+                fired = told.other in book.fired
+                book.keys.row((request.topic, key), request.mode, told, fired=fired)
+
+    def _cancel(self, app: "TimerApp") -> None:
+        names = [self._mine[self._rng.randrange(max(0, len(self._mine) - 8), len(self._mine))]]
+        if self._rng.random() < 0.3:
+            names.append(names[0])
+        if self._town.crowds:
+            names = self._mine[-20:]
+
+        def answered(result: object) -> None:
+            if isinstance(result, EngineError):
+                return
+            assert isinstance(result, list)
+            for name, outcome in zip(names, result, strict=True):
+                self._town.book.cancel_answered(name, outcome)
+
+        for name in names:
+            self._town.book.cancel_asked(name)
+        self._town.line.ask(app, app.cancel, names, self._town.reply(answered))
+
+    def _reschedule(self, app: "TimerApp") -> None:
+        old = self._mine[self._rng.randrange(max(0, len(self._mine) - 8), len(self._mine))]
+        delay_ms = int(self._rng.choice((0, 20, 2_000)) * self._rng.random())
+        book = self._town.book
+        book.keys.changes_open[old] = book.keys.changes_open.get(old, 0) + 1
+
+        def answered(result: object) -> None:
+            if isinstance(result, EngineError):
+                return
+            assert isinstance(result, list)
+            [(outcome, new)] = result
+            book.keys.changes_open[old] -= 1
+            if outcome == RESCHEDULED:
+                book.rescheduled(old, new)
+                self._mine.append(new)
+
+        self._town.line.ask(app, app.reschedule, [old], delay_ms, self._town.reply(answered))
+
+    def _change_key(self, app: "TimerApp") -> None:
+        """Cancel or reschedule whatever timer has a key."""
+        key = self._rng.choice(self._town.topics), self._rng.choice(KEYS)
+        delay_ms = self._rng.choice((None, int(2_000 * self._rng.random())))
+        book = self._town.book
+        book.keys.open[key] = book.keys.open.get(key, 0) + 1
+
+        def answered(result: object) -> None:
+            if not isinstance(result, EngineError):
+                assert isinstance(result, list)
+                book.keys.open[key] -= 1
+                for old, new in result:
+                    if new is None:
+                        book.ended(old, 0)
+                    else:
+                        book.rescheduled(old, new, key)
+
+        self._town.line.ask(app, app.change_key, key, delay_ms, self._town.reply(answered))
+
+
+class SimConsumer:
+    """One consumer of a group: a stream to whoever leads."""
+
+    def __init__(self, town: "Town", topic: str, group: str, rng: random.Random) -> None:
+        self._town = town
+        self.topic, self.group = topic, group
+        self._rng = rng
+        self._app: TimerApp | None = None
+        self._stream = 0
+        """Counts streams: what an earlier one still brings is dropped."""
+        self._epoch = 0
+        self._laziness = rng.choice((0.0, 0.1, 0.5))
+        self._moods = aside(rng, "moods")
+        self._temper = self._moods.choice((0.0, 0.0, 0.3, 0.6))
+        """How often it gives messages back."""
+        self._unseen = aside(rng, "unseen")
+        """How, if nobody has looked at them."""
+
+    def act(self) -> None:
+        """Reconnect if the stream is gone; now and then break it, or die."""
+        app = self._town.leader()
+        gone = self._app is None or self._app.engine.leader is None or not self._app.node.alive
+        if self._app is not None and (gone or self._rng.random() < 0.01):
+            if self._rng.random() < 0.3 and not self._town.closing:
+                self.die()
+            else:
+                self.close()
+        if self._app is None and app is not None:
+            self._app = app
+            self._stream += 1
+            stream = self._stream
+            credit = self._rng.choice((1, 5, 1000))
+            app.node.call(app.open, self, stream, credit)
+
+    def close(self) -> None:
+        """Break the stream; the node notices."""
+        app, self._app = self._app, None
+        if app is not None and app.node.alive and app.node.app is app:
+            app.node.call(app.leave, self, self._stream)
+
+    def ended(self, stream: int) -> None:
+        """The node ended the stream: the group is deleted, or held by another consumer."""
+        if stream == self._stream:
+            self._app = None
+
+    def die(self) -> None:
+        """Be gone without a word: what it held is leased on, and more is sent to it."""
+        app, stream = self._app, self._stream
+        self._app = None
+        self._stream += 1
+        if app is not None:
+            app.node.later(KEEPALIVE_MS * 1000, app.leave, self, stream)
+
+    def take(
+        self, stream: int, delivery: Delivery, app: "TimerApp", life: str, rows: list[DeliveredRow]
+    ) -> None:
+        """A delivery arrives."""
+        if stream != self._stream or delivery.epoch < self._epoch:
+            return
+        self._epoch = delivery.epoch
+        offsets = delivery.lease.offsets.tolist()
+        for offset, row, attempt in zip(offsets, rows, delivery.attempts.tolist(), strict=True):
+            self._town.book.seen((self.topic, life, offset), row, attempt)
+        if self._app is app:
+            app.node.call(app.credit, self, stream, len(offsets))
+        if self._rng.random() < self._laziness and not self._town.closing:
+            return  # its lease will end
+        delay_us = int(self._rng.choice((1, 20, 500, LEASE_MS + 200)) * 1000 * self._rng.random())
+        if self._town.closing:  # three at a time, as a group may allow, must come to an end
+            delay_us = min(delay_us, CLOSING_DELAY_US_MAX)
+        epoch, lease_id = delivery.epoch, delivery.lease.lease_id
+        if self._moods.random() < self._temper and not self._town.closing:
+            self._complain(delay_us // 2, epoch, lease_id, offsets)
+        self._town.world.timeline.after(delay_us, self._ack, epoch, lease_id, life, offsets)
+
+    def _complain(self, delay_us: int, epoch: int, lease_id: int, offsets: list[int]) -> None:
+        """Nack some of what came, or ask for more time."""
+        moods, timeline = self._moods, self._town.world.timeline
+        some = [offset for offset in offsets if moods.random() < 0.5] or offsets[:1]
+        if moods.random() < 0.2:
+            timeline.after(delay_us, self._extend, (epoch, lease_id, some))
+            return
+        if self._unseen.random() < 0.2:
+            timeline.after(delay_us, self._give_back, (epoch, lease_id, some))
+            return
+        delay_ms = moods.choice((None, 0, 30, 1_000, 4_000))
+        timeline.after(delay_us, self._nack, (epoch, lease_id, some), delay_ms)
+
+    def _extend(self, held: tuple[int, int, list[int]]) -> None:
+        if self._app is not None:
+            self._town.line.ask(self._app, self._app.extend, self, self._stream, held)
+
+    def _give_back(self, held: tuple[int, int, list[int]]) -> None:
+        if self._app is not None:
+            self._town.line.ask(self._app, self._app.give_back, self, self._stream, held)
+
+    def _nack(self, held: tuple[int, int, list[int]], delay_ms: int | None) -> None:
+        def answered(result: object) -> None:
+            assert isinstance(result, tuple), result
+            topic_id, group_id, verdicts = result
+            for offset, verdict in zip(held[2], verdicts, strict=True):
+                if verdict == ACCEPT:
+                    self._town.book.nacks_told.add((topic_id, group_id, offset))
+
+        app = self._app
+        if app is not None:
+            reply = self._town.reply(answered)
+            self._town.line.ask(app, app.nack, self, self._stream, held, delay_ms, reply)
+
+    def _ack(self, epoch: int, lease_id: int, life: str, offsets: list[int]) -> None:
+        app = self._app
+        if app is None:
+            return
+        alone = self._town.settings(self.topic, self.group).type in (EXCLUSIVE, FAILOVER)
+        if self._town.redriver is not None and alone and self._unseen.random() < UP_TO:
+            self._ack_up_to(app, epoch, lease_id, life, offsets[-1])
+            return
+
+        def answered(result: object) -> None:
+            if isinstance(result, EngineError):
+                return
+            assert isinstance(result, list)
+            for offset, verdict in zip(offsets, result, strict=True):
+                if verdict in (1, 2):
+                    self._town.book.acked.add((self.topic, life, offset))
+                if verdict == ACCEPT:
+                    self._town.book.acked_first.add((self.topic, life, offset))
+                    self._town.book.expiry.told_acked(life, offset)
+
+        reply = self._town.reply(answered)
+        self._town.line.ask(app, app.ack, self, self._stream, epoch, lease_id, offsets, reply)
+
+    def _ack_up_to(
+        self, app: "TimerApp", epoch: int, lease_id: int, life: str, offset: int
+    ) -> None:
+        book, key = self._town.book, (self.topic, life)
+
+        def answered(result: object) -> None:
+            if result == [ACCEPT]:
+                book.acked_up_to(key, offset)
+
+        book.asks_up_to(key, offset)
+        reply = self._town.reply(answered)
+        self._town.line.ask(
+            app, app.ack_up_to, self, self._stream, (epoch, lease_id), offset, reply
+        )
+
+
+class SimOperator:
+    """Changes the policies of all scopes, some fields at a time."""
+
+    def __init__(
+        self, town: "Town", rng: random.Random, values: dict[str, tuple[Any, ...]]
+    ) -> None:
+        self._town = town
+        self._rng = rng
+        self._values = values
+
+    def act(self) -> None:
+        """Set a field or two of some scope, or unset some."""
+        app, rng = self._town.leader(), self._rng
+        if app is None or self._town.closing or rng.random() > OPERATING:
+            return
+        scope = rng.choice(("", "n/", "default/", *self._town.topics))
+        names = rng.sample(sorted(self._values), min(rng.choice((1, 2, 4)), len(self._values)))
+        unset = names if rng.random() < 0.4 else names[2:]
+        said = {name: rng.choice(self._values[name]) for name in names if name not in unset}
+        self._town.line.ask(app, app.alter, scope, ScopePolicy(**said), unset)
+
+
+class SimKeeper:
+    """Seeks groups, and deletes them: their consumers make them anew. Perhaps alters them."""
+
+    def __init__(self, town: "Town", rng: random.Random) -> None:
+        self._town = town
+        self._rng = rng
+
+    def act(self) -> None:
+        """Do so with some group, now and then."""
+        app, rng = self._town.leader(), self._rng
+        if app is None or self._town.closing or rng.random() > KEEPING:
+            return
+        ask, group = self._town.line.ask, (rng.choice(self._town.topics), rng.choice(GROUPS))
+        if rng.random() < 0.2:
+            ask(app, app.delete_group, *group)
+        elif self._town.redriver is not None and rng.random() < 0.2:
+            name = rng.choice(sorted(ALTERED))
+            ask(app, app.alter_group, *group, {name: rng.choice(ALTERED[name])})
+        else:
+            ask(app, app.seek_group, *group, rng.choice(("offset", "time")), rng.random())
+
+
+class SimRemover:
+    """Deletes topics: producers and consumers make them again."""
+
+    def __init__(self, town: "Town", rng: random.Random) -> None:
+        self._town = town
+        self._rng = rng
+
+    def act(self) -> None:
+        """Do so with some topic, now and then."""
+        app, rng = self._town.leader(), self._rng
+        if app is not None and not self._town.closing and rng.random() < REMOVING:
+            self._town.line.ask(app, app.delete_topic, rng.choice(self._town.topics))
+
+
+class Town:
+    """All clients of one world."""
+
+    def __init__(self, world: "World", rng: random.Random) -> None:
+        self.world = world
+        self.book = PromiseBook()
+        self.line = ClientLink(world, rng)
+        self.closing = False
+        self.padding = bytes(TIGHT_PAYLOAD if world.options.tight else 0)
+        self._rng = rng
+        self.operator: SimOperator | None = None
+        self.pauser: SimPauser | None = None
+        self.crowds = world.options.crowds
+        self.topics = CROWD if self.crowds else TOPICS
+        if world.options.policies:
+            self.operator = SimOperator(self, aside(rng, "operator"), POLICIES)
+            self.pauser = SimPauser(self, aside(rng, "pauser"))
+            self.topics = self.topics if self.crowds else NAMESPACED
+        self.ager: SimOperator | None = None
+        if world.options.expiry:
+            self.ager = SimOperator(self, aside(rng, "ager"), AGES)
+        self.callers: list[SimCaller] = []
+        if world.options.requests:
+            self.callers = [SimCaller(self, name, aside(rng, name.decode())) for name in CALLERS]
+        self.warden = SimWarden(self, aside(rng, "quotas")) if world.options.quotas else None
+        self._types_seed = aside(rng, "types").random()
+        self.keeper: SimKeeper | None = None
+        if world.options.types:
+            self.keeper = SimKeeper(self, aside(rng, "keeper"))
+        self.remover: SimRemover | None = None
+        if world.options.deletions:
+            self.remover = SimRemover(self, aside(rng, "remover"))
+        self.redriver: SimRedriver | None = None
+        if world.options.redrives:
+            self.redriver = SimRedriver(self, aside(rng, "redriver"))
+        self._settings_seed = aside(rng, "settings").random()
+        self.producers = [
+            SimProducer(self, bytes([number]) * 16, random.Random(rng.getrandbits(64)))
+            for number in range(rng.choice((1, 2, 3)))
+        ]
+        self.consumers = [
+            SimConsumer(self, topic, group, random.Random(rng.getrandbits(64)))
+            for topic in self.topics
+            for group in GROUPS[: rng.choice((1, 2))]
+            for _ in range(rng.choice((1, 1, 2)))
+        ]
+        if self.keeper is not None:  # more of them, so that keys are shared and turns are taken
+            places = sorted({(each.topic, each.group) for each in self.consumers})
+            self.consumers += [
+                SimConsumer(self, *place, random.Random(f"{self._types_seed} {place}"))
+                for place in places
+            ]
+
+    def settings(self, topic: str, group: str) -> GroupSettings:
+        """Return how a group delivers: the same each time that it is opened."""
+        rng = random.Random(f"{self._settings_seed} {topic} {group}")
+        backoff = rng.choice(((0, 0), (50, 400)))
+        settings = GroupSettings(
+            lease_ms=LEASE_MS,
+            max_attempts=rng.choice((0, 0, 1, 3)),
+            backoff_ms_min=backoff[0],
+            backoff_ms_max=backoff[1],
+        )
+        if self.keeper is None:
+            return settings
+        rng = random.Random(f"{self._types_seed} {topic} {group}")
+        return replace(settings, type=rng.choice(TYPES), max_in_flight=rng.choice((0, 0, 3)))
+
+    @property
+    def clients(self) -> "list[SimProducer | SimCaller]":
+        """Who schedules."""
+        return [*self.producers, *self.callers]
+
+    def leader(self) -> "TimerApp | None":
+        """Return somebody who believes to serve; deposed leaders included."""
+        nodes = [node for node in self.world.nodes if node.alive]
+        serving = [app for node in nodes if (app := self._app(node)).engine.leader]
+        return self._rng.choice(serving) if serving else None
+
+    def reply(self, answered: Callable[[object], None]) -> Callable[[object], None]:
+        """Return what carries a result back to a client, perhaps."""
+        return lambda result: self.line.carry(answered, result)
+
+    def act(self) -> None:
+        """The world's workload: some client does something."""
+        self._rng.choice(self.producers).act()
+        self._rng.choice(self.consumers).act()
+        if self.operator is not None:
+            self.operator.act()
+        if self.pauser is not None:
+            self.pauser.act()
+        if self.ager is not None:
+            self.ager.act()
+        for caller in self.callers:
+            caller.act()
+        if self.keeper is not None:
+            self.keeper.act()
+        if self.warden is not None:
+            self.warden.act()
+        if self.remover is not None:
+            self.remover.act()
+        if self.redriver is not None:
+            self.redriver.act()
+
+    def settle(self) -> None:
+        """The world is healed: finish what is open, wait for what is pending, check the book.
+
+        Raises:
+            Broken: a promise was.
+        """
+        self.closing = True
+        for node in self.world.nodes:
+            node.mend_clock()
+        timeline = self.world.timeline
+        give_up_us = timeline.now_us + SETTLE_MS_MAX * 1000
+        while timeline.now_us < give_up_us and not self._settled():
+            for client in self.clients:
+                client.act()
+            for consumer in self.consumers:
+                consumer.act()
+            if self.pauser is not None:
+                self.pauser.finish()
+            if self.warden is not None:
+                self.warden.act()
+            timeline.run_until(timeline.now_us + 200_000)
+        if not self._settled():
+            states = [str(app.engine.machine.counts) for app in self.apps()]
+            open_requests = [request for each in self.clients for request in each.waiting]
+            raise Broken("liveness", f"not settled: {states}, {open_requests}")
+        for app in self._whole():
+            self.book.at_end(app)
+
+    def _whole(self) -> "list[TimerApp]":
+        """Return the applications that have all that came.
+
+        Who is behind was settled once, too. What is damaged may hold what nobody has needed yet.
+        """
+        last = max((app.applied_index for app in self.apps()), default=0)
+        return [each for each in self.apps() if each.applied_index == last and not each.node.damage]
+
+    @staticmethod
+    def _app(node: "SimNode") -> "TimerApp":
+        return node.app  # type: ignore[return-value]
+
+    def clock_of(self, leader: "SimNode") -> int:
+        """Return what the clock of a node that serves shows."""
+        return self._app(leader).clock_ms()
+
+    def apps(self) -> "list[TimerApp]":
+        """Return the applications of the nodes that were ever started and can be kept up."""
+        return [self._app(node) for node in self.world.kept_up() if hasattr(node, "app")]
+
+    def _settled(self) -> bool:
+        return not any(each.waiting for each in self.clients) and all(
+            app.engine.machine.counts.pending == 0
+            and all(
+                group.cursor == topic.queue.end or group.name == dead_letters.GROUP
+                for topic in app.engine.machine.topics.values()
+                for group in topic.groups.values()
+            )
+            for app in self.apps()
+        )

@@ -1,0 +1,609 @@
+"""What the seed does to a world: a method per fault, `_<name>`; chaos/sim/world/options.py has the
+lists.
+
+    power, power_all     what was not synced is lost or torn        kill        it is not
+    pause                SIGSTOP, past the lease or not             handover    an operator asks
+    isolate, split       nobody, or one peer, both ways             flap        again and again
+    one_way              deaf or mute, to everybody or to one       lossy       all links
+    clock, drift         wall clocks jump, or run fast or slow      slow_disk   fsyncs take long
+    sync_fails           a failed fsync: the process stops          full_disk   somebody fills it
+    lying_disk           what was synced is lost in a power cut     flip, shorten, wipe: disk_loss.py
+    newborn, ambush      wait for a leader's birth, for an appointment, and strike then
+    mid_sync             waits for a sync, of a promise or of the log, and strikes inside of it
+    torn_write           the process dies inside a write         burst       many within one lease
+    slow_link            messages take long, and are not lost    forget      disk_loss.py
+    usurp                a leader is not heard, a disk is slow, and another node is appointed
+    late_answer          answers of a dead process arrive after its log has lost its end
+    rival                waits for a change of the voters: new and old ones are parted
+    stale_return         a leader is cut off while others lead; as it is back it is appointed
+
+Every fault but damage ends by itself, or when the world is healed. Not every one that is drawn
+strikes: a dead node can't be killed, nor may the last majority of whole disks be broken. So each
+method says whether something in the world is not as it was, and only that counts.
+"""
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from chaos.sim.world import disk_loss
+from chaos.sim.world.options import FAULTS_MIN
+from chaos.sim.world.paths import LOG_PATH
+from timer.entries.entry_frame import HEADER_SIZE, Entry, frame_at
+from timer.files.log import MARK_NAME
+from timer.files.segment import HEADER_SIZE as SEGMENT_HEADER_SIZE
+from timer.model.units import ReplicaId
+
+if TYPE_CHECKING:
+    from chaos.sim.world.sim_node import SimNode
+    from chaos.sim.world.world import World
+
+LONG_MS: Final = 4_000
+EDGE_PROBABILITY: Final = 0.3
+"""How often a fault strikes that waits for its moment."""
+
+
+class FaultInjector:
+    """Injects faults until `end_us`."""
+
+    def __init__(self, world: "World", rng: random.Random, end_us: int) -> None:
+        self._world = world
+        self._rng = rng
+        self._end_us = end_us
+        self.struck: list[str] = []
+        """The kind of each fault that has struck, in order."""
+        self._armed: set[str] = set()
+        self._awaited: set[tuple[str, ReplicaId]] = set()
+        """Disks that are going to fail, and have not yet."""
+        self._kinds: dict[str, Callable[[], bool]] = {
+            kind: getattr(self, f"_{kind}") for kind in world.options.faults
+        }
+        if not self._kinds:
+            return
+        first_us = end_us // (FAULTS_MIN + 1)
+        for number in range(1, FAULTS_MIN + 1):  # however rare they are drawn
+            world.timeline.after(first_us * number, self._inject)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        gap_us = int(self._rng.expovariate(1.0) * self._world.options.fault_gap_ms * 1_000)
+        if self._world.timeline.now_us + gap_us < self._end_us:
+            self._world.timeline.after(gap_us, self._inject_and_schedule)
+
+    def _inject_and_schedule(self) -> None:
+        self._inject()
+        self._schedule()
+
+    def _inject(self) -> None:
+        kind = self._rng.choice(sorted(self._kinds))
+        self._world.timeline.note("fault", kind)
+        self._try(kind, self._kinds[kind])
+
+    def _try(self, kind: str, call: Callable[[], bool]) -> None:
+        if call():
+            self.struck.append(kind)
+
+    def one_more(self) -> bool:
+        """Draw another one if fewer than FAULTS_MIN have struck; return whether that was so."""
+        if not self._kinds or len(self.struck) >= FAULTS_MIN:
+            return False
+        self._inject()
+        return True
+
+    # ---------------------------------------------------------------- helpers
+
+    def _node(self) -> "SimNode":
+        """Pick a node; a leader more often than others: that is where it hurts."""
+        leaders = [node for node in self._world.nodes if node.leading]
+        if leaders and self._rng.random() < 0.5:
+            return self._rng.choice(leaders)
+        return self._rng.choice(self._world.nodes)
+
+    def _for_a_while(self, undo: Callable[[], None]) -> None:
+        """Undo a fault after a time around the lease, or after a long one."""
+        ms = self._rng.choice((50, 400, 600, 1_200, self._rng.randint(0, LONG_MS)))
+        self._world.timeline.after(ms * 1_000, undo)
+
+    def _lose_power(self, node: "SimNode") -> bool:
+        ran = _runs(node)
+        node.stop_hard()
+        return ran
+
+    def _cut(self, links: list[tuple["SimNode", "SimNode"]]) -> Callable[[], None]:
+        network = self._world.network
+        pairs = [(one.replica, other.replica) for one, other in links]
+        heals = self._world.heals
+        for pair in pairs:
+            network.cut(pair)
+
+        def mend() -> None:
+            if heals == self._world.heals:  # else all is mended already
+                for pair in pairs:
+                    network.mend(pair)
+
+        return mend
+
+    def _cut_for_a_while(self, links: list[tuple["SimNode", "SimNode"]]) -> bool:
+        self._for_a_while(self._cut(links))
+        return True
+
+    # ---------------------------------------------------------------- moments
+
+    def on_leader(self, node: "SimNode") -> None:
+        """Strike a leader at its birth: its EPOCH entry may be nowhere, or anywhere."""
+        if "newborn" in self._armed and self._rng.random() < EDGE_PROBABILITY:
+            soon_us = self._rng.choice((0, 1_000, 10_000))
+            self._strike("newborn", lambda: self._lose_power(node), soon_us)
+            self._for_a_while(node.start)
+
+    def on_appointed(self, leader: ReplicaId) -> None:
+        """Strike while a leadership changes hands."""
+        if "ambush" not in self._armed or self._rng.random() >= EDGE_PROBABILITY:
+            return
+        nodes = {node.replica: node for node in self._world.nodes}
+        present = [node for node in self._world.nodes if node.leading]
+        soon_us = self._rng.choice((0, 5_000, 30_000))
+        match self._rng.choice(("restart", "cut", "slow", "parts")):
+            case "restart":
+                node = self._rng.choice(self._world.nodes)
+                self._strike("ambush", lambda: self._lose_power(node), soon_us)
+                self._world.timeline.after(
+                    soon_us + self._rng.choice((1_000, 20_000, 100_000)), node.start
+                )
+            case "cut" if present and present[0].replica != leader:
+                pair = [(present[0], nodes[leader]), (nodes[leader], present[0])]
+                self._strike("ambush", lambda: self._cut_for_a_while(pair), 0)
+            case "parts":
+                self._strike("ambush", self._parts, soon_us)
+            case _:
+                self._strike("ambush", self._slow_disk, soon_us)
+
+    def on_sync(self, node: "SimNode", took_us: int, *, promise: bool) -> None:
+        """Strike inside of a sync that takes so long."""
+        likely = EDGE_PROBABILITY if promise else EDGE_PROBABILITY / 20
+        if "mid_sync" not in self._armed or self._rng.random() >= likely:
+            return
+        stop = self._rng.choice((self._lose_power, self._kill_one))
+        self._strike("mid_sync", lambda: stop(node), self._rng.randrange(took_us + 1))
+        self._for_a_while(node.start)
+
+    def on_killed_in_write(self, node: "SimNode") -> None:
+        """Count the death of a process inside a write; start another in a while."""
+        self.struck.append("torn_write")
+        self._for_a_while(node.start)
+
+    def on_disk_failed(self, node: "SimNode", *, full: bool) -> None:
+        """Count what was done to the disk of `node` before, now that it shows."""
+        awaited = "full_disk" if full else "sync_fails", node.replica
+        if awaited in self._awaited:
+            self._awaited.remove(awaited)
+            self.struck.append(awaited[0])
+
+    def _strike(self, kind: str, call: Callable[[], bool], delay_us: int) -> None:
+        self._world.timeline.after(delay_us, self._try, kind, call)
+
+    def _newborn(self) -> bool:
+        self._armed.add("newborn")
+        return False  # it counts when it strikes
+
+    def _ambush(self) -> bool:
+        self._armed.add("ambush")
+        return False  # it counts when it strikes
+
+    def _mid_sync(self) -> bool:
+        self._armed.add("mid_sync")
+        return False  # it counts when it strikes
+
+    def disarm(self) -> None:
+        """Strike no more."""
+        self._armed.clear()
+
+    # ---------------------------------------------------------------- kinds
+
+    def _power(self) -> bool:
+        node = self._node()
+        ran = self._lose_power(node)
+        self._for_a_while(node.start)
+        return ran
+
+    def _power_all(self) -> bool:
+        ran = False
+        for node in self._world.nodes:
+            ran |= self._lose_power(node)
+            self._for_a_while(node.start)
+        return ran
+
+    def _kill(self) -> bool:
+        node = self._node()
+        ran = self._kill_one(node)
+        self._for_a_while(node.start)
+        return ran
+
+    def _kill_one(self, node: "SimNode") -> bool:
+        ran = _runs(node)
+        node.stop()
+        return ran
+
+    def _torn_write(self) -> bool:
+        """Let a process die inside its next write to the log; it counts when it does."""
+        node = self._node()
+        if node.alive:
+            node.disk.die_in_write(self._rng, LOG_PATH)
+        return False
+
+    def _burst(self) -> bool:
+        """Inject some of the other faults within one lease."""
+        others = sorted(self._kinds.keys() - {"burst"})
+        for kind in self._rng.choices(others, k=self._rng.randint(2, 4)) if others else ():
+            self._world.timeline.after(self._rng.randint(0, 600_000), self._try_in_time, kind)
+        return bool(others)
+
+    def _try_in_time(self, kind: str) -> None:
+        if not self._world.heals:
+            self._try(kind, self._kinds[kind])
+
+    def _pause(self) -> bool:
+        node = self._node()
+        ran = _runs(node) and not node.paused
+        node.pause()
+        self._for_a_while(node.resume)
+        return ran
+
+    def _isolate(self) -> bool:
+        node = self._node()
+        others = [each for each in self._world.nodes if each is not node]
+        mend = self._cut([(node, each) for each in others] + [(each, node) for each in others])
+        if self._rng.random() < 0.5 and self._world.control is not None:
+            self._world.control.deaf.add(node.replica)
+            self._world.timeline.after(LONG_MS * 1_000, self._hear, node)
+        self._for_a_while(mend)
+        return True
+
+    def _hear(self, node: "SimNode") -> None:
+        if self._world.control is not None and node.replica in self._world.control.deaf:
+            self._world.control.deaf.remove(node.replica)
+            self._world.control.welcome(node)
+
+    def _one_way(self) -> bool:
+        node = self._node()
+        others = [each for each in self._world.nodes if each is not node]
+        if self._rng.random() < 0.3:
+            others = [self._rng.choice(others)]
+        deaf = self._rng.random() < 0.5
+        links = [(each, node) if deaf else (node, each) for each in others]
+        return self._cut_for_a_while(links)
+
+    def _split(self) -> bool:
+        one, other = self._rng.sample(self._world.nodes, 2)
+        return self._cut_for_a_while([(one, other), (other, one)])
+
+    def _parts(self) -> bool:
+        """Let the nodes be two groups that don't hear each other."""
+        nodes = self._world.nodes
+        some = self._rng.sample(nodes, self._rng.randint(1, len(nodes) - 1))
+        pairs = [(one, other) for one in some for other in nodes if other not in some]
+        return self._cut_for_a_while(pairs + [(other, one) for one, other in pairs])
+
+    def _flap(self) -> bool:
+        one, other = self._rng.sample(self._world.nodes, 2)
+        for number in range(self._rng.randint(2, 8)):
+            self._world.timeline.after(number * 200_000, self._flap_once, one, other)
+        return True
+
+    def _flap_once(self, one: "SimNode", other: "SimNode") -> None:
+        self._world.timeline.after(100_000, self._cut([(one, other), (other, one)]))
+
+    def _clock(self) -> bool:
+        self._node().set_clock(jump_ms=self._rng.choice((-3_600_000, -500, 500, 86_400_000)))
+        return True
+
+    def _drift(self) -> bool:
+        self._node().set_clock(drift_ppm=self._rng.choice((-500_000, -10_000, 10_000, 1_000_000)))
+        return True
+
+    def _full_disk(self) -> bool:
+        """The process stops at the first write that does not fit, and restarts in vain until
+        there is room again. It counts when it stops.
+        """
+        node = self._node()
+        disk = node.disk
+        disk.capacity_bytes = disk.used_bytes() + self._rng.choice((0, 1, 100, 5_000))
+        self._awaited.add(("full_disk", node.replica))
+
+        def undo() -> None:
+            disk.capacity_bytes = node.capacity_bytes
+            self._awaited.discard(("full_disk", node.replica))
+
+        self._for_a_while(undo)
+        return False
+
+    def _flip(self) -> bool:
+        node = self._node()
+        if not disk_loss.may_damage(self._world, node):
+            return False
+        restarts = self._rng.random() < 0.7
+        if restarts:
+            self._rng.choice((node.stop, node.stop_hard))()
+        flipped = disk_loss.flip(node, self._rng)
+        if restarts:
+            self._for_a_while(node.start)
+        return flipped
+
+    def _shorten(self) -> bool:
+        node = self._node()
+        if not disk_loss.may_damage(self._world, node):
+            return False
+        self._rng.choice((node.stop, node.stop_hard))()
+        shortened = disk_loss.shorten(node, self._rng)
+        self._for_a_while(node.start)
+        return shortened
+
+    def _wipe(self) -> bool:
+        node = self._node()
+        if not disk_loss.may_damage(self._world, node):
+            return False
+        was_empty = disk_loss.ROOT in node.damage
+        node.stop_hard()
+        disk_loss.wipe(node)
+        self._for_a_while(node.start)
+        self._for_a_while(self._world.add_learner().start)  # what people put in its place
+        return not was_empty
+
+    def _forget(self) -> bool:
+        """Take promise, log and state from a voter that was added later.
+
+        It hurts when another lags, and the leader goes, too. A founder's loss is `wipe`.
+        """
+        world = self._world
+        voters = [node for node in world.nodes if node.replica in world.voters_now()]
+        added = [node for node in voters if node.replica not in node.founding]
+        if not added or len(voters) % 2 == 0:
+            return False  # of an even number one that lags and one that forgot are no majority
+        node = self._rng.choice(added)
+        others = [each for each in voters if each is not node and not each.leading and each.alive]
+        if not others or not disk_loss.may_damage(world, node):
+            return False
+        lagging = self._rng.choice(others)
+        links = [(each, lagging) for each in world.nodes if each is not lagging]
+        behind_ms = self._rng.randint(50, 1_000)
+        world.timeline.after((behind_ms + 1) * 1_000, self._cut(links))
+        world.timeline.after(behind_ms * 1_000, self._forget_and_stop_leader, node)
+        return False  # it counts when all is forgotten
+
+    def _forget_and_stop_leader(self, node: "SimNode") -> None:
+        if node.damage or self._world.heals or not disk_loss.may_damage(self._world, node):
+            return
+        leaders = [each for each in self._world.nodes if each.leading and each is not node]
+        node.stop_hard()
+        disk_loss.forget(node)
+        self.struck.append("forget")
+        self._world.timeline.after(self._rng.randint(1, 300) * 1_000, node.start)
+        self._for_a_while(self._world.add_learner().start)
+        for leader in leaders:
+            leader.stop_hard()
+            self._world.timeline.after(self._rng.randint(2_000, LONG_MS) * 1_000, leader.start)
+
+    def _sync_fails(self) -> bool:
+        """Fail one of the next fsyncs; it counts when that comes."""
+        node = self._node()
+        if node.alive:
+            node.disk.fail_sync(self._rng, after=self._rng.randint(0, 5))
+            self._awaited.add(("sync_fails", node.replica))
+        return False
+
+    def _slow_disk(self) -> bool:
+        node = self._node()
+        node.slow_disk = self._rng.choice((10, 100))
+
+        def undo() -> None:
+            node.slow_disk = 1
+
+        self._for_a_while(undo)
+        return True
+
+    def _slow_link(self) -> bool:
+        """Let messages from or to a node, or both, take long, and none be lost."""
+        network, node = self._world.network, self._node()
+        others = [each for each in self._world.nodes if each is not node]
+        if self._rng.random() < 0.5:
+            others = [self._rng.choice(others)]
+        links = [(node.replica, each.replica) for each in others]
+        back = [(to, sender) for sender, to in links]
+        links = self._rng.choice((links, back, links + back))
+        more_us = self._rng.choice((100_000, 300_000, 1_000_000))
+        for link in links:
+            network.slow(link, more_us)
+
+        def undo() -> None:
+            for link in links:
+                network.slow(link, 0)
+
+        self._for_a_while(undo)
+        return True
+
+    def _stale_return(self) -> bool:
+        """Cut the leader off, with all that it still takes; as it is back it is appointed at once.
+
+        The others have another leader, or two, by then.
+        """
+        leaders = [node for node in self._world.nodes if node.leading]
+        control = self._world.control
+        if not leaders or control is None:
+            return False
+        node = leaders[0]
+        others = [each for each in self._world.nodes if each is not node]
+        mend = self._cut([(node, each) for each in others] + [(each, node) for each in others])
+        away_ms = self._rng.randint(1_000, LONG_MS)
+        if self._rng.random() < 0.7:
+            second = self._rng.choice(others)
+            again_ms = self._rng.randint(900, 3_000)
+            self._world.timeline.after(again_ms * 1_000, self._transfer, second)
+            away_ms = max(away_ms, again_ms + self._rng.randint(600, 1_500))
+
+        def back() -> None:
+            mend()
+            self._transfer(node)
+
+        self._world.timeline.after(away_ms * 1_000, back)
+        return True
+
+    def _usurp(self) -> bool:
+        """Appoint another leader about when the lease of one that is not heard any more ends.
+
+        One follower still answers it, as late as its disk has synced what came last.
+        """
+        leaders = [node for node in self._world.nodes if node.leading]
+        followers = [node for node in self._world.nodes if node.alive and not node.leading]
+        if len(leaders) != 1 or len(followers) < 2:
+            return False
+        leader, (slow, other) = leaders[0], self._rng.sample(followers, 2)
+        slow.slow_disk = 100
+        rest = [each for each in self._world.nodes if each not in (leader, slow)]
+        links = [(leader, slow), *((leader, each) for each in rest)]
+        links += [(each, leader) for each in rest]
+
+        def part() -> None:
+            slow.slow_disk = 1
+            self._cut_for_a_while(links)
+
+        self._world.timeline.after(self._rng.randint(20, 150) * 1_000, part)
+        self._world.timeline.after(self._rng.randint(300, 1_200) * 1_000, self._transfer, other)
+        return True
+
+    def _late_answer(self) -> bool:
+        """Let a voter lose its log's end while answers of its old process are on their way.
+
+        Another voter lags, and the leader goes about when the answers arrive.
+        """
+        world, rng = self._world, self._rng
+        leaders = [node for node in world.nodes if node.leading]
+        followers = [
+            node for node in world.nodes if node.alive and not node.leading
+            and len(leaders) == 1 and node.replica in leaders[0].core.voters
+        ]  # fmt: skip
+        if len(followers) < 2:
+            return False
+        leader, (node, lagging) = leaders[0], rng.sample(followers, 2)
+        answers = (node.replica, leader.replica)
+        world.network.slow(answers, 200_000)
+        mend = self._cut([(leader, lagging), (lagging, leader)])
+
+        def lose() -> None:
+            world.network.slow(answers, 0)
+            if not world.heals and self._lose_tail(node):
+                self.struck.append("late_answer")
+                world.timeline.after(rng.choice((1_000, 20_000)), node.start)
+
+        def stop() -> None:
+            mend()
+            if not world.heals and self._lose_power(leader):
+                world.timeline.after(rng.randint(2_000, LONG_MS) * 1_000, leader.start)
+
+        lost_us = rng.randint(250, 400) * 1_000
+        world.timeline.after(lost_us, lose)
+        world.timeline.after(lost_us + rng.randint(20, 350) * 1_000, stop)
+        return False  # it counts when the end is lost
+
+    def _rival(self) -> bool:
+        self._armed.add("rival")
+        return False  # it counts when it strikes
+
+    def on_change(
+        self, leader: ReplicaId, before: frozenset[ReplicaId], after: frozenset[ReplicaId]
+    ) -> None:
+        """Part the leader and the new voters from the old ones, of whom one is appointed."""
+        old = sorted(before - {leader})
+        if "rival" not in self._armed or not old:
+            return
+        nodes = {node.replica: node for node in self._world.nodes}
+        here = [nodes[each] for each in sorted({leader} | (after - before))]
+        there = [nodes[each] for each in old]
+        links = [(one, other) for one in here for other in there]
+        links += [(other, one) for one, other in links]
+        soon_us = self._rng.choice((0, 10_000, 30_000, 100_000))
+        self._strike("rival", lambda: self._cut_for_a_while(links), soon_us)
+        then_us = soon_us + self._rng.randint(500, 1_500) * 1_000
+        self._world.timeline.after(then_us, self._transfer, self._rng.choice(there))
+
+    def _transfer(self, node: "SimNode") -> None:
+        if self._world.control is not None and not self._world.heals:
+            self._world.control.transfer(node.replica)
+
+    def _lossy(self) -> bool:
+        network, options = self._world.network, self._world.options
+        network.loss = self._rng.choice((0.05, 0.3))
+
+        def undo() -> None:
+            network.loss = options.loss if not self._world.heals else 0.0
+
+        self._for_a_while(undo)
+        return True
+
+    def _lying_disk(self) -> bool:
+        """Cut power, and with it the end of what was synced: one replica's at a time.
+
+        It hurts when others lag behind it and its leader goes, too.
+        """
+        node = self._node()
+        if self._rng.random() < 0.5:
+            return self._lose_tail(node)
+        others = [each for each in self._world.nodes if each is not node and not each.leading]
+        if others:
+            lagging = self._rng.choice(others)
+            pairs = [(each, lagging) for each in self._world.nodes if each is not lagging]
+            behind_ms = self._rng.randint(50, 1_000)
+            self._world.timeline.after((behind_ms + 1) * 1_000, self._cut(pairs))
+            self._world.timeline.after(behind_ms * 1_000, self._lose_tail_and_leader, node)
+        return False  # it counts when the end is lost
+
+    def _lose_tail_and_leader(self, node: "SimNode") -> None:
+        leaders = [each for each in self._world.nodes if each.leading]
+        self._try("lying_disk", lambda: self._lose_tail(node))
+        for leader in leaders:
+            leader.stop_hard()
+            self._world.timeline.after(self._rng.randint(500, LONG_MS) * 1_000, leader.start)
+
+    def _lose_tail(self, node: "SimNode") -> bool:
+        if any(each.lied or each.damage for each in self._world.nodes) or not node.alive:
+            return False
+        node.stop_hard()
+        node.lied = lose_tail(node, self._rng)
+        self._for_a_while(node.start)
+        return node.lied
+
+    def _handover(self) -> bool:
+        node = self._node()
+        leads = node.leading  # others have nothing to hand over
+        node.hand_over()
+        return leads
+
+
+def _runs(node: "SimNode") -> bool:
+    """Return whether there is a process to stop."""
+    return node.alive or node.refetch is not None
+
+
+def lose_tail(node: "SimNode", rng: random.Random) -> bool:
+    """Cut synced entries off a dead node's log, none that its manifest covers.
+
+    Returns:
+        Whether there were any.
+    """
+    disk, floor = node.disk, node.saved_index()
+    path = LOG_PATH / [name for name in disk.list_dir(LOG_PATH) if name.endswith(".log")][-1]
+    data = memoryview(disk.read(path))
+    position, cuts = SEGMENT_HEADER_SIZE, list[int]()
+    while isinstance(entry := frame_at(data, position), Entry):
+        if entry.index > floor:
+            cuts.append(position + rng.randrange(HEADER_SIZE))
+        position += HEADER_SIZE + len(entry.payload)
+    if not cuts:
+        return False
+    file = disk.open_append(path)
+    file.truncate(rng.choice(cuts[-5:]))
+    file.sync()
+    file.close()
+    if disk.exists(LOG_PATH / MARK_NAME):
+        # Else the log would know what is missing, and refuse to start.
+        disk.flip(LOG_PATH / MARK_NAME, 16)
+    return True

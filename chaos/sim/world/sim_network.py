@@ -1,0 +1,101 @@
+"""Messages between the nodes of a world, and what can happen to them."""
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from chaos.sim.world.options import WorldOptions
+from chaos.sim.world.timeline import Timeline
+from replication.core.peer_messages import Message
+from timer.model.units import ReplicaId, UnixMs
+
+if TYPE_CHECKING:
+    from chaos.sim.world.sim_node import SimNode
+
+_Link = tuple[ReplicaId, ReplicaId]
+
+
+class SimNetwork:
+    """Every ordered pair of nodes is a link of its own."""
+
+    def __init__(self, timeline: Timeline, rng: random.Random, options: WorldOptions) -> None:
+        self._timeline = timeline
+        self._rng = rng
+        self._options = options
+        self._nodes: dict[ReplicaId, SimNode] = {}
+        self._cuts: dict[_Link, int] = {}
+        self._arrival_us: dict[_Link, int] = {}
+        self.loss = options.loss
+        self.duplicate = options.duplicate
+        self._slow_us: dict[_Link, int] = {}
+        self.messages = 0
+
+    def add(self, node: "SimNode") -> None:
+        """Connect `node`."""
+        self._nodes[node.replica] = node
+
+    def cut(self, link: _Link) -> None:
+        """Lose everything on this link until as many `mend`s."""
+        self._cuts[link] = self._cuts.get(link, 0) + 1
+
+    def mend(self, link: _Link) -> None:
+        """Undo one `cut`."""
+        self._cuts[link] -= 1
+        if not self._cuts[link]:
+            del self._cuts[link]
+            self._nodes[link[0]].reconnected(link[1])
+
+    def slow(self, link: _Link, more_us: int) -> None:
+        """Let every message on this link take so much longer; 0: no longer."""
+        self._slow_us[link] = more_us
+
+    def mend_all(self) -> None:
+        """Undo every cut, every loss and every slowness."""
+        self._cuts.clear()
+        self._slow_us.clear()
+        self.loss = self.duplicate = 0.0
+
+    def is_cut(self, one: ReplicaId, other: ReplicaId) -> bool:
+        """Return whether nothing comes through in one direction, or both."""
+        return (one, other) in self._cuts or (other, one) in self._cuts
+
+    def is_disturbed(self, options: WorldOptions) -> bool:
+        """Return whether a link is cut or slow, or loses more than it always does."""
+        return bool(self._cuts) or any(self._slow_us.values()) or self.loss > options.loss
+
+    def carry(self, link: _Link, call: Callable[..., None], *args: object) -> None:
+        """Call it on the other side of a link in a while, or never: what is no `Message`."""
+        rng, options = self._rng, self._options
+        if link in self._cuts or (self.loss and rng.random() < self.loss):
+            return
+        delay_us = int(options.delay_us * (1 + options.jitter * rng.expovariate(1.0)))
+        self._timeline.after(delay_us, self._hand_over, link, call, args)
+
+    def _hand_over(self, link: _Link, call: Callable[..., None], args: tuple[object, ...]) -> None:
+        if link not in self._cuts:
+            call(*args)
+
+    def send(
+        self, sender: ReplicaId, to: ReplicaId, message: Message, wall_ms: UnixMs, data: bytes
+    ) -> None:
+        """Deliver the message, or not, once or twice, after a while."""
+        rng, options, link = self._rng, self._options, (sender, to)
+        if link in self._cuts or (self.loss and rng.random() < self.loss):
+            return
+        self.messages += 1
+        self._timeline.record(data)
+        copies = 2 if self.duplicate and rng.random() < self.duplicate else 1
+        for _ in range(copies):
+            delay_us = int(options.delay_us * (1 + options.jitter * rng.expovariate(1.0)))
+            if link in self._slow_us:
+                delay_us += int(self._slow_us[link] * (0.5 + rng.random()))
+            if not options.reorder:
+                arrival_us = max(self._timeline.now_us + delay_us, self._arrival_us.get(link, 0))
+                self._arrival_us[link] = arrival_us
+                delay_us = arrival_us - self._timeline.now_us
+            self._timeline.after(delay_us, self._deliver, link, message, wall_ms, data)
+
+    def _deliver(self, link: _Link, message: Message, wall_ms: UnixMs, data: bytes) -> None:
+        # What was under way when the link broke is lost, as a broken stream's buffers are.
+        if link not in self._cuts:
+            self._nodes[link[1]].receive(link[0], message, wall_ms, data)

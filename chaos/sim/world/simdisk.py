@@ -1,0 +1,484 @@
+"""A disk in memory that loses, tears and damages what a real one may (timer/files/disk.py says
+what).
+
+Every file has two images: what the process sees, and what a crash leaves.
+
+    write ──► seen ──sync──► durable          names likewise: seen ──sync_dir──► durable
+               ▲                │
+               └──── crash ─────┘  seen becomes durable plus a random part of what was not synced
+
+One thread, one machine, one `SimDisk`; it outlives its crashes. Handles do not: using one from
+before a crash is a bug of the simulated program, and asserted. All randomness is the caller's.
+"""
+
+import errno
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from timer.files.disk import MARK_SIZE_MAX, AppendFile, Bytes, DiskRefusal, FileLock, MarkFile
+from timer.model.timer_errors import UnreadableFileError, WrongDirectoryError
+
+
+class Death(Exception):
+    """The process is killed inside a system call; nothing of it runs on."""
+
+
+PAGE_SIZE: Final = 512
+"""Written whole or not at all when the machine dies; appended bytes may also end within one."""
+
+
+@dataclass(slots=True, eq=False)
+class _File:
+    """The bytes of one file, whatever its names."""
+
+    seen: bytearray = field(default_factory=bytearray)
+    durable: bytearray = field(default_factory=bytearray)
+    clean: int = 0
+    """Bytes [0, clean) are the same in both."""
+    cut: int = 0
+    """Smallest size that the file had since the last sync."""
+    lied: bool = False
+    """A sync failed: what is seen may never become durable."""
+    unreadable: set[int] = field(default_factory=set)
+    """Numbers of pages that the disk can't give back, until they are written again."""
+
+    def put(self, position: int, data: Bytes) -> None:
+        self._overwrite(position, position + len(data))
+        self.seen[position : position + len(data)] = data
+        self.clean = min(self.clean, position)
+
+    def _overwrite(self, start: int, end: int) -> None:
+        """Let whole pages be readable again; of those in part, what stays has to be read."""
+        for page in self.unreadable.intersection(_pages(start, end - start)):
+            first, last = page * PAGE_SIZE, min((page + 1) * PAGE_SIZE, len(self.seen))
+            if start > first or end < last:
+                raise OSError(errno.EIO, "a bad sector (simulated)")
+        self.unreadable.difference_update(_pages(start, end - start))
+
+    def truncate(self, size: int) -> None:
+        self._overwrite(size, len(self.seen))
+        del self.seen[size:]
+        self.clean = min(self.clean, size)
+        self.cut = min(self.cut, size)
+
+    def sync(self) -> None:
+        self.durable[self.clean :] = self.seen[self.clean :]
+        self.clean = self.cut = len(self.seen)
+
+    def forget(self) -> None:
+        """See only what is durable."""
+        self.seen = bytearray(self.durable)
+        self.clean = self.cut = len(self.seen)
+        self.lied = False
+
+    def tear(self, rng: random.Random) -> None:
+        """Let a random part of what was not synced become durable."""
+        base, seen = self.durable, self.seen
+        if self.cut < len(base):
+            if rng.random() < 0.5:  # the truncation never happened, nor what came after
+                return
+            base = base[: self.cut]
+        how = rng.choice(("lost", "kept", "prefix", "pages"))
+        if how == "kept":
+            base = bytearray(seen)
+        elif how == "prefix":
+            size = rng.randint(len(base), len(seen))
+            base = base + seen[len(base) : size]
+        elif how == "pages":
+            size = rng.choice((len(seen), rng.randint(len(base), len(seen))))
+            base = base + bytes(size - len(base))
+            first = self.clean // PAGE_SIZE * PAGE_SIZE
+            for page in range(first, size, PAGE_SIZE):
+                if rng.random() < 0.5:
+                    end = min(page + PAGE_SIZE, size)
+                    base[page:end] = seen[page:end]
+        self.durable = base
+        self.clean = min(self.clean, len(base))
+        self.cut = min(self.cut, len(base))
+
+
+def _pages(position: int, size: int) -> range:
+    """Return the numbers of the pages that bytes [position, position + size) touch."""
+    return range(position // PAGE_SIZE, -(-(position + size) // PAGE_SIZE) if size > 0 else 0)
+
+
+_Names: TypeAlias = dict[Path, _File | None]
+"""What each path is; None: a directory."""
+
+
+class SimDisk:
+    """See timer.files.disk.Disk for the operations, and the methods below for the faults."""
+
+    def __init__(self, *, capacity_bytes: int | None = None) -> None:
+        self.capacity_bytes = capacity_bytes
+        """A write beyond it fails with ENOSPC, having written what fits. None: no limit."""
+        self.syncs = 0
+        """How many syncs have succeeded."""
+        self._root = Path("/")
+        self._seen: _Names = {}
+        self._durable: _Names = {}
+        self._pending: list[dict[Path, _File | str | None]] = []
+        """Directory operations since they were last synced; "" stands for no such name."""
+        self._failing: tuple[int, random.Random] | None = None
+        self._dying: tuple[Path, random.Random] | None = None
+        self._locks: dict[Path, int] = {}
+        self._life = 0
+        self._boots = 1
+
+    # Faults.
+
+    def crash(self, rng: random.Random) -> None:
+        """Cut the power: what was not synced is lost, wholly or partly, and every lock is free."""
+        for operation in self._pending:
+            if rng.random() < 0.5:
+                self._apply(self._durable, operation)
+        self._seen = {
+            path: file
+            for path, file in self._durable.items()
+            if all(parent in self._durable for parent in path.parents if parent != self._root)
+        }
+        for _, file in sorted(self._files()):
+            if not file.lied:
+                file.tear(rng)
+            file.forget()
+        self._durable = dict(self._seen)
+        self._pending.clear()
+        self._boots += 1
+        self.die()
+
+    def die(self) -> None:
+        """Kill the process: what it wrote is still seen; handles and locks are gone."""
+        self._failing = self._dying = None
+        self._locks.clear()
+        self._life += 1
+
+    def fail_sync(self, rng: random.Random, *, after: int = 0) -> None:
+        """Let the file sync after the next `after` ones fail with EIO, a random part durable.
+
+        As on Linux what was written may still be read, until the file is opened for writing again.
+        """
+        self._failing = (after, rng)
+
+    def die_in_write(self, rng: random.Random, under: Path) -> None:
+        """Let the process die inside the next write to the end of a file in that directory."""
+        self._dying = (under, rng)
+
+    def lose(self, gone: Sequence[Path]) -> None:
+        """Take these files, and all that is in these directories, away for good."""
+        for names in (self._seen, self._durable):
+            for path in [*names]:
+                if any(path.is_relative_to(each) for each in gone):
+                    del names[path]
+        self._pending.clear()
+
+    def mend(self) -> None:
+        """Let no sync fail that has not failed yet, and no process die in a write."""
+        self._failing = self._dying = None
+
+    def flip(self, path: Path, position: int, *, mask: int = 1) -> None:
+        """Damage one byte, as it is seen and on the platter."""
+        assert 0 < mask < 256, mask
+        file = self._file(path)
+        file.seen[position] ^= mask
+        if position < len(file.durable):
+            file.durable[position] ^= mask
+
+    def flip_synced(self, rng: random.Random, under: Path) -> tuple[Path, int] | None:
+        """Flip one bit of synced data below `under`; return where, None if there is none."""
+        found = self._synced(rng, under)
+        if found is not None:
+            self.flip(*found, mask=1 << rng.randrange(8))
+        return found
+
+    def spoil(self, path: Path, position: int) -> None:
+        """Let no read see this byte's page any more, until it is written again."""
+        self._file(path).unreadable.add(position // PAGE_SIZE)
+
+    def spoil_synced(self, rng: random.Random, under: Path) -> tuple[Path, int] | None:
+        """Spoil one page of synced data below `under`; return where, None if there is none."""
+        found = self._synced(rng, under)
+        if found is not None:
+            self.spoil(*found)
+        return found
+
+    def shorten_synced(self, rng: random.Random, under: Path) -> tuple[Path, int] | None:
+        """Cut a file below `under` within its synced data; return where, None if there is none.
+
+        For a disk that no process uses.
+        """
+        found = self._synced(rng, under)
+        if found is not None:
+            path, size = found
+            file = self._file(path)
+            del file.durable[size:]
+            file.forget()
+        return found
+
+    def names_of(self, path: Path) -> list[Path]:
+        """Return all names of the file at `path`."""
+        wanted = self._file(path)
+        return sorted(name for name, file in self._files() if file is wanted)
+
+    def _synced(self, rng: random.Random, under: Path) -> tuple[Path, int] | None:
+        """Return the place of one synced byte below `under`: any file, any byte of it."""
+        sizes = [
+            (path, size)
+            for path, file in sorted(self._files())
+            if under in path.parents and (size := min(file.clean, len(file.durable)))
+        ]
+        if not sizes:
+            return None
+        path, size = rng.choice(sizes)
+        return path, rng.randrange(size)
+
+    def wipe(self) -> None:
+        """Replace the disk by an empty one."""
+        self._seen, self._durable = {}, {}
+        self._pending.clear()
+        self._boots += 1
+        self.die()
+
+    def used_bytes(self) -> int:
+        """Return the size of all files as they are seen."""
+        return sum(
+            len(file.seen) for file in {id(file): file for _, file in self._files()}.values()
+        )
+
+    # Disk.
+
+    def open_append(self, path: Path) -> AppendFile:
+        """See Disk."""
+        return _SimAppendFile(self, path, self._open_true(path))
+
+    def open_mark(self, path: Path) -> MarkFile:
+        """See Disk."""
+        return _SimMarkFile(self, path, self._open_true(path))
+
+    def read(self, path: Path, start: int = 0, size: int | None = None) -> bytes:
+        """See Disk."""
+        file = self._file(path)
+        end = len(file.seen) if size is None else min(start + size, len(file.seen))
+        if bad := file.unreadable.intersection(_pages(start, end - start)):
+            raise UnreadableFileError(
+                path, max(start, min(bad) * PAGE_SIZE), "a bad sector (simulated)"
+            )
+        return bytes(file.seen[start:end])
+
+    def size(self, path: Path) -> int:
+        """See Disk."""
+        return len(self._file(path).seen)
+
+    def exists(self, path: Path) -> bool:
+        """See Disk."""
+        return path == self._root or path in self._seen
+
+    def list_dir(self, path: Path) -> list[str]:
+        """See Disk."""
+        if path != self._root and self._seen.get(path, ...) is not None:
+            raise FileNotFoundError(errno.ENOENT, "no such directory", str(path))
+        return sorted(each.name for each in self._seen if each.parent == path)
+
+    def make_dir(self, path: Path) -> None:
+        """See Disk."""
+        if path == self._root:
+            return
+        if not self.exists(path):
+            self.make_dir(path.parent)
+            self._change({path: None})
+        self.sync_dir(path.parent)
+
+    def write_atomic(self, path: Path, data: Bytes) -> None:
+        """See Disk."""
+        temporary = path.with_name(path.name + ".tmp")
+        file = _File()
+        self._change({temporary: file})
+        with DiskRefusal(path).around("write"):
+            self._write(file, 0, data)
+            self._sync(file)
+        self._change({temporary: "", path: file})
+        self.sync_dir(path.parent)
+
+    def remove(self, path: Path) -> None:
+        """See Disk."""
+        self._file(path)
+        self._change({path: ""})
+
+    def link(self, path: Path, name: Path) -> None:
+        """See Disk."""
+        assert name not in self._seen, name
+        self._change({name: self._file(path)})
+
+    def sync_dir(self, path: Path) -> None:
+        """See Disk."""
+        assert path == self._root or self._seen[path] is None, path
+        pending: list[dict[Path, _File | str | None]] = []
+        for operation in self._pending:
+            if all(each.parent == path for each in operation):
+                self._apply(self._durable, operation)
+            else:
+                pending.append(operation)
+        self._pending = pending
+
+    def free_bytes(self, path: Path) -> int:
+        """See Disk."""
+        assert self.exists(path), path
+        if self.capacity_bytes is None:
+            return 1 << 50
+        return max(0, self.capacity_bytes - self.used_bytes())
+
+    def boot_id(self) -> bytes:
+        """See Disk."""
+        return self._boots.to_bytes(16, "little")
+
+    def lock(self, path: Path) -> FileLock:
+        """See Disk."""
+        self._open(path)
+        if path in self._locks:
+            raise WrongDirectoryError(f"{path.parent} is in use by process {self._locks[path]}")
+        self._locks[path] = self._life
+        return _SimLock(self, path)
+
+    # What the handles share.
+
+    def _files(self) -> list[tuple[Path, _File]]:
+        return [(path, file) for path, file in self._seen.items() if file is not None]
+
+    def _file(self, path: Path) -> _File:
+        file = self._seen.get(path)
+        if file is None:
+            raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
+        return file
+
+    def _open(self, path: Path) -> _File:
+        if path not in self._seen:
+            if self._seen.get(path.parent, ...) is not None and path.parent != self._root:
+                raise FileNotFoundError(errno.ENOENT, "no such directory", str(path.parent))
+            self._change({path: _File()})
+        return self._file(path)
+
+    def _open_true(self, path: Path) -> _File:
+        """Open or create the file, showing what is there and not what a failed sync left."""
+        file = self._open(path)
+        if file.lied:
+            file.forget()
+        if file.seen:
+            with DiskRefusal(path).around("fdatasync"):
+                self._sync(file)
+        return file
+
+    def _change(self, operation: dict[Path, _File | str | None]) -> None:
+        self._apply(self._seen, operation)
+        self._pending.append(operation)
+
+    @staticmethod
+    def _apply(names: _Names, operation: dict[Path, _File | str | None]) -> None:
+        for path, what in operation.items():
+            if isinstance(what, str):
+                names.pop(path, None)
+            else:
+                names[path] = what
+
+    def _append(self, path: Path, file: _File, data: Bytes) -> None:
+        if self._dying is not None and path.parent == self._dying[0] and len(data) > 1:
+            part = memoryview(data)[: self._dying[1].randrange(1, len(data))]
+            self._dying = None
+            self._write(file, len(file.seen), part)
+            raise Death
+        self._write(file, len(file.seen), data)
+
+    def _write(self, file: _File, position: int, data: Bytes) -> None:
+        if self.capacity_bytes is not None:
+            growth = max(0, position + len(data) - len(file.seen))
+            room = self.capacity_bytes - self.used_bytes()
+            if growth > room:
+                file.put(position, memoryview(data)[: max(0, len(data) - growth + room)])
+                raise OSError(errno.ENOSPC, "the simulated disk is full")
+        file.put(position, data)
+
+    def _sync(self, file: _File) -> None:
+        if self._failing is not None:
+            left, rng = self._failing
+            self._failing = (left - 1, rng) if left else None
+            if not left:
+                file.tear(rng)
+                file.lied = True
+                raise OSError(errno.EIO, "simulated")
+        assert not file.lied, "synced again after a failed sync"
+        file.sync()
+        self.syncs += 1
+
+    def _check_life(self, path: Path, life: int) -> None:
+        assert life == self._life, f"{path}: a handle from before the crash was used"
+
+    def _release(self, path: Path, life: int) -> None:
+        if life == self._life:
+            self._locks.pop(path, None)
+
+
+class _SimHandle:
+    """An open file, until the process dies."""
+
+    def __init__(self, disk: SimDisk, path: Path, file: _File) -> None:
+        self._disk = disk
+        self._path = path
+        self._file = file
+        self._life = disk._life  # noqa: SLF001
+        self._refusal = DiskRefusal(path)
+        self._closed = False
+
+    def _use(self) -> None:
+        self._disk._check_life(self._path, self._life)  # noqa: SLF001
+        assert not self._closed, f"{self._path}: used after close"
+
+    def sync(self) -> None:
+        self._use()
+        with self._refusal.around("fdatasync"):
+            self._disk._sync(self._file)  # noqa: SLF001
+
+    def close(self) -> None:
+        self._closed = True
+
+
+class _SimAppendFile(_SimHandle):
+    """See AppendFile."""
+
+    @property
+    def size(self) -> int:
+        return len(self._file.seen)
+
+    def write(self, buffers: Sequence[Bytes]) -> None:
+        self._use()
+        with self._refusal.around("write"):
+            for buffer in buffers:
+                self._disk._append(self._path, self._file, buffer)  # noqa: SLF001
+
+    def truncate(self, size: int) -> None:
+        self._use()
+        assert 0 <= size <= self.size, (size, self.size)
+        with self._refusal.around("truncate"):
+            self._file.truncate(size)
+
+
+class _SimMarkFile(_SimHandle):
+    """See MarkFile."""
+
+    def put(self, data: bytes) -> None:
+        self._use()
+        assert len(data) <= MARK_SIZE_MAX, len(data)
+        with self._refusal.around("write"):
+            self._disk._write(self._file, 0, data)  # noqa: SLF001
+
+
+class _SimLock:
+    """See FileLock."""
+
+    def __init__(self, disk: SimDisk, path: Path) -> None:
+        self._disk = disk
+        self._path = path
+        self._life = disk._life  # noqa: SLF001
+
+    def release(self) -> None:
+        self._disk._release(self._path, self._life)  # noqa: SLF001

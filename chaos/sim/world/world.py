@@ -1,0 +1,201 @@
+"""One world: nodes, network, control plane, clients and faults, all from one seed."""
+
+import random
+from collections.abc import Callable
+from typing import Any, Final
+
+from chaos.sim.world import disk_loss
+from chaos.sim.world.app import App, Ledger, MakeApp
+from chaos.sim.world.appointing import RealControl
+from chaos.sim.world.control_model import Control
+from chaos.sim.world.faults import FaultInjector
+from chaos.sim.world.options import WorldOptions
+from chaos.sim.world.referee import Broken, Referee
+from chaos.sim.world.sim_network import SimNetwork
+from chaos.sim.world.sim_node import SimNode
+from chaos.sim.world.timeline import Timeline
+from replication.core.core import Core
+from timer.model.units import LogIndex, Nonce, ReplicaId
+
+HEAL_MS_MAX: Final = 15_000
+"""A healed cluster must have made progress everywhere within this."""
+HEAL_LOOK_MS: Final = 250
+MORE_MS: Final = 1_000
+"""Between two faults that are drawn at the end, as too few have struck."""
+MORE_MAX: Final = 20
+
+
+class World:
+    """Made by a seed; `run` plays it to its end."""
+
+    make_core: Callable[..., Core] = Core
+    """What a node runs; a planted bug puts another class here."""
+    make_node: Callable[..., SimNode] = SimNode
+    app_type: type[App] = Ledger
+
+    def __init__(
+        self, seed: int, make_app: MakeApp = Ledger, options: WorldOptions | None = None
+    ) -> None:
+        self.rng = random.Random(seed)
+        drawn = WorldOptions.draw(self.rng)
+        self.options = options or drawn
+        self.timeline = Timeline()
+        self.sets_seen: set[frozenset[ReplicaId]] = set()
+        """Voter sets that were in force at some time, as far as anybody looked."""
+        self.heals = 0
+        """How often all faults were ended."""
+        self.stranded = False
+        """It was healed, but waits for repair (chaos/sim/world/disk_loss.py)."""
+        count = self.options.nodes + self.options.learners
+        self.ids = [ReplicaId(number) for number in range(1, count + 1)]
+        self.voters = frozenset(self.ids[: self.options.nodes])
+        self._make_app = make_app
+        self.network = SimNetwork(self.timeline, self._fork(), self.options)
+        self.control: Control | RealControl | None = None
+        self.nodes = [self.make_node(self, replica, make_app) for replica in self.ids]
+        self.referee = Referee(self.nodes)
+        for node in self.nodes:
+            self.network.add(node)
+        plane = RealControl if self.options.controller else Control
+        self.control = plane(self, self._fork())
+        self.proposals = 0
+        self.workload: Callable[[], None] = self._propose
+        """Called at the seed's rate: what clients do."""
+        self._clients = self._fork()
+
+    def _fork(self) -> random.Random:
+        return random.Random(self.rng.getrandbits(64))
+
+    def next_nonce(self) -> Nonce:
+        """Return the identity of a new process."""
+        return Nonce(self.rng.randint(1, (1 << 63) - 1))
+
+    def run(self, seconds: int) -> None:
+        """Play `seconds` with faults, and on until three have struck, if any can; then heal the
+        world and see it recover.
+
+        Raises:
+            Broken: a promise was.
+            AssertionError: an invariant of the code was.
+        """
+        end_us = seconds * 1_000_000
+        self.faults = FaultInjector(self, self._fork(), end_us)
+        for node in self.nodes:
+            within_us = 50_000 if node.replica in self.voters else end_us
+            self.timeline.after(self._clients.randrange(within_us), node.start)
+        self.timeline.after(0, self._clients_act)
+        self.timeline.run_until(end_us)
+        for _ in range(MORE_MAX):
+            if not self.faults.one_more():
+                break
+            self.timeline.run_until(self.timeline.now_us + MORE_MS * 1_000)
+        self._recover()
+        if not self.stranded:
+            self.referee.at_end(self.kept_up())
+
+    def add_learner(self) -> SimNode:
+        """Return a new machine with an empty disk; it is not started."""
+        replica = ReplicaId(len(self.ids) + 1)
+        self.ids.append(replica)
+        node = self.make_node(self, replica, self._make_app)
+        self.nodes.append(node)
+        self.network.add(node)
+        return node
+
+    def ran_out(self, node: SimNode) -> None:
+        """A node's disk is full, and only the cluster has filled it."""
+
+    def voters_now(self) -> frozenset[ReplicaId]:
+        """Return the replicas that anybody still counts as voters: a change takes its time."""
+        assert self.control is not None
+        sets = [node.core._sets for node in self.nodes if hasattr(node, "core")]  # noqa: SLF001
+        return self.control.voters.union(*(voters for each in sets for voters in each))
+
+    def _clients_act(self) -> None:
+        gap_us = int(self._clients.expovariate(self.options.proposals_per_s) * 1_000_000)
+        self.timeline.after(gap_us + 1, self._clients_act)
+        self.workload()
+
+    def _propose(self) -> None:
+        """Offer something to whoever believes to lead, deposed leaders included."""
+        rng = self._clients
+        leaders = [node for node in self.nodes if node.leading and not node.paused]
+        if not leaders:
+            return
+        node = rng.choice(leaders)
+        assert isinstance(node.app, Ledger)
+        for _ in range(rng.choice((1, 1, 1, 2, 5))):
+            self.proposals += 1
+            size = rng.choice((0, 1, self.options.payload_bytes))
+            node.call(node.app.propose, self.proposals.to_bytes(8, "little") + bytes(size))
+
+    # ---------------------------------------------------------------- the end
+
+    def _recover(self) -> None:
+        """End all faults; wait until every sound node has committed something new, and rests."""
+        self.heals += 1
+        self.faults.disarm()
+        self.timeline.note("world", "healed")
+        self.network.mend_all()
+        assert self.control is not None
+        self.control.mischief = ()
+        self.control.deaf.clear()
+        for node in self.nodes:
+            node.slow_disk = 1
+            node.disk.capacity_bytes = node.capacity_bytes = None
+            node.disk.mend()
+            node.resume()
+            node.start()
+        target = LogIndex(len(self.referee.committed) + 1)
+        self._wait(lambda: self._caught_up(target), f"not every node committed {target}")
+        self.workload = _nothing
+        self._wait(
+            lambda: self._caught_up(LogIndex(len(self.referee.committed))),
+            "the nodes don't come to rest",
+        )
+
+    def _caught_up(self, target: LogIndex) -> bool:
+        """Return whether all have committed that, and a leader has matched whoever was unsure."""
+        return all(
+            node.alive and node.core.commit_index >= target and not node.core.unsure
+            for node in self.kept_up()
+        )
+
+    def kept_up(self) -> list[SimNode]:
+        """Return the nodes that must be up to date in the end: all that can run."""
+        return [node for node in self.nodes if not node.refused]
+
+    def _wait(self, done: Callable[[], bool], failure: str) -> None:
+        """Run on until `done`, within the bound of liveness, unless the world waits for repair."""
+        give_up_us = self.timeline.now_us + HEAL_MS_MAX * 1_000
+        while not done() and not self.stranded:
+            if self.timeline.now_us < give_up_us:
+                self.timeline.run_until(self.timeline.now_us + HEAL_LOOK_MS * 1_000)
+            elif disk_loss.waits_for_repair(self):
+                self.stranded = True
+            else:
+                states = "; ".join(map(str, self.nodes))
+                raise Broken("liveness", f"{failure} within {HEAL_MS_MAX} ms: {states}")
+
+    def rows(self) -> int:
+        """Return how many timers were scheduled and fired, and messages acked."""
+        return 0
+
+    def story(self) -> list[str]:
+        """Return the last things that happened, one line each."""
+        return [
+            f"{now_us / 1000:12.3f} ms  {subject:<10} {brief(what)}"
+            for now_us, subject, what in self.timeline.trail
+        ]
+
+
+def brief(what: Any) -> str:
+    """Return a message or event as one short line."""
+    text = str(what)
+    for noise in ("Promise(", "epoch=", "leader=", "nonce="):
+        text = text.replace(f"under={noise}", "under=(")
+    return text if len(text) <= 240 else text[:237] + "..."
+
+
+def _nothing() -> None:
+    """Do nothing: clients are quiet."""

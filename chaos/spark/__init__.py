@@ -1,0 +1,4 @@
+"""Spark's part: data sources for logs and states, and the session.
+
+The audit and the live audit import from here.
+"""

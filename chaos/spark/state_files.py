@@ -1,0 +1,156 @@
+"""Key files and spill files of nodes' states, read row by row for the audit.
+
+A key file has to name each row of its run that has a key, once, with the hash that the node's
+secret gives, and no other. A spill file's blocks lie where the manifest says, each row with a seq,
+a due time and a firing time: the log knows which message has that place.
+
+    node, topic (a name), queue_offset, seq, due_ms, fired_at_ms; damage: what is wrong with a
+    file, and all else but the node is null
+
+The layouts are those of docs/formats.md. Of production the hash, the filter and the decoder of
+blocks are used.
+"""
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from timer.files.disk import RealDisk
+from timer.model.columns import Binary
+from timer.model.timer_errors import CorruptFileError, StorageError
+from timer.pending.memory.key_index import KeyHasher
+from timer.pending.runs import key_file
+from timer.ready.page_cache import SpillRef
+from timer.ready.spill import check_spill, read_page
+
+QUEUED: Final = (
+    "node STRING, topic STRING, queue_offset BIGINT, seq BIGINT, due_ms BIGINT, fired_at_ms BIGINT,"
+    " damage STRING"
+)
+BLOCKS: Final = (
+    "node STRING, topic STRING, folder STRING, file STRING, position BIGINT, size BIGINT,"
+    " first BIGINT, end BIGINT"
+)
+"""What `queued` reads: one row per block that a manifest names."""
+
+_COLUMNS: Final = ("due_ms", "seq", "key_size", "topic", "payload_size", "key_at", "hash")
+_HEAD: Final = 32
+_PAGE: Final = 8 + key_file.PAGE_ENTRIES * key_file.ENTRY.itemsize
+_BLOCK: Final = 64
+_HASHES: Final = 65_536
+_ARROW: Final = (pa.string(), pa.string(), *4 * (pa.int64(),), pa.string())
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRows:
+    """What a manifest says of a key file."""
+
+    path: str = ""
+    size: int = 0
+    """In bytes; 0: there is none."""
+    crc32: int = 0
+    secret: bytes = b""
+    """Of the node's hashes."""
+
+
+def check_keys(keys: KeyRows, run: Path) -> None:
+    """Check that a key file is the one that its manifest names, and has its run's keys.
+
+    Raises:
+        CorruptFileError: it is not, or has not.
+        OSError: it can't be read.
+    """
+    wanted = _keys_of(run, KeyHasher(keys.secret))
+    if not keys.size:
+        if len(wanted):
+            raise CorruptFileError(
+                run, 0, f"{len(wanted)} rows have keys, and there is no key file"
+            )
+        return
+    path = Path(keys.path)
+    data = path.read_bytes()
+    if (len(data), zlib.crc32(data)) != (keys.size, keys.crc32):
+        why = f"{len(data)} bytes, CRC-32 {zlib.crc32(data):08x}"
+        raise CorruptFileError(path, 0, f"{why}; the manifest says {keys.size}, {keys.crc32:08x}")
+    checked = key_file.KeyFile(RealDisk(), path)  # its head, and what it answers
+    checked.check(lambda _: None)
+    entries = np.sort(_entries(data, checked.entries), order=_COLUMNS)
+    if not np.array_equal(entries, np.sort(wanted, order=_COLUMNS)):
+        raise CorruptFileError(path, 0, f"{len(entries)} keys are not the {len(wanted)} of its run")
+    for hashes in np.array_split(np.unique(wanted["hash"]), -(-len(wanted) // _HASHES)):
+        lost = len(hashes) - len(np.unique(checked.find(hashes)[0]))
+        if lost:
+            raise CorruptFileError(path, 0, f"look-ups miss {lost} of {len(hashes)} hashes")
+
+
+def _entries(data: bytes, entries: int) -> npt.NDArray[np.void]:
+    """Return all entries of a key file, in its order."""
+    blocks, pages = np.frombuffer(data, "<u4", 2, _HEAD - 8).tolist()
+    first = _HEAD + _BLOCK * blocks + 8 * pages
+    rows = b"".join(data[at + 8 : at + _PAGE] for at in range(first, len(data), _PAGE))
+    return np.frombuffer(rows, key_file.ENTRY, entries)
+
+
+def _keys_of(run: Path, hasher: KeyHasher) -> npt.NDArray[np.void]:
+    """Return the entries that a run's key file has to have."""
+    found = [np.empty(0, key_file.ENTRY)]
+    with pa.memory_map(str(run)) as file:
+        whole = file.read_buffer()
+        batches = pa.ipc.open_file(pa.BufferReader(whole))  # its arrays lie in `whole`
+        for number in range(batches.num_record_batches):
+            batch = batches.get_batch(number)
+            keys = batch.column("key")
+            ends, sizes = _offsets(keys), np.diff(_offsets(keys))
+            keyed = np.flatnonzero(sizes)
+            if not len(keyed):
+                continue
+            entries = np.zeros(len(keyed), key_file.ENTRY)
+            for name in ("due_ms", "seq", "topic"):
+                entries[name] = batch.column(name).to_numpy()[keyed]
+            entries["key_size"] = sizes[keyed]
+            entries["payload_size"] = np.diff(_offsets(batch.column("payload")))[keyed]
+            values = keys.buffers()[2]
+            entries["key_at"] = values.address - whole.address + ends[keyed]
+            blob = memoryview(values)[int(ends[0]) : int(ends[-1])]
+            column = Binary(sizes=sizes[keyed].astype(np.uint32), blob=blob)
+            entries["hash"] = hasher(entries["topic"], column)
+            found.append(entries)
+    return np.concatenate(found)
+
+
+def _offsets(column: Any) -> npt.NDArray[np.int32]:
+    return np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, 4 * column.offset)
+
+
+def queued(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the blocks named in rows of BLOCKS: QUEUED."""
+    for batch in batches:
+        for block in batch.to_pylist():
+            yield _rows_of(**block)
+
+
+def _rows_of(*, node: str, topic: str, folder: str, first: int, end: int, **ref: Any) -> Any:
+    disk, place = RealDisk(), SpillRef(**ref)
+    path, n = Path(folder) / place.file, end - first
+    try:
+        check_spill(disk, path, [place])
+        page = read_page(disk, Path(folder), place)
+    except (OSError, StorageError) as error:
+        return _batch([node], *5 * [[None]], [str(error)])
+    if len(page) != n:
+        why = CorruptFileError(path, place.position, f"{len(page)} rows; the manifest says {n}")
+        return _batch([node], *5 * [[None]], [str(why)])
+    seq, due_ms = (page.rows[name].astype(np.int64) for name in ("seq", "due_ms"))
+    names = pa.repeat(node, n), pa.repeat(topic, n)
+    return _batch(*names, np.arange(first, end), seq, due_ms, page.fired_at_ms, pa.nulls(n))
+
+
+def _batch(*columns: Any) -> pa.RecordBatch:
+    arrays = [pa.array(each).cast(kind) for each, kind in zip(columns, _ARROW, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, [name.split()[0] for name in QUEUED.split(", ")])

@@ -1,0 +1,268 @@
+"""Pending timers of nodes' runs in Spark: `spark.read.format("timerstate").load(run_folder)`.
+
+A node's newest manifest names its runs (timer/pending/runs/run.py). It gives the entry and the fire
+position after which the runs hold the pending timers. Each run is one partition, with these
+columns:
+
+    node, seq, due_ms
+    weight    1: a timer; -1: a tombstone, which cancels the timer in another run
+    damage    the fault of the file; all other columns but `node` are null then
+
+Rows of deleted topics are left out. So a pending timer has a weight of 1 in sum. The key file of a
+run is read with it, and its damage has a row, too (state_files.py). The option `node` (n1 or n1,n2)
+selects nodes. pyarrow reads the files, and the manifest's checksums are compared. Of production
+only the formats are used.
+"""
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from chaos.history.history import RunFolder
+from chaos.spark.state_files import KeyRows, check_keys
+from chaos.spark.timerlog import Wanted
+from timer.files.disk import RealDisk
+from timer.model.columns import TOMBSTONE
+from timer.model.firing_order import START, Position
+from timer.model.timer_errors import CorruptFileError, StorageError
+from timer.pending.memory.held_rows import ASIDE, MASK
+from timer.pending.runs.run import TOPIC_ROWS, RunMeta
+from timer.recovery import manifest
+
+ROWS: Final = "node STRING, seq BIGINT, due_ms BIGINT, weight INT, damage STRING"
+
+_READ_SIZE: Final = 1 << 20
+_TYPES: Final = (pa.string(), pa.int64(), pa.int64(), pa.int32(), pa.string())
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestState:
+    """A node's newest manifest, as far as the audit needs it."""
+
+    node: str
+    index: int = 0
+    """The last entry that is applied in it."""
+    folder: Path = Path()
+    """The folder of its runs."""
+    runs: tuple[RunMeta, ...] = ()
+    position: Position = START
+    topics: frozenset[int] = frozenset()
+    """Ids of the topics that exist."""
+    blocks: tuple[tuple[Any, ...], ...] = ()
+    """Blocks of their queues, as rows of statefiles.BLOCKS."""
+    secret: bytes = b""
+    """Secret of the hashes in key files."""
+    damage: str = ""
+    """Reason why the manifest cannot be read; all other fields are defaults then."""
+
+
+@dataclass
+class RunFile(InputPartition):
+    """One run of one node, as its manifest describes it. Thousands are in memory at a time."""
+
+    node: str
+    path: str
+    damage: str = ""
+    """Damage of the manifest; all other fields are defaults then."""
+    size: int = 0
+    crc32: int = 0
+    ends: tuple[int, ...] = ()
+    """(rows, tombstones, first due, its seq, last due, its seq)."""
+    position: tuple[int, int] = (0, 0)
+    """The fire position (due, seq): rows at or before it have fired, except held ones."""
+    topics: bytes = b""
+    """Ids, u32, of the existing topics among those of its rows."""
+    keys: KeyRows = KeyRows()  # noqa: RUF009 - it is frozen
+    """Its key file."""
+
+
+def node_states(run: RunFolder) -> Iterator[ManifestState]:
+    """Yield each node's manifest.
+
+    A node is left out if it has no manifest yet, if its state is not in the folder, or if a
+    complete snapshot waits to replace its state.
+
+    Raises:
+        UnknownVersion: another version wrote a manifest, or a run.
+    """
+    for node, data in run.data().items():
+        folder = data / "state"
+        if (data / "incoming" / "ready").exists():
+            continue
+        try:
+            if (said := manifest.read(RealDisk(), folder)) is None:
+                continue
+        except CorruptFileError as error:
+            yield ManifestState(node, damage=str(error))
+            continue
+        yield ManifestState(
+            node,
+            said["index"],
+            folder / manifest.RUN_DIRECTORY,
+            tuple(RunMeta.unpack(fields) for fields in said["runs"]),
+            Position(*said["fire_position"]),
+            frozenset(topic["id"] for topic in said["topics"]),
+            tuple(
+                (node, topic["name"], str(folder / manifest.SPILL_DIRECTORY), *block[:5])
+                for topic in said["topics"]
+                for block in topic["blocks"]
+            ),
+            said["key_secret"],
+        )
+
+
+class TimerStateSource(DataSource):
+    """The format "timerstate"."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for `spark.read.format`."""
+        return "timerstate"
+
+    def schema(self) -> str:
+        """Return the columns."""
+        return ROWS
+
+    def reader(self, schema: StructType) -> "TimerStateReader":
+        """Return the reader of the runs."""
+        del schema
+        return TimerStateReader(self.options)
+
+
+class TimerStateReader(DataSourceReader):
+    """Reads runs; in Spark's Python workers."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._path = options["path"]
+        if idle := [name for name in ("kind", "index_min", "index_max") if name in options]:
+            raise ValueError(f"{', '.join(idle)}: no option of a table of runs")
+        self._wanted = Wanted.of(options)
+
+    def partitions(self) -> list[InputPartition]:
+        """Return the runs of all nodes' newest manifests; those that can't be read once."""
+        run, found = RunFolder(Path(self._path)), list[InputPartition]()
+        self._wanted.check(run.data())
+        for state in node_states(run):
+            if self._wanted.nodes is not None and state.node not in self._wanted.nodes:
+                continue
+            if state.damage:
+                found.append(RunFile(state.node, "", state.damage))
+            found += [_run_file(state, meta) for meta in state.runs]
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield one run's rows, and what is wrong with it."""
+        if not isinstance(partition, RunFile):
+            return  # so Spark says that there is none
+        damage = partition.damage
+        if not damage:
+            try:
+                _check(partition)
+                yield from _rows(partition)
+                check_keys(partition.keys, Path(partition.path))
+            except (OSError, StorageError, pa.ArrowException, KeyError) as error:
+                damage = f"{partition.path}: {error}"
+        if damage:
+            yield _batch([partition.node], [None], [None], [None], [damage])
+
+
+def _run_file(state: ManifestState, meta: RunMeta) -> RunFile:
+    counted = np.frombuffer(meta.topics, TOPIC_ROWS)["topic"]
+    topics = [topic for topic in np.unique(counted).tolist() if topic in state.topics]
+    return RunFile(
+        state.node,
+        str(state.folder / meta.name),
+        size=meta.size,
+        crc32=meta.crc32,
+        ends=(meta.rows, meta.tombstones, *meta.first, *meta.last),
+        position=(state.position.due_ms, state.position.seq),
+        topics=np.array(topics, np.uint32).tobytes(),
+        keys=KeyRows(
+            str(state.folder / meta.keys_name), meta.keys_size, meta.keys_crc32, state.secret
+        ),
+    )
+
+
+def _check(file: RunFile) -> None:
+    """Read a run whole.
+
+    Raises:
+        CorruptFileError: it is not what the manifest names.
+        OSError: it can't be read.
+    """
+    crc32 = 0
+    with Path(file.path).open("rb") as source:
+        while data := source.read(_READ_SIZE):
+            crc32 = zlib.crc32(data, crc32)
+        size = source.tell()
+    if (size, crc32) != (file.size, file.crc32):
+        why = f"{size} bytes, CRC-32 {crc32:08x}; the manifest says {file.size}, {file.crc32:08x}"
+        raise CorruptFileError(Path(file.path), 0, why)
+
+
+def _rows(file: RunFile) -> Iterator[pa.RecordBatch]:
+    """Yield what counts of a run.
+
+    Raises:
+        CorruptFileError: its rows are not in order, or not those that the manifest says.
+    """
+    topics = np.frombuffer(file.topics, np.uint32)
+    rows = graves = 0
+    ends: list[tuple[int, int]] = []
+    with pa.memory_map(file.path) as source, pa.ipc.open_file(source) as batches:
+        for number in range(batches.num_record_batches):
+            batch = batches.get_batch(number)
+            due, seq, requested, topic = (
+                batch.column(name).to_numpy() for name in ("due_ms", "seq", "requested_ms", "topic")
+            )
+            grave = topic == TOMBSTONE
+            rows, graves = rows + len(due), graves + int(grave.sum())
+            ends += [(int(due[at]), int(seq[at])) for at in (0, -1) if len(due)]
+            if not _ascend(due, seq) or (len(ends) > 2 and ends[-2] <= ends[-3]):
+                raise CorruptFileError(Path(file.path), 0, f"batch {number} is not in order")
+            there = np.isin(np.where(grave, requested, topic), topics)
+            # Held is what lies beyond all dues, though by its due it would have fired.
+            there &= _after(due & MASK, seq, *file.position) != (due >= ASIDE)
+            n = int(there.sum())
+            yield _batch(
+                pa.repeat(file.node, n),
+                seq[there].astype(np.int64),
+                due[there] & MASK,
+                np.where(grave[there], -1, 1).astype(np.int32),
+                pa.nulls(n, pa.string()),
+            )
+    found = (rows, graves, *ends[0], *ends[-1]) if ends else (0, 0)
+    if found != file.ends:
+        why = f"(rows, tombstones, first, last) = {found}; the manifest says {file.ends}"
+        raise CorruptFileError(Path(file.path), 0, why)
+
+
+def _ascend(due: npt.NDArray[np.int64], seq: npt.NDArray[np.uint64]) -> bool:
+    later = (due[1:] > due[:-1]) | ((due[1:] == due[:-1]) & (seq[1:] > seq[:-1]))
+    return bool(later.all())
+
+
+def _after(
+    due: npt.NDArray[np.int64], seq: npt.NDArray[np.uint64], due_at: int, seq_at: int
+) -> npt.NDArray[np.bool_]:
+    after: npt.NDArray[np.bool_] = (due > due_at) | ((due == due_at) & (seq > np.uint64(seq_at)))
+    return after
+
+
+def _batch(*columns: Any) -> pa.RecordBatch:
+    arrays = [pa.array(each, kind) for each, kind in zip(columns, _TYPES, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, names=[each.split()[0] for each in ROWS.split(", ")])
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format known to a session."""
+    spark.dataSource.register(TimerStateSource)

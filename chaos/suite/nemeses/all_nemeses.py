@@ -1,0 +1,67 @@
+"""All nemeses by name, as schedules know them."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from chaos.suite.nemeses import (
+    clocks,
+    crowd,
+    disk_failures,
+    file_damage,
+    links,
+    processes,
+    voter_damage,
+)
+from chaos.suite.nemeses.nemesis import Nemesis
+from chaos.suite.stage.plan import Need, Strike
+
+NEMESES: Final[Mapping[str, type[Nemesis]]] = MappingProxyType(
+    {
+        "kill": processes.Kill,
+        "kill-many": processes.KillMany,
+        "pause": processes.SuspendNode,
+        "rolling-restart": processes.RollingRestart,
+        "transfers": processes.TransferStorm,
+        "power-cut": processes.PowerCut,
+        "isolate": links.Isolate,
+        "one-way": links.OneWay,
+        "bridge": links.Bridge,
+        "flap": links.Flap,
+        "slow": links.Slow,
+        "near-lease": links.NearLease,
+        "cut-clients": links.CutClients,
+        "clock-jump": clocks.ClockJump,
+        "clock-drift": clocks.ClockDrift,
+        "truncate": file_damage.TruncateFile,
+        "flip": file_damage.Flip,
+        "remove": file_damage.Remove,
+        "fill": file_damage.Fill,
+        "wipe": file_damage.Wipe,
+        "slow-disk": disk_failures.SlowDisk,
+        "hanging-disk": disk_failures.HangingDisk,
+        "disk-errors": disk_failures.DiskErrors,
+        "bad-sector": disk_failures.BadSector,
+        "torn-write": disk_failures.TornWrite,
+        "forget": voter_damage.Forget,
+        "hurt-raft": voter_damage.HurtRaft,
+        "remove-cut-off": voter_damage.RemoveCutOff,
+        "replace-cut-off": voter_damage.ReplaceCutOff,
+        "kill-consumer": crowd.KillConsumer,
+        "flood": crowd.Flood,
+    }
+)
+
+
+def nemesis_of(strike: Strike) -> Nemesis:
+    """Return a strike's nemesis.
+
+    Raises:
+        KeyError, TypeError: the schedule is of another version: no such name or argument.
+    """
+    return NEMESES[strike.nemesis](**strike.args)
+
+
+def needs_of(strike: Strike) -> frozenset[Need]:
+    """Return what a strike needs of the machine."""
+    return NEMESES[strike.nemesis].needs

@@ -1,0 +1,224 @@
+"""Nemeses of voters: promise, identity and Raft files damaged, members changed in a partition.
+
+A node whose promise or identity is damaged waits until an operator has it replaced; the nemesis is
+that operator (docs/members.md). Raft's files are made anew, and the node's votes count again once
+the others have filled them (docs/adr/0043-rafts-files-are-a-hint.md).
+"""
+
+import contextlib
+import random
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Final
+
+from chaos.suite.nemeses.links import both
+from chaos.suite.nemeses.nemesis import NETWORK, NOTHING, Fizzled, Undo, back, chosen, said
+from chaos.suite.stage.stage import READY_S, WHOLE_POLL_S, Stage
+from cluster.control.raft_journal import read_meta
+from cluster.files.replacement import REPLACEABLE
+from deploy.local import LaunchError
+from timer.files.data_directory import PROMISE_NAME
+from timer.model.timer_errors import StorageError
+from timerclient import TimerClient
+from timerclient.values.errors import TimerError
+
+FLIPPED: Final = "flipped"
+CUT: Final = "cut"
+REMOVED: Final = "removed"
+RAFT: Final = "raft"
+"""The folder of Raft's files, all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """The promise of a node is damaged, or its identity: it is replaced by a new replica."""
+
+    needs: ClassVar = NOTHING
+    who: str = "follower"
+    file: str = PROMISE_NAME
+    """That name, or `identity.json`."""
+    how: str = FLIPPED
+    """FLIPPED or CUT; REMOVED of a promise."""
+
+    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+        """Kill it, damage the file, start it, and wait until it says that it is to be replaced."""
+        name = chosen(stage, self.who, chance)
+        stage.kill(name)
+        stage.archive.update()  # a replaced node empties its folder by itself
+        stage.say(f"{name}'s {self.file}: {self.how}")
+        _harm(stage.data(name) / self.file, self.how, chance)
+        stage.hurt.add(name)
+        stage.launch(name)
+        _until_replaceable(stage, name)
+        stage.record("replaceable", node=name, file=self.file, how=self.how)
+        stage.say(f"{name} is {REPLACEABLE}")
+
+        def undo() -> None:
+            with stage.waiting_for(name):
+                stage.replace(name)
+                back(stage, name)
+                stage.wait_until_whole(name)
+            stage.say(f"{name} is another replica, and whole")
+
+        return undo
+
+
+@dataclass(frozen=True, slots=True)
+class HurtRaft:
+    """Raft's files of a node are damaged, or gone: they are made anew."""
+
+    needs: ClassVar = NOTHING
+    who: str = "follower"
+    file: str = "raft/journal"
+    """Below the data directory; RAFT: all in that folder."""
+    how: str = FLIPPED
+    """FLIPPED, CUT or REMOVED."""
+
+    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+        """Kill it, damage the file, start it, and wait until its Raft votes count again."""
+        name = chosen(stage, self.who, chance)
+        stage.kill(name)
+        path = stage.data(name) / self.file
+        try:
+            _harm(path, self.how, chance)
+        except FileNotFoundError:
+            back(stage, name)
+            raise Fizzled(f"{name} has no {self.file} yet") from None
+        stage.say(f"{name}'s {self.file}: {self.how}")
+        stage.hurt.add(name)
+
+        def undo() -> None:
+            with stage.waiting_for(name):
+                back(stage, name)
+                began_s = time.monotonic()
+                _until_it_votes(stage, name)
+                stage.wait_until_whole(name)
+            took_s = round(time.monotonic() - began_s, 2)
+            stage.record("raft-votes", node=name, file=self.file, how=self.how, took_s=took_s)
+            stage.say(f"{name}'s Raft votes count, {took_s:g} s later")
+
+        return undo
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveCutOff:
+    """A voter that is cut off from the others is removed; it votes again when links are whole."""
+
+    needs: ClassVar = NETWORK
+    who: str = "follower"
+
+    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+        """Cut it off, and have it removed while it is."""
+        name = chosen(stage, self.who, chance)
+        state = stage.cluster.state(name)
+        stage.say(f"cut off {said(stage, name, self.who)}, and remove it")
+        assert stage.network is not None
+        others = [other for other in stage.names if other != name]
+        heal = stage.network.cut([pair for other in others for pair in both(name, other)])
+
+        def undo() -> None:
+            heal()
+            stage.add(name)
+            stage.record("added", node=name)
+            stage.wait_until_whole(name)
+            stage.say(f"{name} votes again")
+
+        try:
+            if state is not None and state.role == "leader":
+                stage.leader(above_epoch=state.epoch)
+            stage.remove(name)
+        except BaseException:
+            undo()
+            raise
+        stage.record("removed", node=name)
+        stage.say(f"{name} is no voter any more")
+        return undo
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceCutOff:
+    """A node with a new disk is to be replaced while it can't hear the leader: refused till then.
+
+    Another node that hears it is no way round: the leader alone sends it the log.
+    """
+
+    needs: ClassVar = NETWORK
+    who: str = "follower"
+
+    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+        """Empty its disk, start it as a learner cut off from the leader; ask for it to vote."""
+        leader = chosen(stage, "leader", chance)
+        name = chosen(stage, self.who, chance)
+        if name == leader:
+            raise Fizzled(f"{name} leads: it hears itself")
+        stage.say(f"{name} loses its disk, and can't hear {leader}, the leader")
+        stage.kill(name)
+        with stage.archive.held():
+            shutil.rmtree(stage.data(name))
+        stage.cluster.format_learner(name)
+        assert stage.network is not None
+        heal = stage.network.cut(both(name, leader))
+
+        def undo() -> None:
+            heal()
+            with stage.waiting_for(name):
+                stage.replace(name)
+                back(stage, name)
+                stage.wait_until_whole(name)
+            stage.say(f"{name} votes in the place of the replica that it was")
+
+        stage.launch(name)
+        answer = "made"
+        with TimerClient(stage.cluster.endpoints) as client:
+            try:
+                client.change_members("replace", name)
+            except TimerError as error:
+                answer = str(error)
+        stage.record("replace-asked", node=name, leader=leader, answer=answer)
+        stage.say(f"replace {name}: {answer}")
+        return undo
+
+
+def _harm(path: Path, how: str, chance: random.Random) -> None:
+    """Damage a file of a dead node; remove a folder."""
+    if how == REMOVED:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        return
+    data = bytearray(path.read_bytes())
+    if how == CUT:
+        del data[len(data) // 2 :]
+    else:
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+    path.write_bytes(data)
+
+
+def _until_replaceable(stage: Stage, name: str) -> None:
+    """Return once a node says that it waits to be replaced.
+
+    Raises:
+        LaunchError: it does not, in time.
+    """
+    deadline = time.monotonic() + READY_S
+    while (state := stage.cluster.state(name)) is None or state.role != REPLACEABLE:
+        if time.monotonic() > deadline or not stage.cluster.is_running(name):
+            raise LaunchError(f"{name} does not wait to be replaced: {state or 'no answer'}")
+        time.sleep(WHOLE_POLL_S)
+
+
+def _until_it_votes(stage: Stage, name: str) -> None:
+    """Return once a node's Raft votes count.
+
+    Raises:
+        LaunchError: they do not, in time.
+    """
+    deadline = time.monotonic() + READY_S
+    while True:
+        with contextlib.suppress(StorageError):  # its files are just made
+            _, _, may_vote = read_meta(stage.data(name) / RAFT / "meta")
+            if may_vote:
+                return
+        if time.monotonic() > deadline:
+            raise LaunchError(f"{name}'s Raft votes do not count within {READY_S:g} s")
+        time.sleep(WHOLE_POLL_S)

@@ -1,0 +1,212 @@
+"""Faults of a node's disk: the harness writes them to a file, and the node's process obeys.
+
+    RUN/disk-faults/n1.json    the fault that is on, as `DiskFault`; absent: the disk is well
+    RUN/disk-faults/n1.met     written by the node when the fault first touched one of its calls
+
+The nodes of a run are started by chaos/suite/stage/faulty_timerd.py. It puts this module between
+the product and the system calls `write`, `writev`, `pwrite`, `pread`, `fsync` and `fdatasync`. All
+code above these calls is the product's own.
+
+    slow     syncs take longer
+    hang     syncs, or all of these calls, do not return while the fault is on
+    error    syncs, or writes, fail with EIO
+    unread   reads of one file fail with EIO, as of a bad sector
+    tear     the next write to the log puts half of its bytes into the file; the process is killed
+
+A fault touches only files below the node's data directory. It lasts until its file is removed, also
+in later processes of the node. A tear removes its file itself, so it happens once.
+"""
+
+import contextlib
+import enum
+import errno
+import itertools
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+POLL_S: Final = 0.01
+FOLDER: Final = "disk-faults"
+_SYNCS: Final = ("fsync", "fdatasync")
+_WRITES: Final = ("write", "writev", "pwrite")
+_READS: Final = ("pread",)
+_LOG_SUFFIX: Final = ".log"
+
+
+class Kind(enum.StrEnum):
+    """Kinds of faults; see the module."""
+
+    SLOW = "slow"
+    HANG = "hang"
+    ERROR = "error"
+    UNREAD = "unread"
+    TEAR = "tear"
+
+
+class Calls(enum.StrEnum):
+    """Which system calls a fault touches."""
+
+    SYNCS = "syncs"
+    WRITES = "writes"
+    ALL = "all"
+
+
+_NAMES: Final = {
+    Calls.SYNCS: frozenset(_SYNCS),
+    Calls.WRITES: frozenset(_WRITES),
+    Calls.ALL: frozenset((*_SYNCS, *_WRITES, *_READS)),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskFault:
+    """One fault of one disk."""
+
+    number: int
+    """Of this fault among all of the run."""
+    kind: Kind
+    data: str
+    """The node's data directory."""
+    calls: Calls = Calls.SYNCS
+    """Of hang and error."""
+    delay_ms: int = 0
+    """Of slow."""
+    inode: int = 0
+    """Of unread: the file. 0: any."""
+
+    def touches(self, call: str, path: str) -> bool:
+        """Return whether a call for that file meets it, as far as the name tells."""
+        if not path.startswith(f"{self.data}/"):
+            return False
+        match self.kind:
+            case Kind.SLOW:
+                return call in _SYNCS
+            case Kind.UNREAD:
+                return call in _READS
+            case Kind.TEAR:
+                return call == "writev" and path.endswith(_LOG_SUFFIX)
+            case Kind.HANG | Kind.ERROR:
+                return call in _NAMES[self.calls]
+
+
+class DiskFaults:
+    """The harness's end: sets faults of nodes, and looks whether they were met."""
+
+    def __init__(self, root: Path) -> None:
+        """`root`: the run's folder."""
+        self._folder = root.resolve() / FOLDER
+        self._numbers = itertools.count(1)
+        self._on: dict[str, DiskFault] = {}
+
+    def set(self, name: str, data: Path, kind: Kind, **more: Any) -> None:
+        """Let a node's disk have a fault from now on."""
+        self._folder.mkdir(exist_ok=True)
+        fault = DiskFault(number=next(self._numbers), kind=kind, data=str(data.resolve()), **more)
+        self._on[name] = fault
+        path = self._folder / f"{name}.json"
+        other = path.with_suffix(".new")
+        other.write_text(json.dumps(asdict(fault)))
+        other.rename(path)
+
+    def end(self, name: str) -> None:
+        """The disk of that node is well."""
+        (self._folder / f"{name}.json").unlink(missing_ok=True)
+
+    def end_all(self) -> None:
+        """The disks of all nodes are well."""
+        for name in self._on:
+            self.end(name)
+
+    def met(self, name: str) -> dict[str, Any] | None:
+        """Return which call met the node's last fault first; None: none has, yet."""
+        with contextlib.suppress(FileNotFoundError):
+            said: dict[str, Any] = json.loads((self._folder / f"{name}.met").read_text())
+            if name in self._on and said["number"] == self._on[name].number:
+                return said
+        return None
+
+
+class FaultyCalls:
+    """The node's end: stands in for the system calls of `os`."""
+
+    def __init__(self, path: Path) -> None:
+        """Obey the file at `path`."""
+        self._path = path
+        self._met = 0
+        self._true: dict[str, Callable[..., Any]] = {}
+
+    def install(self) -> None:
+        """Stand in for the calls of this process from here on."""
+        for name in _NAMES[Calls.ALL]:
+            self._true[name] = getattr(os, name)
+            setattr(os, name, self._standing_in(name))
+
+    def _standing_in(self, name: str) -> Callable[..., Any]:
+        true = self._true[name]
+
+        def call(fd: int, *args: Any) -> Any:
+            fault = self._fault()
+            if fault is not None:
+                self._obey(fault, name, fd, args)
+            return true(fd, *args)
+
+        return call
+
+    def _fault(self) -> DiskFault | None:
+        """Return the fault that is on."""
+        try:
+            os.stat(self._path)  # for each call: this one is the fastest
+            said = json.loads(self._path.read_text())
+        except FileNotFoundError:
+            return None
+        return DiskFault(**{**said, "kind": Kind(said["kind"]), "calls": Calls(said["calls"])})
+
+    def _obey(self, fault: DiskFault, name: str, fd: int, args: Sequence[Any]) -> None:
+        try:
+            path = os.readlink(f"/proc/self/fd/{fd}")
+            inode = os.fstat(fd).st_ino
+        except OSError:
+            return  # the call itself says why
+        if not fault.touches(name, path):
+            return
+        match fault.kind:
+            case Kind.SLOW:
+                self._note(fault, name, path)
+                time.sleep(fault.delay_ms / 1000)
+            case Kind.HANG:
+                self._note(fault, name, path)
+                while self._fault() == fault:
+                    time.sleep(POLL_S)
+            case Kind.ERROR | Kind.UNREAD:
+                if fault.inode in (0, inode):
+                    self._note(fault, name, path)
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
+            case Kind.TEAR:
+                self._tear(fault, name, path, fd, args[0])
+
+    def _tear(
+        self, fault: DiskFault, name: str, path: str, fd: int, buffers: Sequence[bytes]
+    ) -> None:
+        whole = b"".join(buffers)
+        if len(whole) < 2:  # it has no half
+            return
+        half = self._true["write"](fd, whole[: len(whole) // 2])
+        self._note(fault, name, path, written=half, wanted=len(whole))
+        self._path.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _note(self, fault: DiskFault, name: str, path: str, **more: int) -> None:
+        """Tell the harness, once, that the fault was met."""
+        if self._met == fault.number:
+            return
+        self._met = fault.number
+        met = self._path.with_suffix(".met")
+        # Threads and later processes may meet it, too: each replaces the whole file.
+        other = met.with_name(f"{met.name}.{os.getpid()}.{time.monotonic_ns()}")
+        other.write_text(json.dumps({"number": fault.number, "call": name, "path": path, **more}))
+        other.rename(met)

@@ -1,0 +1,174 @@
+"""What `timerctl chaos` does: run, replay, clean."""
+
+import contextlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from chaos import workloads
+from chaos.history.history import OWNER, RunFolder
+from chaos.suite import scenarios
+from chaos.suite.nemeses.all_nemeses import needs_of
+from chaos.suite.scenarios import SCENARIOS
+from chaos.suite.show import Bill, Show, claimable, clear
+from chaos.suite.stage import plan, stage
+from chaos.suite.stage.network import NetworkError
+from chaos.suite.stage.plan import Need, RunOptions
+from chaos.suite.stage.stage import Stage
+from chaos.workloads import Workload
+from deploy.local import LaunchError
+
+NODES_MAX: Final = 7
+MINUTES_MAX: Final = 7 * 24 * 60
+PLAIN: Final = "plain processes on loopback were asked for"
+
+
+def run(  # noqa: PLR0913
+    scenario: str,
+    seed: int,
+    *,
+    folder: Path,
+    nodes: int = 3,
+    minutes: float = 10.0,
+    clients: tuple[str, ...] = (),
+    rate_per_s: int = 200,
+    plain: bool = False,
+) -> int:
+    """Play a scenario in a folder; return the exit status.
+
+    Raises:
+        ValueError: an argument is none that a run can have; or the machine lacks all that the
+            scenario is about.
+        LaunchError, NetworkError, OSError: the cluster could not be brought up.
+    """
+    if scenario not in SCENARIOS:
+        raise ValueError(f"scenario = {scenario!r}: must be one of {', '.join(SCENARIOS)}")
+    options = RunOptions(
+        nodes=nodes, minutes=minutes, workloads=clients, rate_per_s=rate_per_s, plain=plain
+    )
+    _check(options)
+    target = claimable(folder)
+    missing = _missing(target, plain=plain)
+    _check_needs(scenario, SCENARIOS[scenario].needs, missing)
+    options = replace(options, without=tuple(sorted(missing)))
+    schedule = scenarios.schedule(scenario, seed, options)
+    bill = Bill(
+        scenario=scenario,
+        seed=seed,
+        options=options,
+        schedule=schedule,
+        left_out=scenarios.left_out(scenario, options),
+        missing=missing,
+        leader_gap_s_max=SCENARIOS[scenario].leader_gap_s_max,
+    )
+    return _play(target, bill)
+
+
+def replay(earlier: Path, folder: Path) -> int:
+    """Play the schedule of an earlier run anew, in another folder; return the exit status.
+
+    Raises:
+        ValueError: it is no run's folder, or the new one; and as `run`.
+    """
+    about = RunFolder(earlier).about
+    if not about.exists():
+        raise ValueError(f"{earlier} has no run.json: it is no run's folder")
+    if folder.resolve() == earlier.resolve():
+        raise ValueError(f"--dir {folder}: must be another folder than the run's that is replayed")
+    try:
+        told = RunFolder(earlier).said()
+        options, schedule = (
+            plan.options_from_json(told["options"]),
+            plan.from_json(told["schedule"]),
+        )
+        scenario, seed, left_out = told["scenario"], int(told["seed"]), [*told["left_out"]]
+        needs = [needs_of(strike) for strike in schedule]
+        _check(options)
+    except (TypeError, LookupError) as error:
+        raise ValueError(f"{about} is not this suite's: {error!r}") from error
+    target = claimable(folder)
+    missing = _missing(target, plain=options.plain)
+    if needs and not any(each.isdisjoint(missing) for each in needs):
+        _check_needs(scenario, frozenset().union(*needs), missing)
+    known = SCENARIOS.get(scenario)
+    bill = Bill(
+        scenario=scenario,
+        seed=seed,
+        options=options,
+        schedule=schedule,
+        left_out=left_out,
+        missing=missing,
+        leader_gap_s_max=known.leader_gap_s_max if known else None,
+    )
+    return _play(target, bill)
+
+
+def clean(folder: Path) -> int:
+    """Take down what dead harnesses left on this machine, and the nodes of runs in `folder`.
+
+    That may be a run's own folder, too. Returns the exit status.
+    """
+    gone = stage.remove_stale()
+    here = folder.resolve()
+    for root in sorted(path.parent for path in (*here.glob(OWNER), *here.glob(f"*/{OWNER}"))):
+        try:
+            gone += stage.end_run(RunFolder(root))
+        # Somebody plays there, it is another user's, or nobody can say what runs there.
+        except (LaunchError, NetworkError, OSError) as why:
+            print(f"left alone: {why}", file=sys.stderr)
+    print("\n".join(f"removed {what}" for what in gone) or "nothing was left")
+    return 0
+
+
+def _check(options: RunOptions) -> None:
+    """Raise ValueError if there is no such run."""
+    if options.nodes not in range(3, NODES_MAX + 1):
+        raise ValueError(f"nodes = {options.nodes}: must be 3 .. {NODES_MAX}")
+    if not 10 <= options.horizon_s <= 60 * MINUTES_MAX:
+        limits = f"10 s to {MINUTES_MAX:,} minutes"
+        raise ValueError(f"minutes = {options.minutes:g}: must be {limits}")
+    names, rate_per_s = options.workloads, options.rate_per_s
+    workloads.check(names, rate_per_s=rate_per_s, horizon_s=options.horizon_s)
+
+
+def _check_needs(scenario: str, needs: frozenset[Need], missing: Mapping[Need, str]) -> None:
+    """Raise ValueError if some of the needs are missing."""
+    if lacking := sorted(needs.intersection(missing)):
+        why = "; ".join(f"{need}: {missing[need]}" for need in lacking)
+        raise ValueError(f"{scenario} is pointless without {why}")
+
+
+def _missing(target: RunFolder, *, plain: bool) -> dict[Need, str]:
+    """Return what this machine lacks; the folder is what it was before."""
+    stage.remove_stale()
+    if plain:
+        return dict.fromkeys(Need, PLAIN)
+    probed, owned = target.root / "nodes", (target.root / OWNER).exists()
+    with stage.owning(target):  # if this dies, what it leaves is a run's
+        missing = stage.capabilities(probed)
+    if not owned:
+        (target.root / OWNER).unlink()
+        for made in (probed, target.root):
+            with contextlib.suppress(OSError):  # somebody has put something there
+                made.rmdir()
+    return missing
+
+
+def _play(target: RunFolder, bill: Bill) -> int:
+    clear(target)
+
+    def make(there: Stage) -> Sequence[Workload]:
+        options = bill.options
+        return workloads.make(
+            options.workloads or tuple(workloads.NAMES),
+            run=target,
+            endpoints=lambda: there.cluster.endpoints,
+            seed=bill.seed,
+            rate_per_s=options.rate_per_s,
+            horizon_s=options.horizon_s,
+        )
+
+    print(f"{bill.scenario}, seed {bill.seed}, {bill.options.minutes:g} min, in {target.root}")
+    return Show(target, bill, make).play()

@@ -1,0 +1,238 @@
+"""Workloads that change the rules of their topic while its timers are pending.
+
+    paused    due timers are held; a resume fires all, fires the last, or drops them
+    fleeting  messages that are not acked in time expire; acked ones are retained for a while
+    limited   timers above a quota are refused, and timers that are due too late
+    scoped    quotas, pauses and ticks of topic, namespace and cluster; the narrower scope wins
+    doomed    the topic is deleted with all its timers; another one gets its name
+
+Each function returns a `Rest`: it ends the topic's rules, and then every expected timer has to
+come. A timer is no longer expected when the cluster itself says why: it was cancelled, dropped or
+refused, or its topic was deleted. Expired messages are the exception: groups only count them.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
+from typing import Final
+
+from chaos.workloads.changer import CLUSTER, NAMESPACE, TOPIC
+from chaos.workloads.workload_clients import Rest, WorkloadClients, WorkloadReader
+from chaos.workloads.workload_producer import PAYLOAD_SIZE, now_ms
+from timerclient.rows.policy_fields import CatchUp
+from timerclient.rows.scheduled_timers import Timers
+
+BEAT_S: Final = 0.25
+SOON_MS: Final = 3_000
+PAUSE_BEATS: Final = 8
+"""From one pause to the next. A pause lasts half as long."""
+CATCH_UPS: Final[Sequence[CatchUp]] = ("drop", "latest", "all")
+SETTLED_MS: Final = 500
+"""So long after a timer's due time its cancel is asked for: the release has ended by then."""
+RULE_BEATS: Final = 6
+"""From one change of the rules to the next."""
+PIECES: Final = 4
+"""Requests of a beat that compete for room."""
+LIFE_BEATS: Final = 10
+"""How long a topic exists before it is deleted."""
+LAST_TIMERS: Final = 50
+"""In the last topic, which is not deleted."""
+
+TTLS_MS: Final = (300, 1_000, 4_000)
+RETENTIONS_MS: Final = (0, 2_000, 60_000)
+LATE: Final = WorkloadReader(group="late")
+
+SCOPE_BEATS: Final = 2
+"""From one change of a scope's rules to the next."""
+MUCH: Final = 1_000_000
+
+_SCOPES: Final[Mapping[str, Mapping[str, Callable[[int], Sequence[int]]]]] = {
+    TOPIC: {
+        "pending_max": lambda count: (0, count, MUCH),
+        "pending_bytes_max": lambda count: (count * PAYLOAD_SIZE, MUCH),
+        "ready_max": lambda _: (0, MUCH),
+        "paused": lambda _: (False,),
+        "tick_ms": lambda _: (10,),
+    },
+    NAMESPACE: {
+        "pending_max": lambda count: (0, count, 4 * count),
+        "pending_bytes_max": lambda count: (0, 2 * count * PAYLOAD_SIZE),
+        "ready_max": lambda count: (0, count),
+        "paused": lambda _: (True,),
+        "tick_ms": lambda _: (250,),
+    },
+    CLUSTER: {
+        "pending_max": lambda _: (MUCH,),
+        "ready_bytes_max": lambda _: (1 << 40,),
+        "retention_ms": lambda _: (0, 2_000),
+        "tick_ms": lambda _: (20, 50),
+    },
+}
+"""Scope -> field -> its possible values, given the number of timers in a beat."""
+_QUOTAS: Final = ("pending_max", "pending_bytes_max", "ready_max", "ready_bytes_max")
+_RULES: Final = (*_QUOTAS, "tick_ms", "delay_ms_min", "delay_ms_max")
+
+Asked = tuple[int, str, int]
+"""A timer: due time, id, mark."""
+
+
+def paused(clients: WorkloadClients) -> Rest:
+    """Pause for a second; then all overdue timers fire, or the last one, or none.
+
+    A resume that drops timers does not name them. So all are cancelled later: each answer says
+    whether the timer was dropped.
+    """
+    chance, changer = clients.chance, clients.changer
+    asked: list[Asked] = []
+    doubtful: list[Asked] = []
+    for number, count in enumerate(clients.beats(BEAT_S)):
+        marks, due_ms = clients.marks(count), _soon(clients, count)
+        ids = clients.producer.batch(marks, due_ms)
+        asked += zip(due_ms, ids, marks, strict=False)  # no ids: it was refused, or is unknown
+        cycle, beat = divmod(number, PAUSE_BEATS)
+        if beat == 0:
+            changer.pause()
+        elif beat == PAUSE_BEATS // 2:
+            catch_up = CATCH_UPS[cycle % len(CATCH_UPS)]
+            if some := chance.sample(asked, min(len(asked), 2)):
+                clients.cancels.after(0.0, partial(_cancel, clients, some))  # it is released
+            changer.resume(catch_up)
+            if catch_up != "all":
+                doubtful, asked = doubtful + asked, []
+        elif beat > PAUSE_BEATS // 2:
+            over_ms = now_ms() - SETTLED_MS
+            over = [timer for timer in doubtful if timer[0] <= over_ms]
+            if over and _cancel(clients, over):
+                doubtful = [timer for timer in doubtful if timer[0] > over_ms]
+
+    def rest() -> bool:
+        if not changer.resume("all"):
+            return False
+        return _fires(clients) and (not doubtful or _cancel(clients, doubtful))
+
+    return rest
+
+
+def _fires(clients: WorkloadClients) -> bool:
+    """Return whether no timer of the topic is held."""
+    topic = clients.client.describe_topic(clients.topic)
+    return not (topic.paused or topic.held or topic.releasing)
+
+
+def _cancel(clients: WorkloadClients, timers: Sequence[Asked]) -> bool:
+    return clients.producer.cancel([id_ for _, id_, _ in timers], [mark for *_, mark in timers])
+
+
+def fleeting(clients: WorkloadClients) -> Rest:
+    """Set times to live below the lease; some have ended when the timer is scheduled."""
+    chance, changer, among = clients.chance, clients.changer, ("ttl_ms", "retention_ms")
+    late_ms = clients.start_ms + (clients.end_ms - clients.start_ms) // 3
+    joined = False
+    for number, count in enumerate(clients.beats(BEAT_S)):
+        if number % RULE_BEATS == 0:
+            said = {"ttl_ms": chance.choice(TTLS_MS), "retention_ms": chance.choice(RETENTIONS_MS)}
+            changer.rule(_some(chance, said), among=among)
+            clients.producer.batch(
+                clients.marks(1), [now_ms() - chance.choice((200, 2_000, 9_000))]
+            )
+        if not joined and now_ms() >= late_ms:
+            clients.join(LATE)  # it begins with what is retained
+            joined = True
+        clients.producer.batch(clients.marks(count), _soon(clients, count))
+    return lambda: changer.rule({}, among=among)
+
+
+def all_expired(clients: WorkloadClients) -> bool:
+    """Return whether all timers that have not come are among the expired ones."""
+    if not clients.last_came:
+        return False
+    books = clients.books
+    for group in clients.client.describe_topic(clients.topic).groups:
+        if not group.unacked:
+            books.expired(group.name, group.expired)
+    return not books.missing and books.gapless
+
+
+def limited(clients: WorkloadClients) -> Rest:
+    """Set quotas near the present usage, bounds of delays, and ticks."""
+    chance, changer = clients.chance, clients.changer
+    for number, count in enumerate(clients.beats(BEAT_S)):
+        if number % RULE_BEATS == 0:
+            rows = {"pending_max": (0, count, 4 * count), "ready_max": (0, count, 4 * count)}
+            said = {name: chance.choice(values) for name, values in rows.items()}
+            said |= {f"{n[:-4]}_bytes_max": v * PAYLOAD_SIZE for n, v in said.items()}
+            said |= {"tick_ms": 250, "delay_ms_min": 200, "delay_ms_max": SOON_MS // 2}
+            changer.rule(_some(chance, said), among=_RULES)
+        piece = -(-count // PIECES)
+        for start in range(0, count, piece):  # at once: the first requests get the room
+            n = min(piece, count - start)
+            clients.producer.submit(clients.marks(n), _soon(clients, n))
+    return lambda: changer.rule({}, among=_RULES)
+
+
+def scoped(clients: WorkloadClients) -> Rest:
+    """Change the policies of topic, namespace and cluster; the narrower scope wins.
+
+    The cluster's policy holds for all workloads, so it gets only values that do not hinder others.
+    """
+    chance, changer = clients.chance, clients.changer
+    for number, count in enumerate(clients.beats(BEAT_S)):
+        if number % SCOPE_BEATS == 0:
+            scope = chance.choice((*_SCOPES, NAMESPACE))  # its values hinder most
+            may = {name: chance.choice(of(count)) for name, of in _SCOPES[scope].items()}
+            changer.rule(_some(chance, may), among=_SCOPES[scope], scope=scope)
+        piece = -(-count // PIECES)
+        for start in range(0, count, piece):
+            n = min(piece, count - start)
+            clients.producer.submit(clients.marks(n), _soon(clients, n))
+
+    def rest() -> bool:
+        done = [changer.rule({}, among=fields, scope=each) for each, fields in _SCOPES.items()]
+        return all(done) and _fires(clients)
+
+    return rest
+
+
+def doomed(clients: WorkloadClients) -> Rest:
+    """Delete the topic every few seconds, while timers are scheduled and cancelled."""
+    chance = clients.chance
+    under_way: list[Future[Timers]] = []
+    for number, count in enumerate(clients.beats(BEAT_S)):
+        marks, due_ms = clients.marks(count), _soon(clients, count)
+        half = count // 2
+        if count > half and (one := clients.producer.submit(marks[half:], due_ms[half:])):
+            under_way = [*(each for each in under_way if not each.done()), one]
+        if number % LIFE_BEATS == LIFE_BEATS - 1:
+            clients.changer.delete()
+        elif half:
+            ids = clients.producer.batch(marks[:half], due_ms[:half])
+            if ids and number % LIFE_BEATS == LIFE_BEATS - 2:
+                delay_s = chance.uniform(0, 2 * BEAT_S)
+                clients.cancels.after(delay_s, partial(clients.producer.cancel, ids, marks[:half]))
+
+    def rest() -> bool:
+        if wait(under_way, 0).not_done or not clients.changer.delete():
+            return False
+        for group in clients.groups:  # each begins with the first timer
+            clients.client.create_group(clients.topic, group)
+        marks = clients.marks(LAST_TIMERS)
+        clients.books.begin_anew(marks[0])
+        return bool(clients.producer.batch(marks, _soon(clients, LAST_TIMERS)))
+
+    return rest
+
+
+def _soon(clients: WorkloadClients, count: int) -> list[int]:
+    """Return due times: most in the next seconds, some now or a moment ago."""
+    now, chance = now_ms(), clients.chance
+    return [
+        clients.within(now + chance.choice((0, -20, *[chance.uniform(0, SOON_MS)] * 6)))
+        for _ in range(count)
+    ]
+
+
+def _some(chance: random.Random, said: Mapping[str, int]) -> dict[str, int]:
+    """Return one to three of the fields."""
+    names = chance.sample(sorted(said), chance.randint(1, min(3, len(said))))
+    return {name: said[name] for name in names}

@@ -1,0 +1,328 @@
+"""A client that takes messages and acks them, each in its own manner, and writes all of it down."""
+
+import contextlib
+import itertools
+import random
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
+
+from chaos.history.history import History, OpOutcome, RunFolder, mark_of
+from chaos.workloads.history_books import Books
+from chaos.workloads.workload_producer import now_ms, outcome_of
+from timerclient import TimerClient
+from timerclient.client.group_calls import GroupOptions
+from timerclient.client.sync import Consumer as Subscription
+from timerclient.rows.messages import Acking, Batch, Message
+from timerclient.values.errors import LeaseLost, NotDelivered, TimerError
+from timerclient.values.results import AckResult
+
+T = TypeVar("T")
+LEASE: Final = timedelta(seconds=10)
+LETTERS: Final = "dead-letters"
+"""The group of every topic of dead letters."""
+REOPEN_S: Final = 0.2
+"""Between the end of one subscription and the next."""
+AT_ONCE_S: Final = 0.001
+"""How long something is given to end that is meant to break off."""
+END_TIMEOUT_S: Final = 40.0
+"""Of a thread that is told to end: longer than any call of a client."""
+
+Habit = Callable[[Callable[[], None]], bool]
+"""What to do with messages that came, given how to ack them. False: die, holding them."""
+NACK_DELAYS_S: Final = (None, 0.0, 0.3, 2.0, 5.0)
+
+
+def prompt(ack: Callable[[], None]) -> bool:
+    """Ack at once."""
+    ack()
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What a consumer reads."""
+
+    topic: str
+    group: str
+    lease: timedelta = LEASE
+    hold_max: float | None = None
+    """So many seconds its client renews leases; None: its default."""
+    nacks: float = 0.0
+    """So many of the messages it gives back at first, or holds longer."""
+    options: GroupOptions = field(default_factory=GroupOptions)
+    """Of the group, which is made with them."""
+
+
+class RecordingConsumer:
+    """Takes messages of one group on a thread of its own; opens anew until it is closed.
+
+    It takes what arrives at once, whatever its habit is: a message that lies about unseen would
+    be written down as received long after it was.
+    """
+
+    def __init__(
+        self, run: RunFolder, name: str, client: TimerClient, books: Books, source: Source,
+        habit: Habit = prompt,
+    ) -> None:  # fmt: skip
+        self._history = History(run, name)
+        self._name = name
+        self._client = client
+        self._books = books
+        self._topic, self._group, self._lease = source.topic, source.group, source.lease
+        self._hold_max = source.hold_max
+        self._habit = habit
+        self._nacks = source.nacks
+        self._options = source.options
+        self._moods = random.Random(name)
+        self._opened = threading.Event()
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._subscription: Subscription | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def wait_opened(self, timeout_s: float) -> bool:
+        """Return whether a leader has opened it for the first time, within `timeout_s`."""
+        return self._opened.wait(timeout_s)
+
+    def close(self) -> None:
+        """Confirm the acks that are under way, then end."""
+        self._closing.set()
+        with self._lock:
+            subscription = self._subscription
+        if subscription is not None:
+            with contextlib.suppress(TimerError):  # the acks' own outcomes are written down
+                subscription.close()
+        self._thread.join(END_TIMEOUT_S)
+        with self._books.noting_failure():
+            assert not self._thread.is_alive(), f"{self._name} did not end"
+        self._history.close()
+
+    # ---- its thread
+
+    def _run(self) -> None:
+        with self._books.noting_failure():
+            while not self._closing.is_set():
+                self._write_open()
+                with contextlib.suppress(TimerError):  # no leader for long, or it was refused
+                    self._consume_from(self._open())
+                self._closing.wait(REOPEN_S)
+
+    def _write_open(self, **settings: int) -> None:
+        lease_ms = round(self._lease.total_seconds() * 1000)
+        self._history.open(
+            self._topic, self._group, start_ms=now_ms(), lease_ms=lease_ms, **settings
+        )
+
+    def _write_settings(self) -> None:
+        """Write down the settings that the cluster tells of the group, if it does."""
+        with contextlib.suppress(TimerError):
+            groups = self._client.describe_topic(self._topic).groups
+            for each in (each.settings for each in groups if each.name == self._group):
+                self._write_open(
+                    group_lease_ms=each.lease_ms,
+                    max_attempts=each.max_attempts,
+                    max_in_flight=each.max_in_flight,
+                )
+
+    def _open(self) -> Subscription:
+        if self._options:
+            self._client.create_group(self._topic, self._group, **self._options)
+        subscription = self._client.consumer(
+            self._topic, group=self._group, lease=self._lease, hold_max=self._hold_max
+        )
+        with self._lock:
+            self._subscription = subscription
+        self._opened.set()
+        if self._closing.is_set():
+            subscription.close()
+        return subscription
+
+    def _consume_from(self, subscription: Subscription) -> None:
+        try:
+            self._consume(subscription)
+        finally:
+            if not self._closing.is_set():  # else `close` confirms what is under way
+                with contextlib.suppress(TimerError):  # the acks say what became of them
+                    subscription.close(AT_ONCE_S)
+
+    def _consume(self, subscription: Subscription) -> None:
+        is_first = True
+        for batch in subscription.batches():
+            marks = self._received(batch)
+            if is_first:
+                self._write_settings()
+                is_first = False
+            back = self._complain(batch)
+            mine = {o: m for o, m in zip(batch.queue_offsets, marks, strict=True) if o not in back}
+            if not self._habit(lambda batch=batch, mine=mine: self._ack(batch, mine)):  # type: ignore[misc]
+                return
+
+    def _received(self, batch: Batch) -> list[int]:
+        marks = [*map(mark_of, batch.payloads)]
+        self._history.deliver(
+            self._topic,
+            self._group,
+            received_ms=now_ms(),
+            epoch=batch.epoch,
+            lease_id=batch.lease_id,
+            group_id=batch.group_id,
+            stream=batch.stream_no,
+            handed_out_ms=batch.handed_out_ms,
+            offsets=[*batch.queue_offsets],
+            ids=batch.ids,
+            marks=marks,
+            attempts=[*batch.attempts],
+            fired_at_ms=[*batch.fired_at_ms],
+            due_ms=[*batch.due_ms],
+        )
+        self._books.check_content(batch, marks)
+        self._books.given(self._group, batch.queue_offsets, marks)
+        return marks
+
+    def _complain(self, batch: Batch) -> set[int]:
+        """Give some messages back, or hold their batch longer; return which were given back."""
+        back: set[int] = set()
+        for message in batch if self._nacks else ():
+            chance = self._moods.random()
+            if chance < self._nacks:
+                delay = self._moods.choice(NACK_DELAYS_S)
+                ms = {} if delay is None else {"delay_ms": round(delay * 1000)}
+                self._say("nack", batch, message, _asked(partial(message.nack, delay)), ms)
+                back.add(message.queue_offset)
+            elif chance < self._nacks * 1.1:
+                ms = {"lease_ms": round(self._lease.total_seconds() * 1000)}
+                longer = _asked(partial(message.extend, self._lease))
+                self._say("extend", batch, message, longer, ms)
+        return back
+
+    def _say(
+        self, op: str, batch: Batch, message: Message, acking: Acking[Any], ms: dict[str, int]
+    ) -> None:
+        start_ms, offset = now_ms(), message.queue_offset
+
+        def answered(acking: Acking[Any]) -> None:
+            with self._books.noting_failure():
+                answer = _answer(acking)
+                self._history.held(
+                    op, span_ms=(start_ms, now_ms()), outcome=answer.outcome, topic=self._topic,
+                    group=self._group, offsets=[offset],
+                    results=[answer.result] if answer.result else None, epoch=batch.epoch,
+                    lease_id=batch.lease_id, **ms,
+                    **({"detail": answer.detail} if answer.detail else {}),
+                )  # fmt: skip
+                if answer.result in _OVER:
+                    self._books.acked(self._group, [mark_of(message.payload)])
+
+        acking.add_done_callback(answered)  # type: ignore[arg-type]  # it is an Acking
+
+    def _ack(self, batch: Batch, marks: dict[int, int]) -> None:
+        """Ack the messages at these offsets; written down once all of them are answered."""
+        start_ms, left = now_ms(), itertools.count(len(marks) - 1, -1)
+        # One by one: of several together the client tells how many had expired, not which.
+        ackings = {m.queue_offset: _asked(m.ack) for m in batch if m.queue_offset in marks}
+
+        def answered(_: object) -> None:
+            with self._books.noting_failure():
+                if next(left) == 0:
+                    self._acked(batch, marks, start_ms, ackings)
+
+        for acking in ackings.values():
+            acking.add_done_callback(answered)
+
+    def _acked(
+        self, batch: Batch, marks: dict[int, int], start_ms: int,
+        ackings: Mapping[int, Acking[AckResult]],
+    ) -> None:  # fmt: skip
+        """Write down what became of acks; what is over, or may be acked, need not come again."""
+        answers = {offset: _answer(acking) for offset, acking in ackings.items()}
+        span_ms = (start_ms, now_ms())
+        for outcome, detail in dict.fromkeys((a.outcome, a.detail) for a in answers.values()):
+            offsets = [o for o, a in answers.items() if (a.outcome, a.detail) == (outcome, detail)]
+            results = [answers[offset].result for offset in offsets]
+            self._history.ack(
+                self._topic, self._group, offsets, span_ms=span_ms, outcome=outcome,
+                results=results if outcome is OpOutcome.OK else None, epoch=batch.epoch,
+                lease_id=batch.lease_id, **({"detail": detail} if detail else {}),
+            )  # fmt: skip
+        self._books.acked(self._group, [marks[o] for o, a in answers.items() if a.is_over])
+
+
+class _Burials(Books):
+    """Books in which the ack of a dead letter is that of the message that it was."""
+
+    def __init__(self, books: Books, group: str) -> None:
+        super().__init__([])
+        self._of, self._group = books, group
+
+    def acked(self, group: str, marks: Iterable[int]) -> None:
+        """Note letters whose ack was confirmed, or may have been."""
+        del group
+        self._of.acked(self._group, marks)
+
+    @contextlib.contextmanager
+    def noting_failure(self) -> Iterator[None]:
+        """See Books: where somebody looks for it."""
+        with self._of.noting_failure():
+            yield
+
+
+class Morgue(RecordingConsumer):
+    """Takes the dead letters of one group: that such a message came there is as good as its ack."""
+
+    def __init__(
+        self, run: RunFolder, name: str, client: TimerClient, books: Books, source: Source
+    ) -> None:
+        self._dead = source.group
+        letters = Source(topic=f"{source.topic}.{source.group}.dead", group=LETTERS)
+        super().__init__(run, name, client, _Burials(books, source.group), letters)
+
+    def _received(self, batch: Batch) -> list[int]:
+        for letter in batch:
+            assert letter.headers["dead-letter-group"] == self._dead, letter.headers
+        return super()._received(batch)
+
+
+class _Answer(NamedTuple):
+    """What was said of one message."""
+
+    outcome: OpOutcome
+    result: str = ""
+    """Of the contract's enum; empty: there was no answer."""
+    detail: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether, as the answer to an ack, the message need not come again."""
+        return self.outcome is OpOutcome.UNKNOWN or self.result in _OVER
+
+
+_OVER: Final = ("ACKED", "ALREADY_ACKED", "EXPIRED", "DEAD_LETTERED")
+
+
+def _asked(ask: Callable[[], Acking[T]]) -> Acking[T]:
+    """Return the future of an ack, nack or extension, also of a lease that is known to be lost."""
+    try:
+        return ask()
+    except LeaseLost as lost:
+        acking: Acking[T] = Acking()
+        acking.set_exception(lost)
+        return acking
+
+
+def _answer(acking: Acking[Any]) -> _Answer:
+    """Return what became of an ack, nack or extension of one message."""
+    error = acking.exception()
+    if error is None:
+        return _Answer(OpOutcome.OK, acking.result().name)
+    if isinstance(error, LeaseLost):
+        return _Answer(OpOutcome.OK, "ACK_LEASE_LOST")
+    if isinstance(error, NotDelivered):
+        return _Answer(OpOutcome.OK, "ACK_NOT_DELIVERED")
+    if isinstance(error, TimerError):
+        return _Answer(outcome_of(error), detail=repr(error))
+    raise error

@@ -1,0 +1,268 @@
+"""A client that schedules and cancels, and writes down what it asked and was answered."""
+
+import threading
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Final
+
+from chaos.history.history import History, OpOutcome, RunFolder, payload_of
+from chaos.workloads.history_books import Books, headers_of
+from timerclient import TimerClient
+from timerclient.rows.rows import OnConflict
+from timerclient.rows.scheduled_timers import Timers
+from timerclient.values.errors import OutcomeForgotten, OutcomeUnknown, TimerError, Unavailable
+
+PAYLOAD_SIZE: Final = 100
+NAMED_S: Final = 30.0
+"""A request with an id is asked again for so long."""
+
+
+def now_ms() -> int:
+    """Return this machine's clock, in Unix milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+def outcome_of(error: TimerError) -> OpOutcome:
+    """Return what a client knows of an operation that raised."""
+    certain = error.outcome_known and not isinstance(error, OutcomeForgotten)
+    return OpOutcome.FAIL if certain else OpOutcome.UNKNOWN
+
+
+class RecordingProducer:
+    """Schedules for one topic. Any thread may use it; the client belongs to who made it."""
+
+    def __init__(
+        self, run: RunFolder, name: str, client: TimerClient, books: Books, *, topic: str
+    ) -> None:
+        self.client = client
+        """May be replaced by another one; what is on its way stays the old one's."""
+        self.last_due_ms = 0
+        """When the last timer that is expected within the run is due, on this machine's clock."""
+        self._history = History(run, name)
+        self._books = books
+        self._topic = topic
+        self._lock = threading.Lock()
+
+    # ---- scheduling: each returns the timers' ids, none if they are not known to be taken
+
+    def batch(
+        self,
+        marks: Sequence[int],
+        due_ms: Sequence[int],
+        *,
+        expected: bool = True,
+        timeout_s: float | None = None,
+    ) -> list[str]:
+        """Schedule timers in one request. `expected`: they are due within the run."""
+        payloads = [payload_of(mark, PAYLOAD_SIZE) for mark in marks]
+
+        def schedule() -> list[str]:
+            timers = self.client.schedule_batch(
+                self._topic, payloads, due_ms=due_ms, timeout=timeout_s
+            )
+            return timers.ids
+
+        if expected:
+            self._expect(marks, max(due_ms))
+        return self._called(marks, due_ms, schedule)
+
+    def upsert(
+        self,
+        marks: Sequence[int],
+        due_ms: Sequence[int],
+        keys: Sequence[str | None],
+        on_conflict: OnConflict,
+    ) -> list[str]:
+        """Schedule timers with keys; return the ids of those that are timers.
+
+        None of them is expected: any of them may be replaced by whoever has its key next.
+        """
+        payloads = [payload_of(mark, PAYLOAD_SIZE) for mark in marks]
+        self.will_be_due(max(due_ms))
+        self._books.keyed(marks, keys)
+        named: dict[str, Any] = {"keys": [*keys], "on_conflict": on_conflict}
+        start_ms = now_ms()
+        named["request"] = self._asks(marks, due_ms, start_ms, **named)
+        try:
+            timers = self.client.schedule_batch(
+                self._topic, payloads, due_ms=due_ms, keys=keys, on_conflict=on_conflict,
+                headers=[*map(headers_of, marks)],
+            )  # fmt: skip
+        except TimerError as error:
+            self._answered(marks, due_ms, start_ms, error, **named)
+            return []
+        results = [result.name for result in timers.results]
+        ids = [None if r == "REJECTED" else i for i, r in zip(timers.ids, results, strict=True)]
+        told: dict[str, Any] = {"results": results, "existing": timers.existing}
+        self._answered(marks, due_ms, start_ms, ids, **named, **told)
+        new = ("SCHEDULED", "REPLACED")
+        return [i for i, result in zip(timers.ids, results, strict=True) if result in new]
+
+    def named(
+        self, marks: Sequence[int], due_ms: Sequence[int], request_id: str, *, patience_s: float
+    ) -> list[str]:
+        """Schedule timers in one request that has an id: asked again until it is answered.
+
+        The first asking hardly waits, each one after it twice as long, and the answered request is
+        asked once more: all that is one set of timers.
+        """
+        payloads = [payload_of(mark, PAYLOAD_SIZE) for mark in marks]
+        give_up_s = time.monotonic() + NAMED_S
+
+        def ask(timeout_s: float) -> list[str]:
+            return self.client.schedule_batch(
+                self._topic, payloads, due_ms=due_ms, request_id=request_id, timeout=timeout_s
+            ).ids
+
+        def schedule() -> list[str]:
+            doubt: TimerError | None = None
+            wait_s = patience_s
+            while doubt is None or time.monotonic() < give_up_s:
+                try:
+                    ids = ask(wait_s)
+                except (OutcomeUnknown, Unavailable) as error:
+                    doubt, wait_s = error, 2 * wait_s
+                    continue
+                except TimerError as error:
+                    raise OutcomeUnknown(
+                        str(error)
+                    ) from doubt  # an earlier asking may have done it
+                with suppress(TimerError):  # what was answered is so, whatever comes now
+                    assert ask(NAMED_S) == ids, (request_id, ids)
+                return ids
+            raise OutcomeUnknown(f"not answered within {NAMED_S:g} s") from doubt
+
+        self._expect(marks, max(due_ms))
+        return self._called(marks, due_ms, schedule)
+
+    def single(self, mark: int, delay_s: float) -> list[str]:
+        """Schedule one timer by its delay."""
+        payload, delay = payload_of(mark, PAYLOAD_SIZE), timedelta(seconds=delay_s)
+
+        def schedule() -> list[str]:
+            return [self.client.schedule(self._topic, payload, delay=delay).id]
+
+        self._expect([mark], now_ms() + int(1000 * delay_s))
+        return self._called([mark], None, schedule, delay_ms=round(1000 * delay_s))
+
+    def submit(
+        self,
+        marks: Sequence[int],
+        due_ms: Sequence[int],
+        *,
+        size: int = PAYLOAD_SIZE,
+        timeout_s: float | None = None,
+    ) -> "Future[Timers] | None":
+        """Send one request and don't wait; written down when it ends. None: not even sent."""
+        payloads = [payload_of(mark, size) for mark in marks]
+        start_ms = now_ms()
+        self._expect(marks, max(due_ms))
+        request = self._asks(marks, due_ms, start_ms)
+        try:
+            future = self.client.submit_batch(
+                self._topic, payloads, due_ms=due_ms, timeout=timeout_s
+            )
+        except TimerError as error:
+            self._answered(marks, due_ms, start_ms, error, size, request=request)
+            return None
+
+        def answered(future: "Future[Timers]") -> None:
+            with self._books.noting_failure():
+                error = future.exception()
+                known = error if error is not None else future.result().ids
+                self._answered(marks, due_ms, start_ms, known, size, request=request)
+
+        future.add_done_callback(answered)
+        return future
+
+    def _expect(self, marks: Sequence[int], last_due_ms: int) -> None:
+        self._books.asking(marks)
+        self.will_be_due(last_due_ms)
+
+    def will_be_due(self, due_ms: int) -> None:
+        """Let the run's end be after a due time."""
+        with self._lock:
+            self.last_due_ms = max(self.last_due_ms, due_ms)
+
+    def _called(
+        self, marks: Sequence[int], due_ms: Sequence[int] | None, call: Callable[[], list[str]],
+        **more: Any,
+    ) -> list[str]:  # fmt: skip
+        start_ms = now_ms()
+        more["request"] = self._asks(marks, due_ms, start_ms, **more)
+        try:
+            known: list[str] | TimerError = call()
+        except TimerError as error:
+            known = error
+        self._answered(marks, due_ms, start_ms, known, **more)
+        return [] if isinstance(known, TimerError) else known
+
+    def _asks(
+        self, marks: Sequence[int], due_ms: Sequence[int] | None, start_ms: int, **more: Any
+    ) -> int:
+        due = {} if due_ms is None else {"due_ms": [*due_ms]}
+        return self._history.asks(
+            "schedule", start_ms=start_ms, topic=self._topic, marks=[*marks], **due, **more
+        )
+
+    def _answered(
+        self,
+        marks: Sequence[int],
+        due_ms: Sequence[int] | None,
+        start_ms: int,
+        known: "Sequence[str | None] | BaseException",
+        size: int = PAYLOAD_SIZE,
+        **more: Any,
+    ) -> None:
+        ids, outcome = None, OpOutcome.OK
+        if isinstance(known, TimerError):
+            outcome = outcome_of(known)
+            more["detail"] = repr(known)
+        elif isinstance(known, BaseException):
+            raise known
+        else:
+            ids = known
+        span_ms = (start_ms, now_ms())
+        self._history.schedule(
+            marks, ids=ids, due_ms=due_ms, topic=self._topic, span_ms=span_ms, outcome=outcome,
+            payload_crcs=[zlib.crc32(payload_of(mark, size)) for mark in marks], **more,
+        )  # fmt: skip
+        self._books.answered(marks, outcome)
+
+    # ---- cancelling
+
+    def cancel(self, ids: Sequence[str], marks: Sequence[int]) -> bool:
+        """Cancel timers, one by one call of its own, several by a list.
+
+        Return whether it is over: False if it was refused, and had no effect.
+        """
+        start_ms, results, outcome = now_ms(), None, OpOutcome.OK
+        more: dict[str, Any] = {
+            "request": self._history.asks("cancel", start_ms=start_ms, ids=[*ids])
+        }
+        try:
+            if len(ids) == 1:
+                results = [self.client.cancel(ids[0]).name]
+            else:
+                results = [result.name for result in self.client.cancel_batch(ids)]
+        except TimerError as error:
+            outcome = outcome_of(error)
+            more["detail"] = repr(error)
+        span_ms = (start_ms, now_ms())
+        self._history.cancel(ids, results=results, span_ms=span_ms, outcome=outcome, **more)
+        over = ("CANCELLED", "ALREADY_CANCELLED", "DROPPED")
+        if results is not None:
+            # Those that fired already are still to come.
+            known = zip(marks, results, strict=True)
+            self._books.cancelled([mark for mark, result in known if result in over])
+        elif outcome is OpOutcome.UNKNOWN:
+            self._books.cancelled(marks)
+        return outcome is not OpOutcome.FAIL
+
+    def close(self) -> None:
+        """Close its history; after its client."""
+        self._history.close()

@@ -1,0 +1,344 @@
+"""Consumer groups as clients and operators name them: opened, found, altered, redriven.
+
+Everything that a client says of a group is checked here; the error names the field, the value and
+the limit. What groups do is timer/leader/groups/group_dispatch.py's affair.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from cluster.api import wire_rows
+from cluster.api.timer_service import TimerService
+from cluster.rpc import grpc_errors
+from cluster.settings.config import Groups
+from cluster.state.host import Host
+from timer.entries.payloads import TYPES, AlterGroup, CreateGroup, GroupSettings, GroupStart
+from timer.leader.groups import dead_letters
+from timer.leader.groups.group_batch import Done
+from timer.leader.groups.group_dispatch import OVERLOAD_RETRY_MS, Delivery
+from timer.leader.groups.shared_leases import ConsumerStream
+from timer.leader.leader import Leader
+from timer.model.timer_errors import (
+    AlreadyExistsError,
+    EngineError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    TopicDeletedError,
+)
+from timer.model.units import DUE_MS_MAX, QueueOffset, UnixMs
+from timer.ready.group import Group
+from timer.ready.topic import Topic
+from timer.state.apply_results import MoveApplied
+from timerclient.proto import timer_pb2 as pb
+
+ATTEMPTS_MAX: Final = 1000
+DELAY_MS_MAX: Final = 30 * 86_400_000
+"""Thirty days: of a nack, and of backing off."""
+IN_FLIGHT_MAX: Final = 1_000_000
+REDRIVE_MAX: Final = 256
+SEEKS_MAX: Final = 10
+"""So often something is tried again because the group was sought meanwhile."""
+REDRIVE_WAIT_S: Final = 2.0
+"""Until a redrive gives up: the dead letters are leased to somebody else, or the disk is slow."""
+
+
+class GroupDesk:
+    """Finds groups on the leader, makes them, changes them."""
+
+    def __init__(
+        self, host: Host, timers: TimerService, defaults: Groups, name_bytes_max: int
+    ) -> None:
+        self._host = host
+        self._timers = timers
+        self._defaults = defaults
+        self._name_bytes_max = name_bytes_max
+
+    def check_lease(self, lease_ms: int, zero: str = "the group's default") -> None:
+        """Check how long a consumer wants to hold messages; 0 is `zero`.
+
+        Raises:
+            InvalidRequestError: it may not.
+        """
+        low = self._defaults.visibility_timeout_ms_min
+        high = self._defaults.visibility_timeout_ms_max
+        if lease_ms and not low <= lease_ms <= high:
+            limit = f"must be {low} to {high}, or 0 for {zero}"
+            raise InvalidRequestError("lease_ms", lease_ms, limit)
+
+    async def open(
+        self, topic: str, group: str, start: int, changes: pb.GroupSettings
+    ) -> tuple[Leader, Group]:
+        """Return the leader and a group, which is made if it isn't there.
+
+        Raises:
+            AlreadyExistsError: it is of another type than the one that is asked for.
+            InvalidRequestError: a name or a setting may not be.
+            NotLeader: this node does not lead, or not any more.
+        """
+        topic = wire_rows.topic_name(topic)
+        wire_rows.check_name("group", group, wire_rows.GROUP_NAME, self._name_bytes_max)
+        check_start(start)
+        settings = GroupSettings(lease_ms=self._defaults.visibility_timeout_ms)
+        settings = self._changed(settings, topic, group, changes)
+        leader = self._host.require_leader()
+        of = await self._timers.topic(leader, topic)
+        at = GroupStart.LATEST if start == pb.LATEST else GroupStart.EARLIEST
+        create = CreateGroup(of.topic_id, group, at, settings)
+        try:
+            made = await self._host.ask(lambda done: leader.groups.create(create, done))
+        except TopicDeletedError:
+            raise TopicDeletedError(of.name) from None  # it knows but the id
+        assert isinstance(made, Group)
+        if leader.closed is not None:
+            raise leader.closed
+        if changes.HasField("type") and made.settings.type != settings.type:
+            raise AlreadyExistsError("group", group, f"its type is {made.settings.type}")
+        return leader, made
+
+    def find(self, topic: str, group: str) -> tuple[Leader, Topic, Group]:
+        """Return the leader, a topic and a group of it.
+
+        Raises:
+            NotFoundError: there is no such group.
+            NotLeader: this node does not lead.
+        """
+        leader = self._host.require_leader()
+        of = leader.machine.topic_by_name.get(wire_rows.topic_name(topic))
+        if of is None:
+            raise NotFoundError("topic", topic)
+        found = of.groups.get(group)
+        if found is None:
+            raise NotFoundError("group", group)
+        return leader, of, found
+
+    async def alter(self, topic: str, group: str, changes: pb.GroupSettings) -> Group:
+        """Change settings of a group; committed when this returns.
+
+        Raises:
+            InvalidRequestError: a setting may not be.
+            NotFoundError: there is no such group.
+        """
+        leader, of, found = self.find(topic, group)
+        changed = self._changed(found.settings, of.name, group, changes)
+        if changed.type != found.settings.type:
+            limit = f"stands when a group is made; this one is {found.settings.type}"
+            raise InvalidRequestError("type", changed.type, limit)
+        given = {field.name: value for field, value in changes.ListFields()}
+        given.pop("type", None)
+        groups = leader.groups
+        await self._ask(
+            found,
+            lambda done: groups.alter(AlterGroup(found.topic, found.group_id, given), done),
+        )
+        return found
+
+    async def delete(self, topic: str, group: str) -> None:
+        """Delete a group; committed when this returns.
+
+        Raises:
+            NotFoundError: there is no such group.
+        """
+        leader, _, found = self.find(topic, group)
+        await self._ask(found, lambda done: leader.groups.delete(found, done))
+
+    async def seek(self, request: pb.SeekGroupRequest) -> None:
+        """Let a group go on where the request says; committed when this returns.
+
+        Raises:
+            InvalidRequestError: the topic does not keep that offset, or nothing says where.
+            NotFoundError: there is no such group.
+        """
+        leader, of, found = self.find(request.topic, request.group)
+        to, groups, queue = request.WhichOneof("to"), leader.groups, of.queue
+        if to is None:
+            raise InvalidRequestError("to", "nothing", "one of offset, time_ms and start")
+        if to == "time_ms":
+            if not 0 <= request.time_ms <= DUE_MS_MAX:
+                raise InvalidRequestError("time_ms", request.time_ms, f"must be 0 to {DUE_MS_MAX}")
+            at = UnixMs(request.time_ms)
+            await self._ask(found, lambda done: groups.seek_time(found, at, done))
+            return
+        check_start(request.start)
+        offset = queue.end if request.start == pb.LATEST else queue.begin
+        offset = QueueOffset(request.offset) if to == "offset" else offset
+        await self._ask(found, lambda done: groups.seek(found, offset, done))
+
+    async def _ask(self, group: Group, start: Callable[[Done], None]) -> None:
+        """Ask for an op of a group, again if a seek has given it another id meanwhile.
+
+        Raises:
+            NotFoundError: it was deleted meanwhile.
+        """
+        for _ in range(SEEKS_MAX):
+            try:
+                await self._host.ask(start)
+            except NotFoundError:
+                if group.deleted:
+                    raise NotFoundError("group", group.name) from None
+            else:
+                return
+        raise OverloadedError(f"the seeks of group {group.name}", retry_after_ms=OVERLOAD_RETRY_MS)
+
+    def _changed(
+        self, settings: GroupSettings, topic: str, group: str, changes: pb.GroupSettings
+    ) -> GroupSettings:
+        """Return settings with changes, checked; the topic's name in them is written plainly."""
+        if changes.dead_letter_topic:
+            changes.dead_letter_topic = wire_rows.topic_name(changes.dead_letter_topic)
+        limits = {
+            "lease_ms": (
+                self._defaults.visibility_timeout_ms_min,
+                self._defaults.visibility_timeout_ms_max,
+            ),
+            "max_attempts": (0, ATTEMPTS_MAX),
+            "backoff_ms_min": (0, DELAY_MS_MAX),
+            "backoff_ms_max": (0, DELAY_MS_MAX),
+            "max_in_flight": (0, IN_FLIGHT_MAX),
+        }
+        values: dict[str, int | str] = {}
+        for name, (low, high) in limits.items():
+            value = getattr(changes, name) if changes.HasField(name) else getattr(settings, name)  # type: ignore[arg-type]
+            if not low <= value <= high:
+                raise InvalidRequestError(name, value, f"must be {low} to {high}")
+            values[name] = value
+        if values["backoff_ms_max"] and values["backoff_ms_min"] > values["backoff_ms_max"]:  # type: ignore[operator]
+            limit = f"must be at most backoff_ms_max ({values['backoff_ms_max']})"
+            raise InvalidRequestError("backoff_ms_min", values["backoff_ms_min"], limit)
+        given = changes.HasField("dead_letter_topic")
+        to = changes.dead_letter_topic if given else settings.dead_letter_topic
+        if to or values["max_attempts"]:
+            wire_rows.check_name("dead_letter_topic", dead_letters.topic_of(topic, group, to))
+        if to == topic:
+            raise InvalidRequestError(
+                "dead_letter_topic", to, "must be another topic than the group's"
+            )
+        kind = changes.type if changes.HasField("type") else settings.type
+        if kind not in TYPES:
+            raise InvalidRequestError("type", kind, f"must be one of {', '.join(TYPES)}")
+        return GroupSettings(**values, dead_letter_topic=to, type=kind)  # type: ignore[arg-type]
+
+    async def redrive(self, topic: str, messages: int) -> pb.RedriveResponse:
+        """Send up to `messages` dead letters back where they came from; committed on return.
+
+        If some could not be sent, the answer says why, and how many were sent all the same.
+
+        Raises:
+            InvalidRequestError: too many at once.
+            NotFoundError: the topic has no dead letters.
+            EngineError: none is known to have been sent.
+        """
+        if not 0 <= messages <= REDRIVE_MAX:
+            raise InvalidRequestError("max_messages", messages, f"must be at most {REDRIVE_MAX}")
+        leader, of, group = self.find(topic, dead_letters.GROUP)
+        if leader.full is not None:
+            raise leader.full
+        answer, why = pb.RedriveResponse(), None
+        if group.unacked(of.queue.end):
+            why = await self._redrive(leader, group, messages or REDRIVE_MAX, answer)
+        answer.left = group.unacked(of.queue.end)
+        if why is not None:
+            if not answer.redriven:
+                raise why
+            answer.error.CopyFrom(grpc_errors.to_wire(why))
+        return answer
+
+    async def _redrive(
+        self, leader: Leader, group: Group, messages: int, answer: pb.RedriveResponse
+    ) -> EngineError | None:
+        """Tell in `answer` how many were sent back; return why others, that could be, were not.
+
+        They go by topic, op by op.
+        """
+        loop = asyncio.get_running_loop()
+        reached: asyncio.Future[None] = loop.create_future()
+        answered: asyncio.Future[None] = loop.create_future()
+        moved: list[MoveApplied] = []
+        failed: list[EngineError] = []
+        waiting = 0
+
+        def take(delivery: Delivery) -> None:
+            nonlocal waiting
+            if reached.done():
+                return
+            try:  # now, while all of it is at hand: soon it may have expired, or left memory
+                moves = leader.groups.redrive(delivery, one)
+                at_home = sum(len(move.offsets) for move in moves)
+                answer.homeless = len(delivery.lease.offsets) - at_home
+            except Exception as why:  # noqa: BLE001 - it ends this RPC, and is logged there
+                reached.set_exception(why)  # but not the step of the leader that this is in
+                return
+            waiting = len(moves)
+            reached.set_result(None)
+            if not waiting:
+                answered.set_result(None)
+
+        def one(result: object) -> None:
+            if isinstance(result, EngineError):
+                failed.append(result)
+            else:
+                assert isinstance(result, MoveApplied), result
+                moved.append(result)
+            # Whoever asked may be gone by now.
+            if len(moved) + len(failed) == waiting and not answered.done():
+                answered.set_result(None)
+
+        def end(why: EngineError) -> None:
+            if not reached.done():
+                reached.set_exception(why)
+
+        consumer = ConsumerStream("redrive", group.settings.lease_ms, take, end=end, once=True)
+        leader.groups.join(group, consumer)
+        try:
+            leader.groups.credit(group, consumer, messages)
+            self._host.kick()
+            await asyncio.wait([reached], timeout=REDRIVE_WAIT_S)
+        finally:
+            # What is not sent back stays leased a while, so that the next call gets others.
+            took = reached.done() and reached.exception() is None
+            reached.cancel()  # unless it is done: nothing more is taken
+            (leader.groups.retire if took else leader.groups.give_up)(group, consumer)
+            self._host.kick()
+        if reached.cancelled():
+            return None
+        reached.result()
+        await answered
+        answer.redriven = sum(int(each.new.sum()) for each in moved)
+        return failed[0] if failed else None
+
+
+def check_start(start: int) -> None:
+    """Check where a group is to begin.
+
+    Raises:
+        InvalidRequestError: nobody knows what that means.
+    """
+    if start not in pb.GroupStart.values():
+        known = ", ".join(pb.GroupStart.keys())
+        raise InvalidRequestError("start", start, f"must be one of {known}")
+
+
+def status_of(group: Group, queue_end: QueueOffset, leased: int, consumers: int) -> pb.GroupStatus:
+    """Return a group as operators see it."""
+    settings = group.settings
+    return pb.GroupStatus(
+        name=group.name,
+        group_id=group.group_id,
+        type=settings.type,
+        cursor=group.cursor,
+        unacked=group.unacked(queue_end),
+        expired=group.expired,
+        leased=leased,
+        consumers=consumers,
+        lease_ms=settings.lease_ms,
+        settings=pb.GroupSettings(
+            lease_ms=settings.lease_ms,
+            max_attempts=settings.max_attempts,
+            dead_letter_topic=settings.dead_letter_topic,
+            backoff_ms_min=settings.backoff_ms_min,
+            backoff_ms_max=settings.backoff_ms_max,
+            type=settings.type,
+            max_in_flight=settings.max_in_flight,
+        ),
+    )

@@ -1,0 +1,137 @@
+"""Policies for operators: between the contract and timer/entries/policies.py."""
+
+from typing import TYPE_CHECKING
+
+from cluster.api import wire_rows
+from cluster.state.host import Host
+from timer.entries.policies import (
+    CLUSTER,
+    FIELDS,
+    LEVELS_MAX,
+    Policies,
+    Scope,
+    ScopePolicy,
+    namespace_of,
+)
+from timer.model.timer_errors import InvalidRequestError, NotFoundError
+from timer.model.units import TopicId
+from timer.state.machine import Machine
+from timerclient.proto import timer_pb2 as pb
+
+if TYPE_CHECKING:
+    from cluster.api.timer_service import TimerService
+
+
+def policy_of(message: pb.Policy) -> ScopePolicy:
+    """Return what a message says."""
+    said = {each.name: value for each, value in message.ListFields()}
+    if (levels := said.get("delay_levels_ms")) is not None:
+        if len(levels.ms) > LEVELS_MAX:
+            limit = f"1 to {LEVELS_MAX} values"
+            raise InvalidRequestError("delay_levels_ms", f"{len(levels.ms)} values", limit)
+        said["delay_levels_ms"] = tuple(levels.ms)
+    return ScopePolicy(**said)
+
+
+def message_of(policy: ScopePolicy) -> pb.Policy:
+    """Return a message that says the same."""
+    said = policy.pack()
+    if (levels := said.get("delay_levels_ms")) is not None:
+        said["delay_levels_ms"] = pb.DelayLevels(ms=levels)
+    return pb.Policy(**said)
+
+
+def checked_scope(scope: pb.PolicyScope) -> pb.PolicyScope:
+    """Return a scope with its name written plainly.
+
+    Raises:
+        InvalidRequestError: it is a namespace and a topic, or nothing may be called so.
+    """
+    if scope.namespace and scope.topic:
+        raise InvalidRequestError("namespace, topic", "both", "at most one may be given")
+    if scope.topic:
+        return pb.PolicyScope(topic=wire_rows.topic_name(scope.topic))
+    if scope.namespace:
+        wire_rows.check_name("namespace", scope.namespace, wire_rows.GROUP_NAME)
+    return pb.PolicyScope(namespace=scope.namespace)
+
+
+def scope_of(machine: Machine, scope: pb.PolicyScope) -> Scope:
+    """Return a checked scope as the machine knows it.
+
+    Raises:
+        NotFoundError: there is no such topic.
+    """
+    if not scope.topic:
+        return Scope(scope.namespace)
+    topic = machine.topic_by_name.get(scope.topic)
+    if topic is None:
+        raise NotFoundError("topic", scope.topic)
+    return Scope("", topic.topic_id)
+
+
+def description(
+    machine: Machine, node: ScopePolicy, asked: pb.PolicyScope
+) -> pb.DescribePoliciesResponse:
+    """Return what a scope says, and what holds for it, as it is applied here; `node`: its settings.
+
+    Raises:
+        InvalidRequestError: there is no such scope.
+        NotFoundError: there is no such topic.
+    """
+    named = checked_scope(asked)
+    scope, policies = scope_of(machine, named), machine.policies
+    namespace = namespace_of(named.topic) if named.topic else named.namespace
+    policy, sources = policies.effective(node, namespace, scope.topic)
+    return pb.DescribePoliciesResponse(
+        scope=named,
+        own=message_of(policies.of(scope)),
+        effective=message_of(policy),
+        sources=sources,
+        narrower=_narrower(machine, policies, scope),
+    )
+
+
+def _narrower(machine: Machine, policies: Policies, scope: Scope) -> list[pb.PolicyScope]:
+    """Return the scopes within one that say something themselves, namespaces first, by name."""
+    if scope.topic:
+        return []
+    others = [each for each, _ in policies if each not in (scope, CLUSTER)]
+    namespaces = [] if scope.namespace else sorted(each.namespace for each in others)
+    names = sorted(machine.topics[TopicId(each.topic)].name for each in others if each.topic)
+    inside = [name for name in names if scope.namespace in ("", namespace_of(name))]
+    found = [pb.PolicyScope(namespace=name) for name in namespaces if name]
+    return found + [pb.PolicyScope(topic=name) for name in inside]
+
+
+class PolicyDesk:
+    """Changes and tells policies, on the leader."""
+
+    def __init__(self, host: Host, timers: "TimerService") -> None:
+        self._host = host
+        self._timers = timers
+
+    async def alter(self, request: pb.AlterPoliciesRequest) -> pb.DescribePoliciesResponse:
+        """Change what one scope says; return it once that is committed and applied.
+
+        Raises:
+            InvalidRequestError: it names field, value and limit.
+            NotFoundError: there is no such topic, and none is made.
+        """
+        leader, named = self._host.require_leader(), checked_scope(request.scope)
+        if len(request.unset) > len(FIELDS):
+            limit = f"at most {len(FIELDS)}, each once"
+            raise InvalidRequestError("unset", f"{len(request.unset)} names", limit)
+        said = policy_of(request.set)
+        if not said.pack() and not request.unset:
+            raise InvalidRequestError("set, unset", "none", "at least one field must be given")
+        if named.topic and said.pack() and not request.existing:
+            await self._timers.topic(leader, named.topic)
+        scope, now = scope_of(leader.machine, named), self._host.now()
+        await self._host.ask(lambda done: leader.alter(scope, said, request.unset, now, done))
+        return description(leader.machine, self._host.engine.node_policy, named)
+
+    def describe(self, scope: pb.PolicyScope) -> pb.DescribePoliciesResponse:
+        """Return what a scope says, and what holds for it; see `description`."""
+        machine = self._host.require_lease().machine
+        return description(machine, self._host.engine.node_policy, scope)

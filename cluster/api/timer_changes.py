@@ -1,0 +1,271 @@
+"""Cancels and reschedules: by id, by key, by filter.
+
+Ids and keys go into entries of a bounded size, all of a request at once; what was not taken of a
+reschedule, or left for its size, is answered as left, and asked for again by the caller.
+
+    filter --> token --> page --> token --> page --> ... --> no token
+
+By filter the first answer is a token alone: it fixes which timers these are, those with seqs below
+the next one. Each further request changes one page of them, by id, and gives the token of the next.
+So a request with a token may be sent again: what it had changed is not listed any more, and the
+timers that came of it, or meanwhile, have higher seqs.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster.api import wire_rows, wire_timers
+from cluster.api.timer_queries import LookingIn
+from cluster.rpc.handlers import Context, within
+from cluster.state.host import Host
+from timer.entries.payloads import Ids, Keys, Targets
+from timer.leader.intake.admission import WantedTimes
+from timer.leader.leader import RESCHEDULE_ROWS_MAX, Leader
+from timer.model.columns import U32, taken
+from timer.model.timer_errors import EngineError
+from timer.state.apply_results import (
+    CANCELLED,
+    LEFT,
+    NOT_FOUND,
+    RESCHEDULED,
+    CancelApplied,
+    RescheduleApplied,
+)
+from timerclient.proto import timer_pb2 as pb
+
+FILTER_PAGE: Final = 1_000
+"""Timers of a filter that one request changes."""
+
+_CANCEL_RESULTS: Final = (
+    pb.CANCEL_RESULT_UNSPECIFIED,
+    pb.CANCELLED,
+    pb.ALREADY_CANCELLED,
+    pb.ALREADY_FIRED,
+    pb.TIMER_NOT_FOUND,
+    pb.CANCEL_RESULT_UNSPECIFIED,
+    pb.DROPPED,
+)
+"""timer.state.machine's results to CancelResult."""
+_RESCHEDULE_RESULTS: Final = (
+    pb.RESCHEDULE_RESULT_UNSPECIFIED,
+    pb.RESCHEDULED,
+    pb.RESCHEDULE_ALREADY_CANCELLED,
+    pb.RESCHEDULE_ALREADY_FIRED,
+    pb.RESCHEDULE_NOT_FOUND,
+    pb.RESCHEDULE_LEFT,
+    pb.RESCHEDULE_DROPPED,
+)
+_Results = npt.NDArray[np.uint8]
+
+
+class TimerChanges:
+    """See the module."""
+
+    def __init__(self, host: Host, looking_in: LookingIn, *, salt: int, key_bytes_max: int) -> None:
+        self._host = host
+        self._looking_in = looking_in
+        self._salt = salt
+        self._key_bytes_max = key_bytes_max
+
+    # ---- cancelling
+
+    async def cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
+        """Cancel timers; the log's order decides what each is told.
+
+        Raises:
+            InvalidRequest: it names field, value and limit.
+            NotFound: there is no such topic.
+        """
+        leader = self._host.require_leader()
+        match wire_timers.check_one_target(request):
+            case "timer_ids":
+                ids, genuine = wire_timers.ids_of(request.timer_ids, self._salt)
+                return _cancelled(await within(self._cancel(leader, ids, genuine), context))
+            case "keys":
+                topics = leader.machine.topic_by_name
+                keys = wire_timers.keys_of(request.keys, topics, self._key_bytes_max)
+                now = self._host.now()
+                asked = self._host.ask(lambda done: leader.cancel_keys(keys, now, done))
+                applied = await within(asked, context)
+                assert isinstance(applied, CancelApplied)
+                answer = _cancelled(applied.results)
+                answer.timer_ids = _raw(applied.targets, self._salt)
+                return answer
+            case _:
+                count, token = await self._by_filter(request, context, self._cancel_page)
+                return pb.CancelResponse(cancelled=count, next_page_token=token)
+
+    async def _cancel(self, leader: Leader, ids: Ids, genuine: npt.NDArray[np.bool_]) -> _Results:
+        if genuine.all():
+            return await self._cancel_ids(leader, ids)
+        results = np.full(len(ids), NOT_FOUND, np.uint8)
+        if genuine.any():
+            known = Ids(ids.due_ms[genuine], ids.seq[genuine])
+            results[genuine] = await self._cancel_ids(leader, known)
+        return results
+
+    async def _cancel_ids(self, leader: Leader, ids: Ids) -> _Results:
+        """Cancel timers whose ids are genuine."""
+        answer = await self._host.ask(lambda done: leader.cancel(ids.due_ms, ids.seq, done))
+        assert isinstance(answer, np.ndarray)
+        return answer
+
+    async def _cancel_page(self, ids: Ids) -> tuple[int, bool]:
+        results = await self._cancel_ids(self._host.require_leader(), ids)
+        return int(np.count_nonzero(results == CANCELLED)), True
+
+    # ---- rescheduling
+
+    async def reschedule(
+        self, request: pb.RescheduleRequest, context: Context
+    ) -> pb.RescheduleResponse:
+        """Give timers another due time; each in one entry with its end.
+
+        Raises:
+            InvalidRequest: it names field, value and limit.
+            NotFound: there is no such topic.
+        """
+        leader = self._host.require_leader()
+        kind = wire_timers.check_one_target(request)
+        if kind == "filter":
+            when = wire_rows.when_of(request, 1)
+            topic = wire_timers.topic_of(leader.machine.topic_by_name, request.filter.topic)
+            leader.admission.times(when, 1, np.full(1, topic, np.uint32), self._host.now())
+
+            async def move(ids: Ids) -> tuple[int, bool]:
+                topics = np.full(len(ids), topic, np.uint32)
+                results, _ = await self._move(ids, topics, when)
+                return int(np.count_nonzero(results == RESCHEDULED)), LEFT not in results
+
+            count, token = await self._by_filter(request, context, move)
+            return pb.RescheduleResponse(rescheduled=count, next_page_token=token)
+        if kind == "keys":
+            topics = leader.machine.topic_by_name
+            keys = wire_timers.keys_of(request.keys, topics, self._key_bytes_max)
+            moving = self._move(keys, keys.topic, wire_rows.when_of(request, len(keys)))
+            return self._rescheduled(*await within(moving, context))
+        ids, genuine = wire_timers.ids_of(request.timer_ids, self._salt)
+        when = wire_rows.when_of(request, len(ids))
+        results = np.full(len(ids), NOT_FOUND, np.uint8)
+        timers = Ids(np.zeros(len(ids), np.int64), np.zeros(len(ids), np.uint64))
+        if genuine.any():
+            known = Ids(ids.due_ms[genuine], ids.seq[genuine])
+            moving = self._move_ids(leader, known, when.take(np.flatnonzero(genuine)))
+            results[genuine], moved = await within(moving, context)
+            timers.due_ms[genuine], timers.seq[genuine] = moved.due_ms, moved.seq
+        return self._rescheduled(results, timers)
+
+    def _rescheduled(self, results: _Results, timers: Ids) -> pb.RescheduleResponse:
+        moved = results == RESCHEDULED
+        timers = Ids(timers.due_ms, np.where(moved, timers.seq, np.uint64(0)))
+        return pb.RescheduleResponse(
+            results=[_RESCHEDULE_RESULTS[result] for result in results.tolist()],
+            timer_ids=_raw(timers, self._salt),
+            rescheduled=int(np.count_nonzero(moved)),
+        )
+
+    async def _move_ids(self, leader: Leader, ids: Ids, when: WantedTimes) -> tuple[_Results, Ids]:
+        """Reschedule timers whose topics are looked up, if it matters which these are."""
+        topics = await self._looking_in.topics(ids) if leader.admission.differs else None
+        return await self._move(ids, topics, when)
+
+    async def _move(
+        self, targets: Targets, topics: U32 | None, when: WantedTimes
+    ) -> tuple[_Results, Ids]:
+        """Reschedule timers of `topics`; return what became of each, and the new ones.
+
+        LEFT are those whose entry was refused, and those that it had no room for; never all.
+
+        Raises:
+            EngineError: nothing was taken; or of some it is not known what becomes of them.
+        """
+        n = len(targets)
+        results = np.full(n, LEFT, np.uint8)
+        due_ms, seq = np.zeros(n, np.int64), np.zeros(n, np.uint64)
+        leader = self._host.require_leader()
+        # What a policy refuses is refused before any is taken.
+        leader.admission.times(when, n, topics, self._host.now())
+        ends = range(RESCHEDULE_ROWS_MAX, n, RESCHEDULE_ROWS_MAX)
+        parts = np.split(np.arange(n), ends)
+        asked = [self._move_some(leader, targets, topics, when, part) for part in parts]
+        refused: list[EngineError] = []
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        for part, applied in zip(parts, answers, strict=True):
+            if isinstance(applied, RescheduleApplied):
+                results[part] = applied.results
+                due_ms[part], seq[part] = applied.timers.due_ms, applied.timers.seq
+            elif isinstance(applied, EngineError) and applied.outcome_known:
+                refused.append(applied)
+            else:
+                raise applied
+        if len(refused) == len(parts):
+            raise refused[0]
+        return results, Ids(due_ms, seq)
+
+    async def _move_some(
+        self,
+        leader: Leader,
+        targets: Targets,
+        topics: U32 | None,
+        when: WantedTimes,
+        places: npt.NDArray[np.intp],
+    ) -> RescheduleApplied:
+        some, then, now = _some(targets, places), when.take(places), self._host.now()
+        theirs = None if topics is None else topics[places]
+        applied = await self._host.ask(
+            lambda done: leader.reschedule(some, theirs, then, now, done)
+        )
+        assert isinstance(applied, RescheduleApplied)
+        return applied
+
+    # ---- by filter
+
+    async def _by_filter(
+        self,
+        request: pb.CancelRequest | pb.RescheduleRequest,
+        context: Context,
+        change: Callable[[Ids], Awaitable[tuple[int, bool]]],
+    ) -> tuple[int, bytes]:
+        """Change a page of what a filter lists; return how many, and the token of what is left.
+
+        `change` says how many it changed, and whether it is done with all. Without a token nothing
+        is changed.
+        """
+        leader, salt = self._host.require_lease(), self._salt
+        if not request.page_token:
+            seq_end: int = leader.machine.next_seq
+            start = self._looking_in.filter(leader, request.filter, seq_end).start
+            return 0, wire_timers.page_token(request.filter, start, seq_end, salt)
+        seen, seq_end = wire_timers.read_page_token(request.page_token, request.filter, salt)
+        what = self._looking_in.filter(leader, request.filter, seq_end)
+        page = await self._looking_in.page(what, seen, FILTER_PAGE, whole=False)
+        rows = page.timers.rows
+        count, done = 0, True
+        if len(rows):
+            ids = Ids(rows["due_ms"].astype(np.int64), rows["seq"].astype(np.uint64))
+            count, done = await within(change(ids), context)
+        following = page.next if done else seen
+        if following is None:
+            return count, b""
+        return count, wire_timers.page_token(request.filter, following, seq_end, salt)
+
+
+def _cancelled(results: _Results) -> pb.CancelResponse:
+    known = results.tolist()
+    return pb.CancelResponse(
+        results=[_CANCEL_RESULTS[result] for result in known], cancelled=known.count(CANCELLED)
+    )
+
+
+def _raw(timers: Ids, salt: int) -> bytes:
+    return wire_rows.ids_or_zeros(timers.due_ms, timers.seq, salt)
+
+
+def _some(targets: Targets, places: npt.NDArray[np.intp]) -> Targets:
+    if isinstance(targets, Ids):
+        return Ids(targets.due_ms[places], targets.seq[places])
+    return Keys(targets.topic[places], taken(targets.key, places))

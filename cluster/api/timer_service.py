@@ -1,0 +1,312 @@
+"""TimerService: from requests to the leader and back."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from concurrent.futures import Executor
+from typing import Final, TypeAlias
+
+from cluster.api import wire_rows, wire_timers
+from cluster.api.timer_changes import TimerChanges
+from cluster.api.timer_queries import LookingIn
+from cluster.api.timer_stories import Stories
+from cluster.api.wire_rows import RequestLimits
+from cluster.rpc import grpc_errors
+from cluster.rpc.handlers import (
+    Context,
+    RequestStream,
+    Service,
+    answered,
+    caller_of,
+    streamed,
+    within,
+)
+from cluster.state.host import Host
+from timer.leader.leader import Leader
+from timer.model.timer_errors import (
+    EngineError,
+    InvalidRequestError,
+    NotFoundError,
+    NotReadyError,
+    TopicDeletedError,
+)
+from timer.model.units import ProducerId, TopicId
+from timer.ready.topic import Topic
+from timer.state.apply_results import DeleteTopicApplied
+from timer.state.producers import ANSWER_ROWS_MAX, ANSWERS_MAX, ID_BITS, RequestAnswer
+from timerclient.proto import timer_pb2 as pb
+from timerclient.proto import timer_pb2_grpc as rpc
+
+UNREAD_ANSWERS_MAX: Final = 1024
+"""Answers of a stream that its client has not read; beyond it no request is read."""
+
+
+class TimerService(Service, rpc.TimerServiceServicer):
+    """Schedules, changes and shows timers, on the leader."""
+
+    on_cancel: Callable[[float], None] = staticmethod(lambda seconds: None)
+    """Hears how long each Cancel took that was answered."""
+
+    def __init__(
+        self,
+        host: Host,
+        *,
+        limits: RequestLimits,
+        salt: int,
+        auto_create_topics: bool,
+        topic_name_bytes_max: int,
+        threads: Executor | None = None,
+    ) -> None:
+        """`threads` look in; None: threads of its own."""
+        self._host = host
+        self._limits = limits
+        self._salt = salt
+        self._auto_create_topics = auto_create_topics
+        self._topic_name_bytes_max = topic_name_bytes_max
+        key_bytes_max = limits.key_bytes_max
+        self._looking_in = LookingIn(host, salt=salt, key_bytes_max=key_bytes_max, threads=threads)
+        self._stories = Stories(host, self._looking_in, salt=salt)
+        self._changes = TimerChanges(host, self._looking_in, salt=salt, key_bytes_max=key_bytes_max)
+
+    @answered
+    async def RegisterProducer(  # noqa: N802
+        self, request: pb.RegisterProducerRequest, context: Context
+    ) -> pb.RegisterProducerResponse:
+        """Issue a producer id through the log."""
+        size = len(request.token)
+        if not 1 <= size <= wire_rows.TOKEN_SIZE_MAX:
+            limit = f"must have 1 to {wire_rows.TOKEN_SIZE_MAX} bytes"
+            raise InvalidRequestError("token", f"{size} bytes", limit)
+        leader, now = self._host.require_leader(), self._host.now()
+        drawn = ProducerId(self._host.draw_id(ID_BITS) or 1)
+        asked = self._host.ask(lambda done: leader.register(request.token, drawn, now, done))
+        producer_id = await within(asked, context)
+        assert isinstance(producer_id, int)
+        if not producer_id:
+            raise NotReadyError("the producer id that was drawn is in use; register again")
+        return pb.RegisterProducerResponse(
+            producer_id=producer_id, requests_kept=ANSWERS_MAX, rows_kept=ANSWER_ROWS_MAX
+        )
+
+    @answered
+    async def UnregisterProducer(  # noqa: N802
+        self, request: pb.UnregisterProducerRequest, context: Context
+    ) -> pb.UnregisterProducerResponse:
+        """End a producer through the log."""
+        leader, now = self._host.require_leader(), self._host.now()
+        producer_id = ProducerId(request.producer_id)
+        asked = self._host.ask(lambda done: leader.end_producer(producer_id, now, done))
+        await within(asked, context)
+        return pb.UnregisterProducerResponse()
+
+    @answered
+    async def Schedule(  # noqa: N802
+        self, request: pb.ScheduleRequest, context: Context
+    ) -> pb.ScheduleResponse:
+        """Take one request; answer when it is committed and applied."""
+        future = await self._take(request, caller_of(context))
+        response: pb.ScheduleResponse = await within(future, context)
+        return response
+
+    @streamed
+    async def ScheduleStream(  # noqa: N802
+        self, requests: AsyncIterator[pb.ScheduleRequest], context: Context
+    ) -> AsyncGenerator[pb.ScheduleResponse, None]:
+        """Take requests in the order of the stream; answer each once."""
+        unread: list[EngineError] = []
+        answers: asyncio.Queue[_Answering | None] = asyncio.Queue()
+        room = asyncio.Semaphore(UNREAD_ANSWERS_MAX)
+        whose = caller_of(context)
+
+        async def read() -> None:
+            try:
+                async for request in RequestStream(requests, context, self.taken):
+                    try:
+                        answers.put_nowait(await self._take(request, whose))
+                    except EngineError as error:
+                        self.on_error("ScheduleStream", error)
+                        answers.put_nowait(_failed(request.request_no, error))
+                    del request  # its answer may take a while to be read
+                    await room.acquire()
+            except EngineError as error:  # nothing that follows is of use
+                unread.append(error)
+            finally:
+                answers.put_nowait(None)
+
+        reader = asyncio.create_task(read())
+        try:
+            while (answer := await answers.get()) is not None:
+                yield answer if isinstance(answer, pb.ScheduleResponse) else await _answer(answer)
+                room.release()
+            if unread:
+                raise unread.pop()
+        finally:
+            reader.cancel()
+            while not answers.empty():  # nobody waits for these any more
+                left = answers.get_nowait()
+                if isinstance(left, asyncio.Future):
+                    left.cancel()
+
+    async def _take(
+        self, request: pb.ScheduleRequest, whose: str
+    ) -> "asyncio.Future[pb.ScheduleResponse]":
+        """Hand a request to the leader; the future has its answer, or a EngineError as exception.
+
+        Raises:
+            EngineError: it was refused and had no effect.
+        """
+        leader = self._host.require_leader()
+        wire_rows.check_request(request, self._limits)
+        topics = self._known_topics(leader, request)
+        if topics is None and wire_rows.is_repeated(request, leader, self._host.now()):
+            topics = {timers.topic: wire_rows.NO_TOPIC for timers in request.timers}
+        elif topics is None:
+            topics = await self._create_topics(leader, request)
+        future = _NumberedFuture(request.request_no)
+        now = self._host.now()
+        part = wire_rows.part_of(request, topics, self._limits, leader, now)
+
+        def done(result: object) -> None:
+            if future.done():
+                return
+            if isinstance(result, TopicDeletedError):
+                result = TopicDeletedError(", ".join(topics))
+            if isinstance(result, EngineError):
+                future.set_exception(result)
+                return
+            assert isinstance(result, tuple)
+            answer, duplicate = result
+            assert isinstance(answer, RequestAnswer)
+            future.set_result(
+                wire_rows.response_of(request, part, answer, duplicate=duplicate, salt=self._salt)
+            )
+
+        leader.schedule(part, done, now, whose)
+        self._host.kick()
+        return future
+
+    def _known_topics(
+        self, leader: Leader, request: pb.ScheduleRequest
+    ) -> dict[str, TopicId] | None:
+        topics: dict[str, TopicId] = {}
+        for timers in request.timers:
+            topic = leader.topic_named(timers.topic)
+            if topic is None:
+                return None
+            topics[timers.topic] = topic.topic_id
+        return topics
+
+    async def _create_topics(
+        self, leader: Leader, request: pb.ScheduleRequest
+    ) -> dict[str, TopicId]:
+        names = dict.fromkeys(timers.topic for timers in request.timers)
+        return {name: (await self.topic(leader, name)).topic_id for name in names}
+
+    async def topic(self, leader: Leader, name: str, *, create: bool = False) -> Topic:
+        """Return a topic, created on first use if the node's settings or `create` allow it.
+
+        Raises:
+            NotFoundError: it does not exist, and auto_create_topics is off.
+            NotReadyError: likewise, but it is being deleted.
+            InvalidRequestError: its name is longer than a new topic's may be.
+        """
+        if not (create or self._auto_create_topics):
+            return leader.find_topic(name)
+        known = leader.topic_named(name)
+        if known is not None:
+            return known
+        wire_rows.check_name("topic", name, bytes_max=self._topic_name_bytes_max)
+        now = self._host.now()
+        topic = await self._host.ask(lambda done: leader.topic(name, now, done))
+        assert isinstance(topic, Topic)
+        return topic
+
+    async def delete_topic(self, leader: Leader, name: str) -> DeleteTopicApplied:
+        """Delete a topic; committed when this returns.
+
+        Raises:
+            NotFoundError: there is none of that name.
+        """
+        topic_id, now = wire_timers.topic_of(leader.machine.topic_by_name, name), self._host.now()
+        applied = await self._host.ask(lambda done: leader.delete_topic(topic_id, now, done))
+        assert isinstance(applied, DeleteTopicApplied)
+        if applied.topic is None:
+            raise NotFoundError("topic", name)
+        return applied
+
+    async def lag_ms(self, topic: int) -> int:
+        """Return the age of a topic's oldest overdue timer; see LookingIn."""
+        return await self._looking_in.lag_ms(TopicId(topic))
+
+    @answered
+    async def Cancel(  # noqa: N802
+        self, request: pb.CancelRequest, context: Context
+    ) -> pb.CancelResponse:
+        """Cancel timers by id, key or filter."""
+        began = time.perf_counter()
+        answer = await self._changes.cancel(request, context)
+        self.on_cancel(time.perf_counter() - began)
+        return answer
+
+    @answered
+    async def Reschedule(  # noqa: N802
+        self, request: pb.RescheduleRequest, context: Context
+    ) -> pb.RescheduleResponse:
+        """Give timers another due time, by id, key or filter."""
+        return await self._changes.reschedule(request, context)
+
+    @answered
+    async def GetTimer(  # noqa: N802
+        self, request: pb.GetTimerRequest, context: Context
+    ) -> pb.GetTimerResponse:
+        """Tell of one timer."""
+        del context
+        return await self._looking_in.get(request)
+
+    @answered
+    async def ListTimers(  # noqa: N802
+        self, request: pb.ListTimersRequest, context: Context
+    ) -> pb.ListTimersResponse:
+        """Give a page of pending timers."""
+        del context
+        return await self._looking_in.list(request)
+
+    @answered
+    async def CountTimers(  # noqa: N802
+        self, request: pb.CountTimersRequest, context: Context
+    ) -> pb.CountTimersResponse:
+        """Count pending timers."""
+        del context
+        return await self._looking_in.count(request)
+
+    @streamed
+    async def TellStory(  # noqa: N802
+        self, request: pb.TellStoryRequest, context: Context
+    ) -> AsyncGenerator[pb.TellStoryResponse, None]:
+        """Tell what became of one timer, as it is read."""
+        del context
+        async for answer in self._stories.tell(request):
+            yield answer
+
+
+_Answering: TypeAlias = asyncio.Future[pb.ScheduleResponse] | pb.ScheduleResponse
+
+
+class _NumberedFuture(asyncio.Future[pb.ScheduleResponse]):
+    """A future answer that knows which request it belongs to."""
+
+    def __init__(self, request_no: int) -> None:
+        super().__init__()
+        self.request_no = request_no
+
+
+async def _answer(future: "asyncio.Future[pb.ScheduleResponse]") -> pb.ScheduleResponse:
+    try:
+        return await future
+    except EngineError as error:
+        assert isinstance(future, _NumberedFuture)
+        return _failed(future.request_no, error)
+
+
+def _failed(request_no: int, error: EngineError) -> pb.ScheduleResponse:
+    return pb.ScheduleResponse(request_no=request_no, error=grpc_errors.to_wire(error))

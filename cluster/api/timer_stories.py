@@ -1,0 +1,178 @@
+"""Stories of timers: what the leader's log still tells of one (timer/state/timer_story.py), for
+people.
+
+    what the machine knows, on the loop --> Story --> log, in portions, in a thread --> answers
+
+The threads are those of looking in, and each portion takes its turn there: a story of a long log
+neither holds the loop nor keeps others waiting for longer than a portion. Only entries that are
+applied are read.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from cluster.api import wire_rows
+from cluster.api.timer_queries import STATES, LookingIn
+from cluster.state.host import Host
+from timer.entries.payloads import Ids
+from timer.model import timer_id
+from timer.model.timer_errors import NotFoundError
+from timer.model.timer_id import TimerKey
+from timer.model.units import GroupId, LogIndex, ProducerId, Seq, TopicId, UnixMs
+from timer.pending.runs.row_reader import Whole
+from timer.state import firing_trace
+from timer.state.apply_results import ALREADY_CANCELLED, DROPPED
+from timer.state.machine import Machine
+from timer.state.producers import name_of
+from timer.state.timer_story import Known, StoryEvent, StoryReader
+from timerclient.proto import timer_pb2 as pb
+
+PORTION_BYTES: Final = 2 << 20
+"""Of the log, read and looked at before others have their turn."""
+EVENTS_MAX: Final = 10_000
+"""Lines of one story; a message may be nacked for ever."""
+
+
+class Stories:
+    """See the module."""
+
+    def __init__(self, host: Host, looking_in: LookingIn, *, salt: int) -> None:
+        self._host = host
+        self._looking_in = looking_in
+        self._salt = salt
+
+    async def tell(self, request: pb.TellStoryRequest) -> AsyncIterator[pb.TellStoryResponse]:
+        """Yield a timer's story, piece by piece, and then how it stands.
+
+        Raises:
+            InvalidRequest: that is no timer id.
+            NotFoundError: it is none of this cluster, or was not issued yet.
+        """
+        due_ms, seq, genuine = wire_rows.timers_of(request.timer_id, 1, self._salt)
+        machine = self._host.require_lease().machine
+        if not genuine[0] or seq[0] >= machine.next_seq:
+            raise NotFoundError("timer", timer_id.to_text(request.timer_id))
+        target, whole = await self._looking_in.read(Ids(due_ms, seq))
+        machine = self._host.require_lease().machine
+        last = machine.applied_index
+        story, state = await self._story(machine, target, whole)
+        told = 0
+        while not story.over and story.next <= last and told < EVENTS_MAX:
+            events = await self._looking_in.in_turn(partial(self._portion, story, last))
+            told += len(events)
+            if events:
+                yield pb.TellStoryResponse(events=[self._event(machine, each) for each in events])
+        if story.dropped:
+            state = pb.TIMER_DROPPED
+        begin = await self._looking_in.in_turn(self._log_begin)
+        end = pb.StoryEnd(
+            state=state,
+            log_first=begin[0],
+            log_first_ms=begin[1],
+            log_last=last,
+            gaps=_gaps(story, state, begin, cut=told >= EVENTS_MAX),
+        )
+        yield pb.TellStoryResponse(end=end)
+
+    async def _story(
+        self, machine: Machine, target: Ids, whole: Whole
+    ) -> tuple[StoryReader, pb.TimerState.ValueType]:
+        row, firings, marks = whole.rows[0], [*machine.trace.firings], [*machine.trace.marks]
+        key = TimerKey(UnixMs(int(target.due_ms[0])), Seq(int(target.seq[0])))
+        pending, judged = bool(row["seq"]), int(machine.judge(target)[0])
+        fired = await self._looking_in.in_turn(partial(firing_trace.find, firings, key.seq))
+        topic = fired.topic if fired is not None else None
+        if pending:
+            topic = TopicId(int(row["topic"]))
+        dropped = None
+        if judged == DROPPED and not pending:
+            drops = [*machine.trace.drops]
+            dropped = await self._looking_in.in_turn(partial(firing_trace.find, drops, key.seq))
+            topic = dropped.topic if dropped is not None else None
+        ended = judged == ALREADY_CANCELLED or (judged == DROPPED and dropped is None)
+        gone = topic is not None and topic not in machine.topics
+        there = machine.topics.get(topic) if topic is not None else None
+        known = Known(pending, ended, fired, topic, b"", dropped and dropped.entry, gone)
+        groups = frozenset[GroupId]()
+        if fired is not None and there is not None:
+            groups = frozenset(there.group_by_id)
+        state = pb.TIMER_PENDING if pending else STATES.get(judged, pb.TIMER_STATE_UNSPECIFIED)
+        if fired is not None:
+            state = pb.TIMER_FIRED
+        return StoryReader(key, known, marks, groups), state
+
+    def _portion(self, story: StoryReader, last: LogIndex) -> list[StoryEvent]:
+        """Feed a story with the next entries. For a thread."""
+        log = self._host.log
+        story.skip_to(log.first_index)
+        events: list[StoryEvent] = []
+        for entry in log.kept(story.next, last, PORTION_BYTES):
+            if entry.index == story.next and not story.over:  # it may jump ahead
+                events += story.feed(entry)
+        return events
+
+    def _log_begin(self) -> tuple[LogIndex, UnixMs]:
+        """Return index and time of the first entry that is kept. For a thread."""
+        log = self._host.log
+        while True:
+            first = log.first_index
+            for entry in log.kept(first, first, 1):
+                return entry.index, entry.time_ms
+
+    def _event(self, machine: Machine, event: StoryEvent) -> pb.StoryEvent:
+        topic = machine.topics.get(event.topic)
+        group = topic.group_by_id.get(event.group) if topic is not None else None
+        out = pb.StoryEvent(
+            what=event.what,  # type: ignore[arg-type] # the numbers are the contract's
+            index=event.entry.index,
+            time_ms=event.entry.time_ms,
+            epoch=event.entry.epoch,
+            topic=topic.name if topic is not None else "",
+            group=group.name if group is not None else "",
+            queue_offset=event.offset or 0,
+            producer=name_of(ProducerId(event.producer)) if event.producer else 0,
+            sequence=event.sequence,
+            request_id=event.request.decode(errors="replace"),
+            requested_ms=event.requested_ms,
+            until_ms=event.until_ms,
+            to_topic=event.to,
+            attempt=event.attempt,
+        )
+        if event.other is not None:
+            other = np.array([event.other.due_ms]), np.array([event.other.seq], np.uint64)
+            out.other_id = timer_id.encode(*other, self._salt)
+        return out
+
+
+def _gaps(
+    story: StoryReader, state: int, begin: tuple[LogIndex, UnixMs], *, cut: bool
+) -> Sequence[str]:
+    """Return what a story that was read to its end lacks, and why."""
+    first, first_ms = begin
+    gaps = []
+    if not story.begun:
+        why = f"the log begins later, with entry {first} of {first_ms} ms"
+        if not story.located and first <= story.marks[0].entry:
+            why = "where in the log that is, is not known any more"
+        gaps.append(f"how it began: {why}")
+    if state == pb.TIMER_FIRED and story.known.fired is None:
+        gaps.append(
+            "its queue offset, and what groups did with it: too much has fired since, so that is"
+            " not known any more; the entry that fired it is the first that could have"
+        )
+    elif story.known.fired is not None and story.known.fired.entry < first:
+        fired = story.known.fired
+        gaps.append(
+            f"when it fired, which was entry {fired.entry}, to queue offset {fired.offset}: the log"
+            f" begins later, with entry {first} of {first_ms} ms"
+        )
+    if state == pb.TIMER_CANCELLED and not story.over:
+        gaps.append("what ended it: not found in the log; by its key, perhaps, which is not known")
+    if state == pb.TIMER_DROPPED and not story.over:
+        gaps.append("what dropped it: not found in the log, or that is not known any more")
+    if cut:
+        gaps.append(f"what came after {EVENTS_MAX} lines")
+    return gaps

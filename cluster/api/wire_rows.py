@@ -1,0 +1,480 @@
+"""Between the public contract (timerclient/proto/timer.proto) and columns.
+
+Everything that a client sent is checked here, before anything is taken: the error names the
+field, the value and the limit.
+"""
+
+import hashlib
+import re
+import zlib
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster.api.lease_ids import LeaseIds
+from timer.entries.policies import DEFAULT_NAMESPACE
+from timer.leader.intake.admission import WAYS, Rules, WantedTimes
+from timer.leader.intake.admission import when_of as when_of_ways
+from timer.leader.leader import Delivery, Leader
+from timer.model import timer_id
+from timer.model.columns import (
+    I64,
+    REQUEST_ID_BYTES_MAX,
+    U32,
+    U64,
+    Binary,
+    OnConflict,
+    Part,
+    RequestId,
+    gather,
+)
+from timer.model.timer_errors import InvalidRequestError
+from timer.model.units import Now, ProducerId, TopicId, UnixMs
+from timer.state.key_conflicts import Verdict
+from timer.state.producers import RequestAnswer
+from timerclient.proto import timer_pb2 as pb
+
+TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,253}[A-Za-z0-9._-])?")
+GROUP_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+TOKEN_SIZE_MAX: Final = 64
+COLUMNS_MAX: Final = 1_024
+"""`TimerColumns` in one request: looking at so many takes about 70 ms."""
+HEADERS_MAX: Final = 32_768
+"""Names and values in one request: looking at so many takes about 20 ms."""
+BYTES: Final = ("payload", "key", "headers")
+"""The columns of a row's own bytes."""
+NO_TOPIC: Final = TopicId(0)
+"""Of a repeated request whose topic is gone: it is answered as it was."""
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """What one request may hold."""
+
+    key_bytes_max: int
+    headers_bytes_max: int
+    request_rows_max: int
+    request_bytes_max: int
+
+
+def id_salt(cluster_id: str) -> int:
+    """Return the salt that the cluster's timer ids are checked with, 64 bits."""
+    return int.from_bytes(hashlib.sha256(b"timer-id/" + cluster_id.encode()).digest()[:8], "big")
+
+
+def check_name(
+    field: str, name: str, pattern: re.Pattern[str] = TOPIC_NAME, bytes_max: int = 255
+) -> str:
+    """Return `name` if it may name a topic or group.
+
+    Raises:
+        InvalidRequestError: it may not.
+    """
+    if not pattern.fullmatch(name) or len(name) > bytes_max:
+        signs = "A-Z a-z 0-9 . _ -" + (" /" if pattern is TOPIC_NAME else "")
+        limit = f"must be 1 to {bytes_max} of {signs}, beginning with a letter or digit"
+        limit += ", not ending in /" if pattern is TOPIC_NAME else ""
+        raise InvalidRequestError(field, name, limit)
+    return name
+
+
+def topic_name(name: str, bytes_max: int = 255) -> str:
+    """Return a topic's name as topics are found by it: without the default namespace.
+
+    Raises:
+        InvalidRequestError: nothing may have that name.
+    """
+    prefix = f"{DEFAULT_NAMESPACE}/"
+    plain = name.removeprefix(prefix)
+    if plain.startswith(prefix):  # it would be listed under a name that finds another topic
+        raise InvalidRequestError("topic", name, f"must not begin with {prefix} twice")
+    return check_name("topic", plain, bytes_max=bytes_max)
+
+
+def check_request(request: pb.ScheduleRequest, limits: RequestLimits) -> None:
+    """Refuse a request that breaks a limit, whatever it is about; write its topics' names plainly.
+
+    Raises:
+        InvalidRequestError: it names field, value and limit.
+    """
+    if request.producer_id and request.sequence < 1:
+        raise InvalidRequestError("sequence", request.sequence, "must be 1 or more")
+    if request.request_id:
+        _check_request_id(request)
+    if request.on_conflict not in pb.OnConflict.values():
+        raise InvalidRequestError(
+            "on_conflict", request.on_conflict, "must be REJECT, REPLACE or KEEP"
+        )
+    if len(request.timers) > COLUMNS_MAX:
+        limit = f"a request has at most {COLUMNS_MAX} columns of timers"
+        raise InvalidRequestError("timers", f"{len(request.timers)} columns", limit)
+    rows = sum(len(timers.payload_sizes) for timers in request.timers)
+    if not 1 <= rows <= limits.request_rows_max:
+        limit = f"a request holds 1 to {limits.request_rows_max} timers"
+        raise InvalidRequestError("timers", rows, limit)
+    size = sum(len(t.payloads) + len(t.keys) + len(t.headers) for t in request.timers)
+    if size > limits.request_bytes_max:
+        limit = (
+            f"payloads, keys and headers of a request have at most {limits.request_bytes_max} bytes"
+        )
+        raise InvalidRequestError("payloads", f"{size} bytes", limit)
+    for timers in request.timers:
+        if timers.topic != (name := topic_name(timers.topic)):
+            timers.topic = name
+        if not (rows := len(timers.payload_sizes)):
+            raise InvalidRequestError(
+                "payload_sizes", "none", f"topic {timers.topic!r} has no timers"
+            )
+        for way in WAYS:
+            check_count(way, getattr(timers, way), 0, 1, rows)
+        for sizes in ("key_sizes", "headers_sizes"):
+            check_count(sizes, getattr(timers, sizes), 0, rows)
+
+
+def check_count(field: str, column: Sized, *counts: int) -> None:
+    """Check how many values a column has, before they are converted.
+
+    Raises:
+        InvalidRequestError: another number than one of `counts`.
+    """
+    if len(column) not in counts:
+        limit = f"must have {' or '.join(map(str, dict.fromkeys(counts)))} values"
+        raise InvalidRequestError(field, f"{len(column)} values", limit)
+
+
+def _check_request_id(request: pb.ScheduleRequest) -> None:
+    size = len(request.request_id.encode())
+    if size > REQUEST_ID_BYTES_MAX:
+        limit = f"must have at most {REQUEST_ID_BYTES_MAX} bytes"
+        raise InvalidRequestError("request_id", f"{size} bytes", limit)
+    if "\0" in request.request_id:
+        raise InvalidRequestError("request_id", request.request_id, "must have no zero byte")
+    if request.producer_id:
+        limit = "goes without a producer, whose sequences say the same"
+        raise InvalidRequestError("request_id", request.request_id, limit)
+
+
+def body_of(request: pb.ScheduleRequest) -> int:
+    """Return a hash of what a checked request asks for, 64 bits; however it was encoded."""
+    digest = hashlib.blake2b(bytes([request.on_conflict]), digest_size=8)
+    for timers in request.timers:
+        digest.update(timers.topic.encode() + b"\0")
+        for way in WAYS:
+            digest.update(np.array(getattr(timers, way), np.int64).tobytes() + b"\0")
+        for name in ("payload_sizes", "key_sizes", "headers_sizes"):
+            digest.update(np.array(getattr(timers, name), np.uint32).tobytes() + b"\0")
+        for name in ("payloads", "keys", "headers"):
+            digest.update(getattr(timers, name))
+    return int.from_bytes(digest.digest(), "little")
+
+
+def _request_id_of(request: pb.ScheduleRequest, leader: Leader, now: Now) -> RequestId | None:
+    if not request.request_id:
+        return None
+    return leader.request_id(request.request_id.encode(), body_of(request), now)
+
+
+def is_repeated(request: pb.ScheduleRequest, leader: Leader, now: Now) -> bool:
+    """Return whether a request was applied before: then it needs no topic any more.
+
+    Raises:
+        InvalidRequestError: its id was another request's.
+    """
+    request_id = _request_id_of(request, leader, now)
+    return leader.was_applied(ProducerId(request.producer_id), request.sequence, request_id)
+
+
+def part_of(
+    request: pb.ScheduleRequest,
+    topics: Mapping[str, TopicId],
+    limits: RequestLimits,
+    leader: Leader,
+    now: Now,
+) -> Part:
+    """Return the request as columns, its times decided now.
+
+    Raises:
+        InvalidRequestError: it names field, value and limit.
+    """
+    producer_id, floor_ms = ProducerId(request.producer_id), leader.machine.last_read_time_ms
+    request_id = _request_id_of(request, leader, now)
+    pieces: list[_Columns] = []
+    texts = 0
+    for timers in request.timers:
+        rules = leader.rules(topics[timers.topic], producer_id, request.sequence, request_id)
+        pieces.append(_Columns.of(timers, limits, rules, now, floor_ms, texts))
+        texts += pieces[-1].texts
+    ids = [
+        np.full(len(piece.requested_ms), topics[timers.topic], np.uint32)
+        for piece, timers in zip(pieces, request.timers, strict=True)
+    ]
+    return Part(
+        producer_id=producer_id,
+        sequence=request.sequence if request.producer_id else 0,
+        due_ms=_join([piece.due_ms for piece in pieces]),
+        requested_ms=_join([piece.requested_ms for piece in pieces]),
+        topic=_join(ids),
+        payload=_join_binary([piece.payload for piece in pieces]),
+        key=_optional([piece.key for piece in pieces]),
+        headers=_optional([piece.headers for piece in pieces]),
+        on_conflict=OnConflict(request.on_conflict),
+        request=request_id,
+        body=_checksum(request, pieces) if producer_id else 0,
+    )
+
+
+def _checksum(request: pb.ScheduleRequest, pieces: Sequence["_Columns"]) -> int:
+    """Return 64 bits of what a producer asks: a CRC-32 of the payloads, and one of all else.
+
+    It tells a sequence that a client uses twice by mistake; so it may be cheap.
+    """
+    payloads, rest = 0, 1 + request.on_conflict
+    for timers, piece in zip(request.timers, pieces, strict=True):
+        payloads = zlib.crc32(piece.payload.blob, payloads)
+        rest = zlib.crc32(f"{timers.topic}\0{piece.when.way}\0".encode(), rest)
+        rest = zlib.crc32(piece.when.values.data, rest)
+        for column in (piece.key, piece.headers):
+            rest = zlib.crc32(column.blob, zlib.crc32(column.sizes.data, rest))
+        rest = zlib.crc32(piece.payload.sizes.data, rest)
+    return payloads << 32 | rest
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """One TimerColumns, checked."""
+
+    requested_ms: I64
+    due_ms: I64
+    payload: Binary
+    key: Binary
+    headers: Binary
+    texts: int
+    """Names and values in `headers`."""
+    when: WantedTimes
+    """As it was asked for."""
+
+    @classmethod
+    def of(
+        cls,
+        timers: pb.TimerColumns,
+        limits: RequestLimits,
+        rules: Rules,
+        now: Now,
+        floor_ms: UnixMs,
+        texts_before: int,
+    ) -> "_Columns":
+        """Check one TimerColumns of a request, whose earlier ones have so many texts."""
+        rows = len(timers.payload_sizes)
+        headers = _binary("headers", timers.headers_sizes, timers.headers, rows)
+        _limit_sizes("headers", headers, limits.headers_bytes_max)
+        texts = _count_headers(headers, HEADERS_MAX - texts_before)
+        payload = _binary("payload", timers.payload_sizes, timers.payloads, rows)
+        _limit_sizes("payload", payload, *rules.payload_limit)
+        key = checked_keys(timers.key_sizes, timers.keys, rows, limits.key_bytes_max)
+        when = when_of(timers, rows)
+        times = rules.times(when, rows, now, floor_ms)
+        return cls(*times, payload, key, headers, texts, when)
+
+
+def when_of(request: pb.TimerColumns | pb.RescheduleRequest, rows: int) -> WantedTimes:
+    """Return when a request wants its timers.
+
+    Raises:
+        InvalidRequestError: it says so in no way or in several, or in the wrong number of values.
+    """
+    given: dict[str, Sequence[int]] = {way: getattr(request, way) for way in WAYS}
+    return when_of_ways(given, rows)
+
+
+def checked_keys(sizes: Sequence[int], blob: bytes, rows: int, bytes_max: int) -> Binary:
+    """Return a column of keys.
+
+    Raises:
+        InvalidRequestError: it names field, value and limit.
+    """
+    key = _binary("key", sizes, blob, rows)
+    _limit_sizes("key", key, bytes_max)
+    _check_keys(key)
+    return key
+
+
+def _binary(name: str, sizes: Sequence[int], blob: bytes, rows: int) -> Binary:
+    if not len(sizes) and not blob:
+        return Binary(sizes=np.zeros(rows, np.uint32), blob=b"")
+    check_count(f"{name}_sizes", sizes, rows)
+    column: U32 = np.array(sizes, np.uint32)
+    total = int(column.sum(dtype=np.int64))
+    if total != len(blob):
+        raise InvalidRequestError(
+            f"{name}_sizes", f"{total} in all", f"there are {len(blob)} bytes"
+        )
+    return Binary(sizes=column, blob=blob)
+
+
+def _limit_sizes(name: str, column: Binary, bytes_max: int, whose: str = "") -> None:
+    largest = int(column.sizes.max())
+    if largest > bytes_max:
+        raise InvalidRequestError(
+            name, f"{largest} bytes", f"must have at most {bytes_max} bytes{whose}"
+        )
+
+
+def _check_keys(column: Binary) -> None:
+    """Refuse keys that are not UTF-8: the whole column at once, then what stands at the seams."""
+    if not column.blob:
+        return
+    data = bytes(column.blob)
+    ends = np.cumsum(column.sizes, dtype=np.int64)
+    starts = (ends - column.sizes)[column.sizes > 0]
+    try:
+        data.decode()
+        split = (np.frombuffer(data, np.uint8)[starts] & 0xC0) == 0x80
+    except UnicodeDecodeError:
+        raise InvalidRequestError("keys", "bytes", "must be UTF-8") from None
+    if split.any():
+        raise InvalidRequestError("keys", "bytes", "must be UTF-8, each for itself")
+
+
+def _count_headers(column: Binary, texts_max: int) -> int:
+    """Return how many texts the headers of a column are.
+
+    Raises:
+        InvalidRequestError: a consumer could not read them, or they are more than `texts_max`.
+    """
+    position = texts = 0
+    for size in column.sizes.tolist() if column.blob else ():
+        try:
+            texts += count_texts(column.blob, position, position + size, texts_max - texts)
+        except ValueError as malformed:
+            raise InvalidRequestError("headers", "bytes", str(malformed)) from None
+        position += size
+    return texts
+
+
+def count_texts(blob: bytes | memoryview, start: int, end: int, texts_max: int) -> int:
+    """Return how many texts a row's headers are; names and values alike.
+
+    Raises:
+        ValueError: they are malformed, or more than `texts_max`: it stops there.
+    """
+    texts = 0
+    while start < end:
+        texts += 1
+        if texts > texts_max:
+            raise ValueError(f"a request holds at most {HEADERS_MAX} names and values")
+        size = int.from_bytes(blob[start : start + 2], "little")
+        start += 2 + size
+        if start > end:
+            raise ValueError(f"headers end at byte {end}, a text at {start}")
+        bytes(blob[start - size : start]).decode()
+    if texts % 2:
+        raise ValueError("a header without a value")
+    return texts
+
+
+def _join(columns: list[npt.NDArray[_Scalar]]) -> npt.NDArray[_Scalar]:
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)
+
+
+def _join_binary(columns: list[Binary]) -> Binary:
+    if len(columns) == 1:
+        return columns[0]
+    sizes = np.concatenate([column.sizes for column in columns])
+    return Binary(sizes=sizes, blob=b"".join(column.blob for column in columns))
+
+
+def _optional(columns: list[Binary]) -> Binary | None:
+    return _join_binary(columns) if any(column.blob for column in columns) else None
+
+
+def response_of(
+    request: pb.ScheduleRequest, part: Part, answer: RequestAnswer, *, duplicate: bool, salt: int
+) -> pb.ScheduleResponse:
+    """Return the answer to an applied request."""
+    due_ms = answer.due_ms
+    seq = np.arange(answer.first_seq, answer.first_seq + len(due_ms), dtype=np.uint64)
+    verdicts = answer.verdicts
+    if verdicts is not None:
+        kept = verdicts.verdict == Verdict.KEPT
+        due_ms = np.where(kept, verdicts.due_ms, due_ms)
+        seq = np.where(kept, verdicts.seq, seq)
+        seq[verdicts.verdict == Verdict.REJECTED] = 0
+    response = pb.ScheduleResponse(
+        request_no=request.request_no,
+        timer_ids=ids_or_zeros(due_ms, seq, salt),
+        duplicate=duplicate,
+    )
+    if verdicts is not None:
+        response.results.extend(verdicts.verdict.tolist())
+        response.other_ids = ids_or_zeros(verdicts.due_ms, verdicts.seq, salt)
+    delayed = any(not len(timers.due_ms) for timers in request.timers)
+    if delayed or duplicate or not np.array_equal(due_ms, part.requested_ms):
+        response.due_ms.extend(due_ms.tolist())
+    return response
+
+
+def ids_or_zeros(due_ms: I64, seq: U64, salt: int) -> bytes:
+    """Return raw ids, one after the other; zeros where seq = 0."""
+    raw = timer_id.encode(due_ms, seq, salt)
+    if seq.all():
+        return raw
+    table = np.frombuffer(raw, np.uint8).reshape(-1, timer_id.SIZE).copy()
+    table[seq == 0] = 0
+    return table.tobytes()
+
+
+def timers_of(raw: bytes, rows_max: int, salt: int) -> tuple[I64, U64, npt.NDArray[np.bool_]]:
+    """Return (due_ms, seq, genuine) of a cancel's ids.
+
+    Raises:
+        InvalidRequestError: none, too many, or not a whole number of ids.
+    """
+    if not 1 <= -(-len(raw) // timer_id.SIZE) <= rows_max:
+        value = f"{len(raw)} bytes"
+        limit = f"a request holds 1 to {rows_max} ids of {timer_id.SIZE} bytes"
+        raise InvalidRequestError("timer_ids", value, limit)
+    return timer_id.decode(raw, salt)
+
+
+def deliveries_of(delivery: Delivery, ids: LeaseIds, salt: int) -> pb.Deliveries:
+    """Return a lease with its messages, sliced out of the queue's pages here and only here."""
+    lease = delivery.lease
+    out = pb.Deliveries(epoch=delivery.epoch, lease_ms=lease.consumer.lease_ms)
+    out.lease_id = ids.id_of(lease.lease_id)
+    out.handed_out_ms = delivery.at_ms
+    out.group_id = lease.group_id
+    out.queue_offsets.extend(lease.offsets.tolist())
+    out.attempts.extend(delivery.attempts.tolist())
+    if delivery.failures.any():
+        out.failures.extend(delivery.failures.tolist())
+    timer_ids: list[bytes] = []
+    columns: dict[str, list[Binary]] = {name: [] for name in BYTES}
+    for page, at in delivery.topic.queue.slices(lease.offsets):
+        rows = page.rows[at.astype(np.int64)]
+        timer_ids.append(timer_id.encode(rows["due_ms"], rows["seq"], salt))
+        out.due_ms.extend(rows["requested_ms"].tolist())
+        out.fired_at_ms.extend(page.fired_at_ms[at.astype(np.int64)].tolist())
+        for name, column in columns.items():
+            column.append(gather(rows, page.bufs, name))
+    out.timer_ids = b"".join(timer_ids)
+    put_bytes(out, *map(_join_binary, columns.values()))
+    return out
+
+
+def put_bytes(
+    out: pb.Deliveries | pb.PendingTimers, payload: Binary, key: Binary, headers: Binary
+) -> None:
+    """Put the columns of n rows into a message; keys and headers only where there is one."""
+    out.payload_sizes.extend(payload.sizes.tolist())
+    out.payloads = bytes(payload.blob)
+    if key.blob:
+        out.key_sizes.extend(key.sizes.tolist())
+        out.keys = bytes(key.blob)
+    if headers.blob:
+        out.headers_sizes.extend(headers.sizes.tolist())
+        out.headers = bytes(headers.blob)

@@ -1,0 +1,175 @@
+"""Between the contract and timers that exist: names of targets, filters, page tokens, columns.
+
+As cluster/api/wire_rows.py: everything that a client sent is checked here, before anything is done.
+
+A page token is opaque to clients: where the page ended, for which filter, and up to which timer a
+change by filter goes. It is of one cluster and one filter; any other is refused.
+
+    0   8  check     of all below, the filter and the cluster's salt
+    8   8  due_ms    i64, and
+    16  8  seq       u64: go on after it
+    24  8  seq_end   u64: timers from this seq on are left alone
+"""
+
+import hashlib
+import struct
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from cluster.api import wire_rows
+from timer.entries.payloads import Ids, Keys
+from timer.leader.leader import CANCEL_ROWS_MAX, KEYS_MAX
+from timer.model import timer_id
+from timer.model.columns import Binary, gather
+from timer.model.firing_order import Position
+from timer.model.timer_errors import InvalidRequestError, NotFoundError
+from timer.model.timer_id import SEQ_MAX
+from timer.model.units import DUE_MS_MAX, TopicId
+from timer.pending.read_view import Filter
+from timer.pending.runs.row_reader import Whole
+from timer.ready.topic import Topic
+from timerclient.proto import timer_pb2 as pb
+
+PAGE_SIZE: Final = 100
+PAGE_SIZE_MAX: Final = 1_000
+
+_TOKEN: Final = struct.Struct("<8sqQQ")
+
+
+def check_one_target(request: pb.CancelRequest | pb.RescheduleRequest) -> str:
+    """Return which of timer_ids, keys and filter is given.
+
+    Raises:
+        InvalidRequestError: none is, or more than one; or a page token without a filter.
+    """
+    given = ["timer_ids"] if request.timer_ids else []
+    given += [name for name in ("keys", "filter") if request.HasField(name)]
+    if len(given) != 1:
+        limit = "exactly one must be given"
+        raise InvalidRequestError("timer_ids, keys, filter", ", ".join(given) or "none", limit)
+    if request.page_token and given != ["filter"]:
+        raise InvalidRequestError("page_token", f"with {given[0]}", "goes with a filter only")
+    return given[0]
+
+
+def topic_of(topics: Mapping[str, Topic], name: str) -> TopicId:
+    """Return the id of a topic.
+
+    Raises:
+        InvalidRequestError: nothing may have that name.
+        NotFoundError: nothing has.
+    """
+    topic = topics.get(wire_rows.topic_name(name))
+    if topic is None:
+        raise NotFoundError("topic", name)
+    return topic.topic_id
+
+
+def ids_of(raw: bytes, salt: int) -> tuple[Ids, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+    """Return the timers that raw ids name, and which of the ids are genuine (n, bool).
+
+    Raises:
+        InvalidRequestError: none, too many, or not a whole number of ids.
+    """
+    due_ms, seq, genuine = wire_rows.timers_of(raw, CANCEL_ROWS_MAX, salt)
+    return Ids(due_ms, seq), genuine
+
+
+def keys_of(keys: pb.TimerKeys, topics: Mapping[str, Topic], bytes_max: int) -> Keys:
+    """Return the timers that keys name.
+
+    Raises:
+        InvalidRequestError: it names field, value and limit.
+        NotFoundError: there is no such topic.
+    """
+    n = len(keys.key_sizes)
+    if not 1 <= n <= KEYS_MAX:
+        raise InvalidRequestError(
+            "key_sizes", f"{n} values", f"a request holds 1 to {KEYS_MAX} keys"
+        )
+    topic = topic_of(topics, keys.topic)
+    column = wire_rows.checked_keys(keys.key_sizes, keys.keys, n, bytes_max)
+    if not column.sizes.all():
+        raise InvalidRequestError("keys", "an empty key", "must have 1 byte or more")
+    ends = np.cumsum(column.sizes).tolist()
+    names = {keys.keys[start:end] for start, end in zip([0, *ends], ends, strict=False)}
+    if len(names) < n:
+        raise InvalidRequestError("keys", f"{n}, {len(names)} different", "none may be there twice")
+    return Keys(np.full(n, topic, np.uint32), column)
+
+
+def filter_of(
+    what: pb.TimerFilter, topics: Mapping[str, Topic], bytes_max: int, seq_end: int = SEQ_MAX
+) -> Filter:
+    """Return a filter, checked.
+
+    Raises:
+        InvalidRequestError: it names field, value and limit.
+        NotFoundError: there is no such topic.
+    """
+    topic = topic_of(topics, what.topic)
+    end = what.due_to_ms or DUE_MS_MAX + 1
+    for name, value in (("due_from_ms", what.due_from_ms), ("due_to_ms", end)):
+        if not 0 <= value <= DUE_MS_MAX + 1:
+            raise InvalidRequestError(f"filter.{name}", value, f"must be in 0 .. {DUE_MS_MAX + 1}")
+    if end <= what.due_from_ms:
+        limit = f"must be after due_from_ms = {what.due_from_ms}"
+        raise InvalidRequestError("filter.due_to_ms", what.due_to_ms, limit)
+    prefix = what.key_prefix.encode()
+    if len(prefix) > bytes_max:
+        limit = f"must have at most {bytes_max} bytes"
+        raise InvalidRequestError("filter.key_prefix", f"{len(prefix)} bytes", limit)
+    return Filter(
+        topic=topic,
+        due_from_ms=what.due_from_ms,
+        due_to_ms=end,
+        key_prefix=prefix,
+        seq_end=seq_end,
+    )
+
+
+def page_token(what: pb.TimerFilter, after: Position, seq_end: int, salt: int) -> bytes:
+    """Return the token of the page that begins after a position."""
+    return _TOKEN.pack(_check(what, after, seq_end, salt), after.due_ms, after.seq, seq_end)
+
+
+def read_page_token(token: bytes, what: pb.TimerFilter, salt: int) -> tuple[Position, int]:
+    """Return (where the page begins, seq_end) of a token.
+
+    Raises:
+        InvalidRequestError: it is of another filter, another cluster, or none of ours.
+    """
+    if len(token) == _TOKEN.size:
+        check, due_ms, seq, seq_end = _TOKEN.unpack(token)
+        if check == _check(what, Position(due_ms, seq), seq_end, salt):
+            return Position(due_ms, seq), seq_end
+    limit = "must be that of an answer to the same filter"
+    raise InvalidRequestError("page_token", token[:8].hex() + "…", limit)
+
+
+def _check(what: pb.TimerFilter, after: Position, seq_end: int, salt: int) -> bytes:
+    text = repr((salt, *after, seq_end, what.SerializeToString(deterministic=True)))
+    return hashlib.sha256(text.encode()).digest()[:8]
+
+
+def pending_of(timers: Whole, salt: int) -> pb.PendingTimers:
+    """Return timers as columns."""
+    rows = timers.rows
+    out = pb.PendingTimers(timer_ids=timer_id.encode(rows["due_ms"], rows["seq"], salt))
+    out.due_ms.extend(rows["requested_ms"].tolist())
+    wire_rows.put_bytes(out, *(gather(rows, {0: timers.blob}, name) for name in wire_rows.BYTES))
+    return out
+
+
+def one_key(topic: TopicId, key: str, bytes_max: int) -> Keys:
+    """Return the timer that one key names.
+
+    Raises:
+        InvalidRequestError: the key is empty, or too long.
+    """
+    data = key.encode()
+    if not 1 <= len(data) <= bytes_max:
+        raise InvalidRequestError("key", f"{len(data)} bytes", f"must have 1 to {bytes_max} bytes")
+    return Keys(np.array([topic], np.uint32), Binary.of([data]))

@@ -1,0 +1,663 @@
+"""One node's control plane: Raft, its links, the controller, and the replicated object.
+
+                 node (event loop)
+     reports ^ |state, transfers      v checkpoints
+       +-----------------------------------------+
+       | ControlPlane: this shell                |
+       |   Controller (pure)   ControlState      |
+       +------+-----------------------^----------+
+              | commands              | applied (tick thread -> loop)
+       +------v-----------------------+----------+
+       | Raft (tick thread)                      |
+       +------^----------------------------------+
+              | frames        RaftLink (event loop) <--> peers
+
+It says who *should* lead the log. Nobody may act on its word alone: who can is decided by the
+promises of the log. So whatever goes wrong in here costs time, and no outcome of a command is
+certain unless this node saw it applied.
+"""
+
+import asyncio
+import contextlib
+import enum
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, NoReturn
+
+import grpc
+
+from cluster.control import control_state, raft_files
+from cluster.control.control_state import (
+    Applied,
+    Appoint,
+    Command,
+    ControlState,
+    Members,
+    SharedCheckpoint,
+)
+from cluster.control.controller import (
+    Asked,
+    ChangeAsked,
+    Controller,
+    ControllerConfig,
+    ControllerEffects,
+    ControllerTick,
+    Event,
+    LinkChanged,
+    ProposalEnded,
+    RaftLeadership,
+    ReplicaReport,
+    Reported,
+    ReportedRole,
+    StateApplied,
+    TransferAsked,
+)
+from cluster.control.membership import Change
+from cluster.control.raft import Exit, Raft, RaftView, exit_process, next_nonce
+from cluster.control.raft_link import FrameKind, RaftLink
+from replication.core.message_check import ID_MAX
+from replication.shell.peer_complaints import Complaints
+from timer.model.units import Epoch, LogIndex, MonoMs, QueueOffset, ReplicaId
+
+logger = logging.getLogger(__name__)
+
+COMMANDS_IN_FLIGHT_MAX: Final = 16
+COMMAND_DEADLINE_S: Final = 2.0
+SERVE_DEADLINE_S: Final = 2.0
+"""A transfer's answer waits so long for the appointed leader to serve."""
+ASK_SPARE_S: Final = 1.0
+"""What is asked of a controller may take this much longer there than all its waits."""
+REPORT_EVERY_MS: Final = 100
+TICK_S: Final = 0.1
+CONTROLLER_TICK_S: Final = 0.05
+SERVED_POLL_S: Final = 0.01
+
+
+class CommandOutcome(enum.StrEnum):
+    """What became of a command."""
+
+    OK = "ok"
+    """This node applied it."""
+    REFUSED = "refused"
+    """It can't be done as things are; nothing was tried."""
+    NOT_NOW = "not now"
+    """Nothing was tried; it may be possible soon."""
+    FAILED = "failed"
+    """It was tried, certainly changed nothing, and won't."""
+    UNKNOWN = "unknown"
+    """It may have been applied, or may be later."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransferAnswer:
+    """What became of an operator's request for another leader."""
+
+    outcome: CommandOutcome
+    """OK: the leader serves, or the voters are proposed."""
+    why: str
+    changed: bool = True
+    """False: there was nothing to do."""
+
+
+class ControlPlane:
+    """The control plane of one node. All methods are for the event loop."""
+
+    def __init__(  # noqa: PLR0913
+        self,
+        *,
+        name: str,
+        replica_id: ReplicaId,
+        peers: Mapping[str, str],
+        directory: Path,
+        founding: bool,
+        cluster_id: str,
+        voters: Mapping[str, ReplicaId],
+        channel_for: Callable[[str], grpc.aio.Channel],
+        clock: Callable[[], MonoMs],
+        raft_lost: bool = False,
+        config: ControllerConfig | None = None,
+        identify: Callable[[grpc.aio.ServicerContext[Any, Any]], str] | None = None,
+        fail: Callable[[Exit, str], NoReturn] = exit_process,
+    ) -> None:
+        """Args:
+        peers: Name to address of the other nodes; the addresses are for `status` only.
+        directory: The node's data directory; Raft keeps `raft/` and `raft-member` in it.
+        founding: The directory was formatted as a founding voter's.
+        voters: All voters as configured, this node included if it is one.
+        channel_for: Returns a new channel to a peer, made with raft_link.CHANNEL_OPTIONS, with
+            the peer's present address; it will be closed here.
+        raft_lost: An operator says that the Raft files of all absent nodes are lost.
+        identify: See RaftLink.
+        """
+        config = config or ControllerConfig()
+        assert name not in peers, name
+        assert voters.get(name, replica_id) == replica_id, f"{name} is {voters[name]} in voters"
+        self.name, self.replica_id = name, replica_id
+        self._peers, self._directory = dict(peers), directory
+        self._cluster_id, self._founding, self._raft_lost = cluster_id, founding, raft_lost
+        self._clock, self._fail = clock, fail
+        self._transfer_s = config.transfer_ms / 1000
+        self._controller = Controller(
+            name=name,
+            cluster_id=cluster_id,
+            founders=dict(voters),
+            config=config,
+        )
+        self._link = RaftLink(
+            name=name,
+            cluster_id=cluster_id,
+            peers=peers,
+            channel_for=channel_for,
+            on_raft=self._on_raft_message,
+            on_up=self._on_link,
+            on_frame=self._on_frame,
+            identify=identify,
+            silence_s=2 * config.report_timeout_ms / 1000,
+        )
+        self._register = _Register(self._wake_loop)
+        self._raft: Raft | None = None
+        self._view = RaftView()
+        self._state = ControlState()
+        self._watchers: list[Callable[[ControlState], None]] = []
+        self._report_source: Callable[[], ReplicaReport] | None = None
+        self._reported: ReplicaReport | None = None
+        self._reported_at_ms = MonoMs(0)
+        self._pending: dict[int, asyncio.Future[CommandOutcome]] = {}
+        self._failed: tuple[Command, CommandOutcome] | None = None
+        """The last proposal, if it did not succeed."""
+        self._asked: dict[int, tuple[str, asyncio.Future[TransferAnswer]]] = {}
+        """What was asked of which controller, by the ask's id."""
+        self._complaints = Complaints(logger)
+        self._publishing = asyncio.Lock()
+        self._published = LogIndex(0)
+        """The checkpoint that this node published last, whole; 0: none, or perhaps not whole."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = False
+
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
+        """Return what the node's gRPC server has to serve."""
+        return [self._link]
+
+    async def start(self) -> None:
+        """Raft runs, and peers are being dialled.
+
+        Raises:
+            WrongDirectory, UnknownVersion: see raft_files.py.
+        """
+        self._loop = asyncio.get_running_loop()
+        files = raft_files.open_files(
+            self._directory,
+            cluster_id=self._cluster_id,
+            name=self.name,
+            founding=self._founding,
+            alone=not self._peers,
+        )
+        self._raft = Raft(
+            name=self.name,
+            peers=frozenset(self._peers),
+            files=files,
+            machine=self._register,
+            on_change=self._wake_loop,
+            others_lost=self._raft_lost,
+            fail=self._fail,
+        )
+        self._view = self._raft.view
+        self._raft.start(self._link)
+        self._link.start()
+        self._spawn(self._run())
+
+    async def stop(self) -> None:
+        """Links and Raft have ended, and what was asked of them has an answer."""
+        self._stopping = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._link.stop()
+        if self._raft is not None:
+            await asyncio.to_thread(self._raft.stop)
+        for settled in self._pending.values():
+            settled.cancel()
+        for _, answered in self._asked.values():
+            answered.cancel()
+
+    @property
+    def state(self) -> ControlState:
+        """The replicated object as this node last applied it."""
+        return self._state
+
+    @property
+    def is_controller(self) -> bool:
+        """Whether this node appoints."""
+        return self._view.leads
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other node can be reached."""
+        return not any(self._link.is_up(peer) for peer in self._peers)
+
+    @property
+    def raft_term(self) -> int:
+        """Raft's own counter; for metrics alone."""
+        return self._view.term
+
+    @property
+    def controller_name(self) -> str | None:
+        """The node that appoints, as far as this one knows."""
+        return self._view.leader
+
+    def on_state(self, callback: Callable[[ControlState], None]) -> None:
+        """Call `callback` at each change of `state`."""
+        self._watchers.append(callback)
+
+    def set_report_source(self, source: Callable[[], ReplicaReport]) -> None:
+        """Report what `source` returns, ten times a second; it has to be cheap."""
+        self._report_source = source
+
+    def report_now(self) -> None:
+        """Something that matters changed: don't wait for the next report."""
+        self._make_report()
+
+    async def publish_checkpoint(
+        self,
+        checkpoint: SharedCheckpoint,
+        moved: Mapping[str, QueueOffset | None] = MappingProxyType({}),
+        since: LogIndex = LogIndex(0),
+    ) -> CommandOutcome:
+        """The shared checkpoint is `checkpoint`, or a newer one stands.
+
+        `moved`: the queue offsets that differ from those of the checkpoint at `since`.
+        """
+        async with self._publishing:
+            last = self._state.checkpoint
+            whole = last is None or not since or {last.index, since} != {self._published}
+            self._published = LogIndex(0)
+            for page in control_state.pages(self._state, checkpoint, None if whole else moved):
+                outcome = await self._submit(page)
+                if outcome is not CommandOutcome.OK:
+                    return outcome
+            self._published = checkpoint.index
+        return CommandOutcome.OK
+
+    async def publish_members(
+        self, epoch: Epoch, voters: Mapping[str, ReplicaId]
+    ) -> CommandOutcome:
+        """The replicated object names the voters that the log of `epoch` has."""
+        return await self._submit(Members(epoch=epoch, voters=voters))
+
+    async def request_transfer(self, target: ReplicaId | None) -> TransferAnswer:
+        """Have the controller appoint `target`; None: the best voter but the present leader.
+
+        The target catches up first, while the leader serves. The answer comes when it serves.
+        """
+        return await self._request(TransferAsked(target), (target,))
+
+    async def request_change(self, change: Change, name: str) -> TransferAnswer:
+        """Have the controller propose other voters with the next appointment."""
+        return await self._request(ChangeAsked(change, name), (str(change), name))
+
+    async def _request(self, asked: Asked, words: tuple[object, ...]) -> TransferAnswer:
+        if self.is_controller:
+            return await self._asked_for(asked)
+        controller = self.controller_name
+        if controller is None or controller == self.name or not self._link.is_up(controller):
+            return TransferAnswer(CommandOutcome.NOT_NOW, "no controller is known")
+        assert self._loop is not None
+        ask_id = next_nonce()
+        answered: asyncio.Future[TransferAnswer] = self._loop.create_future()
+        self._asked[ask_id] = controller, answered
+        self._link.send(controller, FrameKind.ASK, (ask_id, *words))
+        waits_s = self._transfer_s + COMMAND_DEADLINE_S + SERVE_DEADLINE_S
+        try:
+            async with asyncio.timeout(waits_s + ASK_SPARE_S):
+                return await answered
+        except TimeoutError:
+            return TransferAnswer(CommandOutcome.UNKNOWN, f"{controller} did not answer")
+        finally:
+            del self._asked[ask_id]
+
+    def status(self) -> dict[str, object]:
+        """Return what operators are shown; plain values."""
+        return {
+            "name": self.name,
+            "replica_id": self.replica_id,
+            "cluster_id": self._state.cluster_id,
+            "controller": self.controller_name,
+            "is_controller": self.is_controller,
+            "may_vote": self._view.may_vote,
+            "epoch": self._state.epoch,
+            "leader": self._state.name_of(self._state.leader),
+            "checkpoint": _plain(self._state.checkpoint),
+            "links": {
+                peer: {"address": address, "up": self._link.is_up(peer)}
+                for peer, address in self._peers.items()
+            },
+            "nodes": self._controller.describe(self._clock()),
+        }
+
+    # The loop's own work
+
+    async def _run(self) -> None:
+        assert self._raft is not None
+        ticked_at_ms = self._clock()
+        while True:
+            await asyncio.sleep(CONTROLLER_TICK_S if self._controller.leads else TICK_S)
+            now_ms = self._clock()
+            self._raft.check_ticking(now_ms - ticked_at_ms)
+            ticked_at_ms = now_ms
+            # A little early rather than a whole period late.
+            if now_ms - self._reported_at_ms >= REPORT_EVERY_MS - 10:
+                self._make_report()
+            if self._controller.leads:
+                self._step(ControllerTick())
+
+    def _make_report(self) -> None:
+        """Tell the controller, wherever it is, how this node's replica is."""
+        if self._report_source is None or self._stopping:
+            return
+        report = self._report_source()
+        assert report.name == self.name, report
+        urgent = report.is_urgent_after(self._reported)
+        self._reported, self._reported_at_ms = report, self._clock()
+        controller = self.controller_name
+        if controller == self.name:
+            self._step(Reported(report))
+        elif controller is not None:
+            # Rides with Raft's own answers, which come as often, unless it is news.
+            self._link.send(controller, FrameKind.REPORT, astuple(report), lazily=not urgent)
+
+    def _step(self, event: Event) -> None:
+        try:
+            effects = self._controller.step(self._clock(), event)
+        except Exception as error:  # noqa: BLE001
+            self._fail(Exit.SHELL_FAILED, repr(error))
+        self._log(effects)
+        if effects.propose is not None:
+            self._spawn(self._propose(effects.propose))
+        if effects.hand_over_to is not None and self._raft is not None:
+            self._raft.hand_over(effects.hand_over_to)
+
+    async def _propose(self, command: Command) -> CommandOutcome:
+        outcome = await self._submit(command)
+        if outcome is not CommandOutcome.OK and (command, outcome) != self._failed:
+            logger.warning("%s: %s; said once", command, outcome)
+        self._failed = None if outcome is CommandOutcome.OK else (command, outcome)
+        self._step(ProposalEnded(refused=outcome is CommandOutcome.FAILED))
+        return outcome
+
+    async def _asked_for(self, asked: Asked) -> TransferAnswer:
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self._transfer_s
+        effects = self._controller.step(self._clock(), asked)
+        while effects.refusal is not None and effects.refusal.soon and loop.time() < until_s:
+            await asyncio.sleep(CONTROLLER_TICK_S)
+            effects = self._controller.step(self._clock(), asked)
+        self._log(effects)
+        refusal = effects.refusal
+        if refusal is not None and refusal.soon:
+            why = f"{refusal.why}, and did not catch up within {self._transfer_s:g} s"
+            return TransferAnswer(CommandOutcome.REFUSED, f"{why}; the leader stays")
+        if refusal is not None:
+            outcome = CommandOutcome.NOT_NOW if refusal.later else CommandOutcome.REFUSED
+            return TransferAnswer(outcome, refusal.why)
+        if effects.propose is None:
+            return TransferAnswer(CommandOutcome.OK, effects.reason, changed=False)
+        outcome = await self._propose(effects.propose)
+        if outcome is not CommandOutcome.OK:
+            return TransferAnswer(outcome, f"{effects.reason}: {outcome}")
+        if isinstance(asked, TransferAsked):
+            return await self._served(effects)
+        return TransferAnswer(outcome, effects.reason)
+
+    async def _served(self, effects: ControllerEffects) -> TransferAnswer:
+        """Wait until the leader that was appointed serves."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + SERVE_DEADLINE_S
+        assert isinstance(effects.propose, Appoint), effects
+        while self._controller.served_epoch < effects.propose.epoch:
+            if loop.time() >= until_s:
+                why = f"{effects.reason}: not seen serving within {SERVE_DEADLINE_S:g} s"
+                return TransferAnswer(CommandOutcome.UNKNOWN, why)
+            await asyncio.sleep(SERVED_POLL_S)
+        return TransferAnswer(CommandOutcome.OK, effects.reason)
+
+    async def _submit(self, command: Command) -> CommandOutcome:
+        """Return what became of `command`, by COMMAND_DEADLINE_S at the latest."""
+        if len(self._pending) >= COMMANDS_IN_FLIGHT_MAX or self._raft is None or self._stopping:
+            return CommandOutcome.FAILED
+        loop = asyncio.get_running_loop()
+        nonce = next_nonce()
+        settled: asyncio.Future[CommandOutcome] = loop.create_future()
+        self._pending[nonce] = settled
+
+        def on_failure(certain: bool) -> None:  # noqa: FBT001
+            outcome = CommandOutcome.FAILED if certain else CommandOutcome.UNKNOWN
+            loop.call_soon_threadsafe(self._settle, nonce, outcome)
+
+        self._raft.submit(control_state.encode_command(command, nonce=nonce), on_failure)
+        try:
+            async with asyncio.timeout(COMMAND_DEADLINE_S):
+                return await settled
+        except TimeoutError:
+            return CommandOutcome.UNKNOWN
+        finally:
+            del self._pending[nonce]
+
+    def _settle(self, nonce: int, outcome: CommandOutcome) -> None:
+        settled = self._pending.get(nonce)
+        if settled is not None and not settled.done():
+            settled.set_result(outcome)
+
+    # What comes from Raft
+
+    def _wake_loop(self) -> None:
+        """Have `_refresh` run on the loop. From the tick thread."""
+        assert self._loop is not None
+        if self._register.wake_is_due():
+            with contextlib.suppress(RuntimeError):  # the loop closed first: the process ends
+                self._loop.call_soon_threadsafe(self._refresh)
+
+    def _refresh(self) -> None:
+        """Take over what Raft changed: the state first, then who leads, then the answers."""
+        assert self._raft is not None
+        self._register.awake()  # first: what changes from here on wakes the loop again
+        view_before, self._view = self._view, self._raft.view
+        state, applied = self._register.take()
+        if self._stopping:
+            return
+        if state is not self._state:
+            self._state = state
+            if state.cluster_id not in {None, self._cluster_id}:
+                self._fail(Exit.DIVERGED, f"Raft is of cluster {state.cluster_id!r}")
+            self._step(StateApplied(state))
+            self._tell_watchers(state)
+        if self._view.leads != view_before.leads:
+            logger.info("%s the controller", "became" if self._view.leads else "is no longer")
+            self._step(RaftLeadership(self._view.leads))
+        if self._view.leader != view_before.leader or self._view.leads != view_before.leads:
+            self._reported = None  # the new controller knows nothing yet
+            self._make_report()
+        for entry in applied:
+            self._settle(
+                entry.nonce, CommandOutcome.OK if entry.accepted else CommandOutcome.FAILED
+            )
+
+    def _tell_watchers(self, state: ControlState) -> None:
+        try:
+            for watcher in self._watchers:
+                watcher(state)
+        # The node would act on half of what was decided.
+        except Exception as error:  # noqa: BLE001
+            self._fail(Exit.SHELL_FAILED, repr(error))
+
+    # What comes from the link
+
+    def _on_raft_message(self, peer: str, message: dict[str, Any]) -> None:
+        if self._raft is not None:
+            self._raft.deliver(peer, message)
+
+    def _on_link(self, peer: str, up: bool) -> None:  # noqa: FBT001
+        if self._raft is not None:
+            self._raft.set_connected(peer, up=up)
+        self._step(LinkChanged(peer, up))
+        if up and peer == self.controller_name:
+            self._reported = None
+            self._make_report()
+        if not up:
+            lost = f"the connection to {peer} was lost before it answered"
+            for ask_id in [each for each, (asked, _) in self._asked.items() if asked == peer]:
+                self._answered(ask_id, TransferAnswer(CommandOutcome.UNKNOWN, lost))
+
+    def _on_frame(self, peer: str, kind: FrameKind, body: object) -> None:
+        match kind, body:
+            case FrameKind.REPORT, tuple():
+                report = _parse_report(body, control_state.epoch_limit(self._state.epoch))
+                if report is not None and report.name == peer:
+                    self._step(Reported(report))
+            case FrameKind.ASK, (int(ask_id), (int() | None) as target):
+                asked = TransferAsked(None if target is None else ReplicaId(target))
+                self._spawn(self._answer(peer, ask_id, asked))
+            case FrameKind.ASK, (int(ask_id), str(change), str(name)) if change in set(Change):
+                self._spawn(self._answer(peer, ask_id, ChangeAsked(Change(change), name)))
+            case FrameKind.ANSWER, (int(ask_id), str(outcome), str(why), bool(changed)):
+                if ask_id in self._asked and outcome in set(CommandOutcome):
+                    self._answered(ask_id, TransferAnswer(CommandOutcome(outcome), why, changed))
+            case _:
+                self._complaints.say(peer, f"unknown frame {kind.name} from {peer}: {body!r:.80}")
+
+    def _answered(self, ask_id: int, answer: TransferAnswer) -> None:
+        _, answered = self._asked[ask_id]
+        if not answered.done():
+            answered.set_result(answer)
+
+    async def _answer(self, peer: str, ask_id: int, asked: Asked) -> None:
+        answer = await self._asked_for(asked)
+        told = (ask_id, str(answer.outcome), answer.why, answer.changed)
+        self._link.send(peer, FrameKind.ANSWER, told)
+
+    # Tasks
+
+    def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.critical("control plane", exc_info=error)
+            self._fail(Exit.SHELL_FAILED, repr(error))
+
+    def _log(self, effects: ControllerEffects) -> None:
+        if effects.reason:
+            logger.info("controller: %s", effects.reason)
+
+
+class _Register:
+    """The replicated object on the tick thread, and what the loop has not taken over yet."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self._lock = threading.Lock()
+        self._state = ControlState()
+        self._applied: list[Applied] = []
+        self._is_waking = False
+
+    def apply(self, command: bytes) -> None:
+        """Apply a committed command."""
+        state, applied = control_state.apply(self._state, command)
+        with self._lock:
+            self._state = state
+            if applied is not None:
+                self._applied.append(applied)
+        self._changed()
+
+    def dump(self) -> bytes:
+        """Return the state's bytes."""
+        return control_state.dump(self._state)
+
+    def check(self, state: bytes) -> None:
+        """See Machine."""
+        control_state.load(state)
+
+    def load(self, state: bytes) -> None:
+        """Go on from a snapshot."""
+        loaded = control_state.load(state)
+        with self._lock:
+            self._state = loaded
+        self._changed()
+
+    def wake_is_due(self) -> bool:
+        """Return whether the loop has to be woken: it wasn't since it last took over."""
+        with self._lock:
+            due, self._is_waking = not self._is_waking, True
+        return due
+
+    def awake(self) -> None:
+        """The loop is about to take over."""
+        with self._lock:
+            self._is_waking = False
+
+    def take(self) -> tuple[ControlState, list[Applied]]:
+        """Return the state, and what was applied since the last call."""
+        with self._lock:
+            applied, self._applied = self._applied, []
+            return self._state, applied
+
+
+def _plain(checkpoint: SharedCheckpoint | None) -> dict[str, object] | None:
+    if checkpoint is None:
+        return None
+    plain = {item.name: getattr(checkpoint, item.name) for item in fields(checkpoint)}
+    return plain | {"queue_offsets": dict(checkpoint.queue_offsets.items())}
+
+
+def _parse_report(packed: tuple[object, ...], epoch_limit: int) -> ReplicaReport | None:
+    """Return the report. None: no correct node sends it, or of an epoch far above."""
+    numbers = [each for each in packed if type(each) is int]
+    if not all(0 <= number <= ID_MAX for number in numbers):
+        return None
+    match packed:
+        case (
+            int(replica_id),
+            str(name),
+            str(role),
+            int(epoch),
+            bool(serving),
+            bool(lease_ok),
+            int(last_epoch),
+            int(last_index),
+            int(applied_index),
+            int(highest_promise),
+            bool(unsure),
+            int(refused_epoch),
+            int(disk_ms),
+            int(commit_ms),
+            bool(accepts),
+        ) if (
+            role in set(ReportedRole)
+            and max(epoch, last_epoch, highest_promise, refused_epoch) < epoch_limit
+        ):
+            return ReplicaReport(
+                replica_id=ReplicaId(replica_id),
+                name=name,
+                role=ReportedRole(role),
+                epoch=Epoch(epoch),
+                serving=serving,
+                lease_ok=lease_ok,
+                last_epoch=Epoch(last_epoch),
+                last_index=LogIndex(last_index),
+                applied_index=LogIndex(applied_index),
+                highest_promise=Epoch(highest_promise),
+                unsure=unsure,
+                refused_epoch=Epoch(refused_epoch),
+                disk_ms=disk_ms,
+                commit_ms=commit_ms,
+                accepts=accepts,
+            )
+        case _:
+            return None

@@ -1,0 +1,663 @@
+"""Raft for the control plane: the one module that imports pysyncobj, held at arm's length.
+
+pysyncobj 0.3.17 elects well and commits in a millisecond, but its files, its wire format and
+some of its corners can't be trusted. What this module puts between:
+
+    files        raft_journal.py and raft_files.py: checksums, fsync, atomic replacement
+    wire         raft_codec.py over raft_link.py: checked types, no pickle
+    commands     bytes given to `machine`, on the tick thread; an exception ends the process
+    leadership   `view.leads` only after everything of earlier terms has been applied
+    outcomes     a command succeeded when this node itself applied it; pysyncobj's SUCCESS is
+                 not taken for an answer, its certain failures are
+    votes        withheld, with acknowledgements, while this node may have forgotten some, and
+                 while others can lead without it
+    appends      records already held from the same leader are not dropped and written again
+
+    event loop                          tick thread (ours: `doTick` in a loop)
+    ----------                          --------------------------------------
+    submit  ------------- queue --->    pysyncobj ---> machine.apply, machine.load
+    link: deliver, up, down;  - pipe ->                  |
+    hand_over, stop                                      |
+    on_change  <------- call_soon_threadsafe ------------+--- frames ---> link
+
+The word *term* stays in here. (Outside: epoch.)
+"""
+
+import collections
+import contextlib
+import enum
+import importlib.metadata
+import itertools
+import logging
+import os
+import random
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NoReturn, Protocol
+
+from pysyncobj import FAIL_REASON, SyncObj, SyncObjConf
+from pysyncobj import syncobj as pysyncobj_core
+from pysyncobj.monotonic import monotonic  # not Python's: another clock
+from pysyncobj.node import Node
+from pysyncobj.poller import POLL_EVENT_TYPE
+from pysyncobj.transport import Transport
+
+from cluster.control import raft_files
+from cluster.control.raft_codec import (
+    NO_OP,
+    REGULAR,
+    BadRaftMessage,
+    RaftMessage,
+    check_term,
+    encode,
+)
+from cluster.control.raft_files import RaftFiles, RaftSnapshot
+from cluster.control.raft_journal import Record, fsync_directory
+from replication.shell.peer_complaints import Complaints
+from timer.model.timer_errors import ConfigError, CorruptFileError, UnknownVersionError
+
+logger = logging.getLogger(__name__)
+
+PYSYNCOBJ_VERSION: Final = "0.3.17"
+"""Private names are touched: another version is refused."""
+REST_S_MIN: Final = 0.02
+"""Between ticks of which the last found something due that can't be done yet."""
+REST_S_MAX: Final = 0.1
+"""Between ticks of a node to which nothing comes: then only deadlines wake its Raft."""
+BARRIER_EVERY_S: Final = 1.0
+RECALL_S: Final = 10.0
+"""A node that withholds votes again when so long none led, though all nodes were linked: too many
+have forgotten. The votes of before are over by then, and no absent node can know more."""
+RECALL_LATER_S: Final = 3.0
+"""Then it stands for election so much later: a node that has forgotten nothing comes first."""
+STALL_MS_MAX: Final = 10_000
+"""A tick thread that hasn't come round for this long is stuck, and the process ends."""
+
+SETTINGS: Final[dict[str, Any]] = {
+    "autoTick": False,  # our own thread ticks: it can be watched, stopped and joined
+    "appendEntriesUseBatch": False,  # 0.5 ms a commit instead of 100
+    "appendEntriesPeriod": 0.1,
+    "raftMinTimeout": 0.4,  # half of it came within 0.1 s of stalls seen under load
+    "raftMaxTimeout": 0.8,
+    "leaderFallbackTimeout": 1.0,  # by default an isolated leader believes in itself for 30 s
+    "connectionTimeout": 2.0,
+    "connectionRetryTime": 0.5,
+    "dnsCacheTime": 30,
+    "maxBindRetries": 10,
+    "commandsWaitLeader": False,
+    "commandsQueueSize": 1_000,
+    "useFork": False,  # forked compaction loses acknowledged commands
+    "logCompactionMinEntries": 50_000,
+    "logCompactionMinTime": 21_600,
+    "dynamicMembershipChange": False,  # not guarded against concurrent changes
+}
+
+_CERTAIN_FAILURES: Final = {
+    FAIL_REASON.QUEUE_FULL,
+    FAIL_REASON.MISSING_LEADER,
+    FAIL_REASON.REQUEST_DENIED,
+    FAIL_REASON.NOT_LEADER,
+    FAIL_REASON.DISCARDED,
+}
+_BARRIER: Final = b"barrier"  # no msgpack map, so no command of the machine
+
+
+class Exit(enum.IntEnum):
+    """Exit codes of a process whose Raft can't go on; a restart is safe after each."""
+
+    APPLY_FAILED = 70
+    SNAPSHOT_FAILED = 71
+    TICK_FAILED = 72
+    TICK_STALLED = 73
+    DIVERGED = 74
+    SHELL_FAILED = 75
+
+
+class RaftMachine(Protocol):
+    """The replicated object, as Raft sees it. Called on the tick thread."""
+
+    def apply(self, command: bytes) -> None:
+        """Apply a committed command. Total: raising ends the process."""
+
+    def dump(self) -> bytes:
+        """Return the state."""
+
+    def check(self, state: bytes) -> None:
+        """Return if `load` can take the state.
+
+        Raises:
+            ValueError: it can't.
+        """
+
+    def load(self, state: bytes) -> None:
+        """Replace the state."""
+
+
+class Link(Protocol):
+    """The way out to the peers. Called on the tick thread; returns at once."""
+
+    def send_raft(self, peer: str, data: bytes) -> None:
+        """Queue one encoded message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaftView:
+    """Raft as this node sees it."""
+
+    leads: bool = False
+    """This node is leader, and has applied all that earlier leaders committed."""
+    leader: str | None = None
+    """Whom this node follows, itself included; may be out of date."""
+    term: int = 0
+    may_vote: bool = False
+    applied_index: int = 0
+
+
+def exit_process(code: Exit, why: str) -> NoReturn:
+    """Log, and end the process without any clean-up that could write."""
+    logger.critical("exit %d (%s): %s", code, code.name, why, exc_info=True)  # noqa: LOG014
+    logging.shutdown()
+    os._exit(code)
+
+
+def checked_conf(files: RaftFiles, **hooks: Callable[..., object]) -> SyncObjConf:
+    """Return pysyncobj's configuration; every setting has arrived under its name.
+
+    Raises:
+        ConfigError: pysyncobj has another version.
+    """
+    version = importlib.metadata.version("pysyncobj")
+    if version != PYSYNCOBJ_VERSION:
+        raise ConfigError("pysyncobj", version, f"must be {PYSYNCOBJ_VERSION}")
+    settings = {
+        **SETTINGS,
+        "journalFile": str(files.journal_path),
+        "fullDumpFile": str(files.snapshot_path),
+        **hooks,
+    }
+    conf = SyncObjConf(**settings)
+    known = vars(SyncObjConf())
+    # Misspelt keywords are accepted silently: read everything back.
+    for key, value in settings.items():
+        assert key in known, f"pysyncobj knows no setting {key}"
+        assert getattr(conf, key) == value, f"{key} = {getattr(conf, key)!r}, not {value!r}"
+    return conf
+
+
+class Raft:
+    """One node's Raft. The public methods may be called from any thread."""
+
+    def __init__(  # noqa: PLR0913
+        self,
+        *,
+        name: str,
+        peers: frozenset[str],
+        files: RaftFiles,
+        machine: RaftMachine,
+        on_change: Callable[[], None],
+        others_lost: bool = False,
+        fail: Callable[[Exit, str], NoReturn] = exit_process,
+    ) -> None:
+        """`others_lost`: an operator says that no absent node has its files, either."""
+        assert name not in peers, name
+        self._others_lost = others_lost
+        self._name, self._peers, self._files = name, peers, files
+        self._machine, self._on_change, self._fail = machine, on_change, fail
+        self._link: Link | None = None
+        self._core: _Core | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._hand_over_to: str | None = None
+        self._ticks = 0
+        self._ticks_seen = 0
+        self._stalled_ms = 0
+        self.view = RaftView(may_vote=files.journal.may_vote)
+        """Replaced as a whole, before each `on_change`."""
+
+    def start(self, link: Link) -> None:
+        """Raft runs: the tick thread elects, replicates and applies."""
+        assert self._thread is None, "started twice"
+        self._link = link
+        self._core = _Core(
+            self._name, self._peers, self._files, self._machine, self._fail, self._progressed, link
+        )
+        if self._others_lost:
+            self._core.links_wanted = (len(self._peers) + 1) // 2  # and this node: a majority
+        self._thread = threading.Thread(target=self._run, name="raft", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """The tick thread has ended and the files are closed. Waits for a tick."""
+        self._stopping.set()
+        if self._thread is not None and self._core is not None:
+            self._core.wake()
+            self._thread.join()
+            self._core.close()
+
+    def deliver(self, peer: str, message: RaftMessage) -> None:
+        """A checked message arrived from `peer`.
+
+        Raises:
+            BadRaftMessage: its term is out of range.
+        """
+        check_term(message, self.view.term)
+        if self._core is not None:
+            self._core.post((peer, message))
+
+    def set_connected(self, peer: str, *, up: bool) -> None:
+        """The link to `peer` was built or broke."""
+        if self._core is not None:
+            self._core.post((peer, up))
+
+    def submit(self, command: bytes, on_failure: Callable[[bool], None]) -> None:
+        """Send `command` to the leader; the machine will meet it, if it is committed.
+
+        `on_failure(certain)` may be called, on the tick thread: True means that it will never
+        be applied. Silence means nothing.
+        """
+        assert self._core is not None, "not started"
+
+        def ended(_: object, error: int) -> None:
+            if error != FAIL_REASON.SUCCESS:
+                on_failure(error in _CERTAIN_FAILURES)
+
+        self._core.submit(command, ended)
+
+    def hand_over(self, peer: str) -> None:
+        """Ask `peer` to become leader, at the next tick, if this node leads. Best effort."""
+        self._hand_over_to = peer
+        if self._core is not None:
+            self._core.wake()
+
+    def check_ticking(self, elapsed_ms: int) -> None:
+        """The watchdog: called every `elapsed_ms` or so, it ends the process when ticks stop.
+
+        A pause of the whole process isn't one of the thread: each call counts 1 s at most.
+        """
+        if self._ticks != self._ticks_seen or self._stopping.is_set():
+            self._ticks_seen, self._stalled_ms = self._ticks, 0
+            return
+        self._stalled_ms += min(elapsed_ms, 1_000)
+        if self._stalled_ms >= STALL_MS_MAX:
+            self._fail(Exit.TICK_STALLED, f"no tick for {self._stalled_ms} ms")
+
+    def _progressed(self) -> None:
+        self._ticks += 1
+
+    def _run(self) -> None:
+        core = self._core
+        assert core is not None
+        try:
+            while not self._stopping.is_set():
+                peer, self._hand_over_to = self._hand_over_to, None
+                if peer is not None:
+                    core.transferLeadership(Node(peer))
+                core.doTick()
+                self._progressed()
+                view = core.view()
+                if view != self.view:
+                    self.view = view
+                    self._on_change()
+        # A tick that failed half way leaves Raft in a state that nobody has thought through.
+        except BaseException as error:  # noqa: BLE001
+            self._fail(Exit.TICK_FAILED, repr(error))
+
+
+class _Core(SyncObj):  # type: ignore[misc]
+    """pysyncobj with its sharp edges covered.
+
+    Used on the tick thread, but for `submit`, `post` and `wake`.
+
+    Names that begin with `_SyncObj__` are pysyncobj's private ones.
+    """
+
+    def __init__(  # noqa: PLR0913 - what Raft lends it
+        self,
+        name: str,
+        peers: frozenset[str],
+        files: RaftFiles,
+        machine: RaftMachine,
+        fail: Callable[[Exit, str], NoReturn],
+        progressed: Callable[[], None],
+        link: Link,
+    ) -> None:
+        self._journal, self._machine = files.journal, machine
+        self._fail, self._progressed = fail, progressed
+        self._barrier = _BARRIER + secrets.token_bytes(16)
+        """Committed without this node's help, it proves that a leader brought it up to date."""
+        self._barrier_at = 0.0
+        self._complaints = Complaints(logger)
+        self.links_wanted = len(peers)
+        """So many peers have to be linked before this node votes again without a leader."""
+        self._leaderless_at = monotonic()
+        conf = checked_conf(files, serializer=self._write_dump, deserializer=self._read_dump)
+        with _journal_given(files.journal):
+            super().__init__(
+                Node(name),
+                [Node(peer) for peer in sorted(peers)],
+                conf=conf,
+                nodeClass=Node,
+                transportClass=lambda *args: _Transport(*args, core=self, link=link),
+            )
+        serializer = self._SyncObj__serializer
+        taken = serializer.setTransmissionData
+        serializer.setTransmissionData = lambda chunk: self._take_chunk(chunk) and taken(chunk)
+        poll = self._poller.poll
+        # A tick moves the deadlines, and polls as it ends: it can't be told before how long.
+        self._poller.poll = lambda _: poll(self.rest_s())
+
+    @property
+    def withholds(self) -> bool:
+        """Whether votes and acknowledgements of this node would be worth nothing."""
+        return not self._journal.may_vote
+
+    def flush(self) -> None:
+        """What this node is about to say, or apply, is durable."""
+        self._journal.flush()
+
+    def post(self, item: tuple[str, RaftMessage | bool]) -> None:
+        """Give a message, or the state of a link, to the tick thread. From any thread."""
+        self._transport.post(item)
+
+    def wake(self) -> None:
+        """Let the tick thread come round at once. From any thread."""
+        self._transport.wake()
+
+    def rest_s(self) -> float:
+        """Return how long the tick thread may wait unless it is woken: by a message or a command.
+
+        Raft is idle nearly always, and each tick costs the processor 0.15 ms.
+        """
+        if not self.otherNodes and self.raftCommitIndex < self._SyncObj__getCurrentLogIndex():
+            return 0.0  # nobody's answer comes: the next tick commits
+        left_s = self._due_in_s()
+        return REST_S_MIN if left_s <= 0 else min(left_s, REST_S_MAX)
+
+    def _due_in_s(self) -> float:
+        leads = self._isLeader()
+        due = self._SyncObj__newAppendEntriesTime if leads else self._SyncObj__raftElectionDeadline
+        left_s: float = due - monotonic() + 0.001  # pysyncobj acts after it, not at it
+        return left_s
+
+    def submit(self, command: bytes, ended: Callable[[object, int], None]) -> None:
+        """Queue a command. From any thread."""
+
+        def guarded(result: object, error: int) -> None:
+            # An exception in a callback makes pysyncobj apply the entry twice.
+            try:
+                ended(result, error)
+            except Exception:
+                logger.exception("callback of a command")
+
+        self._applyCommand(REGULAR + command, guarded)
+
+    def view(self) -> RaftView:
+        """Return what this node believes now."""
+        leader = self._getLeader()
+        # A new leader's first record commits all older ones. Before it is applied the
+        # replicated object may lack commands that were acknowledged.
+        leads = self._isLeader() and self.raftLastApplied >= self._SyncObj__noopIDx
+        return RaftView(
+            leads=leads,
+            leader=None if leader is None else leader.id,
+            term=self.raftCurrentTerm,
+            may_vote=self._journal.may_vote,
+            applied_index=self.raftLastApplied,
+        )
+
+    def close(self) -> None:
+        """The files are closed."""
+        self._doDestroy()
+
+    def filtered(self, message: RaftMessage) -> RaftMessage | None:
+        """Return the message as Raft shall see it. None: not at all."""
+        if message["type"] == "timeout_now" and self.withholds:
+            return None
+        if message["type"] == "append_entries":
+            self._leaderless_at = monotonic()
+        if message["type"] == "append_entries" and message.get("prevLogIdx") is not None:
+            return self._without_held(message)
+        return message
+
+    def may_send(self, message: RaftMessage) -> bool:
+        """Return whether this node can stand for the message.
+
+        While it withholds, its acknowledgements don't count either: what it acknowledged
+        before it lost its files may be committed, and it may help to commit something else.
+        """
+        if not self.withholds:
+            return True
+        kind = message["type"]
+        return kind not in {"request_vote", "response_vote"} and not (
+            kind == "next_node_idx" and message["success"]
+        )
+
+    def _without_held(self, message: RaftMessage) -> RaftMessage:
+        """Cut off records that are held already.
+
+        pysyncobj drops everything behind `prevLogIdx` and writes what the message carries, even
+        if all of it matched, acknowledged records included. But when our last record is of the
+        leader's own term, our whole journal is the beginning of its (Raft's log matching).
+        """
+        _, last_index, last_term = self._journal.last
+        previous_index = message["prevLogIdx"]
+        if last_term != message["term"] or previous_index >= last_index:
+            self._refuse_divergence(message)
+            return message
+        entries = tuple(entry for entry in message["entries"] if entry[1] > last_index)
+        return {**message, "prevLogIdx": last_index, "prevLogTerm": last_term, "entries": entries}
+
+    def _refuse_divergence(self, message: RaftMessage) -> None:
+        """End the process before a command that was applied here is replaced by another.
+
+        Can't happen while everybody's disk keeps what it promised. After a restart this node
+        applies from its snapshot on what the leader has.
+        """
+        entries = message["entries"]
+        if message["term"] < self.raftCurrentTerm or not entries:
+            return
+        first_index = self._journal[0][1]
+        for _, index, term in entries:
+            held = index - first_index
+            if index > self.raftLastApplied or not 0 <= held < len(self._journal):
+                continue
+            if self._journal[held][2] != term:
+                self._fail(Exit.DIVERGED, f"the leader has another command at index {index}")
+
+    # What pysyncobj calls, overridden
+
+    def _onTick(self, timeToWait: float = 0.0) -> None:  # noqa: N802, N803
+        if self.withholds:
+            # Never a candidate: its term would rise, and no leader would reach it any more.
+            self._SyncObj__raftElectionDeadline = monotonic() + 1e6
+            self._propose_barrier()
+            self._recall_votes()
+        super()._onTick(timeToWait)
+
+    def _SyncObj__doApplyCommand(self, command: bytes) -> None:  # noqa: N802
+        try:
+            self.flush()  # a cluster of one commits without sending anything
+            if command[:1] != REGULAR:
+                assert command[:1] == NO_OP, command[:1]
+            elif command.startswith(REGULAR + _BARRIER):
+                self._pass_barrier(command[1:])
+            else:
+                self._machine.apply(command[1:])
+            self._progressed()  # a start may apply thousands within one tick
+        except BaseException as error:  # noqa: BLE001
+            self._fail(Exit.APPLY_FAILED, repr(error))
+
+    def _SyncObj__loadDumpFile(self, clearJournal: bool) -> None:  # noqa: N802, N803, FBT001
+        super()._SyncObj__loadDumpFile(clearJournal)
+        self.flush()
+
+    def _write_dump(self, path: str, parts: tuple[Record, Record, object]) -> None:
+        last, previous, _ = parts
+        snapshot = RaftSnapshot(state=self._machine.dump(), last=last, previous=previous)
+        try:
+            raft_files.write_snapshot(Path(path), snapshot)
+        except BaseException as error:  # noqa: BLE001
+            self._fail(Exit.SNAPSHOT_FAILED, repr(error))
+
+    def _take_chunk(self, chunk: tuple[bytes, bool, bool] | None) -> bool:
+        """Return whether pysyncobj may take part of a leader's snapshot: (bytes, first, last).
+
+        With the last one, which is empty, it renames what has arrived over what is here: that must
+        be durable and whole, or this node would have none.
+        """
+        arriving = self._SyncObj__serializer._Serializer__incomingTransmissionFile  # noqa: SLF001
+        if chunk is None or not chunk[2] or arriving is None:
+            return True
+        try:
+            arriving.flush()
+            os.fsync(arriving.fileno())
+            arrived = raft_files.read_snapshot(Path(arriving.name))
+            self._machine.check(arrived.state)
+            check_term({"type": "snapshot", "term": arrived.last[2]}, self.raftCurrentTerm)
+        except (CorruptFileError, UnknownVersionError, ValueError, BadRaftMessage) as error:
+            self._complaints.say("", f"a snapshot from a leader is not taken: {error}")
+            return False
+        except BaseException as error:  # noqa: BLE001
+            self._fail(Exit.SNAPSHOT_FAILED, repr(error))
+        return True
+
+    def _read_dump(self, path: str) -> tuple[Record, Record, set[Node]]:
+        try:
+            # One from a leader: pysyncobj only renamed it, and drops the journal next.
+            fsync_directory(Path(path).parent)
+            snapshot = raft_files.read_snapshot(Path(path))
+            self._machine.load(snapshot.state)
+        except BaseException as error:  # noqa: BLE001
+            self._fail(Exit.SNAPSHOT_FAILED, repr(error))
+        return snapshot.last, snapshot.previous, self.otherNodes | {self.selfNode}
+
+    # Getting back the vote
+
+    def _propose_barrier(self) -> None:
+        now = monotonic()
+        if now - self._barrier_at >= BARRIER_EVERY_S and self._getLeader() is not None:
+            self._barrier_at = now
+            self.submit(self._barrier, lambda _result, _error: None)
+
+    def _recall_votes(self) -> None:
+        """Vote again if none leads, though all are there: too many withhold."""
+        now = monotonic()
+        if len(self._SyncObj__connectedNodes) < self.links_wanted:
+            self._leaderless_at = now
+        if now - self._leaderless_at >= RECALL_S:
+            self._journal.allow_votes()
+            later_s = RECALL_LATER_S + SETTINGS["raftMaxTimeout"] * random.random()  # noqa: S311
+            self._SyncObj__raftElectionDeadline = now + later_s
+            logger.warning("nodes are there, and none leads: this one votes again")
+
+    def _pass_barrier(self, barrier: bytes) -> None:
+        if barrier != self._barrier or not self.withholds:
+            return
+        # Committed after this process started, by a majority that this node is no part of:
+        # its leader is the latest, and everything committed before has arrived here.
+        self.flush()
+        self._journal.allow_votes()
+        self._SyncObj__raftElectionDeadline = monotonic() + SETTINGS["raftMaxTimeout"]
+        logger.info("a leader has brought this node up to date: it votes")
+
+
+class _Transport(Transport):  # type: ignore[misc]
+    """Between pysyncobj's tick thread and the link."""
+
+    def __init__(
+        self, sync_obj: object, self_node: Node, others: object, *, core: _Core, link: Link
+    ) -> None:
+        super().__init__(sync_obj, self_node, others)
+        core._transport = self  # noqa: SLF001
+        self._core, self._link = core, link
+        self._peers: dict[str, Node] = {node.id: node for node in others}  # type: ignore[attr-defined]
+        self._up: set[str] = set()
+        self._inbox: collections.deque[tuple[str, RaftMessage | bool]] = collections.deque()
+        self._wake_read, self._wake_write = os.pipe()
+        self._closing = threading.Lock()
+        self._closed = False
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        core._poller.subscribe(self._wake_read, self._drain, POLL_EVENT_TYPE.READ)  # noqa: SLF001
+
+    def post(self, item: tuple[str, RaftMessage | bool]) -> None:
+        """Queue an item for the tick thread, and wake it."""
+        self._inbox.append(item)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the tick thread come round at once."""
+        with self._closing, contextlib.suppress(BlockingIOError):  # full of wake-ups: awake it is
+            if not self._closed:
+                os.write(self._wake_write, b"\0")
+
+    def _drain(self, _fd: int, _events: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._wake_read, 4_096):
+                pass
+        for _ in range(len(self._inbox)):
+            peer, item = self._inbox.popleft()
+            node = self._peers.get(peer)
+            if node is None:
+                continue
+            if isinstance(item, bool):
+                self._set_up(node, up=item)
+            elif (message := self._core.filtered(item)) is not None:
+                self._onMessageReceived(node, message)
+
+    def _set_up(self, node: Node, *, up: bool) -> None:
+        if node.id in self._up:
+            self._up.discard(node.id)
+            self._onNodeDisconnected(node)
+        if up:
+            self._up.add(node.id)
+            self._onNodeConnected(node)
+
+    def send(self, node: Node, message: RaftMessage) -> bool:
+        """Queue a message, if the link is up; what it rests on is durable."""
+        if node.id not in self._up or not self._core.may_send(message):
+            return False
+        self._core.flush()
+        self._link.send_raft(node.id, encode(message))
+        return True
+
+    def addNode(self, node: Node) -> None:  # noqa: N802
+        """Refuse: membership is fixed here."""
+        raise AssertionError(f"membership change: add {node.id}")
+
+    def dropNode(self, node: Node) -> None:  # noqa: N802
+        """Refuse: membership is fixed here."""
+        raise AssertionError(f"membership change: drop {node.id}")
+
+    def destroy(self) -> None:
+        """The pipe is closed."""
+        with self._closing:
+            self._closed = True
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+
+
+_construction = threading.Lock()
+
+
+@contextlib.contextmanager
+def _journal_given(journal: object) -> Iterator[None]:
+    """Within it, pysyncobj builds with `journal`: it has no parameter for one."""
+    with _construction:
+        original = pysyncobj_core.createJournal
+        pysyncobj_core.createJournal = lambda _path: journal
+        try:
+            yield
+        finally:
+            pysyncobj_core.createJournal = original
+
+
+_nonces = itertools.count(secrets.randbits(61) + 1)
+
+
+def next_nonce() -> int:
+    """Return an identity for one command, unique to it for all that matters."""
+    return next(_nonces)

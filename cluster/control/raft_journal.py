@@ -1,0 +1,390 @@
+"""Raft's durable memory on one node: its journal of commands, and its term and vote.
+
+Two files in Raft's own directory. Little-endian, positions and sizes in bytes, format version 1.
+
+    journal, header:   0  8  magic         b"TIMERAFT"
+                       8  4  version       1
+                      12  4  crc32         of bytes [0, 12)
+
+    journal, record:   0  4  head_crc32    of bytes [4, 28)
+                       4  4  length        of the command; 0 .. COMMAND_SIZE_MAX
+                       8  8  index         Raft's own; consecutive
+                      16  8  term          Raft's own; never falls
+                      24  4  crc32         of the command
+                      28  n  command
+
+    meta:              0  4  crc32         of what follows
+                       4  n  msgpack       [version, term, vote or nil, may_vote]
+
+The two checksums tell three endings apart. *Torn*: the file ends inside a record, or a record
+has a sector that was never written (all zero) and nothing valid follows; it was never promised
+to anybody and is cut. *Corrupt*: anything else that doesn't verify; it was durable once, and the
+files are made anew (raft_files.py). (etcd's WAL draws the same line.) *Clean*: everything else.
+
+Records are written as they come and fsynced in groups: whoever sends a message or applies a
+command calls `flush` first. Compaction and replacement write a new file and rename it.
+Term and vote are durable before `setCurrentTerm` returns.
+"""
+
+import errno
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import msgpack
+
+from timer.files.disk import RealDisk
+from timer.model.timer_errors import CorruptFileError, DiskFailedError, UnknownVersionError
+
+MAGIC: Final = b"TIMERAFT"
+DISK: Final = RealDisk()
+"""Says of what can't be read that it is damaged."""
+VERSION: Final = 1
+COMMAND_SIZE_MAX: Final = 1 << 16
+TRAILING_RECORDS: Final = 1_000
+"""Kept behind a compaction: a node that lags a little gets records, not a snapshot."""
+
+_FILE_HEAD: Final = struct.Struct("<8sI")
+_RECORD_HEAD: Final = struct.Struct("<IQQI")  # after its own checksum
+_U32: Final = struct.Struct("<I")
+HEADER_SIZE: Final = _FILE_HEAD.size + _U32.size
+RECORD_HEAD_SIZE: Final = _U32.size + _RECORD_HEAD.size
+_SECTOR_SIZE: Final = 512
+
+Record: TypeAlias = tuple[bytes, int, int]
+"""(command, index, term): the shape that pysyncobj keeps, compares and sends."""
+
+
+class Journal:
+    """The journal and meta files of one directory. Used from one thread at a time.
+
+    The methods in camel case are pysyncobj's; their positions count records, not indexes.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Open both files; a torn tail is cut.
+
+        Raises:
+            CorruptFileError: bytes that were durable do not verify, or a file is missing.
+            UnknownVersionError: another program wrote it.
+        """
+        self._directory = directory
+        self._path = directory / "journal"
+        self._term, self._vote, self._may_vote = read_meta(directory / "meta")
+        try:
+            data = DISK.read(self._path)
+        except FileNotFoundError:
+            raise CorruptFileError(self._path, 0, "the journal is missing") from None
+        self._records, self._ends = scan(self._path, data)
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        self._dirty = False
+        self._replaced = False
+        """The records are not the file's plus appended ones: `flush` writes a whole new file."""
+        if self._end < len(data):
+            os.ftruncate(self._fd, self._end)
+            os.fsync(self._fd)
+
+    @staticmethod
+    def create(directory: Path, *, may_vote: bool) -> None:
+        """Put an empty journal and a first meta into the existing `directory`; both are durable."""
+        write_atomic(directory / "journal", _file_header())
+        _write_meta(directory / "meta", 0, None, may_vote=may_vote)
+
+    @property
+    def may_vote(self) -> bool:
+        """False: this node lost, or never had, its memory; a leader has to fill it first."""
+        return self._may_vote
+
+    @property
+    def records(self) -> list[Record]:
+        """All records, oldest first."""
+        return list(self._records)
+
+    @property
+    def last(self) -> Record:
+        """The newest record; there always is one once Raft runs."""
+        return self._records[-1]
+
+    def allow_votes(self) -> None:
+        """Durably end the withholding of votes."""
+        self._may_vote = True
+        self._save_meta()
+
+    def flush(self) -> None:
+        """Everything added, deleted or replaced before is durable.
+
+        Raises:
+            DiskFailedError: it may not be; the process has to stop.
+        """
+        if not self._dirty:
+            return
+        try:
+            if self._replaced:
+                self._write_file()
+            else:
+                os.fdatasync(self._fd)
+        except OSError as error:
+            raise DiskFailedError(f"{self._path}: {error}", errno=error.errno) from error
+        self._dirty = False
+
+    def replace(self, records: list[Record]) -> None:
+        """The journal durably holds `records`, and at no moment anything between old and new."""
+        self._records = list(records)
+        self._replaced = self._dirty = True
+        self.flush()
+
+    def _write_file(self) -> None:
+        # A snapshot that these records follow was renamed into the same directory before.
+        fsync_directory(self._directory)
+        parts = [_file_header(), *(_encode(*record) for record in self._records)]
+        write_atomic(self._path, b"".join(parts))
+        os.close(self._fd)
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        self._ends = []
+        end = HEADER_SIZE
+        for part in parts[1:]:
+            end += len(part)
+            self._ends.append(end)
+        self._replaced = False
+
+    @property
+    def _end(self) -> int:
+        return self._ends[-1] if self._ends else HEADER_SIZE
+
+    def _save_meta(self) -> None:
+        try:
+            _write_meta(self._directory / "meta", self._term, self._vote, may_vote=self._may_vote)
+        except OSError as error:
+            path = self._directory / "meta"
+            raise DiskFailedError(f"{path}: {error}", errno=error.errno) from error
+
+    # What follows is the interface that pysyncobj calls.
+
+    def add(self, command: bytes, index: int, term: int) -> None:
+        """Append one record; durable after the next `flush`."""
+        assert len(command) <= COMMAND_SIZE_MAX, len(command)
+        if self._records:
+            last = self._records[-1]
+            assert index == last[1] + 1, f"index {index} after {last[1]}"
+            assert term >= last[2], f"term {term} after {last[2]}"
+        self._records.append((command, index, term))
+        self._dirty = True
+        if self._replaced:
+            return
+        data = _encode(command, index, term)
+        try:
+            written = os.write(self._fd, data)
+        except OSError as error:
+            raise DiskFailedError(f"{self._path}: {error}", errno=error.errno) from error
+        if written != len(data):
+            why = f"{self._path}: wrote {written} of {len(data)} bytes"
+            raise DiskFailedError(why, errno=errno.ENOSPC)  # a regular file takes all that fits
+        self._ends.append(self._end + len(data))
+
+    def clear(self) -> None:
+        """Drop everything; what is added next replaces the old file in one step."""
+        self._records = []
+        self._replaced = self._dirty = True
+
+    def deleteEntriesFrom(self, position: int) -> None:  # noqa: N802
+        """Drop the records [position, end)."""
+        if position >= len(self._records):
+            return
+        del self._records[position:]
+        self._dirty = True
+        if self._replaced:
+            return
+        del self._ends[position:]
+        try:
+            os.ftruncate(self._fd, self._end)
+            # Before anything is written there: a power cut would leave the new record and, beyond
+            # it, pieces of the old ones, which look like damage.
+            os.fsync(self._fd)
+        except OSError as error:
+            raise DiskFailedError(f"{self._path}: {error}", errno=error.errno) from error
+
+    def deleteEntriesTo(self, position: int) -> None:  # noqa: N802
+        """Compact: drop records before `position`, but for TRAILING_RECORDS of them."""
+        position -= TRAILING_RECORDS
+        if position > 0:
+            self.replace(self._records[position:])
+
+    def __getitem__(self, key: int | slice) -> Record | list[Record]:
+        return self._records[key]
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def setRaftCommitIndex(self, index: int) -> None:  # noqa: N802
+        """Forget it: volatile, as in Raft's paper. A leader tells it again."""
+
+    def getRaftCommitIndex(self) -> int:  # noqa: N802
+        """Return 1, the index of the record that every journal starts with."""
+        return 1
+
+    def setCurrentTerm(self, term: int, vote: str | None) -> None:  # noqa: N802
+        """Durably keep term and vote."""
+        if (term, vote) != (self._term, self._vote):
+            self._term, self._vote = term, vote
+            self._save_meta()
+
+    def getCurrentTerm(self) -> int:  # noqa: N802
+        """Return the highest term that this node has taken part in."""
+        return self._term
+
+    def getVotedForNodeId(self) -> str | None:  # noqa: N802
+        """Return whom this node voted for in that term."""
+        return self._vote
+
+    def onOneSecondTimer(self) -> None:  # noqa: N802
+        """Do nothing: nothing here is written late."""
+
+    def _destroy(self) -> None:
+        self.flush()
+        self.close()
+
+    def close(self) -> None:
+        """Close the file as it is."""
+        os.close(self._fd)
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """`path` durably holds `data`; after a crash it holds either that or what it held before."""
+    fresh = path.with_name(path.name + ".new")
+    with fresh.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    fsync_directory(path.parent)
+
+
+def fsync_directory(directory: Path) -> None:
+    """The names in `directory` are durable."""
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def seal(body: bytes) -> bytes:
+    """Return `body` behind its checksum."""
+    return _U32.pack(zlib.crc32(body)) + body
+
+
+def unseal(path: Path) -> bytes:
+    """Return the body of a sealed file.
+
+    Raises:
+        CorruptFileError: it doesn't verify.
+        FileNotFoundError: there is none.
+    """
+    data = DISK.read(path)
+    if len(data) < _U32.size or zlib.crc32(data[_U32.size :]) != _U32.unpack_from(data)[0]:
+        raise CorruptFileError(path, 0, "checksum mismatch")
+    return data[_U32.size :]
+
+
+def _write_meta(path: Path, term: int, vote: str | None, *, may_vote: bool) -> None:
+    write_atomic(path, seal(msgpack.packb([VERSION, term, vote, may_vote])))
+
+
+def read_meta(path: Path) -> tuple[int, str | None, bool]:
+    """Return term, vote, and whether this node may vote.
+
+    Raises:
+        CorruptFileError, UnknownVersionError: they can't be read.
+    """
+    try:
+        version, *fields = msgpack.unpackb(unseal(path))
+    except FileNotFoundError:
+        raise CorruptFileError(path, 0, "term and vote are missing") from None
+    if version != VERSION:
+        raise UnknownVersionError(path, version, VERSION)
+    term, vote, may_vote = fields
+    return term, vote, may_vote
+
+
+def _file_header() -> bytes:
+    head = _FILE_HEAD.pack(MAGIC, VERSION)
+    return head + _U32.pack(zlib.crc32(head))
+
+
+def _encode(command: bytes, index: int, term: int) -> bytes:
+    head = _RECORD_HEAD.pack(len(command), index, term, zlib.crc32(command))
+    return _U32.pack(zlib.crc32(head)) + head + command
+
+
+def scan(path: Path, data: bytes) -> tuple[list[Record], list[int]]:
+    """Return the records and where each ends; what follows the last end is torn."""
+    # The header was written with the file, before its rename: it can't be torn.
+    magic, version = _FILE_HEAD.unpack_from(data) if len(data) >= HEADER_SIZE else (b"", 0)
+    if magic != MAGIC or data[_FILE_HEAD.size : HEADER_SIZE] != _U32.pack(
+        zlib.crc32(data[: _FILE_HEAD.size])
+    ):
+        raise CorruptFileError(path, 0, "no journal header")
+    if version != VERSION:
+        raise UnknownVersionError(path, version, VERSION)
+    records: list[Record] = []
+    ends: list[int] = []
+    position = HEADER_SIZE
+    while position < len(data):
+        record = _record_at(data, position)
+        if record is None:
+            if not _is_torn(data, position):
+                raise CorruptFileError(path, position, "checksum mismatch")
+            break
+        command, index, term = record
+        if records and (index != records[-1][1] + 1 or term < records[-1][2]):
+            raise CorruptFileError(
+                path, position, f"index {index}, term {term} after {records[-1][1:]}"
+            )
+        records.append(record)
+        position += RECORD_HEAD_SIZE + len(command)
+        ends.append(position)
+    return records, ends
+
+
+def _head_at(data: bytes, position: int) -> tuple[int, int, int, int] | None:
+    if len(data) - position < RECORD_HEAD_SIZE:
+        return None
+    (head_crc32,) = _U32.unpack_from(data, position)
+    head_start = position + _U32.size
+    if zlib.crc32(data[head_start : position + RECORD_HEAD_SIZE]) != head_crc32:
+        return None
+    length, index, term, crc32 = _RECORD_HEAD.unpack_from(data, head_start)
+    return length, index, term, crc32
+
+
+def _record_at(data: bytes, position: int) -> Record | None:
+    head = _head_at(data, position)
+    if head is None:
+        return None
+    length, index, term, crc32 = head
+    start = position + RECORD_HEAD_SIZE
+    command = data[start : start + length]
+    if len(command) < length or zlib.crc32(command) != crc32:
+        return None
+    return command, index, term
+
+
+def _is_torn(data: bytes, position: int) -> bool:
+    """Return whether the damage at `position` can be a write that a crash interrupted."""
+    size = len(data) - position
+    head = _head_at(data, position)
+    end = len(data) if head is None else position + RECORD_HEAD_SIZE + head[0]
+    if size >= RECORD_HEAD_SIZE and end <= len(data):
+        # Complete in length. A disk writes whole sectors: one that never arrived is all zero.
+        sector_starts = range(position - position % _SECTOR_SIZE, end, _SECTOR_SIZE)
+        pieces = (
+            data[max(start, position) : min(start + _SECTOR_SIZE, end)] for start in sector_starts
+        )
+        if all(any(piece) for piece in pieces):
+            return False
+    return not any(
+        _record_at(data, later) is not None
+        for later in range(position + 1, len(data) - RECORD_HEAD_SIZE + 1)
+    )

@@ -1,0 +1,384 @@
+"""Streams between the control planes of the nodes, over each node's own gRPC port.
+
+Every node dials every peer and sends on that stream only; what comes back on it is one hello.
+
+    A                                         B
+    |-- stream A -> B: hello, frames ... ---->|   A's word to B
+    |<------------------------------ hello ---|
+    |<---- stream B -> A: hello, frames ... --|   B's word to A
+
+A message on a stream is a msgpack list of frames [kind, body]: whatever waited is sent at once.
+An empty list keeps the stream alive. Nothing is acknowledged and nothing is sent twice: a
+message is lost with its stream, which Raft and the reports can live with. Order holds within a
+stream, and the older of two streams from a peer is broken off.
+
+*Up* is said of the stream to a peer. It breaks at once when the peer's process dies (its kernel
+resets the connection), and after `silence_s` without a word from it when the network is cut. It
+is rebuilt with a new channel each time: gRPC's own reconnecting waits longer and longer. That
+it can't be rebuilt at once tells a dead node from a hiccup.
+
+Everything here runs on the event loop, `send_raft` apart.
+"""
+
+import asyncio
+import contextlib
+import enum
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import grpc
+import msgpack
+
+from cluster.control.raft_codec import MESSAGE_SIZE_MAX, BadRaftMessage, RaftMessage, decode, unpack
+from replication.shell.peer_complaints import Complaints
+
+logger = logging.getLogger(__name__)
+
+METHOD: Final = "/timer.cluster.Control/Link"
+VERSION: Final = 2
+QUEUE_FRAMES_MAX: Final = 4_096
+"""Frames waiting for a peer; beyond it the stream is broken and both start clean."""
+TAKE_SIZE: Final = MESSAGE_SIZE_MAX // 2
+"""Frames go together up to so many bytes, one frame at least; a frame is much smaller."""
+_FRAME_OVERHEAD: Final = 16
+KEEPALIVE_S: Final = 0.5
+SILENCE_S: Final = 2.0
+"""Unless told otherwise."""
+HELLO_S: Final = 1.0
+RETRY_S: Final = 0.1
+RETRY_LATER_S: Final = 0.5
+RETRY_LATER_AFTER_S: Final = 3.0
+
+CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel is a new connection, without back-off
+    ("grpc.enable_retries", 0),
+)
+"""What the channels given to a link need."""
+
+
+class FrameKind(enum.IntEnum):
+    """What a frame carries."""
+
+    RAFT = 0
+    REPORT = 1
+    ASK = 2
+    ANSWER = 3
+
+
+_Call: TypeAlias = grpc.aio.StreamStreamCall[Any, Any]
+
+
+class _Broken(Exception):
+    """The stream is of no use any more."""
+
+
+@dataclass(slots=True)
+class _Peer:
+    """The way to one peer."""
+
+    name: str
+    frames: list[tuple[FrameKind, bytes]] = field(default_factory=list)
+    lazy: dict[FrameKind, bytes] = field(default_factory=dict)
+    """Frames that go with the next others; a newer one replaces an older."""
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    retry: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the peer itself dialled: it lives, don't wait."""
+    up: bool = False
+    heard_at_s: float = 0.0
+
+    def take(self) -> bytes:
+        """Return what waits, as much as the peer takes at once; `wake` stays set for the rest."""
+        count = size = 0
+        for _, body in self.frames:
+            size += len(body) + _FRAME_OVERHEAD
+            if count and size > TAKE_SIZE:
+                break
+            count += 1
+        frames = self.frames[:count]
+        del self.frames[:count]
+        if not self.frames:
+            frames += self.lazy.items()
+            self.lazy.clear()
+            self.wake.clear()
+        data: bytes = msgpack.packb(frames)
+        return data
+
+
+class RaftLink(grpc.GenericRpcHandler):
+    """Streams to and from all peers. Register it with the server before that starts."""
+
+    def __init__(  # noqa: PLR0913
+        self,
+        *,
+        name: str,
+        cluster_id: str,
+        peers: Iterable[str],
+        channel_for: Callable[[str], grpc.aio.Channel],
+        on_raft: Callable[[str, RaftMessage], None],
+        on_up: Callable[[str, bool], None],
+        on_frame: Callable[[str, FrameKind, object], None],
+        identify: Callable[[grpc.aio.ServicerContext[Any, Any]], str] | None = None,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        """Args:
+        channel_for: Returns a new channel to the peer, made with CHANNEL_OPTIONS; the link
+            closes it.
+        silence_s: A peer that says nothing for so long is cut off.
+        identify: Returns the node name in the caller's certificate. None: without TLS a peer
+            is who it says.
+        """
+        self._name, self._cluster_id = name, cluster_id
+        self._channel_for = channel_for
+        self._on_raft, self._on_up, self._on_frame = on_raft, on_up, on_frame
+        self._identify = identify
+        self._silence_s = silence_s
+        self._complaints = Complaints(logger)
+        self._peers = {peer: _Peer(peer) for peer in peers}
+        self._inbound: dict[str, asyncio.Task[Any]] = {}
+        self._dialling: list[asyncio.Task[None]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._running = False
+
+    def start(self) -> None:
+        """Every peer is being dialled."""
+        self._loop = asyncio.get_running_loop()
+        self._running = True
+        self._dialling = [
+            self._loop.create_task(self._dial(peer), name=f"link to {peer.name}")
+            for peer in self._peers.values()
+        ]
+
+    async def stop(self) -> None:
+        """All streams have ended."""
+        self._running = False
+        tasks = [*self._dialling, *self._inbound.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*self._dialling, return_exceptions=True)
+
+    def is_up(self, peer: str) -> bool:
+        """Return whether frames to `peer` leave."""
+        return self._peers[peer].up
+
+    def send(self, peer: str, kind: FrameKind, body: object, *, lazily: bool = False) -> None:
+        """Queue a frame; it is dropped when the link is down.
+
+        Args:
+            lazily: Go with the next frame; at the latest with the next call, which replaces it.
+        """
+        to = self._peers.get(peer)
+        if to is None or not to.up:
+            return
+        if not lazily:
+            self._put(to, kind, msgpack.packb(body))
+            return
+        if kind in to.lazy:
+            to.wake.set()
+        to.lazy[kind] = msgpack.packb(body)
+
+    def send_raft(self, peer: str, data: bytes) -> None:
+        """Queue an encoded message of Raft. From any thread."""
+        assert self._loop is not None, "not started"
+        with contextlib.suppress(RuntimeError):  # the loop closed first: the process ends
+            self._loop.call_soon_threadsafe(self._put, self._peers[peer], FrameKind.RAFT, data)
+
+    def _put(self, peer: _Peer, kind: FrameKind, body: bytes) -> None:
+        if peer.up:
+            peer.frames.append((kind, body))
+            peer.wake.set()
+
+    # Outbound
+
+    async def _dial(self, peer: _Peer) -> None:
+        """Build the stream to `peer` again and again."""
+        loop = asyncio.get_running_loop()
+        lost_at_s = loop.time()
+        while True:
+            try:
+                await self._stream_to(peer)
+            except (
+                *(_Broken, BadRaftMessage, grpc.aio.AioRpcError, TimeoutError),
+                asyncio.InvalidStateError,  # a write to a call that has just ended
+            ) as error:
+                if peer.up:
+                    logger.info("link to %s broke: %s", peer.name, _brief(error))
+            except Exception:  # `channel_for` is the node's: resolving a name may fail in any way
+                logger.exception("link to %s", peer.name)
+            if peer.up:
+                self._set_up(peer, up=False)
+                lost_at_s = loop.time()
+                continue
+            late = loop.time() - lost_at_s >= RETRY_LATER_AFTER_S
+            peer.retry.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_LATER_S if late else RETRY_S):
+                    await peer.retry.wait()
+
+    async def _stream_to(self, peer: _Peer) -> None:
+        """Send frames until the stream breaks."""
+        channel = self._channel_for(peer.name)
+        try:
+            call: _Call = channel.stream_stream(METHOD)()
+            try:
+                async with asyncio.timeout(HELLO_S):
+                    await call.write(_hello(self._name, peer.name, self._cluster_id))
+                    answer = await call.read()
+                if not isinstance(answer, bytes):  # end of stream
+                    raise _Broken("refused")
+                _check_hello(answer, peer.name, self._name, self._cluster_id)
+                await self._pump(peer, call)
+            finally:
+                call.cancel()
+        finally:
+            await channel.close(None)
+
+    async def _pump(self, peer: _Peer, call: _Call) -> None:
+        loop = asyncio.get_running_loop()
+        peer.heard_at_s = loop.time()
+        self._set_up(peer, up=True)
+        writing = loop.create_task(self._write(peer, call))
+        ending = loop.create_task(call.read())  # nothing comes: it ends with the stream
+        try:
+            await asyncio.wait({writing, ending}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (writing, ending):
+                task.cancel()
+            results = await asyncio.gather(writing, ending, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+        raise _Broken("ended by the peer")
+
+    async def _write(self, peer: _Peer, call: _Call) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(KEEPALIVE_S):
+                    await peer.wake.wait()
+            if loop.time() - peer.heard_at_s > self._silence_s:
+                raise _Broken("silence")
+            if len(peer.frames) > QUEUE_FRAMES_MAX:
+                raise _Broken("the peer does not read")
+            try:
+                async with asyncio.timeout(self._silence_s):
+                    await call.write(peer.take())
+            except TimeoutError:
+                raise _Broken("the peer does not read") from None
+
+    def _set_up(self, peer: _Peer, *, up: bool) -> None:
+        peer.up = up
+        peer.frames.clear()
+        peer.lazy.clear()
+        self._on_up(peer.name, up)
+
+    # Inbound
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
+        """Return the handler of METHOD."""
+        if handler_call_details.method != METHOD:
+            return None
+        return grpc.stream_stream_rpc_method_handler(self._serve)
+
+    async def _serve(
+        self, _requests: object, context: grpc.aio.ServicerContext[bytes, bytes]
+    ) -> None:
+        if not self._running:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "starting or stopping")
+        try:
+            peer = await self._greet(context)
+        except BadRaftMessage as error:
+            self._complaints.say("", f"refused a link from {context.peer()}: {error}")
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        task = asyncio.current_task()
+        assert task is not None
+        older = self._inbound.get(peer.name)
+        if older is not None:
+            older.cancel()  # before the first frame of this one, so that nothing old comes late
+        self._inbound[peer.name] = task
+        try:
+            await context.write(_hello(self._name, peer.name, self._cluster_id))
+            await self._receive(peer, context)
+        except BadRaftMessage as error:
+            self._complaints.say(peer.name, f"broke off the link from {peer.name}: {error}")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except asyncio.CancelledError:
+            if self._inbound.get(peer.name) is task and self._running:
+                raise  # the peer went; else it was us, and the peer has to hear of it
+            await context.abort(grpc.StatusCode.ABORTED, "superseded, or stopping")
+        finally:
+            if self._inbound.get(peer.name) is task:
+                del self._inbound[peer.name]
+
+    async def _greet(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> _Peer:
+        try:
+            async with asyncio.timeout(HELLO_S):
+                hello: object = await context.read()
+        except TimeoutError:
+            raise BadRaftMessage(f"no hello within {HELLO_S:g} s") from None
+        if not isinstance(hello, bytes):
+            raise BadRaftMessage("no hello")
+        name = _check_hello(hello, None, self._name, self._cluster_id)
+        peer = self._peers.get(name)
+        if peer is None:
+            raise BadRaftMessage(f"{name!r} is not a peer")
+        if self._identify is not None and self._identify(context) != name:
+            raise BadRaftMessage(f"the certificate is not that of {name!r}")
+        peer.retry.set()
+        return peer
+
+    async def _receive(self, peer: _Peer, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            data: object = await context.read()  # EOF is no bytes
+            if not isinstance(data, bytes):
+                return
+            peer.heard_at_s = loop.time()
+            for kind, body in _frames(data):
+                if kind is FrameKind.RAFT:
+                    self._on_raft(peer.name, decode(body))
+                else:
+                    self._on_frame(peer.name, kind, unpack(body))
+
+
+def _hello(sender: str, receiver: str, cluster_id: str) -> bytes:
+    data: bytes = msgpack.packb([VERSION, sender, receiver, cluster_id])
+    return data
+
+
+def _check_hello(data: bytes, sender: str | None, receiver: str, cluster_id: str) -> str:
+    """Return the sender's name; it speaks to us, of our cluster, in our version."""
+    match unpack(data):
+        case (version, str(name), str(to), str(of)):
+            if version != VERSION:
+                raise BadRaftMessage(f"link version {version!r}; this program knows {VERSION}")
+            if to != receiver or of != cluster_id or sender not in {None, name}:
+                raise BadRaftMessage(f"hello from {name!r} to {to!r} of cluster {of!r}")
+            return name
+        case other:
+            raise BadRaftMessage(f"hello {other!r:.80}")
+
+
+def _frames(data: bytes) -> list[tuple[FrameKind, bytes]]:
+    frames = unpack(data)
+    if not isinstance(frames, tuple):
+        raise BadRaftMessage("no list of frames")
+    parsed: list[tuple[FrameKind, bytes]] = []
+    for frame in frames:
+        match frame:
+            case (int(kind), bytes(body)):
+                # A newer peer may send more kinds; they are for newer nodes.
+                if kind in FrameKind.__members__.values():
+                    parsed.append((FrameKind(kind), body))
+            case _:
+                raise BadRaftMessage(f"frame {frame!r:.80}")
+    return parsed
+
+
+def _brief(error: Exception) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name} {error.details()}"
+    return str(error) or type(error).__name__

@@ -1,0 +1,151 @@
+"""Looks after the room on the disk: this node's own and, while it leads, the other voters'.
+
+    statvfs in a thread, twice a second --> Room --> host: flushes, merges, the log that is kept
+    leading: the others' status, once a second --> Rooms --> what the leader refuses, or hands over
+
+timer/leader/intake/disk_reserve.py has the rules. A disk that is full all the same ends the process
+at its first write; the next one, under the same pid, gives back what it does not need, and waits
+for room before it opens anything (`wait_for_room`).
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from cluster.api.peer_queries import Peers, ask_all, status_of
+from cluster.files.standby_ports import Standby
+from cluster.files.storage import give_back
+from cluster.settings.config import NodeConfig
+from cluster.state.host import Host
+from replication.shell.replica import Replica
+from timer.files.disk import Disk
+from timer.leader.intake.disk_reserve import START_BYTES, Room, Rooms
+from timer.leader.leader import Leader
+from timer.model.timer_errors import DiskFullError
+from timer.model.units import MonoMs, ReplicaId
+
+logger = logging.getLogger(__name__)
+
+LOOK_S: Final = 0.5
+ASK_MS: Final = 1_000
+MOVE_MS: Final = 10_000
+"""A leader whose disk is low tries to hand over so often."""
+WAITING: Final = "waiting for room"
+"""The role of a node that can't start."""
+
+
+class Space:
+    """See the module. For the event loop; `run` until cancelled."""
+
+    def __init__(  # noqa: PLR0913 - what the node lends it
+        self,
+        disk: Disk,
+        config: NodeConfig,
+        replica: Replica,
+        host: Host,
+        *,
+        peers: Callable[[], Peers],
+        transfer: Callable[[ReplicaId], Awaitable[object]],
+        mono_ms: Callable[[], MonoMs],
+    ) -> None:
+        """`transfer` hands the leadership to a replica."""
+        self._disk, self._path, self._name = disk, config.data, config.name
+        self._reserve = config.storage.reserve_bytes
+        self._replica, self._host = replica, host
+        self._peers, self._transfer, self._mono_ms = peers, transfer, mono_ms
+        self._leader: Leader | None = None
+        self._rooms = Rooms(replica.replica_id, mono_ms())
+        self._asked_ms = self._moved_ms = MonoMs(0)
+        self._asking: asyncio.Task[None] | None = None
+        self._moving: asyncio.Task[object] | None = None
+        self._refusal = ""
+
+    async def run(self) -> None:
+        """Look now and then.
+
+        Raises:
+            DiskFailed: it can't even be asked.
+        """
+        while True:
+            free = await asyncio.to_thread(self._disk.free_bytes, self._path)
+            self._look(free)
+            await asyncio.sleep(LOOK_S)
+
+    def _look(self, free: int) -> None:
+        before = self._host.engine.room
+        room = before.after(free, self._reserve)
+        if room.low != before.low:
+            logger.warning(
+                "the disk has %s: %d bytes free, storage.reserve_bytes = %d",
+                "too little room" if room.low else "room again",
+                room.free,
+                room.reserve,
+            )
+        self._host.use_room(room)
+        leader = self._host.leader
+        if leader is None:
+            self._leader = None
+            return
+        now_ms = self._mono_ms()
+        if leader is not self._leader:
+            self._leader, self._rooms = leader, Rooms(self._replica.replica_id, now_ms)
+        self._rooms.heard(self._replica.replica_id, self._name, room, now_ms)
+        self._ask(now_ms)
+        leader.full = self._rooms.refusal(self._replica.voters, now_ms)
+        self._say(leader.full)
+        self._move(now_ms)
+
+    def _ask(self, now_ms: MonoMs) -> None:
+        """Ask the other nodes, unless the last round is still under way."""
+        if now_ms - self._asked_ms >= ASK_MS and (self._asking is None or self._asking.done()):
+            self._asked_ms = now_ms
+            self._asking = asyncio.create_task(self._hear(self._rooms))
+
+    async def _hear(self, rooms: Rooms) -> None:
+        for status in await ask_all(self._peers(), status_of):
+            if status.reachable:
+                room = Room(status.disk_free_bytes, status.disk_reserve_bytes, low=status.disk_low)
+                rooms.heard(ReplicaId(status.replica_id), status.name, room, self._mono_ms())
+
+    def _say(self, refusal: DiskFullError | None) -> None:
+        if refusal is not None and not self._refusal:
+            logger.warning("%s", refusal)
+        elif refusal is None and self._refusal:
+            logger.warning("there is room on a majority of the disks: timers are taken again")
+        self._refusal = str(refusal or "")
+
+    def _move(self, now_ms: MonoMs) -> None:
+        """Hand over to somebody who has room, if a majority has."""
+        better = self._rooms.better(self._replica.voters, now_ms)
+        busy = self._moving is not None and not self._moving.done()
+        if better is not None and not busy and now_ms - self._moved_ms >= MOVE_MS:
+            self._moved_ms = now_ms
+            logger.warning("handing over to %s, whose disk has room", self._replica.name_of(better))
+            self._moving = asyncio.ensure_future(self._transfer(better))
+
+
+async def wait_for_room(disk: Disk, config: NodeConfig) -> None:
+    """Return when the disk has room to start; until then the ports say what is waited for."""
+
+    def why() -> str:
+        return f"its disk has {free} bytes free, {START_BYTES} are needed to start"
+
+    if not disk.exists(config.data):
+        return  # whoever opens it knows what to say
+    free = await asyncio.to_thread(disk.free_bytes, config.data)
+    if free < START_BYTES:
+        await asyncio.to_thread(give_back, disk, config)
+        free = await asyncio.to_thread(disk.free_bytes, config.data)
+    if free >= START_BYTES:
+        return
+    logger.warning("waiting for room: %s", why())
+    standby = Standby(config, WAITING, why, lambda: free)
+    await standby.start()
+    try:
+        while free < START_BYTES:
+            await asyncio.sleep(LOOK_S)
+            free = await asyncio.to_thread(disk.free_bytes, config.data)
+    finally:
+        await standby.stop()
+    logger.warning("there is room again: %d bytes free", free)

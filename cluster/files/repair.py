@@ -1,0 +1,83 @@
+"""A node that does nothing but get its state back from the others.
+
+It takes no part in the cluster meanwhile: nothing that it has on disk can be trusted. Its ports say
+what it waits for (cluster/files/standby_ports.py).
+"""
+
+import asyncio
+import functools
+import logging
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from cluster.files.standby_ports import Standby
+from cluster.files.storage import Damaged, leader_config
+from cluster.settings.config import NodeConfig
+from replication.shell.snapshot_fetch import SnapshotFetch
+from replication.shell.transport import Dial
+from timer.files.data_directory import open_directory
+from timer.files.disk import Disk
+from timer.recovery.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+LOOK_S: Final = 0.5
+SAY_EVERY_S: Final = 10.0
+
+
+def dials(config: NodeConfig, options: list[tuple[str, int]]) -> dict[str, Dial]:
+    """Return the ways to the other nodes."""
+
+    def dial(address: str) -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel(address, options=options)
+
+    others = {name: address for name, address in config.peers.items() if name != config.name}
+    return {name: functools.partial(dial, address) for name, address in others.items()}
+
+
+def check_state(config: NodeConfig, disk: Disk, directory: Path) -> None:
+    """Raise CorruptFile if no process could start from the state in `directory`."""
+    Engine(disk, directory, leader_config(config))
+
+
+async def repair(
+    disk: Disk, config: NodeConfig, damaged: Damaged, options: list[tuple[str, int]]
+) -> None:
+    """Get a snapshot that the next start installs.
+
+    Raises:
+        CorruptFile: what is damaged; no leader has offered one for refetch_timeout_ms.
+    """
+    timeout_s = config.storage.refetch_timeout_ms / 1000
+    directory = open_directory(disk, config.data, cluster_id=config.cluster_id, name=config.name)
+    refetch = SnapshotFetch(
+        disk,
+        directory.incoming,
+        cluster_id=config.cluster_id,
+        name=config.name,
+        dials=dials(config, options),
+        check=functools.partial(check_state, config, disk),
+    )
+    logger.warning("%s; fetching state and log from the leader", damaged)
+    standby = Standby(config, "being healed", lambda: f"{damaged}: {refetch.status}")
+    await standby.start()
+    loop = asyncio.get_running_loop()
+    said_s = loop.time()
+    work = loop.create_task(refetch.run())
+    try:
+        while not work.done():
+            await asyncio.wait({work}, timeout=LOOK_S)
+            if loop.time() - refetch.moved_s >= timeout_s:
+                logger.error("gave up after %.0f s: %s", timeout_s, refetch.status)
+                raise damaged.why
+            if not work.done() and loop.time() - said_s >= SAY_EVERY_S:
+                said_s = loop.time()
+                logger.warning("%s; %s", damaged, refetch.status)
+        work.result()
+    finally:
+        work.cancel()
+        await asyncio.wait({work})
+        await standby.stop()
+        directory.close()

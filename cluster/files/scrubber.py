@@ -1,0 +1,119 @@
+"""The slow scrub of a running node: all that it keeps is read again and again, and damage healed.
+
+    pass in a thread, paced --> damage --> wait until the others can go on without this node
+                                       --> hand over, if it leads --> end, heal, come back
+
+timer/recovery/scrub.py reads; cluster/files/repair.py heals. Reads go past the page cache: what the
+disk holds is what counts. A node without others cannot be healed: it says what is damaged, and goes
+on.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from cluster.settings.config import NodeConfig
+from cluster.state.write_pace import Abandoned, Pacer
+from replication.shell.replica import Replica
+from timer.files.data_directory import DataDirectory
+from timer.files.disk import Disk
+from timer.model.timer_errors import CorruptFileError, EngineError, UnknownVersionError
+from timer.model.units import UnixMs
+from timer.recovery.scrub import scrub
+from timerclient.proto import timer_pb2 as pb
+
+logger = logging.getLogger(__name__)
+
+ASK_AGAIN_S: Final = 2.0
+
+
+class Scrubber:
+    """See the module. For the event loop; `run` until cancelled, then `stop`."""
+
+    def __init__(  # noqa: PLR0913 - what the node lends it
+        self,
+        disk: Disk,
+        config: NodeConfig,
+        directory: DataDirectory,
+        replica: Replica,
+        *,
+        others: Callable[[], Awaitable[list[pb.NodeStatus]]],
+        hand_over: Callable[[], Awaitable[object]],
+        wall_ms: Callable[[], UnixMs],
+        fatal: Callable[[BaseException], None],
+    ) -> None:
+        """`others` asks the other nodes; `fatal` ends the process, for the next to be healed."""
+        self._disk, self._directory, self._replica = disk, directory, replica
+        self._name, self._rate = config.name, config.storage.scrub_bytes_per_s
+        self._interval_s = config.storage.scrub_interval_ms / 1000
+        self._alone = len(config.peers) == 1
+        self._others, self._hand_over = others, hand_over
+        self._wall_ms, self._fatal = wall_ms, fatal
+        self._pacer = Pacer(lambda: self._rate)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="scrub")
+        self.damage = ""
+        """What is damaged; empty: nothing is known to be."""
+        self.bytes_read = 0
+        self.passes = 0
+        self.ended_ms = UnixMs(0)
+        """When the last whole pass ended; 0: none has."""
+
+    async def run(self) -> None:
+        """Scrub, again and again; nothing if no rate is set."""
+        loop = asyncio.get_running_loop()
+        while self._rate:
+            next_s = loop.time() + self._interval_s
+            damage = await loop.run_in_executor(self._thread, self._pass)
+            self.damage = str(damage or "")
+            if damage is not None:
+                hope = "with nobody to heal it from" if self._alone else "to be healed"
+                logger.error("the scrub found damage, %s: %s", hope, damage)
+                await self._heal(damage)
+            await asyncio.sleep(max(0.0, next_s - loop.time()))
+
+    def stop(self) -> None:
+        """End the thread's work at its next step."""
+        self._pacer.abandon()
+        self._thread.shutdown()
+
+    def _pass(self) -> CorruptFileError | UnknownVersionError | None:
+        """Read everything once; return the first damage."""
+        state, log = self._directory.state, self._directory.log
+        with contextlib.suppress(Abandoned):
+            for checked in scrub(self._disk, state=state, log=log, pace=self._step):
+                if checked.damage is not None:
+                    return checked.damage
+            self.passes += 1
+            self.ended_ms = self._wall_ms()
+        return None
+
+    def _step(self, size: int) -> None:
+        self.bytes_read += size
+        self._pacer(size)
+
+    async def _heal(self, damage: CorruptFileError | UnknownVersionError) -> None:
+        """End the process, once the others can go on without this node; never if it is alone."""
+        if self._alone:
+            return
+        said = ""
+        while why := self._why_wait(await self._others()):
+            if why != said:
+                said = why
+                logger.warning("damaged, and not healed yet: %s", why)
+            await asyncio.sleep(ASK_AGAIN_S)
+        with contextlib.suppress(EngineError):
+            await self._hand_over()
+        self._fatal(damage)
+
+    def _why_wait(self, others: list[pb.NodeStatus]) -> str:
+        """Return why this node had better stay; empty: it can be healed now."""
+        voters = self._replica.voters
+        there = [node for node in others if node.reachable and node.replica_id in voters]
+        whole = [node for node in there if not node.unsure]
+        if 2 * len(whole) <= len(voters):
+            return f"{len(whole)} of {len(voters)} voters would be left"
+        first = min([node.name for node in there if node.damage], default=self._name)
+        return f"{first} is healed first" if first < self._name else ""

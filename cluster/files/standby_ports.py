@@ -1,0 +1,157 @@
+"""The ports of a node that takes no part in the cluster for now, and say what it waits for.
+
+It is healthy and not ready. Its status is its own alone: role, and what it waits for. Nothing else
+is served, so that others take it for absent.
+"""
+
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import grpc
+from prometheus_client import CollectorRegistry, Gauge
+
+from cluster.rpc.grpc_errors import abort
+from cluster.rpc.handlers import PINGED
+from cluster.rpc.http import HttpServer, LocalState
+from cluster.settings.config import NodeConfig
+from timer.model.timer_errors import ConfigError, NotReadyError
+from timerclient.proto import timer_pb2 as pb
+
+ADMIN: Final = "timer.v1.AdminService"
+CLUSTER_KEY: Final = "timer-cluster-id"
+NONCE_KEY: Final = "timer-replace-nonce"
+"""Metadata: a status carries the nonce of this wait, and a replacement must bring it back."""
+GRACE_S: Final = 0.5
+"""How long open RPCs may still take: those of probes."""
+
+
+class Standby:
+    """Answers from `start` to `stop`."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        role: str,
+        waits_for: Callable[[], str],
+        free_bytes: Callable[[], int] | None = None,
+        on_replace: Callable[[], object] | None = None,
+    ) -> None:
+        """`waits_for` says why in words; `free_bytes`, what its disk has left, if that matters.
+
+        `on_replace` hears that an operator wants this node's replica replaced. None: it can't be.
+        """
+        self._config, self._role, self._waits_for = config, role, waits_for
+        self._free_bytes = free_bytes
+        registry = CollectorRegistry()
+        Gauge("timer_standby", "1: takes no part for now", ["role"], registry=registry).labels(
+            role
+        ).set(1)
+        if free_bytes is not None:
+            free = Gauge("timer_disk_free_bytes", "Left on the disk", registry=registry)
+            free.set_function(free_bytes)
+        self._http = HttpServer(config.http, self, registry)
+        self._server = grpc.aio.server(options=(*PINGED, ("grpc.so_reuseport", 0)))
+        status = grpc.unary_unary_rpc_method_handler(
+            self._status,
+            request_deserializer=pb.GetStatusRequest.FromString,
+            response_serializer=pb.GetStatusResponse.SerializeToString,
+        )
+        methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {"GetStatus": status}
+        self._on_replace, self._nonce = on_replace, secrets.token_hex(16)
+        if on_replace is not None:
+            methods["ChangeMembers"] = grpc.unary_unary_rpc_method_handler(
+                self._change_members,
+                request_deserializer=pb.ChangeMembersRequest.FromString,
+                response_serializer=pb.ListMembersResponse.SerializeToString,
+            )
+        admin = grpc.method_handlers_generic_handler(ADMIN, methods)
+        self._server.add_generic_rpc_handlers((admin,))
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            ConfigError: an address is in use, or not this machine's.
+        """
+        try:
+            self._server.add_insecure_port(self._config.grpc)
+        except RuntimeError:
+            limit = "can't listen: in use, or not ours"
+            raise ConfigError("grpc", self._config.grpc, limit) from None
+        await self._server.start()
+        await self._http.start()
+
+    async def stop(self) -> None:
+        """Close both ports."""
+        await self._server.stop(GRACE_S)
+        await self._http.stop()
+
+    async def _status(
+        self,
+        request: pb.GetStatusRequest,
+        context: "grpc.aio.ServicerContext[object, object]",
+    ) -> pb.GetStatusResponse:
+        """Tell of this node alone; who leads is not known."""
+        del request
+        await context.send_initial_metadata(((NONCE_KEY, self._nonce),))
+        return pb.GetStatusResponse(cluster_id=self._config.cluster_id, nodes=[self._node()])
+
+    async def _change_members(
+        self,
+        request: pb.ChangeMembersRequest,
+        context: "grpc.aio.ServicerContext[object, object]",
+    ) -> pb.ListMembersResponse:
+        """Take note that this node's replica is to be replaced; the leader asks for that.
+
+        A request is rejected that is for another node or cluster, or that answers to no status of
+        this wait: a late copy of an earlier request deletes no files.
+        """
+        sent = dict(context.invocation_metadata() or ())
+        meant = sent.get(CLUSTER_KEY), sent.get(NONCE_KEY), request.change, request.name
+        config, replace = self._config, pb.ChangeMembersRequest.REPLACE
+        if meant != (config.cluster_id, self._nonce, replace, config.name):
+            await abort(context, NotReadyError(self._waits_for()))
+        assert self._on_replace is not None
+        self._on_replace()
+        return pb.ListMembersResponse()
+
+    def _node(self) -> pb.NodeStatus:
+        name = self._config.name
+        return pb.NodeStatus(
+            name=name,
+            address=self._config.peers[name],
+            role=self._role,
+            error=self._waits_for(),
+            disk_free_bytes=self._free_bytes() if self._free_bytes is not None else 0,
+            disk_reserve_bytes=self._config.storage.reserve_bytes,
+            disk_low=self._free_bytes is not None,
+        )
+
+    def local(self) -> LocalState:
+        """See NodeView."""
+        role = f"{self._role}: {self._waits_for()}"
+        return LocalState(role=role, serving=False, leader="", silent_ms=0, silent_ms_max=0)
+
+    async def measure(self) -> None:
+        """See NodeView: there is nothing to find out."""
+
+    async def status(self, *, cluster: bool) -> Mapping[str, object]:
+        """See NodeView."""
+        del cluster
+        node = {"name": self._config.name, "role": self._role, "waits_for": self._waits_for()}
+        return {"cluster_id": self._config.cluster_id, "nodes": [node]}
+
+    async def checkpoint(self, *, cluster: bool) -> Mapping[str, object]:
+        """See NodeView."""
+        del cluster
+        return {"nodes": [], "shared": None}
+
+    async def policies(self, *, namespace: str, topic: str) -> Mapping[str, object]:
+        """See NodeView.
+
+        Raises:
+            NotReadyError: it has applied nothing.
+        """
+        del namespace, topic
+        raise NotReadyError(self._waits_for())

@@ -1,0 +1,196 @@
+"""A node's files at start: it opens them, installs a snapshot, or reports damage.
+
+damaged file                                       effect
+identity, promise, Raft's files, install order     the process ends with status 66: no other node
+                                                   has a copy of the identity or of the promise
+state (manifest, runs, spill files) or log         `Damaged`: the node fetches state and log again
+the same, found while the node ran                 a note in the file `damaged`; the next start
+                                                   fetches them again
+"""
+
+import logging
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Final
+
+from cluster.api import wire_rows
+from cluster.settings.config import NodeConfig
+from replication.core.promise import PromiseFile
+from replication.shell.snapshot_install import install_if_ready
+from timer.entries.entry_frame import Entry
+from timer.entries.policies import DEFAULTS, ScopePolicy
+from timer.files.data_directory import DataDirectory, open_directory
+from timer.files.disk import Disk
+from timer.files.log import SEGMENT_SIZE, Log
+from timer.leader.intake.count_limits import CountLimits
+from timer.leader.leader import LeaderConfig
+from timer.model.timer_errors import CorruptFileError, StorageError
+from timer.pending.memory.key_index import SECRET_SIZE
+from timer.recovery.engine import Engine
+from timer.recovery.snapshot import Snapshot, remove_files, remove_unnamed
+from timer.recovery.snapshot_source import OfferedSnapshot
+from timer.state.apply_results import Applied
+
+SEGMENT_SIZE_MIN: Final = 1 << 20
+
+logger = logging.getLogger(__name__)
+
+
+class Damaged(Exception):
+    """State or log are damaged. The other nodes have copies."""
+
+    def __init__(self, why: CorruptFileError) -> None:
+        super().__init__(str(why))
+        self.why = why
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFiles:
+    """The open files of a node, and what was recovered from them."""
+
+    directory: DataDirectory
+    engine: Engine
+    log: Log
+    promise: PromiseFile
+    outgoing: OfferedSnapshot
+
+
+def node_policy(config: NodeConfig) -> ScopePolicy:
+    """Return the policy of the node's settings: it holds where no other policy does."""
+    return replace(
+        DEFAULTS,
+        tick_ms=config.timing.tick_ms,
+        delay_ms_max=config.limits.delay_ms_max,
+        payload_bytes_max=config.limits.payload_bytes_max,
+    )
+
+
+def leader_config(config: NodeConfig) -> LeaderConfig:
+    """Return the settings of the engine."""
+    return LeaderConfig(
+        policy=node_policy(config),
+        checkpoint_interval_ms=config.timing.checkpoint_interval_ms,
+        waiting_bytes_max=config.limits.inflight_bytes_max // 2,
+        request_window_ms=config.limits.request_window_ms,
+        producer_idle_ms=config.limits.producer_idle_ms,
+        limits=CountLimits(
+            **{each.name: getattr(config.limits, each.name) for each in fields(CountLimits)}
+        ),
+        id_salt=wire_rows.id_salt(config.cluster_id),
+    )
+
+
+def open_storage(
+    disk: Disk, config: NodeConfig, observe: Callable[[Entry, Applied], None]
+) -> NodeFiles:
+    """Lock the data directory, finish an install that has begun, and open all files.
+
+    Raises:
+        Damaged: state or log must be fetched again. The directory is not locked.
+        WrongDirectory, CorruptFileError, UnknownVersion, PromiseLost, DiskFailed: other failures.
+    """
+    directory = open_directory(disk, config.data, cluster_id=config.cluster_id, name=config.name)
+    try:
+        return _open(disk, config, directory, observe)
+    except BaseException:
+        directory.close()
+        raise
+
+
+def give_back(disk: Disk, config: NodeConfig) -> None:
+    """Delete the files on a full disk that no start needs.
+
+    These are outgoing snapshots, files that no manifest names, and an incomplete incoming snapshot.
+    A complete one is installed, which deletes the files that it replaces. A failure is logged.
+    """
+    try:
+        directory = open_directory(
+            disk, config.data, cluster_id=config.cluster_id, name=config.name
+        )
+    except StorageError as error:
+        logger.warning("nothing was freed: %s", error)
+        return
+
+    def end_fetching() -> None:
+        if _prepared(disk, directory) is None:
+            remove_files(disk, directory.incoming)
+
+    steps: tuple[Callable[[], None], ...] = (
+        lambda: remove_files(disk, directory.outgoing),
+        lambda: remove_unnamed(disk, directory.state),
+        end_fetching,  # last: an install needs some room itself
+    )
+    for step in steps:
+        try:
+            step()
+        except StorageError as error:
+            logger.warning("could not delete all files that no start needs: %s", error)
+    directory.close()
+
+
+def _prepared(disk: Disk, directory: DataDirectory) -> Snapshot | None:
+    """Install the snapshot that is ready, if any.
+
+    Returns the installed snapshot. None: no snapshot was ready.
+
+    Raises:
+        CorruptFileError, UnknownVersion, PromiseLost: the snapshot's plan or the promise is
+        unreadable.
+    """
+    return install_if_ready(
+        disk,
+        directory.incoming,
+        promise=directory.promise,
+        state=directory.state,
+        log=directory.log,
+        damaged=directory.damaged,
+    )
+
+
+def _open(
+    disk: Disk,
+    config: NodeConfig,
+    directory: DataDirectory,
+    observe: Callable[[Entry, Applied], None],
+) -> NodeFiles:
+    installed = _prepared(disk, directory)
+    if installed is not None:
+        logger.info("installed the snapshot at %d", installed.index)
+    PromiseFile.load(disk, directory.promise)  # first: without it the node can't heal
+    try:
+        _check_note(disk, directory.damaged)
+        secret = secrets.token_bytes(SECRET_SIZE)
+        engine = Engine(disk, directory.state, leader_config(config), observe, secret)
+        floor = engine.manifest_index
+        # Only whole segments can be dropped.
+        size = max(SEGMENT_SIZE_MIN, min(SEGMENT_SIZE, config.storage.log_kept_bytes_max // 4))
+        log = Log.open(disk, directory.log, committed_floor=floor, segment_size=size)
+    except CorruptFileError as error:
+        raise Damaged(error) from error
+    promise = PromiseFile.load(disk, directory.promise, last_epoch=log.last_epoch)
+    if log.torn_bytes:
+        logger.warning("the log's tail was torn: %d bytes cut", log.torn_bytes)
+    if log.tail_was_cut:
+        logger.warning("acknowledged entries may be lost: unsure until a leader matches the log")
+        promise.set_unsure(unsure=True)
+        log.cut_noted()
+    outgoing = OfferedSnapshot(disk, directory.state, directory.outgoing)
+    return NodeFiles(directory, engine, log, promise, outgoing)
+
+
+def _check_note(disk: Disk, damaged: Path) -> None:
+    """Raise CorruptFileError if an earlier process has noted damage."""
+    if disk.exists(damaged):
+        noted = disk.read(damaged).decode(errors="replace")
+        raise CorruptFileError(damaged, 0, f"noted by an earlier process: {noted}")
+
+
+def note_damage(disk: Disk, config: NodeConfig, error: BaseException) -> None:
+    """Write a note that makes the next start fetch state and log again.
+
+    Raises:
+        DiskFailed: the note may be missing, and the next start may not notice the damage.
+    """
+    disk.write_atomic(config.data / "damaged", str(error).encode())

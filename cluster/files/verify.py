@@ -1,0 +1,120 @@
+"""`timerctl verify --data DIR`: reads every file of a stopped node and checks every checksum.
+
+It writes nothing but its pid into LOCK, which keeps a node from starting meanwhile. Of a running
+node `timerctl status` shows what its own scrub has found (cluster/files/scrubber.py).
+"""
+
+import argparse
+import contextlib
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from cluster.control import raft_files
+from replication.core.promise import PromiseFile
+from timer.files.data_directory import IDENTITY_NAME, LOCK_NAME, read_identity
+from timer.files.disk import Disk, RealDisk
+from timer.model.timer_errors import (
+    CorruptFileError,
+    EngineError,
+    PromiseLostError,
+    UnknownVersionError,
+    WrongDirectoryError,
+)
+from timer.recovery import scrub
+from timer.recovery.scrub import Checked
+from timer.recovery.snapshot import SnapshotPart, crc32_of
+from timer.recovery.snapshot_receiver import ready
+
+DAMAGED = 1
+"""Exit code: something is."""
+
+
+def verify(disk: Disk, data: Path) -> Iterator[Checked]:
+    """Yield every file of a stopped node's data directory, checked.
+
+    Raises:
+        WrongDirectoryError: it is no data directory, or in use.
+    """
+    if not disk.exists(data / IDENTITY_NAME):
+        raise WrongDirectoryError(
+            f"{data} has no {IDENTITY_NAME}: it is no timerd's data directory"
+        )
+    lock = disk.lock(data / LOCK_NAME)
+    try:
+        yield _checked(disk, data / IDENTITY_NAME, lambda: read_identity(disk, data))
+        promise = data / "promise"
+        yield _checked(disk, promise, lambda: PromiseFile.load(disk, promise))
+        for path, check in raft_files.checks(data).items():
+            yield _checked(disk, path, check)
+        state, log, incoming = data / "state", data / "log", data / "incoming"
+        if disk.exists(incoming / "ready"):
+            # The next start replaces the state, and the log if it is not whole.
+            yield from _ordered(disk, incoming)
+        elif disk.exists(data / "raft") and not disk.exists(log):
+            yield Checked(log, 0, CorruptFileError(log, 0, "it is missing"))
+        elif disk.exists(state) or disk.exists(log):
+            yield from scrub.verify(disk, state=state, log=log)
+        noted = data / "damaged"
+        if disk.exists(noted):
+            why = f"noted by the node: {disk.read(noted).decode(errors='replace')}"
+            yield Checked(noted, 0, CorruptFileError(noted, 0, why))
+    finally:
+        lock.release()
+
+
+def _ordered(disk: Disk, incoming: Path) -> Iterator[Checked]:
+    """Yield an order to install a snapshot, and the snapshot's files."""
+    order = incoming / "ready"
+    found = _checked(disk, order, lambda: ready(disk, incoming))
+    yield found
+    snapshot = None if found.damage is not None else ready(disk, incoming)
+    for part in snapshot[0].parts if snapshot is not None else ():
+        path = incoming / part.path
+        yield _checked(disk, path, functools.partial(_check_part, disk, path, part))
+
+
+def _check_part(disk: Disk, path: Path, part: SnapshotPart) -> None:
+    if not disk.exists(path):
+        raise CorruptFileError(path, 0, "it is missing")
+    if (disk.size(path), crc32_of(disk, path)) != (part.size, part.crc32):
+        raise CorruptFileError(path, 0, "it is not what was to be installed")
+
+
+def _checked(disk: Disk, path: Path, check: Callable[[], object]) -> Checked:
+    try:
+        check()
+    except (CorruptFileError, UnknownVersionError) as error:
+        return Checked(path, 0, error)
+    except PromiseLostError as error:
+        return Checked(path, 0, CorruptFileError(path, 0, str(error)))
+    return Checked(path, disk.size(path), None)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run `timerctl verify`; return its exit code."""
+    try:
+        found = list(verify(RealDisk(), args.data))
+    except EngineError as error:
+        print(f"timerctl: {error}", file=sys.stderr)  # noqa: T201
+        return DAMAGED
+    damaged = [each for each in found if each.damage is not None]
+    size = sum(each.size for each in found)
+    if args.output == "json":
+        lines: list[dict[str, Any]] = [_line(each) for each in damaged]
+        print(json.dumps({"files": len(found), "bytes": size, "damaged": lines}, indent=2))  # noqa: T201
+    else:
+        for each in damaged:
+            print(each.damage)  # noqa: T201
+        print(f"{len(found)} files, {size} bytes: {len(damaged) or 'none'} damaged")  # noqa: T201
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
+    return DAMAGED if damaged else 0
+
+
+def _line(each: Checked) -> dict[str, Any]:
+    position = each.damage.position if isinstance(each.damage, CorruptFileError) else 0
+    return {"file": str(each.path), "byte": position, "what": str(each.damage)}

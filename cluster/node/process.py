@@ -1,0 +1,220 @@
+"""A running node's process: signals, fatal errors, healing by starting again."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import pyarrow.compute  # noqa: F401 - else a flush imports it, for which there may be no file
+import uvloop
+
+from cluster.files.disk_room import wait_for_room
+from cluster.files.repair import repair
+from cluster.files.replacement import is_replaceable, wait_for_replacement
+from cluster.files.storage import Damaged, note_damage
+from cluster.node import signal_handlers
+from cluster.node.allocator import give_back_large_blocks
+from cluster.node.garbage import Sweeper
+from cluster.node.node import PEER_OPTIONS, Node
+from cluster.rpc.open_files import raise_limit
+from cluster.settings.config import NodeConfig
+from cluster.settings.exit_codes import Diverged, exit_code
+from cluster.settings.log_format import setup_logs
+from timer.files.disk import Disk, FreshDisk, RealDisk, is_full
+from timer.model.timer_errors import (
+    CorruptFileError,
+    DiskFailedError,
+    PromiseLostError,
+    StorageError,
+    UnreadableFileError,
+)
+from timer.recovery.snapshot import crc32_of
+
+logger = logging.getLogger(__name__)
+
+
+class Ending:
+    """Why a node ends. Who asks it to end for good is heard whatever else it is ending for."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.asked = False
+        """By SIGTERM or SIGINT."""
+        self._again = False
+
+    @property
+    def restarts(self) -> bool:
+        """Whether a new process takes its place."""
+        return self._again and not self.asked
+
+    def ask(self) -> None:
+        """End for good."""
+        self.asked = True
+        self.begun.set()
+
+    def start_again(self) -> None:
+        """End, and start again: there is a snapshot to install."""
+        self._again = True
+        self.begun.set()
+
+
+def run(
+    config: NodeConfig,
+    *,
+    raft_lost: bool = False,
+    reload: Callable[[], NodeConfig] | None = None,
+) -> int:
+    """Run a node until SIGTERM or SIGINT.
+
+    Args:
+        config: the settings.
+        raft_lost: see Node.
+        reload: reads the settings again, at SIGHUP. None: there is nothing to read.
+
+    Raises:
+        ConfigError: the process may have too few files open.
+    """
+    setup_logs(level=config.log_level, node=config.name)
+    for number in signal_handlers.HANDLED:  # each would end the process
+        signal.signal(number, signal.SIG_IGN)
+    raise_limit()
+    give_back_large_blocks()
+    ending = Ending()
+    try:
+        uvloop.run(_run(config, ending, reload or (lambda: config), raft_lost=raft_lost))
+    except DiskFailedError as error:
+        if not is_full(error) or ending.asked:
+            raise
+        logger.exception("no room, to be waited for")
+        start_again()
+    if ending.restarts:  # asked only now: a signal may have come while the loop ended
+        start_again()
+    return 0
+
+
+def start_again() -> NoReturn:
+    """Become a new process of the same program and arguments, under the same pid."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - ourselves
+
+
+def _curable(config: NodeConfig, error: BaseException) -> bool:
+    """Return whether others have what this node has lost."""
+    others = len(config.peers) > 1
+    return others and (
+        isinstance(error, CorruptFileError) or (isinstance(error, Diverged) and error.curable)
+    )
+
+
+def _was_a_moment(error: BaseException) -> bool:
+    """Return whether what could not be read can be read now."""
+    if not isinstance(error, UnreadableFileError):
+        return False
+    try:
+        crc32_of(FreshDisk(), Path(str(error.path)))
+    except (StorageError, FileNotFoundError):
+        return False
+    logger.warning("it can be read again: nothing is noted as damaged")
+    return True
+
+
+def _begin_anew(
+    disk: Disk, config: NodeConfig, ending: Ending, error: BaseException
+) -> BaseException:
+    """Start again if that helps against `error`; else return what ends the process."""
+    if _curable(config, error):
+        logger.error("fatal, to be healed: %s", error, exc_info=error)
+        try:
+            if not _was_a_moment(error):
+                note_damage(disk, config, error)
+            if not ending.asked:
+                start_again()
+        except DiskFailedError as failed:  # the damage will be met again
+            error = failed
+    if is_full(error) and not ending.asked:
+        logger.error("no room, to be waited for: %s", error, exc_info=error)
+        start_again()
+    return error
+
+
+async def _run(
+    config: NodeConfig, ending: Ending, reload: Callable[[], NodeConfig], *, raft_lost: bool
+) -> None:
+    disk = RealDisk()
+
+    def fatal(error: BaseException) -> None:
+        """What is in memory can't be trusted: end at once, or begin anew."""
+        error = _begin_anew(disk, config, ending, error)
+        logger.critical("fatal: %s", error, exc_info=error)
+        for handler in logging.getLogger().handlers:
+            handler.flush()
+        os._exit(exit_code(error))
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ending.ask)
+    signal_handlers.handle(loop, signal_handlers.Reloading(config, reload))
+
+    def on_exception(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        del loop
+        error = context.get("exception")
+        if isinstance(error, AssertionError | StorageError):
+            fatal(error)
+        cause = error if isinstance(error, BaseException) else None
+        logger.error("%s", context.get("message"), exc_info=cause)
+
+    loop.set_exception_handler(on_exception)
+
+    waiting = loop.create_task(wait_for_room(disk, config))
+    if not await _unless_ended(waiting, ending):
+        return
+    sweeper = Sweeper()
+    node = Node(
+        config, fatal, ending.start_again, before_serving=sweeper.start, raft_lost=raft_lost
+    )
+    try:
+        await node.start()
+    except (Damaged, CorruptFileError, PromiseLostError) as error:
+        curing = loop.create_task(_cure(disk, config, error))
+        if await _unless_ended(curing, ending):
+            ending.start_again()
+        return
+    sweeping = loop.create_task(sweeper.run(lambda: node.flushing))
+    await ending.begun.wait()
+    sweeping.cancel()
+    logger.info("starting again" if ending.restarts else "stopping")
+    await node.stop()
+
+
+async def _cure(disk: Disk, config: NodeConfig, error: Exception) -> None:
+    """The next start does not meet what kept the node from this one.
+
+    Raises:
+        StorageError: what it was; nothing helps, or not in time.
+    """
+    if isinstance(error, Damaged):
+        if len(config.peers) == 1:
+            raise error.why from None
+        await repair(disk, config, error, [*PEER_OPTIONS])
+    elif isinstance(error, StorageError) and is_replaceable(config, error):
+        await wait_for_replacement(disk, config, error)
+    else:
+        raise error
+
+
+async def _unless_ended(work: asyncio.Task[None], ending: Ending) -> bool:
+    """Wait for `work`, and return True; or cancel it when the process is told to end."""
+    stopped = asyncio.create_task(ending.begun.wait())
+    await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    if not work.done():
+        work.cancel()
+        await asyncio.wait({work})
+        return False
+    stopped.cancel()
+    work.result()
+    return True

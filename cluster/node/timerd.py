@@ -1,0 +1,155 @@
+"""`timerd`: one node of the cluster.
+
+    timerd init --data D --name n1 --cluster-id c --voters n1,n2,n3     format a data directory
+    timerd --config n1.toml                                             run the node
+    timerd --config n1.toml --print-config                              show the settings in force
+    timerd --config n1.toml --raft-lost      with raft/ gone on most nodes (docs/members.md)
+
+Exit codes: 0 stopped as asked; 2 usage; 64 a setting or a port; 65 the data directory; 66 damaged
+files, another version's, a lost promise, or a founder formatted again; 67 the disk failed; 68 the
+replicas' states differ, and no majority agrees on one; 70-75 the control plane (see
+cluster/control/raft.py); 1 anything else.
+
+A node whose state or log is damaged, or whose state differs from that of a majority, does not end:
+it fetches both anew from the leader (cluster/files/repair.py). To install what was fetched is to
+start
+again: the process replaces itself by a new one with the same pid, so that nothing of what it had in
+memory stays. It ends with 66 if no leader offers a snapshot in time, or there are no others. A node
+whose promise or identity is damaged waits to be replaced (cluster/files/replacement.py).
+"""
+
+import argparse
+import os
+import secrets
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from cluster.settings.exit_codes import EXIT_OTHER, exit_code
+from replication.core.promise import NEVER_GIVEN
+from timer.files.data_directory import format_directory, founding_replica_id
+from timer.files.disk import RealDisk
+from timer.model.timer_errors import ConfigError, EngineError
+from timer.model.units import ReplicaId
+
+DISTRIBUTION: Final = "timer-cluster"
+_DESCRIPTION: Final = """\
+Run one node of the cluster.
+
+  timerd init --data D --name n1 --cluster-id c --voters n1,n2,n3
+
+formats its data directory first, once: timerd init --help.
+"""
+_EPILOG: Final = """\
+Settings: docs/settings.md, or --print-config. A file, then the environment
+(TIMERD_LIMITS__PAYLOAD_BYTES_MAX=...), then flags.
+
+exit codes:
+  0      stopped as asked
+  1      anything else
+  2      usage
+  64     a setting or a port
+  65     the data directory
+  66     damaged files, another version's, a lost promise; a founder formatted again
+  67     the disk failed
+  68     the replicas' states differ, and no majority agrees on one
+  70-75  the control plane; may be restarted
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run `timerd`; return its exit code."""
+    if not __debug__:
+        sys.exit("timerd: refusing to run under -O: assertions guard the data")
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if arguments[:1] == ["init"]:
+            return init(arguments[1:])
+        return run(arguments)
+    except EngineError as error:
+        print(f"timerd: {error}", file=sys.stderr)  # noqa: T201
+        return exit_code(error)
+    except ModuleNotFoundError as missing:  # the client alone was installed
+        text = f"needs {missing.name}: pip install '.[server]' in a clone of timer-cluster"
+        print(f"timerd: {text}", file=sys.stderr)  # noqa: T201
+        return EXIT_OTHER
+
+
+def init(argv: list[str]) -> int:
+    """Format a data directory."""
+    parser = argparse.ArgumentParser(
+        prog="timerd init",
+        description="Format a data directory, once. The first start of a cluster needs all its "
+        "founding voters.",
+    )
+    parser.add_argument("--data", type=Path, required=True, help="an absent or empty directory")
+    parser.add_argument("--name", required=True, help="this node's name")
+    parser.add_argument("--cluster-id", required=True, help="the same on all nodes")
+    parser.add_argument("--voters", required=True, help="all founding voters, comma-separated")
+    parser.add_argument(
+        "--learner",
+        action="store_true",
+        help="a node without a vote: the leader brings it up to date from its log",
+    )
+    arguments = parser.parse_args(argv)
+    names = [name.strip() for name in arguments.voters.split(",") if name.strip()]
+    if not 1 <= len(names) <= 7 or len(set(names)) != len(names):
+        raise ConfigError("--voters", arguments.voters, "1 to 7 different names")
+    voters = {name: founding_replica_id(arguments.cluster_id, name) for name in names}
+    if arguments.name not in voters and not arguments.learner:
+        limit = "must be one of --voters; a node that joins later is a --learner"
+        raise ConfigError("--name", arguments.name, limit)
+    if arguments.learner:
+        voters.pop(arguments.name, None)
+        replica_id, role = ReplicaId(secrets.randbits(62) + 1), "learner"
+    else:
+        replica_id, role = voters[arguments.name], "founding voter"
+    format_directory(
+        RealDisk(),
+        arguments.data,
+        cluster_id=arguments.cluster_id,
+        name=arguments.name,
+        replica_id=replica_id,
+        founding_voters=voters,
+        promise=NEVER_GIVEN,
+    )
+    print(f"{arguments.data}: {role} {arguments.name} of {arguments.cluster_id}")  # noqa: T201
+    return 0
+
+
+def run(argv: list[str]) -> int:
+    """Run a node until SIGTERM or SIGINT, or show its settings."""
+    from cluster.settings.config import NodeConfig, add_flags, flags_of, load_config, print_config
+
+    parser = argparse.ArgumentParser(
+        prog="timerd",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_flags(parser)
+    parser.add_argument("--version", action="version", version=f"timerd {version(DISTRIBUTION)}")
+    parser.add_argument("--print-config", action="store_true", help="show the settings and exit")
+    parser.add_argument(
+        "--raft-lost",
+        action="store_true",
+        help="raft/ is gone here, and on all nodes that are away: elect without waiting for them",
+    )
+    arguments = parser.parse_args(argv)
+    path = arguments.config or os.environ.get("TIMERD_CONFIG")
+
+    def load() -> NodeConfig:
+        return load_config(Path(path) if path else None, os.environ, flags_of(arguments))
+
+    config = load()
+    if arguments.print_config:
+        sys.stdout.write(print_config(config))
+        return 0
+    from cluster.node import process  # half a second, which nothing above has to wait for
+
+    return process.run(config, raft_lost=arguments.raft_lost, reload=load)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

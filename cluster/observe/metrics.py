@@ -1,0 +1,380 @@
+"""What a node measures of itself, for Prometheus.
+
+    levels       read when somebody scrapes, from one snapshot of the state: they agree with each
+                 other (scheduled = pending + fired + cancelled + dropped), and cost nothing else
+    flows        counters that a batch moves once
+    histograms   filled by a batch at once, from a column
+
+Units are Prometheus's: seconds and bytes on the page, milliseconds in our own code. Every node
+has its own registry; nothing is global.
+"""
+
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+    StateSetMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+from timer.entries.entry_frame import EntryKind
+
+ROLES: Final = ("leader", "follower", "candidate", "learner", "stopping")
+
+_LATENESS_S: Final = (
+    *(0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5),
+    *(1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0),
+)
+_LATENCY_S: Final = (
+    *(0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
+)
+_HOLD_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+_ROWS: Final = tuple(float(4**power) for power in range(9))  # 1 .. 65,536
+
+
+LAGS_SHOWN: Final = 100
+"""Groups, and topics, with a label of their own: those that lag most. A series for each of ten
+thousand would cost more than it tells."""
+Lag: TypeAlias = tuple[tuple[str, ...], tuple[int, ...]]
+"""Names, and ages in milliseconds."""
+
+
+class BatchHistogram(Collector):
+    """A histogram that takes a column in one call. Any thread may feed it."""
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float], *, scale: float = 1) -> None:
+        """Values are multiplied by `scale` on the page; `bounds` are the page's, ascending."""
+        self._name, self._text, self._scale = name, text, scale
+        self._labels = [str(bound) for bound in bounds] + ["+Inf"]
+        # Rounded: 30 ms must be in the bucket "<= 0.03 s".
+        self._bounds = np.round(np.asarray(bounds, np.float64) / scale, 9)
+        self._limits: list[float] = self._bounds.tolist()
+        """The same, for one value at a time: every few milliseconds there is one."""
+        self._counts = np.zeros(len(bounds) + 1, np.int64)
+        self._sum = 0.0
+        self._lock = threading.Lock()
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        at = bisect_left(self._limits, value)
+        with self._lock:
+            self._counts[at] += 1
+            self._sum += value
+
+    def observe_column(self, values: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> None:
+        """Count all values of a column, (n,)."""
+        if not len(values):
+            return
+        at = np.searchsorted(self._bounds, values)
+        counts = np.bincount(at, minlength=len(self._counts))
+        total = float(values.sum(dtype=np.float64))
+        with self._lock:
+            self._counts += counts
+            self._sum += total
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the histogram as Prometheus wants it: each bucket counts those before it too."""
+        with self._lock:
+            counts, total = np.cumsum(self._counts).tolist(), self._sum * self._scale
+        buckets = list(zip(self._labels, counts, strict=True))
+        yield HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=total)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Levels:
+    """One consistent look at a node; every field has a value also while it starts."""
+
+    role: str = "follower"
+    """One of ROLES."""
+    serving: bool = False
+    epoch: int = 0
+    raft_term: int = 0
+    log_end: int = 0
+    commit_index: int = 0
+    applied_index: int = 0
+    scheduled: int = 0
+    fired: int = 0
+    cancelled: int = 0
+    dropped: int = 0
+    expired: int = 0
+    """Fired, and not acked in time by every group."""
+    pending: int = 0
+    producers: int = 0
+    """Idempotent ones that have an id."""
+    held: int = 0
+    ready: int = 0
+    """Fired and not yet acked by every group."""
+    leased: int = 0
+    consumers: int = 0
+    inflight_bytes: int = 0
+    """What the leader holds that no majority has."""
+    memtable_bytes: int = 0
+    read_time_lag_ms: int = 0
+    """How long the earliest pending timer is overdue on the cluster's clock; 0: none is."""
+    undelivered_lag_ms: int = 0
+    """Age of the oldest fired message that waits for a consumer, in any group; 0: none does."""
+    unacked_lag_ms: int = 0
+    """Of the oldest that some group has not acked."""
+    lagging_groups: tuple[Lag, ...] = ()
+    """((topic, group), (undelivered, unacked)) of those that lag most."""
+    late_topics: tuple[Lag, ...] = ()
+    """((topic,), (age of its oldest overdue timer,)) of those that are latest."""
+    fullest_quotas: tuple[Lag, ...] = ()
+    """((topic, field), (used, limit)) of those of which most is used."""
+    clock_spread_ms: int = 0
+    """By how much the voters' clocks differ at most, as the leader sees it."""
+    disk_free_bytes: int = 0
+    disk_reserve_bytes: int = 0
+    disk_low: bool = False
+    """Less is free than the reserve."""
+    refusing: bool = False
+    """It leads, and takes nothing new for want of room."""
+    scrubbed_bytes: int = 0
+    scrub_passes: int = 0
+    damaged: bool = False
+    """The scrub has found a damaged file."""
+
+
+_GAUGES: Final = {
+    "epoch": "Current epoch of this node",
+    "raft_term": "Term of Raft in the control plane",
+    "log_end": "Index of the last entry of this node's log",
+    "commit_index": "Index of the last entry that a majority has",
+    "applied_index": "Index of the last entry that this node has applied",
+    "pending": "Timers scheduled, and not fired, cancelled or dropped",
+    "producers": "Registered producers",
+    "held": "Pending timers that are overdue because their topic is paused",
+    "ready": "Messages that fired and that some group has not acked",
+    "leased": "Messages that consumers hold under a lease",
+    "consumers": "Open consumer streams",
+    "inflight_bytes": "Bytes of the leader's log entries that are not on a majority yet",
+    "memtable_bytes": "Bytes of timers added since the last flush",
+    "disk_free_bytes": "Free space on the disk of this node's data",
+    "disk_reserve_bytes": "Free space below which new work is rejected: storage.reserve_bytes",
+    "disk_low": "1: free space is below the reserve",
+    "damaged": "1: the scrub has found a damaged file",
+    "refusing": "1: this leader rejects new timers because disks have too little free space",
+}
+_COUNTERS: Final = {
+    "scheduled": "Timers scheduled",
+    "fired": "Timers fired",
+    "cancelled": "Timers cancelled",
+    "dropped": "Timers dropped because their topic was deleted, or by a resume",
+    "expired": "Messages that expired before all groups had acked them",
+    "scrubbed_bytes": "Bytes that the scrub has read since the start",
+    "scrub_passes": "Complete passes of the scrub since the start",
+}
+
+
+_LAGS: Final = {
+    "undelivered": "Age of the oldest fired message that waits for a consumer, over all groups",
+    "unacked": "Age of the oldest fired message that is not acked, over all groups",
+}
+
+
+def _labelled(
+    name: str, text: str, labels: Sequence[str], lags: Iterable[Lag], at: int
+) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for names, ages_ms in lags:
+        family.add_metric(names, ages_ms[at] / 1000)
+    return family
+
+
+class _LevelsCollector(Collector):
+    """Reads the levels at each scrape."""
+
+    def __init__(self, read: Callable[[], Levels]) -> None:
+        self._read = read
+
+    def describe(self) -> Iterable[Metric]:
+        """Yield the metrics' names, without reading: the node may not be there yet."""
+        return self._metrics(Levels())
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metrics of one look at the node."""
+        return self._metrics(self._read())
+
+    @staticmethod
+    def _metrics(levels: Levels) -> Iterator[Metric]:
+        for name, text in _COUNTERS.items():
+            yield CounterMetricFamily(f"timer_{name}", text, value=getattr(levels, name))
+        for name, text in _GAUGES.items():
+            yield GaugeMetricFamily(f"timer_{name}", text, value=getattr(levels, name))
+        role = StateSetMetricFamily("timer_role", "Current role of this node")
+        role.add_metric([], {each: each == levels.role for each in ROLES})
+        yield role
+        yield GaugeMetricFamily(
+            "timer_serving", "1: this node leads and holds its lease", value=int(levels.serving)
+        )
+        yield GaugeMetricFamily(
+            "timer_read_time_lag_seconds",
+            "How long the oldest overdue timer has been due; 0: none is overdue",
+            value=levels.read_time_lag_ms / 1000,
+        )
+        for kind, text in _LAGS.items():
+            value = getattr(levels, f"{kind}_lag_ms") / 1000
+            yield GaugeMetricFamily(f"timer_{kind}_lag_seconds", text, value=value)
+        yield _labelled(
+            "timer_topic_lag_seconds",
+            f"Age of the oldest overdue timer of a topic; the {LAGS_SHOWN} topics that lag most",
+            ["topic"],
+            levels.late_topics,
+            0,
+        )
+        for at, (kind, text) in enumerate(_LAGS.items()):
+            worst = (
+                f"{text.removesuffix(', over all groups')}; the {LAGS_SHOWN} groups that lag most"
+            )
+            name = f"timer_group_{kind}_lag_seconds"
+            yield _labelled(name, worst, ["topic", "group"], levels.lagging_groups, at)
+        for at, what in enumerate(("used", "limit")):
+            text = f"Quotas of topics, {what}; the {LAGS_SHOWN} most used"
+            quota = GaugeMetricFamily(f"timer_quota_{what}", text, labels=["topic", "quota"])
+            for names, numbers in levels.fullest_quotas:
+                quota.add_metric(names, numbers[at])
+            yield quota
+        yield GaugeMetricFamily(
+            "timer_clock_spread_seconds",
+            "Greatest difference between the clocks of two voters",
+            value=levels.clock_spread_ms / 1000,
+        )
+
+
+class _Build(Collector):
+    """The constants of this process."""
+
+    def __init__(self, **labels: str) -> None:
+        self._labels = labels
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield them as labels of one metric."""
+        yield InfoMetricFamily(
+            "timer_build", "Name of this node and version of its program", value=self._labels
+        )
+
+
+class Telemetry:
+    """The metrics of one node. What has several callers a second is called once per batch."""
+
+    def __init__(self, *, node: str, version: str, read_levels: Callable[[], Levels]) -> None:
+        """`read_levels` is called at each scrape, on the scraper's thread."""
+        self.registry = CollectorRegistry()
+        self.delivered = self._counter(
+            "delivered", "Messages delivered to consumers, including redeliveries"
+        )
+        self.redelivered = self._counter("redelivered", "Messages delivered again")
+        self.acked = self._counter("acked", "Messages acked")
+        self.leases_ended = self._counter("leases_ended", "Messages whose lease ended unacked")
+        self.nacked = self._counter("nacked", "Nacked messages")
+        self.moved = self._counter("moved", "Messages that became dead letters or were redriven")
+        self.promotions = self._counter("promotions", "How often this node became the leader")
+        self.errors = Counter(
+            "timer_grpc_errors",
+            "RPCs that failed, by method and reason",
+            ["method", "reason"],
+            registry=self.registry,
+        )
+        self._lateness = self._histogram(
+            "lateness_seconds",
+            "Time from the effective due time to the firing",
+            _LATENESS_S,
+            scale=0.001,
+        )
+        self._handed_out_late = self._histogram(
+            "handed_out_lateness_seconds",
+            "Time from the effective due time to the first delivery to a group",
+            _LATENESS_S,
+            scale=0.001,
+        )
+        commits = Histogram(
+            "timer_commit_seconds",
+            "Time from append to commit, per log entry, by kind of entry",
+            ["kind"],
+            buckets=_LATENCY_S,
+            registry=self.registry,
+        )
+        self._commit_seconds = {kind: commits.labels(kind.name.lower()) for kind in EntryKind}
+        self._step_seconds = Histogram(
+            "timer_loop_step_seconds",
+            "Calls that held the event loop for a millisecond or longer, by function",
+            ["step"],
+            buckets=_HOLD_S,
+            registry=self.registry,
+        )
+        self.cancel_seconds = self._histogram(
+            "cancel_seconds",
+            "Time from a cancel request to its answer, within this node",
+            _LATENCY_S,
+        )
+        self.append_rows = self._histogram(
+            "append_rows", "Timers per log entry that schedules timers", _ROWS
+        )
+        self.fsync_seconds = self._histogram(
+            "fsync_seconds", "Duration of each fdatasync of the log", _LATENCY_S
+        )
+        self.connections_ended = self._counter(
+            "connections_ended", "Connections closed because they held too much memory"
+        )
+        self.outbox_bytes = self._gauge(
+            "outbox_bytes", "Bytes of deliveries that consumers have not read yet"
+        )
+        self.memory_limit_bytes = self._gauge(
+            "memory_limit_bytes", "Limit of memory: limits.memory_bytes_max"
+        )
+        self.memory_high = self._gauge(
+            "memory_high", "1: new work is rejected because memory is above the limit"
+        )
+        self.promotion_seconds = self._histogram(
+            "promotion_seconds", "Time from appointment to serving", _LATENCY_S
+        )
+        self.loop_held_seconds = self._histogram(
+            "loop_held_seconds", "How long a step held the event loop", _HOLD_S
+        )
+        self.registry.register(_LevelsCollector(read_levels))
+        self.registry.register(_Build(node=node, version=version))
+        ProcessCollector(registry=self.registry)  # resident memory, CPU, open files, start time
+
+    def observe_lateness(self, late_ms: npt.NDArray[np.int64]) -> None:
+        """Count a fired batch, (n, int64): fired_at_ms minus effective due_ms."""
+        self._lateness.observe_column(late_ms)
+
+    def observe_handed_out(self, late_ms: npt.NDArray[np.int64]) -> None:
+        """Count a batch of first deliveries, (n, int64): handed_out_ms minus effective due_ms."""
+        self._handed_out_late.observe_column(late_ms)
+
+    def observe_step(self, name: str, seconds: float) -> None:
+        """Count a call that held the event loop."""
+        self._step_seconds.labels(name).observe(seconds)
+
+    def observe_commit(self, kind: EntryKind, seconds: float) -> None:
+        """Count an entry that this leader appended and a majority has."""
+        self._commit_seconds[kind].observe(seconds)
+
+    def error(self, method: str, reason: str) -> None:
+        """Count an RPC that failed; `method` is one of ours, never what a caller sent."""
+        self.errors.labels(method, reason).inc()
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(f"timer_{name}", text, registry=self.registry)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"timer_{name}", text, registry=self.registry)
+
+    def _histogram(
+        self, name: str, text: str, bounds: Sequence[float], *, scale: float = 1
+    ) -> BatchHistogram:
+        histogram = BatchHistogram(f"timer_{name}", text, bounds, scale=scale)
+        self.registry.register(histogram)
+        return histogram

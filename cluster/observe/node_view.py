@@ -1,0 +1,471 @@
+"""What a node says about itself: to operators, over gRPC and HTTP, in one place."""
+
+import asyncio
+import heapq
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from google.protobuf.json_format import MessageToDict
+
+from cluster.api.peer_queries import Peers, Stub, ask_all, checkpoint_of, status_of
+from cluster.api.policy_admin import description
+from cluster.control.control_plane import CommandOutcome, ControlPlane
+from cluster.control.membership import LAG_MAX, Change
+from cluster.files.replacement import REPLACEABLE, ask_to_replace
+from cluster.files.scrubber import Scrubber
+from cluster.observe import lag, quota_view
+from cluster.observe.metrics import LAGS_SHOWN, Lag, Levels
+from cluster.observe.topic_view import TopicView
+from cluster.rpc.http import LocalState
+from cluster.rpc.memory import resident_bytes
+from cluster.settings.config import NodeConfig
+from cluster.state.host import Host
+from replication.shell.replica import Replica
+from timer.model.timer_errors import (
+    CommitTimeoutError,
+    InvalidRequestError,
+    NotLeaderError,
+    NotReadyError,
+)
+from timer.model.units import LogIndex, MonoMs, ReplicaId
+from timerclient.proto import timer_pb2 as pb
+
+VERSION: Final = "0.1.0"
+DISK_LOOK_MS: Final = 5_000
+CHANGE_TIMEOUT_MS: Final = 8_000
+CHANGE_POLL_S: Final = 0.05
+MEASURE_S: Final = 0.5
+"""A scrape waits so long for what is measured."""
+
+
+class NodeState(TopicView):
+    """A node's view of itself and of the cluster."""
+
+    def __init__(  # noqa: PLR0913 - all that it tells of
+        self,
+        config: NodeConfig,
+        replica: Replica,
+        host: Host,
+        control: ControlPlane,
+        stubs: Mapping[str, Stub],
+        mono_ms: Callable[[], MonoMs],
+        scrubber: Scrubber,
+    ) -> None:
+        super().__init__(host, config)
+        self.name = config.name
+        self.cluster_id = config.cluster_id
+        self._replica = replica
+        self._control = control
+        self._stubs = stubs
+        self._mono_ms = mono_ms
+        self._scrubber = scrubber
+        self._started_at_ms = mono_ms()
+        self._remade: set[str] = set()
+        """Nodes that were made learners in place of lost voters, until they vote."""
+        self._lags: list[lag.GroupLag] = []
+        self._quotas: tuple[Lag, ...] = ()
+        self._measuring: asyncio.Task[None] | None = None
+        self._disk = (mono_ms() - DISK_LOOK_MS, 0)
+        """(when it was looked at, bytes): a walk over the directory, and status is asked often."""
+
+    # ---- leadership
+
+    def leadership(self) -> tuple[int, str, str]:
+        """Return (epoch, leader's name, controller's name); empty: none known.
+
+        Epoch and leader are of one source, the one that knows of the higher epoch: the stream that
+        this node follows, or the appointment. A new epoch is never told with an old leader.
+        """
+        replica, state = self._replica, self._control.state
+        epoch, leader = replica.epoch, replica.leader_id
+        if state.epoch > epoch or (state.epoch == epoch and leader is None):
+            epoch, leader = state.epoch, state.leader
+        return epoch, self._name_of(leader) or "", self._control.controller_name or ""
+
+    def leader_address(self) -> str | None:
+        """Return host:port of the leader, if it is another node and known."""
+        name = self._name_of(self._replica.leader_id)
+        return self._config.peers.get(name) if name not in (None, self.name) else None
+
+    def _name_of(self, replica_id: ReplicaId | None) -> str | None:
+        if replica_id == self._replica.replica_id:
+            return self.name
+        if replica_id is None:
+            return None
+        return self._control.state.name_of(replica_id) or self._replica.name_of(replica_id)
+
+    def peers(self) -> Peers:
+        """Return the other nodes: name -> (address, stub)."""
+        return {name: (self._config.peers[name], stub) for name, stub in self._stubs.items()}
+
+    async def transfer(self, target: str) -> bool:
+        """Hand leadership over. False: the target leads already.
+
+        Raises:
+            InvalidRequestError: the target can't lead, or lags and did not catch up.
+            NotReadyError: no node can be appointed at the moment.
+            CommitTimeoutError: a node was proposed, and was not seen serving yet.
+        """
+        replica_id = self._control.state.voters.get(target) if target else None
+        if target and replica_id is None:
+            raise NotReadyError(f"{target} is no voter yet")
+        answer = await self._control.request_transfer(replica_id)
+        if answer.outcome is CommandOutcome.UNKNOWN:
+            raise CommitTimeoutError(f"transfer: {answer.why}")
+        if answer.outcome is CommandOutcome.REFUSED:
+            raise InvalidRequestError("target", target, answer.why)
+        if answer.outcome is not CommandOutcome.OK:
+            raise NotReadyError(f"no transfer: {answer.why}")
+        return answer.changed
+
+    async def members(self) -> pb.ListMembersResponse:
+        """Return the voters of this node's log and the learners that answer, voters first."""
+        epoch, leader, _ = self.leadership()
+        nodes = [self.node_status(), *await ask_all(self.peers(), status_of)]
+        end = max((node.log_end for node in nodes if node.name == leader), default=0)
+        voters = self._replica.voters
+        rows = [
+            pb.Member(
+                name=node.name,
+                replica_id=node.replica_id,
+                voter=node.replica_id in voters,
+                role=node.role,
+                unsure=node.unsure,
+                log_end=node.log_end,
+                lag_entries=max(0, end - node.log_end),
+                address=node.address,
+            )
+            for node in nodes
+            if node.reachable
+        ]
+        for voter in voters - {row.replica_id for row in rows}:
+            name = self._replica.name_of(voter) or self._name_of(voter) or ""
+            address = self._config.peers.get(name, "")
+            rows.append(
+                pb.Member(
+                    name=name, replica_id=voter, voter=True, role="unreachable", address=address
+                )
+            )
+        rows.sort(key=lambda row: (not row.voter, row.name, row.replica_id))
+        return pb.ListMembersResponse(epoch=epoch, leader=leader, members=rows)
+
+    async def change_members(self, change: Change, name: str) -> None:
+        """Have the voters changed, and wait until the log has committed it.
+
+        Raises:
+            InvalidRequestError: there is nothing that could be changed so.
+            NotReadyError: not at the moment.
+            CommitTimeoutError: it was proposed; whether it comes is not known.
+        """
+        fresh = change is Change.REPLACE and name in self._stubs and await self._make_learner(name)
+        before = self._control.state.voters.get(name)
+        answer = await self._control.request_change(change, name)
+        deadline_ms = self._mono_ms() + CHANGE_TIMEOUT_MS
+        refused = (CommandOutcome.REFUSED, CommandOutcome.NOT_NOW)
+        while fresh and answer.outcome in refused and self._mono_ms() < deadline_ms:
+            await asyncio.sleep(CHANGE_POLL_S)  # until the learner has reported to the controller
+            answer = await self._control.request_change(change, name)
+        if answer.outcome is CommandOutcome.REFUSED and not fresh:
+            raise InvalidRequestError("name", name, answer.why)
+        if answer.outcome in (*refused, CommandOutcome.FAILED):
+            raise NotReadyError(f"{change} {name}: {answer.why}")
+        deadline_ms = self._mono_ms() + CHANGE_TIMEOUT_MS
+        while self._mono_ms() < deadline_ms:
+            if self._control.state.voters.get(name) != before:
+                self._remade.discard(name)
+                return
+            await asyncio.sleep(CHANGE_POLL_S)
+        raise CommitTimeoutError(f"{change} {name}: proposed, not committed yet")
+
+    async def _make_learner(self, name: str) -> bool:
+        """Make a node that waits to be replaced a learner that has caught up. False: none waits.
+
+        Raises:
+            NotLeaderError: another node leads; it has to be asked.
+            NotReadyError: it has not yet.
+        """
+        stub = self._stubs[name]
+        deadline_ms, node = self._mono_ms() + CHANGE_TIMEOUT_MS, pb.NodeStatus()
+        while self._mono_ms() < deadline_ms:
+            node = await status_of(name, self._config.peers[name], stub)
+            if node.role == REPLACEABLE:
+                if self._host.leader is None:
+                    raise NotLeaderError(self.leader_address())  # a majority has to be there first
+                await ask_to_replace(stub, self._config.cluster_id, name)
+                self._remade.add(name)
+            elif name not in self._remade:
+                return False
+            behind = self._replica.last_index - node.log_end
+            if node.role == "learner" and not node.unsure and behind <= LAG_MAX:
+                return True
+            await asyncio.sleep(CHANGE_POLL_S)
+        why = node.error or f"{node.role}, log end {node.log_end}, {self._replica.last_index} here"
+        raise NotReadyError(f"{name} was formatted as a learner, and catches up: {why}")
+
+    def local(self) -> LocalState:
+        """Return what probes ask about."""
+        replica = self._replica
+        return LocalState(
+            role=replica.role.value,
+            serving=self._host.leader is not None,
+            leader=self._name_of(replica.leader_id) or "",
+            silent_ms=replica.silent_ms,
+            silent_ms_max=self._config.replication().guard_ms,
+        )
+
+    async def measure(self) -> None:
+        """Find out what `levels` shows of groups and quotas.
+
+        Of very many that takes longer than a scrape waits: then that shows what was found before,
+        and the next one what is found meanwhile.
+        """
+        if self._measuring is None or self._measuring.done():
+            self._measuring = asyncio.create_task(self._measure())
+        await asyncio.wait([self._measuring], timeout=MEASURE_S)
+        if self._measuring.done():
+            self._measuring.result()  # or why it failed
+
+    async def _measure(self) -> None:
+        leader, engine = self._host.leader, self._host.engine
+        if leader is None:
+            self._lags, self._quotas = [], ()
+            return
+        unacked = self._host.totals.unacked()
+        self._lags = await lag.of_groups(leader, self._host.now().clock_ms, unacked)
+        self._quotas = await quota_view.fullest(engine.machine, engine.node_policy, LAGS_SHOWN)
+
+    def levels(self) -> Levels:
+        """Return what a scrape shows; of groups, what the last `measure` found."""
+        replica, engine, leader = self._replica, self._host.engine, self._host.leader
+        machine = engine.machine
+        now = self._host.now()
+        due = machine.store.next_due() if leader is not None else None
+        held = [] if leader is None else [*leader.groups.all_leased()]
+        lags = [] if leader is None else self._lags
+        late = {} if leader is None else lag.of_topics(leader, now.clock_ms)
+        return Levels(
+            role=replica.role.value,
+            serving=leader is not None,
+            epoch=replica.epoch,
+            raft_term=self._control.raft_term,
+            log_end=replica.last_index,
+            commit_index=replica.commit_index,
+            applied_index=machine.applied_index,
+            scheduled=machine.counts.scheduled,
+            fired=machine.counts.fired,
+            cancelled=machine.counts.cancelled,
+            dropped=machine.counts.dropped,
+            pending=machine.counts.pending,
+            producers=len(machine.producers),
+            expired=self._host.totals.expired,
+            held=machine.store.held,
+            ready=self._host.totals.ready,
+            leased=sum(leased for leased, _ in held),
+            consumers=sum(consumers for _, consumers in held),
+            undelivered_lag_ms=max((each.undelivered_ms for each in lags), default=0),
+            unacked_lag_ms=max((each.unacked_ms for each in lags), default=0),
+            lagging_groups=_worst(
+                ((each.topic.name, each.group.name), (each.undelivered_ms, each.unacked_ms))
+                for each in lags
+            ),
+            late_topics=_worst(((machine.topics[i].name,), (ms,)) for i, ms in late.items()),
+            fullest_quotas=() if leader is None else self._quotas,
+            inflight_bytes=leader.bytes_in_flight if leader is not None else 0,
+            memtable_bytes=machine.store.memtable_bytes,
+            clock_spread_ms=self._host.clock_spread_ms,
+            disk_free_bytes=engine.room.free,
+            disk_reserve_bytes=engine.room.reserve,
+            disk_low=engine.room.low,
+            refusing=leader is not None and leader.full is not None,
+            scrubbed_bytes=self._scrubber.bytes_read,
+            scrub_passes=self._scrubber.passes,
+            damaged=bool(self._scrubber.damage),
+            read_time_lag_ms=max(0, now.clock_ms - due) if due is not None else 0,
+        )
+
+    # ---- status
+
+    def node_leadership(self) -> pb.NodeStatus:
+        """Return whether this node leads; it costs the same however much the node has."""
+        return pb.NodeStatus(
+            name=self.name,
+            address=self._config.peers[self.name],
+            reachable=True,
+            replica_id=self._replica.replica_id,
+            role=self._replica.role.value,
+            serving=self._host.leader is not None,
+            epoch=self._replica.epoch,
+        )
+
+    def node_status(self) -> pb.NodeStatus:
+        """Return this node's part of the status."""
+        machine = self._host.engine.machine
+        replica, counts = self._replica, machine.counts
+        status = pb.NodeStatus(
+            log_end=replica.last_index,
+            commit_index=replica.commit_index,
+            applied_index=machine.applied_index,
+            pending=counts.pending,
+            ready=self._host.totals.ready,
+            scheduled=counts.scheduled,
+            fired=counts.fired,
+            cancelled=counts.cancelled,
+            dropped=counts.dropped,
+            clock_ms=self._host.now().clock_ms,
+            version=VERSION,
+            uptime_ms=self._mono_ms() - self._started_at_ms,
+            unsure=replica.unsure,
+            rss_bytes=resident_bytes(),
+            disk_bytes=self._disk_bytes(),
+            disk_free_bytes=self._host.engine.room.free,
+            disk_reserve_bytes=self._config.storage.reserve_bytes,
+            disk_low=self._host.engine.room.low,
+            damage=self._scrubber.damage,
+            scrubbed_bytes=self._scrubber.bytes_read,
+            scrubbed_at_ms=self._scrubber.ended_ms,
+        )
+        status.MergeFrom(self.node_leadership())
+        return status
+
+    def _disk_bytes(self) -> int:
+        now = self._mono_ms()
+        if now - self._disk[0] >= DISK_LOOK_MS:
+            self._disk = (now, _disk_bytes(self._config.data))
+        return self._disk[1]
+
+    def node_checkpoint(self, at_index: LogIndex = LogIndex(0)) -> pb.NodeCheckpoint:
+        """Return this node's part of the checkpoints: the last one, or the one at `at_index`.
+
+        Then without offsets: who asks that compares digests, and topics may be many.
+        """
+        engine, replica = self._host.engine, self._replica
+        machine = engine.machine
+        checkpoint = machine.checkpoint
+        digest = checkpoint.digest if checkpoint else ""
+        topics = () if at_index else machine.topics.values()
+        offsets = {topic.name: int(topic.queue.end) for topic in topics}
+        known_end = max(replica.last_index, replica.commit_index)
+        return pb.NodeCheckpoint(
+            node=self.name,
+            role=replica.role.value,
+            epoch=replica.epoch,
+            log_end=replica.last_index,
+            commit_index=replica.commit_index,
+            applied_index=machine.applied_index,
+            last_read_time_ms=machine.last_read_time_ms,
+            queue_offsets=offsets,
+            digest=engine.digests.get(at_index, "") if at_index else digest,
+            checkpoint_index=checkpoint.index if checkpoint else 0,
+            age_ms=max(0, self._host.now().clock_ms - checkpoint.time_ms) if checkpoint else 0,
+            lag_entries=known_end - machine.applied_index,
+            manifest_index=engine.manifest_index,
+            runs=len(machine.store.runs),
+            window_end_ms=machine.store.window_end_ms or 0,
+            reachable=True,
+        )
+
+    def shared_checkpoint(self) -> pb.SharedCheckpoint | None:
+        """Return the shared checkpoint as this node's control plane knows it."""
+        shared = self._control.state.checkpoint
+        if shared is None:
+            return None
+        offsets = {k: int(v) for k, v in shared.queue_offsets.items() if v is not None}
+        return pb.SharedCheckpoint(
+            epoch=shared.epoch,
+            index=shared.index,
+            last_read_time_ms=shared.last_read_time_ms,
+            queue_offsets=offsets,
+            digest=shared.digest,
+            published_at_ms=shared.published_at_ms,
+            age_ms=max(0, self._host.now().clock_ms - shared.published_at_ms),
+        )
+
+    # ---- JSON
+
+    async def status(self, *, cluster: bool) -> dict[str, Any]:
+        """Return the status for HTTP, of this node or of all."""
+        epoch, leader, controller = self.leadership()
+        nodes = [self.node_status()]
+        if cluster:
+            nodes += await ask_all(self.peers(), status_of)
+        return {
+            "cluster_id": self.cluster_id,
+            "epoch": epoch,
+            "leader": leader,
+            "controller": controller,
+            "nodes": [_as_dict(node) for node in nodes],
+        }
+
+    async def checkpoint(self, *, cluster: bool) -> dict[str, Any]:
+        """Return the checkpoints for HTTP: this node's or all, and the shared one."""
+        nodes = [self.node_checkpoint()]
+        if cluster:
+            nodes += await ask_all(self.peers(), checkpoint_of)
+        shared = self.shared_checkpoint()
+        return {
+            "nodes": [_as_dict(node) for node in nodes],
+            "shared": _as_dict(shared) if shared is not None else None,
+        }
+
+    async def policies(self, *, namespace: str, topic: str) -> Mapping[str, object]:
+        """Return what a scope says and what holds for it, as this node has applied it, for HTTP."""
+        engine, scope = self._host.engine, pb.PolicyScope(namespace=namespace, topic=topic)
+        return _as_dict(description(engine.machine, engine.node_policy, scope))
+
+
+def _worst(lags: Iterable[Lag]) -> tuple[Lag, ...]:
+    """Return those with the greatest lags, the first figure counts first."""
+    return tuple(heapq.nlargest(LAGS_SHOWN, lags, key=lambda each: each[1]))
+
+
+def _as_dict(message: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = _numbers(
+        MessageToDict(
+            message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
+    )
+    return fields
+
+
+_TEXTS: Final = frozenset(
+    {
+        "address",
+        "damage",
+        "digest",
+        "error",
+        "name",
+        "namespace",
+        "node",
+        "role",
+        "topic",
+        "version",
+    }
+)
+"""Fields that stay text, also when they look like a number."""
+
+
+def _numbers(value: Any) -> Any:
+    """Turn protobuf JSON's 64-bit integers, which are strings, back into numbers; ids stay text."""
+    if isinstance(value, dict):
+        return {
+            key: v if key in _TEXTS or key.endswith("_id") else _numbers(v)
+            for key, v in value.items()
+        }
+    if isinstance(value, list):
+        return [_numbers(v) for v in value]
+    if isinstance(value, str) and value.lstrip("-").isdigit():
+        return int(value)
+    return value
+
+
+def _disk_bytes(directory: Path) -> int:
+    total = 0
+    for folder, _, files in os.walk(directory):
+        for name in files:
+            try:
+                total += (Path(folder) / name).stat().st_size
+            except FileNotFoundError:
+                continue  # dropped while we looked
+    return total

@@ -1,0 +1,55 @@
+"""What topics use of their quotas, for operators."""
+
+import asyncio
+import heapq
+from typing import Final, TypeAlias
+
+from timer.entries.policies import ScopePolicy, namespace_of
+from timer.leader.intake.admission import Rules
+from timer.leader.intake.quotas import USED
+from timer.ready.topic import Topic
+from timer.state.machine import Machine
+from timerclient.proto import timer_pb2 as pb
+
+Use: TypeAlias = tuple[tuple[str, str], tuple[int, int]]
+"""((topic, field), (used, limit))."""
+TOPICS_AT_ONCE: Final = 256
+"""Looked at in one go: some milliseconds' work."""
+
+
+def of_topic(machine: Machine, node: ScopePolicy, topic: Topic) -> list[pb.QuotaStatus]:
+    """Return the quotas that hold for a topic, as they are applied here; `node`: its settings."""
+    if not machine.policies.limited:
+        return []
+    rules = Rules(machine.policies.effective(node, namespace_of(topic.name), topic.topic_id))
+    return [
+        pb.QuotaStatus(
+            field=quota.field,
+            used=USED[quota.field](topic),
+            limit=quota.limit,
+            source=quota.source,
+        )
+        for quota in rules.quotas
+    ]
+
+
+async def fullest(machine: Machine, node: ScopePolicy, count: int) -> tuple[Use, ...]:
+    """Return the quotas of which most is used, of all topics'.
+
+    Some topics at a time, between which the loop does other things.
+    """
+    found: list[Use] = []
+    topics = [*machine.topics.values()] if machine.policies.limited else []
+    for number, topic in enumerate(topics, 1):
+        found += (
+            ((topic.name, quota.field), (quota.used, quota.limit))
+            for quota in of_topic(machine, node, topic)
+        )
+        if not number % TOPICS_AT_ONCE:
+            await asyncio.sleep(0)
+    return tuple(heapq.nlargest(count, found, key=_share))
+
+
+def _share(use: Use) -> float:
+    used, limit = use[1]
+    return used / limit if limit else float("inf")

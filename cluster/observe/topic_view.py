@@ -1,0 +1,194 @@
+"""Topics, groups and producers as a node has applied them, for operators."""
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from cluster.api import group_admin, wire_rows
+from cluster.observe import lag, quota_view
+from cluster.observe import producer_view as producers
+from cluster.observe.lateness import BOUNDS_MS, Histogram, Lateness
+from cluster.settings.config import NodeConfig
+from cluster.state.host import Host
+from timer.leader.leader import Delivery
+from timer.model.columns import I64
+from timer.model.timer_errors import InvalidRequestError, NotFoundError
+from timer.model.units import TopicId, UnixMs
+from timer.ready.group import Group
+from timer.ready.topic import Topic
+from timer.state.apply_results import FireApplied
+from timer.state.machine import Machine
+from timerclient.proto import timer_pb2 as pb
+
+TOPICS_AT_ONCE: Final = 256
+"""Statuses of topics and groups that are made in one go: some three milliseconds' work."""
+PAGE_SIZE_MAX: Final = 1_000
+"""Topics in one answer, …"""
+PAGE_GROUPS_MAX: Final = 10_000
+"""… and with their groups: what would exceed it follows in the next."""
+
+
+class TopicView:
+    """What a node tells of its topics, groups and producers."""
+
+    def __init__(self, host: Host, config: NodeConfig) -> None:
+        self._host = host
+        self._config = config
+        self._fired_late, self._handed_out_late = Lateness(), Lateness()
+        """Of each topic, since this node began to lead."""
+        self._names: tuple[tuple[int, int], list[str]] = ((0, 0), [])
+        """(next topic id, topics), and the names of these, sorted."""
+
+    # ---- what happens
+
+    def led(self) -> None:
+        """This node begins to lead."""
+        self._fired_late, self._handed_out_late = Lateness(), Lateness()
+
+    def fired(self, applied: FireApplied, at_ms: UnixMs) -> I64:
+        """Count what fired; return by how much each was late, in ms (n, int64)."""
+        if not applied.fired:
+            return np.zeros(0, np.int64)
+        late_ms = [at_ms - rows["due_ms"] for _, rows in applied.fired]
+        together = np.concatenate(late_ms)
+        topics = [topic for topic, _ in applied.fired]
+        self._fired_late.observe(topics, [*map(len, late_ms)], together)
+        return together
+
+    def handed_out(self, delivery: Delivery) -> I64:
+        """Count what was handed out for the first time; return how late each was (n, int64)."""
+        topic = delivery.topic
+        slices = topic.queue.slices(delivery.lease.offsets)
+        due_ms = np.concatenate([page.rows["due_ms"][at.astype(np.int64)] for page, at in slices])
+        late_ms: I64 = delivery.at_ms - due_ms[delivery.attempts == 1]
+        self._handed_out_late.observe([topic.topic_id], [len(late_ms)], late_ms)
+        return late_ms
+
+    def deleted(self, topic: TopicId) -> None:
+        """A topic is gone."""
+        self._fired_late.forget(topic)
+        self._handed_out_late.forget(topic)
+
+    # ---- what is told
+
+    async def topics(self, after: str, page_size: int) -> pb.ListTopicsResponse:
+        """Return a page of topics, by name, as this node has applied them; 0: a page of most.
+
+        Some at a time, between which the loop does other things.
+
+        Raises:
+            InvalidRequestError: the page is too large.
+        """
+        if page_size > PAGE_SIZE_MAX:
+            raise InvalidRequestError("page_size", page_size, f"must be at most {PAGE_SIZE_MAX}")
+        machine, clock_ms, late = self._machine, self._host.now().clock_ms, self._late()
+        names = self._sorted_names()
+        start = bisect_right(names, after)
+        page = names[start : start + (page_size or PAGE_SIZE_MAX)]
+        found: list[pb.TopicStatus] = []
+        work = pause_at = 0
+        for name in page:
+            if (topic := machine.topic_by_name.get(name)) is not None:
+                found.append(self._topic(topic, late, clock_ms))
+                work += 1 + len(topic.groups)
+            after = name
+            if work >= PAGE_GROUPS_MAX:
+                break
+            if work >= pause_at:
+                pause_at = work + TOPICS_AT_ONCE
+                await asyncio.sleep(0)
+        more = bool(page) and after != names[-1]
+        return pb.ListTopicsResponse(
+            topics=found, next_after=after if more else "", count=len(names)
+        )
+
+    def topic(self, name: str, *, lateness: bool = False) -> pb.TopicStatus:
+        """Return the topic of this name, as this node has applied it.
+
+        Raises:
+            NotFoundError: there is no such topic.
+        """
+        topic = self._machine.topic_by_name.get(name)
+        if topic is None:
+            raise NotFoundError("topic", name)
+        status = self._topic(topic, self._late(), self._host.now().clock_ms)
+        if lateness:
+            status.fired_late.CopyFrom(_histogram(self._fired_late.of(status.topic_id)))
+            handed_out = self._handed_out_late.of(status.topic_id)
+            status.handed_out_late.CopyFrom(_histogram(handed_out))
+        return status
+
+    def _late(self) -> Mapping[TopicId, int]:
+        leader = self._host.leader
+        return lag.of_topics(leader, self._host.now().clock_ms) if leader is not None else {}
+
+    def _sorted_names(self) -> list[str]:
+        """Return the names of all topics, sorted again only if there are others by now."""
+        machine = self._machine
+        made = int(machine.next_topic_id), len(machine.topics)
+        if made != self._names[0]:
+            self._names = made, sorted(machine.topic_by_name)
+        return self._names[1]
+
+    def group(self, topic: str, group: str) -> pb.GroupStatus:
+        """Return a group, as this node has applied it.
+
+        Raises:
+            NotFoundError: there is none, or no more.
+        """
+        of = self._machine.topic_by_name.get(wire_rows.topic_name(topic))
+        found = of.groups.get(group) if of is not None else None
+        if of is None or found is None:
+            raise NotFoundError("group", group)
+        return self._group(of, found, self._host.now().clock_ms)
+
+    def producers(self, request: pb.ListProducersRequest) -> pb.ListProducersResponse:
+        """Return a page of producers, or one of them.
+
+        Raises:
+            InvalidRequestError: the page is too large.
+            UnknownProducer: there is none of that name.
+        """
+        return producers.page_of(self._machine, request, self._config.limits.producer_idle_ms)
+
+    def _topic(self, topic: Topic, late: Mapping[TopicId, int], clock_ms: UnixMs) -> pb.TopicStatus:
+        counts, queue = topic.counts, topic.queue
+        return pb.TopicStatus(
+            name=topic.name,
+            topic_id=topic.topic_id,
+            pending=counts.pending,
+            scheduled=counts.scheduled,
+            fired=counts.fired,
+            cancelled=counts.cancelled,
+            dropped=counts.dropped,
+            paused=topic.paused,
+            held=topic.held,
+            releasing=topic.release is not None,
+            queue_end=queue.end,
+            queue_begin=queue.begin,
+            ready=topic.ready,
+            expired=topic.expired,
+            groups=[self._group(topic, group, clock_ms) for group in topic.groups.values()],
+            lag_ms=max(0, late.get(topic.topic_id, 0)),
+            quotas=quota_view.of_topic(self._machine, self._host.engine.node_policy, topic),
+        )
+
+    def _group(self, topic: Topic, group: Group, clock_ms: UnixMs) -> pb.GroupStatus:
+        leader = self._host.leader
+        leased, consumers = leader.groups.leased(group) if leader is not None else (0, 0)
+        status = group_admin.status_of(group, topic.queue.end, leased, consumers)
+        if leader is not None:
+            lags = lag.of_group(leader, topic, group, clock_ms)
+            status.undelivered_lag_ms, status.unacked_lag_ms = lags.undelivered_ms, lags.unacked_ms
+        return status
+
+    @property
+    def _machine(self) -> Machine:
+        return self._host.engine.machine
+
+
+def _histogram(found: Histogram) -> pb.Lateness:
+    return pb.Lateness(counts=found.counts.tolist(), at_most_ms=BOUNDS_MS, sum_ms=found.sum_ms)

@@ -1,0 +1,123 @@
+"""The one place where our errors meet gRPC: status codes, wire reasons, the trailing metadata.
+
+    TimerError --to_wire--> timer.v1.Error --abort--> status code, details, `timer-error-bin`
+
+A status code is what a stranger's client sees; the reason in the metadata is what ours acts on.
+"""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple, NoReturn
+
+import grpc
+import grpc.aio
+
+from timer.model import timer_errors
+from timerclient.proto import timer_pb2
+
+TRAILER: Final = "timer-error-bin"
+"""Trailing metadata that carries a serialised `timer.v1.Error`."""
+TEXT_SIZE_MAX: Final = 1024
+"""Characters of one text in an `Error`: all metadata of an answer must fit into 8 KiB."""
+_UINT32_MAX: Final = (1 << 32) - 1
+
+
+class Status(NamedTuple):
+    """What a class of errors is on the wire."""
+
+    code: grpc.StatusCode
+    reason: timer_pb2.Reason.ValueType
+
+
+_C: Final = grpc.StatusCode
+_STORAGE: Final = Status(_C.INTERNAL, timer_pb2.STORAGE_FAILED)
+
+STATUSES: Final[dict[type[timer_errors.EngineError], Status]] = {
+    timer_errors.InvalidRequestError: Status(_C.INVALID_ARGUMENT, timer_pb2.INVALID_REQUEST),
+    timer_errors.NotFoundError: Status(_C.NOT_FOUND, timer_pb2.NOT_FOUND),
+    timer_errors.GroupDeletedError: Status(_C.NOT_FOUND, timer_pb2.NOT_FOUND),
+    timer_errors.TopicDeletedError: Status(_C.NOT_FOUND, timer_pb2.NOT_FOUND),
+    timer_errors.AlreadyExistsError: Status(_C.ALREADY_EXISTS, timer_pb2.ALREADY_EXISTS),
+    timer_errors.NotLeaderError: Status(_C.FAILED_PRECONDITION, timer_pb2.NOT_LEADER),
+    timer_errors.NotReadyError: Status(_C.UNAVAILABLE, timer_pb2.NOT_READY),
+    timer_errors.FencedError: Status(_C.ABORTED, timer_pb2.FENCED),
+    timer_errors.OverloadedError: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.OVERLOADED),
+    timer_errors.DiskFullError: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.DISK_FULL),
+    timer_errors.QuotaReachedError: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.QUOTA_REACHED),
+    timer_errors.LimitReachedError: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.QUOTA_REACHED),
+    timer_errors.CommitTimeoutError: Status(_C.DEADLINE_EXCEEDED, timer_pb2.COMMIT_TIMEOUT),
+    timer_errors.LeadershipLostError: Status(_C.ABORTED, timer_pb2.LEADERSHIP_LOST),
+    timer_errors.SequenceGapError: Status(_C.OUT_OF_RANGE, timer_pb2.SEQUENCE_GAP),
+    timer_errors.OutcomeForgottenError: Status(_C.DATA_LOSS, timer_pb2.OUTCOME_FORGOTTEN),
+    timer_errors.UnknownProducerError: Status(_C.UNAUTHENTICATED, timer_pb2.UNKNOWN_PRODUCER),
+    timer_errors.LeaseLostError: Status(_C.FAILED_PRECONDITION, timer_pb2.LEASE_LOST),
+    timer_errors.GroupHeldError: Status(_C.FAILED_PRECONDITION, timer_pb2.GROUP_HELD),
+    timer_errors.ShuttingDownError: Status(_C.UNAVAILABLE, timer_pb2.SHUTTING_DOWN),
+    timer_errors.StorageError: _STORAGE,
+    timer_errors.CorruptFileError: _STORAGE,
+    timer_errors.UnreadableFileError: _STORAGE,
+    timer_errors.UnknownVersionError: _STORAGE,
+    timer_errors.PromiseLostError: _STORAGE,
+    timer_errors.WrongDirectoryError: _STORAGE,
+    timer_errors.DiskFailedError: _STORAGE,
+    timer_errors.ConfigError: Status(_C.INVALID_ARGUMENT, timer_pb2.CONFIG),
+}
+
+
+def error_classes() -> Iterator[type[timer_errors.EngineError]]:
+    """Yield every class of the tree below `TimerError`, nested ones included."""
+    waiting = [*timer_errors.EngineError.__subclasses__()]
+    while waiting:
+        found = waiting.pop()
+        yield found
+        waiting.extend(found.__subclasses__())
+
+
+def code_of(error: timer_errors.EngineError) -> grpc.StatusCode:
+    """Return the status code that timer.proto promises for this error."""
+    return STATUSES[type(error)].code
+
+
+def reason_of(error: timer_errors.EngineError) -> str:
+    """Return the name of this error's reason, such as NOT_LEADER: a label for metrics and logs."""
+    return timer_pb2.Reason.Name(STATUSES[type(error)].reason)
+
+
+def to_wire(error: timer_errors.EngineError) -> timer_pb2.Error:
+    """Return the error as clients get it: texts are cut to TEXT_SIZE_MAX characters."""
+    wire = timer_pb2.Error(
+        reason=STATUSES[type(error)].reason,
+        message=_text(str(error)),
+        retryable=error.retryable,
+        outcome_known=error.outcome_known,
+    )
+    match error:
+        case timer_errors.NotLeaderError():
+            wire.leader = error.leader or ""
+        case timer_errors.OverloadedError() | timer_errors.DiskFullError():
+            wire.retry_after_ms = min(max(error.retry_after_ms, 0), _UINT32_MAX)
+        case timer_errors.InvalidRequestError() | timer_errors.QuotaReachedError():
+            wire.field = _text(error.field)
+            wire.limit = _text(error.limit)
+        case timer_errors.SequenceGapError():
+            wire.expected_sequence = error.expected
+        case _:
+            pass
+    return wire
+
+
+async def abort(
+    context: "grpc.aio.ServicerContext[object, object]", error: timer_errors.EngineError
+) -> NoReturn:
+    """End the RPC with the error's status code, and the whole error in the trailing metadata.
+
+    Raises:
+        grpc.aio.AbortError: always; gRPC's own way out of a handler.
+    """
+    wire = to_wire(error)
+    trailer = ((TRAILER, wire.SerializeToString()),)
+    await context.abort(code_of(error), wire.message, trailer)
+
+
+def _text(text: str) -> str:
+    """Cut `text`, and escape what has no UTF-8: protobuf would refuse the whole answer."""
+    return text[:TEXT_SIZE_MAX].encode(errors="backslashreplace").decode()

@@ -1,0 +1,233 @@
+"""The HTTP port: metrics, health, and the node's state as JSON. It reads and changes nothing.
+
+    /metrics         Prometheus
+    /healthz         200: the process works. Else restart it: 503
+    /readyz          200: send clients here; it leads, or knows who does. Else 503, and why
+    /v1/status       this node, or with the others' answers: ?scope=cluster
+    /v1/checkpoint   likewise
+    /v1/policies     the cluster's, or ?namespace=ns, or ?topic=ns/t, as this node has applied them
+    /                links, for people
+
+The node is seen through a `NodeView`; what makes it healthy and ready is decided here, from one
+`LocalState`.
+"""
+
+import asyncio
+import errno
+import html
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from cluster.rpc.grpc_errors import reason_of
+from cluster.settings.config import parse_address
+from timer.model.timer_errors import ConfigError, EngineError, InvalidRequestError, NotFoundError
+
+ANSWER_TIMEOUT_S: Final = 5.0
+"""The others are asked for the whole cluster's status; a probe doesn't wait longer for them."""
+IDLE_S: Final = 30.0
+"""A connection must have sent a request's headers by then, and after each answer again."""
+CONNECTIONS_MAX: Final = 256
+"""With one more the oldest is closed, so that a probe comes through."""
+DRAIN_TIMEOUT_S: Final = 1.0
+"""A stopping server waits so long for answers under way; a scrape can be repeated."""
+
+_LINKS: Final = (
+    *("/v1/status", "/v1/status?scope=cluster"),
+    *("/v1/checkpoint", "/v1/checkpoint?scope=cluster"),
+    "/v1/policies",
+    *("/metrics", "/healthz", "/readyz"),
+)
+
+_STATUSES: Final = {InvalidRequestError: 400, NotFoundError: 404}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalState:
+    """What probes ask about, as this node knows it without asking anybody."""
+
+    role: str
+    """leader, follower, candidate, learner or stopping."""
+    serving: bool
+    """It leads, holds its lease and has applied everything from before."""
+    leader: str
+    """Name of the leader that it follows; empty: none is known."""
+    silent_ms: int
+    """Since the leader was last heard, on a follower."""
+    silent_ms_max: int
+    """A follower that has heard nothing for longer has lost its leader: lease and guard."""
+    disk_error: str = ""
+    """Why its disk can't be written; empty: it can."""
+
+
+class NodeView(Protocol):
+    """A node, as the HTTP port sees it."""
+
+    def local(self) -> LocalState:
+        """Return what probes ask about; at once."""
+
+    async def measure(self) -> None:
+        """Find out what the registry is about to show, as far as that takes a while."""
+
+    async def status(self, *, cluster: bool) -> Mapping[str, object]:
+        """Return the node's, or the whole cluster's, status; JSON's types only."""
+
+    async def checkpoint(self, *, cluster: bool) -> Mapping[str, object]:
+        """Return the node's, or all nodes' and the shared, checkpoint; JSON's types only."""
+
+    async def policies(self, *, namespace: str, topic: str) -> Mapping[str, object]:
+        """Return the policies of a scope; JSON's types only."""
+
+
+def why_unhealthy(state: LocalState) -> str:
+    """Return why the process should be restarted; empty: it should not."""
+    return f"disk: {state.disk_error}" if state.disk_error else ""
+
+
+def why_not_ready(state: LocalState) -> str:
+    """Return why clients should not be sent to this node; empty: they may be."""
+    if unhealthy := why_unhealthy(state):
+        return unhealthy
+    match state.role:
+        case "leader":
+            return "" if state.serving else "leads, but serves nobody: no lease, or not caught up"
+        case "follower" | "learner" if not state.leader:
+            return "knows no leader"
+        case "follower" | "learner" if state.silent_ms > state.silent_ms_max:
+            return f"has not heard the leader {state.leader} for {state.silent_ms} ms"
+        case "follower" | "learner":
+            return ""
+        case role:
+            return f"is {role}"
+
+
+class HttpServer:
+    """Serves one node's HTTP port from `start` to `stop`."""
+
+    def __init__(self, address: str, view: NodeView, registry: CollectorRegistry) -> None:
+        """`address` is host:port; port 0: any free one."""
+        self._text = address
+        self._address = parse_address("http", address, port_min=0)
+        self._view = view
+        self._registry = registry
+        self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
+
+    async def start(self) -> int:
+        """Listen; return the port.
+
+        Raises:
+            ConfigError: the address is in use, not this machine's, or not allowed.
+        """
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/", self._index),
+                web.get("/metrics", self._metrics),
+                web.get("/healthz", self._health),
+                web.get("/readyz", self._ready),
+                web.get("/v1/status", self._status),
+                web.get("/v1/checkpoint", self._checkpoint),
+                web.get("/v1/policies", self._policies),
+            ]
+        )
+        self._runner = runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=DRAIN_TIMEOUT_S, keepalive_timeout=IDLE_S
+        )
+        await runner.setup()
+        server = runner.server
+        assert server is not None
+
+        def accept() -> asyncio.Protocol:
+            _make_room(server.connections)
+            return server()
+
+        host, port = self._address
+        try:
+            self._listener = await asyncio.get_running_loop().create_server(
+                accept, host, port, backlog=1024
+            )
+        except OSError as error:
+            await self.stop()
+            why = "in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+            raise ConfigError("http", self._text, f"can't listen: {why}") from error
+        return int(self._listener.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        """Take no more requests, let those under way end, close; may be called at any time."""
+        if self._listener is not None:
+            self._listener.close()
+        if self._runner is not None:
+            runner, self._runner = self._runner, None
+            await runner.cleanup()
+
+    # ---- pages
+
+    async def _index(self, _: web.Request) -> web.Response:
+        state = self._view.local()
+        why = why_not_ready(state)
+        leader = f", leader {state.leader}" if state.leader else ""
+        links = "\n".join(f'<li><a href="{path}">{path}</a></li>' for path in _LINKS)
+        said = html.escape(f"{state.role}{leader}: {why or 'ready'}")
+        text = (
+            '<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>timerd</title>\n'
+            f"<h1>timerd</h1>\n<p>{said}</p>\n<ul>\n{links}\n</ul></html>\n"
+        )
+        return web.Response(text=text, content_type="text/html")
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        headers = {"Content-Type": content_type}
+        await self._view.measure()
+        return web.Response(body=encode(self._registry), headers=headers)
+
+    async def _health(self, _: web.Request) -> web.Response:
+        # That we answer says that the event loop runs.
+        return _verdict(why_unhealthy(self._view.local()))
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        return _verdict(why_not_ready(self._view.local()))
+
+    async def _status(self, request: web.Request) -> web.Response:
+        return await _json(lambda: self._view.status(cluster=_whole_cluster(request)))
+
+    async def _checkpoint(self, request: web.Request) -> web.Response:
+        return await _json(lambda: self._view.checkpoint(cluster=_whole_cluster(request)))
+
+    async def _policies(self, request: web.Request) -> web.Response:
+        scope = {name: request.query.get(name, "") for name in ("namespace", "topic")}
+        return await _json(lambda: self._view.policies(**scope))
+
+
+def _make_room(connections: Sequence[RequestHandler]) -> None:
+    """Close the oldest connection if there are too many: most likely it is idle."""
+    there = [each.transport for each in connections if each.transport is not None]
+    there = [each for each in there if not each.is_closing()]
+    if len(there) >= CONNECTIONS_MAX:
+        there[0].abort()
+
+
+def _verdict(why_not: str) -> web.Response:
+    return web.Response(text=f"{why_not or 'ok'}\n", status=503 if why_not else 200)
+
+
+def _whole_cluster(request: web.Request) -> bool:
+    return request.query.get("scope") == "cluster"
+
+
+async def _json(read: Callable[[], Awaitable[Mapping[str, object]]]) -> web.Response:
+    """Answer with what `read` returns, or with why it can't be had."""
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            return web.json_response(await read())
+    except EngineError as error:
+        refusal = {"error": str(error), "reason": reason_of(error)}
+        return web.json_response(refusal, status=_STATUSES.get(type(error), 503))
+    except TimeoutError:
+        refusal = {"error": f"no answer within {ANSWER_TIMEOUT_S:g} s", "reason": "NOT_READY"}
+        return web.json_response(refusal, status=503)

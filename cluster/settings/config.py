@@ -1,0 +1,586 @@
+"""Settings of a node: one frozen dataclass per part, each field with unit, reason and range.
+
+    defaults  <  TOML file  <  environment           <  flags
+                 [limits]      TIMERD_LIMITS__         --set limits.key_bytes_max=512
+                 key_bytes_max KEY_BYTES_MAX=512
+
+A setting's *key* is its path, such as `limits.key_bytes_max`; all sources become one flat
+mapping of keys to values, the later over the earlier, and that becomes a `NodeConfig`. Texts (of
+the environment and of flags) are read as the setting's type; `peers` as `name=host:port,...`.
+Unknown keys are refused. What stands in a `NodeConfig` is in range and fits together.
+"""
+
+import argparse
+import difflib
+import ipaddress
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
+
+from replication.core.replication_config import ReplicationConfig
+from timer.entries.entry_frame import HEADER_SIZE, PAYLOAD_SIZE_MAX
+from timer.model.columns import ROW
+from timer.model.timer_errors import ConfigError
+from timer.model.units import DUE_MS_MAX
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+ENV_PREFIX: Final = "TIMERD_"
+ENV_FILE: Final = "TIMERD_CONFIG"
+"""Names the TOML file; not a setting itself."""
+PEERS_MAX: Final = 7
+TEST_CLUSTER: Final = "test-"
+"""What the cluster id of a test cluster begins with: the only ones whose clock can be moved."""
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+
+_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_NAME_RULE: Final = "1 to 63 letters, digits, '.', '_' and '-', the ends a letter or digit"
+# Kubernetes tells every container of its services so: of one called `timerd`, TIMERD_PORT=tcp://…
+_SERVICE_LINK: Final = re.compile(r"TIMERD_(SERVICE|PORT)(_[A-Z0-9_]+)?")
+_FLAGS: Final = ("name", "data", "grpc", "http")
+
+
+def _int(default: int, low: int, high: int) -> int:
+    """Declare a whole number in low .. high (inclusive)."""
+    declared: Any = field(default=default, metadata={"range": (low, high)})
+    return declared  # type: ignore[no-any-return]  # dataclass takes it apart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """Base of the parts: checks types and ranges."""
+
+    section: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.type is int and not (isinstance(value, int) and not isinstance(value, bool)):
+                raise ConfigError(self.key(each.name), value, "a whole number")
+            if "range" in each.metadata:
+                low, high = each.metadata["range"]
+                if not low <= value <= high:
+                    raise ConfigError(self.key(each.name), value, f"{low} .. {high}")
+
+    def key(self, name: str) -> str:
+        """Return the key of one of its fields."""
+        return f"{self.section}.{name}" if self.section else name
+
+    def refuse(self, name: str, limit: str) -> ConfigError:
+        """Return the error that says what its field `name` must be."""
+        return ConfigError(self.key(name), getattr(self, name), limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing(_Part):
+    """When things happen by themselves; milliseconds."""
+
+    section: ClassVar[str] = "timing"
+
+    tick_ms: int = _int(10, 1, 1_000)
+    """How finely firings are grouped: smaller is more punctual, larger makes fewer entries."""
+    fold_interval_ms: int = _int(250, 10, 5_000)
+    """A follower applies what is committed at least so often; a promotion folds the rest."""
+    checkpoint_interval_ms: int = _int(3_000, 100, 60_000)
+    """How often all replicas compare digests and the shared checkpoint moves."""
+    drain_timeout_ms: int = _int(10_000, 0, 600_000)
+    """A stopping node waits this long for a successor and for what it has in flight."""
+
+    def __post_init__(self) -> None:
+        # super() without arguments fails in dataclasses with slots.
+        _Part.__post_init__(self)
+        if self.fold_interval_ms > self.checkpoint_interval_ms:
+            limit = f"at most timing.checkpoint_interval_ms ({self.checkpoint_interval_ms})"
+            raise self.refuse("fold_interval_ms", limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeadershipConfig(_Part):
+    """How the loss of the leader is noticed; CLOCK_BOOTTIME milliseconds. The same on all nodes."""
+
+    section: ClassVar[str] = "leadership"
+
+    lease_ms: int = _int(500, 50, 60_000)
+    """A leader acts alone for this long after sending what a majority answered: the floor of
+    every failover that nobody planned, and the longest hiccup that causes none."""
+    heartbeat_ms: int = _int(100, 5, 10_000)
+    """An idle leader speaks this often: five chances per lease."""
+
+    def __post_init__(self) -> None:
+        _Part.__post_init__(self)
+        if self.heartbeat_ms * 2 >= self.lease_ms:
+            limit = f"below half of leadership.lease_ms ({self.lease_ms})"
+            raise self.refuse("heartbeat_ms", limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsConfig(_Part):
+    """What a request may ask for, and how much may wait. Texts are counted in bytes of UTF-8."""
+
+    section: ClassVar[str] = "limits"
+
+    payload_bytes_max: int = _int(4 * MIB, 1, 16 * MIB)
+    """Of one timer."""
+    key_bytes_max: int = _int(1024, 0, 64 * KIB)
+    """Of one timer."""
+    headers_bytes_max: int = _int(32 * KIB, 0, MIB)
+    """Of one timer, names, values and their sizes."""
+    topic_name_bytes_max: int = _int(255, 1, 255)
+    """The shared checkpoint names topics in pages below 4 KB."""
+    group_name_bytes_max: int = _int(255, 1, 255)
+    delay_ms_max: int = _int(DUE_MS_MAX, 1, DUE_MS_MAX)
+    """How far ahead a timer may be scheduled; by default as far as its id can tell."""
+    request_rows_max: int = _int(65_536, 1, 65_536)
+    """Timers in one request."""
+    request_bytes_max: int = _int(16 * MIB, 1 * KIB, PAYLOAD_SIZE_MAX)
+    """Payloads, keys and headers of one request; with its rows it must fit into one entry of the
+    log."""
+    request_window_ms: int = _int(300_000, 1_000, 86_400_000)
+    """How long the answer to a request with a request_id is remembered. 131,072 of them are at a
+    time, beyond which RESOURCE_EXHAUSTED: 437 a second over the default."""
+    producer_idle_ms: int = _int(7 * 86_400_000, 1_000, 366 * 86_400_000)
+    """A producer that has sent nothing for so long is forgotten at the next checkpoint; its client
+    registers anew by itself."""
+    topics_max: int = _int(100_000, 1, 1_000_000)
+    """Every replica keeps each in memory, about two kilobytes, and names it in each manifest."""
+    namespace_topics_max: int = _int(10_000, 1, 1_000_000)
+    """Of each namespace: one application's names must not take everybody's."""
+    groups_max: int = _int(100_000, 1, 1_000_000)
+    """Of all topics together."""
+    topic_groups_max: int = _int(1_000, 1, 100_000)
+    """Of each topic: each of its messages is asked after in every group."""
+    producers_max: int = _int(100_000, 1, 1_000_000)
+    """Where a tenth of these or less is left, those that sent nothing for an hour are forgotten."""
+    connections_max: int = _int(8_192, 16, 1_000_000)
+    """Of clients and peers on the gRPC port; fewer if the process may not have so many files."""
+    streams_max: int = _int(1_024, 8, 1_000_000)
+    """RPCs at a time on one connection; a client waits with more."""
+    memory_bytes_max: int = _int(0, 0, 1 << 50)
+    """Resident memory above which new work is refused and the connections that hold most end.
+    0: three quarters of what the machine, or the process's cgroup, has."""
+    outbox_bytes_max: int = _int(256 * MIB, 16 * MIB, 1 << 40)
+    """What waits for consumers to read it, of all of them; 8 MiB each at most."""
+    inflight_bytes_max: int = _int(64 * MIB, 1 * MIB, 4096 * MIB)
+    """What the leader holds that no majority has yet, queued or sent; more is refused with
+    RESOURCE_EXHAUSTED."""
+
+    def __post_init__(self) -> None:
+        _Part.__post_init__(self)
+        one = self.payload_bytes_max + self.key_bytes_max + self.headers_bytes_max
+        if self.request_bytes_max < one:
+            limit = f"at least one timer with key and headers ({one})"
+            raise self.refuse("request_bytes_max", limit)
+        room = PAYLOAD_SIZE_MAX - self.request_rows_max * ROW.itemsize
+        if self.request_bytes_max > room:
+            limit = f"at most {room}: an entry holds {PAYLOAD_SIZE_MAX} bytes, rows included"
+            raise self.refuse("request_bytes_max", limit)
+        if self.inflight_bytes_max < HEADER_SIZE + PAYLOAD_SIZE_MAX:
+            limit = f"at least one entry ({HEADER_SIZE + PAYLOAD_SIZE_MAX})"
+            raise self.refuse("inflight_bytes_max", limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups(_Part):
+    """What a consumer group gets that does not say otherwise; milliseconds."""
+
+    section: ClassVar[str] = "groups"
+
+    visibility_timeout_ms: int = _int(30_000, 1, 43_200_000)
+    """A message that a consumer took and did not ack is delivered again after this. (Not the
+    leader's lease, which is leadership.lease_ms.)"""
+    visibility_timeout_ms_min: int = _int(100, 1, 43_200_000)
+    """The shortest that a consumer may ask for: less makes redeliveries only."""
+    visibility_timeout_ms_max: int = _int(43_200_000, 1, 43_200_000)
+    """The longest (12 hours): a dead consumer that keeps its connection holds them so long."""
+
+    def __post_init__(self) -> None:
+        _Part.__post_init__(self)
+        low, high = self.visibility_timeout_ms_min, self.visibility_timeout_ms_max
+        if low > high:
+            limit = f"at most groups.visibility_timeout_ms_max ({high})"
+            raise self.refuse("visibility_timeout_ms_min", limit)
+        if not low <= self.visibility_timeout_ms <= high:
+            raise self.refuse("visibility_timeout_ms", f"{low} .. {high}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageConfig(_Part):
+    """When the memtable is written out as a run (at the first of the first four), how much log is
+    kept, and what nodes without it get."""
+
+    section: ClassVar[str] = "storage"
+
+    memtable_bytes_flush: int = _int(64 * MIB, 1 * MIB, 4096 * MIB)
+    """Bounds memory."""
+    log_bytes_flush: int = _int(256 * MIB, 1 * MIB, 65_536 * MIB)
+    """Bounds what a restart replays, and the disk that the log takes."""
+    log_entries_flush: int = _int(8_192, 64, 1_048_576)
+    """Bounds what a restart replays, too: an entry takes it 0.1 to 0.2 ms, however small."""
+    flush_interval_ms: int = _int(600_000, 1_000, 86_400_000)
+    """Bounds the age of a manifest on a quiet node."""
+    log_kept_bytes_max: int = _int(1024 * MIB, 0, 1_048_576 * MIB)
+    """Below the manifest the log is kept for nodes that lack it, up to so much. Who lacks more than
+    that gets a snapshot."""
+    reserve_bytes: int = _int(1024 * MIB, 0, 1 << 50)
+    """Kept free for what must go on: below it nothing new is taken
+    (timer/leader/intake/disk_reserve.py). A flush, what
+    is in flight, and messages that fire while nobody reads them have to fit. 0: none is kept."""
+    scrub_bytes_per_s: int = _int(4 * MIB, 0, 65_536 * MIB)
+    """How fast all files are read again, to find damage before it is met. 0: they are not."""
+    scrub_interval_ms: int = _int(3_600_000, 100, 2_592_000_000)
+    """From the start of one such pass to the next, or longer if it takes longer."""
+    snapshot_bytes_per_s: int = _int(64 * MIB, 64 * KIB, 65_536 * MIB)
+    """How fast a leader sends snapshots, all of them together."""
+    refetch_timeout_ms: int = _int(300_000, 1_000, 86_400_000)
+    """A node whose files are damaged waits so long for a leader that offers a snapshot, or for the
+    next part of one; then it ends and says what is damaged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig(_Part):
+    """Everything that a node is told."""
+
+    name: str
+    """Of this node; one of `peers`. A replaced node keeps its name."""
+    cluster_id: str
+    """The same on all nodes; a data directory of another cluster is refused."""
+    data: Path
+    """Directory of this node alone; made by `timerd init`."""
+    peers: Mapping[str, str]
+    """Name -> host:port at which the others and clients reach its gRPC port; all nodes, this one
+    included; 1 .. 7."""
+    grpc: str = ""
+    """host:port to bind for clients and peers; empty: this node's address in `peers`."""
+    http: str = "127.0.0.1:8080"
+    """host:port to bind for metrics, health and status; port 0: any free one."""
+    insecure: bool = False
+    """Bind beyond loopback without TLS: whoever reaches the ports may read and write all."""
+    auto_create_topics: bool = True
+    """A schedule or a consumer may name a topic that doesn't exist yet."""
+    log_level: str = "info"
+    """debug, info, warning or error."""
+    test_clock: str = ""
+    """A file that moves this node's wall clock (cluster/settings/wall_clock.py). Refused unless
+    `cluster_id`
+    begins with `test-`: no cluster with data that matters has one."""
+    timing: Timing = field(default_factory=Timing)
+    leadership: LeadershipConfig = field(default_factory=LeadershipConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    groups: Groups = field(default_factory=Groups)
+    storage: StorageConfig = field(default_factory=StorageConfig)
+
+    def __post_init__(self) -> None:
+        _Part.__post_init__(self)
+        for each in ("name", "cluster_id"):
+            if not _NAME.fullmatch(getattr(self, each)):
+                raise self.refuse(each, _NAME_RULE)
+        self._check_peers()
+        object.__setattr__(self, "peers", MappingProxyType(dict(self.peers)))
+        if not self.grpc:
+            object.__setattr__(self, "grpc", self.peers[self.name])
+        self._check_bound("grpc", port_min=1)
+        self._check_bound("http", port_min=0)
+        self._check_data()
+        if self.grpc == self.http:
+            raise self.refuse("http", "another port than grpc")
+        if self.test_clock and not self.cluster_id.startswith(TEST_CLUSTER):
+            raise self.refuse("test_clock", f"empty, unless cluster_id begins with {TEST_CLUSTER}")
+        if self.log_level not in LOG_LEVELS:
+            raise self.refuse("log_level", f"one of {', '.join(LOG_LEVELS)}")
+        if self.storage.memtable_bytes_flush < self.limits.request_bytes_max:
+            limit = f"at least limits.request_bytes_max ({self.limits.request_bytes_max})"
+            raise self.storage.refuse("memtable_bytes_flush", limit)
+        needed = self.storage.memtable_bytes_flush + self.limits.inflight_bytes_max
+        if 0 < self.storage.reserve_bytes < needed:
+            sum_ = "storage.memtable_bytes_flush + limits.inflight_bytes_max"
+            raise self.storage.refuse("reserve_bytes", f"0, or at least {sum_} ({needed})")
+
+    def _check_peers(self) -> None:
+        if not 1 <= len(self.peers) <= PEERS_MAX:
+            raise ConfigError("peers", sorted(self.peers), f"1 .. {PEERS_MAX} nodes")
+        for name, address in self.peers.items():
+            if not _NAME.fullmatch(name):
+                raise ConfigError("peers", name, _NAME_RULE)
+            parse_address(f"peers.{name}", address)
+        if len(set(self.peers.values())) < len(self.peers):
+            raise ConfigError("peers", dict(self.peers), "every node has its own address")
+        if self.name not in self.peers:
+            raise self.refuse("name", f"one of peers: {', '.join(sorted(self.peers))}")
+
+    def _check_bound(self, name: str, *, port_min: int) -> None:
+        address = parse_address(name, getattr(self, name), port_min=port_min)
+        if not self.insecure and not address.is_loopback:
+            raise self.refuse(name, "loopback; elsewhere there is no TLS yet: insecure = true")
+
+    def _check_data(self) -> None:
+        try:
+            str(self.data).encode()
+        except UnicodeEncodeError:
+            raise self.refuse("data", "a path in UTF-8") from None
+        if str(self.data) in ("", "."):
+            raise self.refuse("data", "a directory of its own")
+
+    def replication(self) -> ReplicationConfig:
+        """Return the settings of the replication; the rest of them are its defaults."""
+        return ReplicationConfig(
+            lease_ms=self.leadership.lease_ms,
+            heartbeat_ms=self.leadership.heartbeat_ms,
+            uncommitted_bytes=self.limits.inflight_bytes_max,
+            log_kept_bytes=self.storage.log_kept_bytes_max,
+        )
+
+
+_P = TypeVar("_P", bound=_Part)
+
+
+# ---- addresses
+
+
+class Address(NamedTuple):
+    """Where to listen or connect."""
+
+    host: str
+    """Without brackets."""
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it. A name other than localhost might be anything."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+def parse_address(key: str, text: str, *, port_min: int = 1) -> Address:
+    """Return the parts of host:port; an IPv6 address stands in brackets.
+
+    Raises:
+        ConfigError: it is none; names `key`.
+    """
+    host, _, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    plain = host[1:-1] if bracketed else host
+    whole = plain and bracketed == (":" in plain) and re.fullmatch(r"[0-9]{1,5}", port, re.ASCII)
+    if not whole or re.search(r"[\s/@\[\],]", plain):
+        raise ConfigError(key, text, "host:port, or [IPv6]:port")
+    if not port_min <= int(port) <= 65_535:
+        raise ConfigError(key, text, f"port {port_min} .. 65535")
+    return Address(plain, int(port))
+
+
+# ---- keys
+
+
+def _types_of(part: type[_Part]) -> Iterator[tuple[str, type]]:
+    """Yield key and type of every setting, in the order of the fields."""
+    prefix = f"{part.section}." if part.section else ""
+    for each in fields(part):
+        kind = each.type
+        if isinstance(kind, type) and issubclass(kind, _Part):
+            yield from _types_of(kind)
+        else:
+            yield f"{prefix}{each.name}", kind if isinstance(kind, type) else dict
+
+
+TYPES: Final[Mapping[str, type]] = MappingProxyType(dict(_types_of(NodeConfig)))
+"""Key -> int, str, bool, Path, or dict (`peers`)."""
+
+
+def _check_key(key: str, value: object) -> None:
+    """Refuse a key that is none, and suggest the one that was meant."""
+    if key in TYPES or key.startswith("peers."):
+        return
+    by_leaf = {each.rpartition(".")[2]: each for each in TYPES}
+    leaf = key.rpartition(".")[2].lower()
+    near = difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.6)
+    hint = f"; did you mean {by_leaf[near[0]]}?" if near else ""
+    raise ConfigError(key, value, f"unknown{hint}")
+
+
+def _read_as(key: str, value: object) -> object:
+    """Return a value as the type of its setting: texts are parsed, all else must have it."""
+    kind = str if key.startswith("peers.") else TYPES[key]
+    if kind is Path and isinstance(value, str | Path):
+        return Path(value)
+    if kind is bool and isinstance(value, str):
+        if value.lower() not in ("true", "false"):
+            raise ConfigError(key, value, "true or false")
+        return value.lower() == "true"
+    if kind is int and isinstance(value, str):
+        if not re.fullmatch(r"-?[0-9]+(_[0-9]+)*", value.strip(), re.ASCII):
+            raise ConfigError(key, value, "a whole number")
+        return _whole(key, value.strip())
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        names = {int: "a whole number", bool: "true or false", dict: "a table of name = host:port"}
+        raise ConfigError(key, value, names.get(kind, "a text"))
+    return value
+
+
+def _whole(key: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:  # thousands of digits
+        raise ConfigError(key, f"{text[:20]}…", "a whole number") from None
+
+
+def _peers(text: object) -> dict[str, object]:
+    """Return the table that `name=host:port,name=host:port` stands for."""
+    if not isinstance(text, str):
+        raise ConfigError("peers", text, "a table of name = host:port")
+    table: dict[str, object] = {}
+    for each in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, address = each.partition("=")
+        if not equals or name.strip() in table:
+            raise ConfigError("peers", text, "name=host:port,name=host:port, each name once")
+        table[name.strip()] = address.strip()
+    return table
+
+
+# ---- sources
+
+
+def flatten(tables: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings of a parsed TOML file by key."""
+    flat: dict[str, object] = {}
+    for name, value in tables.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{name}.{key}": each for key, each in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def from_env(env: Mapping[str, str]) -> dict[str, object]:
+    """Return the settings of the environment by key: TIMERD_GROUPS__X is groups.x."""
+    return {
+        name.removeprefix(ENV_PREFIX).lower().replace("__", "."): value
+        for name, value in env.items()
+        if name.startswith(ENV_PREFIX) and name != ENV_FILE and not _SERVICE_LINK.fullmatch(name)
+    }
+
+
+def build_config(*sources: Mapping[str, object]) -> NodeConfig:
+    """Return the configuration that the sources make, the later over the earlier.
+
+    Raises:
+        ConfigError: a setting is unknown, missing, of the wrong type or out of range.
+    """
+    settings: dict[str, object] = {}
+    peers: dict[str, object] = {}
+    for source in sources:
+        if "peers" in source:
+            peers = _peers(source["peers"])
+        for key, value in source.items():
+            _check_key(key, value)
+            if key.startswith("peers."):
+                peers[key.removeprefix("peers.")] = _read_as(key, value)
+            elif key != "peers":
+                settings[key] = _read_as(key, value)
+    settings["peers"] = peers
+    for needed in ("name", "cluster_id", "data"):
+        if needed not in settings:
+            raise ConfigError(needed, None, "must be set")
+    return _assemble(NodeConfig, settings)
+
+
+def _assemble(part: type[_P], settings: Mapping[str, object]) -> _P:
+    prefix = f"{part.section}." if part.section else ""
+    arguments: dict[str, Any] = {}
+    for each in fields(part):
+        key = f"{prefix}{each.name}"
+        if isinstance(each.type, type) and issubclass(each.type, _Part):
+            arguments[each.name] = _assemble(each.type, settings)
+        elif key in settings:
+            arguments[each.name] = settings[key]
+    return part(**arguments)
+
+
+def load_config(
+    path: Path | None, env: Mapping[str, str], overrides: Mapping[str, str]
+) -> NodeConfig:
+    """Return the configuration of a file (None: there is none), the environment and the flags.
+
+    Raises:
+        ConfigError: the file can't be read, or as `build_config`.
+    """
+    tables: dict[str, Any] = {}
+    if path is not None:
+        try:
+            tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError("config", str(path), error.strerror or str(error)) from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError("config", str(path), f"not TOML: {error}") from None
+    return build_config(flatten(tables), from_env(env), overrides)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Give a program the flags of the configuration."""
+    parser.add_argument("--config", type=Path, help=f"TOML file (or {ENV_FILE})")
+    for name in _FLAGS:
+        parser.add_argument(f"--{name}", help=f"the setting {name!r}")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="settings",
+        help="any setting, such as limits.key_bytes_max=512; may be repeated",
+    )
+
+
+def flags_of(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return the settings that the flags of `add_flags` give, by key.
+
+    Raises:
+        ConfigError: a `--set` without "=".
+    """
+    found: dict[str, str] = {}
+    for each in arguments.settings:
+        key, equals, value = each.partition("=")
+        if not equals:
+            raise ConfigError("--set", each, "KEY=VALUE")
+        found[key.strip()] = value
+    named = {name: getattr(arguments, name) for name in _FLAGS}
+    return found | {name: value for name, value in named.items() if value is not None}
+
+
+# ---- printing
+
+
+def print_config(config: NodeConfig) -> str:
+    """Return TOML from which `load_config` makes the same configuration."""
+    return "\n".join(_lines(config, config.section)) + "\n"
+
+
+def _lines(part: _Part, section: str) -> Iterator[str]:
+    if section:
+        yield f"\n[{section}]"
+    tables: list[tuple[str, Any]] = []
+    for each in fields(part):
+        value = getattr(part, each.name)
+        if is_dataclass(value) or isinstance(value, Mapping):
+            tables.append((each.name, value))
+        else:
+            yield f"{each.name} = {_toml(value)}"
+    for name, table in tables:
+        if isinstance(table, _Part):
+            yield from _lines(table, name)
+        else:
+            yield f"\n[{name}]"
+            yield from (f"{_toml(key)} = {_toml(value)}" for key, value in table.items())
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return str(value)
+    # TOML's texts are JSON's, but for DEL.
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,165 @@
+"""A replica's records of the others while it leads, holds a fence, or bids."""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from replication.core.core_events import ClockSample
+from replication.core.peer_messages import (
+    Append,
+    AppendAnswer,
+    Fence,
+    FenceAnswer,
+    LogStart,
+    Message,
+)
+from replication.core.promise import Promise
+from replication.core.quorum import Voters
+from timer.model.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
+
+
+@dataclass(slots=True)
+class Progress:
+    """A leader's record of one follower."""
+
+    next: LogIndex
+    """First entry that was not sent yet."""
+    match: LogIndex = LogIndex(0)
+    """Up to this index the follower's disk holds the leader's entries."""
+    probing: bool = True
+    """The last common index is unknown. Appends go out one at a time and are small."""
+    waiting: bool = False
+    """A probe is in flight."""
+    inflight: deque[tuple[LogIndex, int]] = field(default_factory=deque[tuple[LogIndex, int]])
+    """(last index, bytes) of each append that the follower has not made durable."""
+    inflight_bytes: int = 0
+    sent_ms: MonoMs = MonoMs(0)
+    acked_ms: MonoMs | None = None
+    """Send time of the newest message that was answered. None: no answer came yet."""
+    nonce: Nonce = Nonce(0)
+    retired: set[Nonce] = field(default_factory=set[Nonce])
+    reading: LogIndex | None = None
+    stranded: bool = False
+    """The follower needs entries that this log has dropped, as far as is known. A snapshot
+    replaces them."""
+
+    def probe_from(self, index: LogIndex) -> None:
+        """Search for the last common index, beginning below `index`."""
+        self.next = index
+        self.probing, self.waiting, self.reading = True, False, None
+        self.inflight.clear()
+        self.inflight_bytes = 0
+
+
+@dataclass(slots=True)
+class OwnDisk:
+    """Whether a leader's own disk still syncs."""
+
+    _durable: LogIndex = LogIndex(0)
+    _since_ms: MonoMs | None = None
+
+    def note(self, now_ms: MonoMs, durable: LogIndex, most: LogIndex) -> None:
+        """Record the index `durable` on this disk and the index `most` that a majority has."""
+        if most <= durable:
+            self._since_ms = None
+        elif self._since_ms is None or self._durable != durable:
+            self._durable, self._since_ms = durable, now_ms
+
+    def for_ms(self, now_ms: MonoMs) -> int:
+        """Return for how many ms this disk stood still while a majority was ahead of it; 0: not."""
+        return 0 if self._since_ms is None else now_ms - self._since_ms
+
+
+@dataclass(slots=True)
+class Latency:
+    """The time until an entry reaches a disk or a majority. One entry is measured at a time."""
+
+    _took_ms: int = 0
+    _goal: LogIndex = LogIndex(0)
+    _since_ms: MonoMs | None = None
+
+    def note(self, now_ms: MonoMs, reached: LogIndex, end: LogIndex) -> None:
+        """Record the index `reached` so far and the log's last index `end`."""
+        if self._since_ms is not None:
+            if reached >= self._goal:
+                self._took_ms = now_ms - self._since_ms
+            if reached >= self._goal or end < self._goal:
+                self._since_ms = None
+        if self._since_ms is None and reached < end:
+            self._goal, self._since_ms = end, now_ms
+
+    def ms(self, now_ms: MonoMs) -> int:
+        """Return the ms of the last measured entry or of the present one, whichever is longer."""
+        return max(self._took_ms, 0 if self._since_ms is None else now_ms - self._since_ms)
+
+
+@dataclass(slots=True)
+class WaitingFence:
+    """A fence that waits for a leader's lease to end, or for the log to be flushed."""
+
+    sender: ReplicaId
+    fence: Fence
+    since_ms: MonoMs
+
+
+@dataclass(slots=True)
+class Bid:
+    """A candidate's progress towards its epoch."""
+
+    under: Promise
+    moved_ms: MonoMs
+    """Time of the last new answer or new entries."""
+    send_at_ms: MonoMs
+    voters: Voters | None = None
+    """The voter set proposed from this epoch on. None: no change."""
+    answers: dict[ReplicaId, FenceAnswer] = field(default_factory=dict[ReplicaId, FenceAnswer])
+    source: ReplicaId | None = None
+    prev: LogIndex = LogIndex(0)
+    """`prev_index` of the next fetch, or of the fetch in flight."""
+    asked: bool = False
+    """A fetch is in flight."""
+    source_moved_ms: MonoMs = MonoMs(0)
+    _heard: dict[ReplicaId, tuple[Epoch, LogIndex, bool]] = field(
+        default_factory=dict[ReplicaId, tuple[Epoch, LogIndex, bool]]
+    )
+    """The last answer of each voter, even if it no longer counts."""
+
+    def hears(self, voter: ReplicaId, answer: FenceAnswer) -> bool:
+        """Record an answer; return whether it differs from the voter's previous one."""
+        said = answer.last_epoch, answer.last_index, answer.unsure
+        known, self._heard[voter] = self._heard.get(voter), said
+        self.answers[voter] = answer
+        return known != said
+
+    def sets(self, own: tuple[LogStart, ...]) -> tuple[Voters, ...]:
+        """Return the last committed voter set and every later one, from all answers.
+
+        `own`: the sets in the candidate's log.
+        """
+        return in_force([own, *(answer.sets for answer in self.answers.values())])
+
+
+def in_force(met: Iterable[tuple[LogStart, ...]]) -> tuple[Voters, ...]:
+    """Return the last committed voter set and every later one that any of several logs holds."""
+    known = [*met]
+    committed = max((sets[0] for sets in known), key=lambda start: start.epoch)
+    # A set of an earlier epoch is committed already, or was replaced and never will be.
+    later = {start.voters for sets in known for start in sets if start.epoch > committed.epoch}
+    return tuple({committed.voters, *later})
+
+
+def has_forgotten(heard: Message, promise: Promise) -> bool:
+    """Return whether an unsure voter had a vote before its disk was lost.
+
+    Founders begin unsure, so the very first leader needs the promise of every founder before the
+    first entry. An unsure voter without a promise that learns of entries was formatted again.
+    """
+    founded = isinstance(heard, Append) or (isinstance(heard, Fence) and heard.last_epoch > 0)
+    return founded and not promise.epoch
+
+
+def sample_of(wall_ms: UnixMs, answer: AppendAnswer | FenceAnswer, now_ms: MonoMs) -> ClockSample:
+    """Return the reading of the sender's wall clock in an answer that has just arrived."""
+    travelled_ms = max(now_ms - answer.echo_ms - answer.held_ms, 0)
+    at_ms = MonoMs(now_ms - travelled_ms // 2)
+    return ClockSample(wall_ms, at_ms, (travelled_ms + 1) // 2)

@@ -1,0 +1,427 @@
+"""A running replica of the log: the driver with a clock, a disk thread and streams.
+
+    event loop   driver, streams, timers
+    writer       one thread: log writes and syncs (group commit), promises
+    readers      threads of the loop's pool: entries for followers far behind, and for apply
+
+A failed write ends the process through `fatal`. No message that depends on the write was sent.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import grpc
+
+from replication.core.codec import decode, encode
+from replication.core.core import Core
+from replication.core.core_events import (
+    Appointed,
+    ClockSample,
+    Durable,
+    Handover,
+    Persist,
+    Read,
+    Reconnected,
+    Role,
+)
+from replication.core.log_recovery import recover
+from replication.core.peer_messages import Message
+from replication.core.promise import Promise, PromiseFile
+from replication.core.replication_config import ReplicationConfig
+from replication.driver.driver import BadPeerMessage, Driver, Listener, LogStatus
+from replication.driver.write_order import Order, write_batch
+from replication.shell.transport import Dial, Transport
+from timer.entries.entry_frame import Entry, EntryKind, frames
+from timer.files.disk import Bytes
+from timer.files.log import Log
+from timer.model.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
+
+_T = TypeVar("_T")
+
+READ_BYTES = 4 << 20
+"""Bytes of one read for apply."""
+
+
+class Replica:
+    """A replica with its threads and streams. Call it on the event loop."""
+
+    def __init__(  # noqa: PLR0913 - the parts of a replica
+        self,
+        *,
+        replica_id: ReplicaId,
+        name: str,
+        nonce: Nonce,
+        cluster_id: str,
+        founding: frozenset[ReplicaId],
+        voters: frozenset[ReplicaId] | None,
+        state_time_ms: UnixMs,
+        dials: Mapping[str, Dial],
+        log: Log,
+        promise: PromiseFile,
+        commit_index: LogIndex,
+        config: ReplicationConfig,
+        listener: Listener,
+        mono_ms: Callable[[], MonoMs],
+        wall_ms: Callable[[], UnixMs],
+        fatal: Callable[[BaseException], None],
+    ) -> None:
+        """`name`: this node's name. `dials`: name of each other node -> its channel factory.
+
+        `voters`: the voters at `commit_index`, from the manifest. None: there is no manifest.
+        `state_time_ms`: time of the manifest's last entry; 0: there is no manifest.
+        """
+        self.replica_id = replica_id
+        self._log, self._promise = log, promise
+        self._mono_ms, self._wall_ms, self._fatal = mono_ms, wall_ms, fatal
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        shape, last_time_ms = recover(log, voters or founding, state_time_ms)
+        self._core = Core(
+            me=replica_id,
+            nonce=nonce,
+            conf=config,
+            promise=promise.promise,
+            unsure=promise.unsure,
+            shape=shape,
+            commit_index=commit_index,
+            now_ms=mono_ms(),
+        )
+        self._driver = Driver(self._core, self, listener, last_time_ms)
+        self._transport = Transport(
+            cluster_id=cluster_id,
+            me=replica_id,
+            name=name,
+            dials=dials,
+            on_message=self._receive,
+            on_connected=self._reconnected,
+            on_failure=fatal,
+        )
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="log-writer")
+        self._orders: list[Order] = []
+        self._writing = False
+        self._syncs: asyncio.Future[None] | None = None
+        """Set by the next sync. None: no call waits for a sync."""
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_ms: MonoMs | None = None
+        self._wake_ms: MonoMs | None = None
+        self._heard_ms = mono_ms()
+        self._stopped = False
+        self.on_fsync: Callable[[float], None] = lambda seconds: None
+        """Called with the seconds that each sync of the log took."""
+        self.needed_from: Callable[[], LogIndex | None] = lambda: None
+        """Returns the first entry that a snapshot being sent needs. None: none is being sent."""
+
+    # ---- lifetime
+
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
+        """Return the handlers for the node's gRPC server. Call before the server starts."""
+        return [self._transport.handler()]
+
+    async def start(self) -> None:
+        """Connect to the peers and begin to step."""
+        self._transport.start()
+        self._tick()
+
+    async def fall_silent(self) -> None:
+        """Stop receiving and sending. Afterwards this replica acknowledges nothing."""
+        self._stopped = True
+        if self._alarm is not None:
+            self._alarm.cancel()
+        await self._transport.stop()
+
+    async def stop(self) -> None:
+        """Finish the queued disk work, and close streams and log."""
+        await self.fall_silent()
+        await self._loop.run_in_executor(self._writer, self._log.close)
+        self._writer.shutdown()
+
+    # ---- the node's requests
+
+    def appointed(
+        self, epoch: Epoch, leader: ReplicaId, voters: frozenset[ReplicaId] | None = None
+    ) -> None:
+        """Process an appointment by the control plane. `voters` None: no change is proposed."""
+        with self._fatal_errors():
+            self._driver.handle(Appointed(epoch, leader, voters))
+
+    def name_of(self, replica: ReplicaId) -> str | None:
+        """Return the name of the node under which this replica was last connected."""
+        return self._transport.name_of(replica)
+
+    async def release(self) -> None:
+        """Step down in good order: commit the last entries, then release the lease."""
+        with self._fatal_errors():
+            self._driver.handle(Handover())
+        while self._core.role is Role.LEADER and not self._stopped:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+    def propose(self, kind: EntryKind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
+        """Append an entry as the leader; see `Driver.propose`."""
+        return self._driver.propose(kind, payload, time_ms)
+
+    def cached(self, first: LogIndex, last: LogIndex) -> Sequence[Entry] | None:
+        """Return the entries [first, last] from memory. None: some are not in memory."""
+        return self._driver.cached(first, last)
+
+    async def entries(self, first: LogIndex, last: LogIndex) -> Sequence[Entry]:
+        """Return entries from `first` on, at least one, at most to `last`, from memory or disk."""
+        cached = self._driver.cached(first, last)
+        if cached is not None:
+            return cached
+        return await asyncio.to_thread(self._read, first, last)
+
+    def _read(self, first: LogIndex, last: LogIndex) -> list[Entry]:
+        found = self._log.read(first, READ_BYTES, last)
+        assert found, f"entry {first} is not in the log any more"
+        return [entry for frame in found for entry in frames(memoryview(frame))]
+
+    @property
+    def first_index(self) -> LogIndex:
+        """The first entry in the log. Safe on any thread."""
+        return self._log.first_index
+
+    def kept(self, first: LogIndex, last: LogIndex, size_max: int) -> list[Entry]:
+        """Return entries from `first` on from disk, at least one, about `size_max` bytes.
+
+        Return an empty list if `first` is not in the log any more. Call on a thread: this blocks.
+        """
+        found = self._log.read(first, size_max, last)
+        return [entry for frame in found for entry in frames(memoryview(frame))]
+
+    async def synced(self, index: LogIndex) -> None:
+        """Return once this disk has the log up to `index`, which is committed."""
+        while self._core.durable_index < index:
+            self._syncs = self._syncs or self._loop.create_future()
+            await self._syncs
+
+    def drop_before(self, index: LogIndex, *, keep: bool = True) -> None:
+        """Drop log entries below `index`. This node's restart does not need them.
+
+        `keep`: keep up to `log_kept_bytes` of them for followers that lack them. Without it, such
+        a follower needs a snapshot.
+        """
+        index = min(index, self.needed_from() or index)
+        size = self._config.log_kept_bytes if keep else 0
+        self._driver.drop_before(index, self._log.first_within(size))
+
+    def leads_under(self) -> Promise | None:
+        """Return the promise that this replica leads under. None: no leader, or no lease."""
+        leads = self._core.role is Role.LEADER and self.lease_held()
+        return self._core.promise if leads else None
+
+    def lease_held(self) -> bool:
+        """Return whether the lease excludes another leader now."""
+        return self._core.lease_held(self._mono_ms())
+
+    # ---- knowledge
+
+    @property
+    def silent(self) -> bool:
+        """Whether this replica has stopped receiving and sending."""
+        return self._stopped
+
+    @property
+    def role(self) -> Role:
+        """The present role."""
+        return self._core.role
+
+    @property
+    def serving(self) -> bool:
+        """Whether this replica leads and its EPOCH entry is committed."""
+        return self._core.serving
+
+    @property
+    def epoch(self) -> Epoch:
+        """Epoch of the present promise; 0: none was given."""
+        return self._core.epoch
+
+    @property
+    def leader_id(self) -> ReplicaId | None:
+        """The leader that this replica follows, or itself as the leader. None: unknown."""
+        return self.replica_id if self._core.role is Role.LEADER else self._core.leader
+
+    @property
+    def voters(self) -> frozenset[ReplicaId]:
+        """The newest voter set in the log, committed or not."""
+        return self._core.voters
+
+    @property
+    def last_index(self) -> LogIndex:
+        """Index of the log's last entry."""
+        return self._core.shape.last_index
+
+    @property
+    def commit_index(self) -> LogIndex:
+        """Up to this index the log is committed, as far as this replica knows."""
+        return self._core.commit_index
+
+    @property
+    def last_time_ms(self) -> UnixMs:
+        """Lowest time of the next entry: that of the last one, in the log or in the state."""
+        return self._driver.last_time_ms
+
+    @property
+    def unsure(self) -> bool:
+        """Whether acknowledged entries may be gone and no leader has matched the log since."""
+        return self._core.unsure
+
+    @property
+    def silent_ms(self) -> int:
+        """Milliseconds since the last message from any peer, or since the start."""
+        return self._mono_ms() - self._heard_ms
+
+    @property
+    def clock_samples(self) -> Mapping[ReplicaId, ClockSample]:
+        """Replica -> the last reading of its wall clock."""
+        return self._core.clock_samples
+
+    def report(self) -> LogStatus:
+        """Return the replica's state for the controller."""
+        return self._driver.report()
+
+    # ---- streams
+
+    def _reconnected(self, peer: ReplicaId) -> None:
+        with self._fatal_errors():
+            self._driver.handle(Reconnected(peer))
+
+    def _receive(self, sender: ReplicaId, data: bytes) -> None:
+        message, wall_ms, beside = decode(data)
+        self._heard_ms = self._mono_ms()
+        if not self._stopped:
+            with self._fatal_errors():
+                self._driver.receive(sender, message, wall_ms, beside)
+
+    @contextlib.contextmanager
+    def _fatal_errors(self) -> Iterator[None]:
+        """End the process on any exception: a half-done step leaves a wrong core.
+
+        `BadPeerMessage` is excepted, as it is raised before the step. Every entry into the core is
+        wrapped, as gRPC would only log the exception.
+        """
+        try:
+            yield
+        except BadPeerMessage:
+            raise
+        except Exception as error:
+            self._fatal(error)
+            raise
+
+    # ---- Io
+
+    def mono_ms(self) -> MonoMs:
+        """See Io."""
+        return self._mono_ms()
+
+    def persist(self, order: Persist) -> None:
+        """See Io."""
+
+        def store() -> None:
+            self._promise.give(order.promise)
+            self._promise.set_unsure(unsure=order.unsure)
+
+        self._in_writer(store, lambda _: self._driver.persisted())
+
+    def write(self, order: Order) -> None:
+        """See Io."""
+        self._orders.append(order)
+        if not self._writing:
+            self._write_batch()
+
+    def _write_batch(self) -> None:
+        self._writing = True
+        orders, self._orders = self._orders, []
+
+        def store() -> tuple[int, LogIndex, float]:
+            version = write_batch(self._log, orders)
+            started = time.perf_counter()  # the loop's clock has whole milliseconds only
+            self._log.sync()
+            return version, self._log.durable_index, time.perf_counter() - started
+
+        self._in_writer(store, self._written)
+
+    def _written(self, result: tuple[int, LogIndex, float]) -> None:
+        version, index, seconds = result
+        self.on_fsync(seconds)
+        if self._orders:
+            self._write_batch()
+        else:
+            self._writing = False
+        self._driver.handle(Durable(version, index))
+        if self._syncs is not None:
+            self._syncs.set_result(None)
+            self._syncs = None
+
+    def _in_writer(self, work: Callable[[], _T], done: Callable[[_T], None]) -> None:
+        def finished(result: _T) -> None:
+            if not self._stopped:
+                with self._fatal_errors():
+                    done(result)
+
+        def run() -> None:
+            try:
+                result = work()
+            except BaseException as error:  # noqa: BLE001 - it ends the process
+                self._loop.call_soon_threadsafe(self._fatal, error)
+            else:
+                # Called without a future: every commit waits for this, and a future costs a turn.
+                self._loop.call_soon_threadsafe(finished, result)
+
+        self._writer.submit(run)
+
+    def read(self, order: Read) -> None:
+        """See Io."""
+
+        def finished(future: asyncio.Future[list[memoryview]]) -> None:
+            error = future.exception()
+            if error is not None:
+                self._fatal(error)
+                return
+            found = future.result()
+            if found and not self._stopped:  # empty: truncated meanwhile
+                with self._fatal_errors():
+                    self._driver.loaded(order, found)
+
+        wanted = order.first, order.limit_bytes, order.last
+        work = self._loop.run_in_executor(None, self._log.read, *wanted)
+        work.add_done_callback(finished)
+
+    def send(self, to: ReplicaId, message: Message, frames: Sequence[Bytes]) -> None:
+        """See Io."""
+        self._transport.send(to, encode(message, self._wall_ms(), frames))
+
+    def refuse(self, sender: ReplicaId, why: str) -> None:
+        """See Io."""
+        self._transport.refuse(sender, why)
+
+    def wake_at(self, at_ms: MonoMs | None) -> None:
+        """See Io."""
+        self._wake_ms = at_ms
+        if at_ms is None or self._stopped:
+            return
+        if self._alarm_ms is not None and self._alarm_ms <= at_ms:
+            return  # the earlier alarm sets the next one
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_ms = at_ms
+        wait_s = max(0, at_ms - self._mono_ms()) / 1000
+        self._alarm = self._loop.call_later(wait_s, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = self._alarm_ms = None
+        if self._wake_ms is not None and self._wake_ms <= self._mono_ms():
+            self._tick()
+        else:
+            self.wake_at(self._wake_ms)
+
+    def soon(self) -> None:
+        """See Io."""
+        self._loop.call_soon(self._tick)
+
+    def _tick(self) -> None:
+        with self._fatal_errors():
+            self._driver.tick()

@@ -1,0 +1,227 @@
+"""The sending side of snapshots: two methods beside the streams between the nodes.
+
+    Open   returns the snapshot's index, files, sizes and checksums; pins the snapshot
+    Fetch  returns one file from an offset on, in chunks with checksums
+
+**Only a leader whose lease holds offers a snapshot.** A majority of sure voters elected that
+leader, and no other leader has followed. A snapshot holds committed entries only, and is harmless
+by itself. Installing it, however, discards the receiver's log. Suppose that a replica with a
+damaged log took the snapshot of a stale one. Entries that the stale replica never had would be
+gone. If a majority were damaged one after the other, the cluster would end at the stale replica's
+state. A damaged replica therefore waits for a leader elected without its vote. If a majority is
+damaged there is none. The damaged replicas then wait, report this, and stop. No data was discarded,
+and an operator decides.
+
+The sender is paced, so that the load on clients and followers stays small. While a snapshot is
+pinned, the log after it is kept.
+"""
+
+import asyncio
+import time
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, Final, NoReturn, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from replication.core.promise import Promise
+from replication.proto import snapshot_pb2 as pb
+from timer.model.timer_errors import NotReadyError
+from timer.model.units import LogIndex, MonoMs
+from timer.recovery.snapshot import Snapshot, SnapshotPart
+from timer.recovery.snapshot_source import OfferedSnapshot
+
+VERSION: Final = 1
+SERVICE: Final = "replication.v1.Snapshots"
+OPEN: Final = f"/{SERVICE}/Open"
+FETCH: Final = f"/{SERVICE}/Fetch"
+CHUNK_SIZE: Final = 1 << 20
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+_T = TypeVar("_T")
+
+
+class Snapshots:
+    """The snapshots of one node. For the event loop."""
+
+    def __init__(  # noqa: PLR0913 - dependencies on the node
+        self,
+        outgoing: OfferedSnapshot,
+        *,
+        cluster_id: str,
+        bytes_per_s: int,
+        leads: Callable[[], Promise | None],
+        flush: Callable[[], Awaitable[None]],
+        mono_ms: Callable[[], MonoMs],
+        fatal: Callable[[BaseException], None],
+    ) -> None:
+        """Args:
+        bytes_per_s: Maximum rate over all receivers.
+        leads: Returns the promise that this node leads under; None if its lease does not hold.
+        flush: Writes a manifest.
+        fatal: Called if this node's own files are damaged.
+        """
+        self._outgoing = outgoing
+        self._cluster_id = cluster_id
+        self._leads, self._flush = leads, flush
+        self._mono_ms, self._fatal = mono_ms, fatal
+        self._pace = SendRate(bytes_per_s)
+        self._lock = asyncio.Lock()
+        self._pinning = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Return the handlers for the node's gRPC server."""
+        open_: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(self._open)
+        fetch: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(
+            self._fetch
+        )
+        return grpc.method_handlers_generic_handler(SERVICE, {"Open": open_, "Fetch": fetch})
+
+    @property
+    def kept_from(self) -> LogIndex | None:
+        """The first log entry after the pinned snapshot. None: no snapshot is pinned.
+
+        While a snapshot is being pinned its index is unknown, so every entry is kept (1).
+        """
+        if self._pinning:
+            return LogIndex(1)
+        pinned = self._outgoing.pinned
+        return LogIndex(pinned.index + 1) if pinned is not None else None
+
+    async def expire(self) -> None:
+        """Unpin a snapshot that is not fetched any more. Called periodically."""
+        if self._outgoing.pinned is not None:
+            await self._alone(lambda: self._outgoing.expire(self._mono_ms()))
+
+    async def _open(self, data: bytes, context: _Context) -> bytes:
+        try:
+            asked = pb.SnapshotOpen.FromString(data)
+        except DecodeError:
+            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "damaged Open request")
+        for field, said, limit in (
+            ("version", asked.version, VERSION),
+            ("cluster_id", asked.cluster_id, self._cluster_id),
+        ):
+            if said != limit:
+                why = f"{field} = {said!r} of {asked.name!r}: here it is {limit!r}"
+                await _refuse(context, grpc.StatusCode.PERMISSION_DENIED, why)
+        if self._leads() is None:
+            why = "not the leader, or its lease does not hold"
+            await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, why)
+        try:
+            snapshot = await self._to_its_end(self._offer(asked.suspect, LogIndex(asked.known)))
+        except NotReadyError as error:
+            await _refuse(context, grpc.StatusCode.UNAVAILABLE, str(error))
+        under = self._leads()  # the leadership may have ended during the offer
+        if under is None:
+            await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "not the leader any more")
+        return encode_offer(snapshot, under).SerializeToString()
+
+    async def _offer(self, suspect: str, known: LogIndex) -> Snapshot:
+        outgoing = self._outgoing
+        async with self._lock:
+            self._pinning = True
+            try:
+                if suspect:
+                    await asyncio.to_thread(outgoing.check, suspect)
+                try:
+                    return await asyncio.to_thread(outgoing.offer, known)
+                except NotReadyError:
+                    await self._flush()
+                    return await asyncio.to_thread(outgoing.offer, known)
+            finally:
+                self._pinning = False
+
+    async def _alone(self, work: Callable[..., _T], *args: object) -> _T:
+        """Run `work` in a thread, at most one at a time."""
+
+        async def locked() -> _T:
+            async with self._lock:
+                return await asyncio.to_thread(work, *args)
+
+        return await self._to_its_end(locked())
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Await `work`. It continues if the caller is cancelled, as threads can't be cancelled.
+
+        Raises:
+            NotReadyError: from `work`. Any other exception of `work` is fatal to the node.
+        """
+
+        async def to_end() -> _T:
+            try:
+                return await work
+            except NotReadyError:
+                raise
+            except Exception as error:
+                self._fatal(error)
+                raise
+
+        task = asyncio.create_task(to_end())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def _fetch(self, data: bytes, context: _Context) -> AsyncIterator[bytes]:
+        try:
+            asked = pb.SnapshotFetch.FromString(data)
+        except DecodeError:
+            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "damaged Fetch request")
+        part = SnapshotPart(asked.part.path, asked.part.size, asked.part.crc32)
+        offset = asked.offset
+        while offset < part.size:
+            if not self._outgoing.holds(part):  # refused before it uses up the shared rate
+                await _refuse(context, grpc.StatusCode.NOT_FOUND, f"{part.path} is not pinned here")
+            await self._pace.spend(min(CHUNK_SIZE, part.size - offset))
+            found = await self._alone(self._outgoing.read, part, offset, CHUNK_SIZE)
+            if not found:
+                await _refuse(context, grpc.StatusCode.NOT_FOUND, f"{part.path} is not pinned here")
+            yield pb.SnapshotChunk(data=found, crc32=zlib.crc32(found)).SerializeToString()
+            offset += len(found)
+
+
+class SendRate:
+    """Limits the bytes per second of all senders together."""
+
+    def __init__(
+        self,
+        bytes_per_s: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._clock, self._sleep = clock, sleep
+        self._free_s = 0.0
+
+    async def spend(self, size: int) -> None:
+        """Wait until `size` more bytes may be sent."""
+        now_s = self._clock()
+        start_s = max(self._free_s, now_s)
+        self._free_s = start_s + size / self._bytes_per_s
+        if start_s > now_s:
+            try:
+                await self._sleep(start_s - now_s)
+            except asyncio.CancelledError:
+                self._free_s -= size / self._bytes_per_s  # nothing is sent for this call
+                raise
+
+
+def encode_offer(snapshot: Snapshot, under: Promise) -> pb.SnapshotOffer:
+    """Return the offer as a protobuf message."""
+    return pb.SnapshotOffer(
+        leader_epoch=under.epoch,
+        leader=under.leader,
+        leader_nonce=under.nonce,
+        index=snapshot.index,
+        epoch=snapshot.epoch,
+        voters=snapshot.voters,
+        parts=[pb.SnapshotPart(path=p.path, size=p.size, crc32=p.crc32) for p in snapshot.parts],
+    )
+
+
+async def _refuse(context: _Context, code: grpc.StatusCode, why: str) -> NoReturn:
+    await context.abort(code, why)
+    raise AssertionError(why)

@@ -1,0 +1,297 @@
+"""Streams between replicas: each node dials every other node and sends on its own stream.
+
+    A --Hello, messages--> B        (B answers with its own Hello and nothing else)
+    B --Hello, messages--> A
+
+A stream belongs to a node name, as an address does. The two Hellos state the replica behind each
+name. A learner therefore needs only a name that the others know. A node that is replaced under the
+same name is recognized as a new replica.
+
+A stream keeps its order and is either whole or broken. Messages queued at a break are lost. The
+core expects such losses, and receives `Reconnected` once the stream is rebuilt. gRPC's flow control
+slows a fast sender. The queue that then grows here is limited in bytes; further messages are lost.
+
+A peer that dies resets its streams at once. A peer that is cut off falls silent. Its answers come
+on its own stream. If none came for SILENCE_S, this node rebuilds its stream on a new connection.
+The old connection would wait for TCP's ever longer retransmissions after the network heals.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from replication.core.message_check import ID_MAX
+from replication.proto import replication_pb2 as pb
+from replication.shell.peer_complaints import Complaints
+from timer.model.units import ReplicaId
+
+logger = logging.getLogger(__name__)
+
+VERSION: Final = 1
+METHOD: Final = "/replication.v1.Peer/Link"
+HELLO_TIMEOUT_S: Final = 2.0
+RECONNECT_S: Final = 0.1
+SILENCE_S: Final = 2.0
+WRITE_TIMEOUT_S: Final = 10.0
+"""A message of a few megabytes is written within this time or never."""
+QUEUE_BYTES_MAX: Final = 64 << 20
+
+Dial = Callable[[], grpc.aio.Channel]
+"""Returns a new channel to a peer; the transport closes it."""
+
+
+class Transport:
+    """All streams of one node. For the event loop."""
+
+    def __init__(  # noqa: PLR0913 - identity, peers and callbacks of a node
+        self,
+        *,
+        cluster_id: str,
+        me: ReplicaId,
+        name: str,
+        dials: Mapping[str, Dial],
+        on_message: Callable[[ReplicaId, bytes], None],
+        on_connected: Callable[[ReplicaId], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        """`name`: this node's name. `dials`: name of each other node -> its channel factory.
+
+        `on_message` raises ValueError for a message that no peer of this version sends.
+        `on_failure` receives an unexpected exception of a stream's task.
+        """
+        assert name not in dials, name
+        self._cluster_id = cluster_id
+        self._me = me
+        self._name = name
+        self._on_message = on_message
+        self._on_connected = on_connected
+        self.on_failure = on_failure
+        self._out = {peer: _Outbound(self, peer, dial) for peer, dial in dials.items()}
+        self._behind: dict[ReplicaId, str] = {}
+        """Replica -> the node name under which it was last connected."""
+        self._inbound: dict[str, _Inbound] = {}
+        self._complaints = Complaints(logger)
+        self._heard_s: dict[str, float] = {}
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Return the handler for the node's gRPC server."""
+        link: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(
+            self._link
+        )
+        service, method = METHOD.strip("/").split("/")
+        return grpc.method_handlers_generic_handler(service, {method: link})
+
+    def start(self) -> None:
+        """Begin to dial the peers."""
+        for outbound in self._out.values():
+            outbound.start()
+
+    async def stop(self) -> None:
+        """Close every outgoing stream."""
+        for outbound in self._out.values():
+            await outbound.stop()
+
+    def send(self, to: ReplicaId, data: bytes) -> None:
+        """Queue a message. It is lost if no stream reaches the replica, or the queue is full."""
+        name = self._behind.get(to)
+        if name is not None:
+            self._out[name].put(data)
+
+    def name_of(self, replica: ReplicaId) -> str | None:
+        """Return the node name of a replica, own or last connected. None: it never was."""
+        return self._name if replica == self._me else self._behind.get(replica)
+
+    def hello(self, to: str) -> bytes:
+        """Return the first message of a stream to or from the node named `to`."""
+        hello = pb.Hello(
+            version=VERSION,
+            cluster_id=self._cluster_id,
+            sender=self._me,
+            name=self._name,
+            receiver_name=to,
+        )
+        return hello.SerializeToString()
+
+    def heard_s(self, peer: str) -> float:
+        """Return the loop time of the last message from the node named `peer`; 0: none."""
+        return self._heard_s.get(peer, 0.0)
+
+    def connected(self, peer: str, replica: ReplicaId) -> None:
+        """Record that the stream to `peer` is up and that `replica` runs there."""
+        self._behind = {r: name for r, name in self._behind.items() if name != peer}
+        self._behind[replica] = peer
+        self._on_connected(replica)
+
+    def met(self, data: bytes) -> tuple[str, ReplicaId] | str:
+        """Return the sender's (name, replica) of a Hello, or why the Hello is refused."""
+        try:
+            hello = pb.Hello.FromString(data)
+        except DecodeError:
+            return "damaged Hello"
+        for field, said, limit in (
+            ("version", hello.version, VERSION),
+            ("cluster_id", hello.cluster_id, self._cluster_id),
+            ("receiver_name", hello.receiver_name, self._name),
+        ):
+            if said != limit:
+                return f"{field} = {said!r} of {hello.name!r}: must be {limit!r}"
+        if not 1 <= hello.sender <= ID_MAX:
+            return f"sender = {hello.sender} of {hello.name!r}: must be in 1 .. {ID_MAX}"
+        if hello.name not in self._out:
+            return f"name = {hello.name!r}: not among the peers of {self._name!r}"
+        replica = ReplicaId(hello.sender)
+        namesake = self._name if replica == self._me else self._behind.get(replica, hello.name)
+        if namesake != hello.name:
+            return f"replica id {replica:016x} of {hello.name!r} is that of {namesake!r}: a copy?"
+        return hello.name, replica
+
+    def refuse(self, sender: ReplicaId, why: str) -> None:
+        """End the stream of `sender`: at its next message, or at the one being processed."""
+        for inbound in self._inbound.values():
+            if inbound.sender == sender:
+                inbound.refused = why
+
+    async def _link(
+        self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[bytes]:
+        hello = b""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                hello = await anext(messages, b"")
+        who = self.met(hello)
+        if isinstance(who, str):
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, who)
+        name, sender = who
+        inbound = self._inbound[name] = _Inbound(sender)
+        yield self.hello(name)
+        loop = asyncio.get_running_loop()
+        async for data in messages:
+            self._heard_s[name] = loop.time()
+            if self._inbound.get(name) is not inbound:
+                await context.abort(grpc.StatusCode.ABORTED, "superseded by a newer stream")
+            try:
+                self._on_message(sender, data)
+            except ValueError as error:
+                inbound.refused = str(error)
+            if inbound.refused:
+                self._complaints.say(name, f"bad message from {name}: {inbound.refused:.400}")
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, inbound.refused[:400])
+
+
+@dataclass(slots=True)
+class _Inbound:
+    """The stream from one peer."""
+
+    sender: ReplicaId
+    refused: str = ""
+    """Why the stream has to end; empty: it may go on."""
+
+
+class _Outbound:
+    """The stream to one peer. It is rebuilt for as long as the transport runs."""
+
+    def __init__(self, transport: Transport, peer: str, dial: Dial) -> None:
+        self._transport = transport
+        self._peer = peer
+        self._dial = dial
+        self._queue: deque[bytes] = deque()
+        self._queued_bytes = 0
+        self._up = False
+        self._waiting_since_s: float | None = None
+        """Loop time of the first message that the peer has not answered. None: none was sent."""
+        self._more = asyncio.Event()
+        self._complaint = ""
+        """Why the peer refuses or is refused, as last logged."""
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._transport.on_failure(error)
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    def put(self, data: bytes) -> None:
+        if not self._up or self._queued_bytes + len(data) > QUEUE_BYTES_MAX:
+            return
+        self._queue.append(data)
+        self._queued_bytes += len(data)
+        self._more.set()
+
+    async def _run(self) -> None:
+        while True:
+            channel = self._dial()
+            try:
+                await self._speak(channel)
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError) as error:
+                logger.debug("stream to %s: %r", self._peer, error)
+            finally:
+                self._up = False
+                self._queue.clear()
+                self._queued_bytes = 0
+                await channel.close()
+            await asyncio.sleep(RECONNECT_S)
+
+    async def _speak(self, channel: grpc.aio.Channel) -> None:
+        call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(METHOD)()
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            await call.write(self._transport.hello(self._peer))
+            first = await call.read()
+        if first is grpc.aio.EOF:
+            self._complain(f"refuses: {await call.details()}")
+            return
+        assert isinstance(first, bytes), first
+        who = self._transport.met(first)
+        if isinstance(who, str) or who[0] != self._peer:
+            self._complain(f"answers {who}")
+            call.cancel()
+            return
+        self._up, self._waiting_since_s, self._complaint = True, None, ""
+        self._transport.connected(*who)
+        # The peer sends nothing more. A read that ends therefore means that the stream broke.
+        broken = asyncio.ensure_future(call.read())
+        broken.add_done_callback(lambda _: self._more.set())
+        try:
+            while not broken.done():
+                self._more.clear()
+                while self._queue:
+                    data = self._queue.popleft()
+                    self._queued_bytes -= len(data)
+                    self._check_silence()
+                    async with asyncio.timeout(WRITE_TIMEOUT_S):
+                        await call.write(data)
+                await self._more.wait()
+        finally:
+            broken.cancel()
+            call.cancel()
+            with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
+                await broken
+
+    def _complain(self, why: str) -> None:
+        """Log once why no stream to this peer is possible. Attempts go on."""
+        if why != self._complaint:
+            logger.warning("%s %s", self._peer, why)
+            self._complaint = why
+
+    def _check_silence(self) -> None:
+        """Raise TimeoutError if the peer has not answered for over SILENCE_S."""
+        now_s = asyncio.get_running_loop().time()
+        waiting_s = self._waiting_since_s
+        if waiting_s is None or self._transport.heard_s(self._peer) >= waiting_s:
+            self._waiting_since_s = now_s
+        elif now_s - waiting_s > SILENCE_S:
+            raise TimeoutError(f"nothing heard for {now_s - waiting_s:.1f} s")

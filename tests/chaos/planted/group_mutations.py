@@ -1,0 +1,160 @@
+"""Planted bugs in the order of groups, and in seeks. Their purpose: tests/chaos/planted/planted.py."""
+
+from dataclasses import replace
+from typing import Any, Final
+from unittest import mock
+
+import numpy as np
+
+from chaos.sim.timers.timers import TimerWorld
+from tests.chaos.planted.planted import SLOW_LINKS, Planting, patch
+from timer.entries.payloads import GroupOp, Op
+from timer.leader.groups import ordered_leases
+from timer.leader.groups.ordered_leases import ANYBODY, Ordered
+from timer.leader.groups.shared_leases import Leases
+from timer.model.columns import I64, U64
+from timer.model.units import UnixMs
+from timer.ready.group import Group
+from timer.ready.queue import Queue
+from timer.state.machine import Machine
+
+_first_of = ordered_leases._first_of
+
+
+def _no_walls(keys: U64, values: I64, of: U64, default: int) -> I64:
+    """Deliver messages though an earlier one of their key is delayed or still leased."""
+    upto = None if default == ANYBODY else 0
+    return _first_of(keys[:upto], values[:upto], of, default)
+
+
+_look = Ordered._look
+
+
+def _look_past_delays(self: Ordered, clock_ms: UnixMs, queue: Queue, size: int) -> Any:
+    """Deliver messages though an earlier one of their key waits for the delay of its nack."""
+    at_once = mock.patch.object(Group, "not_before", lambda _, each: np.zeros(len(each), np.int64))
+    with at_once:
+        found = _look(self, clock_ms, queue, size)
+    times = self.group.not_before(found.offsets)
+    early = times > clock_ms
+    self._returns_at = UnixMs(int(times[early].min())) if early.any() else None
+    return found._replace(offsets=found.offsets[~early], owner=found.owner[~early])
+
+
+def _no_owners(keys: U64, values: I64, of: U64, default: int) -> I64:
+    """Give a key to any consumer, though another consumer holds messages of it."""
+    upto = 0 if default == ANYBODY else None
+    return _first_of(keys[:upto], values[:upto], of, default)
+
+
+def _returned(self: Ordered, offsets: U64) -> None:
+    """Leave later messages with their consumer when an earlier one comes back."""
+    del self, offsets
+
+
+_restart = Group.restart
+
+
+def _restart_unmarked(self: Group, *args: Any) -> None:
+    """Forget at a seek which messages were delivered before."""
+    _restart(self, *args)
+    self.marks = []
+
+
+_seek = Machine._seek
+
+
+def _seek_forward(self: Machine, op: Any, group: Group) -> Any:
+    """Ignore a seek to a lower offset."""
+    later = np.maximum(op.offsets, np.uint64(group.cursor))
+    applied = _seek(self, replace(op, offsets=later), group)
+    return replace(applied, op=op)
+
+
+_hand_over = Leases.hand_over
+
+
+def _hand_over_untold(self: Leases) -> list[GroupOp]:
+    """Append the end of the deliveries at a handover, and leave out the leases."""
+    return [op for op in _hand_over(self) if op.op is Op.HAND_OVER]
+
+
+def _same_life(self: Leases, epoch: Any, lease_id: Any) -> bool:
+    """Accept an ack of a message that was delivered before a seek."""
+    del self, epoch, lease_id
+    return False
+
+
+_mutation: Final = Planting(TimerWorld, types=True, mischief=())
+
+GROUP_MUTATIONS: Final = (
+    _mutation(
+        "nack_holds_nothing_back",
+        "an ordered group delivers messages behind one that is delayed or still leased",
+        {"order"},
+        20,
+        "a nack, or a lease that ends, in an ordered group",
+        patch(ordered_leases, "_first_of", _no_walls),
+    ),
+    _mutation(
+        "delay_holds_nothing_back",
+        "an ordered group delivers messages behind one that waits for the delay of its nack",
+        {"order"},
+        20,
+        "a nack with a delay in an ordered group",
+        patch(Ordered, "_look", _look_past_delays),
+    ),
+    _mutation(
+        "nothing_is_recalled",
+        "a message comes back, and later messages of its key stay with their consumer",
+        {"order"},
+        20,
+        "a nack in an ordered group while later messages are leased",
+        patch(Ordered, "_returned", _returned),
+    ),
+    _mutation(
+        "key_of_two_consumers",
+        "two consumers hold messages of one key at the same time",
+        {"order"},
+        40,
+        "a key_shared group with two consumers, and several messages of a key",
+        patch(ordered_leases, "_first_of", _no_owners),
+        proposals_per_s=16,
+    ),
+    _mutation(
+        "ack_from_before_the_seek",
+        "an ack of a message that was delivered before a seek counts after the seek",
+        {"lost"},
+        120,
+        "a seek while messages are leased",
+        patch(Leases, "_of_another_life", _same_life),
+        proposals_per_s=16,
+        faults=("slow_disk",),
+        **SLOW_LINKS,
+    ),
+    _mutation(
+        "seek_is_unmarked",
+        "a message that was delivered before a seek comes again as a first attempt",
+        {"unmarked"},
+        40,
+        "a seek back",
+        patch(Group, "restart", _restart_unmarked),
+    ),
+    _mutation(
+        "leased_when_handed_over",
+        "after a handover the successor does not count deliveries that were leased then",
+        {"unmarked"},
+        20,
+        "a handover while messages are leased",
+        patch(Leases, "hand_over", _hand_over_untold),
+    ),
+    _mutation(
+        "seek_goes_forward_only",
+        "a seek back leaves the group where it is",
+        {"seek"},
+        40,
+        "a seek back",
+        patch(Machine, "_seek", _seek_forward),
+    ),
+)
+"""The list; tests/chaos/test_sim_planted.py hunts each of them."""

@@ -1,0 +1,91 @@
+"""Planted bugs of storage and leases that show in rare moments only.
+
+Their purpose: tests/chaos/planted/planted.py.
+"""
+
+from operator import itemgetter
+from typing import Any, Final
+
+from chaos.sim.timers.timers import TimerWorld
+from tests.chaos.planted.planted import Planting, patch
+from timer.entries.payloads import GroupOp
+from timer.leader.groups.shared_leases import Leases
+from timer.model.units import MonoMs
+from timer.recovery import manifest
+from timer.state.producers import RequestAnswer
+
+_pack = manifest._pack
+_topic_state = manifest._topic_state
+_expire = Leases.expire
+
+
+def _pack_without_verdicts(value: object) -> Any:
+    """Leave the verdicts of the rows out of a kept answer."""
+    packed = _pack(value)
+    return packed[:4] if isinstance(value, RequestAnswer) and isinstance(packed, list) else packed
+
+
+def _topic_with_one_mark(*args: Any) -> Any:
+    """Write only the last retention mark of a queue."""
+    state = _topic_state(*args)
+    return state | {"marks": state["marks"][-1:]}
+
+
+def _expire_as_noted(self: Leases, now_ms: MonoMs) -> GroupOp | None:
+    """End a lease at its first deadline, though it was extended."""
+    for at_ms, lease_id in self._deadlines:
+        if at_ms <= now_ms and lease_id in self._held:
+            self._held[lease_id].deadline_ms = at_ms
+    return _expire(self, now_ms)
+
+
+_mutation: Final = Planting(TimerWorld, mischief=())
+_RESTARTS: Final[dict[str, Any]] = {
+    "faults": ("kill", "power"),
+    "fault_gap_ms": 1_500,
+    "manifest_every": 20,
+}
+
+HIDDEN_MUTATIONS: Final = (
+    _mutation(
+        "manifest_without_verdicts",
+        "a restart loses the verdicts of the rows in a kept answer",
+        {"twice", "key"},
+        60,
+        "a request with keys that is repeated after a restart from a manifest",
+        patch(manifest, "_pack", _pack_without_verdicts),
+        again=True,
+        proposals_per_s=16,
+        **_RESTARTS,
+    ),
+    _mutation(
+        "manifest_with_one_mark",
+        "a restart loses all retention marks of a queue but the last",
+        {"retention", "digest"},
+        40,
+        "a restart from a manifest while messages are retained",
+        patch(manifest, "_topic_state", _topic_with_one_mark),
+        expiry=True,
+        **_RESTARTS,
+    ),
+    _mutation(
+        "producers_by_id",
+        "a restart forgets which producer was used last, and lets the wrong ones expire",
+        {"digest", "twice", "lost"},
+        40,
+        "a restart from a manifest, and producers that expire after it",
+        patch(manifest, "itemgetter", lambda _: itemgetter(0)),
+        fleeting=True,
+        **_RESTARTS,
+    ),
+    _mutation(
+        "extension_is_not_looked_at",
+        "an extended lease ends at its first deadline",
+        {"extended"},
+        20,
+        "a consumer that asks for more time, and acks after its first deadline",
+        patch(Leases, "expire", _expire_as_noted),
+        proposals_per_s=16,
+    ),
+)
+"""The list; tests/chaos/test_sim_planted.py hunts each of them."""

@@ -1,0 +1,127 @@
+"""Planted bugs in pauses (tests/chaos/planted/planted.py says what they are for)."""
+
+from typing import Any, Final
+from unittest import mock
+
+import numpy as np
+
+from chaos.sim.timers.timers import TimerWorld
+from tests.chaos.planted.planted import Planting, patch
+from timer.entries.entry_frame import Entry
+from timer.model.columns import RowArray
+from timer.model.firing_order import after
+from timer.model.timer_id import SEQ_MAX
+from timer.model.units import Seq
+from timer.pending.memory.held_rows import ASIDE
+from timer.pending.memory.memtable import Left, Memtable
+from timer.pending.store import Store
+from timer.ready.topic import Topic, TopicRelease
+from timer.state.apply_results import CancelApplied
+from timer.state.machine import Machine
+from timer.state.pauses import Pauses
+
+_in_store = Store.cancel
+_cancel = Machine._cancel
+
+
+def _in_store_but_held(self: Store, due_ms: Any, seq: Any) -> tuple[Any, RowArray]:
+    later = after(due_ms, seq, self.position)
+    hit, rows = _in_store(self, due_ms[later], seq[later])
+    every = np.zeros(len(seq), np.bool_)
+    every[np.flatnonzero(later)[hit]] = True
+    return every, rows
+
+
+def _cancel_but_held(self: Machine, entry: Entry) -> CancelApplied:
+    """What is at or before the fire position has fired, has it not?"""
+    with mock.patch.object(Store, "cancel", _in_store_but_held):
+        return _cancel(self, entry)
+
+
+_left = Memtable.left
+
+
+def _left_but_held(self: Memtable) -> Left:
+    """A flush takes what the indices know."""
+    left = _left(self)
+    left._alive &= left._due_ms < ASIDE
+    return left
+
+
+_end = Store.end
+
+
+def _end_in_memory(self: Store, rows: RowArray) -> None:
+    """What leaves the runs needs no tombstone: the sweep has passed it."""
+    with mock.patch.object(Store, "_bury"):
+        _end(self, rows)
+
+
+def _made_firing(self: Pauses, topic: Topic) -> None:
+    """A topic that is made later fires, though its namespace is paused."""
+    self._note(topic)
+
+
+_release = Pauses._release
+
+
+def _release_late_ones_too(self: Pauses, topic: Topic, release: TopicRelease, *args: Any) -> Any:
+    """Whatever is due by the time of the resume is overdue, also what was scheduled since."""
+    seq_end, release.seq_end = release.seq_end, Seq(SEQ_MAX)
+    try:
+        return _release(self, topic, release, *args)
+    finally:
+        release.seq_end = seq_end
+
+
+_mutation: Final = Planting(TimerWorld, policies=True, mischief=())
+
+PAUSE_MUTATIONS: Final = (
+    _mutation(
+        "held_is_as_good_as_fired",
+        "a cancel of a held timer hits nothing, and says that it has fired",
+        {"held"},
+        20,
+        "a cancel while a topic is paused",
+        patch(Machine, "_cancel", _cancel_but_held),
+    ),
+    _mutation(
+        "flush_without_held",
+        "held timers are lost by a flush",
+        {"list", "held", "digest", "twice", "conservation"},
+        20,
+        "a flush while a topic is paused",
+        patch(Memtable, "left", _left_but_held),
+        manifest_every=20,
+    ),
+    _mutation(
+        "released_from_runs_again",
+        "held timers that lie in runs are released, and stay",
+        {"list", "held", "digest", "twice", "conservation", "drop", "dropped"},
+        20,
+        "a resume after a flush",
+        patch(Store, "end", _end_in_memory),
+        manifest_every=20,
+    ),
+    _mutation(
+        "new_topic_fires",
+        "a topic that is made in a paused namespace is not paused",
+        {"pause", "digest"},
+        40,
+        "a topic that is made, or a restart, while its namespace is paused",
+        patch(Pauses, "made", _made_firing),
+        manifest_every=20,
+        faults=("kill", "power"),
+        fault_gap_ms=1_500,
+    ),
+    _mutation(
+        "resume_drops_what_came_after",
+        "a resume that drops what is overdue drops what was scheduled after it, too",
+        {"drop"},
+        60,
+        "a timer that is scheduled as due while its topic catches up",
+        patch(Pauses, "_release", _release_late_ones_too),
+        proposals_per_s=16,
+    ),
+)
+"""The list; tests/chaos/test_sim_planted.py hunts each of them."""

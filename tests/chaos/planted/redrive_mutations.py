@@ -1,0 +1,88 @@
+"""Planted bugs in redrives (tests/chaos/planted/planted.py says what they are for)."""
+
+import copy
+from dataclasses import fields, replace
+from typing import Any, Final
+
+import numpy as np
+
+from chaos.sim.timers.timers import TimerWorld
+from tests.chaos.planted.planted import Planting, patch
+from timer.entries.payloads import Move
+from timer.leader.groups import dead_letters, group_dispatch
+from timer.ready.group import Group
+from timer.state.apply_results import MoveApplied
+from timer.state.machine import Machine
+
+_move = Machine._move
+_redrive = dead_letters.redrive
+
+
+def _letter_stays(self: Machine, op: Move, group: Group | None) -> MoveApplied:
+    """A redrive leaves the letter where it is, too."""
+    before = copy.deepcopy(group)
+    applied = _move(self, op, group)
+    if not op.to_group and group is not None:
+        for each in fields(Group):
+            setattr(group, each.name, getattr(before, each.name))
+    return applied
+
+
+def _last_is_lost(self: Machine, op: Move, group: Group | None) -> MoveApplied:
+    """Of several letters that are redriven the last one goes nowhere."""
+    if op.to_group or group is None or len(op.offsets) < 2:
+        return _move(self, op, group)
+    taken = group.ack(op.offsets[-1:])
+    applied = _move(self, op, group)
+    return replace(applied, new=np.concatenate([applied.new[:-1], taken]))
+
+
+def _to_the_others(*args: Any) -> list[Move]:
+    """Letters go to another topic than the one they came from."""
+    goes, names = args[-1], ("a", "b", "n/b")
+    moves = _redrive(*args)
+    others = [[name for name in names if name != move.to and goes(name)] for move in moves]
+    return [
+        replace(move, to=other[0]) if other else move
+        for move, other in zip(moves, others, strict=True)
+    ]
+
+
+class _Elsewhere:
+    """The module as the leader sees it, with a redrive of its own."""
+
+    redrive = staticmethod(_to_the_others)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(dead_letters, name)
+
+
+_mutation: Final = Planting(TimerWorld, redrives=True, mischief=(), proposals_per_s=16)
+
+REDRIVE_MUTATIONS: Final = (
+    _mutation(
+        "letter_stays",
+        "a dead letter that is redriven stays where it is, and is redriven again",
+        {"dead", "redrive"},
+        30,
+        "a redrive",
+        patch(Machine, "_move", _letter_stays),
+    ),
+    _mutation(
+        "redrive_loses_the_last",
+        "of several letters that are redriven at once the last one goes nowhere",
+        {"lost"},
+        60,
+        "a redrive of several letters",
+        patch(Machine, "_move", _last_is_lost),
+    ),
+    _mutation(
+        "redriven_elsewhere",
+        "letters are redriven to another topic than they came from",
+        {"redrive"},
+        30,
+        "a redrive",
+        patch(group_dispatch, "deadletters", _Elsewhere()),
+    ),
+)
+"""The list; tests/chaos/test_sim_planted.py hunts each of them."""

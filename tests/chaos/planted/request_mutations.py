@@ -1,0 +1,147 @@
+"""Planted bugs in request ids (tests/chaos/planted/planted.py says what they are for)."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from chaos.sim.checks.requestbook import NamedRequest
+from chaos.sim.timers.timers import TimerApp, TimerWorld
+from tests.chaos.planted.planted import ANY_WORLD, Planting, patch
+from timer.entries.entry_frame import Entry
+from timer.model.columns import RequestId
+from timer.model.timer_errors import EngineError
+from timer.recovery import manifest
+from timer.recovery.manifest import FlushSources
+from timer.state.machine import Machine
+from timer.state.producers import RequestAnswer
+from timer.state.request_ids import RequestIds
+
+_epoch = Machine._epoch
+
+
+def _epoch_without_requests(self: Machine, entry: Entry) -> Any:
+    """What a leader remembered goes with it."""
+    self.requests = RequestIds()
+    return _epoch(self, entry)
+
+
+_capture = manifest.capture
+
+
+def _capture_without_requests(machine: Machine, ahead: FlushSources) -> Any:
+    kept, machine.requests = machine.requests, RequestIds()
+    try:
+        return _capture(machine, ahead)
+    finally:
+        machine.requests = kept
+
+
+_repeated = RequestIds.repeated
+
+
+def _repeated_for_ever(self: RequestIds, request: RequestId, now_ms: Any) -> RequestAnswer | None:
+    """As long as it is there an id counts, also when its time is over."""
+    kept = self._kept.get(request.text)
+    return _repeated(self, request, now_ms if kept is None else kept.request.until_ms)
+
+
+def _repeated_whatever_it_asks(
+    self: RequestIds, request: RequestId, now_ms: Any
+) -> RequestAnswer | None:
+    """The id alone is looked at."""
+    kept = self._kept.get(request.text)
+    return None if kept is None or kept.request.until_ms < now_ms else kept.answer
+
+
+class _Piece(NamedRequest):
+    """What of a request is of one topic, under an id of its own."""
+
+    def __init__(self, whole: NamedRequest, topic: str, places: list[int]) -> None:
+        text = whole.text + b"." + topic.encode()
+        super().__init__(text, whole.body, [whole.rows[at] for at in places], whole.window_ms)
+        self._whole = whole
+        self.places = places
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [self._whole.payloads[at] for at in self.places]
+
+
+_call = TimerApp.call
+
+
+def _call_topic_by_topic(
+    self: TimerApp, call: NamedRequest, reply: Callable[[object], None]
+) -> None:
+    """A request is taken as one of each topic; the first that is refused is the answer."""
+    topics = dict.fromkeys(topic for topic, _ in call.rows)
+    places = {name: [at for at, row in enumerate(call.rows) if row[0] == name] for name in topics}
+    told: dict[int, object] = {}
+    refused: list[EngineError] = []
+
+    def answered(piece: _Piece, result: Any) -> None:
+        if isinstance(result, EngineError):
+            refused.append(result)
+            if len(refused) == 1:
+                reply(result)
+            return
+        told.update(zip(piece.places, result, strict=True))
+        if len(told) == len(call.rows):
+            reply([told[at] for at in range(len(call.rows))])
+
+    for name in topics:
+        piece = _Piece(call, name, places[name])
+        _call(self, piece, partial(answered, piece))
+
+
+_mutation: Final = Planting(TimerWorld, requests=True, mischief=())
+
+REQUEST_MUTATIONS: Final = (
+    _mutation(
+        "requests_die_with_the_leader",
+        "a new leader takes a repeated request for a new one",
+        {"request", "twice"},
+        20,
+        "a failover between a request and its repetition",
+        patch(Machine, "_epoch", _epoch_without_requests),
+        faults=("kill", "handover"),
+        fault_gap_ms=1_500,
+    ),
+    _mutation(
+        "manifest_without_requests",
+        "a restart forgets which requests were answered",
+        {"request", "twice", "digest"},
+        20,
+        "a restart from a manifest",
+        patch(manifest, "capture", _capture_without_requests),
+        faults=("kill", "power"),
+        manifest_every=20,
+        fault_gap_ms=1_500,
+    ),
+    _mutation(
+        "id_counts_until_it_is_cleared",
+        "an id whose time is over counts until a checkpoint comes",
+        {"request"},
+        20,
+        f"{ANY_WORLD}: an id that is used again just after its time",
+        patch(RequestIds, "repeated", _repeated_for_ever),
+    ),
+    _mutation(
+        "id_stands_for_any_request",
+        "another request under an id is answered as the first",
+        {"request"},
+        20,
+        f"{ANY_WORLD}: two requests under one id",
+        patch(RequestIds, "repeated", _repeated_whatever_it_asks),
+    ),
+    _mutation(
+        "topic_by_topic",
+        "a request of several topics is one request for each of them",
+        {"torn"},
+        60,
+        "a request of which one topic's policies refuse a part",
+        patch(TimerApp, "call", _call_topic_by_topic),
+        policies=True,
+    ),
+)
+"""The list; tests/chaos/test_sim_planted.py hunts each of them."""

@@ -1,0 +1,98 @@
+"""Planted bugs in snapshots: proof that they would be found.
+
+As tests/chaos/planted/protocol_mutations.py. Worlds are aimed at snapshots where the usual mix has
+few of them.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+from replication.core.core import Core
+from replication.core.core_events import Event
+from replication.shell import snapshot_install
+from tests.chaos.planted.planted import Mutation, patch
+from timer.files import log as timer_log
+from timer.files.disk import Disk
+from timer.model.units import Epoch, LogIndex, MonoMs
+from timer.recovery import snapshot_receiver
+
+DAMAGE: Final[dict[str, Any]] = {"faults": ("flip", "shorten", "power", "isolate"), "mischief": ()}
+
+
+_begin_anew = timer_log.begin_anew
+
+
+def _one_too_early(disk: Disk, directory: Path, after: LogIndex, epoch: Epoch) -> None:
+    """The log goes on with the snapshot's own last entry, which so is applied twice."""
+    _begin_anew(disk, directory, LogIndex(after - 1), epoch)
+
+
+def _keep_the_log(disk: Disk, directory: Path, after: LogIndex, epoch: Epoch) -> None:
+    """The log that is there stays, whether it goes with the snapshot or not."""
+    disk.make_dir(directory)
+    if not disk.list_dir(directory):
+        _begin_anew(disk, directory, after, epoch)
+
+
+class _DropsTooMuch(Core):
+    """The log goes up to the manifest, and nobody who lacks it is told."""
+
+    def drop_before(self, index: LogIndex, beyond: LogIndex = LogIndex(0)) -> LogIndex:
+        return super().drop_before(index, max(beyond, index))
+
+    def step(self, now_ms: MonoMs, event: Event) -> Any:
+        effects = super().step(now_ms, event)
+        effects.behind = False
+        return effects
+
+
+@contextlib.contextmanager
+def _plant_core(core: type[Core]) -> Iterator[None]:
+    from chaos.sim.world.world import World
+
+    with mock.patch.object(World, "make_core", core):
+        yield
+
+
+SNAPSHOT_MUTATIONS: Final = (
+    Mutation(
+        "log_overlaps_snapshot",
+        "the log after an install begins with an entry that the snapshot holds already",
+        frozenset({"agreement", "digest", "storage", "lost", "liveness"}),
+        30,
+        "a damaged replica",
+        patch(snapshot_receiver, "begin_anew", _one_too_early),
+        aim=DAMAGE,
+    ),
+    Mutation(
+        "old_log_stays",
+        "an install keeps the log that was there",
+        frozenset({"agreement", "storage", "lost", "liveness"}),
+        30,
+        "a damaged replica",
+        patch(snapshot_receiver, "begin_anew", _keep_the_log),
+        aim=DAMAGE,
+    ),
+    Mutation(
+        "log_never_stays",
+        "an install throws a log away that holds the snapshot's entry, and what it acknowledged",
+        frozenset({"storage"}),
+        30,
+        "a damaged replica",
+        patch(snapshot_install, "holds", lambda *_: False),
+        aim=DAMAGE,
+    ),
+    Mutation(
+        "nobody_hears_that_it_is_behind",
+        "the log is dropped below the manifest, and who lacks it waits for ever",
+        frozenset({"liveness", "lost"}),
+        30,
+        "a replica that lags by a manifest",
+        lambda: _plant_core(_DropsTooMuch),
+        aim={"faults": ("isolate", "kill"), "mischief": (), "manifest_every": 20},
+    ),
+)
+"""The list; tests/chaos/test_sim_planted.py hunts each of them."""

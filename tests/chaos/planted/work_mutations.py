@@ -1,0 +1,48 @@
+"""Planted bugs in what one step of the event loop does (tests/chaos/planted/planted.py says what for)."""
+
+from typing import Any, Final
+
+from chaos.sim.timers.timers import TimerWorld
+from tests.chaos.planted.planted import ANY_WORLD, Planting, patch
+from timer.pending import store
+from timer.pending.fire_limits import within
+from timer.pending.store import Store
+
+
+def _of_any_topics(rows: Any, rows_max: int, bytes_max: int, topics_max: Any = None) -> int:
+    """A FIRE is limited in rows and bytes alone."""
+    del topics_max
+    return within(rows, rows_max, bytes_max)
+
+
+def _whatever_it_passes(self: Store, fire: Any) -> bool:
+    """A FIRE is applied however much is dead before what it takes."""
+    del self, fire
+    return True
+
+
+_mutation: Final = Planting(TimerWorld, crowds=True, mischief=())
+
+WORK_MUTATIONS: Final = (
+    _mutation(
+        "fire_of_any_topics",
+        "a FIRE moves timers of however many topics are due",
+        {"work"},
+        5,
+        f"{ANY_WORLD}: a crowd of topics whose timers are due at one instant",
+        patch(store, "within", _of_any_topics),
+    ),
+    _mutation(
+        "fire_passes_all_that_is_dead",
+        "no thread passes the dead before a FIRE that meets many of them",
+        {"work"},
+        20,
+        "many timers of one instant that were cancelled, or deleted, after they had been flushed",
+        patch(Store, "look", _whatever_it_passes),
+        deletions=True,
+        manifest_every=20,
+        proposals_per_s=16,
+        client_loss=0.0,
+    ),
+)
+"""The list; tests/chaos/test_sim_planted.py hunts each of them."""

@@ -1,0 +1,88 @@
+"""Whether an entry can be applied: asked before it is appended, by leader and followers alike.
+
+A committed entry that nobody can apply ends every node, at every start. So each replica decodes
+what it is to append, and refuses what is malformed or out of range. Whatever passes, the machine
+applies (timer/state/machine.py): names of what is not there, or is no more, change nothing.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.entries.payloads import (
+    APPLY_VERSION,
+    Move,
+    decode_cancel,
+    decode_checkpoint,
+    decode_epoch,
+    decode_fire,
+    decode_group,
+    decode_producer,
+    decode_reschedule,
+    decode_topic,
+)
+from timer.entries.policies import decode_policy
+from timer.model.columns import check_schedule
+from timer.model.timer_errors import InvalidRequestError
+from timer.model.units import DUE_MS_MAX
+
+
+def check_entry(entry: Entry) -> None:
+    """Return if the entry can be applied. No work for each timer: columns at most.
+
+    Raises:
+        ValueError: it can't be.
+    """
+    if not 0 <= entry.time_ms <= DUE_MS_MAX:
+        raise ValueError(f"time_ms = {entry.time_ms}: must be in 0 .. {DUE_MS_MAX}")
+    try:
+        _CHECKS[entry.kind](entry.payload)
+    except (ValueError, InvalidRequestError) as error:
+        raise ValueError(f"{entry.kind.name} entry {entry.index}: {error}") from None
+
+
+def blamed(entries: Sequence[Entry]) -> str:
+    """Return the words that name which of the entries can't be applied: `timerctl recover` asks."""
+    for each in entries:
+        try:
+            check_entry(each)
+        except ValueError:
+            break
+    else:
+        each = entries[-1]
+        if len(entries) > 1:
+            return f"it is one of entries {entries[0].index} to {each.index}"
+    return f"it is entry {each.index}, {each.kind.name} of epoch {each.epoch}"
+
+
+def _check_group(payload: memoryview) -> None:
+    for op in decode_group(payload):
+        if isinstance(op, Move):
+            check_schedule(memoryview(op.rows))
+
+
+def _check_reschedule(payload: memoryview) -> None:
+    due_ms = decode_reschedule(payload).due_ms
+    low, high = int(due_ms.min()), int(due_ms.max())
+    if low < 0 or high > DUE_MS_MAX:
+        raise ValueError(f"due from {low} to {high}: must be in 0 .. {DUE_MS_MAX}")
+
+
+def _check_epoch(payload: memoryview) -> None:
+    version = decode_epoch(payload).apply_version
+    if version != APPLY_VERSION:
+        raise ValueError(f"apply version {version}; this program knows {APPLY_VERSION}")
+
+
+_CHECKS: Final[Mapping[EntryKind, Callable[[memoryview], object]]] = {
+    EntryKind.EPOCH: _check_epoch,
+    EntryKind.SCHEDULE: check_schedule,
+    EntryKind.CANCEL: decode_cancel,
+    EntryKind.FIRE: decode_fire,
+    EntryKind.GROUP: _check_group,
+    EntryKind.TOPIC: decode_topic,
+    EntryKind.PRODUCER: decode_producer,
+    EntryKind.CHECKPOINT: decode_checkpoint,
+    EntryKind.RESCHEDULE: _check_reschedule,
+    EntryKind.POLICY: lambda payload: decode_policy(payload)[1].check(),
+}

@@ -1,0 +1,129 @@
+"""Entries of the timer log: their frame, format version 1.
+
+Little-endian. Positions and sizes in bytes. A segment file, a message to a follower and a
+message to a catching-up node all hold the same bytes: frames, one after the other.
+
+    0   4  crc32         zlib's CRC-32 of bytes [4, 40 + length)
+    4   4  length        of the payload; 0 .. PAYLOAD_SIZE_MAX
+    8   2  magic         b"TE"
+    10  1  version       1
+    11  1  kind          Kind
+    12  4  reserved      0
+    16  8  epoch         Epoch of the leader that appended it
+    24  8  index         LogIndex, consecutive
+    32  8  time_ms       UnixMs on the cluster's clock at append; never goes back
+    40  n  payload       by kind: timer/model/columns.py (SCHEDULE), timer/entries/policies.py (POLICY),
+                         timer/entries/payloads.py (all others)
+
+Changing anything above means VERSION += 1 and a reader for the old one.
+"""
+
+import enum
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from timer.model.units import Epoch, LogIndex, UnixMs
+
+MAGIC: Final = b"TE"
+VERSION: Final = 1
+PAYLOAD_SIZE_MAX: Final = 32 << 20
+HEADER_SIZE: Final = 40
+
+_CRC: Final = struct.Struct("<I")
+_HEAD: Final = struct.Struct("<I2sBBIQQq")  # everything after the crc
+assert _CRC.size + _HEAD.size == HEADER_SIZE
+
+
+class EntryKind(enum.IntEnum):
+    """What an entry does; the table is in docs/adr/0002-log-entries.md."""
+
+    EPOCH = 1
+    SCHEDULE = 2
+    CANCEL = 3
+    FIRE = 4
+    GROUP = 5
+    TOPIC = 6
+    PRODUCER = 7
+    CHECKPOINT = 8
+    RESCHEDULE = 9
+    POLICY = 10
+
+
+_KINDS: Final = frozenset(int(kind) for kind in EntryKind)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry, parsed; `payload` is a view into the bytes it was parsed from."""
+
+    kind: EntryKind
+    epoch: Epoch
+    index: LogIndex
+    time_ms: UnixMs
+    payload: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Where and why a run of frames stops being readable."""
+
+    position: int
+    why: str
+
+
+def encode(
+    kind: EntryKind, epoch: Epoch, index: LogIndex, time_ms: UnixMs, payload: list[bytes]
+) -> bytes:
+    """Return the whole frame around the concatenation of `payload`."""
+    length = sum(map(len, payload))
+    assert length <= PAYLOAD_SIZE_MAX, length
+    head = _HEAD.pack(length, MAGIC, VERSION, kind, 0, epoch, index, time_ms)
+    crc32 = zlib.crc32(head)
+    for part in payload:
+        crc32 = zlib.crc32(part, crc32)
+    return b"".join([_CRC.pack(crc32), head, *payload])
+
+
+def frame_at(data: memoryview, position: int) -> Entry | Damage | None:
+    """Return the entry that starts at `position`, None at the exact end, else the damage."""
+    size = len(data) - position
+    if size == 0:
+        return None
+    if size < HEADER_SIZE:
+        return Damage(position, f"{size} bytes left, a header has {HEADER_SIZE}")
+    length, magic, version, kind, _, epoch, index, time_ms = _HEAD.unpack_from(data, position + 4)
+    # Bound the length before trusting it: the header itself may be the damaged part.
+    if magic != MAGIC or length > PAYLOAD_SIZE_MAX or HEADER_SIZE + length > size:
+        return Damage(position, f"bad header (magic {magic!r}, length {length}, {size} bytes left)")
+    end = position + HEADER_SIZE + length
+    (crc32,) = _CRC.unpack_from(data, position)
+    if zlib.crc32(data[position + 4 : end]) != crc32:
+        return Damage(position, "checksum mismatch")
+    if version != VERSION:
+        return Damage(position, f"entry version {version}; this program knows {VERSION}")
+    if kind not in _KINDS:
+        return Damage(position, f"entry kind {kind}; this program knows {sorted(_KINDS)}")
+    return Entry(
+        EntryKind(kind),
+        Epoch(epoch),
+        LogIndex(index),
+        UnixMs(time_ms),
+        data[position + HEADER_SIZE : end],
+    )
+
+
+def frames(data: memoryview) -> Iterator[Entry]:
+    """Yield every entry of `data`, which holds whole frames.
+
+    Raises:
+        ValueError: `data` is damaged. What came over a stream has its peer to blame.
+    """
+    position = 0
+    while (found := frame_at(data, position)) is not None:
+        if isinstance(found, Damage):
+            raise ValueError(f"damaged frame at byte {found.position}: {found.why}")
+        yield found
+        position += HEADER_SIZE + len(found.payload)

@@ -1,0 +1,587 @@
+"""Payloads of the log's entries other than SCHEDULE and POLICY, format version 2.
+
+What is frequent is fixed and little-endian; what is rare (TOPIC, PRODUCER, creation of a
+group) is a msgpack map with exactly the keys of its dataclass.
+
+    EPOCH       epoch u64, leader u64, apply_version u32, v u32, voters v x u64
+    CANCEL      targets
+    RESCHEDULE  targets, due_ms n x i64 (effective), requested_ms n x i64
+    FIRE        read_time_ms i64, rows_max u32, bytes_max u32, topics_max u32
+    GROUP       ops, each: op u8, 3 x 0, topic u32, group u32, n u32, then by op:
+                  CREATE    n bytes of msgpack {name, start, settings}, padded to 8 with zeros
+                  ACK       n x u64 queue offsets: done, never delivered again
+                  ENDED     n x u64 queue offsets: their lease ended unacked; attempts rise
+                  RECALL    n x u64 queue offsets: taken back, as one before them failed; they count
+                            as delivered once more, not as failed
+                  RESERVE   1 x u64: the leader may hand out offsets below this one
+                  HAND_OVER 1 x u64: the leader handed out nothing at or above this offset, and does
+                            not before the next RESERVE; a RECALL before it counts what is leased
+                  SEEK      1 x u64: the group goes on from this offset, with a new id
+                  DELETE    n = 0: the group is gone
+                  EXPIRE_BELOW  1 x u64, group = 0: what lies below this offset has expired: it is
+                            done in every group, and the topic keeps it no more
+                  EXPIRE    n x u64 queue offsets, all different: done, as they have expired
+                  NACK      n x u64 queue offsets, n x i64 time before which they don't come again
+                  ALTER     n bytes of msgpack, the settings that change, padded to 8
+                  MOVE      n bytes of msgpack {to, to_group, offsets, rows}, padded to 8: what is
+                            unacked of these offsets is acked, and goes to the topic `to` as new
+                            messages, which fire at once; it takes n seqs, as rows
+    TOPIC       msgpack {name}: it is made, if it isn't there; or
+                msgpack {delete}: the topic of that id is gone, with all that is of it
+    PRODUCER    msgpack {token, id}: the id that the leader drew, void if another one has it; or
+                msgpack {end}: the producer of that id has ended
+    CHECKPOINT  producer_idle_ms u64: producers idle for longer are forgotten; or nothing, where
+                that is timer/state/producers.py's
+
+Targets name n timers, by id (by = 0) or by topic and key (by = 1):
+
+    0   n u32, by u32, due_ms n x i64, seq n x u64
+    1   n u32, by u32, topic n x u32, key_size n x u32, keys, zeros up to a multiple of 8
+"""
+
+import enum
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import msgpack
+import numpy as np
+
+from timer.model.columns import I64, U32, U64, Binary, decode_schedule
+from timer.model.units import DUE_MS_MAX, Epoch, GroupId, ProducerId, ReplicaId, TopicId, UnixMs
+
+_EPOCH: Final = struct.Struct("<QQII")
+_TARGETS: Final = struct.Struct("<II")
+_FIRE: Final = struct.Struct("<qIII")
+_CHECKPOINT: Final = struct.Struct("<Q")
+_OP: Final = struct.Struct("<B3xIII")
+
+APPLY_VERSION: Final = 13
+"""How entries are applied; a replica that does not know an epoch's version stops. 3: keys are
+unique among the pending timers of a topic; RESCHEDULE. 4: POLICY. 5: groups' settings; NACK,
+ALTER, MOVE, RECALL, SEEK, DELETE. 6: EXPIRE_BELOW, EXPIRE; retention by policy;
+TOPIC that deletes. 7: a sweep is for some topics, and counts their rows. 9: how a held timer ended
+is forgotten by the marks of what fired. 10: HAND_OVER; an epoch begins with nothing reserved;
+ids of producers are drawn by the leader, and a repeated sequence is told by its body. 11: the
+digest sums groups and producers. 12: a FIRE is limited in topics, too. 13: PRODUCER that
+ends."""
+NAME_SIZE_MAX: Final = 1_024
+FIRE_ROWS_MAX: Final = 16_384
+FIRE_ROWS: Final = 8_192
+"""Of the leader's FIREs, as the next two: to apply one takes 5 to 10 ms."""
+FIRE_TOPICS_MAX: Final = 256
+FIRE_BYTES_MAX: Final = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class EpochStart:
+    """The first entry of an epoch: who leads it, who votes in it, how entries are applied."""
+
+    epoch: Epoch
+    leader: ReplicaId
+    voters: tuple[ReplicaId, ...]
+    apply_version: int = APPLY_VERSION
+
+
+def encode_epoch(start: EpochStart) -> bytes:
+    """Return the payload of an EPOCH entry."""
+    head = _EPOCH.pack(start.epoch, start.leader, start.apply_version, len(start.voters))
+    return head + struct.pack(f"<{len(start.voters)}Q", *start.voters)
+
+
+def decode_epoch(payload: memoryview) -> EpochStart:
+    """Return what an EPOCH entry says.
+
+    Raises:
+        ValueError: the payload is malformed.
+    """
+    if len(payload) < _EPOCH.size:
+        raise ValueError(f"EPOCH of {len(payload)} bytes")
+    epoch, leader, apply_version, n = _EPOCH.unpack_from(payload)
+    if len(payload) != _EPOCH.size + 8 * n or n == 0:
+        raise ValueError(f"EPOCH of {len(payload)} bytes with {n} voters")
+    voters = struct.unpack_from(f"<{n}Q", payload, _EPOCH.size)
+    return EpochStart(
+        Epoch(epoch), ReplicaId(leader), tuple(ReplicaId(v) for v in voters), apply_version
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """Timers by (due_ms, seq), each (n,)."""
+
+    due_ms: I64
+    seq: U64
+
+    def __len__(self) -> int:
+        return len(self.seq)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Timers by topic (n,) and key: those that are pending and have it."""
+
+    topic: U32
+    key: Binary
+
+    def __len__(self) -> int:
+        return len(self.topic)
+
+
+Targets: TypeAlias = Ids | Keys
+
+
+@dataclass(frozen=True, slots=True)
+class Reschedule:
+    """Targets and when they fire instead: effective and requested due times, (n, int64)."""
+
+    targets: Targets
+    due_ms: I64
+    requested_ms: I64
+
+
+def encode_cancel(targets: Targets) -> list[bytes]:
+    """Return the payload of a CANCEL entry."""
+    if isinstance(targets, Ids):
+        columns = [targets.due_ms.astype("<i8", copy=False), targets.seq.astype("<u8", copy=False)]
+        return [_TARGETS.pack(len(targets), 0), *(column.tobytes() for column in columns)]
+    sizes, blob = targets.key.sizes.astype("<u4"), bytes(targets.key.blob)
+    head = _TARGETS.pack(len(targets), 1) + targets.topic.astype("<u4").tobytes()
+    return [head, sizes.tobytes(), blob, bytes(-len(blob) % 8)]
+
+
+def decode_cancel(payload: memoryview) -> Targets:
+    """Return the timers to cancel.
+
+    Raises:
+        ValueError: the payload is malformed.
+    """
+    targets, end = _targets(payload)
+    if end != len(payload):
+        raise ValueError(f"CANCEL of {len(payload)} bytes: its targets end at byte {end}")
+    return targets
+
+
+def count_targets(payload: memoryview) -> tuple[int, bool]:
+    """Return how many timers a CANCEL or RESCHEDULE names, and whether by keys; not more checked.
+
+    Raises:
+        ValueError: the payload is malformed.
+    """
+    if len(payload) < _TARGETS.size:
+        raise ValueError(f"targets in {len(payload)} bytes")
+    n, by = _TARGETS.unpack_from(payload)
+    return n, by != 0
+
+
+def encode_reschedule(order: Reschedule) -> list[bytes]:
+    """Return the payload of a RESCHEDULE entry."""
+    times = [order.due_ms.astype("<i8"), order.requested_ms.astype("<i8")]
+    return [*encode_cancel(order.targets), *(column.tobytes() for column in times)]
+
+
+def decode_reschedule(payload: memoryview) -> Reschedule:
+    """Return what a RESCHEDULE entry says.
+
+    Raises:
+        ValueError: the payload is malformed.
+    """
+    targets, end = _targets(payload)
+    n = len(targets)
+    if end + 16 * n != len(payload):
+        raise ValueError(f"RESCHEDULE of {len(payload)} bytes: targets of {n} end at byte {end}")
+    due = np.frombuffer(payload, "<i8", n, end)
+    return Reschedule(targets, due, np.frombuffer(payload, "<i8", n, end + 8 * n))
+
+
+def _targets(payload: memoryview) -> tuple[Targets, int]:
+    """Return the targets that the payload begins with, and where they end."""
+    if len(payload) < _TARGETS.size:
+        raise ValueError(f"targets in {len(payload)} bytes")
+    n, by = _TARGETS.unpack_from(payload)
+    start = _TARGETS.size
+    width = {0: 16, 1: 8}.get(by)
+    if not n or width is None or start + width * n > len(payload):
+        raise ValueError(f"targets in {len(payload)} bytes: {n}, by {by}")
+    if by == 0:
+        due = np.frombuffer(payload, "<i8", n, start)
+        return Ids(due, np.frombuffer(payload, "<u8", n, start + 8 * n)), start + 16 * n
+    topic = np.frombuffer(payload, "<u4", n, start)
+    sizes = np.frombuffer(payload, "<u4", n, start + 4 * n)
+    start += 8 * n
+    size = int(sizes.sum(dtype=np.int64))
+    end = start + size + -size % 8
+    if end > len(payload):
+        raise ValueError(f"targets in {len(payload)} bytes: keys end at byte {end}")
+    return Keys(topic, Binary(sizes=sizes, blob=payload[start : start + size])), end
+
+
+class Fire(NamedTuple):
+    """What is due by `read_time_ms` fires, in (due, seq) order, up to the limits."""
+
+    read_time_ms: UnixMs
+    rows_max: int = FIRE_ROWS
+    bytes_max: int = FIRE_BYTES_MAX
+    topics_max: int = FIRE_TOPICS_MAX
+
+
+def encode_fire(fire: Fire) -> bytes:
+    """Return the payload of a FIRE entry."""
+    return _FIRE.pack(fire.read_time_ms, fire.rows_max, fire.bytes_max, fire.topics_max)
+
+
+def decode_fire(payload: memoryview) -> Fire:
+    """Return what a FIRE entry says.
+
+    Raises:
+        ValueError: the payload is malformed.
+    """
+    if len(payload) != _FIRE.size:
+        raise ValueError(f"FIRE of {len(payload)} bytes")
+    read_time_ms, rows_max, bytes_max, topics_max = _FIRE.unpack(payload)
+    if not 0 <= read_time_ms <= DUE_MS_MAX or not 1 <= rows_max <= FIRE_ROWS_MAX:
+        raise ValueError(f"FIRE of up to {rows_max} rows at {read_time_ms}")
+    if topics_max < 1:
+        raise ValueError(f"FIRE of up to {topics_max} topics")
+    return Fire(UnixMs(read_time_ms), rows_max, bytes_max, topics_max)
+
+
+class Op(enum.IntEnum):
+    """What one op of a GROUP entry does."""
+
+    CREATE = 1
+    ACK = 2
+    ENDED = 3
+    RESERVE = 4
+    NACK = 5
+    ALTER = 6
+    MOVE = 7
+    RECALL = 8
+    SEEK = 9
+    DELETE = 10
+    EXPIRE_BELOW = 11
+    EXPIRE = 12
+    HAND_OVER = 13
+
+
+class GroupStart(enum.StrEnum):
+    """Where a new group begins."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+SHARED: Final = "shared"
+KEY_SHARED: Final = "key_shared"
+EXCLUSIVE: Final = "exclusive"
+FAILOVER: Final = "failover"
+TYPES: Final = (SHARED, KEY_SHARED, EXCLUSIVE, FAILOVER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSettings:
+    """How a group delivers. Names, units and order are those of the log and of the manifest."""
+
+    lease_ms: int
+    """Default time that a consumer holds a message."""
+    max_attempts: int = 0
+    """Nacks and ended leases after which a message is a dead letter. 0: it never is."""
+    dead_letter_topic: str = ""
+    """Empty: `<topic>.<group>.dead`."""
+    backoff_ms_min: int = 0
+    """A nack without a delay waits this long the first time, twice as long each time after, …"""
+    backoff_ms_max: int = 0
+    """… but never longer than this."""
+    type: str = SHARED
+    """One of TYPES, for as long as the group lives."""
+    max_in_flight: int = 0
+    """Messages that all consumers together hold at most. 0: as many as they take."""
+
+    def check(self) -> "GroupSettings":
+        """Return itself.
+
+        Raises:
+            ValueError: a value is out of range. The limits of nodes are narrower.
+        """
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, int) and not 0 <= value <= DUE_MS_MAX:
+                raise ValueError(f"{each.name} = {value}: must be in 0 .. {DUE_MS_MAX}")
+        if not self.lease_ms or self.type not in TYPES:
+            raise ValueError(f"a group of type {self.type!r} with leases of {self.lease_ms} ms")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class CreateGroup:
+    """A group of a topic comes into being; its id is issued at apply."""
+
+    topic: TopicId
+    name: str
+    start: GroupStart
+    settings: GroupSettings
+
+
+@dataclass(frozen=True, slots=True)
+class AlterGroup:
+    """Some settings of a group change; the others stay as they are at apply."""
+
+    topic: TopicId
+    group: GroupId
+    changes: Mapping[str, int | str]
+    """Field of GroupSettings -> its new value."""
+
+    def of(self, settings: GroupSettings) -> GroupSettings:
+        """Return the settings, changed."""
+        return GroupSettings(**{**asdict(settings), **self.changes})
+
+
+MOVED_GROUP: Final = GroupSettings(lease_ms=30_000)
+"""Settings of a group that a MOVE makes."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOp:
+    """An op of queue offsets alone: `offsets` is (n, uint64)."""
+
+    op: Op
+    topic: TopicId
+    group: GroupId
+    offsets: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Nack(GroupOp):
+    """Leases ended by their holders; not to be delivered before `not_before_ms`, (n, int64)."""
+
+    not_before_ms: I64
+
+
+@dataclass(frozen=True, slots=True)
+class Move(GroupOp):
+    """Messages that leave a group for another topic, as new ones, which fire at once."""
+
+    to: str
+    """Name of the topic; it is made if it isn't there."""
+    to_group: str
+    """A group that the topic gets before, if it isn't there. Empty: none."""
+    rows: bytes
+    """Payload of a SCHEDULE of n rows, in the order of `offsets`; its topics are not looked at."""
+
+
+AnyOp: TypeAlias = CreateGroup | AlterGroup | GroupOp
+_SETTINGS: Final[Mapping[str, type]] = {
+    each.name: str if each.name in ("dead_letter_topic", "type") else int
+    for each in fields(GroupSettings)
+}
+_ALTERABLE: Final = _SETTINGS.keys() - {"type"}
+
+
+def encode_group(ops: Sequence[AnyOp]) -> list[bytes]:
+    """Return the payload of a GROUP entry, in pieces to be concatenated."""
+    pieces: list[bytes] = []
+    for op in ops:
+        match op:
+            case CreateGroup():
+                body: dict[str, Any] = {
+                    "name": op.name,
+                    "start": str(op.start),
+                    "settings": asdict(op.settings),
+                }
+                pieces += _map(Op.CREATE, op.topic, 0, body)
+            case AlterGroup():
+                pieces += _map(Op.ALTER, op.topic, op.group, op.changes)
+            case Move():
+                offsets = op.offsets.astype("<u8", copy=False).tobytes()
+                body = {"to": op.to, "to_group": op.to_group, "offsets": offsets, "rows": op.rows}
+                pieces += _map(Op.MOVE, op.topic, op.group, body)
+            case _:
+                assert op.op in _COLUMNS, op
+                pieces.append(_OP.pack(op.op, op.topic, op.group, len(op.offsets)))
+                pieces.append(op.offsets.astype("<u8", copy=False).tobytes())
+                if isinstance(op, Nack):
+                    pieces.append(op.not_before_ms.astype("<i8", copy=False).tobytes())
+    return pieces
+
+
+def _map(op: Op, topic: int, group: int, fields: Mapping[str, Any]) -> list[bytes]:
+    body: bytes = msgpack.packb(fields)
+    return [_OP.pack(op, topic, group, len(body)), body, bytes(-len(body) % 8)]
+
+
+_COLUMNS: Final = {
+    **dict.fromkeys((Op.ACK, Op.ENDED, Op.RECALL, Op.RESERVE, Op.SEEK, Op.DELETE), 8),
+    **dict.fromkeys((Op.EXPIRE_BELOW, Op.EXPIRE, Op.HAND_OVER), 8),
+    Op.NACK: 16,
+}
+"""Bytes of one offset, in the ops that are not maps."""
+_COUNTS: Final = {
+    **dict.fromkeys((Op.RESERVE, Op.SEEK, Op.EXPIRE_BELOW, Op.HAND_OVER), 1),
+    Op.DELETE: 0,
+}
+"""How many offsets, in the ops that have a fixed number."""
+
+
+def decode_group(payload: memoryview) -> Iterator[AnyOp]:
+    """Yield the ops of a GROUP entry, in order.
+
+    Raises:
+        ValueError: the payload is malformed.
+    """
+    position = 0
+    while position < len(payload):
+        if position + _OP.size > len(payload):
+            raise ValueError(f"GROUP ends within the head of an op, at byte {len(payload)}")
+        code, topic, group, n = _OP.unpack_from(payload, position)
+        position += _OP.size
+        op = Op(code)
+        end = position + (_COLUMNS[op] * n if op in _COLUMNS else n + -n % 8)
+        stray = op is Op.EXPIRE_BELOW and group
+        if end > len(payload) or n != _COUNTS.get(op, n) or stray:
+            raise ValueError(f"GROUP of {len(payload)} bytes: {op.name} of {n} up to byte {end}")
+        if op in _COLUMNS:
+            offsets = np.frombuffer(payload, "<u8", n, position)
+            if op is Op.NACK:
+                times = np.frombuffer(payload, "<i8", n, position + 8 * n)
+                yield Nack(op, TopicId(topic), GroupId(group), offsets, times)
+            else:
+                yield GroupOp(op, TopicId(topic), GroupId(group), offsets)
+        else:
+            body = payload[position : position + n]
+            yield _MAPS[op](TopicId(topic), GroupId(group), body)
+        position = end
+
+
+def _create_group(topic: TopicId, group: GroupId, body: memoryview) -> CreateGroup:
+    del group
+    read = _unpack(body, {"name": str, "start": str, "settings": dict})
+    settings = GroupSettings(**_typed(read["settings"], _SETTINGS)).check()
+    return CreateGroup(topic, _name(read["name"]), GroupStart(read["start"]), settings)
+
+
+def _alter_group(topic: TopicId, group: GroupId, body: memoryview) -> AlterGroup:
+    changes = msgpack.unpackb(body)
+    names = changes.keys() & _ALTERABLE if isinstance(changes, dict) else ()
+    typed = _typed(changes, {name: _SETTINGS[name] for name in names})
+    replace(MOVED_GROUP, **typed).check()
+    return AlterGroup(topic, group, typed)
+
+
+def _move(topic: TopicId, group: GroupId, body: memoryview) -> Move:
+    read = _unpack(body, {"to": str, "to_group": str, "offsets": bytes, "rows": bytes})
+    offsets = np.frombuffer(read["offsets"], "<u8")
+    count = len(decode_schedule(memoryview(read["rows"])).rows)
+    if count != len(offsets):
+        raise ValueError(f"MOVE of {len(offsets)} offsets and {count} rows")
+    to_group = read["to_group"] and _name(read["to_group"])
+    return Move(Op.MOVE, topic, group, offsets, _name(read["to"]), to_group, read["rows"])
+
+
+_MAPS: Final[Mapping[Op, Callable[[TopicId, GroupId, memoryview], AnyOp]]] = {
+    Op.CREATE: _create_group,
+    Op.ALTER: _alter_group,
+    Op.MOVE: _move,
+}
+
+
+def _name(name: str) -> str:
+    """Return what a topic or group may be called. The limits of nodes are narrower."""
+    if not 1 <= len(name) <= NAME_SIZE_MAX:
+        raise ValueError(f"a name of {len(name)} characters: must be 1 .. {NAME_SIZE_MAX}")
+    return name
+
+
+def encode_topic(name: str) -> bytes:
+    """Return the payload of a TOPIC entry that creates `name`."""
+    return bytes(msgpack.packb({"name": name}))
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteTopic:
+    """A topic is gone, with its timers, messages, groups and policy."""
+
+    topic: TopicId
+
+
+def encode_delete_topic(topic: TopicId) -> bytes:
+    """Return the payload of a TOPIC entry that deletes one."""
+    return bytes(msgpack.packb({"delete": topic}))
+
+
+def decode_topic(payload: memoryview) -> str | DeleteTopic:
+    """Return the name of the topic to create, or which one to delete.
+
+    Raises:
+        ValueError: the payload is malformed.
+    """
+    said = msgpack.unpackb(payload)
+    if isinstance(said, dict) and "delete" in said:
+        return DeleteTopic(TopicId(_typed(said, {"delete": int})["delete"]))
+    return _name(_typed(said, {"name": str})["name"])
+
+
+def encode_producer(token: bytes, producer_id: ProducerId) -> bytes:
+    """Return the payload of a PRODUCER entry; a repeated token keeps the id that it has."""
+    return bytes(msgpack.packb({"token": token, "id": producer_id}))
+
+
+@dataclass(frozen=True, slots=True)
+class EndProducer:
+    """A producer has ended: its client sends nothing more."""
+
+    producer_id: ProducerId
+
+
+def encode_end_producer(producer_id: ProducerId) -> bytes:
+    """Return the payload of a PRODUCER entry that ends one."""
+    return bytes(msgpack.packb({"end": producer_id}))
+
+
+def decode_producer(payload: memoryview) -> tuple[bytes, ProducerId] | EndProducer:
+    """Return the token of the producer to register, and the id for it; or which one ends.
+
+    Raises:
+        ValueError: the payload is malformed.
+    """
+    unpacked = msgpack.unpackb(payload)
+    if isinstance(unpacked, dict) and "end" in unpacked:
+        return EndProducer(ProducerId(_typed(unpacked, {"end": int})["end"]))
+    said = _typed(unpacked, {"token": bytes, "id": int})
+    if not 1 <= said["id"] < 1 << 63:
+        raise ValueError(f"PRODUCER with id {said['id']}")
+    return said["token"], ProducerId(said["id"])
+
+
+def encode_checkpoint(producer_idle_ms: int) -> bytes:
+    """Return the payload of a CHECKPOINT entry."""
+    return _CHECKPOINT.pack(producer_idle_ms)
+
+
+def decode_checkpoint(payload: memoryview) -> int | None:
+    """Return after how long idle producers are forgotten, in milliseconds. None: as ever.
+
+    Raises:
+        ValueError: the payload is malformed.
+    """
+    if len(payload) not in (0, _CHECKPOINT.size):
+        raise ValueError(f"CHECKPOINT of {len(payload)} bytes")
+    return int(_CHECKPOINT.unpack(payload)[0]) if payload else None
+
+
+def _unpack(payload: memoryview, types: dict[str, type]) -> dict[str, Any]:
+    """Return a map that has exactly these keys, with values of these types.
+
+    Raises:
+        ValueError: it is something else. (What msgpack raises is a ValueError too.)
+    """
+    return _typed(msgpack.unpackb(payload), types)
+
+
+def _typed(fields: Any, types: Mapping[str, type]) -> dict[str, Any]:
+    """Return `fields` if that is a map with exactly these keys and values of these types."""
+    if not isinstance(fields, dict) or fields.keys() != types.keys():
+        raise ValueError(f"expected a map with {sorted(types)}, got {fields!r}")
+    if any(type(fields[key]) is not expected for key, expected in types.items()):
+        raise ValueError(f"a field of a wrong type in {fields!r}")
+    return fields

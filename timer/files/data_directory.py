@@ -1,0 +1,222 @@
+"""A node's data directory: whose it is, and that one process at a time uses it.
+
+    identity.json   written once, by `timerd init` or when a learner joins; last of its format
+    LOCK            held (flock) while a process uses the directory; names its pid
+    promise         replication/core/promise.py; written before identity.json, so never absent
+    log/            timer/files/log.py
+    raft/           the control plane's journal
+    damaged         why the files must be fetched anew; absent: they need not (timer/recovery/snapshot.py)
+    state/          manifests, runs, queues
+    incoming/       a snapshot on its way here (timer/recovery/snapshot.py)
+    outgoing/       one that others fetch
+    recovered.log   what `timerctl recover` did (cluster/files/recover.py)
+
+The directory *is* the replica: its replica id is made with it and never changes, so a learner's
+disk that is lost comes back as another replica. Only the founding voters' ids are derived, from the
+cluster's id and their names: so that all of them know all of them without having talked. A founder
+that is formatted again is therefore the same replica with its memory gone. Every replica is
+formatted *unsure*, so that its vote counts only where all voters answer, until a leader has matched
+its log. A founder without a promise takes no part in a cluster that has entries (`PromiseLost`).
+
+    identity.json   {"format": 1, "cluster_id", "name", "replica_id", "founding_voters": {name: id},
+                     "sha256": of the JSON without it, keys sorted, no spaces}
+                    replica ids as 16 hex digits: 63 bits don't survive every JSON reader
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from timer.files.disk import Disk, FileLock
+from timer.model.timer_errors import CorruptFileError, UnknownVersionError, WrongDirectoryError
+from timer.model.units import ReplicaId
+
+FORMAT: Final = 1
+REPLICA_ID_MAX: Final = (1 << 63) - 1
+
+IDENTITY_NAME: Final = "identity.json"
+LOCK_NAME: Final = "LOCK"
+PROMISE_NAME: Final = "promise"
+
+_NOT_OURS: Final = frozenset({"lost+found", IDENTITY_NAME + ".tmp", PROMISE_NAME + ".tmp"})
+"""Names that an empty directory may hold: of a fresh file system, of a format cut short."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Whose directory it is. Never changes; but see `found_anew`."""
+
+    cluster_id: str
+    name: str
+    """The node that uses it; a replacement under the same name has another replica id."""
+    replica_id: ReplicaId
+    founding_voters: Mapping[str, ReplicaId]
+    """By node name; this node's own is among them only if it is a founder."""
+
+    @property
+    def is_founder(self) -> bool:
+        """Whether it voted from the beginning."""
+        return self.replica_id in self.founding_voters.values()
+
+
+class DataDirectory:
+    """A directory in use by this process, until `close`."""
+
+    def __init__(self, path: Path, identity: Identity, lock: FileLock) -> None:
+        self.identity: Final = identity
+        self.promise: Final = path / PROMISE_NAME
+        self.log: Final = path / "log"
+        self.raft: Final = path / "raft"
+        self.state: Final = path / "state"
+        self.incoming: Final = path / "incoming"
+        self.outgoing: Final = path / "outgoing"
+        self.damaged: Final = path / "damaged"
+        self._lock = lock
+
+    def close(self) -> None:
+        """Let other processes use it."""
+        self._lock.release()
+
+
+def founding_replica_id(cluster_id: str, name: str) -> ReplicaId:
+    """Return the id of the founding voter `name`: 63 bits of a hash, never 0."""
+    text = json.dumps(["timer-cluster founding voter", cluster_id, name])
+    digest = hashlib.sha256(text.encode()).digest()
+    return ReplicaId((int.from_bytes(digest[:8], "little") & REPLICA_ID_MAX) or 1)
+
+
+def format_directory(  # noqa: PLR0913 - all that a directory is made of
+    disk: Disk,
+    path: Path,
+    *,
+    cluster_id: str,
+    name: str,
+    replica_id: ReplicaId,
+    founding_voters: Mapping[str, ReplicaId],
+    promise: bytes,
+) -> Identity:
+    """Make an absent or empty directory this node's, durably; return whose it is now.
+
+    A founder's `replica_id` is the one that `founding_voters` gives it; a learner is not in there
+    and brings a random one. `promise` is the file of a replica that never promised
+    (`replication.core.promise.NEVER_GIVEN`).
+
+    Raises:
+        WrongDirectoryError: there is something in it already.
+    """
+    assert 1 <= replica_id <= REPLICA_ID_MAX, replica_id
+    assert founding_voters.get(name, replica_id) == replica_id, (name, replica_id, founding_voters)
+    disk.make_dir(path)
+    found = _names(disk, path)
+    if PROMISE_NAME in found and disk.read(path / PROMISE_NAME) == promise:
+        found.remove(PROMISE_NAME)  # of a format cut short
+    if found:
+        raise WrongDirectoryError(
+            f"{path} is not empty ({', '.join(found[:5])}): refusing to format it"
+        )
+    identity = Identity(
+        cluster_id=cluster_id,
+        name=name,
+        replica_id=replica_id,
+        founding_voters=dict(founding_voters),
+    )
+    disk.write_atomic(path / PROMISE_NAME, promise)
+    disk.write_atomic(path / IDENTITY_NAME, _encode(identity))
+    return identity
+
+
+def found_anew(disk: Disk, path: Path, identity: Identity) -> None:
+    """Make its replica the only founding voter, durably: a majority of the others is lost.
+
+    Only an operator orders that, of a stopped node (cluster/files/recover.py).
+    """
+    founders = {identity.name: identity.replica_id}
+    disk.write_atomic(path / IDENTITY_NAME, _encode(replace(identity, founding_voters=founders)))
+
+
+def open_directory(disk: Disk, path: Path, *, cluster_id: str, name: str) -> DataDirectory:
+    """Lock the directory for this process, check whose it is, make its subdirectories.
+
+    Raises:
+        WrongDirectoryError: it is empty, not ours, another cluster's, another node's, or in use.
+        CorruptFileError: its identity is damaged.
+        UnknownVersionError: its identity is of another format.
+    """
+    found = _names(disk, path) if disk.exists(path) else []
+    if not found:
+        raise WrongDirectoryError(f"{path} is empty: run `timerd init` first")
+    if IDENTITY_NAME not in found:
+        raise WrongDirectoryError(
+            f"{path} has no {IDENTITY_NAME}: it is no timerd's data directory"
+        )
+    lock = disk.lock(path / LOCK_NAME)
+    try:
+        identity = read_identity(disk, path)
+        _check(path, identity, cluster_id=cluster_id, name=name)
+        directory = DataDirectory(path, identity, lock)
+        for child in (directory.log, directory.raft, directory.state):
+            disk.make_dir(child)
+    except BaseException:
+        lock.release()
+        raise
+    return directory
+
+
+def _check(path: Path, identity: Identity, *, cluster_id: str, name: str) -> None:
+    if identity.cluster_id != cluster_id:
+        raise WrongDirectoryError(f"{path} is cluster {identity.cluster_id}'s, not {cluster_id}'s")
+    if identity.name != name:
+        raise WrongDirectoryError(f"{path} is node {identity.name}'s, not {name}'s")
+
+
+def read_identity(disk: Disk, path: Path) -> Identity:
+    """Return whose directory it is, without locking it: for tools that only look.
+
+    Raises:
+        FileNotFoundError: it was never formatted.
+        CorruptFileError: its identity is damaged.
+        UnknownVersionError: its identity is of another format.
+    """
+    where = path / IDENTITY_NAME
+    try:
+        fields = json.loads(disk.read(where))
+        sha256 = fields.pop("sha256")
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CorruptFileError(where, 0, f"no identity: {error}") from error
+    if sha256 != _sha256(fields):
+        raise CorruptFileError(where, 0, "checksum mismatch")
+    if fields["format"] != FORMAT:
+        raise UnknownVersionError(where, fields["format"], FORMAT)
+    return Identity(
+        cluster_id=fields["cluster_id"],
+        name=fields["name"],
+        replica_id=ReplicaId(int(fields["replica_id"], 16)),
+        founding_voters={
+            voter: ReplicaId(int(each, 16)) for voter, each in fields["founding_voters"].items()
+        },
+    )
+
+
+def _encode(identity: Identity) -> bytes:
+    fields: dict[str, Any] = {
+        "format": FORMAT,
+        "cluster_id": identity.cluster_id,
+        "name": identity.name,
+        "replica_id": f"{identity.replica_id:016x}",
+        "founding_voters": {
+            name: f"{each:016x}" for name, each in sorted(identity.founding_voters.items())
+        },
+    }
+    return json.dumps({**fields, "sha256": _sha256(fields)}, indent=2).encode() + b"\n"
+
+
+def _sha256(fields: dict[str, Any]) -> str:
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _names(disk: Disk, path: Path) -> list[str]:
+    return [name for name in disk.list_dir(path) if name not in _NOT_OURS]

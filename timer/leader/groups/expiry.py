@@ -1,0 +1,213 @@
+"""Time to live: the leader finds what has expired, and appends that it has.
+
+    queue begin                                         end
+      | x x x x x x x x x | . . . x . . . . . . . . . . . |     x: its due + ttl is over
+        EXPIRE_BELOW, for all groups    EXPIRE, as it would be handed out to a group
+
+A queue is nearly in due order, so most of what has expired is a prefix: an alarm at its first
+message's due + ttl finds how far it goes, from the least and greatest due of each block; pages are
+read for the block at the border only. What lies behind something younger is seen as it would be
+handed out, and is not.
+
+What has expired is decided by the policies at the end of the leader's log, and appended in the same
+call: so the log has the entry before any change of a policy that would have decided otherwise. No
+entry says that something was handed out: a topic in which messages live longer by what was appended
+than by what is committed is not handed out, since that may never be. A pure core, a part of
+timer/leader/groups/group_dispatch.py.
+"""
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from timer.entries import payloads
+from timer.entries.entry_frame import EntryKind
+from timer.entries.payloads import GroupOp, Op
+from timer.leader.groups.deadlines import Alarms
+from timer.model.timer_errors import EngineError
+from timer.model.units import GroupId, MonoMs, Now, QueueOffset, TopicId, UnixMs
+from timer.ready.queue import Queue
+from timer.ready.topic import Topic
+from timer.state.apply_results import Applied, GroupApplied
+from timer.state.machine import Machine
+
+LOOK_MS: Final = 100
+"""Alarms go off at multiples of this, so that what expires one by one is one entry each time."""
+LOOKS_MAX: Final = 64
+"""Topics looked at in one step."""
+GROUPS_MAX: Final = 1024
+"""Cursors that one entry moves, unless one topic alone has more groups, …"""
+SPAN_BYTES: Final = 16 << 20
+"""… and offsets times groups: an entry takes about 20 ms to apply."""
+SPAN_MIN: Final = 4096
+RETRY_MS: Final = 100
+
+Propose: TypeAlias = Callable[
+    [EntryKind, list[bytes], Now, Callable[[Applied | EngineError], None]], bool
+]
+
+
+def expired_prefix(queue: Queue, outlived_ms: int, limit: int) -> tuple[int, int | None]:
+    """Return up to where all messages were due by `outlived_ms`, but no further than `limit`.
+
+    And the least due that may follow; None: that is not known, as nothing follows, or more may have
+    expired, or a page has to be read first, which is wanted now.
+    """
+    offset = int(queue.begin)
+    for block in queue.blocks:
+        if offset >= limit:
+            return limit, None
+        if block.due_ms_min > outlived_ms:
+            return offset, block.due_ms_min
+        if block.due_ms_max > outlived_ms:
+            if block.page is None:
+                queue.pages.want(block)
+                return offset, None
+            due_ms = block.page.rows["due_ms"][max(0, offset - block.first) :]
+            young = np.flatnonzero(due_ms > outlived_ms)
+            if len(young):
+                end = offset + int(young[0])
+                return min(end, limit), int(due_ms[young[0]]) if end <= limit else None
+        offset = int(block.end)
+    return min(offset, limit), None
+
+
+class Expiry:
+    """The topics that have a time to live, in one epoch."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        propose: Propose,
+        ttl_ms: Callable[[Topic], int],
+        expires: Callable[[], bool],
+        applied: Callable[[Iterable[TopicId], GroupApplied | None], None],
+    ) -> None:
+        """`ttl_ms`: a topic's, 0 for none, by the policies at the end of the leader's log.
+
+        `expires`: whether any topic has one, by the same.
+
+        `applied` hears of which topics more may be handed out, and of the entry that ended some of
+        their messages; None: none did.
+        """
+        self._machine, self._propose = machine, propose
+        self._ttl_ms, self._expires = ttl_ms, expires
+        self._heard = applied
+        self._alarms: Alarms[TopicId] = Alarms()
+        """When a topic's first message expires, on the cluster's clock."""
+        self._looks: dict[TopicId, None] = {}
+        """To be looked at now."""
+        self._reading: set[TopicId] = set()
+        """Pages of these are wanted."""
+        self._in_flight: set[TopicId] = set()
+        self._undecided: set[TopicId] = set()
+        """Of these nothing is handed out until a policy that was appended is applied."""
+        self.look_at_all()
+
+    def look_at_all(self) -> None:
+        """Any topic may have another time to live now."""
+        self._alarms = Alarms()  # those of another time to live come too late
+        self._looks = dict.fromkeys(self._machine.topics if self._expires() else ())
+
+    def look(self, topic: TopicId) -> None:
+        """A topic may have got something that expires, earlier than all before."""
+        found = self._machine.topics.get(topic)  # it may be gone
+        if found is not None and self._ttl_ms(found):
+            self._looks.setdefault(topic)
+
+    def feed(self, topic: TopicId) -> None:
+        """A topic's queue has grown."""
+        if topic not in self._alarms:
+            self.look(topic)
+
+    def fetched(self) -> None:
+        """Pages that were wanted are there."""
+        self._looks |= dict.fromkeys(self._reading)
+        self._reading.clear()
+
+    def decided(self) -> None:
+        """A policy was applied."""
+        topics, self._undecided = self._undecided, set()
+        self._heard(topics, None)
+
+    def busy(self, topic: Topic) -> bool:
+        """Return whether what ends messages of a topic, or lets more live, is under way.
+
+        Who asked hears when it is applied.
+        """
+        committed_ms = self._machine.policies.said("ttl_ms", topic.name, topic.topic_id) or 0
+        if committed_ms and not 0 < self._ttl_ms(topic) <= committed_ms:
+            self._undecided.add(topic.topic_id)
+        return topic.topic_id in self._in_flight or topic.topic_id in self._undecided
+
+    def outlived_ms(self, topic: Topic, clock_ms: UnixMs) -> UnixMs | None:
+        """Return the due time up to which a topic's messages have expired; None: none does."""
+        ttl_ms = self._ttl_ms(topic)
+        return UnixMs(clock_ms - ttl_ms) if ttl_ms else None
+
+    def wake_at_ms(self, now: Now) -> MonoMs | None:
+        """When `step` must be called next."""
+        if self._looks:
+            return MonoMs(now.mono_ms + 1)
+        at_ms = self._alarms.next_ms()
+        return None if at_ms is None else MonoMs(now.mono_ms + max(0, at_ms - now.clock_ms))
+
+    def step(self, now: Now) -> None:
+        """Look at the topics whose time has come; append what has expired."""
+        for topic_id in self._alarms.due(now.clock_ms):
+            self._looks.setdefault(topic_id)
+        ops: list[GroupOp] = []
+        room = GROUPS_MAX
+        for topic_id in [*islice(self._looks, LOOKS_MAX)]:
+            topic = self._machine.topics.get(topic_id)
+            weight = 1 + len(topic.groups) if topic is not None else 0
+            if ops and weight > room:
+                break
+            del self._looks[topic_id]
+            if topic is not None and (offset := self._look(topic, now)) is not None:
+                offsets = np.array([offset], np.uint64)
+                ops.append(GroupOp(Op.EXPIRE_BELOW, topic_id, GroupId(0), offsets))
+                room -= weight
+        if ops:
+            topics = [op.topic for op in ops]
+            self._in_flight.update(topics)
+            self.propose(ops, now, lambda applied: self._answered(topics, applied, now))
+
+    def _look(self, topic: Topic, now: Now) -> QueueOffset | None:
+        """Return below which offset all of a topic has expired; None: nothing has."""
+        ttl_ms, queue = self._ttl_ms(topic), topic.queue
+        first = max(queue.begin, topic.unacked_from)
+        if not ttl_ms or first >= queue.end or topic.topic_id in self._in_flight:
+            return None
+        span = max(SPAN_BYTES // max(1, len(topic.groups)), SPAN_MIN)
+        offset, due_ms = expired_prefix(queue, now.clock_ms - ttl_ms, first + span)
+        if offset > queue.begin:
+            return QueueOffset(offset)
+        if due_ms is None:
+            self._reading.add(topic.topic_id)  # or acked before it is there
+            self._alarms.set(topic.topic_id, now.clock_ms + RETRY_MS)
+        else:
+            at_ms = due_ms + ttl_ms
+            self._alarms.set(topic.topic_id, at_ms + -at_ms % LOOK_MS)
+        return None
+
+    def propose(
+        self, ops: list[GroupOp], now: Now, heard: Callable[[GroupApplied | None], None]
+    ) -> None:
+        """Append ops; `heard` gets what became of them, None if they were refused."""
+
+        def answer(applied: Applied | EngineError) -> None:
+            heard(applied if isinstance(applied, GroupApplied) else None)
+
+        self._propose(EntryKind.GROUP, payloads.encode_group(ops), now, answer)
+
+    def _answered(self, topics: list[TopicId], applied: GroupApplied | None, now: Now) -> None:
+        self._in_flight.difference_update(topics)
+        for topic in topics:
+            if applied is None:
+                self._alarms.set(topic, now.clock_ms + RETRY_MS)
+            else:
+                self._looks.setdefault(topic)
+        self._heard(topics, applied)

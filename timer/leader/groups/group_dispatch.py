@@ -1,0 +1,774 @@
+"""The leader's part for consumer groups: who consumes, what they hold, what they say of it.
+
+    consumers --join, credit--> hungry groups --hand_out--> Delivery
+              --ack, nack-----> gathered --flush--> GROUP entry --applied--> verdicts
+              --extend--------> leases (timer/leader/groups/shared_leases.py), at once
+    deadlines --expire--------> ENDED ops
+    failed too often ---------> MOVE ops (timer/leader/groups/dead_letters.py)
+    seek, delete -------------> SEEK, DELETE ops --applied--> leases begin anew, or are gone
+    time to live is over -----> EXPIRE_BELOW, EXPIRE ops (timer/leader/groups/expiry.py)
+
+A pure core, as the leader is (timer/leader/leader.py) that owns it. What a group's state is stands
+in the log; what is gathered here are the ops that move it.
+"""
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from timer.entries import payloads
+from timer.entries.entry_frame import EntryKind
+from timer.entries.payloads import (
+    EXCLUSIVE,
+    FAILOVER,
+    AlterGroup,
+    AnyOp,
+    CreateGroup,
+    GroupOp,
+    Move,
+    Op,
+)
+from timer.leader.groups import dead_letters, group_batch
+from timer.leader.groups.deadlines import Alarms
+from timer.leader.groups.expiry import Expiry, Propose
+from timer.leader.groups.group_batch import Acks, Done, GroupBatch, PendingOp, Told, Verdicts
+from timer.leader.groups.ordered_leases import Ordered, leases_of
+from timer.leader.groups.shared_leases import (
+    ACCEPT,
+    DEAD_LETTERED,
+    LEASE_LOST,
+    ConsumerStream,
+    Lease,
+    Leases,
+)
+from timer.leader.intake.count_limits import (
+    CountLimits,
+    GroupName,
+    check_group,
+    check_group_id,
+    check_topic,
+    has_ids,
+)
+from timer.model.columns import I64, U64
+from timer.model.timer_errors import (
+    EngineError,
+    GroupDeletedError,
+    GroupHeldError,
+    InvalidRequestError,
+    LimitReachedError,
+    NotFoundError,
+    NotReadyError,
+    OverloadedError,
+    TopicDeletedError,
+)
+from timer.model.units import (
+    DUE_MS_MAX,
+    Epoch,
+    GroupId,
+    LeaseId,
+    MonoMs,
+    Now,
+    QueueOffset,
+    TopicId,
+    UnixMs,
+)
+from timer.ready.group import Group
+from timer.ready.topic import Topic
+from timer.state.apply_results import (
+    AcksApplied,
+    Applied,
+    DeleteApplied,
+    DeleteTopicApplied,
+    ExpireApplied,
+    GroupApplied,
+    GroupResult,
+    MoveApplied,
+    NobodyApplied,
+    SeekApplied,
+)
+from timer.state.machine import Machine
+
+WAITING_OFFSETS_MAX: Final = 1 << 20
+"""Acked and nacked offsets that wait, beyond which they are refused as OverloadedError."""
+DELIVERY_ROWS_MAX: Final = 2048
+WORK_MAX: Final = 128
+"""Of `hand_out`, before the shell's loop has its turn: some milliseconds."""
+EXPIRES_MAX: Final = 128
+"""Groups whose leases end in one step, and groups whose delays end: some milliseconds."""
+LEASE_WORK: Final = 4
+"""A lease, of about a megabyte at most, is so much more work than a look that finds nothing."""
+ROOM_LOOK_MS: Final = 1000
+"""While the disks are full, dead letters wait so long until they are tried again."""
+IN_FLIGHT_MAX: Final = 2
+"""GROUP entries, beyond which acks gather."""
+OPS_MAX: Final = 256
+"""Ops that wait, beyond which dead letters stay where they are; each may have a megabyte."""
+OVERLOAD_RETRY_MS: Final = 50
+_DOOMED: Final = "the topic is being deleted; ask again"
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A lease and its consumer; the rows are in the topic's queue."""
+
+    epoch: Epoch
+    topic: Topic
+    group: Group
+    lease: Lease
+    attempts: npt.NDArray[np.uint32]
+    failures: npt.NDArray[np.uint32]
+    """Nacks and ended leases before, (n,)."""
+    at_ms: UnixMs
+    """When it was leased, on the cluster's clock."""
+
+
+class Serving:
+    """Groups and their consumers, in one epoch."""
+
+    def __init__(  # noqa: PLR0913 -- what the leader lends it
+        self,
+        machine: Machine,
+        epoch: Epoch,
+        propose: Propose,
+        id_salt: int,
+        ttl_ms: Callable[[Topic], int] = lambda _: 0,
+        expires: Callable[[], bool] = lambda: False,
+        limits: CountLimits = CountLimits(),  # noqa: B008 -- it never changes
+    ) -> None:
+        """`ttl_ms`: a topic's time to live, 0 for none; `expires`: whether any topic has one."""
+        self.machine = machine
+        self.epoch = epoch
+        self.refusing: EngineError | None = None
+        """Why no consumer and no group is taken any more; acks still are."""
+        self._closed: EngineError | None = None
+        self._propose = propose
+        self._id_salt = id_salt
+        self._limits = limits
+        self._making: set[GroupName] = set()
+        """Groups that are on their way."""
+        self._batch = GroupBatch()
+        self._acks_waiting = 0
+        """Offsets in the acks of `_batch`."""
+        self._in_flight = 0
+        self._leases: dict[GroupId, Leases] = {}
+        self._lease_ids = itertools.count()
+        self._seeks: list[tuple[Group, UnixMs, Done]] = []
+        """To a time, of which the offset is not known yet: pages have to be read."""
+        self._ends: Alarms[GroupId] = Alarms()
+        """When leases may end, on the monotonic clock."""
+        self._returns: Alarms[GroupId] = Alarms()
+        """When what was put off may come again, on the cluster's clock."""
+        self.doomed: set[TopicId] = set()
+        """Topics whose deletion is in flight: nothing is taken that names them."""
+        self._hungry: dict[GroupId, None] = {}
+        """Groups whose consumers may have something to get, in the order of their turns."""
+        self._cut_short = False
+        """The last `hand_out` stopped at its limit."""
+        self.expiry = Expiry(machine, propose, ttl_ms, expires, self._expired)
+
+    @property
+    def waiting(self) -> bool:
+        """Something is gathered and not appended."""
+        return bool(self._batch or self._seeks)
+
+    def _check_open(self) -> None:
+        refused = self._closed or self.refusing
+        if refused is not None:
+            raise refused.with_traceback(None)  # one error raised often: it would keep every frame
+
+    # ---- groups
+
+    def create(self, create: CreateGroup, done: Done) -> None:
+        """Create a group unless it exists; `done` gets the Group.
+
+        Raises:
+            LimitReachedError: there are as many as there may be.
+        """
+        self._check_open()
+        self.check_topic(create.topic)
+        topic = self.machine.topics[create.topic]
+        known = topic.groups.get(create.name)
+        if known is not None:
+            done(known)
+            return
+        name = GroupName(create.topic, create.name)
+        if name not in self._making:
+            check_group(self._limits, self.machine, topic, self._making)
+
+        def answer(result: object) -> None:
+            self._making.discard(name)
+            done(result)
+
+        self._making.add(name)
+        self._batch.asked.append(PendingOp(create, answer))
+
+    def alter(self, alter: AlterGroup, done: Done) -> None:
+        """Change settings of a group; `done` gets the Group."""
+        self._check_open()
+        self.check_topic(alter.topic)
+        self._batch.asked.append(PendingOp(alter, done))
+
+    def delete(self, group: Group, done: Done) -> None:
+        """Delete a group; its consumers are sent away. `done` gets the DeleteApplied."""
+        self._check_group(group)
+        op = GroupOp(Op.DELETE, group.topic, group.group_id, np.zeros(0, np.uint64))
+        self._batch.asked.append(PendingOp(op, done))
+
+    def seek(self, group: Group, offset: QueueOffset, done: Done) -> None:
+        """Let a group go on from a queue offset, which is kept; `done` gets the SeekApplied.
+
+        Its consumers stay; what they hold is not theirs any more.
+
+        Raises:
+            InvalidRequestError: the topic does not keep it.
+            LimitReachedError: there are no more ids.
+        """
+        self._check_group(group)
+        check_group_id(self.machine)
+        queue = self.machine.topics[group.topic].queue
+        if not queue.begin <= offset <= queue.end:
+            limit = f"the topic keeps {queue.begin} to {queue.end} (its end)"
+            raise InvalidRequestError("offset", offset, limit)
+        op = GroupOp(Op.SEEK, group.topic, group.group_id, np.array([offset], np.uint64))
+        self._batch.asked.append(PendingOp(op, done))
+
+    def seek_time(self, group: Group, time_ms: UnixMs, done: Done) -> None:
+        """Let a group go on from the first message that is kept and fired at or after a time."""
+        self._check_group(group)
+        self._seeks.append((group, time_ms, done))
+
+    def _find_times(self) -> None:
+        """Make ops of the seeks whose offsets can be told by now."""
+        seeks, self._seeks = self._seeks, []
+        for group, time_ms, done in seeks:
+            if group.deleted:
+                done(self._gone(group))
+                continue
+            offset = self.machine.topics[group.topic].queue.fired_from(time_ms)
+            if offset is None:
+                self._seeks.append((group, time_ms, done))
+                continue
+            try:
+                self.seek(group, offset, done)
+            except EngineError as refused:
+                done(refused)
+
+    def _check_group(self, group: Group) -> None:
+        self._check_open()
+        if group.deleted:
+            raise self._gone(group)
+        self.check_topic(group.topic)
+
+    def check_topic(self, topic: TopicId) -> None:
+        """Check that a topic is there.
+
+        Raises:
+            NotReadyError: it is being deleted.
+            TopicDeletedError: it was.
+        """
+        if topic in self.doomed:
+            raise NotReadyError(_DOOMED)
+        if topic not in self.machine.topics:
+            raise TopicDeletedError(topic)
+
+    def doom(self, topic: TopicId) -> None:
+        """The deletion of a topic was appended; what is redriven behind it would make it anew."""
+        self.doomed.add(topic)
+        name = self.machine.topics[topic].name
+        self._batch.refuse(
+            NotReadyError(_DOOMED),
+            lambda op: isinstance(op, Move) and not op.to_group and op.to == name,
+        )
+
+    def _gone(self, group: Group) -> EngineError:
+        """Return why nothing can be done with a group that is deleted."""
+        if group.deleted_with:
+            return TopicDeletedError(group.deleted_with)
+        topic = self.machine.topics.get(group.topic)  # deleted since, perhaps
+        return (
+            TopicDeletedError(group.topic)
+            if topic is None
+            else GroupDeletedError(topic.name, group.name)
+        )
+
+    def leased(self, group: Group) -> tuple[int, int]:
+        """Return (messages leased now, consumers) of a group."""
+        leases = self._leases.get(group.group_id)
+        return (leases.in_flight, len(leases.consumers)) if leases else (0, 0)
+
+    def all_leased(self) -> Iterator[tuple[int, int]]:
+        """Yield the same of each group that anybody has consumed from in this epoch."""
+        return ((each.in_flight, len(each.consumers)) for each in self._leases.values())
+
+    def waiting_from(self, group: Group, clock_ms: UnixMs) -> int | None:
+        """Return the first offset of a group that waits for a consumer; None: none does."""
+        end = self.machine.topics[group.topic].queue.end
+        leases = self._leases.get(group.group_id)
+        if leases is not None:
+            return leases.waiting_from(end, clock_ms)
+        return group.cursor if group.cursor < end else None
+
+    # ---- consumers
+
+    def join(self, group: Group, consumer: ConsumerStream) -> None:
+        """Serve a consumer; it gets messages while it has credit.
+
+        Raises:
+            GroupHeldError: another one has the group, which is exclusive.
+        """
+        self._check_group(group)
+        leases = self._leases_of(group)
+        if group.settings.type == EXCLUSIVE and leases.consumers:
+            topic = self.machine.topics[group.topic].name
+            raise GroupHeldError(topic, group.name, leases.consumers[0].name)
+        leases.join(consumer)
+        self._hungry.setdefault(group.group_id)
+
+    def leave(self, group: Group, consumer: ConsumerStream) -> None:
+        """A consumer is gone; what it held is handed out again at once."""
+        if self._closed is None and not group.deleted:
+            leases = self._leases[group.group_id]
+            self._batch.add(leases.leave(consumer))
+            self._batch.add(leases.recall())
+            self._hungry.setdefault(group.group_id)  # the next one may have its turn
+
+    def retire(self, group: Group, consumer: ConsumerStream) -> None:
+        """A consumer takes nothing more; what it holds stays leased."""
+        if self._closed is None and not group.deleted:
+            self._leases[group.group_id].retire(consumer)
+            self._hungry.setdefault(group.group_id)
+
+    def give_up(self, group: Group, consumer: ConsumerStream) -> None:
+        """A consumer is gone before anything reached it: what it has comes again, unfailed."""
+        if self._closed is None and not group.deleted:
+            leases = self._leases[group.group_id]
+            self._batch.add(leases.give_up(consumer))
+            self._batch.add(leases.recall())
+            self._hungry.setdefault(group.group_id)
+
+    def credit(self, group: Group, consumer: ConsumerStream, messages: int) -> None:
+        """A consumer takes so many messages more."""
+        consumer.credit += messages
+        if messages:
+            self.heard(group, consumer)
+        if not group.deleted:
+            self._hungry.setdefault(group.group_id)
+
+    def heard(self, group: Group, consumer: ConsumerStream) -> None:
+        """A request came from a consumer: it is not frozen."""
+        leases = self._leases.get(group.group_id)
+        if leases is not None and leases.heard(consumer):
+            self._hungry.setdefault(group.group_id)
+
+    def holder(self, group: Group, epoch: Epoch, lease_id: LeaseId) -> ConsumerStream | None:
+        """Return the consumer of a lease that has not ended; None: there is none."""
+        leases = self._leases.get(group.group_id)
+        return leases.holder(lease_id) if leases is not None and epoch == self.epoch else None
+
+    def ack(self, group: Group, epoch: Epoch, lease_id: LeaseId, offsets: U64, done: Told) -> None:
+        """Ack messages; `done` gets the verdict per offset as in `Leases.ack`, once committed.
+
+        Raises:
+            OverloadedError: too many wait already; nothing was taken.
+        """
+        leases = self._leases_for(group, len(offsets))
+        self._gather(group, leases.ack(epoch, lease_id, offsets), offsets, None, done)
+
+    def ack_up_to(
+        self, group: Group, epoch: Epoch, lease_id: LeaseId, offset: QueueOffset, done: Told
+    ) -> None:
+        """Ack all up to a queue offset; `done` gets one verdict, (1, uint8), once committed.
+
+        Or InvalidRequestError, if the group serves several consumers at once.
+
+        Raises:
+            OverloadedError: too many wait already; nothing was taken.
+        """
+        leases = self._leases_for(group, 0)
+        if not isinstance(leases, Ordered) or group.settings.type not in (EXCLUSIVE, FAILOVER):
+            limit = f"only in an exclusive or failover group; {group.name!r} is "
+            done(InvalidRequestError("cumulative", "true", limit + group.settings.type))
+            return
+        verdict, offsets = leases.ack_up_to(epoch, lease_id, int(offset))
+        if not len(offsets):
+            done(np.array([verdict], np.uint8))
+            return
+        pieces = group_batch.pieces(offsets)
+        told: list[Verdicts | EngineError] = []
+
+        def one(result: Verdicts | EngineError) -> None:
+            told.append(result)
+            if len(told) == len(pieces):
+                dead = [np.array([verdict], np.uint8)] if verdict == DEAD_LETTERED else []
+                done(group_batch.whole([*told, *dead]))
+
+        for piece in pieces:
+            self._gather(group, np.full(len(piece), ACCEPT, np.uint8), piece, None, one)
+
+    def nack(  # noqa: PLR0913 -- as ack, and when
+        self, group: Group, epoch: Epoch, lease_id: LeaseId, offsets: U64, delay_ms: int | None,
+        now: Now, done: Told,
+    ) -> None:  # fmt: skip
+        """Give messages back, to come again after `delay_ms`; None: as the group backs off.
+
+        `done` gets the verdict per offset as in `Leases.nack`, once committed.
+
+        Raises:
+            OverloadedError: too many wait already; nothing was taken.
+        """
+        leases = self._leases_for(group, len(offsets))
+        delays = group.backoff_ms(offsets) if delay_ms is None else np.full(len(offsets), delay_ms)
+        not_before = np.minimum(now.clock_ms + delays, DUE_MS_MAX).astype(np.int64)
+        verdict = leases.nack(epoch, lease_id, offsets)
+        self._batch.add(leases.recall())
+        self._gather(group, verdict, offsets, not_before, done)
+
+    def give_back(self, group: Group, epoch: Epoch, lease_id: LeaseId, offsets: U64) -> Verdicts:
+        """Take back what nobody has looked at; return the verdict per offset, as of a nack.
+
+        It comes again at once, and has not failed.
+
+        Raises:
+            OverloadedError: too many wait already; nothing was taken.
+        """
+        leases = self._leases_for(group, len(offsets))
+        verdict = leases.nack(epoch, lease_id, offsets)
+        accepted = np.sort(offsets[verdict == ACCEPT])
+        if len(accepted):
+            self._batch.add(GroupOp(Op.RECALL, group.topic, group.group_id, accepted))
+            self._batch.add(leases.recall())
+        return verdict
+
+    def extend(
+        self, group: Group, epoch: Epoch, lease_id: LeaseId, offsets: U64, lease_ms: int, now: Now
+    ) -> Verdicts:
+        """Hold what is left of a lease for `lease_ms` from now; return the verdict per offset."""
+        leases = self._leases_for(group, 0)
+        verdict = leases.extend(now.mono_ms, epoch, lease_id, offsets, lease_ms)
+        self._ends.set(group.group_id, leases.wake_at_ms())
+        return verdict
+
+    def _leases_for(self, group: Group, offsets: int) -> Leases:
+        if self._closed is not None:
+            raise self._closed.with_traceback(None)
+        if group.deleted:
+            raise self._gone(group)
+        self.check_topic(group.topic)
+        if self._acks_waiting + offsets > WAITING_OFFSETS_MAX:
+            raise OverloadedError("the leader's queue of acks", retry_after_ms=OVERLOAD_RETRY_MS)
+        return self._leases_of(group)
+
+    def _leases_of(self, group: Group) -> Leases:
+        leases = self._leases.get(group.group_id)
+        if leases is None:
+            leases = leases_of(group, self.epoch, self._lease_ids)
+            self._leases[group.group_id] = leases
+        return leases
+
+    def _gather(
+        self, group: Group, verdict: Verdicts, offsets: U64, not_before_ms: I64 | None, done: Told
+    ) -> None:
+        taken = verdict == ACCEPT
+        accepted = offsets[taken]
+        if not len(accepted):
+            done(verdict)
+            return
+        times = None if not_before_ms is None else not_before_ms[taken]
+        self._batch.acks.append(Acks(group, group.group_id, verdict, accepted, times, done))
+        self._acks_waiting += len(accepted)
+
+    # ---- time
+
+    def expire(self, now: Now) -> None:
+        """End leases whose deadlines have passed; notice what may come again.
+
+        At most EXPIRES_MAX groups a call, however many are due: `wake_at_ms` asks for the next one.
+        """
+        for group_id in itertools.islice(self._ends.due(now.mono_ms), EXPIRES_MAX):
+            leases = self._leases.get(group_id)
+            if leases is not None:
+                self._batch.add(leases.expire(now.mono_ms))
+                self._batch.add(leases.recall())
+                self._ends.set(group_id, leases.wake_at_ms())
+        for group_id in itertools.islice(self._returns.due(now.clock_ms), EXPIRES_MAX):
+            if group_id in self._leases:
+                self._hungry.setdefault(group_id)
+        if self.refusing is None:
+            self.expiry.step(now)
+
+    def wake_at_ms(self, now: Now) -> MonoMs:
+        """When the leader must step next."""
+        wakes = [now.mono_ms + 1] if self._cut_short else []
+        if (ends := self._ends.next_ms()) is not None:
+            wakes.append(MonoMs(ends))
+        if (returns := self._returns.next_ms()) is not None:
+            wakes.append(MonoMs(now.mono_ms + max(0, returns - now.clock_ms)))
+        if self.refusing is None and (expires := self.expiry.wake_at_ms(now)) is not None:
+            wakes.append(expires)
+        return MonoMs(min(wakes, default=now.mono_ms + DUE_MS_MAX))
+
+    def hand_out(self, now: Now, *, room: bool) -> list[Delivery]:
+        """Lease what is ready to consumers with credit.
+
+        The groups take turns; after WORK_MAX the rest waits for the next call. With `room` on the
+        disks, dead letters go where they belong.
+        """
+        out: list[Delivery] = []
+        room = room and has_ids(self.machine)
+        turns, later, work = deque(self._hungry), dict[GroupId, None](), 0
+        expired: list[GroupOp] = []
+        while turns and work < WORK_MAX:
+            leases = self._leases[turns[0]]
+            group = leases.group
+            topic = self.machine.topics[group.topic]
+            if self.expiry.busy(topic):
+                turns.popleft()  # it is fed when that is done
+                work += 1
+                continue
+            outlived_ms = self.expiry.outlived_ms(topic, now.clock_ms)
+            lease = leases.hand_out(
+                now.mono_ms, now.clock_ms, topic.queue, DELIVERY_ROWS_MAX, outlived_ms
+            )
+            work += leases.work if lease is None else LEASE_WORK * leases.work
+            if lease is not None:
+                lease.consumer.paused |= lease.consumer.one_by_one
+                counts = group.attempts(lease.offsets), group.failures(lease.offsets)
+                out.append(Delivery(self.epoch, topic, group, lease, *counts, now.clock_ms))
+                self._ends.set(turns[0], lease.deadline_ms)
+                turns.rotate(-1)
+            else:
+                self._batch.add(leases.reserve())
+                more = leases.unfinished
+                buries = room and len(self._batch.asked) < OPS_MAX
+                if leases.dying and not (buries and self._may_bury(group, topic)):
+                    self._returns.set(turns[0], now.clock_ms + ROOM_LOOK_MS)
+                elif room:
+                    more |= self._bury(leases, topic)
+                if more:
+                    later[turns[0]] = None
+                if (returns_at_ms := leases.returns_at_ms() or UnixMs(0)) > now.clock_ms:
+                    self._returns.set(turns[0], returns_at_ms)  # else somebody has to come first
+                turns.popleft()
+            if outlived_ms is not None and len(offsets := leases.take_expired()):
+                expired.append(GroupOp(Op.EXPIRE, group.topic, group.group_id, offsets))
+        self._hungry = dict.fromkeys(turns) | later
+        self._cut_short = bool(self._hungry)
+        if expired:
+            self.expiry.propose(expired, now, lambda applied: self._expired_some(expired, applied))
+        return out
+
+    def _expired(self, topics: Iterable[TopicId], applied: GroupApplied | None) -> None:
+        """What had expired of topics is gone, for all groups; None: nothing is."""
+        there = [each for each in topics if each in self.machine.topics]  # or deleted meanwhile
+        for topic_id in there if applied is not None else ():
+            for group_id in self.machine.topics[topic_id].group_by_id:
+                if (leases := self._leases.get(group_id)) is not None:
+                    leases.expired_below()
+        self.feed(there)
+
+    def _expired_some(self, ops: list[GroupOp], applied: GroupApplied | None) -> None:
+        """Messages that were not handed out, since they had expired, are gone."""
+        if applied is not None:
+            for result in applied.results:
+                self._notice(result)
+            return
+        for op in ops:
+            if (leases := self._leases.get(op.group)) is not None:
+                leases.unexpired(op.offsets)
+                self._hungry.setdefault(op.group)
+
+    def _may_bury(self, group: Group, topic: Topic) -> bool:
+        """Return whether a group's dead letters have a topic, or may make one."""
+        to = dead_letters.topic_of(topic.name, group.name, group.settings.dead_letter_topic)
+        if to in self.machine.topic_by_name:
+            return True
+        try:
+            check_topic(self._limits, self.machine, to)
+        except LimitReachedError:
+            return False
+        return True
+
+    def _bury(self, leases: Leases, topic: Topic) -> bool:
+        """Send dead letters away; return whether there is more to do."""
+        offsets = leases.take_dead(topic.queue)
+        if len(offsets):
+            group, due_ms = leases.group, self.machine.last_read_time_ms
+            move = dead_letters.bury(group, topic.name, topic.queue, offsets, due_ms, self._id_salt)
+            self._batch.asked.append(PendingOp(move))
+        return bool(len(offsets)) or leases.unfinished
+
+    def redrive(self, delivery: Delivery, done: Done) -> list[Move]:
+        """Send delivered dead letters back where they came from; `done` gets each MoveApplied.
+
+        Returns these ops: what says of no topic that is there it came from it is in none of them.
+
+        Raises:
+            EngineError: the leadership is over, or ends.
+        """
+        queue, offsets = delivery.topic.queue, delivery.lease.offsets
+        self._check_group(delivery.group)
+        due_ms, known = self.machine.last_read_time_ms, self.machine.topic_by_name
+
+        def goes(name: str) -> bool:
+            if name not in known or known[name] is delivery.topic:
+                return False
+            self.check_topic(known[name].topic_id)
+            return True
+
+        moves = dead_letters.redrive(
+            delivery.group,
+            queue,
+            offsets,
+            due_ms,
+            goes,
+        )
+        self._batch.asked += [PendingOp(move, done) for move in moves]
+        return moves
+
+    def feed(self, topics: Iterable[TopicId]) -> None:
+        """Topics' queues have grown."""
+        for topic_id in topics:
+            self.expiry.feed(topic_id)
+            for group in self.machine.topics[topic_id].groups.values():
+                if group.group_id in self._leases:
+                    self._hungry.setdefault(group.group_id)
+
+    def fetched(self) -> None:
+        """Messages that had left memory are there again."""
+        self.expiry.fetched()
+        for group_id in self._leases:
+            self._hungry.setdefault(group_id)
+
+    # ---- the log
+
+    def hand_over(self, now: Now) -> None:
+        """Append what is gathered, and how far messages were handed out, for a successor."""
+        for leases in self._leases.values():
+            for op in leases.hand_over():
+                self._batch.add(op)
+        while self._batch and self._flush(now):
+            pass
+
+    def flush(self, now: Now) -> None:
+        """Append what is gathered, unless enough is in flight."""
+        self._find_times()
+        if self._batch and self._in_flight < IN_FLIGHT_MAX:
+            self._flush(now)
+
+    def _flush(self, now: Now) -> bool:
+        """Append one entry of what is gathered; return whether the log took it."""
+        batch = self._batch.take()
+        self._acks_waiting -= batch.offsets
+        self._in_flight += 1
+
+        def answered(applied: Applied | EngineError) -> None:
+            self._in_flight -= 1
+            if isinstance(applied, GroupApplied):
+                self._applied(batch, applied)
+                return
+            assert isinstance(applied, EngineError)
+            for asked in batch.asked:
+                if asked.done is not None:
+                    asked.done(applied)
+            if self._closed is None:
+                # Refused before it was appended: acks and what time needs are tried again.
+                self._batch.put_back(batch)
+                self._acks_waiting += batch.offsets
+                return
+            for ack in batch.acks:
+                ack.done(applied)
+
+        return self._propose(EntryKind.GROUP, payloads.encode_group(batch.ops()), now, answered)
+
+    def _applied(self, batch: GroupBatch, applied: GroupApplied) -> None:
+        waiters = [asked.done for asked in batch.asked]
+        for result, done in zip(applied.results, waiters, strict=False):
+            self._notice(result)
+            if done is not None and isinstance(result, NobodyApplied):
+                done(self._nobody(result.op))
+            elif done is not None:
+                done(result)
+        together = batch.together().values()
+        for result, acks in zip(applied.results[len(waiters) :], together, strict=True):
+            if isinstance(result, NobodyApplied):
+                self._answer_nobody(acks)
+                continue
+            assert isinstance(result, AcksApplied), result
+            self._notice(result)
+            group_batch.answer(acks, result.new)
+
+    def _nobody(self, op: AnyOp) -> EngineError:
+        """Return why an op found nobody."""
+        if isinstance(op, CreateGroup) or op.topic not in self.machine.topics:
+            return TopicDeletedError(op.topic)
+        return NotFoundError("group", op.group)
+
+    def _answer_nobody(self, acks: list[Acks]) -> None:
+        """Their group was deleted or sought meanwhile."""
+        for ack in acks:
+            if ack.group.deleted:
+                ack.done(self._gone(ack.group))
+            else:
+                ack.verdict[:] = LEASE_LOST
+                ack.done(ack.verdict)
+
+    def _notice(self, result: GroupResult) -> None:
+        """Let leases know what was applied."""
+        if isinstance(result, MoveApplied):
+            self.feed([result.to])
+        if isinstance(result, Group):
+            self.feed([result.topic])  # altered, it may have dead letters now
+            self.expiry.look(result.topic)
+            return
+        if isinstance(result, SeekApplied | DeleteApplied):
+            self._begin_anew(result)
+            self.expiry.look(result.op.topic)
+            return
+        if isinstance(result, NobodyApplied):
+            return
+        changed = AcksApplied | MoveApplied | ExpireApplied
+        op = result.op if isinstance(result, changed) else result
+        leases = self._leases.get(op.group)
+        if leases is not None:
+            leases.applied(op)
+            self._hungry.setdefault(op.group)
+
+    def _begin_anew(self, result: SeekApplied | DeleteApplied) -> None:
+        """Forget who holds what; consumers of a deleted group are sent away."""
+        old = self._leases.pop(result.op.group, None)
+        self._hungry.pop(result.op.group, None)
+        for consumer in list(old.consumers) if old is not None else []:
+            consumer.leases.clear()
+            if isinstance(result, SeekApplied):
+                self._leases_of(result.group).join(consumer)
+                self._hungry.setdefault(result.group.group_id)
+            else:
+                consumer.end(self._gone(result.group))
+
+    def deleted(self, applied: DeleteTopicApplied) -> None:
+        """A topic is gone: its consumers are sent away, what they held is nobody's."""
+        self.doomed.discard(applied.op.topic)
+        for group in applied.topic.groups.values() if applied.topic is not None else ():
+            old = self._leases.pop(group.group_id, None)
+            self._hungry.pop(group.group_id, None)
+            for consumer in list(old.consumers) if old is not None else []:
+                consumer.leases.clear()
+                consumer.end(self._gone(group))
+
+    def close(self, why: EngineError) -> None:
+        """The epoch is over: what is gathered had no effect."""
+        self._closed = why
+        for _, _, done in self._seeks:
+            done(why)
+        self._seeks = []
+        batch, self._batch = self._batch, GroupBatch()
+        for asked in batch.asked:
+            if asked.done is not None:
+                asked.done(why)
+        for ack in batch.acks:
+            ack.done(why)

@@ -1,0 +1,267 @@
+"""When a timer fires, of what was asked for: decided by the leader as it appends.
+
+    due_ms, delay_ms, delay_level --+-- requested --- off, fixed, minimum, tick --> effective due
+                                    |
+                                    +-- beyond the maximum: refused
+
+Both times stand in the entry, so no replica decides it again. What counts are the policies at the
+end of the leader's log: those that were applied and those that it has appended since. As each entry
+that it appends next lies behind them, a timer's times are by the policies in force at its entry.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from timer.entries.policies import (
+    DEFAULTS,
+    FIELDS,
+    NAMESPACES_MAX,
+    NODE_BOUNDS,
+    QUOTAS,
+    Effective,
+    Policies,
+    Scope,
+    ScopePolicy,
+    namespace_of,
+)
+from timer.model.columns import I64, U32
+from timer.model.timer_errors import InvalidRequestError, NotReadyError
+from timer.model.units import DUE_MS_MAX, Now, TopicId, UnixMs
+
+if TYPE_CHECKING:
+    from timer.ready.topic import Topic
+    from timer.state.machine import Machine
+
+WAYS: Final = ("due_ms", "delay_ms", "delay_level")
+
+
+class WantedTimes(NamedTuple):
+    """When timers are wanted."""
+
+    way: str
+    """One of WAYS."""
+    values: I64
+    """(n,), or (1,): the same for all."""
+
+    def take(self, places: "np.ndarray[tuple[int], np.dtype[np.intp]]") -> "WantedTimes":
+        """Return when some of them are wanted."""
+        return self if len(self.values) == 1 else WantedTimes(self.way, self.values[places])
+
+
+class Times(NamedTuple):
+    """When timers are wanted, and when they fire, Unix milliseconds, each (n,)."""
+
+    requested_ms: I64
+    due_ms: I64
+
+
+def when_of(given: Mapping[str, Sequence[int]], rows: int) -> WantedTimes:
+    """Return when `rows` timers are wanted, of the values given for each of WAYS.
+
+    Raises:
+        InvalidRequestError: not exactly one way was given, in `rows` values or one; or one is
+        negative.
+    """
+    ways = [way for way in WAYS if len(given[way])]
+    if len(ways) != 1:
+        limit = "exactly one must be given"
+        raise InvalidRequestError(", ".join(WAYS), ", ".join(ways) or "none", limit)
+    [way] = ways
+    if len(given[way]) not in (1, rows):
+        raise InvalidRequestError(way, f"{len(given[way])} values", f"must have 1 or {rows} values")
+    values = np.array(given[way], np.int64)
+    if (low := int(values.min())) < 0:
+        raise InvalidRequestError(way, low, "must be 0 or more")
+    return WantedTimes(way, values)
+
+
+class Quota(NamedTuple):
+    """How much of something a topic may have (timer/leader/intake/quotas.py)."""
+
+    field: str
+    """One of QUOTAS."""
+    limit: int
+    source: str
+    """Who says it: cluster, namespace or topic."""
+
+
+class Rules:
+    """What holds for one topic, ready for columns of it."""
+
+    def __init__(self, effective: Effective) -> None:
+        policy = effective.policy
+        assert policy.tick_ms is not None, policy
+        assert policy.payload_bytes_max is not None, policy
+        assert policy.delay_ms_min is not None, policy
+        assert policy.delay_ms_max is not None, policy
+        assert policy.delay_levels_ms is not None, policy
+        self.effective = effective
+        self.payload_limit = policy.payload_bytes_max, self._whose("payload_bytes_max")
+        """In bytes, and a note whose limit it is."""
+        said = ((name, getattr(policy, name)) for name in QUOTAS)
+        self.quotas = tuple(
+            Quota(name, limit, effective.sources[name]) for name, limit in said if limit is not None
+        )
+        self._delayed = policy.delayed_delivery
+        self._tick_ms = policy.tick_ms
+        self._min_ms, self._max_ms = policy.delay_ms_min, policy.delay_ms_max
+        self._fixed_ms = policy.fixed_delay_ms
+        self._ttl_ms = policy.ttl_ms
+        self._levels_ms = np.array([0, *policy.delay_levels_ms], np.int64)
+
+    def _whose(self, field: str) -> str:
+        return f" ({field} of the {self.effective.sources[field]})"
+
+    def times(self, when: WantedTimes, rows: int, now: Now, floor_ms: UnixMs) -> Times:
+        """Return when `rows` timers that are wanted now fire.
+
+        What is due already is not rounded; nothing is due before `floor_ms`, up to where all has
+        fired: such rows are queued when they are applied.
+
+        Raises:
+            InvalidRequestError: one is asked for later than it may be, or would have expired
+            already.
+        """
+        requested = self._requested(when, now)
+        due = self._due(requested, now, floor_ms)
+        if len(due) == rows:
+            return Times(requested, due)
+        return Times(np.full(rows, requested[0]), np.full(rows, due[0]))
+
+    def _requested(self, when: WantedTimes, now: Now) -> I64:
+        values = when.values
+        longest_ms = DUE_MS_MAX - now.clock_ms
+        whose = ""
+        if self._delayed and self._fixed_ms is None and self._max_ms < longest_ms:
+            longest_ms = self._max_ms
+            whose = self._whose("delay_ms_max")
+        if when.way == "due_ms":
+            latest_ms = now.clock_ms + longest_ms
+            if (high := int(values.max())) > latest_ms:
+                raise InvalidRequestError(when.way, high, f"must be at most {latest_ms}{whose}")
+            return values
+        if when.way == "delay_level":
+            values = self._levels_ms[np.minimum(values, len(self._levels_ms) - 1)]
+        if (high := int(values.max())) > longest_ms:
+            asked, limit = high, f"must be at most {longest_ms}{whose}"
+            if when.way == "delay_level":
+                asked = int(when.values[int(values.argmax())])
+                limit = f"stands for {high} ms, which {limit}"
+            raise InvalidRequestError(when.way, asked, limit)
+        return values + now.clock_ms
+
+    def _due(self, requested: I64, now: Now, floor_ms: UnixMs) -> I64:
+        wanted, clock_ms = requested, now.clock_ms
+        if not self._delayed:
+            wanted = np.minimum(requested, clock_ms)
+        elif self._fixed_ms is not None:
+            wanted = np.full(len(requested), min(clock_ms + self._fixed_ms, DUE_MS_MAX), np.int64)
+        elif self._min_ms:
+            wanted = np.maximum(requested, min(clock_ms + self._min_ms, DUE_MS_MAX))
+        oldest = int(wanted.min())
+        if self._ttl_ms and oldest <= clock_ms - self._ttl_ms:
+            limit = f"must be above {clock_ms - self._ttl_ms}{self._whose('ttl_ms')}"
+            raise InvalidRequestError("due_ms", oldest, limit)
+        tick = self._tick_ms
+        rounded = np.minimum(-(-wanted // tick) * tick, DUE_MS_MAX)  # what an id can hold
+        return np.where(wanted <= clock_ms, np.maximum(wanted, floor_ms), rounded)
+
+
+UNBOUNDED: Final = Rules(Policies().effective(DEFAULTS))
+"""Of what has no effect."""
+
+
+class Admission:
+    """What the leader decides its next entries by."""
+
+    def __init__(self, machine: "Machine", node: ScopePolicy) -> None:
+        """`node`: what holds where no policy says anything, from the node's settings."""
+        self._machine = machine
+        self._node = node
+        self._policies = machine.policies
+        self._rules: dict[int, Rules] = {}
+
+    def rules(self, topic_id: int) -> Rules:
+        """Return what holds for a topic; 0: for any of which nothing else is said."""
+        rules = self._rules.get(topic_id)
+        if rules is None:
+            topic = self._machine.topics.get(TopicId(topic_id))
+            namespace = namespace_of(topic.name) if topic is not None else ""
+            effective = self._policies.effective(self._node, namespace, TopicId(topic_id))
+            rules = self._rules[topic_id] = Rules(effective)
+        return rules
+
+    def ttl_ms(self, topic: "Topic") -> int:
+        """Return how long after its due a topic's message lives; 0: as long as it takes."""
+        return self._policies.said("ttl_ms", topic.name, topic.topic_id) or 0
+
+    @property
+    def differs(self) -> bool:
+        """Whether it matters which topic a timer is of."""
+        return self._policies.differ
+
+    @property
+    def limited(self) -> bool:
+        """Whether some topics have a quota."""
+        return self._policies.limited
+
+    @property
+    def expires(self) -> bool:
+        """Whether some topics have a time to live."""
+        return self._policies.expires
+
+    def times(self, when: WantedTimes, rows: int, topics: U32 | None, now: Now) -> Times:
+        """Return when timers of `topics` (rows,) fire; 0: of none, as it is not pending.
+
+        None: nobody has asked, as it did not matter.
+
+        Raises:
+            InvalidRequestError: one is asked for later than its topic allows.
+            NotReadyError: nobody has asked, and by now it matters.
+        """
+        floor_ms = self._machine.last_read_time_ms
+        if topics is None:
+            if self.differs:
+                raise NotReadyError("a policy has changed meanwhile; ask again")
+            return self.rules(0).times(when, rows, now, floor_ms)
+        requested, due = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+        for topic in np.unique(topics).tolist():
+            mine = np.flatnonzero(topics == topic)
+            rules = self.rules(topic) if topic else UNBOUNDED
+            times = rules.times(when.take(mine), len(mine), now, floor_ms)
+            requested[mine], due[mine] = times
+        return Times(requested, due)
+
+    def altered(self, scope: Scope, said: ScopePolicy, unset: Sequence[str]) -> ScopePolicy:
+        """Return what a scope would say with some fields set, and some said no more.
+
+        Raises:
+            InvalidRequestError: a field is unknown, out of range, both, or against another one.
+        """
+        for name in unset:
+            if name not in FIELDS:
+                raise InvalidRequestError("unset", name, f"must be one of {', '.join(FIELDS)}")
+            if getattr(said, name) is not None:
+                raise InvalidRequestError(name, getattr(said, name), "either set or unset")
+        said.check()
+        for name in NODE_BOUNDS:
+            value, most = getattr(said, name), getattr(self._node, name)
+            if value is not None and value > most:
+                raise InvalidRequestError(
+                    name, value, f"must be at most {most}, the node's own limit"
+                )
+        before = self._policies.of(scope).pack()
+        kept = {name: value for name, value in before.items() if name not in unset}
+        policy = said.over(ScopePolicy(**kept)).check()
+        full = self._policies.namespaces >= NAMESPACES_MAX
+        if scope.namespace and full and not before and policy.pack():
+            limit = f"at most {NAMESPACES_MAX} namespaces have policies"
+            raise InvalidRequestError("namespace", scope.namespace, limit)
+        return policy
+
+    def change(self, scope: Scope, policy: ScopePolicy) -> None:
+        """Decide by it from now on: the entry that says so was appended."""
+        self._policies = self._policies.changed(scope, policy)
+        self._rules.clear()

@@ -1,0 +1,732 @@
+"""The leader's part: turns requests and the passing of time into log entries, entries into answers.
+
+A pure core around the machine (timer/state/machine.py), alive for one epoch. Everything that it
+decides goes through the log: it appends, waits until the entry was committed and applied, then
+answers.
+
+    request --> waiting --append--> in flight --applied--> answer
+    clock   --> FIRE when something is due, CHECKPOINT every few seconds
+    fired   --> hand out to consumers, if the epoch's lease is held (timer/leader/groups/group_dispatch.py)
+
+What waits is coalesced: while entries of a kind are in flight, requests gather and go together
+in the next one (group commit). The shell calls `step` after every batch of events and at
+`wake_at_ms`, and carries no decision of its own.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from timer.entries import payloads
+from timer.entries.entry_frame import PAYLOAD_SIZE_MAX, Entry, EntryKind
+from timer.entries.payloads import FIRE_TOPICS_MAX, Fire, Ids, Keys, Reschedule, Targets
+from timer.entries.policies import DEFAULTS, Policies, Scope, ScopePolicy, encode_policy
+from timer.leader.groups.group_batch import Done, fitting
+from timer.leader.groups.group_dispatch import OVERLOAD_RETRY_MS, Delivery, Serving
+from timer.leader.intake.admission import UNBOUNDED, Admission, Rules, WantedTimes
+from timer.leader.intake.count_limits import (
+    CountLimits,
+    check_producer,
+    check_topic,
+    producer_idle_ms,
+)
+from timer.leader.intake.quotas import Charge, Quotas
+from timer.leader.intake.request_shares import Fairness
+from timer.model.columns import I64, U32, U64, Part, RequestId, encode_schedule
+from timer.model.timer_errors import (
+    EngineError,
+    InvalidRequestError,
+    LeadershipLostError,
+    NotFoundError,
+    OverloadedError,
+    SequenceGapError,
+    UnknownProducerError,
+)
+from timer.model.units import DUE_MS_MAX, Epoch, LogIndex, MonoMs, Now, ProducerId, TopicId, UnixMs
+from timer.ready.topic import Topic
+from timer.state.apply_results import (
+    Applied,
+    CancelApplied,
+    Checkpoint,
+    DeleteTopicApplied,
+    FireApplied,
+    RescheduleApplied,
+    ScheduleApplied,
+)
+from timer.state.machine import Machine
+from timer.state.producers import IDLE_MS_MAX, RequestAnswer
+
+ENTRY_ROWS_MAX: Final = 65_536
+ENTRY_BYTES_MAX: Final = 8 << 20
+ENTRY_PARTS_MAX: Final = 1024
+"""Requests in one SCHEDULE entry: each costs some microseconds, however few rows it has."""
+CANCEL_ROWS_MAX: Final = 1024
+"""Cancels gathered in one entry: so many that lie in runs take about 15 ms. One request is never
+split, and the service takes no larger one."""
+REQUEST_BYTES_MAX: Final = PAYLOAD_SIZE_MAX - 4096
+ENTRY_TOPICS_MAX: Final = 1024
+"""Topics in one SCHEDULE entry, unless one request has more: some 10 µs for each."""
+KEYED_ROWS_MAX: Final = 1024
+"""Timers with keys in one SCHEDULE entry, or request: each may have to be looked for in runs."""
+KEYS_MAX: Final = 256
+"""Keys in one CANCEL or RESCHEDULE entry."""
+RESCHEDULE_ROWS_MAX: Final = 32
+"""Timers in one RESCHEDULE entry: their payloads are read, perhaps from as many batches."""
+CHANGES_MAX: Final = 256
+"""Entries of reschedules, and of cancels by key, in flight; beyond it they are OverloadedError."""
+WAITING_ROWS_MAX: Final = 1 << 20
+"""Cancels that wait, beyond which they are refused as OverloadedError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderConfig:
+    """How the leader paces itself."""
+
+    policy: ScopePolicy = DEFAULTS
+    """What holds where no policy says anything."""
+    checkpoint_interval_ms: int = 3000
+    waiting_bytes_max: int = 64 << 20
+    """Of schedules neither committed nor refused; beyond it they are refused as OverloadedError."""
+    schedules_in_flight: int = 2
+    """SCHEDULE entries appended and not applied, beyond which small requests gather."""
+    gather_bytes: int = 256 << 10
+    """So much waiting is appended at once, whatever is in flight."""
+    request_window_ms: int = 300_000
+    """How long a request id is remembered, on the log's clock."""
+    producer_idle_ms: int = IDLE_MS_MAX
+    """A producer that has sent nothing for so long is forgotten at the next CHECKPOINT."""
+    limits: CountLimits = field(default_factory=CountLimits)
+    """How many topics, groups and producers there may be."""
+    fire_topics_max: int = FIRE_TOPICS_MAX
+    """Topics of which one FIRE moves timers: some 10 µs for each, however few they are."""
+    id_salt: int = 0
+    """The cluster's salt of timer ids: a dead letter names the timer that it was."""
+
+
+Append: TypeAlias = Callable[[EntryKind, list[bytes], UnixMs], LogIndex]
+"""Append to the log as its leader; raises NotLeader."""
+
+
+class Leader:
+    """One epoch: `step` after events, `applied` for each entry, `close` at its end."""
+
+    def __init__(
+        self, machine: Machine, epoch: Epoch, append: Append, config: LeaderConfig, now: Now
+    ) -> None:
+        self.machine = machine
+        self.admission = Admission(machine, config.policy)
+        self.epoch = epoch
+        self._append = append
+        self._config = config
+        self._time_ms = machine.applied_time_ms
+        """Header time of the last entry appended: never goes back."""
+        self._read_time_ms = machine.last_read_time_ms
+        """Of the last FIRE that was tried: those in flight do not go back either."""
+        self.quotas = Quotas(machine, self.admission)
+        self._parts: list[tuple[Part, Done]] = []
+        self._parts_bytes = 0
+        self._admitted: dict[ProducerId, int] = {}
+        """The last sequence taken of each producer, while that is on its way."""
+        self._batches: dict[int, list[tuple[Part, Done]]] = {}
+        """Requests that were appended together and are neither applied nor refused."""
+        self._fairness = Fairness(machine.requests, config.request_window_ms)
+        self._named: Counter[tuple[bytes, int]] = Counter()
+        """How many requests with an id are on their way: (id, hash of what is asked)."""
+        self._cancels: list[tuple[I64, U64, Done]] = []
+        self._cancels_rows = 0
+        self._in_flight: dict[LogIndex, Callable[[Applied | EngineError], None]] = {}
+        self._schedules_in_flight = 0
+        self._cancels_in_flight = 0
+        self._changes_in_flight = 0
+        self.bytes_in_flight = 0
+        """Bytes of schedules waiting or appended and not yet applied."""
+        self._fires_in_flight = 0
+        self._fire_again = machine.pauses.swept is not None
+        """A FIRE must follow, whatever is due."""
+        self._fire_refused = False
+        self._checkpointing = False
+        self._checkpoint_at_ms = MonoMs(now.mono_ms + config.checkpoint_interval_ms)
+        self._topics_in_flight: dict[str, list[Done]] = {}
+        self._registering = 0
+        """Producers."""
+        self.closed: EngineError | None = None
+        """Why the epoch is over. None: it is not."""
+        self._refusing: EngineError | None = None
+        self.full: EngineError | None = None
+        """Why nothing is taken that stays on the disk (timer/leader/intake/disk_reserve.py). None: there is room."""
+        self.groups = Serving(
+            machine,
+            epoch,
+            self._propose,
+            config.id_salt,
+            self.admission.ttl_ms,
+            lambda: self.admission.expires,
+            config.limits,
+        )
+
+    # ---- requests
+
+    def schedule(self, part: Part, done: Done, now: Now | None = None, whose: str = "") -> None:
+        """Take one request; `done` gets (Answer, duplicate) or a EngineError.
+
+        `now`: what is due by then counts as ready; None: nothing does. `whose`: the sender, of whom
+        only so many request ids are remembered (timer/leader/intake/request_shares.py).
+
+        Raises:
+            InvalidRequestError: it has no row, or more than fits into one entry; or its request id
+            was
+                another request's.
+            OverloadedError: too much is waiting already, or too many request ids are remembered;
+                nothing was taken.
+            DiskFull: it is new, and there is no room for it.
+            QuotaReached: it is new, and a topic would have more than it may.
+            NotReady, TopicDeleted: it is new, and a topic of it is being deleted, or was.
+            UnknownProducerError: the id was never issued, or has expired.
+            SequenceGapError: a request of this producer is missing before this one.
+        """
+        self._check_open()
+        size = part.size
+        if part.keyed > KEYED_ROWS_MAX:
+            limit = f"a request holds at most {KEYED_ROWS_MAX} timers with keys"
+            raise InvalidRequestError("keys", part.keyed, limit)
+        if not 1 <= len(part.due_ms) <= ENTRY_ROWS_MAX:
+            limit = f"a request holds 1 to {ENTRY_ROWS_MAX} timers"
+            raise InvalidRequestError("timers", len(part.due_ms), limit)
+        if size > REQUEST_BYTES_MAX:
+            limit = f"a request holds at most {REQUEST_BYTES_MAX} bytes, columns included"
+            raise InvalidRequestError("timers", f"{size} bytes", limit)
+        if self.bytes_in_flight + size > self._config.waiting_bytes_max and self.bytes_in_flight:
+            raise OverloadedError("the leader's intake", retry_after_ms=OVERLOAD_RETRY_MS)
+        charges = self.quotas.weigh(part, now.clock_ms if now is not None else UnixMs(-1))
+        if self._applied_before(part, charges, whose):
+            charges = []  # nothing comes of it
+        if part.request is not None:
+            self._named[part.request[:2]] += 1
+        self._parts.append((part, self.quotas.charge(charges, done)))
+        self._parts_bytes += size
+        self.bytes_in_flight += size
+
+    def _applied_before(self, part: Part, charges: list[Charge], whose: str) -> bool:
+        """Return whether it is known to repeat one that was applied; refuse it if it can't be.
+
+        "No effect" of a repeated one would be a lie, also while the first one is on its way.
+        """
+        if part.producer_id:
+            return self._admit(part, charges)
+        if part.request is None:
+            self._check_new(part, charges)
+            return False
+        if self._remembers(part.request):
+            return True
+        if part.request[:2] not in self._named:
+            rows = len(part.due_ms)
+            self._fairness.check(whose, rows, self._taken_at_ms(part.request))
+            self._check_new(part, charges)
+            self._fairness.take(part.request, whose, rows)
+        return False
+
+    def _admit(self, part: Part, charges: list[Charge]) -> bool:
+        """Refuse what apply would refuse, before it is written; apply stays the judge.
+
+        Return whether it is known to have been applied.
+        """
+        producer_id, sequence = part.producer_id, part.sequence
+        applied = self.machine.producers.last_sequence(producer_id)
+        last = self._admitted.get(producer_id, applied)
+        if last is None:
+            raise UnknownProducerError(producer_id)
+        if sequence > last + 1:
+            raise SequenceGapError(expected=last + 1, got=sequence)
+        if sequence > last:
+            self._check_new(part, charges)
+        self._admitted[producer_id] = max(last, sequence)
+        return applied is not None and sequence <= applied
+
+    def _check_new(self, part: Part, charges: list[Charge]) -> None:
+        """Check what certainly has not been applied.
+
+        Raises:
+            DiskFull: there is no room for it.
+            QuotaReached: a topic would have more than it may.
+            NotReady: a topic of it is being deleted.
+            TopicDeleted: one was.
+        """
+        self._check_room()
+        if self.groups.doomed or self.machine.store.gone:
+            for topic in np.unique(part.topic).tolist():
+                self.groups.check_topic(TopicId(topic))
+        self.quotas.judge(charges)
+
+    def _remembers(self, request: RequestId) -> bool:
+        """Return whether a request with that id was applied.
+
+        Raises:
+            InvalidRequestError: it was another one.
+        """
+        requests = self.machine.requests
+        return requests.repeated(request, self._taken_at_ms(request)) is not None
+
+    def _taken_at_ms(self, request: RequestId) -> UnixMs:
+        """When it was: the log may have been idle since, and its last time be of long before."""
+        return UnixMs(max(self._time_ms, request.until_ms - self._config.request_window_ms))
+
+    def request_id(self, text: bytes, body: int, now: Now) -> RequestId:
+        """Return the id of a request that is taken now."""
+        return RequestId(text, body, UnixMs(now.clock_ms + self._config.request_window_ms))
+
+    def rules(
+        self,
+        topic: TopicId,
+        producer_id: ProducerId,
+        sequence: int,
+        request: RequestId | None = None,
+    ) -> Rules:
+        """Return what holds for a topic's rows of a request.
+
+        One that was applied is answered as it was, whatever has become policy since.
+
+        Raises:
+            InvalidRequestError: its request id was another request's.
+        """
+        if self.was_applied(producer_id, sequence, request):
+            return UNBOUNDED
+        return self.admission.rules(topic)
+
+    def was_applied(
+        self, producer_id: ProducerId, sequence: int, request: RequestId | None
+    ) -> bool:
+        """Return whether a request is a repeated one.
+
+        Raises:
+            InvalidRequestError: its request id was another request's.
+        """
+        last = self.machine.producers.last_sequence(producer_id)
+        if last is not None and sequence <= last:
+            return True
+        known = self.machine.requests
+        return request is not None and bool(known.repeated(request, self._taken_at_ms(request)))
+
+    def cancel(self, due_ms: I64, seq: U64, done: Done) -> None:
+        """Take one cancel request; `done` gets (n, uint8) of the machine's results.
+
+        Raises:
+            InvalidRequestError: it has no timer, or more than fit into one entry.
+            OverloadedError: too many wait already; nothing was taken.
+        """
+        self._check_open()
+        if not 1 <= len(seq) <= ENTRY_ROWS_MAX:
+            limit = f"a request holds 1 to {ENTRY_ROWS_MAX} ids"
+            raise InvalidRequestError("timer_ids", len(seq), limit)
+        if self._cancels_rows + len(seq) > WAITING_ROWS_MAX:
+            raise OverloadedError("the leader's queue of cancels", retry_after_ms=OVERLOAD_RETRY_MS)
+        self._cancels.append((due_ms, seq, done))
+        self._cancels_rows += len(seq)
+
+    def cancel_keys(self, targets: Keys, now: Now, done: Done) -> None:
+        """Take one cancel by keys, all different; `done` gets the CancelApplied.
+
+        Raises:
+            InvalidRequestError: it has no key, or more than fit into one entry.
+            OverloadedError: too much is in flight already; nothing was taken.
+        """
+        self._check_changes(len(targets), "keys", KEYS_MAX)
+        self._check_topics(targets)
+        self._change(EntryKind.CANCEL, payloads.encode_cancel(targets), now, done)
+
+    def reschedule(
+        self, targets: Targets, topics: U32 | None, when: WantedTimes, now: Now, done: Done
+    ) -> None:
+        """Take one reschedule, of keys that are all different or of ids; topics: see Admission.
+
+        `done` gets the RescheduleApplied.
+
+        Raises:
+            InvalidRequestError: it has no timer, or more than fit into one entry, or for too late.
+            OverloadedError: too much is in flight already; nothing was taken.
+            DiskFull: there is no room for what would be written again.
+        """
+        self._check_room()
+        field = "keys" if isinstance(targets, Keys) else "timer_ids"
+        self._check_changes(len(targets), field, RESCHEDULE_ROWS_MAX)
+        self._check_topics(targets)
+        requested_ms, due_ms = self.admission.times(when, len(targets), topics, now)
+        order = Reschedule(targets, due_ms, requested_ms)
+        self._change(EntryKind.RESCHEDULE, payloads.encode_reschedule(order), now, done)
+        if int(due_ms.min()) <= now.clock_ms:
+            self._fire(now)  # what is due at once waits for no second commit
+
+    def _check_changes(self, rows: int, field: str, rows_max: int) -> None:
+        self._check_open()
+        if not 1 <= rows <= rows_max:
+            raise InvalidRequestError(field, rows, f"a request holds 1 to {rows_max}")
+        if self._changes_in_flight >= CHANGES_MAX:
+            raise OverloadedError("the leader's queue of changes", retry_after_ms=OVERLOAD_RETRY_MS)
+
+    def _check_topics(self, targets: Targets) -> None:
+        if isinstance(targets, Keys):
+            for topic in np.unique(targets.topic).tolist():
+                self.groups.check_topic(TopicId(topic))
+
+    def alter(
+        self, scope: Scope, said: ScopePolicy, unset: Sequence[str], now: Now, done: Done
+    ) -> None:
+        """Set what `said` says of a scope's policy, and unset fields; `done` gets the Policies.
+
+        Raises:
+            InvalidRequestError: names field, value and limit.
+            OverloadedError: too much is in flight already; nothing was taken.
+            NotReady, TopicDeleted: the topic is being deleted, or was.
+        """
+        self._check_changes(1, "policies", 1)
+        if scope.topic:
+            self.groups.check_topic(scope.topic)
+        policy = self.admission.altered(scope, said, unset)
+        self._flush_schedules(now, all_of_them=True)  # their times are by what holds until here
+        if self._change(EntryKind.POLICY, [encode_policy(scope, policy)], now, done):
+            self.admission.change(scope, policy)
+            self._charge_all(now)
+            self.groups.expiry.look_at_all()
+
+    def _charge_all(self, now: Now) -> None:
+        """Let requests on their way count against quotas that were set since they were taken."""
+        for batch in (self._parts, *self._batches.values()) if self.admission.limited else ():
+            for at, (part, done) in enumerate(batch):
+                batch[at] = part, self.quotas.also_charge(part, done, now.clock_ms)
+
+    def _change(self, kind: EntryKind, payload: list[bytes], now: Now, done: Done) -> bool:
+        self._changes_in_flight += 1
+
+        def answer(applied: Applied | EngineError) -> None:
+            self._changes_in_flight -= 1
+            done(applied)
+
+        return self._propose(kind, payload, now, answer)
+
+    def register(self, token: bytes, drawn: ProducerId, now: Now, done: Done) -> None:
+        """Register a producer; `done` gets its ProducerId: `drawn`, or an earlier one of the token.
+
+        0: another producer has the id that was drawn.
+
+        Raises:
+            LimitReached: there are as many as there may be.
+        """
+        self._check_open()
+        self._check_room()
+        if not self.machine.producers.knows(token):
+            check_producer(self._config.limits, self.machine, self._registering)
+        self._registering += 1
+
+        def answer(applied: Applied | EngineError) -> None:
+            self._registering -= 1
+            done(applied)
+
+        self._propose(EntryKind.PRODUCER, [payloads.encode_producer(token, drawn)], now, answer)
+
+    def end_producer(self, producer_id: ProducerId, now: Now, done: Done) -> None:
+        """Forget a producer, whose client sends nothing more; `done` gets its id."""
+        self._check_open()
+        if self.machine.producers.get(producer_id) is None:
+            done(producer_id)
+            return
+        self._propose(EntryKind.PRODUCER, [payloads.encode_end_producer(producer_id)], now, done)
+
+    def topic_named(self, name: str) -> Topic | None:
+        """Return the topic of a name, unless its deletion is in flight."""
+        known = self.machine.topic_by_name.get(name)
+        return None if known is None or known.topic_id in self.groups.doomed else known
+
+    def find_topic(self, name: str) -> Topic:
+        """Return the topic of a name.
+
+        Raises:
+            NotFoundError: there is none.
+            NotReady: it is being deleted, and may still be there in the end.
+        """
+        known = self.machine.topic_by_name.get(name)
+        if known is None:
+            raise NotFoundError("topic", name)
+        self.groups.check_topic(known.topic_id)
+        return known
+
+    def delete_topic(self, topic_id: TopicId, now: Now, done: Done) -> None:
+        """Delete a topic with all that is of it; `done` gets the DeleteTopicApplied.
+
+        Raises:
+            NotReady, TopicDeleted: it is being deleted already, or was.
+            OverloadedError: too much is in flight already; nothing was taken.
+        """
+        self._check_changes(1, "topics", 1)
+        self.groups.check_topic(topic_id)
+        self._flush_schedules(now, all_of_them=True)  # what names it goes before
+        if self._change(EntryKind.TOPIC, [payloads.encode_delete_topic(topic_id)], now, done):
+            self.groups.doom(topic_id)
+            self.admission.change(Scope("", topic_id), ScopePolicy())
+
+    def topic(self, name: str, now: Now, done: Done) -> None:
+        """Create a topic unless it exists; `done` gets the Topic.
+
+        Raises:
+            LimitReached: there are as many as there may be.
+        """
+        self._check_open()
+        known = self.topic_named(name)
+        if known is not None:
+            done(known)
+        elif name in self._topics_in_flight:
+            self._topics_in_flight[name].append(done)
+        else:
+            self._check_room()
+            check_topic(self._config.limits, self.machine, name, self._topics_in_flight)
+            waiters = self._topics_in_flight[name] = [done]
+
+            def answer(applied: object) -> None:
+                del self._topics_in_flight[name]
+                for waiter in waiters:
+                    waiter(applied)
+
+            self._propose(EntryKind.TOPIC, [payloads.encode_topic(name)], now, answer)
+
+    # ---- time
+
+    def step(self, now: Now) -> None:
+        """Append what waits and what time asks for."""
+        if self.closed is not None:
+            return
+        self.groups.expire(now)
+        self._step_fire(now)
+        self._flush_schedules(now)
+        self._flush_cancels(now)
+        self.groups.flush(now)
+        if now.mono_ms >= self._next_checkpoint_ms() and not self._checkpointing:
+            self.checkpoint(now)
+
+    def checkpoint(self, now: Now) -> None:
+        """Append a CHECKPOINT, and before it a FIRE that brings the read time up to date."""
+        self._checkpointing = True
+        self._checkpoint_at_ms = MonoMs(now.mono_ms + self._config.checkpoint_interval_ms)
+        if not self._fires_in_flight:
+            self._fire(now)
+        idle_ms = self._config.producer_idle_ms
+        idle_ms = producer_idle_ms(self._config.limits, self.machine, idle_ms)
+        expiry = payloads.encode_checkpoint(idle_ms)
+        self._propose(EntryKind.CHECKPOINT, [expiry], now, self._checkpointed)
+
+    def _next_checkpoint_ms(self) -> MonoMs:
+        """When one falls due; in a drain none does: an idle leader's tail is to stay committed."""
+        return MonoMs(DUE_MS_MAX) if self._refusing else self._checkpoint_at_ms
+
+    def wake_at_ms(self, now: Now) -> MonoMs:
+        """When `step` must be called next, on the monotonic clock."""
+        wake = self._next_checkpoint_ms()
+        due = None if self._fires_in_flight else self.machine.store.next_due()
+        if self._fire_again and not self._fires_in_flight:
+            due = now.clock_ms
+        if due is not None:
+            # Refused by a log that is full: what commits will have the shell step again sooner.
+            pause_ms = OVERLOAD_RETRY_MS if self._fire_refused else 0
+            wake = min(wake, MonoMs(now.mono_ms + max(pause_ms, due - now.clock_ms)))
+        return min(wake, self.groups.wake_at_ms(now))
+
+    def hand_out(self, now: Now) -> list[Delivery]:
+        """See Serving. Only while the epoch's lease is held."""
+        if self.closed or self._refusing:
+            return []
+        return self.groups.hand_out(now, room=self.full is None)
+
+    # ---- applied
+
+    def applied(self, entry: Entry, applied: Applied) -> None:
+        """An entry was committed and applied; answer whoever waits for it."""
+        if isinstance(applied, DeleteTopicApplied):
+            self.groups.deleted(applied)
+        if entry.epoch == self.epoch:
+            done = self._in_flight.pop(entry.index, None)
+            if done is not None:
+                done(applied)
+        if isinstance(applied, FireApplied):
+            self.groups.feed(topic for topic, _ in (*applied.fired, *applied.released))
+        elif isinstance(applied, ScheduleApplied | RescheduleApplied):
+            self.groups.feed(applied.ready)
+        elif isinstance(applied, Policies):
+            self._fire_again |= self.machine.pauses.swept is not None
+            self.groups.expiry.decided()
+
+    def hand_over(self, now: Now) -> None:
+        """Append the last entries of the epoch: the leadership is being handed over."""
+        if self.closed is None:
+            self.groups.hand_over(now)
+
+    def refuse(self, why: EngineError) -> None:
+        """Take nothing new but acks, hand nothing out; what was taken goes on: a drain begins."""
+        self._refusing = self.groups.refusing = why
+
+    def close(self, why: EngineError) -> None:
+        """The epoch is over: what is in flight has an unknown outcome, what waits had none."""
+        if self.closed is not None:
+            return
+        self.closed = why
+        self.groups.close(why)
+        lost = LeadershipLostError("the leader lost its epoch with the request in flight")
+        in_flight, self._in_flight = self._in_flight, {}
+        for done in in_flight.values():
+            done(lost)
+        for _, waiter in self._parts:
+            waiter(why)
+        for _, _, waiter in self._cancels:
+            waiter(why)
+        self._parts, self._cancels = [], []
+
+    @property
+    def idle(self) -> bool:
+        """Nobody waits for an answer. Firing goes on."""
+        waiting = self._parts or self._cancels or self.groups.waiting
+        return not waiting and len(self._in_flight) == self._fires_in_flight
+
+    def _check_open(self) -> None:
+        refused = self.closed or self._refusing
+        if refused is not None:
+            raise refused.with_traceback(None)  # one error raised often: it would keep every frame
+
+    def _check_room(self) -> None:
+        if self.full is not None:
+            raise self.full.with_traceback(None)
+
+    def _propose(
+        self,
+        kind: EntryKind,
+        payload: list[bytes],
+        now: Now,
+        done: Callable[[Applied | EngineError], None],
+    ) -> bool:
+        """Append an entry; return whether the log took it: else `done` was told why."""
+        time_ms = max(self._time_ms, now.clock_ms)
+        try:
+            index = self._append(kind, payload, time_ms)
+        except EngineError as refused:
+            done(refused)
+            return False
+        self._time_ms = time_ms
+        self._in_flight[index] = done
+        return True
+
+    # ---- schedules
+
+    def _flush_schedules(self, now: Now, *, all_of_them: bool = False) -> None:
+        while self._parts and (
+            all_of_them
+            or self._schedules_in_flight < self._config.schedules_in_flight
+            or self._parts_bytes >= self._config.gather_bytes
+        ):
+            taken, rows, size, keyed, topics = 0, 0, 0, 0, set[int]()
+            for part, _ in self._parts:
+                rows += len(part.due_ms)
+                size += part.size
+                keyed += part.keyed
+                topics |= part.topics
+                full = rows > ENTRY_ROWS_MAX or size > ENTRY_BYTES_MAX or keyed > KEYED_ROWS_MAX
+                if taken and (full or len(topics) > ENTRY_TOPICS_MAX):
+                    break
+                taken += 1
+                if taken == ENTRY_PARTS_MAX:
+                    break
+            batch = self._parts[:taken]
+            del self._parts[:taken]
+            self._append_schedules(batch, now)
+
+    def _append_schedules(self, batch: list[tuple[Part, Done]], now: Now) -> None:
+        size = sum(part.size for part, _ in batch)
+        self._parts_bytes -= size
+        self._schedules_in_flight += 1
+        self._batches[id(batch)] = batch
+
+        def answer(applied: Applied | EngineError) -> None:
+            self._schedules_in_flight -= 1
+            del self._batches[id(batch)]
+            self.bytes_in_flight -= size
+            self._settled(batch, applied=not isinstance(applied, EngineError))
+            if isinstance(applied, EngineError):
+                for _, done in batch:
+                    done(applied)
+                return
+            assert isinstance(applied, ScheduleApplied)
+            for (_, done), result in zip(batch, applied.parts, strict=True):
+                done(result)
+
+        self._propose(EntryKind.SCHEDULE, encode_schedule([part for part, _ in batch]), now, answer)
+        if any(int(part.due_ms.min()) <= now.clock_ms for part, _ in batch):
+            self._fire(now)  # right behind it: what is due at once waits for no second commit
+
+    def _settled(self, batch: list[tuple[Part, Done]], *, applied: bool) -> None:
+        """Requests were applied or refused: what the machine knows of their producers counts."""
+        for part, _ in batch:
+            if self._admitted.get(part.producer_id) == part.sequence:
+                del self._admitted[part.producer_id]
+            if part.request is not None:
+                self._fairness.settle(part.request, applied=applied)
+                self._named[part.request[:2]] -= 1
+                if not self._named[part.request[:2]]:
+                    del self._named[part.request[:2]]
+
+    def _flush_cancels(self, now: Now) -> None:
+        if not self._cancels or self._cancels_in_flight >= 2:
+            return
+        taken, _ = fitting([len(seq) for _, seq, _ in self._cancels], CANCEL_ROWS_MAX)
+        taken = taken or 1
+        batch = self._cancels[:taken]
+        del self._cancels[:taken]
+        self._cancels_rows -= sum(len(seq) for _, seq, _ in batch)
+        self._cancels_in_flight += 1
+
+        def answer(applied: Applied | EngineError) -> None:
+            self._cancels_in_flight -= 1
+            start = 0
+            for due_ms, _, done in batch:
+                if isinstance(applied, CancelApplied):
+                    done(applied.results[start : start + len(due_ms)])
+                    start += len(due_ms)
+                else:
+                    done(applied)
+
+        due, seq, _ = batch[0]
+        if len(batch) > 1:
+            due = np.concatenate([due_ms for due_ms, _, _ in batch])
+            seq = np.concatenate([seq for _, seq, _ in batch])
+        self._propose(EntryKind.CANCEL, payloads.encode_cancel(Ids(due, seq)), now, answer)
+
+    # ---- firing
+
+    def _step_fire(self, now: Now) -> None:
+        if self._fires_in_flight:
+            return
+        due = self.machine.store.next_due()
+        if self._fire_again or (due is not None and due <= now.clock_ms):
+            self._fire(now)
+
+    def _fire(self, now: Now) -> None:
+        self._fires_in_flight += 1
+        self._fire_again = False
+        self._fire_refused = False
+        read_time_ms = max(now.clock_ms, self.machine.last_read_time_ms, self._read_time_ms)
+        self._read_time_ms = UnixMs(read_time_ms)
+        fire = payloads.encode_fire(
+            Fire(self._read_time_ms, topics_max=self._config.fire_topics_max)
+        )
+        self._propose(EntryKind.FIRE, [fire], now, self._fired)
+
+    def _fired(self, applied: Applied | EngineError) -> None:
+        self._fires_in_flight -= 1
+        if isinstance(applied, FireApplied):
+            self._fire_again = applied.limited
+        else:
+            self._fire_refused = True
+            self._fire_again = self.machine.pauses.swept is not None
+
+    def _checkpointed(self, applied: Applied | EngineError) -> None:
+        self._checkpointing = False
+        assert isinstance(applied, Checkpoint | EngineError), applied
+
+
+__all__ = ["Delivery", "Leader", "LeaderConfig", "Now", "RequestAnswer"]

@@ -1,0 +1,277 @@
+"""Expected failures, as one tree. Bugs are not here: they are AssertionErrors.
+
+EngineError
++-- InvalidRequestError       the caller must change the request; names field, value and limit
++-- NotFoundError             the topic, group or timer does not exist
+|   +-- GroupDeletedError     the group was deleted with the request on its way, or its consumers there
+|   +-- TopicDeletedError     so was the topic
++-- AlreadyExistsError        it exists with other settings
++-- NotLeaderError            go to `leader`
++-- NotReadyError             this node can't serve yet (starting, no majority, no leader known)
++-- FencedError               a newer epoch exists; stop leading at once
++-- OverloadedError           back off `retry_after_ms`, then send it again
++-- DiskFullError             a majority's disks have too little room; send it again when there is more
++-- QuotaReachedError         a topic has as much as it may; ask again when less is there
+|   +-- LimitReachedError     there are as many topics, groups or producers as there may be
++-- CommitTimeoutError        OUTCOME UNKNOWN; retry only as the same producer sequence
++-- LeadershipLostError       OUTCOME UNKNOWN; the leader was deposed with the entry in flight
++-- SequenceGapError          a producer's sequence is not the one after its last
++-- OutcomeForgottenError     a producer's repeated sequence was applied, its answer is no longer kept
++-- UnknownProducerError      the producer id was never issued or has expired; register again
++-- LeaseLostError            the message is leased to somebody else, or acked
++-- GroupHeldError            an exclusive group has a consumer; try again when that is gone
++-- ShuttingDownError         the node drains; another will lead
++-- StorageError         this node's disk or files; the process stops
+    +-- CorruptFileError      bytes that were once durable no longer verify; refetch from a replica
+    +-- UnknownVersionError   a file of another format version
+    +-- PromiseLostError      a founding voter's disk was lost and formatted again; replace the node
+    +-- WrongDirectoryError   the data directory is another cluster's, another node's, in use, or empty
+    +-- DiskFailedError       a write or fsync failed; the page cache can't be trusted after it
++-- ConfigError          a setting is unknown or out of range; names it
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar, Final
+
+from timer.model.units import Epoch
+
+TEXT_MAX: Final = 512
+"""Characters of a value in an error: a client may have sent megabytes."""
+
+
+def _short(value: object) -> object:
+    return value[:TEXT_MAX] + "…" if isinstance(value, str) and len(value) > TEXT_MAX else value
+
+
+class EngineError(Exception):
+    """Base of every failure a caller can act on."""
+
+    retryable: ClassVar[bool] = False
+    """The identical request may succeed later."""
+    outcome_known: ClassVar[bool] = True
+    """True: the request certainly had no effect. False: it may have been applied."""
+
+
+class InvalidRequestError(EngineError):
+    """The request breaks a documented limit."""
+
+    def __init__(self, field: str, value: object, limit: str) -> None:
+        value = _short(value)
+        super().__init__(f"{field} = {value!r}: {limit}")
+        self.field = field
+        self.value = value
+        self.limit = limit
+
+
+class NotFoundError(EngineError):
+    """The named thing does not exist."""
+
+    def __init__(self, kind: str, name: object) -> None:
+        name = _short(name)
+        super().__init__(f"no such {kind}: {name!r}")
+        self.kind = kind
+        self.name = name
+
+
+class GroupDeletedError(NotFoundError):
+    """The group was deleted; its messages are nobody's."""
+
+    def __init__(self, topic: str, group: str) -> None:
+        EngineError.__init__(self, f"group {group!r} of topic {topic!r} was deleted")
+        self.kind, self.name = "group", group
+
+
+class TopicDeletedError(NotFoundError):
+    """The topic was deleted; its timers, messages and groups are gone."""
+
+    def __init__(self, topic: object) -> None:
+        EngineError.__init__(self, f"topic {topic!r} was deleted")
+        self.kind, self.name = "topic", topic
+
+
+class AlreadyExistsError(EngineError):
+    """The named thing exists, with other settings."""
+
+    def __init__(self, kind: str, name: object, why: str) -> None:
+        super().__init__(f"{kind} {name!r} exists already: {why}")
+
+
+class NotLeaderError(EngineError):
+    """This node does not lead the cluster."""
+
+    retryable = True
+
+    def __init__(self, leader: str | None) -> None:
+        super().__init__(f"not the leader; try {leader or 'again in a moment: none is known'}")
+        self.leader = leader
+        """Address (host:port) of the leader. None: unknown at the moment."""
+
+
+class NotReadyError(EngineError):
+    """This node can't serve the request at the moment; it certainly had no effect."""
+
+    retryable = True
+
+
+class FencedError(EngineError):
+    """A message carried an epoch, leader or process older than the promise given."""
+
+    def __init__(self, *, ours: Epoch, seen: Epoch) -> None:
+        super().__init__(f"epoch {ours} is fenced by epoch {seen}")
+        self.ours = ours
+        self.seen = seen
+
+
+class OverloadedError(EngineError):
+    """A bounded queue is full."""
+
+    retryable = True
+
+    def __init__(self, what: str, *, retry_after_ms: int) -> None:
+        super().__init__(f"{what} is full; retry after {retry_after_ms} ms")
+        self.retry_after_ms = retry_after_ms
+
+
+class DiskFullError(EngineError):
+    """What is free is kept for what must go on: nothing new is taken until there is more room."""
+
+    retryable = True
+
+    def __init__(self, disks: Sequence[tuple[str, int, int]], *, retry_after_ms: int) -> None:
+        """`disks`: (node, free bytes, reserve in bytes) of those with too little."""
+        low = "; ".join(
+            f"{node} has {free} bytes free, below its storage.reserve_bytes = {reserve}"
+            for node, free, reserve in disks
+        )
+        super().__init__(f"disks are nearly full: {low}: nothing new is taken until there is room")
+        self.retry_after_ms = retry_after_ms
+
+
+class QuotaReachedError(EngineError):
+    """A topic has as many timers or messages as it may, or would have more."""
+
+    retryable = True
+
+    def __init__(self, topic: str, field: str, limit: str, *, there: int, asked: int) -> None:
+        """`field`: of the policy; `limit`: what it says, and whose that is; `there`: so far."""
+        super().__init__(f"{field}: topic {topic!r} has {there}, and {asked} more: {limit}")
+        self.topic = topic
+        self.field = field
+        self.limit = limit
+
+
+class LimitReachedError(QuotaReachedError):
+    """There are as many topics, groups or producers as there may be."""
+
+    def __init__(self, field: str, limit: int, whose: str, there: int) -> None:
+        """`field`: the setting; `whose` they are: the cluster, a namespace, a topic."""
+        EngineError.__init__(self, f"{field}: {whose} has {there}: must be at most {limit}")
+        self.field, self.limit = field, f"must be at most {limit}"
+
+
+class CommitTimeoutError(EngineError):
+    """No majority acknowledged in time; the entry may still commit."""
+
+    retryable = True
+    outcome_known = False
+
+
+class LeadershipLostError(EngineError):
+    """The leader was deposed or stopped with the entry in flight; it may still commit."""
+
+    retryable = True
+    outcome_known = False
+
+
+class SequenceGapError(EngineError):
+    """A producer skipped a sequence number."""
+
+    def __init__(self, *, expected: int, got: int) -> None:
+        super().__init__(f"sequence = {got}: the next of this producer is {expected}")
+        self.expected = expected
+
+
+class OutcomeForgottenError(EngineError):
+    """A repeated sequence was applied long ago; its ids are no longer kept."""
+
+    outcome_known = False  # "certainly no effect" would be a lie: it was applied
+
+    def __init__(self, sequence: int) -> None:
+        super().__init__(f"sequence = {sequence}: was applied, but its answer is no longer kept")
+
+
+class UnknownProducerError(EngineError):
+    """The producer id was never issued, or it expired idle."""
+
+    def __init__(self, producer: int) -> None:
+        why = "never issued here, or forgotten: it ended, or was idle for limits.producer_idle_ms"
+        super().__init__(f"producer = {producer:016x}: {why}; register again")
+
+
+class LeaseLostError(EngineError):
+    """The message was redelivered or acked meanwhile; drop the work."""
+
+
+class GroupHeldError(EngineError):
+    """Another consumer has the exclusive group."""
+
+    retryable = True
+
+    def __init__(self, topic: str, group: str, holder: str) -> None:
+        super().__init__(
+            f"group {group!r} of topic {topic!r} is exclusive, and consumer {holder!r} has it"
+        )
+
+
+class ShuttingDownError(EngineError):
+    """The node drains and takes nothing new."""
+
+    retryable = True
+
+
+class StorageError(EngineError):
+    """This node's disk or files; the process stops."""
+
+
+class CorruptFileError(StorageError):
+    """Bytes that were once durable no longer verify, or are gone."""
+
+    def __init__(self, path: object, position: int, why: str) -> None:
+        super().__init__(f"{path}: corrupt at byte {position}: {why}")
+        self.path, self.position, self.why = path, position, why
+
+
+class UnreadableFileError(CorruptFileError):
+    """The disk does not give back what it took: a bad sector, or a bad moment."""
+
+
+class UnknownVersionError(StorageError):
+    """A file of a format version that this program does not know."""
+
+    def __init__(self, path: object, version: int, known: int) -> None:
+        super().__init__(f"{path}: format version {version}; this program knows {known}")
+
+
+class PromiseLostError(StorageError):
+    """This replica's promises are gone: as the voter that it was it must not take part."""
+
+
+class WrongDirectoryError(StorageError):
+    """The data directory can't be used by this node."""
+
+
+class DiskFailedError(StorageError):
+    """A read, write or fsync failed."""
+
+    def __init__(self, message: str, *, errno: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = errno
+        """The system's reason, such as errno.ENOSPC. None: the failure was not a system call's."""
+
+
+class ConfigError(EngineError):
+    """A setting is unknown, of the wrong type or out of range."""
+
+    def __init__(self, key: str, value: object, limit: str) -> None:
+        super().__init__(f"{key} = {value!r}: {limit}")
+        self.key = key

@@ -1,0 +1,389 @@
+"""The memtable: rows since the last flush, in the order of their seqs, where they came in.
+
+    rows     | ROW  | ROW  | ROW  | ...      seqs ascend, with gaps: rows due at once aren't here
+    alive    |  1   |  0   |  1   | ...      0: cancelled
+    bufs     {number: the entry's payload}   what the rows point into
+    indices  (due, place) of the rows: Tiers for those that came to a follower, a Wheel for those
+             that came to a leader. Roles change and nothing is moved: both tell what is due
+    graves   (due, seq) of cancelled timers that lie in runs, or in the memtable being flushed
+    keys     (hash, place) of the rows that have a key: KeyTiers
+    held     (due, seq, place) of held rows (timer/pending/memory/held_rows.py), which no index has: HeldTiers, and
+             HeldOf by topic. They come in any order; in what is searched by seq they repeat the one
+             before them
+
+A row that has fired stays where it is: the fire position says so. Everything leaves at once, when
+the memtable has been flushed.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Final, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from timer.model.columns import I64, ROW, U32, U64, Binary, Buffers, RowArray, gather
+from timer.model.firing_order import RAW, Position, after, fire_order, raw, tombstones
+from timer.pending.memory.held_rows import ASIDE, HeldOf, HeldTiers
+from timer.pending.memory.key_index import PLAIN, KeyHasher, KeyTiers
+from timer.pending.memory.tiers import NEVER, Index, Tiers
+from timer.pending.memory.wheel import Wheel
+
+CAPACITY: Final = 1 << 20
+"""Rows that there is room for at first; the system gives memory only to what is used."""
+GRAVE_SIZE: Final = 64
+"""Bytes that a tombstone is counted as."""
+
+_GRAVES: Final = 1 << 10
+"""Tombstones that there is room for at first."""
+
+_Item = TypeVar("_Item", bound=np.generic)
+
+Graves = tuple[I64, U64, U32]
+"""(due, seq, topic) of tombstones: columns of one length."""
+
+
+class Peek(NamedTuple):
+    """Rows in firing order, from one source, live ones and tombstones."""
+
+    rows: RowArray
+    last: Position | None
+    """`rows` is complete up to here. None: up to the time that was asked for."""
+
+
+class TopicOrder(NamedTuple):
+    """Some of the rows of one topic in (due, seq) order: those that live, and others."""
+
+    end: int
+    """All that lie before this place."""
+    due_ms: I64
+    seq: U64
+    places: npt.NDArray[np.intp]
+
+
+class Memtable:
+    """See the module. `position` is the fire position: nothing at or before it comes."""
+
+    def __init__(
+        self, position: Position, capacity: int = CAPACITY, hasher: KeyHasher = PLAIN
+    ) -> None:
+        self.rows: RowArray = np.empty(capacity, ROW)
+        self.alive = np.empty(capacity, np.bool_)
+        self.count = 0
+        self.bufs: dict[int, bytes | memoryview] = {}
+        self.graves = Tiers()
+        self.grave_count = 0
+        self._graves: Graves = (
+            np.empty(_GRAVES, np.int64),
+            np.empty(_GRAVES, np.uint64),
+            np.empty(_GRAVES, np.uint32),
+        )
+        """The tombstones as they came."""
+        self._hasher = hasher
+        self._keys = KeyTiers()
+        self._keyed = 0
+        self._held = HeldTiers()
+        self._held_of = HeldOf()
+        self._held_count = 0
+        self.orders: dict[int, TopicOrder] = {}
+        """Of a few topics, for those that look at cuts (timer/pending/read_view.py), in threads."""
+        self._raw = self.rows.view(RAW)
+        self._seq: U64 = np.empty(capacity, np.uint64)
+        self._topic: U32 = np.empty(capacity, np.uint32)
+        self._position = position
+        self._tiers: Tiers | None = None
+        self._wheel: Wheel | None = None
+        self._leads = False
+        self._buf_bytes = 0
+        self._next_due: int | None = NEVER
+        """Least due of a live row after the fire position. NEVER: no such row. None: not known."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether held rows were put here."""
+        return self._held_count > 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory in use, about."""
+        per_row = ROW.itemsize + 8 + 4 + 1 + 16
+        size = self.count * per_row + self._buf_bytes + self.grave_count * GRAVE_SIZE
+        return size + 16 * self._keyed + 32 * self._held_count
+
+    def insert(self, rows: RowArray, number: int, buf: bytes | memoryview) -> None:
+        """Take n rows with ascending seqs above all others, and the buffer they point into."""
+        due = rows["due_ms"].astype(np.int64)
+        seq, before = rows["seq"], self._seq[: self.count][-1:]
+        due_min = int(due.min())
+        assert due_min > self._position.due_ms or after(due, seq, self._position).all(), (
+            due_min,
+            self._position,
+        )
+        assert (seq[0] > before).all(), (int(seq[0]), before)
+        start, stop = self._put(rows)
+        self.rows["buf"][start:stop] = number
+        self._seq[start:stop] = seq
+        self._keep(start, stop, {number: buf})
+        self._index().add(due, np.arange(start, stop), due_min)
+        if self._next_due is not None:
+            self._next_due = min(self._next_due, due_min)
+
+    def hold(self, rows: RowArray, bufs: Buffers) -> None:
+        """Take n rows that are put aside, and the buffers that they point into, new ones here."""
+        due = rows["due_ms"].astype(np.int64)
+        assert int(due.min()) >= ASIDE, int(due.min())
+        start, stop = self._put(rows)
+        self._seq[start:stop] = self._seq[start - 1] if start else 0
+        self._keep(start, stop, bufs)
+        self._held.add(due, rows["seq"].astype(np.uint64), np.arange(start, stop), self.alive)
+        self._held_of.add(rows, start, self.alive)
+        self._held_count += len(rows)
+
+    def _put(self, rows: RowArray) -> tuple[int, int]:
+        """Append rows; return where they lie: [start, stop)."""
+        start, stop = self.count, self.count + len(rows)
+        if stop > len(self.rows):
+            self._grow(stop)
+        self._raw[start:stop] = raw(rows)
+        self._topic[start:stop] = rows["topic"]
+        self.alive[start:stop] = True
+        self.count = stop
+        return start, stop
+
+    def _keep(self, start: int, stop: int, bufs: Buffers) -> None:
+        """Keep buffers of rows that were put there; find the rows by their keys."""
+        rows = self.rows[start:stop]
+        keyed = np.flatnonzero(rows["key_size"])
+        if len(keyed):
+            mine = rows[keyed]
+            hashes = self._hasher(mine["topic"], gather(mine, bufs, "key"))
+            self._keys.add(hashes, keyed + start)
+            self._keyed += len(keyed)
+        self.bufs.update(bufs)
+        self._buf_bytes += sum(map(len, bufs.values()))
+
+    def find(self, due_ms: I64, seq: U64) -> npt.NDArray[np.intp]:
+        """Return the places of the wanted timers (n,), -1 where none that lives is here."""
+        if not self.count:
+            return np.full(len(seq), -1, np.intp)
+        if len(seq) == 1:
+            return np.array([self.find_one(due_ms.item(), seq.item())])
+        place = self._seq[: self.count].searchsorted(seq)
+        place[place == self.count] = 0
+        found = (self._seq.take(place) == seq) & self.alive.take(place)
+        if found.any():
+            found &= self.rows["due_ms"][place] == due_ms
+        places = np.where(found, place, -1)
+        if self._held_count and (held := due_ms >= ASIDE).any():
+            places[held] = self._held.find(due_ms[held], seq[held], self.alive)
+        return places
+
+    def find_one(self, due_ms: int, seq: int) -> int:
+        """Return the place of one timer, -1 if none that lives is here."""
+        if due_ms >= ASIDE:
+            if not self._held_count:
+                return -1
+            column = np.array([due_ms]), np.array([seq], np.uint64)
+            return self._held.find(*column, self.alive).item()
+        place = int(self._seq[: self.count].searchsorted(np.uint64(seq)))
+        if place == self.count or self._seq.item(place) != seq or not self.alive.item(place):
+            return -1
+        return place if self.rows["due_ms"].item(place) == due_ms else -1
+
+    def kill(self, places: npt.NDArray[np.intp]) -> None:
+        """Cancel the rows at these places, all of which live."""
+        self.alive[places] = False
+        if self._next_due is not None and (self.rows["due_ms"][places] == self._next_due).any():
+            self._next_due = None
+
+    def kill_topic(self, topic: int) -> None:
+        """Cancel all rows of a topic."""
+        self.alive[: self.count] &= self._topic[: self.count] != topic
+        self._next_due = None
+
+    def find_keys(self, hashes: U64, topic: U32, keys: Binary) -> tuple[npt.NDArray[np.intp], I64]:
+        """Return (which key, place) of the live rows after the fire position that have the keys.
+
+        Each is of its topic; `hashes` are those of topics and keys.
+        """
+        if not self._keyed:
+            return np.empty(0, np.intp), np.empty(0, np.int64)
+        which, place = self._keys.find(hashes, self._live)
+        rows = self.rows.take(place)
+        same = (rows["topic"] == topic[which]) & (rows["key_size"] == keys.sizes[which])
+        ends = np.cumsum(keys.sizes, dtype=np.int64)
+        for at in np.flatnonzero(same).tolist():
+            row, end = rows[at], int(ends[which[at]])
+            start, size = int(row["key_start"]), int(row["key_size"])
+            mine = self.bufs[int(row["buf"])][start : start + size]
+            same[at] = mine == keys.blob[end - size : end]
+        return which[same], place[same]
+
+    def _live(self, places: I64) -> npt.NDArray[np.bool_]:
+        """Return which of the rows live, after the fire position."""
+        later = after(self.rows["due_ms"][places], self.rows["seq"][places], self._position)
+        return self.alive.take(places) & later
+
+    def bury(self, due_ms: I64, seq: U64, topic: U32) -> None:
+        """Keep tombstones for n timers that lie elsewhere."""
+        start, stop = self.grave_count, self.grave_count + len(seq)
+        due, number, of = self._graves
+        if stop > len(due):
+            room = 1 << stop.bit_length()
+            due, number, of = (
+                _longer(due, start, room),
+                _longer(number, start, room),
+                _longer(of, start, room),
+            )
+            self._graves = due, number, of
+        due[start:stop], number[start:stop], of[start:stop] = due_ms, seq, topic
+        due, number = due[start:stop], number[start:stop]
+        self.graves.add(due, number.view(np.int64), int(due.min()))
+        self.grave_count = stop
+
+    def buried(self, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
+        """Return which of the timers have a tombstone here (n, bool)."""
+        if not self.grave_count:
+            return np.zeros(len(seq), np.bool_)
+        return self.graves.contains(due_ms, seq.astype(np.int64))
+
+    def buries(self, due_ms: int, seq: int) -> bool:
+        """Return whether one timer has a tombstone here."""
+        return self.grave_count > 0 and self.graves.has(due_ms, seq)
+
+    def peeks(
+        self, after: Position, until_ms: int, count: int, *, graves: bool = True
+    ) -> Iterator[Peek]:
+        """Yield the live rows and the tombstones after `after` that are due, by what holds them.
+
+        Each up to `count`. Without `graves` no tombstones.
+        """
+        key = self._place_of(after)
+        for index in self._indices():
+            due, place, more = index.peek(key, until_ms, count, self.alive)
+            last = Position(int(due[-1]), int(self._seq[place[-1]])) if more else None
+            alive = self.alive.take(place)
+            yield Peek(self.rows.take(place if alive.all() else place[alive]), last)
+        if self.grave_count and graves:
+            due, seq, more = self.graves.peek(after, until_ms, count)
+            last = Position(int(due[-1]), int(seq[-1])) if more else None
+            yield Peek(tombstones(due, seq.astype(np.uint64)), last)
+
+    def peek_held(self, after: Position, count: int, topics: frozenset[int] | None = None) -> Peek:
+        """Return the live held rows after `after`, up to `count` or more; of some topics."""
+        if topics is None:
+            places, last = self._held.peek(after, count, self.alive)
+        else:
+            places, last = self._held_of.peek(after, count, self.alive, topics)
+        return Peek(self.rows.take(places), last)
+
+    def end_sweep(self) -> None:
+        """Nobody goes on to peek at what is held."""
+        self._held_of.end_sweep()
+
+    def drop(self, through: Position) -> None:
+        """Take over the fire position: what lies at or before it is never seen again."""
+        if self._next_due is not None and self._next_due <= through.due_ms:
+            self._next_due = None
+        self._position = through
+        key = self._place_of(through)
+        for index in self._indices():
+            index.drop(key)
+        self.graves.drop(through)
+
+    def keep_up(self) -> bool:
+        """Sort some of what comes near; return whether more is left."""
+        return self._wheel is not None and self._wheel.keep_up(self.alive)
+
+    def next_due(self) -> int | None:
+        """Return the least due of a live row after the fire position, None without one."""
+        if self._next_due is None:
+            dues = [index.next_due(self.alive) for index in self._indices()]
+            self._next_due = min((due for due in dues if due is not None), default=NEVER)
+        return None if self._next_due == NEVER else self._next_due
+
+    def lead(self) -> None:
+        """Index what comes by a wheel."""
+        self._leads = True
+
+    def follow(self) -> None:
+        """Index what comes by tiers."""
+        self._leads = False
+
+    def buried_so_far(self) -> Graves:
+        """Return the tombstones as they came; what comes later does not change it."""
+        due, seq, topic = self._graves
+        count = self.grave_count
+        return due[:count], seq[:count], topic[:count]
+
+    def left(self) -> "Left":
+        """Return what is left of it at this moment. Cheap: a thread may work it out."""
+        due, seq = self.rows["due_ms"][: self.count], self._seq[: self.count]
+        alive = self.alive[: self.count].copy()
+        return Left(due, seq, alive, self.buried_so_far(), self._position)
+
+    def _index(self) -> Index:
+        """Return the index that takes what comes."""
+        if self._leads:
+            if self._wheel is None:
+                self._wheel = Wheel(self._position.due_ms)
+            return self._wheel
+        if self._tiers is None:
+            self._tiers = Tiers()
+        return self._tiers
+
+    def _indices(self) -> list[Index]:
+        return [index for index in (self._tiers, self._wheel) if index is not None]
+
+    def _place_of(self, position: Position) -> tuple[int, int]:
+        """Return `position` as the index knows it: by (due, place)."""
+        place = self._seq[: self.count].searchsorted(np.uint64(position.seq), "right")
+        return position.due_ms, int(place) - 1
+
+    def _grow(self, wanted: int) -> None:
+        capacity = len(self.rows)
+        while capacity < wanted:
+            capacity *= 2
+        rows = np.empty(capacity, ROW)
+        view = rows.view(RAW)
+        view[: self.count] = self._raw[: self.count]
+        self.rows, self._raw = rows, view
+        self._seq = _longer(self._seq, self.count, capacity)
+        self._topic = _longer(self._topic, self.count, capacity)
+        self.alive = _longer(self.alive, self.count, capacity)
+
+
+class Left:
+    """What was left of a memtable at one moment: what lies after the fire position of then."""
+
+    def __init__(
+        self,
+        due_ms: I64,
+        seq: U64,
+        alive: npt.NDArray[np.bool_],
+        graves: Graves,
+        position: Position,
+    ) -> None:
+        self._due_ms, self._seq, self._alive = due_ms, seq, alive
+        self._graves = graves
+        self._position = position
+
+    @cached_property
+    def live(self) -> npt.NDArray[np.intp]:
+        """The places of the live rows, ascending."""
+        return np.flatnonzero(self._alive & after(self._due_ms, self._seq, self._position))
+
+    @cached_property
+    def graves(self) -> Graves:
+        """The tombstones, sorted."""
+        due, seq, topic = self._graves
+        left = after(due, seq, self._position)
+        due, seq, topic = due[left], seq[left], topic[left]
+        order = fire_order(due, seq)
+        return due[order], seq[order], topic[order]
+
+
+def _longer(array: npt.NDArray[_Item], count: int, capacity: int) -> npt.NDArray[_Item]:
+    longer = np.empty(capacity, array.dtype)
+    longer[:count] = array[:count]
+    return longer

@@ -1,0 +1,205 @@
+"""Preparing: a thread asks the runs what folding some entries, or a look, is going to ask them.
+
+    entries --names, ids--> Prepared --read (elsewhere)--> used while they are folded
+    a FIRE, while a sweep is under way, or that passes much: what it takes
+    (timer/pending/runs/held_scan.py)
+
+What a run holds never changes, so it does not matter when it is asked; whether a timer is pending
+is decided as the entry is applied, as ever. What was not prepared is read then: the same answers,
+only later. So the loop is not held by a thousand keys, or by payloads in as many batches.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from timer.entries import payloads
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.entries.payloads import Ids, Keys, Targets
+from timer.model.columns import (
+    I64,
+    ROW,
+    U32,
+    U64,
+    Binary,
+    RowArray,
+    decode_schedule,
+    gather,
+    keyed_max,
+)
+from timer.pending.runs import row_reader
+from timer.pending.runs.held_scan import HeldReader
+from timer.pending.runs.run import Run, may_hold
+from timer.pending.runs.run_set import Lookup
+
+ASKED_MIN: Final = 64
+"""Look-ups of one timer or key in one run that take about 5 ms together: more are a thread's."""
+MOVED_MIN: Final = 4
+"""Timers whose payloads are read, which may mean to verify as many batches."""
+
+Name = tuple[int, bytes]
+At = Callable[[I64, U64], I64]
+"""Tells at which dues timers lie: see Store."""
+
+
+def is_surely_little(entries: Sequence[Entry], runs: int, *, keys: bool) -> bool:
+    """Return whether what entries ask of so many runs is little, as their heads tell: by far most.
+
+    `keys`: some run has a timer with a key.
+    """
+    ids = moved = 0
+    for entry in entries:
+        if entry.kind in (EntryKind.CANCEL, EntryKind.RESCHEDULE):
+            count, by_key = payloads.count_targets(entry.payload)
+            if by_key:
+                return False
+            ids += count
+            moved += count * (entry.kind is EntryKind.RESCHEDULE)
+        elif entry.kind is EntryKind.SCHEDULE and keys and keyed_max(entry.payload):
+            return False
+    return moved <= MOVED_MIN and ids * runs <= ASKED_MIN
+
+
+class Lookups:
+    """What some entries ask of runs."""
+
+    def __init__(self, entries: Sequence[Entry], at: At, *, keys: bool) -> None:
+        """Look at the entries; `keys`: some run has a timer with a key."""
+        self._at = at
+        self.ids: list[Ids] = []
+        self.names: list[Keys] = []
+        self.moved: list[Targets] = []
+        for entry in entries:
+            match entry.kind:
+                case EntryKind.CANCEL:
+                    self._target(payloads.decode_cancel(entry.payload))
+                case EntryKind.RESCHEDULE:
+                    targets = payloads.decode_reschedule(entry.payload).targets
+                    self.moved.append(self._target(targets))
+                case EntryKind.SCHEDULE if keys:
+                    rows = decode_schedule(entry.payload).rows
+                    rows = rows[rows["key_size"] > 0]
+                    if len(rows):
+                        column = gather(rows, {0: entry.payload}, "key")
+                        self.names.append(Keys(rows["topic"].astype(np.uint32), column))
+                case _:
+                    pass
+
+    @classmethod
+    def of(cls, targets: Targets, at: At) -> "Lookups":
+        """Look at timers that will be read whole."""
+        asked = cls((), at, keys=False)
+        asked.moved.append(asked._target(targets))
+        return asked
+
+    def _target(self, targets: Targets) -> Targets:
+        """Take them; return them where they lie."""
+        if not isinstance(targets, Ids):
+            self.names.append(targets)
+            return targets
+        lying = Ids(self._at(targets.due_ms, targets.seq), targets.seq)
+        self.ids.append(lying)
+        return lying
+
+    def is_little(self, runs: Sequence[Run]) -> bool:
+        """Return whether it may as well be asked when it is needed."""
+        if sum(map(len, self.moved)) > MOVED_MIN and runs:
+            return False
+        if self.names and not all(run.keys_read for run in runs):
+            return False
+        count = sum(map(len, self.names))
+        if count + sum(map(len, self.ids)) * len(runs) <= ASKED_MIN:
+            return True
+        for run in runs:
+            count += sum(int(may_hold(run.meta, i.due_ms, i.seq).sum()) for i in self.ids)
+        return count <= ASKED_MIN
+
+
+class Prepared:
+    """See the module."""
+
+    def __init__(
+        self, runs: Sequence[Run], asked: Lookups, readers: Sequence[HeldReader] = ()
+    ) -> None:
+        self._runs = runs
+        self._asked = asked
+        self._readers = readers
+        self._names: set[Name] = set()
+        self._found: dict[int, dict[Name, list[np.void]]] = {}
+        self.timers: Lookup | None = None
+        """The timers themselves."""
+
+    def read(self) -> None:
+        """Ask the runs. For a thread.
+
+        Raises:
+            CorruptFile: one of them doesn't verify.
+        """
+        asked = self._asked
+        ids, moved = [*asked.ids], [each for each in asked.moved if isinstance(each, Ids)]
+        for keys in asked.names:
+            found = self._ask_keys(keys)
+            ids.append(found)
+            if any(keys is each for each in asked.moved):
+                moved.append(found)
+        if ids:
+            due_ms = np.concatenate([each.due_ms for each in ids])
+            self.timers = Lookup(self._runs, due_ms, np.concatenate([each.seq for each in ids]))
+            self.timers.read()
+        for each in moved:
+            self._verify(each)
+        for reader in self._readers:
+            reader.read()
+
+    def _ask_keys(self, keys: Keys) -> Ids:
+        """Note which timers have the keys, of any time; return them."""
+        names = names_of(keys.topic, keys.key)
+        self._names |= {*names}
+        rows: list[RowArray] = [np.empty(0, ROW)]
+        hashes = self._runs[0].hasher(keys.topic, keys.key) if self._runs else None
+        for run in self._runs:
+            with suppress(FileNotFoundError):  # merged away meanwhile
+                assert hashes is not None
+                which, here = row_reader.in_run(run, hashes, keys.topic, keys.key)
+                known: dict[Name, list[np.void]] = {}
+                for number, row in zip(which.tolist(), here, strict=True):
+                    known.setdefault(names[number], []).append(row)
+                self._found.setdefault(run.meta.number, {}).update(known)
+                rows.append(here)
+        found = np.concatenate(rows)
+        return Ids(found["due_ms"].astype(np.int64), found["seq"].astype(np.uint64))
+
+    def _verify(self, ids: Ids) -> None:
+        """Verify the batches that hold the timers: their payloads will be read."""
+        for run in self._runs:
+            inside = may_hold(run.meta, ids.due_ms, ids.seq)
+            batches = np.unique(run.batches_of(ids.due_ms[inside], ids.seq[inside])).tolist()
+            with suppress(FileNotFoundError):
+                for batch in batches:
+                    if batch < len(run):
+                        run.verify(batch)
+
+    def candidates(
+        self, run: Run, topic: U32, keys: Binary
+    ) -> tuple[npt.NDArray[np.intp], RowArray] | None:
+        """Return what lookup.in_run would; None if it was not asked."""
+        known = self._found.get(run.meta.number)
+        names = names_of(topic, keys)
+        if known is None or not self._names.issuperset(names):
+            return None
+        pairs = [(i, row) for i, name in enumerate(names) for row in known.get(name, ())]
+        rows = np.zeros(len(pairs), ROW)
+        for at, (_, row) in enumerate(pairs):
+            rows[at] = row
+        return np.array([number for number, _ in pairs], np.intp), rows
+
+
+def names_of(topic: U32, keys: Binary) -> list[Name]:
+    """Return (topic, key) of each."""
+    ends = np.cumsum(keys.sizes, dtype=np.int64).tolist()
+    blob = bytes(keys.blob)
+    texts = [blob[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    return list(zip(topic.tolist(), texts, strict=True))

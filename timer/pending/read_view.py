@@ -1,0 +1,407 @@
+"""A cut: the pending rows of a store at one moment, for a thread that looks in beside the loop.
+
+    store --cut (cheap, on the loop)--> Cut --page, count (elsewhere)--> timers, numbers
+
+Runs are immutable, a memtable's rows only grow; what may change, which of them live, is copied. So
+what a cut shows is consistent, however long it is looked at. A run's file may be removed meanwhile
+by a merge: then FileNotFoundError says so, and the caller takes a new cut.
+
+Pages are in (due, seq) order, which never changes: where one ended is a Position, and the next page
+begins after it, on whatever cut. Held ones (timer/pending/memory/held_rows.py) come first: they lie
+at or before the fire position as their ids say it, all others after it, also what is put aside
+between two pages. Work per page is bounded also where few rows match: then the page is short, and
+says where to go on. A memtable's rows of a topic are sorted for the first page, and kept so: the
+next page, of another cut, sorts what has come since.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from timer.model.columns import I64, TOMBSTONE, U64, Buffers, RowArray
+from timer.model.firing_order import Position, after, fire_order, merge_order, rank
+from timer.model.timer_id import SEQ_MAX
+from timer.pending.memory.deleted_topics import NONE, DeletedTopics
+from timer.pending.memory.held_rows import ASIDE, BEGIN, MASK, aside, plain
+from timer.pending.memory.memtable import Graves, Left, Memtable, TopicOrder
+from timer.pending.runs.row_reader import Packer, Whole
+from timer.pending.runs.run import TOPIC_ROWS, BatchColumns, Run, is_tombstone
+
+SCAN_ROWS_MAX: Final = 65_536
+"""Rows that a page looks at, about, before it is given back short."""
+PART_ROWS: Final = 4_096
+"""Of a memtable, at a time."""
+ORDERS_MAX: Final = 4
+"""Topics of which a memtable's rows stay sorted for the next page: 24 bytes a row."""
+PAGE_BYTES_MAX: Final = 4 << 20
+"""Payloads, keys and headers of a page; at least one row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which timers: of a topic, due in [from, to), with seqs below `seq_end`, key beginning so."""
+
+    topic: int
+    due_from_ms: int
+    due_to_ms: int
+    key_prefix: bytes = b""
+    seq_end: int = SEQ_MAX
+
+    @property
+    def start(self) -> Position:
+        """Just before the first."""
+        return Position(self.due_from_ms - 1, SEQ_MAX)
+
+
+class ViewPage(NamedTuple):
+    """What a look at a cut found."""
+
+    timers: Whole
+    """In (due, seq) order; without bytes if only ids were wanted."""
+    next: Position | None
+    """Go on after it. None: there are no more."""
+
+
+class Table(NamedTuple):
+    """A memtable's rows at the cut."""
+
+    rows: RowArray
+    alive: npt.NDArray[np.bool_]
+    bufs: Buffers
+    buried: Graves
+    """Tombstones for what lies elsewhere."""
+    left: Left | None
+    """What its run will have. None: it is not being flushed."""
+    orders: dict[int, TopicOrder]
+    holds: bool
+
+
+class Cut:
+    """See the module."""
+
+    def __init__(
+        self,
+        position: Position,
+        tables: Sequence[tuple[Memtable, Left | None]],
+        runs: Sequence[Run],
+        gone: DeletedTopics = NONE,
+    ) -> None:
+        self._position = position
+        self._gone = gone
+        self._tables = [
+            Table(
+                table.rows[: table.count],
+                table.alive[: table.count].copy(),
+                table.bufs,
+                table.buried_so_far(),
+                left,
+                table.orders,
+                table.holds,
+            )
+            for table, left in tables
+        ]
+        self._runs = [run for run in runs if run.meta.last > position]
+
+    @property
+    def _holds(self) -> bool:
+        """Whether something may be held, of whatever topic."""
+        if any(run.meta.last.due_ms >= ASIDE for run in self._runs):
+            return True
+        return any(table.holds for table in self._tables)
+
+    # ---- counting
+
+    def count(self, topic: int, until_ms: Sequence[int]) -> list[int]:
+        """Return how many timers of a topic are pending with due <= each of `until_ms`.
+
+        Raises:
+            CorruptFile: a head doesn't verify.
+            FileNotFoundError: take a new cut.
+        """
+        ends = [Position(until, SEQ_MAX) for until in until_ms]
+        counts = np.zeros(len(ends), np.int64)
+        if self._gone.has(topic):
+            return counts.tolist()
+        for table in self._tables:
+            rows = table.rows
+            places = np.flatnonzero(table.alive) if table.left is None else table.left.live
+            mine = places[rows["topic"][places] == topic]
+            counts += self._counted(rows["due_ms"][mine], rows["seq"][mine], until_ms)
+            due, seq, of = table.buried
+            mine = of == topic
+            counts -= self._counted(due[mine], seq[mine], until_ms)
+        for run in self._runs:
+            counter = _RunCounter(run, topic)
+            begun = counter.upto(self._position) + counter.upto(aside(BEGIN))
+            held = [counter.upto(aside(end)) for end in ends]
+            upto = [counter.upto(max(end, self._position)) for end in ends]
+            counts += [sum(both) - begun for both in zip(held, upto, strict=True)]
+        return counts.tolist()
+
+    def _counted(self, due: I64, seq: U64, until_ms: Sequence[int]) -> I64:
+        """Return how many pairs after the fire position have due <= each of `until_ms`."""
+        due = np.sort(due[after(due, seq, self._position)] & MASK)
+        return np.asarray(due.searchsorted(np.array(until_ms, np.int64), "right"), np.int64)
+
+    # ---- pages
+
+    def page(self, what: Filter, seen: Position, rows_max: int, *, whole: bool = True) -> ViewPage:
+        """Return the next timers after `seen`, up to `rows_max`; their bytes too if `whole`.
+
+        Raises:
+            CorruptFile: a batch doesn't verify.
+            FileNotFoundError: take a new cut.
+        """
+        if self._gone.has(what.topic):
+            return ViewPage(_packed([]), None)
+        if seen < self._position and self._holds:
+            there = replace(
+                what,
+                due_from_ms=what.due_from_ms + ASIDE,
+                due_to_ms=min(what.due_to_ms, self._position.due_ms + 1) + ASIDE,
+            )
+            page = self._page(there, aside(seen), rows_max, whole=whole)
+            plain(page.timers.rows)
+            if page.next is not None:
+                return page._replace(next=Position(page.next.due_ms - ASIDE, page.next.seq))
+            if len(page.timers.rows):
+                return page._replace(next=max(self._position, what.start))
+        return self._page(what, max(seen, self._position), rows_max, whole=whole)
+
+    def _page(self, what: Filter, seen: Position, rows_max: int, *, whole: bool) -> ViewPage:
+        """Return the next timers after `seen`, in a range of dues as they lie."""
+        seen = max(seen, what.start)
+        lanes: list[_TableLane | _RunLane] = [_RunLane(run, what) for run in self._runs]
+        lanes += [_TableLane(table, what) for table in self._tables if len(table.rows)]
+        graves = [
+            seq[topic == what.topic] for _, seq, topic in (table.buried for table in self._tables)
+        ]
+        dead = np.sort(np.concatenate([np.empty(0, np.uint64), *graves]))
+        found: list[tuple[np.void, Buffers]] = []
+        size = looked = 0
+        following: Position | None = seen
+        while following is not None and looked < SCAN_ROWS_MAX:
+            parts = [part for lane in lanes if (part := lane.part(following)) is not None]
+            horizon = min((part.last for part in parts if part.last is not None), default=None)
+            looked += sum(part.looked for part in parts)
+            for part, at in _in_order(parts, horizon, dead, what.seq_end):
+                if not part.lane.matches(part, at):
+                    continue
+                row, bufs = part.lane.take(part, at) if whole else part.lane.name(part, at)
+                found.append((row, bufs))
+                size += int(row["payload_size"]) + int(row["key_size"]) + int(row["headers_size"])
+                if len(found) >= rows_max or size >= PAGE_BYTES_MAX:
+                    last = Position(int(row["due_ms"]), int(row["seq"]))
+                    return ViewPage(_packed(found), last)
+            if horizon is not None and horizon <= following:
+                break
+            following = horizon
+        return ViewPage(_packed(found), following)
+
+
+def _packed(found: list[tuple[np.void, Buffers]]) -> Whole:
+    packer = Packer(len(found))
+    for at, (row, bufs) in enumerate(found):
+        packer.put(at, row, bufs)
+    return packer.whole()
+
+
+class _Part(NamedTuple):
+    """Rows of the topic from one source, in order, and where they lie in it."""
+
+    lane: "_TableLane | _RunLane"
+    due: I64
+    seq: U64
+    place: npt.NDArray[np.intp]
+    dead: U64
+    """Seqs of timers that its tombstones cancel."""
+    last: Position | None
+    """Complete up to here. None: to the end of the range."""
+    looked: int
+
+
+def _in_order(
+    parts: Sequence[_Part], horizon: Position | None, dead: U64, seq_end: int
+) -> Iterator[tuple[_Part, int]]:
+    """Yield (part, number in it) of the live rows up to `horizon`, in firing order.
+
+    `dead` are seqs that tombstones in memtables cancel, sorted.
+    """
+    if not parts:
+        return
+    due = np.concatenate([part.due for part in parts])
+    seq = np.concatenate([part.seq for part in parts])
+    source = np.repeat(np.arange(len(parts)), [len(part.due) for part in parts])
+    number = np.concatenate([np.arange(len(part.due)) for part in parts])
+    left = ~np.isin(seq, np.concatenate([part.dead for part in parts]))
+    if len(dead):
+        left &= dead.take(dead.searchsorted(seq), mode="clip") != seq
+    left &= seq < np.uint64(seq_end)
+    if horizon is not None:
+        left &= ~after(due, seq, horizon)
+    places = np.flatnonzero(left)
+    for at in places[fire_order(due[places], seq[places])].tolist():
+        yield parts[int(source[at])], int(number[at])
+
+
+def _order_of(table: Table, topic: int) -> TopicOrder:
+    """Return a topic's rows in order; what an earlier page has sorted is not sorted again."""
+    count, known = len(table.rows), table.orders.get(topic)
+    if known is not None and known.end >= count:
+        return known
+    rows = table.rows[0 if known is None else known.end :]
+    fresh = np.flatnonzero(rows["topic"] == topic)
+    due, seq = rows["due_ms"][fresh], rows["seq"][fresh]
+    places = fresh + (count - len(rows))
+    if known is not None:
+        due, seq = np.concatenate([known.due_ms, due]), np.concatenate([known.seq, seq])
+        places = np.concatenate([known.places, places])
+    order = merge_order(due, seq)
+    found = TopicOrder(count, due[order], seq[order], places[order])
+    table.orders[topic] = found
+    for other in [*table.orders][:-ORDERS_MAX]:
+        table.orders.pop(other, None)
+    return found
+
+
+class _TableLane:
+    """What a memtable has for a page."""
+
+    def __init__(self, table: Table, what: Filter) -> None:
+        self._table, self._prefix = table, what.key_prefix
+        self._order = _order_of(table, what.topic)
+        self._end = int(self._order.due_ms.searchsorted(what.due_to_ms))
+
+    def part(self, seen: Position) -> _Part:
+        order = self._order
+        start = rank(order.due_ms, order.seq, seen)
+        stop = max(start, min(start + PART_ROWS, self._end))
+        last = None
+        if stop < self._end:
+            last = Position(int(order.due_ms[stop - 1]), int(order.seq[stop - 1]))
+        places = order.places[start:stop]
+        live = places < len(self._table.rows)  # what came later is not of this cut
+        live &= self._table.alive.take(places, mode="clip")
+        if self._prefix:
+            live[live] = self._has_prefix(places[live])
+        due, seq = order.due_ms[start:stop][live], order.seq[start:stop][live]
+        return _Part(self, due, seq, places[live], seq[:0], last, stop - start)
+
+    def _has_prefix(self, places: npt.NDArray[np.intp]) -> list[bool]:
+        """Return which rows have keys that begin so."""
+        rows, bufs, prefix = self._table.rows, self._table.bufs, self._prefix
+        starts = rows["key_start"][places].tolist()
+        sizes = np.minimum(rows["key_size"][places], len(prefix)).tolist()
+        of = rows["buf"][places].tolist()
+        return [bufs[b][s : s + n] == prefix for b, s, n in zip(of, starts, sizes, strict=True)]
+
+    def matches(self, part: _Part, at: int) -> bool:
+        """Return True: `part` has rows that match alone."""
+        del part, at
+        return True
+
+    def take(self, part: _Part, at: int) -> tuple[np.void, Buffers]:
+        return self._table.rows[part.place[at]], self._table.bufs
+
+    def name(self, part: _Part, at: int) -> tuple[np.void, Buffers]:
+        """Return the row without its bytes."""
+        row = self._table.rows[part.place[at]].copy()  # else it is the memtable's own
+        row["payload_size"] = row["key_size"] = row["headers_size"] = 0
+        return row, self._table.bufs
+
+
+class _RunLane:
+    """What a run has for a page, batch by batch."""
+
+    def __init__(self, run: Run, what: Filter) -> None:
+        self._run, self._what = run, what
+        self._batch = -1
+        self._head: BatchColumns | None = None
+        self._keys: tuple[npt.NDArray[np.int32], bytes] | None = None
+
+    def part(self, seen: Position) -> _Part | None:
+        """Return the rest of one batch after `seen`; None if nothing is left in the range."""
+        batch, until_ms = self._run.batch_after(seen), self._what.due_to_ms - 1
+        if batch == len(self._run) or self._run.first_due(batch) > until_ms:
+            return None
+        if batch != self._batch or self._head is None:
+            self._batch, self._head, self._keys = batch, self._run.head(batch), None
+        head = self._head
+        start = rank(head.due_ms, head.seq, seen)
+        stop = max(start, int(head.due_ms.searchsorted(until_ms, "right")))
+        more = stop == len(head.seq) and batch + 1 < len(self._run)
+        last = Position(int(head.due_ms[-1]), int(head.seq[-1])) if more else None
+        topic = head.topic[start:stop]
+        place = start + np.flatnonzero(topic == self._what.topic)
+        grave = head.rows(slice(start, stop))
+        grave = grave[is_tombstone(grave) & (grave["requested_ms"] == self._what.topic)]
+        return _Part(
+            self,
+            head.due_ms[place],
+            head.seq[place],
+            place,
+            grave["seq"].copy(),
+            last,
+            stop - start,
+        )
+
+    def matches(self, part: _Part, at: int) -> bool:
+        prefix = self._what.key_prefix
+        if not prefix:
+            return True
+        assert self._head is not None
+        if self._keys is None:
+            self._keys = self._run.keys_of(self._head)
+        offsets, blob = self._keys
+        start, end = int(offsets[part.place[at]]), int(offsets[part.place[at] + 1])
+        return blob[start : min(end, start + len(prefix))] == prefix
+
+    def take(self, part: _Part, at: int) -> tuple[np.void, Buffers]:
+        assert self._head is not None
+        place = int(part.place[at])
+        rows, data = self._run.rows(self._head, place, place + 1)
+        return rows[0], {0: data}
+
+    def name(self, part: _Part, at: int) -> tuple[np.void, Buffers]:
+        """Return the row without its bytes."""
+        assert self._head is not None
+        rows = self._head.rows(part.place[at : at + 1])
+        rows["payload_size"] = 0
+        return rows[0], {0: b""}
+
+
+class _RunCounter:
+    """Counts the timers of one topic in a run, less its tombstones."""
+
+    def __init__(self, run: Run, topic: int) -> None:
+        self._run, self._topic = run, topic
+        table = np.frombuffer(run.meta.topics, TOPIC_ROWS)
+        table = table[table["topic"] == topic]
+        self._stripes = table["stripe"].astype(np.int64)
+        signed = table["timers"].astype(np.int64) - table["tombstones"]
+        self._sums = np.concatenate([[0], np.cumsum(signed)])
+        self._heads: dict[int, BatchColumns] = {}
+
+    def upto(self, position: Position) -> int:
+        """Return how many lie at or before `position`."""
+        batch = self._run.batch_after(position)
+        stripe, within = divmod(batch, self._run.meta.stripe)
+        before = int(self._stripes.searchsorted(stripe))
+        count = int(self._sums[before])
+        if before == len(self._stripes) or self._stripes[before] != stripe:
+            return count  # none in this stripe
+        for number in range(batch - within, min(batch + 1, len(self._run))):
+            count += self._in_batch(number, position)
+        return count
+
+    def _in_batch(self, batch: int, position: Position) -> int:
+        if (head := self._heads.get(batch)) is None:
+            head = self._heads[batch] = self._run.head(batch)
+        stop = rank(head.due_ms, head.seq, position)
+        topic, requested = head.topic[:stop], head.requested_ms[:stop]
+        timers = int(np.count_nonzero(topic == self._topic))
+        dead = (topic == TOMBSTONE) & (requested == self._topic)
+        return timers - int(np.count_nonzero(dead))

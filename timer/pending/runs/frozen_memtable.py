@@ -1,0 +1,59 @@
+"""A memtable that is being flushed: its rows and tombstones, in order, for the runs it becomes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from timer.model.columns import Buffers, RowArray
+from timer.model.firing_order import fire_order, raw, rows_at, stable_order, tombstones
+from timer.pending.memory.held_rows import ASIDE
+from timer.pending.memory.memtable import Left, Memtable
+from timer.pending.runs.run_writer import TOMBSTONE_SIZE, row_sizes
+
+CHUNK_ROWS: Final = 16_384
+"""Rows that a flush gathers at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """A memtable that is being flushed, as it was at the freeze."""
+
+    memtable: Memtable
+    numbers: range
+    """For the runs that it becomes: more than enough."""
+    left: Left
+    """What of it was pending."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the rows and tombstones in a run, about."""
+        rows, live = self.memtable.rows, self.left.live
+        pieces = [live[start : start + CHUNK_ROWS] for start in range(0, len(live), CHUNK_ROWS)]
+        size = sum(int(row_sizes(rows_at(rows, piece)).sum()) for piece in pieces)
+        return size + TOMBSTONE_SIZE * len(self.left.graves[0])
+
+    def chunks(self) -> Iterator[tuple[RowArray, Buffers]]:
+        """Yield its rows and tombstones in (due, seq) order, in chunks."""
+        rows, live = self.memtable.rows, self.left.live
+        due_ms = rows["due_ms"][live]
+        grave_due, grave_seq, grave_topic = self.left.graves
+        if len(grave_due) or (len(due_ms) and int(due_ms.max()) >= ASIDE):  # held ones came anyhow
+            seq = np.concatenate([rows["seq"][live], grave_seq])
+            order = fire_order(np.concatenate([due_ms, grave_due]), seq)
+        else:
+            order = stable_order(due_ms)
+        for start in range(0, len(order), CHUNK_ROWS):
+            places = order[start : start + CHUNK_ROWS]
+            if not len(grave_due):
+                yield rows_at(rows, live.take(places)), self.memtable.bufs
+                continue
+            grave = places[places >= len(live)] - len(live)
+            chunk = np.empty(len(places), rows.dtype)
+            alive = places < len(live)
+            raw(chunk)[alive] = raw(rows).take(live.take(places[alive]))
+            raw(chunk)[~alive] = raw(
+                tombstones(grave_due[grave], grave_seq[grave], grave_topic[grave])
+            )
+            yield chunk, self.memtable.bufs

@@ -1,0 +1,130 @@
+"""Merging: many sorted runs read as one, slice by slice.
+
+    lane 1   |----slice----|                   up to the least end of a slice that is not its
+    lane 2   |--slice--|                       run's last, all rows are here: they are sorted
+    lane 3   |------slice------|               together and handed on, the rest waits
+                       ^ horizon
+
+Memory: one slice (1 MB of payloads) and one head (128 KB) per run, however large the runs are.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from timer.model.columns import Buffers, RowArray
+from timer.model.firing_order import Position, annihilate, concat, fire_order, rank
+from timer.pending.memory.deleted_topics import NONE, DeletedTopics
+from timer.pending.memory.memtable import Peek
+from timer.pending.runs.run import Cursor, Run, is_tombstone
+
+SLICE_ROWS: Final = 4_096
+SLICE_SIZE_MAX: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """An order to make parts out of `runs`, which stay as they are until it is installed."""
+
+    runs: tuple[Run, ...]
+    numbers: range
+    """For the parts, more than enough."""
+    part_size: int
+    """Bytes of each part, about."""
+    position: Position
+    """What lies at or before it is left out."""
+    gone: DeletedTopics = NONE
+    """So is what is of these topics."""
+
+
+class _Lane:
+    """One run and the slice of it that is in memory."""
+
+    def __init__(self, run: Run, position: Position) -> None:
+        self.cursor = Cursor(run, position)
+        self.rows: RowArray | None = None
+        self.number = 0
+        self.data = b""
+
+    def fill(self, number: int) -> bool:
+        """Read a slice, numbered so, if there is none; return whether it was read."""
+        if self.rows is not None or self.cursor.next is None:
+            return False
+        self.rows, self.data = self.cursor.read(0, SLICE_ROWS, SLICE_SIZE_MAX)
+        self.rows["buf"] = self.number = number
+        return True
+
+    def take(self, horizon: Position | None) -> RowArray | None:
+        """Remove and return the rows up to `horizon`; None if there are none."""
+        rows = self.rows
+        if rows is None:
+            return None
+        stop = len(rows) if horizon is None else rank(rows["due_ms"], rows["seq"], horizon)
+        self.rows = rows[stop:] if stop < len(rows) else None
+        return rows[:stop] if stop else None
+
+
+def merged(merge: Merge) -> Iterator[tuple[RowArray, Buffers]]:
+    """Yield what is left of the rows, in (due, seq) order, with the buffers they point into.
+
+    Rows that were cancelled are left out with their tombstones. A tombstone that is left has its
+    target in a run outside. Of topics that are gone neither is left.
+
+    Raises:
+        CorruptFile: a batch doesn't verify.
+    """
+    lanes = [_Lane(run, merge.position) for run in merge.runs]
+    number = 0
+    while True:
+        for lane in lanes:
+            number += lane.fill(number)
+        ends = [last_of(lane.rows) for lane in lanes if lane.rows is not None and lane.cursor.next]
+        parts, bufs = [], {}
+        for lane in lanes:
+            part = lane.take(min(ends, default=None))
+            if part is not None:
+                parts.append(part)
+                bufs[lane.number] = lane.data
+        if not parts:
+            return
+        rows = concat(parts)
+        if len(parts) > 1:
+            order = fire_order(rows["due_ms"].copy(), rows["seq"].copy())
+            rows = rows.take(order)
+            left = annihilate(rows)
+            rows = rows if left.all() else rows[left]
+        if merge.gone and (gone := merge.gone.rows(rows)).any():
+            rows = rows[~gone]
+        yield rows, bufs
+
+
+class First(NamedTuple):
+    """The first rows of some peeks."""
+
+    rows: RowArray
+    """Those that live, in firing order."""
+    last: Position | None
+    """`rows` is complete up to here. None: as complete as the peeks were asked for."""
+    met: int
+    """How many rows and tombstones the peeks have up to there."""
+
+
+def first_of(peeks: Sequence[Peek]) -> First:
+    """Return the live rows of all peeks, up to where all of them are complete."""
+    horizon = min((peek.last for peek in peeks if peek.last is not None), default=None)
+    parts = [peek.rows for peek in peeks if len(peek.rows)]
+    if horizon is not None:
+        parts = [rows[: rank(rows["due_ms"], rows["seq"], horizon)] for rows in parts]
+    rows = concat([part for part in parts if len(part)])
+    met = len(rows)
+    if len(parts) > 1:
+        rows = rows.take(fire_order(rows["due_ms"].copy(), rows["seq"].copy()))
+    dead = is_tombstone(rows)
+    if dead.any():
+        rows = rows[annihilate(rows) & ~dead]
+    return First(rows, horizon, met)
+
+
+def last_of(rows: RowArray) -> Position:
+    """Return the position of the last row."""
+    return Position(int(rows["due_ms"][-1]), int(rows["seq"][-1]))

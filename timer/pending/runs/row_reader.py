@@ -1,0 +1,114 @@
+"""Looking for pending timers by key, and reading them whole, wherever they lie.
+
+A store asks its memtables itself; what is here asks its runs. All of it is bounded reading: a page
+of a key file and the key's own bytes for a candidate, the head of a batch and its bytes for a row.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from timer.model.columns import I64, ROW, TOMBSTONE, U32, U64, Binary, Buffers, RowArray
+from timer.model.firing_order import find_one
+from timer.model.timer_errors import CorruptFileError
+from timer.pending.runs.key_file import Entries
+from timer.pending.runs.run import Finder, Run, may_hold
+
+
+class Whole(NamedTuple):
+    """Rows with their bytes."""
+
+    rows: RowArray
+    """(n,) with starts into `blob`; seq = 0 where there is none."""
+    blob: bytes
+
+
+class Packer:
+    """Copies rows, one by one, into one buffer."""
+
+    def __init__(self, n: int) -> None:
+        self._rows: RowArray = np.zeros(n, ROW)
+        self._blob = bytearray()
+
+    def put(self, at: int, row: np.void, bufs: Buffers) -> None:
+        """Put a row, and its bytes out of `bufs`, at place `at`."""
+        *names, buf, payload, payload_size, key, key_size, headers, headers_size = row.item()
+        data, blob = bufs[buf], self._blob
+        packed: list[int] = []  # as plain numbers: a field of numpy's takes ten times as long
+        for start, size in ((payload, payload_size), (key, key_size), (headers, headers_size)):
+            packed += len(blob), size
+            blob += data[start : start + size]
+        self._rows[at] = (*names, 0, *packed)
+
+    def whole(self) -> Whole:
+        """Return all of it."""
+        return Whole(self._rows, bytes(self._blob))
+
+
+def in_run(
+    run: Run, hashes: U64, topic: U32, keys: Binary
+) -> tuple[npt.NDArray[np.intp], RowArray]:
+    """Return (which key, row) of the timers in a run that have the keys, whatever became of them.
+
+    Of the rows due, seq, topic and sizes of payload and key are valid.
+
+    Raises:
+        CorruptFileError: the key file or a key doesn't verify.
+    """
+    if run.keys is None:
+        return np.empty(0, np.intp), np.empty(0, ROW)
+    number, entries = run.keys.find(hashes)
+    if not len(number):  # so it is with most runs
+        return number, np.empty(0, ROW)
+    ends = np.cumsum(keys.sizes, dtype=np.int64)
+    same = np.ones(len(number), np.bool_)
+    for at in range(len(number)):
+        end = int(ends[number[at]])
+        wanted = keys.blob[end - int(keys.sizes[number[at]]) : end]
+        same[at] = _has(run, entries[at], int(topic[number[at]]), wanted)
+    return number[same], _rows_of(entries[same])
+
+
+def _has(run: Run, entry: np.void, topic: int, wanted: bytes | memoryview) -> bool:
+    """Return whether the row has that topic and key: the key is read, its hash is its checksum."""
+    at, size = int(entry["key_at"]), int(entry["key_size"])
+    data = run.read(at, size)
+    if int(entry["topic"]) == topic and data == wanted:
+        return True
+    [hashed] = run.hasher(
+        np.array([entry["topic"]], np.uint32), Binary(sizes=np.array([size], np.uint32), blob=data)
+    )
+    if hashed != entry["hash"]:
+        raise CorruptFileError(run.path, at, "a key that its key file does not know")
+    return False
+
+
+def _rows_of(entries: Entries) -> RowArray:
+    rows = np.zeros(len(entries), ROW)
+    for name in ("due_ms", "seq", "topic", "payload_size", "key_size"):
+        rows[name] = entries[name]
+    return rows
+
+
+def read_rows(
+    runs: Sequence[Run], finder: Finder, due_ms: I64, seq: U64, to: Packer, places: Sequence[int]
+) -> None:
+    """Put timers that lie in runs, whole, at `places`.
+
+    Raises:
+        CorruptFileError: a batch doesn't verify.
+    """
+    left = np.ones(len(seq), np.bool_)
+    for run in runs:
+        batches = run.batches_of(due_ms, seq)
+        inside = left & may_hold(run.meta, due_ms, seq) & (batches < len(run))
+        for at in np.flatnonzero(inside).tolist():
+            head = finder.head(run, int(batches[at]))
+            place = find_one(head.due_ms, head.seq, due_ms.item(at), seq.item(at))
+            if place >= 0 and head.topic[place] != TOMBSTONE:
+                rows, data = run.rows(head, place, place + 1)
+                to.put(places[at], rows[0], {0: data})
+                left[at] = False
+    assert not left.any(), (due_ms[left], seq[left])

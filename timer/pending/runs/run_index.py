@@ -1,0 +1,106 @@
+"""What a run tells besides its rows: its key file, and how many rows of each topic lie where.
+
+A writer hands over every batch as it writes it. Rows are counted per topic and *stripe*, a number
+of batches side by side: as few as keep the table small, which stands in the run's `RunMeta`. So a
+count up to some time is a sum over stripes and a look into one more.
+"""
+
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from timer.files.disk import Disk
+from timer.model.columns import Binary, RowArray
+from timer.pending.memory.key_index import KeyHasher
+from timer.pending.runs.key_file import ENTRY, Entries, encode
+from timer.pending.runs.run import TOPIC_ROWS, is_tombstone
+
+TOPIC_ROWS_MAX: Final = 4_096
+"""Elements of the table, unless one stripe alone has more topics."""
+
+
+class RunAside:
+    """See the module."""
+
+    def __init__(self, hasher: KeyHasher) -> None:
+        self._hasher = hasher
+        self._entries: list[Entries] = []
+        self._topics: list[npt.NDArray[np.void]] = []
+
+    def add(self, rows: RowArray, keys: pa.BinaryArray, keys_at: int) -> None:
+        """Take the next batch: its rows, its column of keys, and where that lies in the file."""
+        self._topics.append(_counted(len(self._topics), rows))
+        keyed = np.flatnonzero(rows["key_size"])
+        if not len(keyed):
+            return
+        mine = rows[keyed]
+        offsets = np.frombuffer(keys.buffers()[1], np.int32, len(keys) + 1, 4 * keys.offset)
+        blob = memoryview(keys.buffers()[2])[int(offsets[0]) : int(offsets[-1])]
+        entries = np.zeros(len(keyed), ENTRY)
+        for name in ("due_ms", "seq", "key_size", "topic", "payload_size"):
+            entries[name] = mine[name]
+        column = Binary(sizes=mine["key_size"].astype(np.uint32), blob=blob)
+        entries["hash"] = self._hasher(mine["topic"], column)
+        entries["key_at"] = keys_at + (offsets[:-1][keyed] - offsets[0]).astype(np.uint64)
+        self._entries.append(entries)
+
+    def write_keys(self, disk: Disk, path: Path, pace: Callable[[int], None]) -> tuple[int, int]:
+        """Write the key file, durable but for its name; return (size, crc32). 0, 0: no keys.
+
+        Raises:
+            DiskFailed: the process must stop.
+        """
+        if not self._entries:
+            return 0, 0
+        file = disk.open_append(path)
+        crc32 = 0
+        try:
+            for piece in encode(np.concatenate(self._entries)):
+                file.write([piece])
+                file.sync()
+                crc32 = zlib.crc32(piece, crc32)
+                pace(len(piece))
+            return file.size, crc32
+        finally:
+            file.close()
+
+    def topics(self) -> tuple[int, npt.NDArray[np.void]]:
+        """Return how many batches a stripe has, and the counts (dtype TOPIC_ROWS)."""
+        stripe = 1
+        counts = np.concatenate(self._topics)
+        while len(counts) > TOPIC_ROWS_MAX and int(counts["stripe"][-1]) > 0:
+            stripe *= 2
+            counts = _halved(counts)
+        return stripe, counts
+
+
+def _counted(stripe: int, rows: RowArray) -> npt.NDArray[np.void]:
+    """Return the rows of one stripe per topic; a tombstone is of its target's."""
+    dead = is_tombstone(rows)
+    if (rows["topic"] == rows["topic"][0]).all() and not dead[0]:
+        return np.array([(stripe, rows["topic"][0], len(rows), 0)], TOPIC_ROWS)
+    topic = np.where(dead, rows["requested_ms"], rows["topic"])
+    names, which = np.unique(topic, return_inverse=True)
+    counts = np.zeros(len(names), TOPIC_ROWS)
+    counts["stripe"] = stripe
+    counts["topic"] = names
+    counts["timers"] = np.bincount(which[~dead], minlength=len(names))
+    counts["tombstones"] = np.bincount(which[dead], minlength=len(names))
+    return counts
+
+
+def _halved(counts: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+    """Return the counts with stripes twice as long."""
+    key = (counts["stripe"].astype(np.uint64) >> np.uint64(1)) << np.uint64(32)
+    names, which = np.unique(key | counts["topic"], return_inverse=True)
+    out = np.zeros(len(names), TOPIC_ROWS)
+    out["stripe"] = names >> np.uint64(32)
+    out["topic"] = names & np.uint64(0xFFFF_FFFF)
+    for name in ("timers", "tombstones"):
+        out[name] = np.bincount(which, counts[name], len(names)).astype(np.uint32)
+    return out

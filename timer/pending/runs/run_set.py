@@ -1,0 +1,513 @@
+"""The runs of a store: their files, their windows, and how they become fewer.
+
+    flush --open--> in use --merge or past--> retired --a manifest names it no more--> removed
+                      | window
+                      +--> peek, find
+
+Retired files stay while a manifest names them: a restart from it needs them. The order of the runs
+means nothing: a timer and its tombstone know each other by (due, seq), wherever they lie.
+
+Threads: `write` and what it calls, `ReadAhead.read` and `Lookup.read` may run beside everything
+else.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import chain, count
+from pathlib import Path
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from timer.files.disk import Disk
+from timer.model.columns import I64, ROW, U32, U64, Binary, Buffers, RowArray
+from timer.model.firing_order import Position, after, find, fire_order
+from timer.model.units import UnixMs
+from timer.pending.memory.deleted_topics import NONE, DeletedTopics
+from timer.pending.memory.held_rows import ASIDE
+from timer.pending.memory.key_index import PLAIN, KeyHasher
+from timer.pending.memory.memtable import Peek
+from timer.pending.memory.tiers import NEVER
+from timer.pending.runs import key_file
+from timer.pending.runs.held_scan import LiveRows, Only
+from timer.pending.runs.merge import Merge, merged
+from timer.pending.runs.merge_plan import PART_SIZE, Sketch, part_size, plan
+from timer.pending.runs.read_window import LOADED_SIZE_MAX, ReadAhead, ReadWindow
+from timer.pending.runs.row_reader import in_run
+from timer.pending.runs.run import SUFFIX, TOPIC_ROWS, Finder, Range, Run, RunMeta, is_tombstone
+from timer.pending.runs.run_writer import Pace, write_parts
+
+AHEAD_MS: Final = 2_000
+"""How far ahead of now rows are copied out of runs."""
+AGAIN_MS: Final = 1_000
+"""They are read on when less than this is loaded."""
+WARM_MS: Final = 5_000
+"""How far beyond the fire position a new run is loaded before it is used: firing may lag that."""
+WARM_SIZE_MAX: Final = 4 << 20
+NO_LIMIT: Final = 1 << 62
+"""Bytes of a merge, where nobody counts."""
+
+
+class Candidates(Protocol):
+    """What was asked of runs before: timer/pending/prefetch.py."""
+
+    def candidates(
+        self, run: Run, topic: U32, keys: Binary
+    ) -> tuple[npt.NDArray[np.intp], RowArray] | None:
+        """Return what lookup.in_run would; None if it was not asked."""
+
+
+class Lookup:
+    """Timers that will be asked for, looked up before: what a run holds of them never changes."""
+
+    def __init__(self, runs: Sequence[Run], due_ms: I64, seq: U64) -> None:
+        order = fire_order(due_ms, seq)
+        self.due_ms, self.seq = due_ms[order], seq[order]
+        self._runs = runs
+        self._found: dict[int, tuple[npt.NDArray[np.bool_], RowArray]] = {}
+
+    def read(self) -> None:
+        """Look into each run. For a thread.
+
+        Raises:
+            CorruptFile: a head doesn't verify.
+        """
+        finder = Finder()
+        for run in self._runs:
+            with suppress(FileNotFoundError):  # merged away meanwhile
+                found, rows = finder.find(run, self.due_ms, self.seq)
+                every = np.zeros(len(found), ROW)
+                every[found] = rows
+                self._found[run.meta.number] = found, every
+
+    def answer(
+        self, run: Run, due_ms: I64, seq: U64
+    ) -> tuple[npt.NDArray[np.bool_], RowArray] | None:
+        """Return what Finder.find would; None if it was not looked up."""
+        known = self._found.get(run.meta.number)
+        place = find(self.due_ms, self.seq, due_ms, seq)
+        if known is None or (place < 0).any():
+            return None
+        found, rows = known[0][place], known[1][place]
+        return found, rows[found]
+
+
+class Runs:
+    """See the module. `directory` is theirs alone; it is made if missing."""
+
+    def __init__(self, disk: Disk, directory: Path, hasher: KeyHasher = PLAIN) -> None:
+        self._disk = disk
+        self._hasher = hasher
+        self._directory = directory
+        disk.make_dir(directory)
+        self._windows: list[ReadWindow] = []
+        self._retired: list[RunMeta] = []
+        self.finder = Finder()
+        """For look-ups on the loop."""
+        self._lookup: Lookup | None = None
+        self._merge: Merge | None = None
+        self.gone: DeletedTopics = NONE
+        """Topics whose rows are not there any more; `peeks` shows them."""
+        self._next_due: int | None = None
+        """Least due of a row after the fire position. NEVER: no such row. None: not known."""
+        self._vacant: dict[int, tuple[DeletedTopics, int]] = {}
+        """Run -> how many of its rows are of these."""
+        self._held: LiveRows | None = None
+        """What a sweep reads of them."""
+        self._due: LiveRows | None = None
+        """What FIREs take of them, if much of what is due is dead, or was not loaded in time."""
+        self._next_buf = count(1)
+        self._next_number = 1
+
+    def adopt(self, metas: Sequence[RunMeta], position: Position) -> None:
+        """Use the runs that a manifest names, and remove all other files.
+
+        Raises:
+            CorruptFile: a run is missing, or its length or footer is wrong.
+        """
+        suffixes = (SUFFIX, key_file.SUFFIX)
+        found = [name for name in self._disk.list_dir(self._directory) if name.endswith(suffixes)]
+        orphans = [*{*found} - {name for meta in metas for name in meta.names}]
+        for name in orphans:
+            self._disk.remove(self._directory / name)
+        if orphans:
+            self._disk.sync_dir(self._directory)
+        self._windows = [self._open(meta, position) for meta in metas]
+        self._next_due = None
+        numbers = [int(name.partition(".")[0]) for name in found]
+        self._next_number = max([*numbers, *(meta.number for meta in metas)], default=0) + 1
+
+    @property
+    def runs(self) -> list[Run]:
+        """Those in use."""
+        return [window.run for window in self._windows]
+
+    @property
+    def metas(self) -> list[RunMeta]:
+        """Those in use, for the manifest."""
+        return [run.meta for run in self.runs]
+
+    @property
+    def retired(self) -> list[RunMeta]:
+        """Those no longer in use, whose files are still there."""
+        return [*self._retired]
+
+    @property
+    def cold_reads(self) -> int:
+        """How many slices firing had to wait for, of the runs in use."""
+        return sum(window.cold_reads for window in self._windows)
+
+    @property
+    def loaded_size(self) -> int:
+        """Bytes of memory that the windows hold."""
+        return sum(window.size for window in self._windows)
+
+    def new_buf(self) -> int:
+        """Return a number for a buffer that rows point into. Any thread may ask."""
+        return next(self._next_buf) & 0xFFFF_FFFF
+
+    def new_numbers(self, size: int) -> range:
+        """Return numbers for the parts of `size` bytes."""
+        first = self._next_number
+        self._next_number += size // PART_SIZE + 3  # what is held begins a part of its own
+        return range(first, self._next_number)
+
+    @property
+    def window_end_ms(self) -> int | None:
+        """What is due before this is loaded, of all runs; None: all that is not held."""
+        ends = (each.end_ms for each in self._windows if each.run.meta.first.due_ms < ASIDE)
+        return min((end for end in ends if end is not None), default=None)
+
+    # ---- reading
+
+    def peeks(self, after: Position, until_ms: int, rows_max: int) -> Iterator[Peek]:
+        """Yield the rows of each run after `after` that are due: see Window.peek."""
+        for window in self._windows:
+            if window.run.meta.first.due_ms <= until_ms:
+                yield window.peek(after, until_ms, rows_max)
+
+    def bufs(self) -> Iterator[Buffers]:
+        """Yield the buffers that the rows of peeks point into."""
+        read = [each.bufs() for each in (self._held, self._due) if each is not None]
+        return chain((window.bufs for window in self._windows if window.bufs), *read)
+
+    def must_read(self, after: Position, until_ms: int) -> bool:
+        """Return whether `peeks` has to read a file."""
+        return any(window.lacks(after, until_ms) for window in self._windows)
+
+    def begin_due(self, after: Position) -> LiveRows:
+        """Return the rows that live after the fire position, for a thread to read."""
+        return self.due_ahead(after) or self._begin_due(after)
+
+    def due_ahead(self, after: Position) -> LiveRows | None:
+        """Return those that were read; None: what `peeks` shows is to be used."""
+        if self._due is not None and not self._due.go_on(after, self._due_runs(after), self.gone):
+            self._due = None
+        return self._due
+
+    def _begin_due(self, after: Position) -> LiveRows:
+        self._due = LiveRows(self._due_runs(after), self.gone, after, self.new_buf)
+        return self._due
+
+    def _due_runs(self, after: Position) -> list[Run]:
+        runs = [each for each in self.runs if each.meta.first.due_ms < ASIDE]
+        return [run for run in runs if run.meta.last > after]
+
+    def end_due(self, position: Position) -> None:
+        """All that is due has fired up to here."""
+        if self._due is None:
+            return
+        found = {id(window.run): window for window in self._due.windows_at(position)}
+        for at, window in enumerate(self._windows):
+            if window.lost and id(window.run) in found:
+                self._windows[at] = found[id(window.run)]
+        self._due = None
+
+    def cancelled(self, seq: U64) -> None:
+        """Tombstones were kept for these timers."""
+        for each in (self._held, self._due):
+            if each is not None:
+                each.cancel(seq)
+
+    def begin_held(self, after: Position, only: Only | None = None) -> LiveRows:
+        """Return the held rows from a position on: where it was left, or anywhere."""
+        gone = self.gone if only is None else only.others
+        runs = [run for run in self.runs if run.meta.last.due_ms >= ASIDE and run.meta.last > after]
+        runs = [run for run in runs if _rows_of(run.meta, gone) < run.meta.rows]
+        if self._held is None or not self._held.go_on(after, runs, gone):
+            self._held = LiveRows(runs, gone, after, self.new_buf)
+        return self._held
+
+    def end_held(self) -> None:
+        """Let go of what was read of held rows."""
+        self._held = None
+
+    def next_due(self) -> int | None:
+        """Return the due of the first row of all, None if there is none."""
+        if self._next_due is None:  # it is asked for at every step, and moves when runs or F do
+            dues = (w.next_due() for w in self._windows)
+            self._next_due = min((due for due in dues if due is not None), default=NEVER)
+        return None if self._next_due == NEVER else self._next_due
+
+    def drop(self, through: Position) -> None:
+        """Take over the fire position."""
+        if self._next_due is not None and self._next_due <= through.due_ms:
+            self._next_due = None
+        for window in self._windows:
+            window.drop(through)
+
+    def find(self, due_ms: I64, seq: U64) -> tuple[npt.NDArray[np.bool_], RowArray]:
+        """Return which timers are in a run and in none cancelled (n, bool), and their rows.
+
+        Raises:
+            CorruptFile: a head doesn't verify.
+        """
+        if len(seq) == 1:
+            row = self.find_one(due_ms.item(), seq.item())
+            return np.array([len(row) > 0]), row
+        rows = np.zeros(len(seq), ROW)
+        timer = np.zeros(len(seq), np.bool_)
+        cancelled = np.zeros(len(seq), np.bool_)
+        within = Range.of(due_ms, seq)
+        for run in self.runs:
+            if not within.meets(run.meta):
+                continue
+            asked = np.flatnonzero(~timer | (run.meta.tombstones > 0))
+            found, here = self._find(run, due_ms[asked], seq[asked])
+            mine, dead = asked[found], is_tombstone(here)
+            cancelled[mine[dead]] = True
+            timer[mine[~dead]] = True
+            rows[mine[~dead]] = here[~dead]
+        found = timer & ~cancelled & ~self.gone.of(rows["topic"])
+        return found, rows[found]
+
+    def find_one(self, due_ms: int, seq: int) -> RowArray:
+        """Return the row of one timer that is in a run and in none cancelled: one, or none.
+
+        Raises:
+            CorruptFile: a head doesn't verify.
+        """
+        none = timer = np.empty(0, ROW)
+        for window in self._windows:
+            run, meta = window.run, window.run.meta
+            if not meta.may_hold(due_ms, seq) or (len(timer) and not meta.tombstones):
+                continue
+            if self._lookup is None:
+                row = self.finder.find_one(run, due_ms, seq)
+            else:
+                _, row = self._find(run, np.array([due_ms]), np.array([seq], np.uint64))
+            if not len(row):
+                continue
+            if is_tombstone(row)[0]:
+                return none
+            timer = row
+        return none if len(timer) and self.gone and self.gone.of(timer["topic"])[0] else timer
+
+    def _find(self, run: Run, due_ms: I64, seq: U64) -> tuple[npt.NDArray[np.bool_], RowArray]:
+        known = None if self._lookup is None else self._lookup.answer(run, due_ms, seq)
+        return known or self.finder.find(run, due_ms, seq)
+
+    def find_keys(
+        self,
+        hashes: U64,
+        topic: U32,
+        keys: Binary,
+        position: Position,
+        prepared: "Candidates | None",
+    ) -> tuple[npt.NDArray[np.intp], RowArray]:
+        """Return (which key, row) of the timers after `position` that have the keys.
+
+        Those cancelled by a tombstone in a run are left out. Of the rows due, seq, topic and sizes
+        of payload and key are valid.
+
+        Raises:
+            CorruptFile: a key file, key or head doesn't verify.
+        """
+        which: list[npt.NDArray[np.intp]] = [np.empty(0, np.intp)]
+        parts: list[RowArray] = [np.empty(0, ROW)]
+        for run in self.runs:
+            if not run.meta.keys_size or run.meta.last <= position:
+                continue
+            known = None if prepared is None else prepared.candidates(run, topic, keys)
+            number, rows = known or in_run(run, hashes, topic, keys)
+            if not len(number):
+                continue
+            left = after(rows["due_ms"], rows["seq"], position)
+            which.append(number[left])
+            parts.append(rows[left])
+        found, rows = np.concatenate(which), np.concatenate(parts)
+        left = ~self._buried(rows["due_ms"].copy(), rows["seq"].copy())
+        left &= ~self.gone.of(rows["topic"])
+        return found[left], rows[left]
+
+    def _buried(self, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
+        """Return which timers have a tombstone in a run (n, bool)."""
+        dead = np.zeros(len(seq), np.bool_)
+        for run in self.runs:
+            if run.meta.tombstones and len(seq):
+                asked = np.flatnonzero(~dead)
+                found, here = self._find(run, due_ms[asked], seq[asked])
+                dead[asked[found]] |= is_tombstone(here)
+        return dead
+
+    def end_lookup(self, lookup: Lookup | None) -> None:
+        """Use what was looked up, until the next time."""
+        self._lookup = lookup
+
+    # ---- reading ahead
+
+    def begin_ahead(self, now_ms: UnixMs) -> ReadAhead | None:
+        """Return what a thread should load for the next two seconds; None: nothing for now."""
+        room = LOADED_SIZE_MAX - self.loaded_size
+        if room <= 0 or not any(window.wants(now_ms + AGAIN_MS) for window in self._windows):
+            return None
+        until_ms = now_ms + AHEAD_MS
+        return ReadAhead([w for w in self._windows if w.wants(until_ms)], until_ms, room)
+
+    def end_ahead(self, ahead: ReadAhead) -> None:
+        """Use what was loaded."""
+        ahead.install(self._windows)
+
+    # ---- writing
+
+    def write(
+        self, numbers: range, chunks: Iterable[tuple[RowArray, Buffers]], size: int, pace: Pace
+    ) -> list[RunMeta]:
+        """Write sorted rows to durable runs of about `size` bytes each. For a thread.
+
+        Raises:
+            CorruptFile: a chunk comes from a run that doesn't verify.
+            DiskFailed: the process must stop.
+        """
+        where = self._disk, self._directory, iter(numbers)
+        return write_parts(*where, chunks, size, pace, self._hasher)
+
+    def warm(self, metas: Iterable[RunMeta], position: Position) -> list[ReadWindow]:
+        """Open new runs and load what is due soon, before they are used. For a thread.
+
+        Raises:
+            CorruptFile: what was just written doesn't verify.
+        """
+        windows = [self._open(meta, position) for meta in metas]
+        for window in windows:
+            window.load(position.due_ms + WARM_MS, WARM_SIZE_MAX)
+        return windows
+
+    def _open(self, meta: RunMeta, position: Position) -> ReadWindow:
+        run = Run(self._disk, self._directory, meta, self._hasher)
+        return ReadWindow(run, position, self.new_buf)
+
+    def use(self, windows: Iterable[ReadWindow], position: Position) -> None:
+        """Take new runs into use at the fire position."""
+        self._next_due = None
+        for window in windows:
+            window.drop(position)
+            self._windows.append(window)
+
+    def retire_past(self, position: Position) -> None:
+        """Retire the runs all of which lies at or before `position`, or is gone, unread."""
+        merging = set() if self._merge is None else {id(run) for run in self._merge.runs}
+        past = [
+            window
+            for window in self._windows
+            if (meta := window.run.meta).last <= position or self._gone_rows(meta) == meta.rows
+        ]
+        self._retire([window for window in past if id(window.run) not in merging])
+
+    def _retire(self, windows: Sequence[ReadWindow]) -> None:
+        self._next_due = None
+        gone = {id(window) for window in windows}
+        self._retired += [window.run.meta for window in windows]
+        self._windows = [window for window in self._windows if id(window) not in gone]
+        for window in windows:
+            self._vacant.pop(window.run.meta.number, None)
+
+    def _gone_rows(self, meta: RunMeta) -> int:
+        """Return how many rows of a run, tombstones included, are of topics that are gone."""
+        if not self.gone:
+            return 0
+        known = self._vacant.get(meta.number)
+        if known is None or known[0] is not self.gone:
+            known = self._vacant[meta.number] = self.gone, _rows_of(meta, self.gone)
+        return known[1]
+
+    def forget(self, retired: Sequence[RunMeta]) -> None:
+        """The files of these retired runs were removed."""
+        numbers = {meta.number for meta in retired}
+        self._retired = [meta for meta in self._retired if meta.number not in numbers]
+
+    def remove(self, retired: Sequence[RunMeta]) -> None:
+        """Remove the files of retired runs. A manifest that names none is durable. For a thread."""
+        for meta in retired:
+            for name in meta.names:
+                self._disk.remove(self._directory / name)
+        if retired:
+            self._disk.sync_dir(self._directory)
+
+    # ---- merging
+
+    def begin_merge(self, position: Position, size_max: int = NO_LIMIT) -> Merge | None:
+        """Return what to merge now; None: nothing, it would write too much, or one is under way.
+
+        What lies at or before `position`, the fire position, is left out; so is what is gone.
+        """
+        if self._merge is not None:
+            return None
+        live = [window.run for window in self._windows if window.run.meta.last > position]
+        sketches = [_sketch(run, position, self._gone_rows(run.meta)) for run in live]
+        places = plan(sketches)
+        chosen = tuple(live[number] for number in places)
+        if not chosen:
+            return None
+        size = sum(run.size_after(position) for run in chosen)
+        if _size_left(size, [sketches[number] for number in places]) > size_max:
+            return None
+        self._merge = Merge(chosen, self.new_numbers(size), part_size(size), position, self.gone)
+        return self._merge
+
+    def write_merge(self, merge: Merge, pace: Pace) -> list[RunMeta]:
+        """Write what is left of the runs, in parts. For a thread.
+
+        Raises:
+            CorruptFile: a batch doesn't verify.
+            DiskFailed: the process must stop.
+        """
+        return self.write(merge.numbers, merged(merge), merge.part_size, pace)
+
+    def end_merge(self, merge: Merge, windows: Iterable[ReadWindow], position: Position) -> None:
+        """Let the parts take the place of the runs, which are retired."""
+        assert merge is self._merge
+        self._merge = None
+        runs = {id(run) for run in merge.runs}
+        self._retire([window for window in self._windows if id(window.run) in runs])
+        self.use(windows, position)
+
+
+def _sketch(run: Run, position: Position, gone: int) -> Sketch:
+    meta = run.meta
+    rows = run.rows_after(position)
+    tombstones, gone = (count * rows // meta.rows for count in (meta.tombstones, gone))
+    return Sketch(max(meta.first, position), meta.last, meta.size, rows, tombstones, gone)
+
+
+def _size_left(size: int, runs: Sequence[Sketch]) -> int:
+    """Return how many bytes a merge of `runs`, which have `size` bytes, writes, about.
+
+    A tombstone takes a timer along. Those whose timers lie in other runs stay.
+    """
+    graves = sum(run.tombstones for run in runs)
+    timers = sum(max(0, run.rows - run.tombstones - run.gone) for run in runs)
+    if not graves and not any(run.gone for run in runs):
+        return size
+    share = max(0, timers - graves) / max(1, sum(run.rows - run.tombstones for run in runs))
+    return int(size * share) + graves * ROW.itemsize
+
+
+def _rows_of(meta: RunMeta, gone: DeletedTopics) -> int:
+    """Return how many rows of a run, tombstones included, are of these topics."""
+    if not gone:
+        return 0
+    table = np.frombuffer(meta.topics, TOPIC_ROWS)
+    mine = table[gone.of(table["topic"])]
+    return int(mine["timers"].sum(dtype=np.int64) + mine["tombstones"].sum(dtype=np.int64))

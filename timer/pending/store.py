@@ -1,0 +1,804 @@
+"""The store: the pending rows of one node.
+
+    insert --> memtable --freeze--> frozen --write_run (thread)--> run, run, run, ...
+                  |                    |                             | window
+                  +---------- fire ----+-----------------------------+--> Fired
+
+The fire position F = (due_ms, seq) only moves forward: everything pending at or before F has fired,
+or was put aside, to be held (timer/pending/memory/held_rows.py; outside of here dues are plain). A
+row is pending iff it was inserted, was not cancelled, lies after F, as a held one does, and its
+topic is not gone. What fires follows from the rows alone: leader (wheel, windows loaded ahead) and
+followers (tiers, windows loaded ahead or when a FIRE asks) give the same answer, whatever was
+flushed and merged when.
+
+Cancelled rows: in a memtable the row is marked dead; for a row in a run, or in the frozen memtable,
+a tombstone goes into the memtable, and into a run with it. Row and tombstone annihilate where they
+meet, in a FIRE or in a merge.
+
+Topics that are gone: rows in the memtables are marked dead; those in runs are left where they are,
+and count as not there (timer/pending/memory/deleted_topics.py).
+
+Memory: the memtable, the frozen one while it is written, two seconds of the runs. Nothing grows
+with the rows in runs but their batch index (72 bytes each 4,096 rows).
+
+Threads: `write_run`, `write_merge`, `ReadAhead.read` and `Lookup.read` may run beside everything
+else; all other calls belong to one thread. A manifest's runs, fire position and log index are those
+of one moment, the freeze; so a merge may leave out whatever has fired when it begins.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from timer.entries.entry_frame import Entry
+from timer.entries.payloads import Fire, Ids, Targets
+from timer.files.disk import Disk
+from timer.model.columns import (
+    I64,
+    ROW,
+    U32,
+    U64,
+    Binary,
+    Buffers,
+    RowArray,
+    compact,
+    row_bytes,
+    taken,
+)
+from timer.model.firing_order import START, Position, after, concat, raw
+from timer.model.timer_id import SEQ_MAX
+from timer.model.units import TopicId, UnixMs
+from timer.pending.fire_limits import FiredRows, within
+from timer.pending.memory.deleted_topics import DeletedTopics
+from timer.pending.memory.held_rows import ASIDE, aside, plain
+from timer.pending.memory.key_index import PLAIN, KeyHasher
+from timer.pending.memory.memtable import Left, Memtable
+from timer.pending.prefetch import Lookups, Prepared, is_surely_little
+from timer.pending.read_view import Cut
+from timer.pending.runs import row_reader
+from timer.pending.runs.frozen_memtable import Frozen
+from timer.pending.runs.held_scan import HELD_END, HeldReader, LiveRows, Portion
+from timer.pending.runs.merge import Merge, first_of, last_of
+from timer.pending.runs.merge_plan import part_size
+from timer.pending.runs.read_window import ReadAhead, ReadWindow
+from timer.pending.runs.row_reader import Packer, Whole
+from timer.pending.runs.run import RunMeta
+from timer.pending.runs.run_set import NO_LIMIT, Runs
+from timer.pending.runs.run_writer import Pace, unpaced
+
+FIRE_CHUNK: Final = 4_096
+"""Rows that a FIRE looks for at a time, of each source."""
+DEAD_MAX: Final = 32_768
+"""Rows of runs and tombstones that a FIRE passes by itself, besides what it takes."""
+
+
+NO_ROWS: Final[RowArray] = np.empty(0, ROW)
+
+
+class Store:
+    """See the module."""
+
+    def __init__(self, disk: Disk, directory: Path, hasher: KeyHasher = PLAIN) -> None:
+        """Begin empty. `directory` is the state's; runs lie in its `runs/`, made if missing."""
+        self.hasher = hasher
+        """Of keys; its secret belongs into the manifest, as files hold hashes."""
+        self._runs = Runs(disk, directory / "runs", hasher)
+        self._position = START
+        self._memtable = Memtable(START, hasher=hasher)
+        self._frozen: Frozen | None = None
+        self._leads = False
+        self._pending = 0
+        self._held = 0
+        self._prepared: Prepared | None = None
+        self._found: tuple[Fire, RowArray] | None = None
+        """What the next FIRE takes, if it is this one."""
+        self.dead_max, self.chunk = DEAD_MAX, FIRE_CHUNK
+        """Each replica's own affair; fewer where tests want many."""
+        self.passed = 0
+        """Rows of runs, and tombstones, that the last FIRE met here and did not take."""
+
+    @classmethod
+    def recover(  # noqa: PLR0913 -- what a manifest says of it
+        cls,
+        disk: Disk,
+        directory: Path,
+        runs: Sequence[RunMeta],
+        position: Position,
+        pending: int,
+        held: int = 0,
+        hasher: KeyHasher = PLAIN,
+    ) -> "Store":
+        """Return the store that a manifest describes; files that it doesn't name are removed.
+
+        `held`: how many of the pending rows are.
+
+        Raises:
+            CorruptFile: a run is missing, or its length or footer is wrong.
+        """
+        store = cls(disk, directory, hasher)
+        store._adopt(runs, position, pending)
+        store._held = held
+        return store
+
+    def _adopt(self, runs: Sequence[RunMeta], position: Position, pending: int) -> None:
+        self._runs.adopt(runs, position)
+        self._position = position
+        self._pending = pending
+        self._memtable = self._new_memtable()
+
+    # ---- what it holds
+
+    @property
+    def pending(self) -> int:
+        """Rows that were inserted, have not fired, nor been cancelled or dropped with a topic."""
+        return self._pending
+
+    @property
+    def held(self) -> int:
+        """Pending rows that are held."""
+        return self._held
+
+    @property
+    def position(self) -> Position:
+        """The fire position F; it belongs into the manifest."""
+        return self._position
+
+    @property
+    def memtable_bytes(self) -> int:
+        """Bytes of memory that a flush would free, about; those being flushed not counted."""
+        return self._memtable.size
+
+    @property
+    def runs(self) -> list[RunMeta]:
+        """The runs in use, for the manifest."""
+        return self._runs.metas
+
+    @property
+    def retired(self) -> list[RunMeta]:
+        """Runs no longer in use, whose files stay until `remove`: an old manifest names them."""
+        return self._runs.retired
+
+    @property
+    def cold_reads(self) -> int:
+        """How many slices firing had to wait for, of the runs in use."""
+        return self._runs.cold_reads
+
+    @property
+    def window_end_ms(self) -> int | None:
+        """What is pending and due before this lies in memory; None: all that is not held."""
+        return self._runs.window_end_ms
+
+    # ---- topics
+
+    @property
+    def gone(self) -> DeletedTopics:
+        """The topics that are gone."""
+        return self._runs.gone
+
+    @gone.setter
+    def gone(self, gone: DeletedTopics) -> None:
+        """Let them be what they are by a manifest."""
+        self._runs.gone = gone
+
+    def drop_topic(self, topic: TopicId, pending: int, held: int) -> None:
+        """Let the timers of a topic, so many pending and held ones, not be there from here on."""
+        for memtable in self._memtables():
+            memtable.kill_topic(topic)
+        self._runs.gone = self.gone.plus(topic)
+        self._pending -= pending
+        self._held -= held
+
+    # ---- timers
+
+    def insert(self, rows: RowArray, buf: bytes | memoryview) -> None:
+        """Keep n rows that point into `buf`, a copy of each; `rows["buf"]` is ignored.
+
+        Seqs ascend and lie above all earlier ones; all rows lie after the fire position.
+        """
+        if len(rows):
+            self._memtable.insert(rows, self._runs.new_buf(), buf)
+            self._pending += len(rows)
+
+    def hold(self, rows: RowArray, bufs: Buffers) -> None:
+        """Keep n rows at or before the fire position, put aside, a copy of each."""
+        if not len(rows):
+            return
+        assert not after(rows["due_ms"], rows["seq"], self._position).any(), self._position
+        held, bufs = compact(rows, bufs)
+        held = held.copy()
+        numbers = {number: self._runs.new_buf() for number in bufs}
+        known = np.array(sorted(numbers), np.uint32)
+        new = np.array([numbers[number] for number in sorted(numbers)], np.uint32)
+        held["buf"] = new[known.searchsorted(held["buf"])]
+        held["due_ms"] += ASIDE
+        self._memtable.hold(held, {numbers[number]: buf for number, buf in bufs.items()})
+        self._pending += len(rows)
+        self._held += len(rows)
+
+    def cancel(self, due_ms: I64, seq: U64) -> tuple[npt.NDArray[np.bool_], RowArray]:
+        """Cancel the pending ones of n timers; return which these were (n, bool), and their rows.
+
+        Of a repeated target the first one hits. Of the rows all but payload, key and headers
+        themselves is valid; key and headers sizes only where the row was in memory.
+
+        Raises:
+            CorruptFile: a run must be read, and doesn't verify.
+        """
+        due_ms = self._at(due_ms, seq)
+        if len(seq) == 1:
+            return self._cancel_one(due_ms.item(), seq.item())
+        hit = np.zeros(len(seq), np.bool_)
+        removed: list[RowArray] = []
+        asked = self._candidates(due_ms, seq)
+        for memtable in self._memtables():
+            places = memtable.find(due_ms[asked], seq[asked])
+            here = places >= 0
+            if here.any():
+                mine = asked[here]
+                hit[mine] = True
+                removed.append(memtable.rows.take(places[here]))
+                memtable.kill(places[here])
+                if memtable is not self._memtable:
+                    self._bury(removed[-1])
+                asked = asked[~here]
+        if len(asked):
+            found, rows = self._runs.find(due_ms[asked], seq[asked])
+            if found.any():
+                mine = asked[found]
+                hit[mine] = True
+                removed.append(rows)
+                self._bury(rows)
+        self._pending -= int(np.count_nonzero(hit))
+        self._held -= int(np.count_nonzero(hit & (due_ms >= ASIDE)))
+        return hit, plain(concat(removed))
+
+    def _cancel_one(self, due_ms: int, seq: int) -> tuple[npt.NDArray[np.bool_], RowArray]:
+        """Cancel one timer, which is due as it lies; see `cancel`."""
+        row, memtable, place = self._find_one(due_ms, seq)
+        if len(row):
+            if memtable is not None:
+                memtable.kill(np.array([place]))
+            if memtable is not self._memtable:
+                self._bury(row)
+            self._pending -= 1
+            self._held -= due_ms >= ASIDE
+        return np.array([len(row) > 0]), plain(row)
+
+    def _find_one(self, due_ms: int, seq: int) -> tuple[RowArray, Memtable | None, int]:
+        """Return the row of one timer, or none; and in which memtable it lies, and where.
+
+        Its due as it lies. Nothing here is for many: each call of numpy takes a microsecond or two,
+        and in a step that follows a wait, several times as long.
+        """
+        if (due_ms, seq) > self._position:
+            memtables = self._memtables()
+            for memtable in memtables:
+                if memtable.buries(due_ms, seq):
+                    return NO_ROWS, None, -1
+            for memtable in memtables:
+                place = memtable.find_one(due_ms, seq)
+                if place >= 0:
+                    return memtable.rows[place : place + 1].copy(), memtable, place
+            return self._runs.find_one(due_ms, seq), None, -1
+        return NO_ROWS, None, -1
+
+    def begin_lookup(
+        self, entries: Sequence[Entry], sweep: Portion | None = None, fire: Fire | None = None
+    ) -> Prepared | None:
+        """Return what a thread should ask the runs before these are folded; None: it is little.
+
+        `sweep`: what one of them peeks at, of what is held. `fire`: one of them that passes much.
+        """
+        runs = self._runs.runs
+        if not runs:
+            return None
+        keys = any(run.meta.keys_size for run in runs)
+        readers: list[HeldReader] = []
+        if sweep is not None:
+            held = self._runs.begin_held(aside(sweep.seen), sweep.only)
+            readers += self._reader(held, sweep.rows_max, sweep.bytes_max, HELD_END)
+        if fire is not None:
+            due = self._runs.begin_due(self._position)
+            readers += self._reader(due, fire.rows_max, fire.bytes_max, fire.read_time_ms)
+        if not readers and is_surely_little(entries, len(runs), keys=keys):
+            return None
+        asked = Lookups(entries, self._at, keys=keys)
+        if not readers and asked.is_little(runs):
+            return None
+        return Prepared(runs, asked, readers)
+
+    def is_read_ahead(self, sweep: Portion) -> bool:
+        """Return whether what is peeked at needs no reading."""
+        held = self._runs.begin_held(aside(sweep.seen), sweep.only)
+        held.thin()
+        return not held.lacks(sweep.rows_max + 1, sweep.bytes_max, HELD_END)
+
+    def _reader(
+        self, rows: LiveRows, rows_max: int, bytes_max: int, until_ms: int
+    ) -> list[HeldReader]:
+        """Return what a thread should read of the runs' rows; none: it is there."""
+        rows.thin()
+        if not rows.lacks(2 * rows_max, 2 * bytes_max, until_ms):
+            return []
+        # Twice as many: entries before the FIRE may cancel some.
+        graves = [memtable.buried_so_far()[:2] for memtable in self._memtables()]
+        return [HeldReader(rows, 2 * rows_max, 2 * bytes_max, until_ms, graves)]
+
+    def begin_look(self, targets: Targets) -> Prepared | None:
+        """Return what a thread should ask the runs before these timers are looked for and read.
+
+        None: all that are pending lie in memory.
+        """
+        if isinstance(targets, Ids):
+            due_ms = self._at(targets.due_ms, targets.seq)
+            known = ~after(due_ms, targets.seq, self._position)
+            for memtable in self._memtables():
+                known |= memtable.find(due_ms, targets.seq) >= 0
+        else:
+            known = np.zeros(len(targets), np.bool_)
+            hashes = self.hasher(targets.topic, targets.key)
+            for memtable in self._memtables():
+                known[memtable.find_keys(hashes, targets.topic, targets.key)[0]] = True
+        runs = self._runs.runs
+        return None if known.all() or not runs else Prepared(runs, Lookups.of(targets, self._at))
+
+    def end_lookup(self, prepared: Prepared | None) -> None:
+        """Use what was asked, until the next time; None: nothing any more."""
+        self._prepared = prepared
+        self._runs.end_lookup(None if prepared is None else prepared.timers)
+
+    @contextmanager
+    def looked_up(self, prepared: Prepared | None) -> Iterator[None]:
+        """Use what was asked in here alone: entries may be half folded, with what they asked."""
+        before = self._prepared
+        self.end_lookup(prepared)
+        try:
+            yield
+        finally:
+            self.end_lookup(before)
+
+    def find(self, due_ms: UnixMs, seq: int) -> RowArray | None:
+        """Return the row of one timer, an array of one as from `cancel`; None if not pending.
+
+        Raises:
+            CorruptFile: a run must be read, and doesn't verify.
+        """
+        [due] = self._at(np.array([due_ms], np.int64), np.array([seq], np.uint64)).tolist()
+        row, _, _ = self._find_one(due, seq)
+        return plain(row) if len(row) else None
+
+    def find_keys(self, topic: U32, keys: Binary, hashes: U64 | None = None) -> RowArray:
+        """Return the pending row that has each key in its topic (n,); seq = 0 where none has.
+
+        `hashes`: those of topics and keys, if they are known. Of a row due, seq, topic and sizes of
+        payload and key are valid.
+
+        Raises:
+            CorruptFile: a run must be read, and doesn't verify.
+        """
+        rows = np.zeros(len(topic), ROW)
+        if hashes is None:
+            hashes = self.hasher(topic, keys)
+        for memtable in self._memtables():
+            which, places = memtable.find_keys(hashes, topic, keys)
+            rows[which] = memtable.rows.take(places)
+        asked = np.flatnonzero((rows["seq"] == 0) & (keys.sizes > 0))
+        if len(asked):
+            which, found = self._runs.find_keys(
+                hashes[asked], topic[asked], taken(keys, asked), self._position, self._prepared
+            )
+            dead = self._buried(found["due_ms"].copy(), found["seq"].copy())
+            rows[asked[which[~dead]]] = found[~dead]
+        return plain(rows)
+
+    def end(self, rows: RowArray) -> None:
+        """Cancel pending timers, each one once, that were found just now, and valid as there."""
+        seq = rows["seq"].copy()
+        due_ms = self._at(rows["due_ms"].copy(), seq)
+        here = np.zeros(len(rows), np.bool_)
+        for memtable in self._memtables():
+            places = memtable.find(due_ms, seq)
+            found = places >= 0
+            memtable.kill(places[found])
+            here |= found & (memtable is self._memtable)
+        if not here.all():
+            left = rows[~here]
+            left["due_ms"] = due_ms[~here]
+            self._bury(left)
+        self._pending -= len(rows)
+        self._held -= int(np.count_nonzero(due_ms >= ASIDE))
+
+    def read(self, due_ms: I64, seq: U64, bytes_max: int) -> tuple[Whole, npt.NDArray[np.bool_]]:
+        """Return the pending ones of n timers, whole, and which are pending but left (n, bool).
+
+        Of a repeated target the first counts. Those are left, in order, whose payloads come to more
+        than `bytes_max` with the ones before; never the first.
+
+        Raises:
+            CorruptFile: a run must be read, and doesn't verify.
+        """
+        due_ms = self._at(due_ms, seq)
+        known, places = self._known(due_ms, seq)
+        pending = known["seq"] > 0
+        fits = np.cumsum(known["payload_size"], dtype=np.int64) <= bytes_max
+        fits[: int(pending.argmax()) + 1] = True
+        packer = Packer(len(seq))
+        for number, memtable in enumerate(self._memtables()):
+            for at in np.flatnonzero((places[number] >= 0) & fits).tolist():
+                packer.put(at, known[at], memtable.bufs)
+        far = np.flatnonzero(pending & fits & (places < 0).all(axis=0))
+        runs, finder = self._runs.runs, self._runs.finder
+        row_reader.read_rows(runs, finder, due_ms[far], seq[far], packer, far.tolist())
+        whole = packer.whole()
+        return Whole(plain(whole.rows), whole.blob), pending & ~fits
+
+    def topics(self, due_ms: I64, seq: U64) -> U32:
+        """Return the topic of each of n timers, (n,); 0: it is not pending.
+
+        Raises:
+            CorruptFile: a run must be read, and doesn't verify.
+        """
+        return self._known(self._at(due_ms, seq), seq)[0]["topic"].astype(np.uint32)
+
+    def _known(self, due_ms: I64, seq: U64) -> tuple[RowArray, npt.NDArray[np.intp]]:
+        """Return the pending ones of n timers (n,), and their places in memtables (2, n), or -1.
+
+        Dues as they lie. seq = 0 where none is pending. Of a repeated target the first counts.
+        """
+        asked = self._candidates(due_ms, seq)
+        known = np.zeros(len(seq), ROW)
+        places = np.full((2, len(seq)), -1, np.intp)
+        for number, memtable in enumerate(self._memtables()):
+            found = memtable.find(due_ms[asked], seq[asked])
+            here = found >= 0
+            places[number, asked[here]] = found[here]
+            known[asked[here]] = memtable.rows.take(found[here])
+            asked = asked[~here]
+        if len(asked):
+            found_in_runs, rows = self._runs.find(due_ms[asked], seq[asked])
+            known[asked[found_in_runs]] = rows
+        return known, places
+
+    def cut(self) -> Cut:
+        """Return what is pending now, to be looked at by a thread."""
+        tables: list[tuple[Memtable, Left | None]] = [(self._memtable, None)]
+        if self._frozen is not None:
+            tables.append((self._frozen.memtable, self._frozen.left))
+        return Cut(self._position, tables, self._runs.runs, self.gone)
+
+    def look(self, fire: Fire) -> bool:
+        """Look for what a FIRE takes, which is applied next; return whether that was little work.
+
+        False: it passes many rows that are dead, or reads files. A thread should do so before
+        (`begin_lookup`).
+
+        Raises:
+            CorruptFile: a run must be read, and doesn't verify.
+        """
+        rows = self._look(fire, self.dead_max)
+        self._found = None if rows is None else (fire, rows)
+        return rows is not None
+
+    def fire(
+        self, read_time_ms: UnixMs, rows_max: int, bytes_max: int, topics_max: int = NO_LIMIT
+    ) -> FiredRows:
+        """Take out the pending rows with due <= `read_time_ms`, in (due, seq) order, to a limit.
+
+        The limit: `rows_max` rows; `bytes_max` bytes of payloads, keys and headers, but at least
+        one row; rows of `topics_max` topics. F moves to the last row if rows are left that are due,
+        else past the read time.
+
+        Raises:
+            CorruptFile: a run must be read, and doesn't verify.
+        """
+        assert read_time_ms >= self._position.due_ms, (read_time_ms, self._position)
+        assert rows_max > 0, rows_max
+        fire, found = Fire(read_time_ms, rows_max, bytes_max, topics_max), self._found
+        self._found = None
+        rows = found[1] if found is not None and found[0] == fire else self._look(fire)
+        assert rows is not None
+        stop = within(rows, rows_max, bytes_max, topics_max)
+        limited = stop < len(rows)
+        if limited:
+            rows = raw(rows)[:stop].copy().view(rows.dtype)
+        fired = FiredRows(rows, self._bufs_of(rows), limited)
+        self._pending -= stop
+        self._move(last_of(rows) if limited else Position(read_time_ms, SEQ_MAX))
+        if not limited:
+            self._runs.end_due(self._position)
+        return fired
+
+    def _look(self, fire: Fire, dead_max: int | None = None) -> RowArray | None:
+        """Return the first pending rows that are due, until they are more than a FIRE's limit.
+
+        None: there are more dead ones than `dead_max` among them, or a run has to be read.
+        """
+        until_ms, rows_max, bytes_max, topics_max = fire
+        parts: list[RowArray] = []
+        count, size, passed, seen, topics = 0, 0, 0, self._position, set[int]()
+        ahead = self._runs.due_ahead(seen)
+        if ahead is not None:
+            ahead.thin()
+            if ahead.lacks(rows_max + 1, bytes_max, until_ms):
+                if dead_max is not None:
+                    return None
+                ahead.read(rows_max + 1, bytes_max, until_ms, self._cancelled)
+        while True:
+            if dead_max is not None and ahead is None and self._runs.must_read(seen, until_ms):
+                return None
+            wanted = min(rows_max + 1 - count, self.chunk)
+            rows, horizon, met = self._due(seen, until_ms, wanted, ahead)
+            passed += met - len(rows)
+            self.passed = passed
+            if len(rows):
+                parts.append(rows)
+                count += len(rows)
+            if horizon is None:
+                return concat(parts)
+            size += int(row_bytes(rows).sum())
+            topics.update(np.unique(rows["topic"]).tolist())
+            if count > rows_max or (size > bytes_max and count > 1) or len(topics) > topics_max:
+                return concat(parts)
+            if dead_max is not None and passed > dead_max:
+                return None
+            seen = horizon
+
+    def peek_held(self, portion: Portion) -> FiredRows:
+        """Return the first held rows of a portion, in (due, seq) order, to its limit; they stay.
+
+        The limit: as of `fire`. It is asked for with a later `seen`, or from the beginning again.
+        What lies in runs was read before, if `begin_lookup` has said what.
+
+        Raises:
+            CorruptFile: a run must be read, and doesn't verify.
+        """
+        seen, rows_max, bytes_max, only = portion
+        at, topics = aside(seen), None if only is None else only.topics
+        held = self._runs.begin_held(at, only)
+        held.thin()
+        held.read(rows_max + 1, bytes_max, HELD_END, self._cancelled)
+        parts: list[RowArray] = []
+        count, size, more = 0, 0, True
+        while more and count <= rows_max and (size <= bytes_max or count <= 1):
+            peeks = [table.peek_held(at, rows_max + 1, topics) for table in self._memtables()]
+            rows, horizon, _ = first_of([*peeks, held.peek(at, HELD_END, rows_max + 1)])
+            assert horizon is None or horizon > at, (horizon, at)
+            parts.append(rows)
+            count += len(rows)
+            size += int(row_bytes(rows).sum())
+            more = horizon is not None
+            at = horizon or at
+        rows = concat(parts)
+        stop = within(rows, rows_max, bytes_max)
+        limited = stop < len(rows) or more
+        rows = raw(rows)[:stop].copy().view(rows.dtype)
+        bufs = self._bufs_of(rows)
+        if not limited:
+            self.end_sweep()
+        return FiredRows(plain(rows), bufs, limited)
+
+    def end_sweep(self) -> None:
+        """Let go of what was read of held rows: nobody goes on to peek at them."""
+        self._runs.end_held()
+        for memtable in self._memtables():
+            memtable.end_sweep()
+
+    def next_due(self) -> UnixMs | None:
+        """Return the due of the earliest pending row that is not held, None without one.
+
+        Of a run's rows those cancelled, or gone, count too: the time may be earlier, never later.
+
+        Raises:
+            CorruptFile: a run must be read, and doesn't verify.
+        """
+        times = [memtable.next_due() for memtable in self._memtables()]
+        times.append(self._runs.next_due())
+        due = min((time for time in times if time is not None), default=ASIDE)
+        return UnixMs(due) if due < ASIDE else None  # what is held does not fire
+
+    def overdue(self, now_ms: UnixMs, rows_max: int) -> RowArray:
+        """Return the first pending rows with due <= now, in firing order: `rows_max`, or fewer.
+
+        Raises:
+            CorruptFile: a run must be read, and doesn't verify.
+        """
+        due = self.next_due()
+        if due is None or due > now_ms:
+            return NO_ROWS
+        return self._due(self._position, now_ms, rows_max)[0]
+
+    # ---- leading
+
+    def lead(self) -> None:
+        """Become the leader's: what comes is put into a wheel. Nothing that is there is moved."""
+        self._leads = True
+        self._memtable.lead()
+
+    def follow(self) -> None:
+        """Become a follower's: what comes is put into tiers."""
+        self._leads = False
+        self._memtable.follow()
+
+    def begin_ahead(self, now_ms: UnixMs) -> ReadAhead | None:
+        """Return what a thread should read of the runs before it is due; None: nothing now."""
+        return self._runs.begin_ahead(now_ms)
+
+    def end_ahead(self, ahead: ReadAhead) -> None:
+        """Use what was read ahead."""
+        self._runs.end_ahead(ahead)
+
+    def keep_up(self) -> bool:
+        """Sort some of what comes near in memory; return whether more is left."""
+        return any(memtable.keep_up() for memtable in self._memtables())
+
+    def preload(self, now_ms: UnixMs) -> None:
+        """Read ahead here and now.
+
+        Raises:
+            CorruptFile: a batch doesn't verify.
+        """
+        ahead = self.begin_ahead(now_ms)
+        if ahead is not None:
+            ahead.read()
+            self.end_ahead(ahead)
+
+    # ---- flushing
+
+    def freeze(self) -> Frozen:
+        """Begin a flush: what follows goes into a new memtable. Cheap; one flush at a time.
+
+        A manifest of this moment names the `runs` of this moment and what the memtable becomes.
+        """
+        assert self._frozen is None
+        memtable = self._memtable
+        numbers = self._runs.new_numbers(memtable.size)
+        self._frozen = Frozen(memtable, numbers, memtable.left())
+        self._memtable = self._new_memtable()
+        return self._frozen
+
+    def write_run(self, frozen: Frozen, pace: Pace = unpaced) -> list[ReadWindow]:
+        """Write the frozen rows to durable runs, mostly one, and open them. For a thread.
+
+        Raises:
+            CorruptFile: what was just written doesn't verify.
+            DiskFailed: the process must stop.
+        """
+        chunks, size = frozen.chunks(), frozen.size
+        metas = self._runs.write(frozen.numbers, chunks, part_size(size), pace)
+        return self._runs.warm(metas, self._position)
+
+    def install(self, frozen: Frozen, windows: Iterable[ReadWindow]) -> None:
+        """End a flush: let the runs take the place of the frozen memtable."""
+        assert frozen is self._frozen
+        self._frozen = None
+        self._runs.use(windows, self._position)
+        self._runs.retire_past(self._position)
+
+    # ---- merging
+
+    def begin_merge(self, size_max: int = NO_LIMIT) -> Merge | None:
+        """Return which runs to merge now: one merge at a time, of at most `size_max` bytes.
+
+        None: there is nothing to gain, or no room.
+        """
+        return self._runs.begin_merge(self._position, size_max)
+
+    def write_merge(self, merge: Merge, pace: Pace = unpaced) -> list[ReadWindow]:
+        """Write what is left of the runs to durable parts, and open them. For a thread.
+
+        Raises:
+            CorruptFile: a batch doesn't verify.
+            DiskFailed: the process must stop.
+        """
+        return self._runs.warm(self._runs.write_merge(merge, pace), self._position)
+
+    def install_merge(self, merge: Merge, windows: Iterable[ReadWindow]) -> None:
+        """Let the parts take the place of the runs, which are retired."""
+        self._runs.end_merge(merge, windows, self._position)
+
+    def remove(self, retired: Sequence[RunMeta]) -> None:
+        """Remove the files of retired runs. For a thread; a durable manifest names none."""
+        self._runs.remove(retired)
+
+    def forget(self, retired: Sequence[RunMeta]) -> None:
+        """The files of these retired runs were removed."""
+        self._runs.forget(retired)
+
+    def close(self) -> None:
+        """Let go of all memory; nothing may be called after it."""
+        self._memtable = Memtable(self._position, capacity=1)
+        self._frozen = None
+
+    # ---- inside
+
+    def _memtables(self) -> list[Memtable]:
+        return [self._memtable] if self._frozen is None else [self._memtable, self._frozen.memtable]
+
+    def _new_memtable(self) -> Memtable:
+        memtable = Memtable(self._position, hasher=self.hasher)
+        if self._leads:
+            memtable.lead()
+        return memtable
+
+    def _at(self, due_ms: I64, seq: U64) -> I64:
+        """Return the dues at which timers lie if they are pending."""
+        if not self._held:
+            return due_ms
+        return np.where(after(due_ms, seq, self._position), due_ms, due_ms + ASIDE)
+
+    def _candidates(self, due_ms: I64, seq: U64) -> npt.NDArray[np.intp]:
+        """Return which targets may be pending, each one once: after F and without a tombstone."""
+        asked = np.flatnonzero(after(due_ms, seq, self._position))
+        if len(asked) > 1:
+            # A stable sort: of equal targets the first stays.
+            order = np.lexsort((seq[asked], due_ms[asked]))
+            due, number = due_ms[asked][order], seq[asked][order]
+            repeated = (due[1:] == due[:-1]) & (number[1:] == number[:-1])
+            asked = np.sort(np.concatenate([asked[order[:1]], asked[order[1:]][~repeated]]))
+        return asked[~self._buried(due_ms[asked], seq[asked])]
+
+    def _bury(self, rows: RowArray) -> None:
+        """Keep tombstones for timers that do not lie in the memtable."""
+        self._memtable.bury(rows["due_ms"], rows["seq"], rows["topic"])
+        self._runs.cancelled(rows["seq"])
+
+    def _cancelled(self, rows: RowArray) -> npt.NDArray[np.bool_]:
+        """Return which of the rows, as they lie, have a tombstone in a memtable (n, bool)."""
+        return self._buried(rows["due_ms"].copy(), rows["seq"].copy())
+
+    def _buried(self, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
+        """Return which timers have a tombstone in a memtable (n, bool)."""
+        dead = np.zeros(len(seq), np.bool_)
+        for memtable in self._memtables():
+            dead |= memtable.buried(due_ms, seq)
+        return dead
+
+    def _due(
+        self, seen: Position, until_ms: int, count: int, ahead: LiveRows | None = None
+    ) -> tuple[RowArray, Position | None, int]:
+        """Return the live rows after `seen` that are due, complete up to the position.
+
+        None: complete. And how many rows it has met, of runs and tombstones. `ahead`: in place of
+        what is loaded of the runs.
+        """
+        tables, graves = self._memtables(), ahead is None
+        peeks = [p for t in tables for p in t.peeks(seen, until_ms, count, graves=graves)]
+        if ahead is None:
+            peeks += self._runs.peeks(seen, until_ms, count)
+        else:
+            peeks.append(ahead.peek(seen, until_ms, count))
+        rows, horizon, met = first_of(peeks)
+        return self._there(rows), horizon, met
+
+    def _there(self, rows: RowArray) -> RowArray:
+        """Return those whose topics are not gone."""
+        if self.gone and (gone := self.gone.of(rows["topic"])).any():
+            return rows[~gone]
+        return rows
+
+    def _bufs_of(self, rows: RowArray) -> dict[int, bytes | memoryview]:
+        numbers = np.sort(rows["buf"])
+        numbers = np.concatenate([numbers[:1], numbers[1:][numbers[1:] != numbers[:-1]]])
+        sources: list[Buffers] = [memtable.bufs for memtable in self._memtables()]
+        sources += self._runs.bufs()
+        found: dict[int, bytes | memoryview] = {}
+        missing = numbers.tolist()
+        for bufs in sources:
+            found |= {number: bufs[number] for number in missing if number in bufs}
+            if len(found) == len(numbers):
+                break
+            missing = [number for number in missing if number not in found]
+        assert len(found) == len(numbers), (len(found), len(numbers))
+        return found
+
+    def _move(self, position: Position) -> None:
+        """Move the fire position forward."""
+        assert position >= self._position, (position, self._position)
+        self._position = position
+        for memtable in self._memtables():
+            memtable.drop(position)
+        self._runs.drop(position)

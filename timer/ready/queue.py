@@ -1,0 +1,355 @@
+"""Queues: what has fired, per topic, in blocks with consecutive queue offsets.
+
+    begin                              end
+      |  block   |   block  |  block    |
+      0 ... 411    412 ... 1411  1412     <- the next message fired gets this offset
+
+A block holds rows that fired one after the other, in (due, seq) order: in memory as a page, in a
+spill file, or in both (timer/ready/page_cache.py). Nothing is copied at firing. Which blocks the
+messages lie in is each replica's own affair; blocks below `begin` are gone: every group has acked
+them.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from timer.model.columns import ROW, U64, Buffers, RowArray, compact, gather, row_bytes
+from timer.model.firing_order import concat
+from timer.model.timer_id import mix
+from timer.model.units import QueueOffset, UnixMs
+from timer.ready.page_cache import PAGE_OVERHEAD, Block, BlockRows, Pages, SpillRef, constant_ms
+
+BLOCK_ROWS_MAX: Final = 65_536
+MARK_MS: Final = 600_000
+"""How finely retention knows when messages fired, unless a policy says how long that is."""
+LITTLE_SIZE: Final = 8 << 10
+"""Bytes of rows and payloads up to which a queue's new messages have no buffer of their own …"""
+SHARED_SIZE: Final = 64 << 10
+"""… but one with others, of about so many bytes: a flush gives each its own."""
+AHEAD_BLOCKS: Final = 8
+"""So many blocks after those that are handed out are fetched, before somebody waits for them."""
+_PRIME: Final = 0x9E3779B97F4A7C15
+_MASK: Final = (1 << 64) - 1
+_POWERS: Final = np.full(BLOCK_ROWS_MAX + 1, _PRIME, np.uint64)
+"""_PRIME ** i, modulo 2 ** 64."""
+_POWERS[0] = 1
+np.cumprod(_POWERS, out=_POWERS)
+_ROW_SIZE: Final = ROW.itemsize + 8
+"""In a page, with the time at which it fired."""
+assert int(_POWERS[-1]) == pow(_PRIME, BLOCK_ROWS_MAX, 1 << 64)
+
+
+@dataclass(slots=True)
+class Queue:
+    """The fired messages of one topic."""
+
+    begin: QueueOffset = QueueOffset(0)
+    """First offset still kept."""
+    end: QueueOffset = QueueOffset(0)
+    """Offset of the next message to fire."""
+    chain: int = 0
+    """Chained hash of the seqs at offsets 0 .. end, whatever blocks they came in; 64 bits."""
+    marks: deque[tuple[int, QueueOffset]] = field(default_factory=deque)
+    """(end of a stretch of time, offset of the first message fired in it), ascending."""
+    mark_ms: int = MARK_MS
+    """How long the next stretches are."""
+    blocks: list[Block] = field(default_factory=list)
+    pages: Pages = field(default_factory=Pages)
+    """Those of all queues of the node."""
+    _firsts: list[int] = field(default_factory=list)
+    _payload_bytes: int = 0
+    """Of all blocks that were added here."""
+
+    def append(self, rows: RowArray, bufs: Buffers, fired_at_ms: UnixMs) -> None:
+        """Add messages at the end; `rows` keep the order in which they fire."""
+        n = len(rows)
+        assert 0 < n <= BLOCK_ROWS_MAX, n
+        hashes = mix(np.ascontiguousarray(rows["seq"])) * _POWERS[n - 1 :: -1][:n]
+        rows, bufs = compact(rows, bufs)
+        page = BlockRows(rows, bufs, constant_ms(fired_at_ms, n))
+        tail = int(np.add.reduce(hashes, dtype=np.uint64))
+        self._append(Block.of(self.end, page), n, tail, fired_at_ms)
+
+    def _append(self, block: Block, n: int, tail: int, fired_at_ms: UnixMs) -> None:
+        """Add a block of n messages that fire now; `tail`: what they add to the chain."""
+        self.chain = (self.chain * _power(n) + tail) & _MASK
+        if self.begin == self.end:
+            self.marks.clear()  # of what is all gone
+        self.shorten(fired_at_ms)
+        if not self.marks or self.marks[-1][0] <= fired_at_ms:
+            self.marks.append((self._mark_end(fired_at_ms), self.end))
+        self.restore(block)
+
+    def shorten(self, now_ms: UnixMs) -> None:
+        """Let no stretch, of what has all fired by now, end later than one that begins now."""
+        end_ms = self._mark_end(now_ms)
+        for at in range(len(self.marks) - 1, -1, -1):
+            if self.marks[at][0] <= end_ms:
+                break
+            self.marks[at] = end_ms, self.marks[at][1]
+
+    def _mark_end(self, now_ms: UnixMs) -> int:
+        return (now_ms // self.mark_ms + 1) * self.mark_ms
+
+    def restore(self, block: Block) -> None:
+        """Add a block that a manifest holds; chain and marks know it already."""
+        assert block.first == self.end, (block.first, self.end)
+        self._payload_bytes += block.payload_bytes
+        block.payload_bytes_end = self._payload_bytes
+        self.blocks.append(block)
+        self._firsts.append(block.first)
+        self.pages.add(block)
+        self.end = block.end
+
+    def unspilled(self) -> list[Block]:
+        """Return the blocks that no file holds: the last ones."""
+        start = len(self.blocks)
+        while start and self.blocks[start - 1].spill is None:
+            start -= 1
+        return self.blocks[start:]
+
+    def spilled(self, old: Sequence[Block], new: Sequence[Block]) -> None:
+        """Let spilled blocks take the place of those with the same messages, if any is left."""
+        assert old[0].first == new[0].first, (old[0].first, new[0].first)
+        assert old[-1].end == new[-1].end, (old[-1].end, new[-1].end)
+        start, stop = (bisect_right(self._firsts, old[place].first) for place in (0, -1))
+        left = [block for block in new if block.end > self.begin]
+        self._weigh(left, self.blocks[max(start - 1, 0) : stop])
+        for block in self.blocks[max(start - 1, 0) : stop]:
+            self.pages.remove(block)
+        for block in left:
+            self.pages.add(block)
+        self.blocks[max(start - 1, 0) : stop] = left
+        self._firsts[max(start - 1, 0) : stop] = [block.first for block in left]
+
+    @staticmethod
+    def _weigh(new: Sequence[Block], old: Sequence[Block]) -> None:
+        """Let the new blocks, which end as the old ones do, know what lies before them."""
+        end = old[-1].payload_bytes_end if old else 0
+        for block in reversed(new):
+            block.payload_bytes_end = end
+            end -= block.payload_bytes
+
+    def payload_bytes_from(self, offset: QueueOffset) -> int:
+        """Return how many bytes the payloads from there on have.
+
+        Of a block that begins before it a part in proportion is counted.
+        """
+        if offset >= self.end or not self.blocks:
+            return 0
+        block = self.blocks[self._number_of(offset)]
+        here = block.payload_bytes * (block.end - offset) // (block.end - block.first)
+        return self._payload_bytes - block.payload_bytes_end + here
+
+    def moved(self, places: Mapping[SpillRef, SpillRef]) -> None:
+        """Blocks were copied to other files."""
+        for block in self.blocks:
+            if block.spill is not None:
+                block.spill = places.get(block.spill, block.spill)
+
+    def slices(self, offsets: U64) -> Iterator[tuple[BlockRows, U64]]:
+        """Yield (page, positions in it) that together cover `offsets` (ascending), in order.
+
+        All of them are at hand.
+        """
+        for block, here in self._blocks_of(offsets):
+            assert block.page is not None, (block.first, block.end)
+            yield block.page, here - np.uint64(block.first)
+
+    def _blocks_of(self, offsets: U64) -> Iterator[tuple[Block, U64]]:
+        start = 0
+        while start < len(offsets):
+            block = self.blocks[self._number_of(int(offsets[start]))]
+            stop = start + int(np.searchsorted(offsets[start:], np.uint64(block.end)))
+            assert stop > start, (int(offsets[start]), self.begin, self.end)
+            yield block, offsets[start:stop]
+            start = stop
+
+    def _number_of(self, offset: int) -> int:
+        number = bisect_right(self._firsts, offset) - 1
+        assert number >= 0, (offset, self.begin, self.end)
+        return number
+
+    def fired_at_ms(self, offset: int) -> int:
+        """Return when a message that is here fired.
+
+        Where its page is in a file only: when the first one of its block did, which is up to 4,096
+        messages earlier.
+        """
+        block = self.blocks[self._number_of(offset)]
+        if block.page is None:
+            return block.fired_at_ms
+        return int(block.page.fired_at_ms[offset - block.first])
+
+    def at_hand(self, offsets: U64) -> int:
+        """Return how many of the first `offsets` (ascending, at least one) are in memory.
+
+        The pages that come next, or that are missing, are wanted.
+        """
+        count = 0
+        for block, here in self._blocks_of(offsets):
+            if block.page is None:
+                break
+            count += len(here)
+        number = self._number_of(int(offsets[min(count, len(offsets) - 1)]))
+        for block in self.blocks[number : number + AHEAD_BLOCKS]:
+            self.pages.want(block)
+        return count
+
+    def fitting(self, offsets: U64, bytes_max: int) -> int:
+        """Return how many of the first `offsets` (ascending) fit into `bytes_max`; at least one.
+
+        All of them are at hand.
+        """
+        sizes = np.concatenate([row_bytes(page.rows[at]) for page, at in self.slices(offsets)])
+        return max(1, int(np.searchsorted(np.cumsum(sizes), bytes_max, side="right")))
+
+    def key_hashes(self, offsets: U64) -> U64:
+        """Return a hash of each message's key (n, uint64), never 0; one of its own without a key.
+
+        `offsets` ascend, and all are at hand.
+        """
+        hashes = [np.zeros(0, np.uint64)]
+        for page, at in self.slices(offsets):
+            rows = page.rows[at.astype(np.int64)]
+            if rows["key_size"].any():
+                keys = gather(rows, page.bufs, "key")
+                found = self.pages.hasher(rows["topic"].astype(np.uint32), keys)
+            else:
+                found = np.zeros(len(rows), np.uint64)
+            alone = rows["key_size"] == 0
+            found[alone] = mix(rows["seq"][alone])
+            hashes.append(np.maximum(found, np.uint64(1)))
+        return np.concatenate(hashes)
+
+    def fired_from(self, time_ms: UnixMs) -> QueueOffset | None:
+        """Return the offset of the first message that fired at or after a time, or `end`.
+
+        None: a page has to be read first, which is wanted now.
+        """
+        low, high = 0, len(self.blocks)
+        while low < high:
+            number = (low + high) // 2
+            page = self.blocks[number].page
+            if page is None:
+                self.pages.want(self.blocks[number])
+                return None
+            if page.fired_at_ms[-1] < time_ms:
+                low = number + 1
+            else:
+                high = number
+        if low == len(self.blocks):
+            return self.end
+        block = self.blocks[low]
+        if block.page is None:
+            self.pages.want(block)
+            return None
+        at = int(np.searchsorted(block.page.fired_at_ms, time_ms))
+        return max(self.begin, QueueOffset(block.first + at))
+
+    def drop_below(self, offset: QueueOffset) -> None:
+        """Forget what lies before `offset`; whole blocks leave memory."""
+        if offset <= self.begin:
+            return
+        assert offset <= self.end, (offset, self.end)
+        self.begin = offset
+        while len(self.marks) > 1 and self.marks[1][1] <= offset:
+            self.marks.popleft()
+        gone = 0
+        while gone < len(self.blocks) and self.blocks[gone].end <= offset:
+            self.pages.remove(self.blocks[gone])
+            gone += 1
+        if gone:
+            del self.blocks[:gone]
+            del self._firsts[:gone]
+
+    def expire(self, fired_before_ms: UnixMs, below: QueueOffset | None = None) -> None:
+        """Forget the leading messages that fired in stretches that were over by then.
+
+        Of these, what lies below an offset; None: all.
+        """
+        offset = self.begin
+        for end_ms, first in self.marks:
+            offset = max(offset, first)  # what lies before it was over
+            if end_ms > fired_before_ms or (below is not None and offset >= below):
+                break
+        else:
+            offset = self.end if self.marks else offset
+        self.drop_below(offset if below is None else min(offset, below))
+
+    def close(self) -> None:
+        """Leave nothing in memory: the topic is gone."""
+        self.drop_below(self.end)
+
+
+def append_all(parts: Sequence[tuple[Queue, RowArray]], bufs: Buffers, fired_at_ms: UnixMs) -> None:
+    """Add messages at the ends of different queues, as `Queue.append` does for one.
+
+    Those of queues that get little share the bytes that they point into, up to SHARED_SIZE.
+    """
+    if len(parts) < 2:
+        for queue, rows in parts:
+            queue.append(rows, bufs, fired_at_ms)
+        return
+    little: list[tuple[Queue, RowArray]] = []
+    size = 0
+    for (queue, rows), own in zip(parts, _sizes([rows for _, rows in parts]), strict=True):
+        if own > LITTLE_SIZE:
+            queue.append(rows, bufs, fired_at_ms)
+            continue
+        little.append((queue, rows))
+        size += own
+        if size >= SHARED_SIZE:
+            _append_little(little, bufs, fired_at_ms)
+            little, size = [], 0
+    if little:
+        _append_little(little, bufs, fired_at_ms)
+
+
+def _append_little(
+    parts: Sequence[tuple[Queue, RowArray]], bufs: Buffers, fired_at_ms: UnixMs
+) -> None:
+    """See `append_all`. What numpy has to work out, it does for all of them in one call."""
+    counts = np.array([len(rows) for _, rows in parts])
+    ends = np.cumsum(counts)
+    starts = ends - counts
+    rows, bufs = compact(concat([rows for _, rows in parts]), bufs)
+    behind = np.repeat(ends, counts) - 1 - np.arange(len(rows))
+    hashes = mix(np.ascontiguousarray(rows["seq"])) * _POWERS.take(behind)
+    due_ms, payloads = rows["due_ms"].copy(), rows["payload_size"].astype(np.int64)
+    columns = (
+        starts.tolist(),
+        ends.tolist(),
+        np.add.reduceat(hashes, starts).tolist(),
+        np.minimum.reduceat(due_ms, starts).tolist(),
+        np.maximum.reduceat(due_ms, starts).tolist(),
+        np.add.reduceat(payloads, starts).tolist(),
+        np.add.reduceat(row_bytes(rows), starts).tolist(),
+    )
+    fired = constant_ms(fired_at_ms, len(rows))
+    for (queue, _), start, end, tail, due_min, due_max, payload, size in zip(
+        parts, *columns, strict=True
+    ):
+        n = end - start
+        page = BlockRows(rows[start:end], bufs, fired[:n], PAGE_OVERHEAD + n * _ROW_SIZE + size)
+        first, stop = queue.end, QueueOffset(queue.end + n)
+        block = Block(first, stop, page, None, fired_at_ms, payload, 0, due_min, due_max)
+        queue._append(block, n, tail, fired_at_ms)  # noqa: SLF001 -- this module's
+
+
+def _sizes(parts: Sequence[RowArray]) -> list[int]:
+    """Return how many bytes each part has, with the payloads, keys and headers of its rows."""
+    counts = np.array([len(rows) for rows in parts])
+    weights = np.add.reduceat(row_bytes(concat(parts)), np.cumsum(counts) - counts)
+    sizes: list[int] = (weights + counts * _ROW_SIZE).tolist()
+    return sizes
+
+
+def _power(n: int) -> int:
+    """Return _PRIME ** n, modulo 2 ** 64."""
+    return _POWERS.item(n)

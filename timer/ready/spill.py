@@ -1,0 +1,264 @@
+"""Spill files: fired rows that some group has not acked, written with a manifest. Format 2.
+
+Immutable, one per manifest that found blocks which no file held yet, or files that are needed for
+little: what is left of these moves to the new one. Little-endian:
+
+    header      8s magic b"TIMERSPL", u32 version, u32 reserved
+    per block   u32 crc32 of the rest of the block, u32 length of the body,
+                u32 topic, u32 rows, u64 first queue offset
+                body: n x u64 seq, n x i64 fired_at_ms, then the columns of timer/model/columns.py
+
+A block has at most 4,096 rows, and at most a megabyte unless one row alone is larger: so much is
+read at a time when it is wanted. Where blocks lie stands in the manifest; they are verified when
+they are read, their files' names and sizes at start.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from timer.files.disk import Disk
+from timer.model.columns import Part, decode_schedule, encode_schedule, gather, row_bytes
+from timer.model.timer_errors import CorruptFileError, UnknownVersionError
+from timer.model.units import ProducerId, QueueOffset, TopicId
+from timer.pending.runs.run_writer import Pace, unpaced
+from timer.ready.page_cache import Block, BlockRows, Pages, SpillRef
+from timer.ready.queue import Queue
+
+MAGIC: Final = b"TIMERSPL"
+VERSION: Final = 2
+BLOCK_ROWS_MAX: Final = 4_096
+BLOCK_SIZE_MAX: Final = 1 << 20
+WRITE_SIZE: Final = 1 << 20
+SPARSE: Final = 4
+"""A file of which less than one part in so many is needed is given up: that part is copied."""
+SMALL_SIZE: Final = 256 << 10
+SMALL_FILES_MAX: Final = 8
+"""More files below SMALL_SIZE than this become one."""
+MOVED_SIZE_MAX: Final = 256 << 20
+"""Bytes that are copied with one manifest, about: no file more after these."""
+
+_HEADER: Final = struct.Struct("<8sII")
+_CRC: Final = struct.Struct("<I")
+_BLOCK: Final = struct.Struct("<IIIQ")
+
+
+@dataclass(slots=True)
+class Spill:
+    """The blocks of one queue that no file holds yet, and what they become."""
+
+    topic: TopicId
+    queue: Queue
+    old: list[Block]
+    new: list[Block]
+    """Written: as few and large as may be."""
+
+    def install(self) -> None:
+        """Let the new blocks take the place of the old ones."""
+        self.queue.spilled(self.old, self.new)
+
+
+def write_spill(
+    disk: Disk,
+    path: Path,
+    spills: Sequence[Spill],
+    moved: Sequence[SpillRef] = (),
+    pace: Pace = unpaced,
+) -> dict[SpillRef, SpillRef]:
+    """Write the blocks to a new file, durably, and fill in what they become. For a thread.
+
+    Copies those at `moved` from other files, and returns where they lie now. `pace` hears of the
+    bytes of each.
+
+    Raises:
+        CorruptFileError: one of these is damaged.
+    """
+    file = disk.open_append(path)
+    places: dict[SpillRef, SpillRef] = {}
+    try:
+        pieces, waiting = [_HEADER.pack(MAGIC, VERSION, 0)], _HEADER.size
+        for spill in spills:
+            first = spill.old[0].first
+            for pages in _cut([block.page for block in spill.old if block.page is not None]):
+                data = _encode(spill.topic, first, pages)
+                ref = SpillRef(path.name, file.size + waiting, len(data))
+                page = _decode(memoryview(data), path, ref)
+                spill.new.append(Block.of(first, page, ref))
+                first = spill.new[-1].end
+                pieces.append(data)
+                waiting += len(data)
+                if waiting >= WRITE_SIZE:
+                    file.write(pieces)
+                    file.sync()
+                    pieces, waiting = [], 0
+            assert first == spill.old[-1].end, (first, spill.old[-1].end)
+        file.write(pieces)
+        for ref in moved:
+            data = disk.read(path.parent / ref.file, ref.position, ref.size)
+            _decode(memoryview(data), path.parent / ref.file, ref)
+            places[ref] = SpillRef(path.name, file.size, ref.size)
+            file.write([data])
+            file.sync()
+            pace(ref.size)
+        file.sync()
+    finally:
+        file.close()
+    disk.sync_dir(path.parent)
+    return places
+
+
+def sparse(disk: Disk, directory: Path, refs: Sequence[SpillRef], size_max: int) -> list[SpillRef]:
+    """Return those of all `refs` that should move to another file, and fit. For a thread.
+
+    Their files hold little that is needed, or are many and small. Where not all of them fit in
+    `size_max` bytes, those go first that free most.
+    """
+    needed: dict[str, int] = {}
+    for ref in refs:
+        needed[ref.file] = needed.get(ref.file, 0) + ref.size
+    sizes = {name: disk.size(directory / name) for name in needed}
+    given_up = {name for name, size in sizes.items() if SPARSE * needed[name] < size}
+    small = {name for name, size in sizes.items() if size < SMALL_SIZE}
+    if len(small - given_up) > SMALL_FILES_MAX:
+        given_up |= small
+    chosen: set[str] = set()
+    size = 0
+    for name in sorted(given_up, key=lambda name: (needed[name] - sizes[name], name)):
+        if size < MOVED_SIZE_MAX and size + needed[name] <= size_max:
+            size += needed[name]
+            chosen.add(name)
+    return [ref for ref in refs if ref.file in chosen]
+
+
+def _cut(pages: Sequence[BlockRows]) -> Iterator[list[BlockRows]]:
+    """Yield the rows of all pages, in order, in groups of a bounded size."""
+    group: list[BlockRows] = []
+    rows_left, size_left = BLOCK_ROWS_MAX, BLOCK_SIZE_MAX
+    for page in pages:
+        ends = np.cumsum(row_bytes(page.rows))
+        start, before = 0, 0
+        while start < len(page):
+            fits = int(ends.searchsorted(before + size_left, "right"))
+            stop = min(fits, start + rows_left)
+            if stop <= start and group:
+                yield group
+                group, rows_left, size_left = [], BLOCK_ROWS_MAX, BLOCK_SIZE_MAX
+                continue
+            stop = max(stop, start + 1)
+            group.append(BlockRows(page.rows[start:stop], page.bufs, page.fired_at_ms[start:stop]))
+            rows_left -= stop - start
+            size_left -= int(ends[stop - 1]) - before
+            start, before = stop, int(ends[stop - 1])
+    if group:
+        yield group
+
+
+def _encode(topic: TopicId, first: QueueOffset, pages: Sequence[BlockRows]) -> bytes:
+    parts = [
+        Part(
+            producer_id=ProducerId(0),
+            sequence=0,
+            due_ms=page.rows["due_ms"],
+            requested_ms=page.rows["requested_ms"],
+            topic=page.rows["topic"],
+            payload=gather(page.rows, page.bufs, "payload"),
+            key=gather(page.rows, page.bufs, "key") if page.rows["key_size"].any() else None,
+            headers=gather(page.rows, page.bufs, "headers")
+            if page.rows["headers_size"].any()
+            else None,
+        )
+        for page in pages
+    ]
+    seqs = [page.rows["seq"].tobytes() for page in pages]
+    times = [page.fired_at_ms.tobytes() for page in pages]
+    body = b"".join([*seqs, *times, *encode_schedule(parts)])
+    head = _BLOCK.pack(len(body), topic, sum(map(len, pages)), first)
+    return _CRC.pack(zlib.crc32(body, zlib.crc32(head))) + head + body
+
+
+def check_spill(disk: Disk, path: Path, refs: Sequence[SpillRef]) -> None:
+    """Check that the file is there and long enough for the blocks at `refs`.
+
+    Raises:
+        CorruptFileError: it is missing or cut.
+        UnknownVersionError: it was written by another version.
+    """
+    try:
+        data, size = disk.read(path, 0, _HEADER.size), disk.size(path)
+    except FileNotFoundError:
+        raise CorruptFileError(path, 0, "the manifest names it, but it is missing") from None
+    if len(data) < _HEADER.size:
+        raise CorruptFileError(path, 0, f"{len(data)} bytes")
+    magic, version, _ = _HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise CorruptFileError(path, 0, f"magic {magic!r}")
+    if version != VERSION:
+        raise UnknownVersionError(path, version, VERSION)
+    end = max((ref.position + ref.size for ref in refs), default=0)
+    if size < end:
+        raise CorruptFileError(path, size, f"{size} bytes, a block ends at {end}")
+
+
+def read_page(disk: Disk, directory: Path, ref: SpillRef) -> BlockRows:
+    """Return the page of the block at `ref`. For a thread.
+
+    Raises:
+        FileNotFoundError: the file is gone, as it is once no queue needs it.
+        CorruptFileError: the block is cut or damaged.
+    """
+    path = directory / ref.file
+    return _decode(memoryview(disk.read(path, ref.position, ref.size)), path, ref)
+
+
+def _decode(data: memoryview, path: Path, ref: SpillRef) -> BlockRows:
+    start = _CRC.size + _BLOCK.size
+    if len(data) != ref.size or ref.size < start:
+        raise CorruptFileError(path, ref.position, "the file is cut")
+    if zlib.crc32(data[_CRC.size :]) != _CRC.unpack_from(data)[0]:
+        raise CorruptFileError(path, ref.position, "checksum mismatch in a block")
+    _, _, n, _ = _BLOCK.unpack_from(data, _CRC.size)
+    columns = data[start + 16 * n :]
+    rows = decode_schedule(columns).rows
+    rows["seq"] = np.frombuffer(data, "<u8", n, start)
+    return BlockRows(rows, {0: columns}, np.frombuffer(data, "<i8", n, start + 8 * n))
+
+
+class PageFetch:
+    """Pages that are wanted, to be read by a thread. A block may move to another file meanwhile."""
+
+    def __init__(self, disk: Disk, directory: Path, blocks: Sequence[Block]) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._blocks = [(block, block.spill) for block in blocks]
+        self._pages: list[tuple[Block, SpillRef, BlockRows | None]] = []
+
+    def read(self) -> None:
+        """Read them.
+
+        Raises:
+            CorruptFileError: a block is cut or damaged.
+        """
+        for block, ref in self._blocks:
+            assert ref is not None
+            try:
+                page = read_page(self._disk, self._directory, ref)
+            except FileNotFoundError:
+                page = None
+            self._pages.append((block, ref, page))
+
+    def install(self, pages: Pages) -> None:
+        """Put the pages where they are still wanted.
+
+        Raises:
+            CorruptFileError: the file of such a block is missing.
+        """
+        for block, ref, page in self._pages:
+            if page is not None:
+                pages.fetched(block, page)
+            elif pages.wants(block) and block.spill == ref:  # else all have acked it meanwhile
+                raise CorruptFileError(self._directory / ref.file, 0, "the file is missing")

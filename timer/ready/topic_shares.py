@@ -1,0 +1,71 @@
+"""Shares: rows split by topic, with the sums that each topic's state takes of its own.
+
+    rows      b a c a b a ...                 in firing order, or as they were scheduled
+    shares    a: a a a   b: b b   c: c        each in the order of `rows`, in the order of topic ids
+
+The sums of all shares are worked out together: ten calls of numpy for each of a thousand topics
+would hold the loop for 50 ms.
+"""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from timer.model.columns import U64, RowArray
+from timer.model.firing_order import raw, stable_order
+from timer.model.timer_id import mix, mix_one
+
+MASK: Final = (1 << 64) - 1
+
+
+class TopicRows(NamedTuple):
+    """The rows of one topic."""
+
+    topic: int
+    rows: RowArray
+    sum: int
+    """Of the rows' hashes: see `row_sum`."""
+    payload_bytes: int
+
+
+def shares_of(rows: RowArray) -> Iterator[TopicRows]:
+    """Yield the rows by topic, at least one row a share."""
+    topics = rows["topic"]
+    if not len(rows):
+        return
+    if len(rows) == 1 or (topics == topics[0]).all():
+        yield TopicRows(int(topics[0]), rows, row_sum(rows), payload_bytes(rows))
+        return
+    order = stable_order(topics.astype(np.int64))
+    rows = raw(rows).take(order).view(rows.dtype)
+    topics = rows["topic"]
+    starts = np.concatenate([[0], np.flatnonzero(topics[1:] != topics[:-1]) + 1])
+    sums = np.add.reduceat(row_hashes(rows), starts).tolist()
+    sizes = np.add.reduceat(rows["payload_size"].astype(np.int64), starts).tolist()
+    ids, first = topics[starts].tolist(), starts.tolist()
+    for topic, start, stop, total, size in zip(
+        ids, first, [*first[1:], len(rows)], sums, sizes, strict=True
+    ):
+        yield TopicRows(topic, rows[start:stop], total, size)
+
+
+def row_sum(rows: RowArray) -> int:
+    """Return the order-free sum of hashes of (due, seq, payload size), modulo 2 ** 64."""
+    if len(rows) == 1:
+        row = rows[0]
+        pair = mix_one(mix_one(row["due_ms"].item()) ^ row["seq"].item())
+        return mix_one(pair ^ row["payload_size"].item())
+    return int(np.add.reduce(row_hashes(rows), dtype=np.uint64))
+
+
+def row_hashes(rows: RowArray) -> U64:
+    """Return what `row_sum` adds up (n, uint64)."""
+    hashes = mix(mix(rows["due_ms"].astype(np.uint64)) ^ rows["seq"])
+    return mix(hashes ^ rows["payload_size"])
+
+
+def payload_bytes(rows: RowArray) -> int:
+    """Return how many bytes the payloads of rows have."""
+    sizes = rows["payload_size"]
+    return sizes.item() if len(sizes) == 1 else int(sizes.sum(dtype=np.int64))

@@ -1,0 +1,496 @@
+r"""The state plane of one replica: its machine, its leader while it leads, its manifests.
+
+    commit index --> fold: apply committed entries in order --> machine
+                                                            \-> leader answers, hands out
+    now and then --> flush: freeze, write run, spills and manifest (elsewhere), install
+
+Without clock, socket and thread, so that the simulator runs the same code as production. The
+shell says when the commit index moved, when the time has come, and runs `Flush.write`, the only
+slow part, in a thread of its own.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from timer.entries.entry_check import blamed
+from timer.entries.entry_frame import HEADER_SIZE, Entry, EntryKind
+from timer.entries.payloads import decode_fire
+from timer.entries.policies import ScopePolicy
+from timer.files.disk import Disk
+from timer.leader.intake.disk_reserve import Room
+from timer.leader.leader import Append, Leader, LeaderConfig, Now
+from timer.model.columns import keyed_max
+from timer.model.timer_errors import EngineError, NotLeaderError
+from timer.model.units import Epoch, LogIndex, TopicId
+from timer.pending.prefetch import Prepared
+from timer.pending.runs.frozen_memtable import Frozen
+from timer.pending.runs.merge import Merge
+from timer.pending.runs.read_window import ReadWindow
+from timer.pending.runs.run import RunMeta
+from timer.pending.runs.run_writer import Pace, unpaced
+from timer.pending.store import Store
+from timer.ready.page_cache import SpillRef
+from timer.ready.spill import PageFetch, Spill, sparse, write_spill
+from timer.recovery import manifest
+from timer.recovery.manifest import State
+from timer.state.apply_results import (
+    Applied,
+    CancelApplied,
+    Checkpoint,
+    ExpireApplied,
+    FireApplied,
+    GroupApplied,
+    RescheduleApplied,
+    ScheduleApplied,
+)
+from timer.state.machine import Machine
+
+FOLD_BYTES: Final = 2 << 20
+"""Payload applied in one go: a few milliseconds."""
+PAGES_SIZE_MAX: Final = 64 << 20
+"""Bytes of fired messages in memory, of those that a spill file holds as well."""
+FETCH_SIZE: Final = 8 << 20
+"""Bytes of them that are read back at a time."""
+KEEP_UPS: Final = 8
+"""Rounds of what a checkpoint would do later, after one entry: as many topics as it may touch."""
+CHECKPOINTS_KEPT: Final = 64
+"""Three minutes of them, by default."""
+
+LOW_LOG_SHARE: Final = 8
+"""While the disk is low a flush follows on so much of the reserve in log."""
+MOVED_SHARE: Final = 4
+"""A flush copies so much of what is free beside it: a merge may take half."""
+FLUSH_ROOM: Final = 64 << 10
+"""What a flush writes besides rows and manifest, at most about."""
+
+# What an entry counts for besides its payload, measured as the time that it takes to apply.
+_ENTRY_BYTES: Final = 128 << 10  # 0.1 to 0.2 ms, and a GB a second are copied
+_PART_BYTES: Final = 1024
+_FIRED_BYTES: Final = 128
+_TOPIC_BYTES: Final = 8192  # that has something of it
+_OP_BYTES: Final = 64 << 10  # of a group
+_KEY_BYTES: Final = 2048  # where a timer in a run has it; else a tenth
+_CANCEL_BYTES: Final = 1024  # in runs; in memory it is a tenth
+_EXPIRED_BYTES: Final = 8192  # a group's cursor moves over some ten thousand messages
+_TARGET_SIZE: Final = 16
+
+
+@dataclass(slots=True)
+class Flush:
+    """A consistent cut on its way to the disk."""
+
+    index: LogIndex
+    state: State
+    frozen: Frozen
+    fresh: list[Spill]
+    disk: Disk
+    directory: Path
+    store: Store
+    retired: list[RunMeta]
+    """Runs that this manifest does not name any more."""
+    moved_size_max: int
+    """Bytes of older spill files that may be copied to the new one."""
+    windows: list[ReadWindow] = field(default_factory=list)
+    """Of the runs that were written."""
+    manifest_size: int = 0
+    """In bytes, once it is written."""
+    moved: dict[SpillRef, SpillRef] = field(default_factory=dict)
+    """Blocks that were copied: where they were, and are."""
+    moved_of: list[TopicId] = field(default_factory=list)
+    """Whose blocks these are."""
+
+    def write(self, pace: Pace = unpaced) -> None:
+        """Write runs, spill file and manifest, durably; then remove what no manifest needs now.
+
+        Slow; touches nothing shared.
+
+        Raises:
+            DiskFailed: the old manifest and its files are still whole.
+        """
+        self.windows = self.store.write_run(self.frozen, pace)
+        spills = self.directory / manifest.SPILL_DIRECTORY
+        refs = manifest.spill_refs(self.state)
+        thin = sparse(self.disk, spills, refs, self.moved_size_max)
+        if self.fresh or thin:
+            path = spills / f"{self.index:016x}.spill"
+            self.moved = write_spill(self.disk, path, self.fresh, thin, pace)
+            self.moved_of = manifest.move_spills(self.state, self.moved)
+            manifest.add_spills(self.state, self.fresh)
+        self.state["runs"] += [window.run.meta.pack() for window in self.windows]
+        self.manifest_size = manifest.write(self.disk, self.directory, self.state)
+        self.store.remove(self.retired)
+        # Where blocks were until now they may still be read, until `end_flush`.
+        still = {ref.file for ref in self.moved}
+        drop_spills(self.disk, self.directory, manifest.spill_files(self.state) | still)
+        topics = self.state["topics"]
+        while topics:  # one by one: to free all at once holds up all threads
+            topics.pop()
+
+
+def drop_spills(disk: Disk, directory: Path, named: set[str]) -> None:
+    """Remove the spill files that the newest manifest does not name."""
+    spills = directory / manifest.SPILL_DIRECTORY
+    for name in disk.list_dir(spills):
+        if name not in named:
+            disk.remove(spills / name)
+
+
+def _work(entry: Entry, applied: Applied) -> int:
+    """Return what applying the entry has cost, in bytes of payload that cost the same."""
+    work = len(entry.payload) + _ENTRY_BYTES
+    match applied:
+        case ScheduleApplied(parts, _, keyed, topics):
+            work += _PART_BYTES * len(parts) + _KEY_BYTES * keyed
+            work += _TOPIC_BYTES * max(0, topics - 1)
+        case FireApplied(fired, _, released, dropped):
+            moved = (*fired, *released, *dropped)
+            work += _FIRED_BYTES * sum(len(rows) for _, rows in moved) + _TOPIC_BYTES * len(moved)
+        case CancelApplied(results) | RescheduleApplied(results):
+            work += _CANCEL_BYTES * len(results)
+        case GroupApplied(ops):
+            groups = sum(op.groups for op in ops if isinstance(op, ExpireApplied))
+            work += _EXPIRED_BYTES * groups + _OP_BYTES * len(ops)
+        case _:
+            pass
+    return work
+
+
+def _foreseen(entry: Entry) -> int:
+    """Return what of `_work` can be told before the entry is applied."""
+    work = len(entry.payload) + _ENTRY_BYTES
+    match entry.kind:
+        case EntryKind.SCHEDULE:
+            work += _KEY_BYTES * keyed_max(entry.payload)
+        case EntryKind.CANCEL | EntryKind.RESCHEDULE:
+            work += _CANCEL_BYTES * len(entry.payload) // _TARGET_SIZE
+        case _:
+            pass
+    return work
+
+
+class Engine:
+    """State plane of one replica."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: Path,
+        config: LeaderConfig,
+        observe: Callable[[Entry, Applied], None] | None = None,
+        key_secret: bytes = b"",
+    ) -> None:
+        """Recover from the manifest in `directory`, or begin empty.
+
+        `observe` hears of each entry as it was applied. `key_secret`: of the hashes of keys
+        (timer/pending/memory/key_index.py), unless the manifest has one.
+
+        Raises:
+            CorruptFile: the manifest or a file that it names is damaged.
+            UnknownVersion: they were written by another version.
+        """
+        self._disk, self._directory, self._config = disk, directory, config
+        self._observe = observe
+        disk.make_dir(directory)
+        disk.make_dir(directory / manifest.SPILL_DIRECTORY)
+        state = manifest.read(disk, directory)
+        self.machine = Machine(manifest.recover_store(state, disk, directory, key_secret))
+        self._ahead = manifest.FlushSources(self.machine)
+        self.manifest_index = LogIndex(0)
+        """Restart begins after this one; the log before it is not needed here."""
+        if state is not None:
+            manifest.restore(self.machine, state, disk, directory)
+            self.manifest_index = self.machine.applied_index
+        drop_spills(disk, directory, manifest.spill_files(state) if state else set())
+        self.commit_index = self.machine.applied_index
+        self.leader: Leader | None = None
+        self.digests: dict[LogIndex, str] = {}
+        """Of the last checkpoints, by index: what other replicas are compared with."""
+        self.flushing = False
+        """A manifest is being written."""
+        self.room = Room.plenty()
+        """On the disk, as the shell has last seen it."""
+        self._manifest_size = disk.size(directory / manifest.NAME) if state is not None else 0
+        self.applied_bytes = 0
+        """Of the log, since the start."""
+        self._flushed_bytes = 0
+        self._flushed_index = self.manifest_index
+        self._looked_to = LogIndex(0)
+        """The entries up to here were looked at before they are folded; what folds stops there."""
+        self._looked_again: tuple[LogIndex, list[RunMeta]] | None = None
+        """For which FIRE, and in which runs."""
+        self._passes_much: tuple[LogIndex, list[RunMeta]] | None = None
+        """The same of a FIRE that passes many dead rows, or what was not read ahead."""
+
+    @property
+    def node_policy(self) -> ScopePolicy:
+        """What the node's settings say where no policy does."""
+        return self._config.policy
+
+    # ---- applying
+
+    def committed(self, index: LogIndex) -> None:
+        """Entries up to `index` may be applied."""
+        self.commit_index = max(self.commit_index, index)
+
+    @property
+    def behind(self) -> bool:
+        """Committed entries wait to be applied."""
+        return self.machine.applied_index < self.commit_index
+
+    def next_chunk(self) -> tuple[LogIndex, LogIndex]:
+        """Return the entries [first, last] to fold next; fold at most so many at once."""
+        first = LogIndex(self.machine.applied_index + 1)
+        return first, LogIndex(min(self.commit_index, first + 255))
+
+    def begin_lookup(self, entries: Sequence[Entry]) -> Prepared | None:
+        """Return what a thread should ask the runs before these, the next, are folded.
+
+        As many of them as are folded in one go, by what can be foreseen; the others' turn comes
+        when those are folded. None: it is little, or was asked before.
+        """
+        if self.machine.applied_index < self._looked_to:
+            return None
+        try:
+            return self._begin_lookup(entries)
+        except Exception as error:
+            error.add_note(blamed(entries))
+            raise
+
+    def _begin_lookup(self, entries: Sequence[Entry]) -> Prepared | None:
+        work = count = 0
+        for entry in entries:
+            if work >= FOLD_BYTES:
+                break
+            work += FOLD_BYTES if self._moves_sweep(entry) else _foreseen(entry)
+            count += 1
+        self._looked_to = entries[count - 1].index
+        fires = entries[count - 1].kind is EntryKind.FIRE
+        sweep = self.machine.pauses.next_portion() if fires else None
+        first, fire = entries[0], None
+        if self._passes_much is not None and self._passes_much[0] == first.index:
+            fire = decode_fire(first.payload)
+        return self.machine.store.begin_lookup(entries[:count], sweep, fire)
+
+    def _moves_sweep(self, entry: Entry) -> bool:
+        """Return whether what a sweep reads next is known only when the entry was applied."""
+        match entry.kind:
+            case EntryKind.FIRE:
+                return self.machine.pauses.swept is not None
+            case EntryKind.POLICY | EntryKind.TOPIC:
+                return self.machine.store.held > 0
+            case _:
+                return False
+
+    def _must_look_again(self, entry: Entry) -> bool:
+        """Return whether a FIRE would pass many dead rows, or read: a thread has to do it before.
+
+        Once for the same runs: what a thread did not bring is read then, or says why it can't be.
+        """
+        if entry.kind is not EntryKind.FIRE:
+            return False
+        asked = entry.index, [*self.machine.store.runs]
+        if asked != self._passes_much and not self.machine.store.look(decode_fire(entry.payload)):
+            self._passes_much = asked
+            self._looked_to = self.machine.applied_index
+            self.machine.store.end_lookup(None)
+            return True
+        portion = self.machine.pauses.next_portion()
+        if portion is None or entry.index > self._looked_to:
+            return False
+        if self.machine.store.is_read_ahead(portion) or asked == self._looked_again:
+            return False
+        self._looked_again = asked
+        self._looked_to = self.machine.applied_index
+        self.machine.store.end_lookup(None)
+        return True
+
+    def end_lookup(self, prepared: Prepared) -> None:
+        """Use what was asked for what is folded next."""
+        self.machine.store.end_lookup(prepared)
+
+    def fold(self, entries: Sequence[Entry]) -> int:
+        """Apply the next entries, up to about FOLD_BYTES; return how many were applied.
+
+        If `begin_lookup` was called, no more of them than it looked at. Perhaps none: it has to
+        look again, or the next entry's work is done in portions.
+        """
+        work = count = 0
+        try:
+            for entry in entries:
+                if work >= FOLD_BYTES or self._must_look_again(entry):
+                    break
+                if not self.machine.portions.do(entry):
+                    break
+                applied = self.machine.apply(entry)
+                work += _work(entry, applied)
+                self.applied_bytes += len(entry.payload) + HEADER_SIZE
+                if isinstance(applied, Checkpoint):
+                    self._record(applied)
+                if self._observe is not None:
+                    self._observe(entry, applied)
+                if self.leader is not None:
+                    self.leader.applied(entry, applied)
+                for _ in range(KEEP_UPS):
+                    if not self.machine.keep_up():
+                        break
+                count += 1
+                if entry.index == self._looked_to:
+                    self.machine.store.end_lookup(None)
+                    break
+        except Exception as error:
+            error.add_note(blamed(entries[count : count + 1]))
+            raise
+        return count
+
+    def keep_up(self) -> bool:
+        """Do some of what would make a later step long; return whether to go on at once."""
+        more = self.machine.keep_up()
+        return self.machine.store.keep_up() or more
+
+    def _record(self, checkpoint: Checkpoint) -> None:
+        self.digests[checkpoint.index] = checkpoint.digest
+        while len(self.digests) > CHECKPOINTS_KEPT:
+            del self.digests[next(iter(self.digests))]
+
+    # ---- leading
+
+    def lead(self, epoch: Epoch, append: Append, now: Now) -> Leader:
+        """Everything committed is applied: load the wheel and serve `epoch`."""
+        assert not self.behind, (self.machine.applied_index, self.commit_index)
+        assert self.leader is None or self.leader.closed is not None
+        self.machine.store.lead()
+        self.leader = Leader(self.machine, epoch, append, self._config, now)
+        return self.leader
+
+    def step_down(self, why: EngineError | None = None) -> None:
+        """Answer everybody, drop the wheel and follow."""
+        if self.leader is not None:
+            self.leader.close(why or NotLeaderError(None))
+            self.leader = None
+            self.machine.store.follow()
+
+    # ---- fired messages that left memory
+
+    def begin_fetch(self) -> PageFetch | None:
+        """Return what a thread should read of the spill files; None: nothing is wanted."""
+        wanted = self.machine.pages.wanted(FETCH_SIZE)
+        if not wanted:
+            return None
+        return PageFetch(self._disk, self._directory / manifest.SPILL_DIRECTORY, wanted)
+
+    def end_fetch(self, fetch: PageFetch) -> None:
+        """Use what was read: the leader hands it out at its next step.
+
+        Raises:
+            CorruptFile: a spill file is missing.
+        """
+        self.machine.pages.evict(PAGES_SIZE_MAX - FETCH_SIZE)
+        fetch.install(self.machine.pages)
+        if self.leader is not None:
+            self.leader.groups.fetched()
+
+    # ---- flushing
+
+    @property
+    def log_bytes_since_flush(self) -> int:
+        """Bytes of the log that a restart would apply again."""
+        return self.applied_bytes - self._flushed_bytes
+
+    @property
+    def log_entries_since_flush(self) -> int:
+        """Entries of the log that a restart would apply again."""
+        return self.machine.applied_index - self._flushed_index
+
+    def wants_flush(self, *, memtable_bytes: int, log_bytes: int, log_entries: int) -> bool:
+        """Return whether enough has gathered for a flush, and none is under way."""
+        if self.room.low:  # to let the log go that lies before it
+            log_bytes = min(log_bytes, self.room.reserve // LOW_LOG_SHARE)
+        wanted = (
+            self.unflushed_bytes >= memtable_bytes
+            or self.log_bytes_since_flush >= log_bytes
+            or self.log_entries_since_flush >= log_entries
+        )
+        return wanted and not self.flushing and self.flush_fits
+
+    @property
+    def unflushed_bytes(self) -> int:
+        """Bytes of memory that a flush would write out."""
+        return self.machine.store.memtable_bytes + self.machine.pages.unspilled_size
+
+    @property
+    def flush_fits(self) -> bool:
+        """Whether there is room for a flush; it fails without harm, but the process with it."""
+        return self._flush_size <= self.room.free
+
+    @property
+    def _flush_size(self) -> int:
+        return self.unflushed_bytes + self._manifest_size + FLUSH_ROOM
+
+    @property
+    def cutting(self) -> bool:
+        """Some of what the next flush wants is taken."""
+        return self._ahead.begun
+
+    def prepare_flush(self, topics_max: int) -> bool:
+        """Take some of the state that the next flush wants; return whether enough is taken.
+
+        Nobody has to ask: `begin_flush` takes what is missing, however long that lasts.
+        """
+        return not self._may_flush or self._ahead.take(self.machine, topics_max)
+
+    @property
+    def _may_flush(self) -> bool:
+        machine = self.machine
+        new = machine.applied_index != self.manifest_index and not machine.portions.begun
+        return new and not self.flushing and self.flush_fits
+
+    def begin_flush(self) -> Flush | None:
+        """Take a consistent cut at the applied index.
+
+        None: one is under way, nothing is new, or there is no room for it.
+        """
+        if not self._may_flush:
+            self._ahead.forget()
+            return None
+        self.flushing, index = True, self.machine.applied_index
+        moved_size_max = (self.room.free - self._flush_size) // MOVED_SHARE
+        self._flushed_bytes, self._flushed_index = self.applied_bytes, index
+        state, fresh = manifest.capture(self.machine, self._ahead)
+        store = self.machine.store
+        state["runs"] = [run.pack() for run in store.runs]
+        disk, directory, retired = self._disk, self._directory, store.retired
+        frozen = store.freeze()
+        return Flush(index, state, frozen, fresh, disk, directory, store, retired, moved_size_max)
+
+    def settle_flush(self, flush: Flush, topics_max: int) -> bool:
+        """The manifest is durable: let some queues use its spill file; return whether all do.
+
+        As before a flush, nobody has to ask.
+        """
+        for spill in flush.fresh[:topics_max]:
+            spill.install()
+        del flush.fresh[:topics_max]
+        for topic_id in flush.moved_of[:topics_max]:
+            if (topic := self.machine.topics.get(topic_id)) is not None:
+                topic.queue.moved(flush.moved)
+        del flush.moved_of[:topics_max]
+        return not (flush.fresh or flush.moved_of)
+
+    def end_flush(self, flush: Flush) -> None:
+        """The manifest is durable: use the new run, forget what it replaces."""
+        self.machine.store.install(flush.frozen, flush.windows)
+        self.machine.store.forget(flush.retired)
+        self.settle_flush(flush, len(flush.fresh) + len(flush.moved_of))
+        self.machine.pages.evict(PAGES_SIZE_MAX)
+        self.manifest_index = flush.index
+        self._manifest_size = flush.manifest_size
+        self.flushing = False
+
+    def begin_merge(self) -> Merge | None:
+        """Return what to merge now.
+
+        None: nothing, one is under way, or it would write more than half of the free room.
+        """
+        return self.machine.store.begin_merge(self.room.free // 2)

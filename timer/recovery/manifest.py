@@ -1,0 +1,621 @@
+"""The manifest: one replica's state at one committed index, format version 10.
+
+    0   8   magic    b"TIMERMAN"
+    8   4   version  10
+    12  4   crc32    of the body
+    16  8   length   of the body
+    24      body     msgpack, the map that `capture` makes
+
+Everything in it was taken at `applied_index`. Pending rows are in the runs that it names, fired
+and unacked ones in the spill files. Restart = manifest + the log after it. It is replaced
+atomically; files that the newest one does not name are garbage.
+"""
+
+import struct
+import zlib
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, astuple
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Final
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from timer.entries.payloads import GroupSettings
+from timer.entries.policies import Policies, decode_policy, encode_policy
+from timer.files.disk import Disk
+from timer.model.columns import RequestId
+from timer.model.firing_order import START, Position
+from timer.model.timer_errors import CorruptFileError, UnknownVersionError
+from timer.model.units import (
+    Epoch,
+    GroupId,
+    LogIndex,
+    ProducerId,
+    QueueOffset,
+    ReplicaId,
+    Seq,
+    TopicId,
+    UnixMs,
+)
+from timer.pending.memory.deleted_topics import DeletedTopics
+from timer.pending.memory.key_index import KeyHasher
+from timer.pending.runs.run import RunMeta
+from timer.pending.store import Store
+from timer.ready.group import Group, moved_hashes
+from timer.ready.page_cache import Block, Pages, SpillRef
+from timer.ready.queue import Queue
+from timer.ready.spill import Spill, check_spill, read_page
+from timer.ready.topic import Counts, Topic, TopicRelease
+from timer.state.apply_results import Checkpoint
+from timer.state.key_conflicts import Verdicts
+from timer.state.machine import Machine
+from timer.state.producers import ProducerState, RequestAnswer
+from timer.state.request_ids import RememberedRequest
+
+MAGIC: Final = b"TIMERMAN"
+VERSION: Final = 10
+NAME: Final = "manifest"
+SPILL_DIRECTORY: Final = "queues"
+RUN_DIRECTORY: Final = "runs"
+DIRECTORIES: Final = (RUN_DIRECTORY, SPILL_DIRECTORY)
+"""Beside the manifest; nothing else is."""
+
+_HEADER: Final = struct.Struct("<8sIIQ")
+
+State = dict[str, Any]
+"""The body of a manifest."""
+
+
+class TopicsAhead:
+    """The states of topics, taken a few at a time; who changes before the cut is taken again.
+
+    So a cut takes what has changed since, and only looks the others up. Between `take` and
+    `finish` nothing may be spilled or moved: that is no change of a topic.
+    """
+
+    def __init__(self, changed: set[TopicId]) -> None:
+        """`changed`: the topics that changed since the last look."""
+        self._changed = changed
+        self._taken: dict[TopicId, State] = {}
+        self._spills: dict[TopicId, Spill | None] = {}
+        """Of the blocks that no file holds; the others are in the state."""
+        self._left: list[TopicId] | None = None
+        """To be taken, from the end; None: nobody has begun."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether the cut has been prepared at all."""
+        return self._left is not None
+
+    def take(self, machine: Machine, most: int) -> bool:
+        """Take so many more; return whether each has been taken at least once."""
+        if self._left is None:
+            self._left = sorted(machine.topics, reverse=True)
+        for _ in range(min(most, len(self._left))):
+            self._take(machine, topic_id := self._left.pop())
+            self._changed.discard(topic_id)
+        return not self._left
+
+    def finish(self, machine: Machine) -> tuple[list[State], list[Spill]]:
+        """Return the states at `applied_index`, by id, and what needs a spill file."""
+        if not self.take(machine, 0):
+            self._changed.update(self._left or ())
+        for topic_id in sorted(self._changed):  # each keeps its place, new ones come last
+            self._take(machine, topic_id)
+        states = [*self._taken.values()]
+        spills = [spill for spill in self._spills.values() if spill is not None]
+        self.forget()
+        return states, spills
+
+    def _take(self, machine: Machine, topic_id: TopicId) -> None:
+        topic = machine.topics.get(topic_id)
+        if topic is None:
+            self._taken.pop(topic_id, None)
+            self._spills.pop(topic_id, None)
+            return
+        self._taken[topic_id] = _topic_state(topic)
+        blocks = topic.queue.unspilled()
+        if blocks or topic_id in self._spills:
+            spill = Spill(topic_id, topic.queue, blocks, []) if blocks else None
+            self._spills[topic_id] = spill
+
+    def forget(self) -> None:
+        """Begin anew with the next `take`."""
+        self._taken, self._spills, self._left = {}, {}, None
+        self._changed.clear()
+
+
+class ProducersAhead:
+    """The same of producers: a cut looks at those alone that were used since they were taken."""
+
+    def __init__(self, changed: set[ProducerId]) -> None:
+        """`changed`: the producers that changed since the last look."""
+        self._changed = changed
+        self._taken: dict[ProducerId, list[Any]] = {}
+        self._left: list[ProducerId] | None = None
+
+    def take(self, machine: Machine, most: int) -> bool:
+        """Take so many more; return whether each has been taken at least once."""
+        if self._left is None:
+            self._left = machine.producers.ids()
+        for _ in range(min(most, len(self._left))):
+            self._take(machine, producer_id := self._left.pop())
+            self._changed.discard(producer_id)
+        return not self._left
+
+    def finish(self, machine: Machine) -> list[list[Any]]:
+        """Return the states at `applied_index`."""
+        if not self.take(machine, 0):
+            self._changed.update(self._left or ())
+        for producer_id in self._changed:
+            self._take(machine, producer_id)
+        states = [*self._taken.values()]
+        self.forget()
+        return states
+
+    def _take(self, machine: Machine, producer_id: ProducerId) -> None:
+        producer = machine.producers.get(producer_id)
+        if producer is None:
+            self._taken.pop(producer_id, None)
+        else:
+            self._taken[producer_id] = _producer_state(producer_id, producer)
+
+    def forget(self) -> None:
+        """Begin anew with the next `take`."""
+        self._taken, self._left = {}, None
+        self._changed.clear()
+
+
+class FlushSources:
+    """What a flush takes of a machine before its cut, topics and producers."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.topics = TopicsAhead(machine.changes.reader())
+        self.producers = ProducersAhead(machine.producers.reader())
+
+    @property
+    def begun(self) -> bool:
+        """Whether the cut has been prepared at all."""
+        return self.topics.begun
+
+    def take(self, machine: Machine, most: int) -> bool:
+        """Take so many more of each; return whether each was taken at least once."""
+        whole = self.topics.take(machine, most)
+        return self.producers.take(machine, most) and whole
+
+    def forget(self) -> None:
+        """Begin anew with the next `take`."""
+        self.topics.forget()
+        self.producers.forget()
+
+
+def capture(machine: Machine, ahead: FlushSources) -> tuple[State, list[Spill]]:
+    """Return the state at `applied_index`, without runs, and what needs a spill file.
+
+    Nothing in it changes later, and what is large is encoded only by `write`, in its thread.
+    Blocks that are spilled already are in it; add the others (`add_spills`) after writing them.
+    """
+    topics, fresh = ahead.topics.finish(machine)
+    state: State = {
+        "index": machine.applied_index,
+        "epoch": machine.applied_epoch,
+        "time_ms": machine.applied_time_ms,
+        "voters": list(machine.voters),
+        "last_read_time_ms": machine.last_read_time_ms,
+        "fire_position": list(machine.store.position),
+        "next": [machine.next_seq, machine.next_topic_id, machine.next_group_id],
+        "counts": _counts_state(machine.counts),
+        "topics": topics,
+        "topic_deleted_in": machine.topic_deleted_in,
+        "policies": [encode_policy(*record) for record in machine.policies],
+        "producers": ahead.producers.finish(machine),
+        "requests": machine.requests.all(),
+        "key_secret": machine.store.hasher.secret,
+        "trace": machine.trace.pack(),
+        "cancels": [[minute, [*arrays]] for minute, arrays in machine.cancels.buckets.items()],
+        "late": [
+            [outcome, minute, [*arrays]]
+            for outcome, late in machine.late.items()
+            for minute, arrays in late.buckets.items()
+        ],
+        "swept": machine.pauses.swept and list(machine.pauses.swept),
+        "fire_marks": [list(mark) for mark in machine.fire_marks],
+        "digest": machine.digest(),
+        "checkpoint": _checkpoint_state(machine.checkpoint),
+    }
+    return state, fresh
+
+
+def add_spills(state: State, fresh: list[Spill]) -> None:
+    """Name in `state` the blocks that were just spilled."""
+    by_topic = {topic["id"]: topic for topic in state["topics"]}
+    for spill in fresh:
+        by_topic[spill.topic]["blocks"] += [_block_state(block) for block in spill.new]
+
+
+def move_spills(state: State, places: Mapping[SpillRef, SpillRef]) -> list[TopicId]:
+    """Name in `state` where blocks lie that were copied; return the topics that have some."""
+    touched = []
+    for topic in state["topics"]:
+        moved = 0
+        for fields in topic["blocks"]:
+            ref = places.get(SpillRef(*fields[:3]))
+            if ref is not None:
+                fields[:3] = [ref.file, ref.position, ref.size]
+                moved += 1
+        if moved:
+            touched.append(TopicId(topic["id"]))
+    return touched
+
+
+def spill_refs(state: State) -> list[SpillRef]:
+    """Return where the blocks lie that the manifest needs."""
+    return [SpillRef(*block[:3]) for topic in state["topics"] for block in topic["blocks"]]
+
+
+def recover_store(
+    state: State | None, disk: Disk, directory: Path, key_secret: bytes = b""
+) -> Store:
+    """Return the store that a manifest describes; an empty one without a manifest.
+
+    `key_secret`: of that one's hasher.
+
+    Raises:
+        CorruptFileError: a run is missing, or its length or footer is wrong.
+    """
+    if state is None:
+        return Store.recover(disk, directory, [], START, 0, hasher=KeyHasher(key_secret))
+    runs = [RunMeta.unpack(fields) for fields in state["runs"]]
+    position = Position(*state["fire_position"])
+    held = sum(topic["held"] for topic in state["topics"])
+    pending, hasher = Counts(*state["counts"]).pending, KeyHasher(state["key_secret"])
+    return Store.recover(disk, directory, runs, position, pending, held, hasher)
+
+
+def spill_files(state: State) -> set[str]:
+    """Return the names of the spill files that the manifest needs."""
+    return {ref.file for ref in spill_refs(state)}
+
+
+def files(state: State) -> list[tuple[str, int, int | None]]:
+    """Return (path beside the manifest, size, CRC-32) of every file that the manifest needs.
+
+    Of a spill file the manifest knows only the name: its CRC-32 is None, its size what it needs at
+    least.
+    """
+    found: list[tuple[str, int, int | None]] = []
+    for run in (RunMeta.unpack(fields) for fields in state["runs"]):
+        found.append((f"{RUN_DIRECTORY}/{run.name}", run.size, run.crc32))
+        if run.keys_size:
+            found.append((f"{RUN_DIRECTORY}/{run.keys_name}", run.keys_size, run.keys_crc32))
+    ends: dict[str, int] = {}
+    for topic in state["topics"]:
+        for name, position, size, *_ in topic["blocks"]:
+            ends[name] = max(ends.get(name, 0), position + size)
+    return found + [(f"{SPILL_DIRECTORY}/{name}", end, None) for name, end in sorted(ends.items())]
+
+
+def check_spills(state: State, disk: Disk, directory: Path) -> None:
+    """Read the parts of spill files that the manifest needs.
+
+    Raises:
+        CorruptFileError: a file is cut or damaged.
+    """
+    for ref in spill_refs(state):
+        read_page(disk, directory / SPILL_DIRECTORY, ref)
+
+
+def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None:
+    """Bring an empty machine to the captured state; its store has the runs already.
+
+    Raises:
+        CorruptFileError: a spill file is missing or cut, or the digest differs.
+    """
+    machine.applied_index = LogIndex(state["index"])
+    machine.applied_epoch = Epoch(state["epoch"])
+    machine.applied_time_ms = UnixMs(state["time_ms"])
+    machine.last_read_time_ms = UnixMs(state["last_read_time_ms"])
+    machine.voters = tuple(ReplicaId(voter) for voter in state["voters"])
+    next_seq, next_topic_id, next_group_id = state["next"]
+    machine.next_seq = Seq(next_seq)
+    machine.next_topic_id = TopicId(next_topic_id)
+    machine.next_group_id = GroupId(next_group_id)
+    machine.counts = Counts(*state["counts"])
+    refs = spill_refs(state)
+    for name in spill_files(state):
+        mine = [ref for ref in refs if ref.file == name]
+        check_spill(disk, directory / SPILL_DIRECTORY / name, mine)
+    machine.policies = Policies(dict(map(decode_policy, state["policies"])))  # topics go by them
+    for fields in state["topics"]:
+        machine.restore_topic(_topic(fields, machine.pages))
+    machine.topic_deleted_in = Epoch(state["topic_deleted_in"])
+    machine.store.gone = DeletedTopics.all_but(machine.topics, machine.next_topic_id)
+    if machine.policies.retains:
+        machine.retain(machine.topics, machine.applied_time_ms)
+    machine.pauses.swept = Position(*state["swept"]) if state["swept"] else None
+    for fields in sorted(state["producers"], key=itemgetter(2)):  # by their last use
+        machine.producers.restore(*_producer(fields))
+    machine.requests.restore(
+        RememberedRequest(RequestId(text, body, UnixMs(until_ms)), _answer(*answer))
+        for (text, body, until_ms), answer in state["requests"]
+    )
+    machine.trace.restore(state["trace"])
+    for minute, arrays in state["cancels"]:
+        for data in arrays:
+            machine.cancels.restore(minute, np.frombuffer(data, np.uint64))
+    for outcome, minute, arrays in state["late"]:
+        for data in arrays:
+            machine.late[outcome].restore(minute, np.frombuffer(data, np.uint64))
+    machine.fire_marks = deque((UnixMs(a), UnixMs(b)) for a, b in state["fire_marks"])
+    if state["checkpoint"] is not None:
+        machine.restore_checkpoint(Checkpoint(**state["checkpoint"]))
+    machine.catch_up()
+    if machine.digest() != state["digest"]:
+        why = f"digest {machine.digest()}, the manifest says {state['digest']}"
+        raise CorruptFileError(directory / NAME, 0, why)
+
+
+def write(disk: Disk, directory: Path, state: State) -> int:
+    """Replace the manifest, durably; return its size in bytes."""
+    body = _encode(state)
+    header = _HEADER.pack(MAGIC, VERSION, zlib.crc32(body), len(body))
+    disk.write_atomic(directory / NAME, header + body)
+    return len(header) + len(body)
+
+
+def read(disk: Disk, directory: Path) -> State | None:
+    """Return the newest manifest's state; None: there was never one.
+
+    Raises:
+        CorruptFileError: it is damaged.
+        UnknownVersionError: it was written by another version.
+    """
+    body = check(disk, directory)
+    if body is None:
+        return None
+    state: State = msgpack.unpackb(body, strict_map_key=False)
+    return state
+
+
+def check(disk: Disk, directory: Path) -> bytes | None:
+    """Return the newest manifest's body, verified; None: there was never one.
+
+    Raises:
+        CorruptFileError, UnknownVersionError: see `read`.
+    """
+    path = directory / NAME
+    if not disk.exists(path):
+        return None
+    data = disk.read(path)
+    if len(data) < _HEADER.size:
+        raise CorruptFileError(path, 0, f"{len(data)} bytes")
+    magic, version, crc32, length = _HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise CorruptFileError(path, 0, f"magic {magic!r}")
+    if version != VERSION:
+        raise UnknownVersionError(path, version, VERSION)
+    body = data[_HEADER.size :]
+    if len(body) != length or zlib.crc32(body) != crc32:
+        raise CorruptFileError(path, _HEADER.size, "checksum mismatch")
+    return body
+
+
+def _encode(state: State) -> bytes:
+    """Return the map. Lists are packed one element at a time, or no other thread runs meanwhile."""
+    packer = msgpack.Packer(default=_pack, autoreset=False)
+    packer.pack_map_header(len(state))
+    for name, value in state.items():
+        packer.pack(name)
+        if isinstance(value, list):
+            packer.pack_array_header(len(value))
+            for element in value:
+                packer.pack(element)
+        else:
+            packer.pack(value)
+    return bytes(packer.bytes())
+
+
+def _counts_state(counts: Counts) -> list[int]:
+    return [counts.scheduled, counts.fired, counts.cancelled, counts.dropped]
+
+
+def _topic_state(topic: Topic) -> State:
+    queue = topic.queue
+    return {
+        "id": topic.topic_id,
+        "name": topic.name,
+        "counts": _counts_state(topic.counts),
+        "pending_sum": topic.pending_sum,
+        "pending_bytes": topic.pending_bytes,
+        "deleted_in": topic.deleted_in,
+        "expired": topic.expired,
+        "held": topic.held,
+        "held_bytes": topic.held_bytes,
+        "release": None if topic.release is None else [*astuple(topic.release)],
+        "begin": queue.begin,
+        "end": queue.end,
+        "chain": queue.chain,
+        "marks": [list(mark) for mark in queue.marks],
+        "blocks": [_block_state(block) for block in queue.blocks if block.spill is not None],
+        "groups": [_group_state(group) for group in topic.groups.values()],
+    }
+
+
+def _block_state(block: Block) -> list[Any]:
+    assert block.spill is not None
+    ref = block.spill
+    known = [block.fired_at_ms, block.payload_bytes, block.due_ms_min, block.due_ms_max]
+    return [ref.file, ref.position, ref.size, block.first, block.end, *known]
+
+
+def _topic(fields: State, pages: Pages) -> Topic:
+    queue = Queue(pages=pages, marks=deque((a, QueueOffset(b)) for a, b in fields["marks"]))
+    counts = Counts(*fields["counts"])
+    topic = Topic(TopicId(fields["id"]), fields["name"], queue, counts=counts)
+    topic.pending_sum = fields["pending_sum"]
+    topic.pending_bytes = fields["pending_bytes"]
+    topic.deleted_in = Epoch(fields["deleted_in"])
+    topic.expired = fields["expired"]
+    topic.held, topic.held_bytes = fields["held"], fields["held_bytes"]
+    if fields["release"]:
+        catch_up, until_ms, seq_end, last, waits = fields["release"]
+        at = Position(*last) if last else None
+        topic.release = TopicRelease(catch_up, UnixMs(until_ms), Seq(seq_end), at, waits)
+    blocks = [
+        Block(
+            QueueOffset(first),
+            QueueOffset(end),
+            None,
+            SpillRef(*ref),
+            fired_at_ms=fired_at_ms,
+            payload_bytes=size,
+            due_ms_min=low_ms,
+            due_ms_max=high_ms,
+        )
+        for *ref, first, end, fired_at_ms, size, low_ms, high_ms in fields["blocks"]
+    ]
+    queue.end = blocks[0].first if blocks else QueueOffset(fields["end"])
+    for block in blocks:
+        queue.restore(block)
+    queue.begin = QueueOffset(fields["begin"])
+    queue.chain = fields["chain"]
+    assert queue.end == fields["end"], (queue.end, fields["end"])
+    for group_fields in fields["groups"]:
+        group = _group(group_fields)
+        topic.add(group)
+    return topic
+
+
+COLUMNS: Final = {
+    "acked": np.bool_,
+    "ended": np.uint16,
+    "later": np.int64,
+    "recalled": np.uint16,
+}
+"""Of a group, by queue offset from its cursor on."""
+
+
+def _group_state(group: Group) -> State:
+    skip = group.cursor - group.base
+    return {
+        "id": group.group_id,
+        "topic": group.topic,
+        "name": group.name,
+        "settings": group.settings,
+        "cursor": group.cursor,
+        "reserved": group.reserved,
+        "delivered_to": group.delivered_to,
+        "since": group.since,
+        "marks": list(group.marks),
+        "sums": [group.ack_sum, group.ended_sum, group.acked_count, group.recalled_sum],
+        "expired": [group.expired, group.expired_to],
+        "acked": _column(group.acked, skip),
+        "ended": _column(group.ended, skip),
+        "later": _column(group.later, skip),
+        "recalled": _column(group.recalled, skip),
+        "moved": group.moved,
+    }
+
+
+def _column(column: npt.NDArray[Any], skip: int) -> npt.NDArray[Any] | bytes:
+    """Return a group's column, which `_pack` writes; nothing of one without a value."""
+    return column[skip:].copy() if column[skip:].any() else b""
+
+
+def _padded(data: bytes, dtype: type[np.generic], size: int) -> npt.NDArray[Any]:
+    """Return a group's column of at least so many offsets."""
+    column = np.frombuffer(data, dtype)
+    return np.pad(column, (0, max(0, size - len(column))))
+
+
+def _pack(value: object) -> object:
+    """Return what msgpack writes for a value that `capture` left as it was: in the thread."""
+    if isinstance(value, GroupSettings):
+        return asdict(value)
+    if isinstance(value, RequestAnswer):
+        verdicts = value.verdicts
+        columns = () if verdicts is None else (verdicts.verdict, verdicts.due_ms, verdicts.seq)
+        tail = [column.tobytes() for column in columns]
+        return [value.sequence, value.first_seq, value.due_ms.tobytes(), value.body, *tail]
+    assert isinstance(value, np.ndarray), type(value)
+    if value.dtype == np.uint64:  # seqs of cancels, offsets that moved
+        return value.tobytes()
+    used = np.flatnonzero(value)
+    return zlib.compress(value[: int(used[-1]) + 1 if len(used) else 0].tobytes(), 1)
+
+
+def _group(fields: State) -> Group:
+    ack_sum, ended_sum, acked_count, recalled_sum = fields["sums"]
+    group = Group(
+        group_id=GroupId(fields["id"]),
+        topic=TopicId(fields["topic"]),
+        name=fields["name"],
+        settings=GroupSettings(**fields["settings"]),
+        cursor=QueueOffset(fields["cursor"]),
+        reserved=QueueOffset(fields["reserved"]),
+        delivered_to=QueueOffset(fields["delivered_to"]),
+        since=Epoch(fields["since"]),
+        marks=list(fields["marks"]),
+        ack_sum=ack_sum,
+        ended_sum=ended_sum,
+        acked_count=acked_count,
+        expired=fields["expired"][0],
+        expired_to=QueueOffset(fields["expired"][1]),
+        recalled_sum=recalled_sum,
+        base=fields["cursor"],
+        moved=(moved := np.frombuffer(fields["moved"], np.uint64)),
+        moved_sum=moved_hashes(moved),
+    )
+    packed = {name: fields[name] for name in COLUMNS if fields[name]}
+    if not packed:
+        return group
+    known = {name: zlib.decompress(data) for name, data in packed.items()}
+    size = max(len(data) // COLUMNS[name]().itemsize for name, data in known.items())
+    known = {"acked": b""} | known  # the others may be empty
+    for name, data in known.items():
+        setattr(group, name, _padded(data, COLUMNS[name], size))
+    group.later_sum = group.later_hashes(slice(None))
+    return group
+
+
+def _producer_state(producer_id: ProducerId, producer: ProducerState) -> list[Any]:
+    past = [producer.used_at_ms, producer.last_sequence]
+    return [producer_id, producer.token, *past, [*producer.answers]]
+
+
+def _producer(fields: list[Any]) -> tuple[ProducerId, ProducerState]:
+    producer_id, token, used_at_ms, last_sequence, answers = fields
+    kept = deque(_answer(*answer) for answer in answers)
+    rows = sum(len(answer.due_ms) for answer in kept)
+    return ProducerId(producer_id), ProducerState(
+        token, UnixMs(used_at_ms), last_sequence, kept, rows
+    )
+
+
+def _answer(sequence: int, first_seq: int, due_ms: bytes, body: int, *tail: bytes) -> RequestAnswer:
+    answer = RequestAnswer(sequence, Seq(first_seq), np.frombuffer(due_ms, np.int64), body)
+    if tail:
+        verdict, other_due, other_seq = tail
+        answer.verdicts = Verdicts(
+            np.frombuffer(verdict, np.uint8),
+            np.frombuffer(other_due, np.int64),
+            np.frombuffer(other_seq, np.uint64),
+        )
+    return answer
+
+
+def _checkpoint_state(checkpoint: Checkpoint | None) -> State | None:
+    if checkpoint is None:
+        return None
+    return {
+        "epoch": checkpoint.epoch,
+        "index": checkpoint.index,
+        "time_ms": checkpoint.time_ms,
+        "last_read_time_ms": checkpoint.last_read_time_ms,
+        "queue_offsets": checkpoint.queue_offsets,
+        "digest": checkpoint.digest,
+    }

@@ -1,0 +1,261 @@
+"""Reads all that a node keeps of state and log, and checks every checksum: unread files rot, too.
+
+    what is read                      how it is checked
+    manifest                          its own checksum; there if the log does not begin at 1
+    run, key file                     batch by batch, page by page; the whole against the manifest
+    spill file                        block by block, those that the manifest needs
+    segment                           frame by frame; each ends where the next begins, the first
+                                      begins where the manifest ends, or before; of a stopped node
+                                      the last reaches what was durable, and the manifest
+    `durable`                         its own checksum
+
+Nothing is written, so that it may run beside a node's work, in a thread: `pace` is called after
+each step with the bytes that it read, and may sleep, or raise to end it. A node's work replaces and
+removes files meanwhile. So damage counts only if it is still there when its file is looked up and
+read once more.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from timer.entries.entry_frame import Damage
+from timer.files import segment
+from timer.files.disk import Disk
+from timer.files.log import MARK_NAME, read_mark
+from timer.files.segment import Header
+from timer.model.timer_errors import CorruptFileError, UnknownVersionError
+from timer.model.units import Epoch, LogIndex
+from timer.pending.runs.key_file import KeyFile
+from timer.pending.runs.run import Run, RunMeta
+from timer.pending.runs.run_writer import Pace, unpaced
+from timer.ready.page_cache import SpillRef
+from timer.ready.spill import check_spill, read_page
+from timer.recovery import manifest
+
+READ_SIZE: Final = 1 << 20
+FRAME_COST: Final = 512
+"""A frame's bytes count as so many at least: small ones cost time, not bytes."""
+
+Check = Callable[[Pace], int]
+"""Reads one file and returns its size. Raises CorruptFileError or UnknownVersionError."""
+
+
+class Checked(NamedTuple):
+    """What came of one file."""
+
+    path: Path
+    size: int
+    """In bytes; 0: it can't be told."""
+    damage: CorruptFileError | UnknownVersionError | None
+
+
+def scrub(disk: Disk, *, state: Path, log: Path, pace: Pace = unpaced) -> Iterator[Checked]:
+    """Yield every file of a running node's state, and the sealed segments of its log.
+
+    Damage is confirmed; what has gone meanwhile is passed over.
+    """
+    for path, check in _checks(disk, state, log, sealed_only=True).items():
+        found = _checked(path, check, pace)
+        if found.damage is not None:
+            again = _checks(disk, state, log, sealed_only=True)
+            if path not in again:
+                continue
+            found = _checked(path, again[path], pace)
+        yield found
+
+
+def verify(disk: Disk, *, state: Path, log: Path) -> Iterator[Checked]:
+    """Yield every file of a stopped node's state and log."""
+    for path, check in _checks(disk, state, log, sealed_only=False).items():
+        yield _checked(path, check, unpaced)
+
+
+def _checks(disk: Disk, state: Path, log: Path, *, sealed_only: bool) -> dict[Path, Check]:
+    """Return how to check each file that is wanted now."""
+    # Before the manifest, beyond which nothing is dropped.
+    paths = segment.paths(disk, log) if disk.exists(log) else []
+    checks: dict[Path, Check] = {}
+    applied = LogIndex(0)
+    try:
+        said = manifest.read(disk, state)
+        mine = _state_checks(disk, state, said) if said is not None else {}
+    except (CorruptFileError, UnknownVersionError):
+        checks[state / manifest.NAME] = lambda _: _check_manifest(disk, state)
+    else:
+        applied = LogIndex(said["index"] if said is not None else 0)
+        first = segment.first_of(paths[0].name) if paths else None
+        if first is not None and first > applied + 1:
+            missing = paths[0] if said is not None else state / manifest.NAME
+            checks[missing] = lambda _: _missing(missing)
+        checks |= mine
+    end = {} if sealed_only else _end_checks(disk, log, paths, applied)
+    sealed = {path: _sealed_check(disk, path, after) for path, after in itertools.pairwise(paths)}
+    for path, check in (sealed | end).items():
+        checks.setdefault(path, check)
+    return checks
+
+
+def _missing(path: Path) -> int:
+    raise CorruptFileError(path, 0, "what the log's first entry follows is missing")
+
+
+def _checked(path: Path, check: Check, pace: Pace) -> Checked:
+    try:
+        return Checked(path, check(pace), None)
+    except FileNotFoundError:
+        return Checked(path, 0, CorruptFileError(path, 0, "it is missing"))
+    except (CorruptFileError, UnknownVersionError) as error:
+        return Checked(path, 0, error)
+
+
+# ---- state
+
+
+def _state_checks(disk: Disk, state: Path, said: manifest.State) -> dict[Path, Check]:
+    """Return how to check each file that a manifest needs, itself included."""
+    checks: dict[Path, Check] = {state / manifest.NAME: lambda _: _check_manifest(disk, state)}
+    for fields in said["runs"]:
+        checks |= _run_checks(disk, state / manifest.RUN_DIRECTORY, RunMeta.unpack(fields))
+    blocks = [block for topic in said["topics"] for block in topic["blocks"]]
+    refs: dict[str, list[SpillRef]] = {}
+    for block in blocks:
+        refs.setdefault(block[0], []).append(SpillRef(*block[:3]))
+    for name, mine in refs.items():
+        checks |= _spill_check(disk, state / manifest.SPILL_DIRECTORY / name, mine)
+    return checks
+
+
+def _check_manifest(disk: Disk, state: Path) -> int:
+    said = manifest.read(disk, state)
+    for fields in said["runs"] if said is not None else ():
+        RunMeta.unpack(fields)
+    return disk.size(state / manifest.NAME)
+
+
+def _run_checks(disk: Disk, directory: Path, meta: RunMeta) -> dict[Path, Check]:
+    def check_run(pace: Pace) -> int:
+        Run(disk, directory, meta).check(pace)
+        return meta.size
+
+    def check_keys(pace: Pace) -> int:
+        KeyFile(disk, directory / meta.keys_name).check(pace)
+        return meta.keys_size
+
+    checks: dict[Path, Check] = {directory / meta.name: check_run}
+    if meta.keys_size:
+        checks[directory / meta.keys_name] = check_keys
+    return checks
+
+
+def _spill_check(disk: Disk, path: Path, refs: list[SpillRef]) -> dict[Path, Check]:
+    def check(pace: Pace) -> int:
+        check_spill(disk, path, refs)
+        for ref in refs:
+            read_page(disk, path.parent, ref)
+            pace(ref.size)
+        return disk.size(path)
+
+    return {path: check}
+
+
+# ---- log
+
+
+def _end_checks(disk: Disk, log: Path, paths: list[Path], applied: LogIndex) -> dict[Path, Check]:
+    """Return how to check a stopped node's last segment, or that none is missing, and its mark.
+
+    A segment that a crash left unborn is no damage: it is left out of `paths`.
+    """
+    checks: dict[Path, Check] = {}
+    floor, mark = applied, log / MARK_NAME
+    if disk.exists(mark):
+        checks[mark] = lambda _: _check_mark(disk, mark)
+        with contextlib.suppress(UnknownVersionError):
+            floor = max(floor, read_mark(disk, mark).durable)
+    if paths and _is_unborn(disk, paths[-1], floor):
+        paths.pop()
+    if paths:
+        last = paths[-1]
+        checks[last] = lambda pace: _check_end(disk, last, floor, pace)
+    elif floor:
+        checks[log] = lambda _: _no_segments(log, floor)
+    return checks
+
+
+def _is_unborn(disk: Disk, path: Path, floor: LogIndex) -> bool:
+    """Return whether a start would remove a segment: frames follow only a durable header."""
+    first = segment.first_of(path.name)
+    if first is None or first <= floor or disk.size(path) > segment.HEADER_SIZE:
+        return False
+    try:
+        _header(disk, path)
+    except CorruptFileError:
+        return True
+    except UnknownVersionError:
+        pass  # to be told by its check
+    return False
+
+
+def _no_segments(log: Path, floor: LogIndex) -> int:
+    raise CorruptFileError(log, 0, f"no segments, but entry {floor} was durable")
+
+
+def _sealed_check(disk: Disk, path: Path, following: Path) -> Check:
+    def check(pace: Pace) -> int:
+        after = _header(disk, following)
+        end, damage, last = _walk(disk, path, pace)
+        if damage is not None:
+            raise CorruptFileError(path, damage.position, damage.why)
+        wanted = (after.epoch_before, LogIndex(after.first - 1))
+        if last != wanted:
+            raise CorruptFileError(path, end, f"ends at (epoch, index) {last}, not {wanted}")
+        return end
+
+    return check
+
+
+def _check_end(disk: Disk, path: Path, floor: LogIndex, pace: Pace) -> int:
+    """Beyond what was durable, and the manifest, damage is a torn tail, which a start cuts."""
+    end, damage, (_, last) = _walk(disk, path, pace)
+    if last < floor:
+        why = damage.why if damage is not None else "the log ends here"
+        raise CorruptFileError(path, end, f"{why}; entry {floor} was durable")
+    return end
+
+
+def _check_mark(disk: Disk, path: Path) -> int:
+    if read_mark(disk, path).damaged:
+        raise CorruptFileError(path, 0, "checksum mismatch")
+    return disk.size(path)
+
+
+def _header(disk: Disk, path: Path) -> Header:
+    return segment.decode_header(path, disk.read(path, 0, segment.HEADER_SIZE))
+
+
+def _walk(disk: Disk, path: Path, pace: Pace) -> tuple[int, Damage | None, tuple[Epoch, LogIndex]]:
+    """Return where a segment's frames end, why, and (epoch, index) of the last one.
+
+    Raises:
+        CorruptFileError: a whole frame is not the one that follows.
+    """
+    header = _header(disk, path)
+    epoch, index, end = header.epoch_before, LogIndex(header.first - 1), segment.HEADER_SIZE
+    cost = 0
+    for found in segment.walk(disk, path, segment.HEADER_SIZE, READ_SIZE):
+        if isinstance(found, Damage):
+            return end, found, (epoch, index)
+        position, frame_epoch, frame_index, frame = found
+        if frame_index != index + 1 or frame_epoch < epoch:
+            why = f"entry {frame_epoch}:{frame_index} follows {epoch}:{index}"
+            raise CorruptFileError(path, position, why)
+        epoch, index, end = frame_epoch, frame_index, position + len(frame)
+        cost += max(len(frame), FRAME_COST)
+        if cost >= READ_SIZE:
+            pace(cost)
+            cost = 0
+    pace(cost)
+    return end, None, (epoch, index)

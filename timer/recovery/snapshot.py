@@ -1,0 +1,104 @@
+"""Snapshots: a manifest with its immutable files, pinned on one node and installed on another.
+
+    source (timer/recovery/snapshot_source.py)                   receiver (timer/recovery/snapshot_receiver.py)
+    state/ --take: hard links--> outgoing/       incoming/ --verified, `ready`--> state/, log/
+                                     |               ^
+                                     +---- parts ----+     (replication/shell/snapshot_fetch.py carries them)
+
+A manifest is replaced by a rename and its files never change, so a link to each of them is a
+consistent cut that outlives whatever the source flushes and merges meanwhile. It holds committed
+entries alone, so it is right for every replica of the log, whoever made it.
+"""
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from timer.files.disk import Disk
+from timer.model.units import Epoch, LogIndex, Nonce, ReplicaId
+from timer.recovery import manifest
+
+READ_SIZE: Final = 1 << 20
+
+
+class SnapshotPart(NamedTuple):
+    """One file of a snapshot."""
+
+    path: str
+    """Below the state's directory."""
+    size: int
+    crc32: int
+    """Of the whole file."""
+
+
+class OfferedUnder(NamedTuple):
+    """Who led when the snapshot was offered: the receiver promises nobody older."""
+
+    epoch: Epoch
+    leader: ReplicaId
+    nonce: Nonce
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The state at `index`, in files."""
+
+    index: LogIndex
+    epoch: Epoch
+    """Of the entry at `index`."""
+    voters: tuple[ReplicaId, ...]
+    parts: tuple[SnapshotPart, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes in all of it."""
+        return sum(part.size for part in self.parts)
+
+
+def is_part_path(path: str) -> bool:
+    """Return whether a part may lie there: the manifest, or a file of one of its directories."""
+    folder, _, name = path.rpartition("/")
+    plain = name not in ("", ".", "..") and "\0" not in name
+    return path == manifest.NAME or (folder in manifest.DIRECTORIES and plain)
+
+
+def files(disk: Disk, directory: Path) -> Iterator[Path]:
+    """Yield the files of a state, or of a snapshot's directory; not the directories in it."""
+    if not disk.exists(directory):
+        return
+    for folder in (directory, *(directory / name for name in manifest.DIRECTORIES)):
+        if disk.exists(folder):
+            for name in disk.list_dir(folder):
+                if folder != directory or name not in manifest.DIRECTORIES:
+                    yield folder / name
+
+
+def crc32_of(disk: Disk, path: Path) -> int:
+    """Return the checksum of a whole file; it is read step by step."""
+    crc32, position = 0, 0
+    while data := disk.read(path, position, READ_SIZE):
+        crc32 = zlib.crc32(data, crc32)
+        position += len(data)
+    return crc32
+
+
+def remove_unnamed(disk: Disk, directory: Path) -> None:
+    """Remove the files of a state that its manifest does not name. For a process that starts.
+
+    Raises:
+        CorruptFile, UnknownVersion: the manifest can't be read.
+    """
+    said = manifest.read(disk, directory)
+    named = {directory / path for path, _, _ in manifest.files(said)} if said is not None else set()
+    named.add(directory / manifest.NAME)
+    for path in files(disk, directory):
+        if path not in named:
+            disk.remove(path)
+
+
+def remove_files(disk: Disk, directory: Path) -> None:
+    """Remove the files of a state, or of a snapshot, or what is left of one."""
+    for path in files(disk, directory):
+        disk.remove(path)

@@ -1,0 +1,97 @@
+"""Entries that concern all topics, or all producers, in portions of some milliseconds.
+
+    next entry --do, do, ...--> its many topics or producers have changed --apply--> the rest
+
+A POLICY may be about every topic, an EPOCH is about every group, and a CHECKPOINT forgets producers
+that are idle. The event loop has its turn between two portions. No other entry is applied
+meanwhile, and no cut is taken, so replicas agree whatever portions they make.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from timer.entries import payloads
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.entries.policies import decode_policy
+from timer.model.timer_errors import UnknownVersionError
+from timer.ready.topic import Topic
+from timer.state.dirty_topics import portions
+from timer.state.producers import IDLE_MS_MAX
+
+if TYPE_CHECKING:
+    from timer.state.machine import Machine
+
+KINDS: Final = frozenset({EntryKind.POLICY, EntryKind.EPOCH, EntryKind.CHECKPOINT})
+
+
+class Portions:
+    """See the module. A part of the machine."""
+
+    def __init__(self, machine: "Machine") -> None:
+        self._machine = machine
+        self._left: Iterator[None] | None = None
+        """Of the next entry's work. None: nothing has begun."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether some of the next entry's work is done: no cut may be taken before the rest is."""
+        return self._left is not None
+
+    def do(self, entry: Entry) -> bool:
+        """Do a portion of the next entry's work; return whether all of it is done."""
+        if self._left is None:
+            assert entry.index == self._machine.applied_index + 1, entry.index
+            if entry.kind not in KINDS:
+                return True
+            self._left = self._portions(entry)
+        for _ in self._left:
+            return False
+        return True
+
+    def finish(self, entry: Entry) -> None:
+        """Do all that is left: the entry is applied now."""
+        while not self.do(entry):
+            pass
+        self._left = None
+
+    def _portions(self, entry: Entry) -> Iterator[None]:
+        match entry.kind:
+            case EntryKind.POLICY:
+                return self._policy(entry)
+            case EntryKind.EPOCH:
+                return self._epoch(entry)
+            case EntryKind.CHECKPOINT:
+                idle_ms = payloads.decode_checkpoint(entry.payload) or IDLE_MS_MAX
+                return self._machine.producers.expire(entry.time_ms, idle_ms)
+            case _:
+                raise AssertionError(entry)
+
+    def _policy(self, entry: Entry) -> Iterator[None]:
+        machine = self._machine
+        scope, policy = decode_policy(entry.payload)
+        if scope.topic and scope.topic not in machine.topics:
+            return
+        before = machine.policies.of(scope)
+        machine.policies = machine.policies.changed(scope, policy)
+        yield from machine.pauses.policy_changed(scope, entry.time_ms)
+        if before.retention_ms != policy.retention_ms:
+            topics = [scope.topic] if scope.topic else [*machine.topics]
+            for some in portions(topics):
+                machine.retain(some, entry.time_ms)
+                yield
+
+    def _epoch(self, entry: Entry) -> Iterator[None]:
+        start = payloads.decode_epoch(entry.payload)
+        if start.apply_version != payloads.APPLY_VERSION:
+            where = f"entry {entry.index}"
+            raise UnknownVersionError(where, start.apply_version, payloads.APPLY_VERSION)
+        for some in portions([*self._machine.topics.values()]):
+            for topic in filter(_has_groups, some):
+                end = topic.queue.end
+                if sum(group.begin_epoch(end) for group in topic.groups.values()):
+                    self._machine.changes.note(topic.topic_id)
+            yield
+
+
+def _has_groups(topic: Topic) -> bool:
+    return bool(topic.groups)

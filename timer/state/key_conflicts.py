@@ -1,0 +1,114 @@
+"""Conflicts of keys: what becomes of each row of one SCHEDULE entry. Pure.
+
+A key is unique among the pending timers of its topic. Rows are decided in their order, each after
+the ones before it: a row that was scheduled holds its key for the next, unless it is due already
+and so never pending (but what a paused topic holds is); a row that fires, or is cancelled, gives it
+free.
+"""
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from timer.model.columns import I64, U32, U64, Binary, OnConflict, RowArray
+
+
+class Verdict(enum.IntEnum):
+    """What became of one row."""
+
+    SCHEDULED = 1
+    REPLACED = 2
+    """Scheduled, and the pending timer with its key cancelled."""
+    KEPT = 3
+    """Not scheduled: the pending timer with its key stands for it."""
+    REJECTED = 4
+    """Not scheduled: a pending timer has its key."""
+
+
+NEW_MAX: Final = Verdict.REPLACED
+"""Verdicts up to this one: the row became a timer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """One Verdict per row, (n, uint8), and the other timer that it is about: (n,), 0 for none."""
+
+    verdict: npt.NDArray[np.uint8]
+    due_ms: I64
+    seq: U64
+
+    def part(self, start: int, stop: int) -> "Verdicts | None":
+        """Return those of rows [start, stop), copied; None if all are plainly scheduled."""
+        verdict = self.verdict[start:stop]
+        if (verdict == Verdict.SCHEDULED).all():
+            return None
+        return Verdicts(verdict.copy(), self.due_ms[start:stop].copy(), self.seq[start:stop].copy())
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is to be done about the n rows of an entry."""
+
+    verdicts: Verdicts
+    ended: RowArray
+    """Pending timers that were replaced."""
+    undone: npt.NDArray[np.bool_]
+    """Rows (n, bool) that were scheduled, and replaced by a later row of the same entry."""
+
+
+def decide(
+    rows: RowArray,
+    modes: U32,
+    keys: Binary,
+    hashes: U64,
+    held: RowArray,
+    pends: npt.NDArray[np.bool_],
+) -> Decision:
+    """Return what becomes of n rows that have seqs.
+
+    Of the m rows with a key, in order: `keys`, `hashes` of topic and key, and `held`, the pending
+    timer that has it, seq = 0 for none. `modes` (n): OnConflict of each row. `pends` (n): the row
+    is pending if it is scheduled.
+    """
+    n = len(rows)
+    verdict = np.full(n, Verdict.SCHEDULED, np.uint8)
+    other_due, other_seq = np.zeros(n, np.int64), np.zeros(n, np.uint64)
+    undone = np.zeros(n, np.bool_)
+    ended: list[int] = []
+    keyed = np.flatnonzero(rows["key_size"])
+    holders: dict[tuple[int, bytes], tuple[int, int, int]] = {}
+    ends = np.cumsum(keys.sizes, dtype=np.int64)
+    for number in np.flatnonzero((held["seq"] > 0) | _repeated(hashes)).tolist():
+        at, end = int(keyed[number]), int(ends[number])
+        name = int(rows["topic"][at]), bytes(keys.blob[end - int(keys.sizes[number]) : end])
+        if name not in holders and held["seq"][number]:
+            holders[name] = int(held["due_ms"][number]), int(held["seq"][number]), -1 - number
+        holder = holders.get(name)
+        if holder is not None and holder[1]:
+            other_due[at], other_seq[at], place = holder
+            if modes[at] != OnConflict.REPLACE:
+                keep = modes[at] == OnConflict.KEEP
+                verdict[at] = Verdict.KEPT if keep else Verdict.REJECTED
+                continue
+            verdict[at] = Verdict.REPLACED
+            if place < 0:
+                ended.append(-1 - place)
+            else:
+                undone[place] = True
+        due = int(rows["due_ms"][at])
+        holders[name] = (due, int(rows["seq"][at]), at) if pends[at] else (0, 0, at)
+    verdicts = Verdicts(verdict, other_due, other_seq)
+    return Decision(verdicts, held[np.array(ended, np.intp)], undone)
+
+
+def _repeated(hashes: U64) -> npt.NDArray[np.bool_]:
+    """Return which of the hashes occur more than once (n, bool)."""
+    order = np.argsort(hashes, kind="stable")
+    same = hashes[order][1:] == hashes[order][:-1]
+    repeated = np.zeros(len(hashes), np.bool_)
+    repeated[order[1:][same]] = True
+    repeated[order[:-1][same]] = True
+    return repeated

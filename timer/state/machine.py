@@ -1,0 +1,759 @@
+"""The deterministic machine: applies committed entries, in order.
+
+The same entries give the same state on every replica, so nothing local may decide an outcome: no
+clock, no file layout, no wheel. What the leader decided stands in the entry; what acts later goes
+by state at the entry's index and by the entry's time.
+
+    SCHEDULE --> store (pending) --FIRE--> queue of the topic --> groups --> gone
+                  ^  |  CANCEL, a key that is replaced; a paused topic's: timer/state/pauses.py
+       RESCHEDULE |  v
+                  cancelled                        a topic that is deleted: all of it is gone,
+                                                   its pending timers are dropped
+
+Conservation (P7): scheduled = pending + fired + cancelled + dropped, checked at each CHECKPOINT.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from timer.entries import payloads
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.entries.payloads import (
+    MOVED_GROUP,
+    AlterGroup,
+    CreateGroup,
+    DeleteTopic,
+    GroupOp,
+    GroupStart,
+    Ids,
+    Move,
+    Nack,
+    Op,
+    Targets,
+)
+from timer.entries.policies import Policies, Scope, ScopePolicy, namespace_of
+from timer.model.columns import (
+    I64,
+    TOMBSTONE,
+    U32,
+    U64,
+    Buffers,
+    RequestId,
+    RowArray,
+    decode_schedule,
+    gather,
+)
+from timer.model.timer_errors import EngineError, TopicDeletedError
+from timer.model.units import (
+    Epoch,
+    GroupId,
+    LogIndex,
+    ProducerId,
+    QueueOffset,
+    ReplicaId,
+    Seq,
+    TopicId,
+    UnixMs,
+)
+from timer.pending.store import Store
+from timer.ready.group import Group
+from timer.ready.page_cache import Pages
+from timer.ready.queue import Queue, append_all
+from timer.ready.topic import Counts, Topic
+from timer.ready.topic_shares import TopicRows, shares_of
+from timer.state.apply_results import (
+    ALREADY_CANCELLED,
+    ALREADY_FIRED,
+    CANCELLED,
+    DROPPED,
+    LEFT,
+    NOT_FOUND,
+    RESCHEDULED,
+    AcksApplied,
+    Applied,
+    CancelApplied,
+    Checkpoint,
+    DeleteApplied,
+    DeleteTopicApplied,
+    ExpireApplied,
+    FireApplied,
+    GroupApplied,
+    GroupResult,
+    MoveApplied,
+    NobodyApplied,
+    RescheduleApplied,
+    ScheduleApplied,
+    SeekApplied,
+)
+from timer.state.cancel_outcomes import HORIZON_MS, Cancels, Late
+from timer.state.digest import digest_of, topic_sum
+from timer.state.dirty_topics import MANY, DirtyTopics, many
+from timer.state.entry_portions import Portions
+from timer.state.firing_trace import Trace
+from timer.state.key_conflicts import NEW_MAX, decide
+from timer.state.pauses import Pauses
+from timer.state.producers import Producers, RequestAnswer
+from timer.state.request_ids import RequestIds
+from timer.state.retention import Retention
+
+FIRE_MARK_MS: Final = 10_000
+RESCHEDULE_BYTES_MAX: Final = 4 << 20
+"""Payloads that one RESCHEDULE moves; what is beyond is LEFT."""
+
+RESERVED_AHEAD_MAX: Final = 65_536
+"""How far beyond its queue's end a group may be reserved: leaders stay far below it."""
+
+
+class Machine:
+    """State of one replica at `applied_index`. Only `apply` changes it."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.applied_index = LogIndex(0)
+        self.applied_epoch = Epoch(0)
+        self.applied_time_ms = UnixMs(0)
+        self.voters: tuple[ReplicaId, ...] = ()
+        """Of the last EPOCH entry applied. Empty: none was."""
+        self.last_read_time_ms = UnixMs(0)
+        self.next_seq = Seq(1)
+        self.next_topic_id = TopicId(1)
+        self.next_group_id = GroupId(1)
+        self.counts = Counts()
+        self.pages = Pages(store.hasher)
+        self.topics: dict[TopicId, Topic] = {}
+        self.topic_by_name: dict[str, Topic] = {}
+        self.namespaces: Counter[str] = Counter()
+        """How many topics are in each."""
+        self.groups = 0
+        """Of all topics."""
+        self.topic_deleted_in = Epoch(0)
+        """When a topic was deleted last."""
+        self.policies = Policies()
+        self.producers = Producers()
+        self.requests = RequestIds()
+        self.trace = Trace()
+        self.cancels = Cancels()
+        self.late = {kind: Late() for kind in (ALREADY_FIRED, ALREADY_CANCELLED, DROPPED)}
+        """Of what was held, how it ended."""
+        self.pauses = Pauses(self)
+        self.portions = Portions(self)
+        """Of the entry after `applied_index`, where it concerns many topics or producers."""
+        self.fire_marks: deque[tuple[UnixMs, UnixMs]] = deque()
+        """(log time, last_read_time_ms then), one each FIRE_MARK_MS, back to the horizon."""
+        self._split = 0
+        """Into how many topics rows were split, at most, since a SCHEDULE began."""
+        self.changes = DirtyTopics()
+        self._hashes = topic_sum(self.changes.reader())
+        self._retention = Retention(self.changes.reader())
+        self._moved = self.changes.reader()
+        self._queue_ends: dict[str, QueueOffset] = {}
+        """By topic, as of the last checkpoint; `_moved` may have others now."""
+        self._moved_ends: dict[str, QueueOffset | None] = {}
+        """Of these, those that are others than at the last checkpoint; None: the topic is gone."""
+        self.checkpoint: Checkpoint | None = None
+        """The last one recorded."""
+
+    def apply(self, entry: Entry) -> Applied:
+        """Apply the entry after `applied_index`; return what its proposer is answered.
+
+        Of its work all that `portions` has not done before is done here.
+        """
+        assert entry.index == self.applied_index + 1, (entry.index, self.applied_index)
+        assert entry.time_ms >= self.applied_time_ms, (entry.time_ms, self.applied_time_ms)
+        assert entry.epoch >= self.applied_epoch, (entry.epoch, self.applied_epoch)
+        self.portions.finish(entry)
+        self.applied_index = entry.index
+        self.applied_epoch = entry.epoch
+        self.applied_time_ms = entry.time_ms
+        match entry.kind:
+            case EntryKind.SCHEDULE:
+                return self._schedule(entry)
+            case EntryKind.FIRE:
+                return self._fire(entry)
+            case EntryKind.GROUP:
+                return self._group(entry)
+            case EntryKind.CANCEL:
+                return self._cancel(entry)
+            case EntryKind.RESCHEDULE:
+                return self._reschedule(entry)
+            case EntryKind.TOPIC | EntryKind.PRODUCER | EntryKind.POLICY:
+                return self._settings(entry)
+            case EntryKind.CHECKPOINT:
+                return self._checkpoint(entry)
+            case EntryKind.EPOCH:
+                return self._epoch(entry)
+
+    # ---- timers
+
+    def _schedule(self, entry: Entry) -> ScheduleApplied:
+        schedule = decode_schedule(entry.payload)
+        rows, self._split = schedule.rows, 0
+        modes = np.repeat(schedule.parts["on_conflict"], schedule.parts["rows"])
+        results: list[tuple[RequestAnswer, bool] | EngineError] = []
+        fresh: list[RequestAnswer] = []
+        keep = np.zeros(len(rows), np.bool_)
+        # What no id was issued for counts as gone.
+        gone = (rows["topic"] == 0) | (rows["topic"] >= self.next_topic_id)
+        gone |= self.store.gone.of(rows["topic"])
+        any_gone = bool(gone.any())
+        start, first_seq = 0, self.next_seq
+        for head, request in zip(schedule.parts.tolist(), schedule.requests, strict=True):
+            producer_id, sequence, size, _, body = head
+            stop = start + size
+            mine = rows[start:stop]
+            lost = mine["topic"][gone[start:stop]].tolist() if any_gone else []
+            name = ProducerId(producer_id), sequence, body
+            result = self._part(*name, request, mine, lost)
+            if not isinstance(result, EngineError) and not result[1]:
+                fresh.append(result[0])
+                keep[start:stop] = True
+            results.append(result)
+            start = stop
+        if not keep.all():
+            rows, modes = rows[keep], modes[keep]
+            refused = [isinstance(each, EngineError) or each[1] for each in results]
+            self.trace.mark(entry.index, first_seq, np.packbits(refused).tobytes())
+        ready: tuple[TopicId, ...] = ()
+        keyed = int(np.count_nonzero(rows["key_size"]))
+        if keyed:
+            rows = self._decide(rows, modes, entry.payload, fresh)
+        if len(rows):
+            ready = self._admit(rows, entry.payload)
+        return ScheduleApplied(tuple(results), ready, keyed, self._split)
+
+    def _part(
+        self,
+        producer_id: ProducerId,
+        sequence: int,
+        body: int,
+        request: RequestId | None,
+        rows: RowArray,
+        lost: list[int],
+    ) -> tuple[RequestAnswer, bool] | EngineError:
+        """Number the rows of one request, unless it is a repeated or a refused one.
+
+        `lost`: those of its topics that are gone.
+        """
+        answer = None
+        try:
+            if producer_id:
+                answer = self.producers.repeated(producer_id, sequence, body)
+            elif request is not None:
+                answer = self.requests.repeated(request, self.applied_time_ms)
+        except EngineError as refused:
+            return refused
+        if answer is not None:
+            return answer, True
+        if lost:
+            return TopicDeletedError(lost[0])
+        answer = RequestAnswer(sequence, self.next_seq, rows["due_ms"].copy(), body)
+        rows["seq"] = np.arange(self.next_seq, self.next_seq + len(rows), dtype=np.uint64)
+        self.next_seq = Seq(self.next_seq + len(rows))
+        if producer_id:
+            self.producers.accept(producer_id, answer, self.applied_time_ms)
+        elif request is not None:
+            self.requests.accept(request, answer, self.applied_time_ms)
+        return answer, False
+
+    def _decide(
+        self, rows: RowArray, modes: U32, payload: memoryview, answers: list[RequestAnswer]
+    ) -> RowArray:
+        """Keep keys unique; complete the answers; return the rows that become timers, and stay."""
+        keyed = rows[rows["key_size"] > 0]
+        keys, topic = gather(keyed, {0: payload}, "key"), keyed["topic"].astype(np.uint32)
+        hashes = self.store.hasher(topic, keys)
+        held = self.store.find_keys(topic, keys, hashes)
+        pends = (rows["due_ms"] > self.last_read_time_ms) | self.pauses.holds(rows)
+        decision = decide(rows, modes, keys, hashes, held, pends)
+        start = 0
+        for answer in answers:
+            stop = start + len(answer.due_ms)
+            answer.verdicts = decision.verdicts.part(start, stop)
+            start = stop
+        if len(decision.ended):
+            self.store.end(decision.ended)
+            self._ended(decision.ended)
+        if decision.undone.any():
+            self._count_scheduled(rows[decision.undone])
+            self._ended(rows[decision.undone], were_pending=False)
+        stay = (decision.verdicts.verdict <= NEW_MAX) & ~decision.undone
+        return rows if stay.all() else rows[stay]
+
+    def _ended(self, rows: RowArray, *, were_pending: bool = True) -> None:
+        """Count timers as cancelled, and remember them."""
+        past = self.pauses.past(rows)
+        any_past = bool(past.any())
+        for topic, share in self.by_topic(rows):
+            topic.counts.cancelled += len(share.rows)
+            if were_pending:
+                topic.end_pending(share)
+                if any_past:
+                    self.pauses.ended(topic, share.rows[self.pauses.past(share.rows)])
+        self.counts.cancelled += len(rows)
+        if any_past:
+            self._remember(ALREADY_CANCELLED, rows[past])
+            rows = rows[~past]
+        self.cancels.add(rows["due_ms"].astype(np.int64), rows["seq"].astype(np.uint64))
+
+    def _remember(self, outcome: int, rows: RowArray) -> None:
+        self.late[outcome].ended(self.applied_time_ms, rows["seq"].astype(np.uint64))
+
+    def _count_scheduled(self, rows: RowArray) -> None:
+        self.counts.scheduled += len(rows)
+        for topic, share in self.by_topic(rows):
+            topic.counts.scheduled += len(share.rows)
+
+    def _admit(
+        self, rows: RowArray, payload: bytes | memoryview, *, messages: bool = False
+    ) -> tuple[TopicId, ...]:
+        """Put rows with seqs into the store, or into their queues if they are due already.
+
+        `messages`: they have fired before, and none is held.
+        """
+        due = rows["due_ms"] <= self.last_read_time_ms
+        if not due.any():
+            self.counts.scheduled += len(rows)
+            for topic, share in self.by_topic(rows):
+                topic.counts.scheduled += len(share.rows)
+                topic.add_pending(share)
+            self.store.insert(rows, payload)
+            return ()
+        self._count_scheduled(rows)
+        if not messages and (held := due & self.pauses.holds(rows)).any():
+            due &= ~held
+            held &= self.pauses.past(rows)  # after F a FIRE holds it: of the last one's time, or so
+            self._add_pending(rows[held])
+            self.pauses.hold(rows[held], {0: payload})
+            rows, due = rows[~held], due[~held]
+            if not len(rows):
+                return ()
+        if not due.any():
+            self._insert(rows, payload)
+            return ()
+        if not due.all():
+            self._insert(rows[~due], payload)
+        moved = self._enqueue(rows[due], {0: payload}, self.applied_time_ms, were_pending=False)
+        return tuple(topic for topic, _ in moved)
+
+    def _insert(self, rows: RowArray, payload: bytes | memoryview) -> None:
+        self._add_pending(rows)
+        self.store.insert(rows, payload)
+
+    def _add_pending(self, rows: RowArray) -> None:
+        for topic, share in self.by_topic(rows):
+            topic.add_pending(share)
+
+    def _enqueue(
+        self, rows: RowArray, bufs: Buffers, fired_at_ms: UnixMs, *, were_pending: bool
+    ) -> list[tuple[TopicId, RowArray]]:
+        """Move rows (in firing order) to the ends of their topics' queues; count them as fired."""
+        shares = self.by_topic(rows)
+        for topic, share in shares:
+            if were_pending:
+                topic.end_pending(share)
+            topic.counts.fired += len(share.rows)
+            self.trace.fired(self.applied_index, topic.topic_id, topic.queue.end, share.rows)
+        append_all([(topic.queue, share.rows) for topic, share in shares], bufs, fired_at_ms)
+        self.counts.fired += len(rows)
+        return [(topic.topic_id, share.rows) for topic, share in shares]
+
+    def _fire(self, entry: Entry) -> FireApplied:
+        fire = payloads.decode_fire(entry.payload)
+        read_time_ms = max(fire.read_time_ms, self.last_read_time_ms)
+        fired = self.store.fire(*fire._replace(read_time_ms=read_time_ms))
+        if fired.limited:
+            self.last_read_time_ms = UnixMs(int(fired.rows["due_ms"][-1]))
+        else:
+            self.last_read_time_ms = read_time_ms
+        if not self.fire_marks or entry.time_ms - self.fire_marks[-1][0] >= FIRE_MARK_MS:
+            self.fire_marks.append((entry.time_ms, self.last_read_time_ms))
+        rows = fired.rows
+        if (held := self.pauses.holds(rows)).any():
+            self.pauses.hold(rows[held], fired.bufs)
+            rows = rows[~held]
+        moved = self._enqueue(rows, fired.bufs, entry.time_ms, were_pending=True)
+        released, dropped, more = self.pauses.sweep(fire.rows_max, fire.bytes_max)
+        limited = fired.limited or more
+        return FireApplied(tuple(moved), limited, tuple(released), tuple(dropped))
+
+    def enqueue_held(self, rows: RowArray, bufs: Buffers) -> None:
+        """Let held rows fire now, in this order."""
+        self._enqueue(rows, bufs, self.applied_time_ms, were_pending=True)
+        self._remember(ALREADY_FIRED, rows)
+
+    def drop_held(self, rows: RowArray) -> None:
+        """Let held rows never fire."""
+        for topic, share in self.by_topic(rows):
+            topic.end_pending(share)
+            topic.counts.dropped += len(share.rows)
+            self.trace.dropped(self.applied_index, topic.topic_id, share.rows)
+        self.counts.dropped += len(rows)
+        self._remember(DROPPED, rows)
+
+    def _cancel(self, entry: Entry) -> CancelApplied:
+        targets = self._ids(payloads.decode_cancel(entry.payload))
+        hit, removed = self.store.cancel(targets.due_ms, targets.seq)
+        self._ended(removed)
+        results = np.full(len(targets), CANCELLED, np.uint8)
+        if not hit.all():
+            missed = Ids(targets.due_ms[~hit], targets.seq[~hit])
+            results[~hit] = self.judge(missed)
+        return CancelApplied(results, targets)
+
+    def _reschedule(self, entry: Entry) -> RescheduleApplied:
+        order = payloads.decode_reschedule(entry.payload)
+        targets = self._ids(order.targets)
+        n = len(targets)
+        timers = Ids(order.due_ms, np.arange(self.next_seq, self.next_seq + n, dtype=np.uint64))
+        whole, left = self.store.read(targets.due_ms, targets.seq, RESCHEDULE_BYTES_MAX)
+        moved = whole.rows["seq"] > 0
+        rows = whole.rows[moved]
+        self.store.end(rows)
+        self._ended(rows)
+        results = self.judge(targets)
+        results[left] = LEFT
+        results[moved] = RESCHEDULED
+        self.next_seq = Seq(self.next_seq + n)
+        rows["due_ms"], rows["seq"] = timers.due_ms[moved], timers.seq[moved]
+        rows["requested_ms"] = order.requested_ms[moved]
+        ready = self._admit(rows, whole.blob) if len(rows) else ()
+        return RescheduleApplied(results, targets, timers, ready)
+
+    def _ids(self, targets: Targets) -> Ids:
+        """Return which pending timers have the keys; seq = 0 for none, and for a repeated key."""
+        if isinstance(targets, Ids):
+            return targets
+        rows = self.store.find_keys(targets.topic, targets.key)
+        seq = rows["seq"].astype(np.uint64)
+        first = np.zeros(len(seq), np.bool_)
+        first[np.unique(seq, return_index=True)[1]] = True
+        seq[~first] = 0
+        return Ids(np.where(seq > 0, rows["due_ms"], 0), seq)
+
+    def judge(self, targets: Ids) -> npt.NDArray[np.uint8]:
+        """Return what became of timers that are not pending: (n, uint8), as of a cancel."""
+        results = np.full(len(targets), NOT_FOUND, np.uint8)
+        results[self._ended_by_fire(targets.due_ms, targets.seq)] = ALREADY_FIRED
+        results[self.cancels.contain(targets.due_ms, targets.seq)] = ALREADY_CANCELLED
+        for outcome, late in self.late.items():
+            if late.buckets:
+                results[late.among(targets.seq)] = outcome
+        return results
+
+    def _ended_by_fire(self, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
+        """Return which genuine ids, if not cancelled, fired within the horizon (n, bool)."""
+        recent = (due_ms <= self.last_read_time_ms) & (due_ms > self._forgotten_ms())
+        return recent & (seq < self.next_seq) & (seq > 0)
+
+    def _forgotten_ms(self) -> UnixMs:
+        """Return the read time of the horizon: what fired up to there may be NOT_FOUND now."""
+        return self._horizon()[1]
+
+    def _horizon(self) -> tuple[UnixMs, UnixMs]:
+        """Return the newest mark that lies before the horizon; (-1, -1) if none does."""
+        found = UnixMs(-1), UnixMs(-1)
+        for mark in self.fire_marks:
+            if mark[0] > self.applied_time_ms - HORIZON_MS:
+                break
+            found = mark
+        return found
+
+    def by_topic(self, rows: RowArray) -> list[tuple[Topic, TopicRows]]:
+        """Split rows by topic, each part in the order of `rows`; the topics are about to change."""
+        shares = [(self.changing(share.topic), share) for share in shares_of(rows)]
+        self._split = max(self._split, len(shares))
+        return shares
+
+    def changing(self, topic_id: int) -> Topic:
+        """Return a topic that is about to change."""
+        self.changes.note(TopicId(topic_id))
+        return self.topics[TopicId(topic_id)]
+
+    # ---- topics, producers, policies, groups
+
+    def _settings(self, entry: Entry) -> Topic | DeleteTopicApplied | ProducerId | Policies:
+        if entry.kind is EntryKind.TOPIC:
+            return self._topic(entry)
+        if entry.kind is EntryKind.PRODUCER:
+            said = payloads.decode_producer(entry.payload)
+            if isinstance(said, payloads.EndProducer):
+                return self.producers.end(said.producer_id)
+            return self.producers.register(*said, entry.time_ms) or ProducerId(0)
+        return self.policies  # `portions` has changed them
+
+    def retain(self, topics: Iterable[TopicId], now_ms: UnixMs) -> None:
+        """Let topics that are there keep what fired as long as the policies say."""
+        for topic in filter(None, map(self.topics.get, topics)):
+            said = self.policies.said("retention_ms", topic.name, topic.topic_id)
+            topic.retain(said, now_ms)
+            self.changes.note(topic.topic_id)
+
+    def _topic(self, entry: Entry) -> Topic | DeleteTopicApplied:
+        said = payloads.decode_topic(entry.payload)
+        return self._delete_topic(said) if isinstance(said, DeleteTopic) else self._topic_of(said)
+
+    def _delete_topic(self, op: DeleteTopic) -> DeleteTopicApplied:
+        """Let a topic be gone, with all that is of it. What names its id later finds nothing."""
+        if op.topic not in self.topics:
+            return DeleteTopicApplied(op, None)
+        topic = self.changing(op.topic)
+        del self.topics[op.topic], self.topic_by_name[topic.name]
+        self.groups -= len(topic.groups)
+        self.namespaces[namespace := namespace_of(topic.name)] -= 1
+        if not self.namespaces[namespace]:
+            del self.namespaces[namespace]
+        if self._queue_ends.pop(topic.name, None) is not None:
+            self._moved_ends[topic.name] = None
+        dropped, queue = topic.counts.pending, topic.queue
+        groups = [(group.name, group.unacked(queue.end)) for group in topic.groups.values()]
+        applied = DeleteTopicApplied(op, topic, dropped, queue.end - queue.begin, tuple(groups))
+        self.store.drop_topic(op.topic, dropped, topic.held)
+        self.pauses.gone(topic)
+        self.topic_deleted_in = self.applied_epoch
+        topic.counts.dropped += dropped
+        self.counts.dropped += dropped
+        self.policies = self.policies.changed(Scope("", op.topic), ScopePolicy())
+        topic.close()
+        return applied
+
+    def _topic_of(self, name: str) -> Topic:
+        """Return the topic of this name, which is made if it isn't there."""
+        topic = self.topic_by_name.get(name)
+        if topic is None:
+            topic = Topic(self.next_topic_id, name, Queue(pages=self.pages))
+            topic.deleted_in = self.topic_deleted_in  # with its groups; perhaps one of this name
+            assert topic.topic_id < TOMBSTONE
+            self.next_topic_id = TopicId(topic.topic_id + 1)
+            self.restore_topic(topic)
+            self.retain([topic.topic_id], self.applied_time_ms)
+        return topic
+
+    def restore_topic(self, topic: Topic) -> None:
+        """Put back a topic that a manifest holds."""
+        self.changes.note(topic.topic_id)
+        self.topics[topic.topic_id] = topic
+        self.topic_by_name[topic.name] = topic
+        self.namespaces[namespace_of(topic.name)] += 1
+        self.groups += len(topic.groups)
+        self.pauses.made(topic)
+
+    def _group(self, entry: Entry) -> GroupApplied:
+        ops = tuple(payloads.decode_group(entry.payload))  # malformed: nothing is applied
+        return GroupApplied(tuple(map(self._group_op, ops)))
+
+    def _group_op(self, op: payloads.AnyOp) -> GroupResult:
+        topic = self.topics.get(op.topic)
+        if topic is None or (isinstance(op, GroupOp) and _lies_beyond(op, topic.queue.end)):
+            return self._of_nothing(op)
+        if isinstance(op, CreateGroup):
+            return self._create_group(op)
+        group = self.changing(op.topic).group_by_id.get(op.group)
+        if isinstance(op, Move):
+            return self._move(op, group)
+        if group is None:
+            return self._of_no_group(op)
+        if isinstance(op, AlterGroup):
+            group.alter(op.of(group.settings))
+            return group
+        if isinstance(op, Nack):
+            return AcksApplied(op, group.nack(op.offsets, op.not_before_ms))
+        return self._plain_op(op, group)
+
+    def _of_nothing(self, op: payloads.AnyOp) -> NobodyApplied:
+        """Its topic is gone, or has no such messages."""
+        if isinstance(op, Move):  # what a seq is, the log alone tells
+            self.next_seq = Seq(self.next_seq + len(op.offsets))
+        return NobodyApplied(op)
+
+    def _plain_op(self, op: GroupOp, group: Group) -> GroupResult:
+        match op.op:
+            case Op.ACK | Op.EXPIRE:
+                return self._done(op, group)
+            case Op.ENDED:
+                group.end_leases(op.offsets)
+            case Op.RECALL:
+                group.recall(op.offsets)
+            case Op.RESERVE:
+                group.reserve(QueueOffset(int(op.offsets[0])))
+            case Op.HAND_OVER:
+                group.hand_over(QueueOffset(int(op.offsets[0])))
+            case Op.SEEK:
+                return self._seek(op, group)
+            case Op.DELETE:
+                return self._delete(op, group)
+            case _:
+                raise AssertionError(op)
+        return op
+
+    def _of_no_group(self, op: GroupOp | AlterGroup) -> ExpireApplied | NobodyApplied:
+        if isinstance(op, GroupOp) and op.op is Op.EXPIRE_BELOW:
+            topic = self.topics[op.topic]
+            topic.expire_below(QueueOffset(int(op.offsets[0])))
+            return ExpireApplied(op, len(topic.groups))
+        return NobodyApplied(op)
+
+    def _done(self, op: GroupOp, group: Group) -> AcksApplied | ExpireApplied:
+        """A group is done with messages."""
+        topic = self.topics[op.topic]
+        if op.op is Op.EXPIRE:
+            topic.expire(group, op.offsets)
+            return ExpireApplied(op, 1)
+        new = group.ack(op.offsets)
+        topic.trim()
+        return AcksApplied(op, new)
+
+    def _seek(self, op: GroupOp, group: Group) -> SeekApplied:
+        """Let a group go on from an offset, or from the nearest one that is kept."""
+        topic = self.topics[op.topic]
+        queue = topic.queue
+        offset = QueueOffset(min(max(int(op.offsets[0]), queue.begin), queue.end))
+        del topic.group_by_id[group.group_id]
+        group.restart(self.next_group_id, offset, queue.end, self.applied_epoch)
+        topic.group_by_id[group.group_id] = group
+        self.next_group_id = GroupId(self.next_group_id + 1)
+        topic.trim()
+        return SeekApplied(op, group)
+
+    def _delete(self, op: GroupOp, group: Group) -> DeleteApplied:
+        topic = self.topics[op.topic]
+        topic.remove(group)
+        self.groups -= 1
+        topic.deleted_in = self.applied_epoch
+        topic.trim()
+        return DeleteApplied(op, group)
+
+    def _move(self, op: Move, group: Group | None) -> MoveApplied:
+        """Let unacked messages leave a group for another topic, where they fire at once."""
+        rows = decode_schedule(memoryview(op.rows)).rows
+        rows["due_ms"] = np.minimum(rows["due_ms"], self.last_read_time_ms)  # they have fired
+        new = np.zeros(len(rows), np.bool_) if group is None else group.move(op.offsets)
+        to, made = self._topic_of(op.to), None
+        if op.to_group and op.to_group not in to.groups:
+            create = CreateGroup(to.topic_id, op.to_group, GroupStart.EARLIEST, MOVED_GROUP)
+            made = self._create_group(create)
+        first_seq = self.next_seq
+        self.next_seq = Seq(self.next_seq + len(rows))  # what a seq is, the log alone tells
+        rows["topic"] = to.topic_id
+        rows["seq"] = np.arange(first_seq, self.next_seq, dtype=np.uint64)
+        if new.any():
+            self._admit(rows[new], op.rows, messages=True)
+        self.topics[op.topic].trim()
+        return MoveApplied(op, new, to.topic_id, first_seq, made)
+
+    def group(self, topic_id: TopicId, group_id: GroupId) -> Group:
+        """Return a group by its id."""
+        return self.topics[topic_id].group_by_id[group_id]
+
+    def _create_group(self, create: CreateGroup) -> Group:
+        topic = self.changing(create.topic)
+        if create.name not in topic.groups:
+            queue = topic.queue
+            cursor = queue.begin if create.start is GroupStart.EARLIEST else queue.end
+            group = Group(
+                group_id=self.next_group_id,
+                topic=create.topic,
+                name=create.name,
+                settings=create.settings,
+                cursor=cursor,
+                reserved=cursor,
+                base=cursor,
+                since=topic.deleted_in,
+            )
+            topic.add(group)
+            self.groups += 1
+            self.next_group_id = GroupId(self.next_group_id + 1)
+        return topic.groups[create.name]
+
+    # ---- epochs and checkpoints
+
+    def _epoch(self, entry: Entry) -> payloads.EpochStart:
+        start = payloads.decode_epoch(entry.payload)
+        self.voters = start.voters
+        return start
+
+    def _checkpoint(self, entry: Entry) -> Checkpoint:
+        now_ms = self.applied_time_ms
+        self.requests.expire(now_ms)
+        self.trace.mark(entry.index, self.next_seq)
+        # The newest mark that lies before the horizon stays: it says what is forgotten.
+        while len(self.fire_marks) > 1 and self.fire_marks[1][0] <= now_ms - HORIZON_MS:
+            self.fire_marks.popleft()
+        # By one mark, both: what ended before it was due before what had fired by it.
+        ended_ms, fired_ms = self._horizon()
+        self.cancels.forget(fired_ms)
+        for late in self.late.values():
+            late.forget(ended_ms)
+        for topic_id in self._retention.let_go(self.topics, now_ms):
+            self.changes.note(topic_id)
+        since = self.checkpoint.index if self.checkpoint is not None else LogIndex(0)
+        while self._moved:
+            self._note_end(self._moved.pop())
+        moved, self._moved_ends = self._moved_ends, {}
+        assert self.counts.pending == self.store.pending, (self.counts, self.store.pending)
+        assert self.pauses.held == self.store.held, (self.pauses.held, self.store.held)
+        self.checkpoint = Checkpoint(
+            epoch=self.applied_epoch,
+            index=self.applied_index,
+            time_ms=now_ms,
+            last_read_time_ms=self.last_read_time_ms,
+            queue_offsets=self._queue_ends.copy(),
+            since=since,
+            moved=moved,
+            digest=self.digest(),
+        )
+        return self.checkpoint
+
+    def _note_end(self, topic_id: TopicId) -> None:
+        topic = self.topics.get(topic_id)
+        if topic is not None and self._queue_ends.get(topic.name) != topic.queue.end:
+            self._queue_ends[topic.name] = self._moved_ends[topic.name] = topic.queue.end
+
+    def restore_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Put back the checkpoint that a manifest holds; the topics are there already."""
+        self.checkpoint = checkpoint
+        self._queue_ends = dict(checkpoint.queue_offsets)
+        for gone in self._queue_ends.keys() - self.topic_by_name.keys():
+            del self._queue_ends[gone]
+            self._moved_ends[gone] = None
+
+    def catch_up(self) -> None:
+        """Do all that `keep_up` would in portions: no clients wait yet."""
+        self._retention.catch_up(self.topics)
+        while self._moved:
+            self._note_end(self._moved.pop())
+
+    def keep_up(self) -> bool:
+        """Do some of what the next checkpoint would; return whether there is much more of it.
+
+        Nobody has to ask: what is left, the checkpoint does.
+        """
+        for topic_id in many(self._moved):
+            self._note_end(topic_id)
+        more = [self._hashes.keep_up(self.topics), self._retention.keep_up(self.topics)]
+        return self.producers.keep_up() or len(self._moved) > MANY or any(more)
+
+    def digest(self) -> str:
+        """Return a hash of the state, 16 hex digits: see timer/state/digest.py."""
+        return digest_of(self, self._hashes)
+
+    def digest_anew(self) -> str:
+        """Return the same, with no part taken for granted: for checkers."""
+        return digest_of(self, topic_sum(set(self.topics), anew=True), anew=True)
+
+
+def _lies_beyond(op: GroupOp, queue_end: QueueOffset) -> bool:
+    """Return whether it names messages that have not fired: no leader appends such an op."""
+    if not len(op.offsets) or op.op is Op.SEEK:
+        return False
+    last = int(op.offsets.max())
+    match op.op:
+        case Op.RESERVE:
+            return last > queue_end + RESERVED_AHEAD_MAX
+        case Op.EXPIRE_BELOW | Op.HAND_OVER:
+            return last > queue_end
+        case _:
+            return last >= queue_end

@@ -1,0 +1,355 @@
+"""Pauses: what topics hold back, and how it leaves when they go on.
+
+    due, topic paused --> held (timer/pending/memory/held_rows.py) --resume, a sweep--> its queue,
+    or dropped
+                           | cancelled, rescheduled, replaced
+
+A paused topic's timers are held as they come due: they are pending still, and whatever is done to
+pending timers is done to them. A resume says what becomes of those that are overdue by then:
+
+    all      they fire, in (due, seq) order
+    latest   the last of them does, the others are dropped
+    drop     they are dropped
+
+One sweep at a time goes over what is held, in (due, seq) order: each FIRE moves it on by a
+portion, so that an entry's work is bounded. It is for the next few of the topics that were resumed,
+as each of them costs a FIRE something, and meets their rows alone, so that a resume costs what it
+resumes. The others wait their turn, in the order of the resumes; those that a sweep has not emptied
+take no turn of theirs. Until it is through with a topic, that goes on to hold what comes due, so
+what is overdue goes first.
+
+A topic that holds nothing waits for no turn: it goes on at once, or, where its catch_up may drop
+what no FIRE has come to yet, takes part in the sweep that is under way.
+
+Where very much is held, in rows or in bytes, to find the rows of a few topics among those in files
+would keep a FIRE waiting. Then a sweep is for all that were resumed, and a portion counts
+everybody's rows.
+
+All of it is state, and the same on every replica. So a portion is of rows that live: those that are
+gone, or were cancelled, lie in some replicas' runs and not in others'
+(timer/pending/runs/held_scan.py).
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+from sortedcontainers import SortedSet
+
+from timer.entries.payloads import FIRE_BYTES_MAX
+from timer.entries.policies import CATCH_UP_ALL, DROP, LATEST, Scope, namespace_of
+from timer.model.columns import U32, Buffers, RowArray
+from timer.model.firing_order import Position, after, concat
+from timer.model.timer_id import SEQ_MAX
+from timer.model.units import TopicId, UnixMs
+from timer.pending.memory.deleted_topics import NONE, DeletedTopics
+from timer.pending.memory.held_rows import BEGIN
+from timer.pending.runs.held_scan import Only, Portion
+from timer.ready.topic import Topic, TopicRelease
+from timer.ready.topic_shares import payload_bytes
+from timer.state.dirty_topics import portions
+
+if TYPE_CHECKING:
+    from timer.state.machine import Machine
+
+SWEEP_ROWS_MAX: Final = 4_096
+"""Held rows that one FIRE looks at."""
+SWEEP_TOPICS: Final = 16
+"""Topics that begin a sweep together."""
+APART_MAX: Final = 1 << 18
+"""Held rows, of all topics, up to which the rows of some are looked for among them: in files that
+takes a thread some 40 ms."""
+APART_BYTES: Final = 64 << 20
+"""Bytes of their payloads up to which that is so: a batch with one of those rows is read whole."""
+
+_whole: Final = deque[None](maxlen=0).extend
+"""Does work to its end that is in portions."""
+
+Moved = list[tuple[TopicId, RowArray]]
+
+
+class Pauses:
+    """See the module. A part of the machine: it changes the machine's state, and topics'."""
+
+    def __init__(self, machine: "Machine") -> None:
+        self._machine = machine
+        self.swept: Position | None = None
+        """The sweep has passed what is held up to here. None: there is none."""
+        self.portion = SWEEP_ROWS_MAX
+        """The same on all replicas; fewer where tests want many. So the next three."""
+        self.together = SWEEP_TOPICS
+        self.apart_max = APART_MAX
+        self.apart_bytes = APART_BYTES
+        self.held_bytes = 0
+        """Of all topics."""
+        self._holding: set[TopicId] = set()
+        self._holding_ids: U32 | None = None
+        """The same, as an array, until it changes: None."""
+        self._swept_for: set[TopicId] = set()
+        """Those of the releasing that take part in the sweep."""
+        self._turns: dict[TopicId, tuple[int, TopicId]] = {}
+        """The others of them, which wait for a sweep to begin, by the time of the resume."""
+        self._waiting = SortedSet()
+        """The same turns, in order."""
+        self._only = Only(frozenset(), NONE)
+        """Of the last portion."""
+        self._next_id = TopicId(0)
+
+    # ---- what topics do
+
+    def made(self, topic: Topic) -> None:
+        """A topic was made, or put back from a manifest."""
+        policies = self._machine.policies
+        if policies.pauses:
+            topic.paused, _ = policies.firing(namespace_of(topic.name), topic.topic_id)
+        self.held_bytes += topic.held_bytes
+        if topic.holding:
+            self._note(topic)
+
+    def policy_changed(self, scope: Scope, now_ms: UnixMs) -> Iterator[None]:
+        """Pause and resume topics, in portions: the scope's policy has just changed."""
+        topics = self._machine.topics
+        inside = [topics[scope.topic]] if scope.topic in topics else []
+        for some in portions(inside if scope.topic else [*topics.values()]):
+            for topic in some:
+                self._follow(topic, scope, now_ms)
+            yield
+        yield from self._begin()
+
+    def _follow(self, topic: Topic, scope: Scope, now_ms: UnixMs) -> None:
+        """Pause or resume one topic, if the scope's policy is about it and changes that."""
+        machine, namespace = self._machine, namespace_of(topic.name)
+        if scope.namespace not in ("", namespace):
+            return
+        paused, catch_up = machine.policies.firing(namespace, topic.topic_id)
+        if paused == topic.paused:
+            return
+        machine.changing(topic.topic_id)
+        topic.paused, topic.release = paused, None
+        if not paused and (topic.held or catch_up != CATCH_UP_ALL):
+            until_ms = max(now_ms, machine.last_read_time_ms)
+            waits = topic.held > 0
+            topic.release = TopicRelease(catch_up, until_ms, machine.next_seq, waits=waits)
+        self._note(topic)
+
+    def gone(self, topic: Topic) -> None:
+        """A topic was deleted, with what it held."""
+        self.held_bytes -= topic.held_bytes
+        self._forget(topic.topic_id)
+        _whole(self._begin())
+
+    def _note(self, topic: Topic) -> None:
+        topic_id, release = topic.topic_id, topic.release
+        self._forget(topic_id)
+        if topic.holding:
+            self._holding.add(topic_id)
+            self._holding_ids = None
+        if release is not None and release.waits:
+            self._turns[topic_id] = turn = release.until_ms, topic_id
+            self._waiting.add(turn)
+        elif release is not None:
+            self._swept_for.add(topic_id)
+
+    def _forget(self, topic: TopicId) -> None:
+        if topic in self._holding:
+            self._holding.discard(topic)
+            self._holding_ids = None
+        self._swept_for.discard(topic)
+        if topic in self._turns:
+            self._waiting.remove(self._turns.pop(topic))
+
+    def _begin(self) -> Iterator[None]:
+        """Begin a sweep for those that wait, in portions, unless one is under way for others."""
+        taken = len(self._swept_for)
+        if not taken and not self._waiting:
+            self.swept = None
+            self._machine.store.end_sweep()
+        elif self.swept in (None, BEGIN) or not taken:
+            self.swept = BEGIN
+            yield from self._admit(max(self.together - taken, 0))
+
+    def _admit(self, count: int) -> Iterator[None]:
+        """Let so many of those that wait take part in the sweep that begins."""
+        if not self._apart:
+            count = len(self._waiting)
+        for some in portions([*islice(self._waiting, count)]):
+            for _, topic_id in some:
+                topic = self._machine.changing(topic_id)
+                assert topic.release is not None
+                topic.release.waits = False
+                self._note(topic)
+            yield
+
+    @property
+    def _apart(self) -> bool:
+        """Whether a sweep meets the rows of its own topics alone."""
+        held = self._machine.store.held
+        return held <= self.apart_max and self.held_bytes <= self.apart_bytes
+
+    # ---- what is held
+
+    @property
+    def held(self) -> int:
+        """How many rows topics hold: none but those that are paused, or release."""
+        topics = self._machine.topics
+        return sum(topics[topic].held for topic in self._holding)
+
+    def holds(self, rows: RowArray) -> npt.NDArray[np.bool_]:
+        """Return which rows are of topics that hold what is due (n, bool)."""
+        if not self._holding:
+            return np.zeros(len(rows), np.bool_)
+        if self._holding_ids is None:
+            self._holding_ids = np.array([*self._holding], np.uint32)
+        return np.isin(rows["topic"], self._holding_ids)
+
+    def hold(self, rows: RowArray, bufs: Buffers) -> None:
+        """Put rows aside that lie at or before the fire position."""
+        machine = self._machine
+        machine.store.hold(rows, bufs)
+        for topic, share in machine.by_topic(rows):
+            self._count(topic, share.rows, 1)
+
+    def ended(self, topic: Topic, rows: RowArray) -> None:
+        """Rows that a topic held are not pending any more."""
+        self._count(topic, rows, -1)
+
+    def _count(self, topic: Topic, rows: RowArray, sign: int) -> None:
+        size = payload_bytes(rows)
+        topic.held += sign * len(rows)
+        topic.held_bytes += sign * size
+        self.held_bytes += sign * size
+
+    def past(self, rows: RowArray) -> npt.NDArray[np.bool_]:
+        """Return which rows lie at or before the fire position (n, bool): if pending, held."""
+        return ~after(rows["due_ms"], rows["seq"], self._machine.store.position)
+
+    # ---- releasing
+
+    def next_portion(self) -> Portion | None:
+        """Return what of the held rows the next FIRE looks at, at most; None: nothing."""
+        if self.swept is None:
+            return None
+        return self._portion(self.portion, FIRE_BYTES_MAX)
+
+    def _portion(self, rows_max: int, bytes_max: int) -> Portion:
+        only: Only | None = None
+        if self._apart:
+            topics = frozenset(self._swept_for)
+            next_id = self._machine.next_topic_id
+            if topics != self._only.topics or next_id != self._next_id:
+                self._only, self._next_id = (
+                    Only(topics, DeletedTopics.all_but(topics, next_id)),
+                    next_id,
+                )
+            only = self._only
+        return Portion(self.swept or BEGIN, min(rows_max, self.portion), bytes_max, only)
+
+    def sweep(self, rows_max: int, bytes_max: int) -> tuple[Moved, Moved, bool]:
+        """Move the sweep on; return what fired, what was dropped, and whether to go on at once."""
+        if self.swept is None:
+            return [], [], False
+        machine, portion = self._machine, self._portion(rows_max, bytes_max)
+        part, seen = machine.store.peek_held(portion), portion.seen
+        fired: Moved = []
+        dropped: Moved = []
+        gone: list[RowArray] = []
+        swept = np.array([*self._swept_for], np.uint32)
+        mine = part.rows[np.isin(part.rows["topic"], swept)]
+        for topic, share in machine.by_topic(mine):
+            assert topic.release is not None
+            rows = self._release(topic, topic.release, share.rows, part.bufs, fired, dropped)
+            gone.append(rows)
+        if gone:
+            machine.store.end(concat(gone))
+        if len(part.rows):
+            last = part.rows[-1]
+            self.swept = seen = Position(int(last["due_ms"]), int(last["seq"]))
+        if part.limited:
+            return fired, dropped, True
+        return fired, dropped, self._passed(seen, fired)
+
+    def _release(
+        self,
+        topic: Topic,
+        release: TopicRelease,
+        rows: RowArray,
+        bufs: Buffers,
+        fired: Moved,
+        dropped: Moved,
+    ) -> RowArray:
+        """Let go of a topic's next held rows; return those that are to leave the store."""
+        overdue = np.zeros(len(rows), np.bool_)
+        if release.catch_up in (DROP, LATEST):
+            overdue = (rows["due_ms"] <= release.until_ms) & (rows["seq"] < release.seq_end)
+        lost, kept = rows[overdue], rows[~overdue]
+        if release.catch_up == LATEST and len(lost):
+            last = Position(int(lost["due_ms"][-1]), int(lost["seq"][-1]))
+            first = Position(int(lost["due_ms"][0]), int(lost["seq"][0]))
+            if release.last is not None and release.last < first:
+                self._drop_last(topic, release.last, dropped)
+            release.last, lost = last, lost[:-1]
+        if len(lost):
+            self._drop(topic, lost, dropped)
+        early = int(np.count_nonzero(kept["due_ms"] <= release.until_ms))
+        if early:
+            self._fire(topic, kept[:early], bufs, fired)
+        if early < len(kept):
+            if release.last is not None:
+                self._fire_last(topic, release, fired)
+            self._fire(topic, kept[early:], bufs, fired)
+        return concat([part for part in (lost, kept) if len(part)])
+
+    def _passed(self, seen: Position, fired: Moved) -> bool:
+        """The sweep has passed all that is held; return whether one is to begin at once."""
+        position = self._machine.store.position
+        again, early = False, False
+        for topic_id in sorted(self._swept_for):
+            topic = self._machine.changing(topic_id)
+            release = topic.release
+            assert release is not None
+            if position < Position(release.until_ms, SEQ_MAX):
+                early = True  # what is overdue has not all come due by a FIRE
+                continue
+            if release.last is not None:
+                self._fire_last(topic, release, fired)
+            if topic.held:
+                again = True  # it was scheduled as due behind the sweep
+            else:
+                topic.release = None
+                self._note(topic)
+        again |= bool(self._waiting)
+        self.swept = BEGIN if again else seen if early else None
+        if again:
+            _whole(self._admit(self.together))
+        _whole(self._begin())
+        return again
+
+    def _fire_last(self, topic: Topic, release: TopicRelease, fired: Moved) -> None:
+        """Let the last of the overdue ones fire, unless it was cancelled meanwhile."""
+        assert release.last is not None
+        due_ms, seq = np.array([release.last.due_ms]), np.array([release.last.seq], np.uint64)
+        release.last = None
+        whole, _ = self._machine.store.read(due_ms, seq, 0)
+        if whole.rows["seq"][0]:
+            self._machine.store.end(whole.rows)
+            self._fire(topic, whole.rows, {0: whole.blob}, fired)
+
+    def _drop_last(self, topic: Topic, last: Position, dropped: Moved) -> None:
+        """Drop what was the last of the overdue ones so far, unless it was cancelled meanwhile."""
+        due_ms, seq = np.array([last.due_ms]), np.array([last.seq], np.uint64)
+        _, rows = self._machine.store.cancel(due_ms, seq)
+        if len(rows):
+            self._drop(topic, rows, dropped)
+
+    def _fire(self, topic: Topic, rows: RowArray, bufs: Buffers, fired: Moved) -> None:
+        self.ended(topic, rows)
+        self._machine.enqueue_held(rows, bufs)
+        fired.append((topic.topic_id, rows))
+
+    def _drop(self, topic: Topic, rows: RowArray, dropped: Moved) -> None:
+        self.ended(topic, rows)
+        self._machine.drop_held(rows)
+        dropped.append((topic.topic_id, rows))

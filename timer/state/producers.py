@@ -1,0 +1,255 @@
+"""Idempotent producers: one retried request is one set of timers.
+
+A producer numbers its requests 1, 2, 3, … Apply accepts the number after the last one, repeats
+the stored answer for a recent one, and refuses gaps, older ones, unknown ids, and a number that was
+another request's. All of it goes by the log, so that every replica decides the same, also after a
+failover.
+
+A producer's id is 63 random bits that the leader draws; only the client that registered knows it.
+Others see the producer's `name`, a hash of its id.
+"""
+
+import hashlib
+import struct
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count, islice
+from typing import Final
+
+from sortedcontainers import SortedDict
+
+from timer.model.columns import I64
+from timer.model.timer_errors import (
+    InvalidRequestError,
+    OutcomeForgottenError,
+    SequenceGapError,
+    UnknownProducerError,
+)
+from timer.model.units import ProducerId, Seq, UnixMs
+from timer.state.dirty_topics import MANY, many
+from timer.state.key_conflicts import Verdicts
+
+ANSWERS_MAX: Final = 1024
+ANSWER_ROWS_MAX: Final = 262_144
+"""Rows in all kept answers of one producer: two megabytes of due times."""
+IDLE_MS_MAX: Final = 7 * 24 * 3_600_000
+"""Unless the leader's settings say otherwise."""
+
+ID_BITS: Final = 63
+"""Of a producer id."""
+
+_MASK: Final = (1 << 64) - 1
+_PACKED: Final = struct.Struct("<4Q")
+"""Id, last sequence, answers, used at."""
+
+
+def name_of(producer_id: ProducerId) -> int:
+    """Return a producer's public name, 64 bits: the id can't be told from it."""
+    data = producer_id.to_bytes(8, "little")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+@dataclass(slots=True)
+class RequestAnswer:
+    """What an applied request is answered: its rows are first_seq, first_seq + 1, …"""
+
+    sequence: int
+    first_seq: Seq
+    due_ms: I64
+    """Effective due times, (n, int64)."""
+    body: int = 0
+    """Checksum of what was asked for (Part.body)."""
+    verdicts: Verdicts | None = None
+    """Set when the whole entry is decided. None: every row is plainly scheduled."""
+
+
+@dataclass(slots=True)
+class ProducerState:
+    """One producer's recent past."""
+
+    token: bytes
+    used_at_ms: UnixMs
+    last_sequence: int = 0
+    answers: deque[RequestAnswer] = field(default_factory=deque[RequestAnswer])
+    """The answers to the requests up to last_sequence, without gaps; the oldest may be gone."""
+    answer_rows: int = 0
+
+
+class Producers:
+    """All producers that were issued an id and have not expired."""
+
+    def __init__(self) -> None:
+        self._by_id: OrderedDict[ProducerId, ProducerState] = OrderedDict()
+        """In the order of their last use. The first is found at once, unlike in a plain dict."""
+        self._by_name = SortedDict()
+        """The ids, by public names."""
+        self._by_token: dict[bytes, ProducerId] = {}
+        self._readers: list[set[ProducerId]] = []
+        self._hashed: dict[ProducerId, int] = {}
+        self._changed = self.reader()
+        """Those that `_hashed` does not have as they are."""
+        self._sum = 0
+
+    def reader(self) -> set[ProducerId]:
+        """Return a new reader's set: producers that change, come or go from now on come into it."""
+        changed: set[ProducerId] = set()
+        self._readers.append(changed)
+        return changed
+
+    def _note(self, producer_id: ProducerId) -> None:
+        for changed in self._readers:
+            changed.add(producer_id)
+
+    def _use(self, producer_id: ProducerId, now_ms: UnixMs) -> ProducerState:
+        """Return a producer that is used now: it is the last one to be forgotten."""
+        producer = self._by_id[producer_id]
+        self._by_id.move_to_end(producer_id)
+        producer.used_at_ms = now_ms
+        self._note(producer_id)
+        return producer
+
+    def knows(self, token: bytes) -> bool:
+        """Return whether the producer with that token has an id."""
+        return token in self._by_token
+
+    def register(self, token: bytes, producer_id: ProducerId, now_ms: UnixMs) -> ProducerId | None:
+        """Return the id of the producer with that token: the one that it has, or this one.
+
+        None: another producer has this id.
+        """
+        known = self._by_token.get(token)
+        if known is not None:
+            self._use(known, now_ms)
+            return known
+        if producer_id in self._by_id:
+            return None
+        self.restore(producer_id, ProducerState(token, now_ms))
+        return producer_id
+
+    def restore(self, producer_id: ProducerId, producer: ProducerState) -> None:
+        """Put back a producer that a manifest holds; those that were used earlier come before."""
+        self._by_id[producer_id] = producer
+        self._by_token[producer.token] = producer_id
+        self._by_name[name_of(producer_id)] = producer_id
+        self._note(producer_id)
+
+    def repeated(self, producer_id: ProducerId, sequence: int, body: int) -> RequestAnswer | None:
+        """Return the stored answer of a repeated request; None: it is the next one.
+
+        Raises:
+            UnknownProducerError: the id was never issued or has expired.
+            SequenceGapError: a request before this one is missing.
+            OutcomeForgottenError: it was applied so long ago that its answer is gone.
+            InvalidRequestError: the sequence was another request's.
+        """
+        producer = self._by_id.get(producer_id)
+        if producer is None:
+            raise UnknownProducerError(producer_id)
+        if sequence == producer.last_sequence + 1:
+            return None
+        if sequence > producer.last_sequence:
+            raise SequenceGapError(expected=producer.last_sequence + 1, got=sequence)
+        back = producer.last_sequence - sequence
+        if sequence < 1 or back >= len(producer.answers):
+            raise OutcomeForgottenError(sequence)
+        answer = producer.answers[-1 - back]
+        if answer.body != body:
+            limit = "was another request's of this producer, which was applied"
+            raise InvalidRequestError("sequence", sequence, limit)
+        return answer
+
+    def accept(self, producer_id: ProducerId, answer: RequestAnswer, now_ms: UnixMs) -> None:
+        """Store the answer of the next request."""
+        producer = self._use(producer_id, now_ms)
+        assert answer.sequence == producer.last_sequence + 1, (answer.sequence, producer)
+        producer.last_sequence = answer.sequence
+        producer.answers.append(answer)
+        producer.answer_rows += len(answer.due_ms)
+        while len(producer.answers) > 1 and (
+            len(producer.answers) > ANSWERS_MAX or producer.answer_rows > ANSWER_ROWS_MAX
+        ):
+            producer.answer_rows -= len(producer.answers.popleft().due_ms)
+
+    def expire(self, now_ms: UnixMs, idle_ms: int = IDLE_MS_MAX) -> Iterator[None]:
+        """Forget producers idle for more than so long on the log's clock; yield now and then."""
+        for number in count(1):
+            first = next(iter(self._by_id.items()), None)
+            if first is None or now_ms - first[1].used_at_ms <= idle_ms:
+                break
+            self.end(first[0])
+            if number % MANY == 0:
+                self.keep_up()
+                yield
+
+    def end(self, producer_id: ProducerId) -> ProducerId:
+        """Forget a producer, if it is there; return its id."""
+        producer = self._by_id.pop(producer_id, None)
+        if producer is not None:
+            del self._by_token[producer.token], self._by_name[name_of(producer_id)]
+            self._note(producer_id)
+        return producer_id
+
+    def sum(self) -> int:
+        """Return the sum of all hashes, modulo 2 ** 64; those that changed are hashed."""
+        while self._changed:
+            self._hash(self._changed.pop())
+        return self._sum
+
+    def keep_up(self) -> bool:
+        """Hash some, if many have changed; return whether many still have."""
+        for producer_id in many(self._changed):
+            self._hash(producer_id)
+        return len(self._changed) > MANY
+
+    def _hash(self, producer_id: ProducerId) -> None:
+        gone, producer = self._hashed.pop(producer_id, 0), self._by_id.get(producer_id)
+        if producer is not None:
+            self._hashed[producer_id] = found = _hash(producer_id, producer)
+            gone -= found
+        self._sum = (self._sum - gone) & _MASK
+
+    def sum_anew(self) -> int:
+        """Return the same, with no part taken for granted: for checkers."""
+        return sum(_hash(*each) for each in self._by_id.items()) & _MASK
+
+    def get(self, producer_id: ProducerId) -> ProducerState | None:
+        """Return a producer; None: there is none of that id."""
+        return self._by_id.get(producer_id)
+
+    def ids(self) -> list[ProducerId]:
+        """Return all ids."""
+        return [*self._by_id]
+
+    def last_sequence(self, producer_id: ProducerId) -> int | None:
+        """Return the last applied sequence of a producer. None: unknown."""
+        producer = self._by_id.get(producer_id)
+        return None if producer is None else producer.last_sequence
+
+    def page(self, after: int, count: int) -> list[tuple[int, ProducerState]]:
+        """Return (name, producer) of the next producers after a name, in the order of names."""
+        names = islice(self._by_name.irange(after, inclusive=(False, True)), count)
+        return [(name, self._by_id[self._by_name[name]]) for name in names]
+
+    def named(self, name: int) -> ProducerState:
+        """Return the producer of a name.
+
+        Raises:
+            UnknownProducerError: there is none, or it has expired.
+        """
+        if name not in self._by_name:
+            raise UnknownProducerError(name)
+        return self._by_id[self._by_name[name]]
+
+    def __iter__(self) -> Iterator[tuple[ProducerId, ProducerState]]:
+        """Yield (id, producer) in the order of ids."""
+        return iter(sorted(self._by_id.items()))
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+
+def _hash(producer_id: ProducerId, producer: ProducerState) -> int:
+    past = producer.last_sequence, len(producer.answers), producer.used_at_ms
+    packed = _PACKED.pack(*(number & _MASK for number in (producer_id, *past)))
+    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")

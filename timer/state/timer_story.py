@@ -1,0 +1,401 @@
+"""The story of one timer, from the entries of the log: a pure core that is fed with them.
+
+    SCHEDULE, RESCHEDULE, MOVE    it begins        where its seq was issued (timer/state/firing_trace.py)
+    CANCEL, RESCHEDULE, a key     it ends before its time
+    TOPIC                         with its topic it ends, or what is left of it
+    FIRE                          it fires         which, and at what offset: timer/state/firing_trace.py
+                                  it is dropped    as its paused topic goes on: timer/state/firing_trace.py
+    GROUP                         nacks, ended leases, acks, moves, expiry of its offset; seeks,
+                                  ends of groups
+
+What is known of the timer, its state for one, decides where there is nothing to look for: a timer
+that is pending has not ended, and one that fired was not cancelled before. So most stories are read
+from two short stretches of the log.
+"""
+
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from timer.entries import payloads
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.entries.payloads import DeleteTopic, GroupOp, Ids, Move, Nack, Op, Targets
+from timer.model.columns import OnConflict, Schedule, decode_schedule, parts_of
+from timer.model.timer_id import TimerKey
+from timer.model.units import GroupId, LogIndex, QueueOffset, Seq, TopicId, UnixMs
+from timer.state.firing_trace import FiringPlace, SeqMark
+
+
+class What(enum.IntEnum):
+    """What happened; the numbers are the contract's."""
+
+    SCHEDULED = 1
+    RESCHEDULED_FROM = 2
+    MOVED_FROM = 3
+    CANCELLED = 4
+    REPLACED = 5
+    RESCHEDULED = 6
+    FIRED = 7
+    NACKED = 8
+    LEASE_ENDED = 9
+    ACKED = 10
+    MOVED = 11
+    NEW_LEADER = 12
+    RECALLED = 13
+    SOUGHT = 14
+    GROUP_DELETED = 15
+    TOPIC_DELETED = 16
+    DROPPED = 17
+    EXPIRED = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoryEvent:
+    """One thing that happened; what does not apply is as it is by default."""
+
+    what: What
+    entry: Entry
+    topic: TopicId = TopicId(0)
+    group: GroupId = GroupId(0)
+    offset: QueueOffset | None = None
+    other: TimerKey | None = None
+    producer: int = 0
+    sequence: int = 0
+    request: bytes = b""
+    requested_ms: int = 0
+    until_ms: int = 0
+    to: str = ""
+    attempt: int = 0
+
+
+class Known(NamedTuple):
+    """What the machine knows of a timer."""
+
+    pending: bool
+    ended: bool
+    """It was cancelled, replaced or rescheduled, not long ago."""
+    fired: FiringPlace | None
+    topic: TopicId | None
+    key: bytes
+    """Of a pending one."""
+    dropped: LogIndex | None = None
+    """The entry that dropped it."""
+    deleted: bool = False
+    """Its topic is known, and gone."""
+
+    @property
+    def goal(self) -> LogIndex | None:
+        """The entry that fired or dropped it."""
+        return self.fired.entry if self.fired is not None else self.dropped
+
+
+@dataclass(slots=True)
+class StoryReader:
+    """Feed it entry `next`, then that which is next, until `over`."""
+
+    target: TimerKey
+    known: Known
+    marks: Sequence[SeqMark]
+    """Ascending, those of the machine."""
+    groups: frozenset[GroupId]
+    """Of its topic, if that is known: the story is over when all of them are done with it."""
+    next: LogIndex = LogIndex(0)
+    """The entry to be fed next."""
+    over: bool = False
+    begun: bool = False
+    """Where it begins was met."""
+    dropped: bool = False
+    """Its topic was deleted before it fired."""
+    fired_at: LogIndex | None = None
+    """The entry that fired it; of one of which no firing is noted the first that could have."""
+    _next_seq: int | None = None
+    """None: not known here."""
+    _topic: TopicId | None = None
+    _key: bytes = b""
+    _marks: dict[int, SeqMark] = field(default_factory=dict)
+    _failed: dict[GroupId, int] = field(default_factory=dict)
+    _done: set[GroupId] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        """Begin where the seq was issued; the first entry of all if nobody knows."""
+        before = [mark for mark in self.marks if mark.next_seq <= self.target.seq]
+        self.next = before[-1].entry if before else LogIndex(1)
+        self._marks = {mark.entry: mark for mark in self.marks}
+        self._topic, self._key = self.known.topic, self.known.key
+
+    @property
+    def located(self) -> bool:
+        """Whether it is known where in the log it begins."""
+        return bool(self.marks) and self.marks[0].next_seq <= self.target.seq
+
+    def skip_to(self, index: LogIndex) -> None:
+        """The log begins there: what came before is not told."""
+        if index <= self.next:
+            return
+        self.next, fired = index, self.known.fired
+        before = any(m.entry <= index and m.next_seq > self.target.seq for m in self.marks)
+        if fired is not None and fired.entry < index:
+            self.fired_at = fired.entry
+            self.over = not self.groups and not self.known.deleted
+        elif before and fired is not None:
+            self.next = fired.entry
+        elif before and self.known.pending:
+            self.over = True
+
+    def feed(self, entry: Entry) -> list[StoryEvent]:
+        """Take the next entry; return what it says of the timer."""
+        assert entry.index == self.next, (entry.index, self.next)
+        self.next = LogIndex(self.next + 1)
+        mark = self._marks.get(entry.index)
+        if mark is not None:
+            self._next_seq = mark.next_seq
+        events: list[StoryEvent] = []
+        if self.fired_at is None:
+            events += self._before(entry, mark)
+            goal = self.known.goal
+            if self.begun and self.known.pending:
+                self.over = True
+            elif self.begun and goal is not None and entry.index < goal:
+                self.next, self._next_seq = goal, None  # nothing in between is about it
+        if not self.over and entry.index == self.known.dropped:
+            events.append(self._ends(What.DROPPED, entry))
+        if not self.over and self._fires(entry):
+            self.fired_at = entry.index
+            events.append(self._firing(entry))
+            self.over = self.known.fired is None or not (self.groups or self.known.deleted)
+        if self.fired_at is not None and not self.over:
+            events += self._after(entry)
+            self.over |= self.groups <= self._done and not self.known.deleted
+        return events
+
+    # ---- until it fires
+
+    def _before(self, entry: Entry, mark: SeqMark | None) -> Iterator[StoryEvent]:
+        match entry.kind:
+            case EntryKind.SCHEDULE:
+                yield from self._schedule(entry, mark)
+            case EntryKind.CANCEL:
+                if self._is_target(payloads.decode_cancel(entry.payload)) is not None:
+                    yield self._ends(What.CANCELLED, entry)
+            case EntryKind.RESCHEDULE:
+                yield from self._reschedule(entry)
+            case EntryKind.GROUP:
+                for op in payloads.decode_group(entry.payload):
+                    if isinstance(op, Move):
+                        yield from self._moved_here(entry, op)
+            case EntryKind.TOPIC if self._deletes(entry) and self.known.fired is None:
+                self.dropped = True
+                yield self._ends(What.TOPIC_DELETED, entry)
+            case _:
+                pass
+
+    def _deletes(self, entry: Entry) -> bool:
+        """Whether its topic is deleted here."""
+        said = payloads.decode_topic(entry.payload)
+        return isinstance(said, DeleteTopic) and said.topic == self._topic and not self.over
+
+    def _schedule(self, entry: Entry, mark: SeqMark | None) -> Iterator[StoryEvent]:
+        parts, keyed = parts_of(entry.payload)
+        schedule: Schedule | None = None
+        start = 0
+        for number, head in enumerate(parts.tolist()):
+            producer, sequence, size, mode, _ = head
+            first, start = start, start + size
+            if mark is not None and mark.refuses(number):
+                continue
+            at = self._issued(size)
+            if at is not None:
+                schedule = schedule or decode_schedule(entry.payload)
+                row = schedule.rows[first + at]
+                self._begin(TopicId(int(row["topic"])), _key_of(row, entry.payload))
+                request = schedule.requests[number]
+                yield StoryEvent(
+                    what=What.SCHEDULED,
+                    entry=entry,
+                    topic=TopicId(int(row["topic"])),
+                    producer=producer,
+                    sequence=sequence,
+                    request=request.text if request is not None else b"",
+                    requested_ms=int(row["requested_ms"]),
+                )
+                first += at + 1
+            if mode == OnConflict.REPLACE and keyed and self._key and not self.over:
+                schedule = schedule or decode_schedule(entry.payload)
+                yield from self._replaced(entry, schedule, slice(first, start))
+
+    def _replaced(self, entry: Entry, schedule: Schedule, rows: slice) -> Iterator[StoryEvent]:
+        """Whether one of these rows, the last of a part, takes over its key."""
+        if self.known.pending or self.known.goal is not None:
+            return
+        mine = schedule.rows[rows]
+        same = (mine["topic"] == self._topic) & (mine["key_size"] == len(self._key))
+        for at in np.flatnonzero(same).tolist():
+            if _key_of(mine[at], entry.payload) == self._key:
+                other = None
+                if self._next_seq is not None:
+                    seq = self._next_seq - (rows.stop - rows.start - at)
+                    other = TimerKey(UnixMs(int(mine[at]["due_ms"])), Seq(seq))
+                yield self._ends(What.REPLACED, entry, other)
+                return
+
+    def _reschedule(self, entry: Entry) -> Iterator[StoryEvent]:
+        order = payloads.decode_reschedule(entry.payload)
+        at = self._is_target(order.targets)
+        if at is not None:
+            due_ms, other = int(order.due_ms[at]), None
+            if self._next_seq is not None:
+                other = TimerKey(UnixMs(due_ms), Seq(self._next_seq + at))
+            yield self._ends(What.RESCHEDULED, entry, other)
+        issued = self._issued(len(order.due_ms))
+        if issued is not None:
+            targets = order.targets
+            if isinstance(targets, Ids):
+                self._begin(self.known.topic, b"")
+                due_ms, seq = int(targets.due_ms[issued]), int(targets.seq[issued])
+                old: TimerKey | None = TimerKey(UnixMs(due_ms), Seq(seq))
+            else:
+                ends = np.cumsum(targets.key.sizes, dtype=np.int64)
+                end, size = int(ends[issued]), int(targets.key.sizes[issued])
+                key = bytes(targets.key.blob[end - size : end])
+                self._begin(TopicId(int(targets.topic[issued])), key)
+                old = None
+            yield StoryEvent(
+                what=What.RESCHEDULED_FROM,
+                entry=entry,
+                topic=self._topic or TopicId(0),
+                other=old,
+                requested_ms=int(order.requested_ms[issued]),
+            )
+
+    def _moved_here(self, entry: Entry, op: Move) -> Iterator[StoryEvent]:
+        at = self._issued(len(op.offsets))
+        if at is not None:
+            self._begin(self.known.topic, b"")
+            offset = QueueOffset(int(op.offsets[at]))
+            yield StoryEvent(
+                what=What.MOVED_FROM, entry=entry, topic=op.topic, group=op.group, offset=offset
+            )
+
+    def _issued(self, count: int) -> int | None:
+        """Count seqs that are issued; return which of them is the timer's."""
+        if self._next_seq is None:
+            return None
+        first, self._next_seq = self._next_seq, self._next_seq + count
+        at = self.target.seq - first
+        return at if 0 <= at < count and not self.begun else None
+
+    def _begin(self, topic: TopicId | None, key: bytes) -> None:
+        self.begun = True
+        self._topic, self._key = topic or self._topic, key or self._key
+
+    def _is_target(self, targets: Targets) -> int | None:
+        """Return which of the targets of a change is the timer, if it is there to be changed."""
+        if self.known.pending or self.known.goal is not None or self.over:
+            return None
+        if isinstance(targets, Ids):
+            found = np.flatnonzero(
+                (targets.seq == np.uint64(self.target.seq)) & (targets.due_ms == self.target.due_ms)
+            )
+            return int(found[0]) if len(found) else None
+        if not self._key:
+            return None
+        ends = np.cumsum(targets.key.sizes, dtype=np.int64).tolist()
+        for at, (topic, start, end) in enumerate(
+            zip(targets.topic.tolist(), [0, *ends], ends, strict=False)
+        ):
+            if topic == self._topic and targets.key.blob[start:end] == self._key:
+                return at
+        return None
+
+    def _ends(self, what: What, entry: Entry, other: TimerKey | None = None) -> StoryEvent:
+        self.over = True
+        return StoryEvent(what=what, entry=entry, topic=self._topic or TopicId(0), other=other)
+
+    # ---- when it fires
+
+    def _fires(self, entry: Entry) -> bool:
+        if self.fired_at is not None or self.known.pending or self.known.ended:
+            return False
+        if self.known.dropped is not None:
+            return False
+        if self.known.fired is not None:
+            return entry.index == self.known.fired.entry
+        if entry.kind is not EntryKind.FIRE:
+            return False
+        return payloads.decode_fire(entry.payload).read_time_ms >= self.target.due_ms
+
+    def _firing(self, entry: Entry) -> StoryEvent:
+        fired = self.known.fired
+        if fired is None:
+            return StoryEvent(what=What.FIRED, entry=entry, topic=self._topic or TopicId(0))
+        return StoryEvent(what=What.FIRED, entry=entry, topic=fired.topic, offset=fired.offset)
+
+    # ---- after that
+
+    def _after(self, entry: Entry) -> Iterator[StoryEvent]:
+        fired = self.known.fired
+        assert fired is not None
+        if entry.kind is EntryKind.EPOCH:
+            yield StoryEvent(what=What.NEW_LEADER, entry=entry)
+        if entry.kind is EntryKind.TOPIC and self._deletes(entry):
+            yield self._ends(What.TOPIC_DELETED, entry)
+        if entry.kind is not EntryKind.GROUP:
+            return
+        for op in payloads.decode_group(entry.payload):
+            if not isinstance(op, GroupOp):
+                continue
+            if op.topic != fired.topic or op.op in (Op.RESERVE, Op.HAND_OVER):
+                continue
+            if op.op in (Op.SEEK, Op.DELETE):
+                yield self._new_life(entry, op)
+                continue
+            if op.op is Op.EXPIRE_BELOW:
+                if fired.offset < op.offsets[0]:
+                    yield StoryEvent(what=What.EXPIRED, entry=entry, topic=op.topic)
+                    self._done |= self.groups
+                continue
+            if op.group in self._done:
+                continue
+            at = np.flatnonzero(op.offsets == np.uint64(fired.offset))
+            if len(at):
+                yield self._group_event(entry, op, int(at[0]))
+
+    def _new_life(self, entry: Entry, op: GroupOp) -> StoryEvent:
+        """The group goes on elsewhere under another id, or not at all."""
+        offset = QueueOffset(int(op.offsets[0])) if op.op is Op.SEEK else None
+        what = What.SOUGHT if op.op is Op.SEEK else What.GROUP_DELETED
+        return StoryEvent(what=what, entry=entry, topic=op.topic, group=op.group, offset=offset)
+
+    def _group_event(self, entry: Entry, op: GroupOp, at: int) -> StoryEvent:
+        attempt = 0
+        if op.op in (Op.ACK, Op.MOVE, Op.EXPIRE):
+            self._done.add(op.group)
+        elif op.op is not Op.RECALL:
+            self._failed[op.group] = attempt = self._failed.get(op.group, 0) + 1
+        return StoryEvent(
+            what=_OF_OP[op.op],
+            entry=entry,
+            topic=op.topic,
+            group=op.group,
+            until_ms=int(op.not_before_ms[at]) if isinstance(op, Nack) else 0,
+            to=op.to if isinstance(op, Move) else "",
+            attempt=attempt,
+        )
+
+
+_OF_OP: Final = {
+    Op.ACK: What.ACKED,
+    Op.MOVE: What.MOVED,
+    Op.NACK: What.NACKED,
+    Op.ENDED: What.LEASE_ENDED,
+    Op.RECALL: What.RECALLED,
+    Op.EXPIRE: What.EXPIRED,
+}
+
+
+def _key_of(row: np.void, payload: memoryview) -> bytes:
+    start = int(row["key_start"])
+    return bytes(payload[start : start + int(row["key_size"])])

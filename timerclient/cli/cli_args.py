@@ -1,0 +1,164 @@
+"""The parts that timerctl's commands share: the parser, durations, instants, tables, questions."""
+
+import argparse
+import re
+import shutil
+import sys
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final, NoReturn
+
+from timerclient.cli import output
+from timerclient.client.sync import TimerClient
+from timerclient.rows.rows import DueTime
+
+DEFAULT_ENDPOINTS: Final = "127.0.0.1:7401,127.0.0.1:7402,127.0.0.1:7403"
+ENDPOINTS_VARIABLE: Final = "TIMERCTL_ENDPOINTS"
+_UNITS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+_DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
+
+
+Connect = Callable[[argparse.Namespace], TimerClient]
+Print = Callable[[argparse.Namespace, Any, str], None]
+Add = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
+
+
+class UsageError(Exception):
+    """The command line is wrong. `usage` is the usage line of the command that was meant."""
+
+    def __init__(self, usage: str, message: str) -> None:
+        super().__init__(message)
+        self.usage = usage
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises UsageError, so that one place prints every error."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the error.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(self.format_usage(), message)
+
+
+def table(
+    args: argparse.Namespace,
+    headings: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    wide_only: Collection[str] = (),
+) -> str:
+    """Return a table that fits the terminal.
+
+    With `-o wide` every column is there, uncut. Else the columns in `wide_only` are left out, and
+    on a terminal the longest texts are cut until the lines fit.
+    """
+    if args.output == "wide":
+        return output.table(headings, rows)
+    kept = [i for i, heading in enumerate(headings) if heading not in wide_only]
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if is_terminal else None
+    shown = [[row[i] for i in kept] for row in rows]
+    return output.table([headings[i] for i in kept], shown, width)
+
+
+class Commands:
+    """The commands under one word.
+
+    `connect` makes a client; `put` prints a document, or its text.
+    """
+
+    def __init__(self, connect: Connect, put: Print) -> None:
+        self._connect = connect
+        self._put = put
+
+    @staticmethod
+    def adding(
+        parser: argparse.ArgumentParser,
+        common: argparse.ArgumentParser,
+        default: Callable[[argparse.Namespace], int] | None = None,
+    ) -> Add:
+        """Return a function that adds a command to the word's parser: name, function, help line.
+
+        `default` runs where the word stands alone. None: a command is required.
+        """
+        commands = parser.add_subparsers(
+            title="commands", metavar="COMMAND", required=default is None
+        )
+        if default is not None:
+            parser.set_defaults(run=default)
+
+        def add(
+            name: str, run: Callable[[argparse.Namespace], int], text: str
+        ) -> argparse.ArgumentParser:
+            command = commands.add_parser(name, help=text, parents=[common])
+            command.set_defaults(run=run)
+            return command
+
+        return add
+
+
+def agreed(what: str, so: str) -> bool:
+    """Ask the person at the terminal whether to do that. Without a terminal the answer is no."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        sys.stderr.write(f"timerctl: {what} needs --yes without a terminal\n")
+    else:
+        sys.stderr.write(f"{what}? {so} [y/N] ")  # what is printed may go into a file
+        sys.stderr.flush()
+        if sys.stdin.readline().strip().lower() in ("y", "yes"):
+            return True
+    sys.stderr.write("nothing was changed\n")
+    return False
+
+
+def duration(text: str) -> timedelta:
+    """Return the duration that "90s", "1h30m" or "250ms" stands for; a bare number is seconds."""
+    plain = f"{text}s" if re.fullmatch(r"\d+(\.\d+)?", text) else text
+    if not _DURATION.fullmatch(plain):
+        msg = f"{text!r} is no duration; write 250ms, 90s, 1h30m or 2d"
+        raise argparse.ArgumentTypeError(msg)
+    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", plain)
+    try:
+        return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in parts))
+    except OverflowError:
+        msg = f"{text!r} is longer than {timedelta.max.days}d"
+        raise argparse.ArgumentTypeError(msg) from None
+
+
+def aware(text: str) -> datetime:
+    """Return the instant that an ISO 8601 text with an offset names."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        msg = f"{text!r} is no ISO 8601 time"
+        raise argparse.ArgumentTypeError(msg) from None
+    if moment.utcoffset() is None:
+        msg = f"{text!r} names no instant without an offset, such as Z or +01:00"
+        raise argparse.ArgumentTypeError(msg)
+    return moment
+
+
+def duration_text(span: timedelta) -> str:
+    """Return a duration as `duration` reads it, in one unit."""
+    if span % timedelta(seconds=1):
+        return f"{round(span / timedelta(milliseconds=1))}ms"
+    seconds = round(span.total_seconds())
+    unit = next(u for u in ("d", "h", "m", "s") if not seconds % int(_UNITS[u]) or u == "s")
+    return f"{seconds // int(_UNITS[unit])}{unit}"
+
+
+def add_when(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
+    """Add the ways to say when a timer fires; one of them at most."""
+    when = parser.add_mutually_exclusive_group(required=required)
+    when.add_argument("--delay", metavar="DURATION", type=duration, help="such as 90s or 1h30m")
+    when.add_argument(
+        "--delay-level", metavar="N", type=int, help="the Nth of the topic's delays; 0: at once"
+    )
+    when.add_argument("--due", metavar="ISO", type=aware, help="such as 2030-01-01T09:00:00+01:00")
+    when.add_argument("--due-ms", metavar="MS", type=int, help="Unix milliseconds")
+
+
+def when_of(args: argparse.Namespace) -> DueTime:
+    """Return what was said."""
+    return DueTime(delay=args.delay, delay_level=args.delay_level, due=args.due, due_ms=args.due_ms)

@@ -1,0 +1,192 @@
+"""`timerctl groups …` and `timerctl deadletters …`: how groups deliver, and what they gave up.
+
+groups list [T]
+groups describe T G
+groups create T G [--type key_shared] [--start latest] [settings]
+groups alter T G settings
+groups seek T G --offset N | --time ISO | --latest
+groups reset T G
+groups delete T G [--yes]
+deadletters redrive T [--limit N]
+"""
+
+import argparse
+from typing import Any
+
+from timerclient.cli import cli_args, output
+from timerclient.cli.cli_args import Commands
+from timerclient.client.group_calls import GroupOptions, Start
+from timerclient.proto import timer_pb2 as pb
+from timerclient.values.errors import NotFound
+
+OK = 0
+FAILED = 1
+TYPES = ("shared", "key_shared", "exclusive", "failover")
+
+HEADINGS = (
+    *("TOPIC", "GROUP", "TYPE", "CURSOR", "UNACKED", "LEASED", "CONSUMERS", "LEASE MS", "ATTEMPTS"),
+    *("BACKOFF MS", "DEAD LETTERS"),
+)
+WIDE_ONLY = frozenset(("CURSOR", "LEASE MS", "BACKOFF MS", "DEAD LETTERS"))
+
+
+class GroupCommands(Commands):
+    """The commands of `groups` and of `deadletters`."""
+
+    def register(
+        self,
+        groups: argparse.ArgumentParser,
+        deadletters: argparse.ArgumentParser,
+        common: argparse.ArgumentParser,
+    ) -> None:
+        """Add the commands to the parsers of `groups` and of `deadletters`."""
+        add = self.adding(groups, common)
+        listing = add("list", self._list, "show groups and how they deliver")
+        listing.add_argument("topic", metavar="TOPIC", nargs="?")
+        one = add("describe", self._list, "show one group")
+        create = add("create", self._create, "make a group, unless it exists")
+        create.add_argument("--start", choices=("earliest", "latest"), default="earliest")
+        create.add_argument("--type", choices=TYPES, help="how it delivers; default: shared")
+        alter = add("alter", self._alter, "change settings of a group, and no others")
+        seek = add("seek", self._seek, "let a group go on elsewhere in what its topic keeps")
+        to = seek.add_mutually_exclusive_group(required=True)
+        to.add_argument("--offset", metavar="N", type=int, help="queue offset of the next message")
+        to.add_argument(
+            "--time", metavar="ISO", type=cli_args.aware, help="the first that fired then or later"
+        )
+        to.add_argument("--latest", action="store_true", help="only what fires from now on")
+        seek.add_argument("--yes", action="store_true", help="don't ask")
+        reset = add("reset", self._reset, "let a group begin anew with the earliest message")
+        reset.add_argument("--yes", action="store_true", help="don't ask")
+        delete = add("delete", self._delete, "delete a group; its consumers are sent away")
+        delete.add_argument("--yes", action="store_true", help="don't ask")
+        for command in (one, create, alter, seek, reset, delete):
+            command.add_argument("topic", metavar="TOPIC")
+            command.add_argument("group", metavar="GROUP")
+        for command in (create, alter):
+            _add_settings(command)
+        add = self.adding(deadletters, common)
+        redrive = add("redrive", self._redrive, "send them back, each exactly once")
+        redrive.add_argument("topic", metavar="TOPIC", help="where they are: TOPIC.GROUP.dead")
+        redrive.add_argument("--limit", metavar="N", type=int, help="default: all")
+
+    def _list(self, args: argparse.Namespace) -> int:
+        group = getattr(args, "group", None)
+        with self._connect(args) as client:
+            topics = client.topics() if args.topic is None else [client.describe_topic(args.topic)]
+        found = [
+            (topic.name, each)
+            for topic in topics
+            for each in topic.groups
+            if group in (None, each.name)
+        ]
+        if group is not None and not found:
+            msg = f"no such group: {group!r} of {args.topic!r}"
+            raise NotFound(msg)
+        self._show(args, found)
+        return OK
+
+    def _create(self, args: argparse.Namespace) -> int:
+        with self._connect(args) as client:
+            made = client.create_group(args.topic, args.group, start=args.start, **_options(args))
+        self._show(args, [(args.topic, made)])
+        return OK
+
+    def _alter(self, args: argparse.Namespace) -> int:
+        with self._connect(args) as client:
+            altered = client.alter_group(args.topic, args.group, **_options(args))
+        self._show(args, [(args.topic, altered)])
+        return OK
+
+    def _seek(self, args: argparse.Namespace) -> int:
+        start: Start | None = "latest" if args.latest else None
+        if not self._may_forget(args, "seek"):
+            return FAILED
+        with self._connect(args) as client:
+            sought = client.seek_group(
+                args.topic, args.group, offset=args.offset, time=args.time, start=start
+            )
+        self._show(args, [(args.topic, sought)])
+        return OK
+
+    def _may_forget(self, args: argparse.Namespace, what: str) -> bool:
+        so = "It forgets what was acked; what it had before that place, it does not get."
+        return bool(args.yes) or cli_args.agreed(f"{what} group {args.group} of {args.topic}", so)
+
+    def _reset(self, args: argparse.Namespace) -> int:
+        if not self._may_forget(args, "reset"):
+            return FAILED
+        with self._connect(args) as client:
+            reset = client.reset_group(args.topic, args.group)
+        self._show(args, [(args.topic, reset)])
+        return OK
+
+    def _delete(self, args: argparse.Namespace) -> int:
+        what = f"group {args.group} of {args.topic}"
+        if not (args.yes or cli_args.agreed(f"delete {what}", "Its unacked messages are let go.")):
+            return FAILED
+        with self._connect(args) as client:
+            client.delete_group(args.topic, args.group)
+        self._put(args, {"deleted": args.group}, f"{what} is deleted")
+        return OK
+
+    def _redrive(self, args: argparse.Namespace) -> int:
+        with self._connect(args) as client:
+            count = client.redrive(args.topic, args.limit)
+        least = "" if count.exact else "at least "
+        text = f"{least}{count} redriven"
+        if count.homeless:
+            text += f"; {count.homeless} stay: they name no topic that is there"
+        document = {"redriven": count, "exact": count.exact, "homeless": count.homeless}
+        self._put(args, document, text)
+        return OK
+
+    def _show(self, args: argparse.Namespace, groups: list[tuple[str, pb.GroupStatus]]) -> None:
+        rows = []
+        for topic, group in groups:
+            settings = group.settings
+            dead = settings.dead_letter_topic or f"{topic}.{group.name}.dead"
+            rows.append(
+                (
+                    *(topic, group.name, group.type, group.cursor),
+                    *(group.unacked, group.leased, group.consumers),
+                    *(settings.lease_ms, settings.max_attempts or "any"),
+                    f"{settings.backoff_ms_min}..{settings.backoff_ms_max}",
+                    dead if settings.max_attempts else "",
+                )
+            )
+        document = {"groups": [{"topic": topic} | output.as_dict(each) for topic, each in groups]}
+        text = cli_args.table(args, HEADINGS, rows, WIDE_ONLY) if rows else "no groups"
+        self._put(args, document, text)
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    duration: dict[str, Any] = {"metavar": "DURATION", "type": cli_args.duration}
+    parser.add_argument("--lease", help="how long a message is held", **duration)
+    parser.add_argument(
+        "--max-attempts",
+        metavar="N",
+        type=int,
+        help="a message that failed so often is a dead letter; 0: none is",
+    )
+    parser.add_argument(
+        "--max-in-flight",
+        metavar="N",
+        type=int,
+        help="messages that all consumers together hold at most; 0: no limit",
+    )
+    parser.add_argument("--dead-letter-topic", metavar="TOPIC", help="default: TOPIC.GROUP.dead")
+    parser.add_argument("--backoff-min", help="wait after a first nack without a delay", **duration)
+    parser.add_argument(
+        "--backoff-max",
+        help="the longest such wait, each twice the last; 0: always --backoff-min",
+        **duration,
+    )
+
+
+def _options(args: argparse.Namespace) -> GroupOptions:
+    options = GroupOptions()
+    for name in GroupOptions.__optional_keys__:
+        if (value := getattr(args, name, None)) is not None:
+            options[name] = value  # type: ignore[literal-required]
+    return options

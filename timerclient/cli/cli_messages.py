@@ -1,0 +1,188 @@
+"""`timerctl schedule`, `cancel` and `consume`: single messages from a terminal."""
+
+import argparse
+import os
+import secrets
+import sys
+from typing import Any, Final
+
+from timerclient.cli import cli_args, output
+from timerclient.cli.cli_args import Commands, add_when, duration, when_of
+from timerclient.rows.messages import Message
+from timerclient.values.errors import InvalidRequest
+from timerclient.values.results import CancelResult, ScheduleResult
+
+OK: Final = 0
+FAILED: Final = 1
+NOT_CANCELLED: Final = 5
+
+
+class MessageCommands(Commands):
+    """The commands about single messages."""
+
+    def register(
+        self,
+        schedule: argparse.ArgumentParser,
+        cancel: argparse.ArgumentParser,
+        consume: argparse.ArgumentParser,
+    ) -> None:
+        """Add the arguments to the three parsers."""
+        _add_schedule(schedule)
+        cancel.add_argument("ids", metavar="ID", nargs="+", help="as `schedule` printed it")
+        _add_consume(consume)
+
+    def schedule(self, args: argparse.Namespace) -> int:
+        """Schedule one message."""
+        headers = dict(args.headers)
+        if len(headers) < len(args.headers):
+            raise InvalidRequest.of("--header", args.headers, "each name once")
+        payload = sys.stdin.buffer.read() if args.payload == "-" else os.fsencode(args.payload)
+        with self._connect(args) as client:
+            timer = client.schedule(
+                args.topic,
+                payload,
+                key=args.key,
+                on_conflict=args.on_conflict,
+                headers=headers,
+                request_id=args.request_id
+                or secrets.token_hex(16),  # one request needs no producer
+                **when_of(args),
+            )
+        document = {"id": timer.id, "due_ms": timer.due_ms, "duplicate": timer.duplicate}
+        document["result"] = timer.result.name
+        note = "" if timer.result is ScheduleResult.SCHEDULED else f"  {timer.result.name}"
+        note += "  repeated" if timer.duplicate and args.request_id else ""
+        self._put(args, document, f"{timer.id}  due {output.instant(timer.due_ms)}{note}")
+        return OK
+
+    def cancel(self, args: argparse.Namespace) -> int:
+        """Cancel timers by id."""
+        with self._connect(args) as client:
+            results = client.cancel_batch(args.ids)
+        named = list(zip(args.ids, [result.name for result in results], strict=True))
+        document = {"results": [{"id": id_, "result": name} for id_, name in named]}
+        self._put(args, document, cli_args.table(args, ("ID", "RESULT"), named))
+        done = (CancelResult.CANCELLED, CancelResult.ALREADY_CANCELLED)
+        return OK if all(result in done for result in results) else NOT_CANCELLED
+
+    def consume(self, args: argparse.Namespace) -> int:
+        """Print a group's messages as they come, and ack them unless told not to."""
+        if args.count is not None and args.count < 1:
+            raise InvalidRequest.of("--count", args.count, "must be positive")
+        idle = args.timeout if args.idle is None and args.count is not None else args.idle
+        came = 0
+        with (
+            self._connect(args) as client,
+            client.consumer(
+                args.topic,
+                args.group,
+                lease=args.lease,
+                start=args.start,
+                max_messages=args.count,
+            ) as consumer,
+        ):
+            looked_at: list[Message] = []
+            try:
+                while messages := consumer.receive(1_000, timeout=idle):
+                    came += len(messages)
+                    for message in messages:
+                        print(_line(args, message))
+                    sys.stdout.flush()  # what could not be printed is not acked
+                    if args.no_ack:
+                        looked_at += messages
+                    else:
+                        for message in messages:
+                            _ = message.ack()  # leaving the block confirms it
+            finally:
+                for message in looked_at:
+                    _ = message.give_back()
+        if args.count is not None and came < args.count and idle is not None:
+            sys.stderr.write(
+                f"timerctl: {came} of {args.count} messages came; none more within "
+                f"{cli_args.duration_text(idle)} (--idle)\n"
+            )
+            return FAILED
+        return OK
+
+
+def _add_schedule(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("topic", metavar="TOPIC")
+    parser.add_argument("payload", metavar="PAYLOAD", help="text; - reads standard input")
+    add_when(parser)
+    parser.add_argument("--key", help="unique among the topic's pending timers")
+    parser.add_argument(
+        "--on-conflict",
+        choices=("reject", "replace", "keep"),
+        default="reject",
+        help="what to do if a pending timer has the key; default: reject",
+    )
+    parser.add_argument(
+        "--request-id", help="a repeated request under the same id, within minutes, is one timer"
+    )
+    parser.add_argument(
+        "--header", metavar="NAME=VALUE", type=header, action="append", default=[], dest="headers"
+    )
+
+
+def _add_consume(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("topic", metavar="TOPIC")
+    parser.add_argument("--group", required=True, help="made if it does not exist")
+    parser.add_argument("--count", metavar="N", type=int, help="stop after so many messages")
+    parser.add_argument(
+        "--idle",
+        metavar="DURATION",
+        type=duration,
+        help="stop if no message comes for so long; default: with --count as --timeout, else never",
+    )
+    parser.add_argument(
+        "--no-ack",
+        action="store_true",
+        help="look only: all messages are returned at the end, and do not count as failed, "
+        "except those whose leases ended before",
+    )
+    parser.add_argument(
+        "--lease", metavar="DURATION", type=duration, help="default: the group's own"
+    )
+    parser.add_argument(
+        "--from",
+        dest="start",
+        choices=("earliest", "latest"),
+        default="earliest",
+        help="where the group begins if this command makes it; default: earliest",
+    )
+
+
+def header(text: str) -> tuple[str, str]:
+    """Return the (name, value) of "name=value"."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        msg = f"{text!r} is not NAME=VALUE"
+        raise argparse.ArgumentTypeError(msg)
+    return name, value
+
+
+def _line(args: argparse.Namespace, message: Message) -> str:
+    if args.output == "json":
+        return output.to_json(_document(message), indent=None)
+    text = _document(message)
+    payload = text.get("payload", text.get("payload_base64", ""))
+    return (
+        f"{message.queue_offset}  {message.id}  due {output.instant(message.due_ms)}  "
+        f"fired {output.instant(message.fired_at_ms)}  attempt {message.attempt}  "
+        f"key {output.plain(message.key or '-')}  {output.plain(payload)}"
+    )
+
+
+def _document(message: Message) -> dict[str, Any]:
+    """Return a message for JSON: its payload as text if it is UTF-8, else as base64."""
+    return {
+        "id": message.id,
+        "queue_offset": message.queue_offset,
+        "due_ms": message.due_ms,
+        "fired_at_ms": message.fired_at_ms,
+        "attempt": message.attempt,
+        "failures": message.failures,
+        "key": message.key,
+        "headers": message.headers,
+        **output.payload(message.payload),
+    }

@@ -1,0 +1,184 @@
+"""`timerctl status`, `checkpoint`, `transfer` and `members …`: the nodes, and which of them leads.
+
+members list
+members add NAME [--yes]
+members replace NAME [--yes]
+members remove NAME [--yes]
+"""
+
+import argparse
+from collections.abc import Iterator
+from typing import Any, Final
+
+from timerclient.cli import cli_args, output
+from timerclient.cli.cli_args import Commands
+from timerclient.proto import timer_pb2 as pb
+
+OK: Final = 0
+FAILED: Final = 1
+UNREACHABLE: Final = 3
+
+_STATUS: Final = (
+    *("NODE", "ADDRESS", "ROLE", "SERVING", "EPOCH", "LOG END", "COMMIT", "APPLIED"),
+    *("PENDING", "READY", "SCHEDULED", "FIRED", "CANCELLED", "DROPPED", "FREE MIB", "NOTE"),
+)
+_STATUS_WIDE: Final = frozenset(
+    ("LOG END", "COMMIT", "SCHEDULED", "FIRED", "CANCELLED", "DROPPED", "FREE MIB")
+)
+_CHECKPOINT: Final = (
+    *("NODE", "ROLE", "EPOCH", "LOG END", "COMMIT", "APPLIED", "LAG", "READ TIME"),
+    *("CHECKPOINT", "DIGEST", "AGE MS", "RUNS", "WINDOW END", "QUEUE OFFSETS", "NOTE"),
+)
+_CHECKPOINT_WIDE: Final = frozenset(
+    ("ROLE", "LOG END", "COMMIT", "CHECKPOINT", "RUNS", "WINDOW END", "QUEUE OFFSETS")
+)
+_IDENTITY: Final = frozenset(("name", "node", "address", "reachable", "error"))
+"""Fields that are known of a node which does not answer. All others are unknown."""
+
+
+def status_document(status: pb.GetStatusResponse) -> dict[str, Any]:
+    """Return a status for JSON; the figures of a node that does not answer are None."""
+    document = output.as_dict(status)
+    return document | {"nodes": [_known(node) for node in document["nodes"]]}
+
+
+def _known(node: dict[str, Any]) -> dict[str, Any]:
+    if node["reachable"]:
+        return node
+    return {name: value if name in _IDENTITY else None for name, value in node.items()}
+
+
+def trouble_of_leader(status: pb.GetStatusResponse) -> str:
+    """Return why the cluster does not serve at the moment; empty: its leader answers and serves."""
+    if not status.leader:
+        return "no node leads"
+    named = next((node for node in status.nodes if node.name == status.leader), None)
+    if named is None or not named.reachable:
+        return f"{status.leader} was appointed, and does not answer"
+    if named.role != "leader" or named.epoch != status.epoch:
+        return f"{status.leader} is appointed for epoch {status.epoch}, and does not lead it yet"
+    return "" if named.serving else f"{status.leader} leads, and does not serve yet"
+
+
+class NodeCommands(Commands):
+    """The commands about nodes."""
+
+    def register(self, members: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+        """Add the commands to the parser of `members`."""
+        add = self.adding(members, common, default=self._list)
+        add("list", self._list, "show which nodes vote")
+        for word, text in (
+            ("add", "let the learner NAME vote"),
+            ("replace", "let the learner NAME vote in place of the voter of that name"),
+            ("remove", "let the voter NAME vote no more"),
+        ):
+            command = add(word, self._change, text)
+            command.set_defaults(change=word)
+            command.add_argument("node", metavar="NAME")
+            command.add_argument("--yes", action="store_true", help="don't ask")
+
+    def status(self, args: argparse.Namespace) -> int:
+        """Show the nodes, the leader and the counters."""
+        with self._connect(args) as client:
+            status = client.status()
+        rows = [
+            (
+                *(n.name, n.address, n.role, n.serving, n.epoch, n.log_end, n.commit_index),
+                *(n.applied_index, n.pending, n.ready, n.scheduled, n.fired, n.cancelled),
+                *(n.dropped, n.disk_free_bytes >> 20, ", ".join(_notes(n))),
+            )
+            if n.reachable
+            else (n.name, n.address, *[None] * (len(_STATUS) - 3), n.error or "does not answer")
+            for n in status.nodes
+        ]
+        trouble = trouble_of_leader(status)
+        head = (
+            f"cluster {status.cluster_id or '-'}  epoch {status.epoch or '-'}  "
+            f"leader {'none' if trouble else status.leader}  "
+            f"controller {status.controller or 'none'}"
+        )
+        head += f"\nnothing is served: {trouble}" if trouble else ""
+        table = cli_args.table(args, _STATUS, rows, _STATUS_WIDE)
+        document = status_document(status) | {"serves": not trouble, "trouble": trouble}
+        self._put(args, document, f"{head}\n\n{table}")
+        return UNREACHABLE if trouble else OK
+
+    def checkpoint(self, args: argparse.Namespace) -> int:
+        """Show how far each node is, and the shared checkpoint."""
+        with self._connect(args) as client:
+            checkpoint = client.checkpoint()
+        rows = [
+            (
+                *(n.node, n.role, n.epoch, n.log_end, n.commit_index, n.applied_index),
+                *(n.lag_entries, output.instant(n.last_read_time_ms), n.checkpoint_index),
+                *(n.digest[:12], n.age_ms, n.runs, output.instant(n.window_end_ms)),
+                *(output.pairs(n.queue_offsets), ""),
+            )
+            if n.reachable
+            else (n.node, *[None] * (len(_CHECKPOINT) - 2), n.error or "does not answer")
+            for n in checkpoint.nodes
+        ]
+        text = cli_args.table(args, _CHECKPOINT, rows, _CHECKPOINT_WIDE)
+        if checkpoint.HasField("shared"):
+            s = checkpoint.shared
+            text += (
+                f"\n\nshared: epoch {s.epoch}  index {s.index}  "
+                f"read time {output.instant(s.last_read_time_ms)}  digest {s.digest[:12] or '-'}  "
+                f"age {s.age_ms} ms"
+            )
+            if args.output == "wide":
+                text += f"  queue offsets {output.pairs(s.queue_offsets)}"
+        else:
+            text += "\n\nshared: none yet"
+        document = output.as_dict(checkpoint)
+        document |= {"nodes": [_known(node) for node in document["nodes"]]}
+        self._put(args, document, text)
+        return OK
+
+    def transfer(self, args: argparse.Namespace) -> int:
+        """Hand the leadership over. To the node that leads already it changes nothing."""
+        with self._connect(args) as client:
+            moved = client.transfer(args.node)
+        document = {"transferred": moved, "target": args.node or None}
+        to = args.node or "another node"
+        self._put(
+            args, document, f"transferred to {to}" if moved else f"{to} leads already: no change"
+        )
+        return OK
+
+    def _list(self, args: argparse.Namespace) -> int:
+        with self._connect(args) as client:
+            self._show(args, client.members())
+        return OK
+
+    def _change(self, args: argparse.Namespace) -> int:
+        so = "Its present replica votes no more."
+        sure = args.yes or args.change == "add"
+        if not (sure or cli_args.agreed(f"{args.change} {args.node}", so)):
+            return FAILED
+        with self._connect(args) as client:
+            self._show(args, client.change_members(args.change, args.node))
+        return OK
+
+    def _show(self, args: argparse.Namespace, members: pb.ListMembersResponse) -> None:
+        headings = ("NAME", "REPLICA", "VOTER", "ROLE", "LOG END", "LAG", "ADDRESS", "NOTE")
+        rows = [
+            (
+                *(m.name, f"{m.replica_id:016x}", m.voter, m.role),
+                *((m.log_end, m.lag_entries) if m.role != "unreachable" else (None, None)),
+                *(m.address, "unsure" if m.unsure else ""),
+            )
+            for m in members.members
+        ]
+        head = f"epoch {members.epoch}  leader {members.leader or 'none'}"
+        table = cli_args.table(args, headings, rows)
+        self._put(args, output.as_dict(members), f"{head}\n\n{table}")
+
+
+def _notes(node: pb.NodeStatus) -> Iterator[str]:
+    if node.unsure:
+        yield "unsure"
+    if node.damage:
+        yield f"damaged: {node.damage}"
+    if node.disk_low:
+        yield f"disk low: below the reserve of {node.disk_reserve_bytes >> 20} MiB"

@@ -1,0 +1,203 @@
+"""`timerctl policies …`: the policies of the cluster, of namespaces and of topics.
+
+policies show [SCOPE]
+policies set SCOPE FIELD=VALUE... [--yes]
+policies unset SCOPE FIELD... [--yes]
+
+SCOPE is --cluster, --namespace NAMESPACE or --topic TOPIC. `show` without one shows the cluster's.
+"""
+
+import argparse
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Final, cast
+
+from timerclient.cli import cli_args
+from timerclient.cli.cli_args import Commands
+from timerclient.client.sync import TimerClient
+from timerclient.proto import timer_pb2 as pb
+from timerclient.rows import policy_fields
+from timerclient.rows.policy_fields import PolicyFields
+from timerclient.values.errors import InvalidRequest, NotFound
+
+CATCH_UP_ALL: Final = "all"
+_FLAGS: Final = {"on": True, "true": True, "off": False, "false": False}
+_SIZES: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_MS: Final = timedelta(milliseconds=1)
+_SET_HELP: Final = (
+    "set fields, for what is scheduled from then on;"
+    " pauses, quotas, ttl and retention for what is there, too"
+)
+
+_TAKE_AWAY: Final = {
+    "ttl_ms": "What is older, and not acked, expires at once, in all groups.",
+    "retention_ms": "What is older, and acked by all groups, is kept no longer.",
+    "catch_up": "Of what is held all or all but the last is dropped when its topic is resumed.",
+    "paused": "What is held fires, or is dropped where catch_up says so.",
+}
+"""Fields that may end what is there, and what they do to it."""
+
+
+class PolicyCommands(Commands):
+    """The commands of `policies`."""
+
+    def register(self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+        """Add the commands to the parser of `policies`."""
+        add = self.adding(parser, common)
+        shown = add("show", self._show, "show a scope's own fields, and those in force for it")
+        _add_scope(shown, required=False)
+        fields = f"one of {', '.join(policy_fields.FIELDS)}"
+        to_set = add("set", self._alter, _SET_HELP)
+        _add_scope(to_set)
+        to_set.add_argument("said", metavar="FIELD=VALUE", nargs="+", type=field_value, help=fields)
+        to_set.add_argument("--yes", action="store_true", help="don't ask")
+        to_set.set_defaults(unset=[])
+        unset = add("unset", self._alter, "leave fields to the wider scope again")
+        _add_scope(unset)
+        unset.add_argument("unset", metavar="FIELD", nargs="+", help=fields)
+        unset.add_argument("--yes", action="store_true", help="don't ask")
+        unset.set_defaults(said=[])
+
+    def _show(self, args: argparse.Namespace) -> int:
+        with self._connect(args) as client:
+            self._print(args, client.describe_policies(**scope_of(args)))
+        return 0
+
+    def _alter(self, args: argparse.Namespace) -> int:
+        names = [name for name, _ in args.said]
+        for name in names:
+            if names.count(name) > 1:
+                raise InvalidRequest.of(name, f"{names.count(name)} times", "set it once")
+        said, scope = dict(args.said), scope_of(args)
+        with self._connect(args) as client:
+            for name, so in _TAKE_AWAY.items():
+                touched = name in said or name in args.unset
+                if args.yes or not touched or _is_harmless(client, scope, name, said):
+                    continue
+                whose = scope_text(policy_fields.scope(**scope))
+                change = f"{'set' if name in said else 'unset'} {name} of {whose}"
+                if not cli_args.agreed(change, so):
+                    return 1
+            changed = client.alter_policies(
+                cast("PolicyFields", said), unset=args.unset, cluster=args.cluster, **scope
+            )
+            self._print(args, changed)
+        return 0
+
+    def _print(self, args: argparse.Namespace, answer: pb.DescribePoliciesResponse) -> None:
+        own, effective = policy_fields.said(answer.own), policy_fields.said(answer.effective)
+        sources = dict(answer.sources)
+        document = {
+            "scope": scope_document(answer.scope),
+            "own": own,
+            "effective": effective,
+            "sources": sources,
+            "narrower": [*map(scope_document, answer.narrower)],
+        }
+        rows = [
+            (name, _text(name, effective.get(name)), sources.get(name), _text(name, own.get(name)))
+            for name in policy_fields.FIELDS
+        ]
+        table = cli_args.table(args, ("FIELD", "EFFECTIVE", "FROM", "OWN"), rows)
+        narrower = ", ".join(map(scope_text, answer.narrower))
+        others = f"\n\nalso set by: {narrower}" if narrower else ""
+        self._put(args, document, f"{scope_text(answer.scope)}\n\n{table}{others}")
+
+
+def _is_harmless(
+    client: TimerClient, scope: Mapping[str, str], name: str, said: Mapping[str, Any]
+) -> bool:
+    """Return whether a change of a field that may end what is there certainly ends nothing."""
+    if name != "paused":
+        return name in said and said[name] == {"ttl_ms": 0, "catch_up": CATCH_UP_ALL}.get(name)
+    if said.get(name):
+        return True
+    try:
+        found = client.describe_policies(**scope)
+    except NotFound:  # a new topic holds nothing
+        return True
+    inside = (
+        client.describe_policies(namespace=each.namespace or None, topic=each.topic or None)
+        for each in found.narrower
+    )
+    ways = {said.get("catch_up", found.effective.catch_up), *(each.own.catch_up for each in inside)}
+    return ways <= {CATCH_UP_ALL, ""}
+
+
+def _add_scope(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    scope = parser.add_mutually_exclusive_group(required=required)
+    scope.add_argument("--topic", metavar="TOPIC", help="one topic, such as orders or payments/due")
+    scope.add_argument("--namespace", metavar="NAMESPACE", help="every topic of a namespace")
+    scope.add_argument("--cluster", action="store_true", help="every topic")
+
+
+def scope_of(args: argparse.Namespace) -> dict[str, str]:
+    """Return the namespace or the topic that was given; neither: the cluster."""
+    given = {"topic": args.topic, "namespace": args.namespace}
+    return {kind: name for kind, name in given.items() if name is not None}
+
+
+def scope_document(scope: pb.PolicyScope) -> dict[str, str | bool]:
+    """Return a scope for JSON: its kind, and its name."""
+    if scope.topic:
+        return {"topic": scope.topic if "/" in scope.topic else f"default/{scope.topic}"}
+    return {"namespace": scope.namespace} if scope.namespace else {"cluster": True}
+
+
+def scope_text(scope: pb.PolicyScope) -> str:
+    """Return a scope for people: topic default/orders, namespace payments, the cluster."""
+    [(kind, name)] = scope_document(scope).items()
+    return "the cluster" if kind == "cluster" else f"{kind} {name}"
+
+
+def field_value(text: str) -> tuple[str, Any]:
+    """Return the field and its value of "field=value"."""
+    name, equals, value = text.partition("=")
+    if not equals or name not in policy_fields.FIELDS:
+        scopes = "" if equals else " A scope is given by --topic, --namespace or --cluster."
+        msg = f"{text!r} is not FIELD=VALUE with one of {', '.join(policy_fields.FIELDS)}.{scopes}"
+        raise argparse.ArgumentTypeError(msg)
+    if name in policy_fields.TEXTS:
+        return name, value
+    if name in policy_fields.FLAGS:
+        if value not in _FLAGS:
+            raise argparse.ArgumentTypeError(f"{name} = {value!r}: must be on or off")
+        return name, _FLAGS[value]
+    if name == policy_fields.LEVELS:
+        return name, [_milliseconds(name, part) for part in value.split(",")]
+    return name, (_milliseconds if "_ms" in name else _size)(name, value)
+
+
+def _milliseconds(name: str, text: str) -> int:
+    """Return what "90s", or a bare number of milliseconds, stands for."""
+    if re.fullmatch(r"-?\d+", text):
+        return int(text)
+    try:
+        return -(-cli_args.duration(text) // _MS)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{name}: {error}; a bare number is in ms") from None
+
+
+def _size(name: str, text: str) -> int:
+    found = re.fullmatch(r"(-?\d+)(KiB|MiB|GiB|)", text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{name} = {text!r}: write 4096, 64KiB or 1MiB")
+    return int(found[1]) * _SIZES[found[2]]
+
+
+def _text(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if name == "ttl_ms" and not value:
+        return "none"
+    if name == policy_fields.LEVELS:
+        return ",".join(map(_delay, value))
+    return _delay(value) if "_ms" in name else str(value)
+
+
+def _delay(ms: int) -> str:
+    """Return a delay as `field_value` reads it."""
+    return f"{ms}ms" if ms % 1000 else cli_args.duration_text(timedelta(milliseconds=ms))

@@ -1,0 +1,229 @@
+"""`timerctl timers …`: look at pending timers, cancel them, give them another due time.
+
+timers get ID | --topic T --key K
+timers list T [--from --to --key-prefix --limit]
+timers count T
+timers story ID
+timers cancel ID... | --topic T --key K... | --topic T --from --to --key-prefix | --topic T --all
+              [--yes]
+timers reschedule the same, and --delay, --delay-level, --due or --due-ms
+
+What is not named one by one is changed when somebody agrees, or with --yes.
+"""
+
+import argparse
+from datetime import datetime
+from itertools import islice
+from typing import Any
+
+from timerclient.cli import cli_args, cli_seen, output
+from timerclient.cli.cli_args import Commands
+from timerclient.rows.pending_timers import Changed, TimerInfo, Where
+from timerclient.values.errors import InvalidRequest
+from timerclient.values.results import CancelResult, RescheduleResult
+
+OK = 0
+FAILED = 1
+NOT_CHANGED = 5
+LIMIT = 100
+
+
+class TimerCommands(Commands):
+    """The commands of `timers`."""
+
+    def register(self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+        """Add the commands to the parser of `timers`."""
+        add = self.adding(parser, common)
+        get = add("get", self._get, "show one timer")
+        get.add_argument("id", metavar="ID", nargs="?")
+        get.add_argument("--topic", help="of the key")
+        get.add_argument("--key", help="the pending timer that has it")
+        listing = add("list", self._list, "show a topic's pending timers, as they will fire")
+        listing.add_argument("topic", metavar="TOPIC")
+        _add_where(listing)
+        listing.add_argument(
+            "--limit", metavar="N", type=int, default=LIMIT, help=f"default: {LIMIT}"
+        )
+        count = add("count", self._count, "show how many of a topic are pending, and how soon due")
+        count.add_argument("topic", metavar="TOPIC")
+        story = add("story", self._story, "show what became of one timer, as the log tells it")
+        story.add_argument("id", metavar="ID")
+        cancel = add("cancel", self._cancel, "cancel timers by id, by key, or by what they are")
+        _add_targets(cancel)
+        move = add("reschedule", self._reschedule, "give timers another due time")
+        _add_targets(move)
+        cli_args.add_when(move, required=True)
+        for command in (cancel, move):
+            command.add_argument(
+                "--yes", action="store_true", help="with what is not named one by one: don't ask"
+            )
+
+    # ---- looking in
+
+    def _get(self, args: argparse.Namespace) -> int:
+        with self._connect(args) as client:
+            timer = client.get_timer(args.id, key=args.key, topic=args.topic)
+        document = _document(timer)
+        width = max(map(len, document))
+        text = "\n".join(f"{name.ljust(width)}  {_cell(v)}" for name, v in document.items())
+        self._put(args, document, text)
+        return OK
+
+    def _list(self, args: argparse.Namespace) -> int:
+        if args.limit < 1:
+            raise InvalidRequest.of("--limit", args.limit, "must be positive")
+        with self._connect(args) as client:
+            size = min(args.limit + 1, 1_000)
+            found = client.list_timers(args.topic, page_size=size, **_where(args))
+            timers = list(islice(found, args.limit + 1))
+        more, timers = len(timers) > args.limit, timers[: args.limit]
+        rows = [
+            (timer.id, output.instant(timer.due_ms), timer.key, _text_of(timer.payload))
+            for timer in timers
+        ]
+        headings = ("ID", "DUE", "KEY", "PAYLOAD")
+        text = cli_args.table(args, headings, rows) if rows else "no timer is pending"
+        text += "\n… and more: --limit" if more else ""
+        self._put(args, {"timers": [*map(_document, timers)], "more": more}, text)
+        return OK
+
+    def _count(self, args: argparse.Namespace) -> int:
+        with self._connect(args) as client:
+            counts = client.count_timers(args.topic)
+        within = {cli_args.duration_text(span): n for span, n in counts.within.items()}
+        rows = [*within.items(), ("beyond", counts.beyond), ("pending", counts.pending)]
+        document = {"pending": counts.pending, "within": within, "beyond": counts.beyond}
+        self._put(args, document, cli_args.table(args, ("DUE WITHIN", "TIMERS"), rows))
+        return OK
+
+    def _story(self, args: argparse.Namespace) -> int:
+        with self._connect(args) as client:
+            story = client.tell_story(args.id)
+        self._put(args, cli_seen.story_document(story), cli_seen.story_text(args, story))
+        return OK
+
+    # ---- changing
+
+    def _cancel(self, args: argparse.Namespace) -> int:
+        kind = _kind(args)
+        with self._connect(args) as client:
+            if kind == "where":
+                if not _may_change(args, "cancel", "All that this picks will never fire."):
+                    return FAILED
+                count = client.cancel_where(args.topic, **_where(args))
+                self._put(args, *_changed("cancelled", count))
+                return OK
+            names = args.ids if kind == "ids" else args.keys
+            if kind == "ids":
+                results = client.cancel_batch(args.ids)
+            else:
+                results = client.cancel_keys(args.topic, args.keys)
+        named = list(zip(names, [result.name for result in results], strict=True))
+        document = {"results": [{kind[:-1]: name, "result": result} for name, result in named]}
+        self._put(args, document, cli_args.table(args, (kind[:-1].upper(), "RESULT"), named))
+        done = (CancelResult.CANCELLED, CancelResult.ALREADY_CANCELLED)
+        return OK if all(result in done for result in results) else NOT_CHANGED
+
+    def _reschedule(self, args: argparse.Namespace) -> int:
+        kind, when = _kind(args), cli_args.when_of(args)
+        with self._connect(args) as client:
+            if kind == "where":
+                if not _may_change(args, "reschedule", "All that this picks get one due time."):
+                    return FAILED
+                count = client.reschedule_where(args.topic, _where(args), **when)
+                self._put(args, *_changed("rescheduled", count))
+                return OK
+            if kind == "ids":
+                results, names = client.reschedule_batch(args.ids, **when), args.ids
+            else:
+                results = client.reschedule_keys(args.topic, args.keys, **when)
+                names = args.keys
+        rows = [
+            (name, one.result.name, one.timer and one.timer.id, one.timer and one.timer.due_ms)
+            for name, one in zip(names, results, strict=True)
+        ]
+        document = {
+            "results": [
+                {kind[:-1]: name, "result": result, "new_id": new, "due_ms": due}
+                for name, result, new, due in rows
+            ]
+        }
+        cells = [(name, result, new, output.instant(due or 0)) for name, result, new, due in rows]
+        headings = (kind[:-1].upper(), "RESULT", "NEW ID", "DUE")
+        self._put(args, document, cli_args.table(args, headings, cells))
+        moved = all(one.result is RescheduleResult.RESCHEDULED for one in results)
+        return OK if moved else NOT_CHANGED
+
+
+def _add_where(parser: argparse.ArgumentParser) -> None:
+    moment = "ISO 8601 with an offset, or Unix milliseconds"
+    parser.add_argument("--from", dest="due_from", metavar="TIME", type=_instant, help=moment)
+    parser.add_argument(
+        "--to", dest="due_to", metavar="TIME", type=_instant, help=f"{moment}; exclusive"
+    )
+    parser.add_argument("--key-prefix", metavar="TEXT", default="", help="key begins so")
+
+
+def _add_targets(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("ids", metavar="ID", nargs="*", help="as `schedule` printed it")
+    parser.add_argument("--topic", help="of the keys; without keys: what --from, --to … pick")
+    parser.add_argument("--key", dest="keys", action="append", default=[], help="may be repeated")
+    parser.add_argument("--all", action="store_true", help="every pending timer of the topic")
+    _add_where(parser)
+
+
+def _instant(text: str) -> datetime | int:
+    return int(text) if text.isdecimal() else cli_args.aware(text)
+
+
+def _where(args: argparse.Namespace) -> Where:
+    return Where(due_from=args.due_from, due_to=args.due_to, key_prefix=args.key_prefix)
+
+
+def _kind(args: argparse.Namespace) -> str:
+    """Return what names the timers: ids, keys or where.
+
+    Raises:
+        InvalidRequest: nothing does, or more than one thing.
+    """
+    picks = args.due_from is not None or args.due_to is not None or bool(args.key_prefix)
+    ways = ("ids", bool(args.ids)), ("keys", bool(args.keys)), ("where", picks), ("all", args.all)
+    given = [way for way, is_given in ways if is_given]
+    if len(given) != 1 or (given == ["ids"]) == bool(args.topic):
+        limit = "give ids; or --topic with one of: --key; --from, --to, --key-prefix; --all"
+        raise InvalidRequest.of("timers", ", ".join(given) or "none", limit)
+    return "where" if given == ["all"] else given[0]
+
+
+def _may_change(args: argparse.Namespace, what: str, so: str) -> bool:
+    return bool(args.yes) or cli_args.agreed(f"{what} timers of {args.topic}", so)
+
+
+def _changed(what: str, count: Changed) -> tuple[dict[str, Any], str]:
+    least = "" if count.exact else "at least "
+    return {what: count, "exact": count.exact}, f"{least}{count} {what}"
+
+
+def _document(timer: TimerInfo) -> dict[str, Any]:
+    head = {"id": timer.id, "state": timer.state.name, "due_ms": timer.due_ms}
+    if timer.payload is None:
+        return head
+    return head | {
+        "topic": timer.topic,
+        "held": timer.held,
+        "requested_ms": timer.requested_ms,
+        "key": timer.key,
+        "headers": dict(timer.headers or {}),
+        **output.payload(timer.payload),
+    }
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return output.pairs(value)
+    return "-" if value in ("", None) else output.plain(str(value))
+
+
+def _text_of(payload: bytes | None) -> str:
+    [text] = output.payload(payload or b"").values()
+    return text if len(text) <= 40 else text[:39] + "…"

@@ -1,0 +1,215 @@
+"""`timerctl topics …` and `timerctl namespaces …`.
+
+topics list
+topics describe TOPIC
+topics create TOPIC
+topics pause TOPIC
+topics resume TOPIC [--catch-up all|latest|drop] [--yes]
+topics delete TOPIC [--yes]
+namespaces list
+namespaces describe NAMESPACE
+namespaces delete NAMESPACE [--yes]
+"""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from timerclient.cli import cli_args, output
+from timerclient.cli.cli_args import Commands
+from timerclient.cli.cli_seen import lateness_text, quotas_text
+from timerclient.client.sync import TimerClient
+from timerclient.client.topic_calls import Namespace
+from timerclient.proto import timer_pb2 as pb
+from timerclient.rows import policy_fields
+
+OK = 0
+FAILED = 1
+HEADINGS = (
+    *("TOPIC", "PENDING", "SCHEDULED", "FIRED", "CANCELLED", "READY", "EXPIRED"),
+    *("QUEUE", "LAG MS", "NOTE", "GROUP"),
+    *("TYPE", "CURSOR", "UNACKED", "LEASED", "CONSUMERS", "WAITS MS", "UNACKED MS"),
+)
+WIDE_ONLY = frozenset(
+    ("SCHEDULED", "CANCELLED", "EXPIRED", "QUEUE", "TYPE", "CURSOR", "WAITS MS", "UNACKED MS")
+)
+ALL = "all"
+LATEST = "latest"
+
+
+class TopicCommands(Commands):
+    """The commands of `topics`."""
+
+    def register(self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+        """Add the commands to the parser of `topics`."""
+        add = self.adding(parser, common, default=self._list)
+        add("list", self._list, "show all topics and their groups")
+        describe = add("describe", self._describe, "show one topic, and how late it fires")
+        create = add("create", self._create, "make a topic, unless it exists")
+        pause = add("pause", self._pause, "let no timer of a topic fire")
+        resume = add("resume", self._resume, "let a paused topic's timers fire again")
+        resume.add_argument(
+            "--catch-up",
+            choices=("all", "latest", "drop"),
+            help="which of the overdue timers fire, after later pauses, too; "
+            "default: as the policies say",
+        )
+        resume.add_argument(
+            "--yes", action="store_true", help="don't ask before timers are dropped"
+        )
+        delete = add("delete", self._delete, "delete a topic, its timers, messages and groups")
+        delete.add_argument("--yes", action="store_true", help="don't ask")
+        for command in (describe, create, pause, resume, delete):
+            command.add_argument("topic", metavar="TOPIC")
+
+    def _list(self, args: argparse.Namespace) -> int:
+        with self._connect(args) as client:
+            self._show(args, client.topics())
+        return OK
+
+    def _describe(self, args: argparse.Namespace) -> int:
+        with self._connect(args) as client:
+            topic = client.describe_topic(args.topic)
+        self._show(args, [topic], below=lateness_text(topic))
+        return OK
+
+    def _show(
+        self, args: argparse.Namespace, topics: Sequence[pb.TopicStatus], below: str = ""
+    ) -> None:
+        rows = [
+            (
+                *(t.name, t.pending, t.scheduled, t.fired, t.cancelled, t.ready, t.expired),
+                *(f"{t.queue_begin}..{t.queue_end}", t.lag_ms, _note(t)),
+                *group,
+            )
+            for t in topics
+            for group in _groups(t)
+        ]
+        text = cli_args.table(args, HEADINGS, rows, WIDE_ONLY) if rows else "no topics"
+        text += quotas_text(topics)
+        text += f"\n\n{below}" if below else ""
+        self._put(args, {"topics": [output.as_dict(topic) for topic in topics]}, text)
+
+    def _create(self, args: argparse.Namespace) -> int:
+        with self._connect(args) as client:
+            topic_id = client.create_topic(args.topic)
+        document = {"topic": args.topic, "topic_id": str(topic_id)}
+        self._put(args, document, f"topic {args.topic} exists")
+        return OK
+
+    def _pause(self, args: argparse.Namespace) -> int:
+        with self._connect(args) as client:
+            self._show_change(args, client.pause_topic(args.topic))
+        return OK
+
+    def _resume(self, args: argparse.Namespace) -> int:
+        with self._connect(args) as client:
+            catch_up = args.catch_up
+            if catch_up is None and not args.yes:  # then the policies say whether it drops
+                catch_up = client.describe_policies(topic=args.topic).effective.catch_up
+            if not (args.yes or catch_up == ALL or _may_drop(client, args.topic, catch_up)):
+                return FAILED
+            self._show_change(args, client.resume_topic(args.topic, catch_up=args.catch_up))
+        return OK
+
+    def _show_change(self, args: argparse.Namespace, answer: pb.DescribePoliciesResponse) -> None:
+        holds = policy_fields.said(answer.effective)
+        document = {"topic": args.topic, "paused": holds["paused"], "catch_up": holds["catch_up"]}
+        text = "paused" if holds["paused"] else f"goes on, catching up with: {holds['catch_up']}"
+        self._put(args, document, f"{args.topic}: {text}")
+
+    def _delete(self, args: argparse.Namespace) -> int:
+        topic = args.topic
+        so = "Its pending timers never fire; its messages and groups are gone."
+        if not (args.yes or cli_args.agreed(f"delete topic {topic}", so)):
+            return FAILED
+        with self._connect(args) as client:
+            gone = client.delete_topic(topic)
+        document: dict[str, Any] = {"deleted": topic}
+        text = f"topic {topic} is deleted"
+        if gone is not None:
+            document |= output.as_dict(gone)
+            text += f", with {gone.pending} pending timers and {gone.messages} messages"
+        for group in gone.groups if gone is not None else ():
+            text += f"\ngroup {group.name}: {group.unacked} unacked"
+        self._put(args, document, text)
+        return OK
+
+
+def _may_drop(client: TimerClient, topic: str, catch_up: str) -> bool:
+    """Ask whether what a topic holds may be dropped; nobody is asked where it holds nothing."""
+    held = client.describe_topic(topic).held
+    so = f"Of {held} that are overdue " + (
+        "the last one fires." if catch_up == LATEST else "none fires."
+    )
+    return not held or cli_args.agreed(f"resume {topic} with {catch_up}", so)
+
+
+class NamespaceCommands(Commands):
+    """The commands of `namespaces`."""
+
+    def register(self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+        """Add the commands to the parser of `namespaces`."""
+        add = self.adding(parser, common)
+        add("list", self._list, "show those that have a topic or a policy")
+        one = add("describe", self._describe, "show one")
+        delete = add("delete", self._delete, "delete all its topics, and its policy")
+        delete.add_argument("--yes", action="store_true", help="don't ask")
+        for command in (one, delete):
+            command.add_argument("namespace", metavar="NAMESPACE")
+
+    def _list(self, args: argparse.Namespace) -> int:
+        with self._connect(args) as client:
+            self._show(args, client.namespaces())
+        return OK
+
+    def _describe(self, args: argparse.Namespace) -> int:
+        with self._connect(args) as client:
+            self._show(args, [client.describe_namespace(args.namespace)])
+        return OK
+
+    def _delete(self, args: argparse.Namespace) -> int:
+        with self._connect(args) as client:
+            topics = client.describe_namespace(args.namespace).topics
+            so = f"Its {len(topics)} topics are gone, with their timers, messages and groups."
+            if not (args.yes or cli_args.agreed(f"delete namespace {args.namespace}", so)):
+                return FAILED
+            gone = client.delete_namespace(args.namespace)
+        text = f"namespace {args.namespace} is deleted, with {len(gone)} topics"
+        self._put(args, {"deleted": args.namespace, "topics": gone}, text)
+        return OK
+
+    def _show(self, args: argparse.Namespace, found: list[Namespace]) -> None:
+        rows = [
+            (
+                *(each.name, len(each.topics), sum(t.pending for t in each.topics)),
+                *(sum(t.ready for t in each.topics), output.pairs(each.policy)),
+            )
+            for each in found
+        ]
+        headings = ("NAMESPACE", "TOPICS", "PENDING", "READY", "SAYS")
+        document = [
+            {"name": each.name, "topics": [t.name for t in each.topics], "policy": each.policy}
+            for each in found
+        ]
+        text = cli_args.table(args, headings, rows) if rows else "no namespaces"
+        self._put(args, {"namespaces": document}, text)
+
+
+def _note(topic: pb.TopicStatus) -> str:
+    """Return whether a topic fires, in a word."""
+    if topic.paused:
+        return f"paused, {topic.held} held"
+    return f"releasing, {topic.held} held" if topic.releasing else ""
+
+
+def _groups(topic: pb.TopicStatus) -> list[tuple[Any, ...]]:
+    """Return the cells of each group of a topic; one row of blanks if it has none."""
+    groups: list[tuple[Any, ...]] = [
+        (
+            *(g.name, g.type, g.cursor, g.unacked, g.leased, g.consumers),
+            *(g.undelivered_lag_ms, g.unacked_lag_ms),
+        )
+        for g in topic.groups
+    ]
+    return groups or [("", "", None, None, None, None, None, None)]

@@ -1,0 +1,304 @@
+"""timerctl: the cluster from a terminal.
+
+Every command prints a table for people, or with `-o json` one document for programs (`consume`:
+one line per message). An error is one line on stderr, or with `-o json` one document
+{"error": {"reason", "message", "exit_code", ...}}. The exit code says what kind of error:
+
+    0  done
+    1  refused or failed; certainly without effect
+    2  the command line, or a value in it, is wrong
+    3  the cluster can't be reached, or no leader serves
+    4  the outcome is unknown: it may have happened
+    5  cancel, reschedule: some timer was not changed: it fired, was dropped, or is not known
+    130  interrupted
+
+Other packages add commands through the entry-point group `timerctl.commands`: each entry is a
+function `register(subparsers)` that adds its parser with `set_defaults(run=f)`, `f(args) -> int`.
+Its module is imported at each start of timerctl, so it imports the command's needs in `f`.
+"""
+
+import argparse
+import importlib.metadata
+import io
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Final
+
+from timerclient.cli import output
+from timerclient.cli.cli_args import (
+    DEFAULT_ENDPOINTS,
+    ENDPOINTS_VARIABLE,
+    Commands,
+    Parser,
+    UsageError,
+    duration,
+)
+from timerclient.cli.cli_groups import GroupCommands
+from timerclient.cli.cli_messages import MessageCommands
+from timerclient.cli.cli_nodes import NodeCommands
+from timerclient.cli.cli_policies import PolicyCommands
+from timerclient.cli.cli_seen import ProducerCommands
+from timerclient.cli.cli_timers import TimerCommands
+from timerclient.cli.cli_topics import NamespaceCommands, TopicCommands
+from timerclient.client.sync import TimerClient
+from timerclient.values.errors import InvalidRequest, OutcomeUnknown, TimerError, Unavailable
+
+OK: Final = 0
+FAILED: Final = 1
+USAGE: Final = 2
+UNREACHABLE: Final = 3
+UNKNOWN: Final = 4
+INTERRUPTED: Final = 130
+
+ENTRY_POINTS: Final = "timerctl.commands"
+DISTRIBUTION: Final = "timer-cluster"
+
+_EXIT_CODES: Final = """\
+exit codes:
+  0    done
+  1    refused or failed; certainly without effect
+  2    the command line, or a value in it, is wrong
+  3    the cluster can't be reached, or no leader serves
+  4    the outcome is unknown: it may have happened
+  5    cancel, reschedule: some timer was not changed: it fired, was dropped, or is not known
+  130  interrupted
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit code."""
+    words = sys.argv[1:] if argv is None else [*argv]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name may have letters that its encoding lacks
+            stream.reconfigure(errors="backslashreplace")
+    code = OK
+    try:
+        try:
+            args = make_parser().parse_args(words)
+            code = args.run(args)
+        except (UsageError, TimerError) as error:
+            code = exit_code(error)
+            _print_error(error, code, as_json=wants_json(words))
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+        finally:
+            if sys.stdout is not None:  # here: at its end Python would complain of a closed pipe
+                sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader of our output has gone, as `head` does; keep the exit quiet.
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
+
+
+def exit_code(error: TimerError | UsageError) -> int:
+    """Return the exit code of an error."""
+    if isinstance(error, UsageError):
+        return USAGE
+    if isinstance(error, OutcomeUnknown) or not error.outcome_known:
+        return UNKNOWN
+    if isinstance(error, InvalidRequest):
+        return USAGE
+    return UNREACHABLE if isinstance(error, Unavailable) else FAILED
+
+
+def wants_json(words: Sequence[str]) -> bool:
+    """Return whether a command line asks for JSON, also one that can't be parsed."""
+    text = " ".join(words)
+    return re.search(r"(?:^| )(?:-o ?|--output[ =])json(?: |$)", text) is not None
+
+
+def _print_error(error: TimerError | UsageError, code: int, *, as_json: bool) -> None:
+    done = error.done if isinstance(error, TimerError) else 0
+    if as_json:
+        document: dict[str, Any] = {"reason": "USAGE", "message": _one_line(error)}
+        if isinstance(error, TimerError):
+            document["reason"] = error.reason.name if error.reason else type(error).__name__
+            document |= {"retryable": error.retryable, "outcome_known": error.outcome_known}
+            document["field"] = getattr(error, "field", "") or None
+            document["limit"] = getattr(error, "limit", "") or None
+            document["done"] = done
+        document["exit_code"] = code
+        sys.stderr.write(output.to_json({"error": document}) + "\n")
+        return
+    before = f" (at least {done} were done before)" if done else ""
+    usage = error.usage if isinstance(error, UsageError) else ""
+    sys.stderr.write(f"{usage}timerctl: {_one_line(error)}{before}\n")
+
+
+def _one_line(error: BaseException) -> str:
+    return output.plain(" ".join(str(error).split())) or type(error).__name__
+
+
+# ---- the command line
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands, other packages' included."""
+    parser = Parser(
+        prog="timerctl",
+        description="Look at a timer cluster, and use it.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"timerctl {version()}")
+    _add_common(parser, endpoints=os.environ.get(ENDPOINTS_VARIABLE) or DEFAULT_ENDPOINTS)
+    common = Parser(add_help=False, argument_default=argparse.SUPPRESS)
+    _add_common(common)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def add(name: str, text: str, run: Callable[[argparse.Namespace], int] | None = None) -> Any:
+        command = commands.add_parser(
+            name,
+            help=text,
+            description=text[0].upper() + text[1:] + ".",
+            parents=[common],
+            epilog=_EXIT_CODES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if run is not None:
+            command.set_defaults(run=run)
+        return command
+
+    def made(of: type[Commands]) -> Any:
+        return of(_client, _print)
+
+    nodes, messages = made(NodeCommands), made(MessageCommands)
+    add("status", "show the nodes, the leader and the counters", nodes.status)
+    add("checkpoint", "show each node's checkpoint, and the shared one", nodes.checkpoint)
+    made(TopicCommands).register(
+        add("topics", "show the topics; create, pause, resume or delete one"), common
+    )
+    made(NamespaceCommands).register(
+        add("namespaces", "show namespaces, or delete one with all its topics"), common
+    )
+    messages.register(
+        add("schedule", "schedule one message", messages.schedule),
+        add("cancel", "cancel timers by id", messages.cancel),
+        add("consume", "print a group's messages as they come, and ack them", messages.consume),
+    )
+    made(TimerCommands).register(
+        add("timers", "show pending timers, cancel and reschedule them"), common
+    )
+    made(PolicyCommands).register(
+        add("policies", "show and change the policies of the cluster, a namespace or a topic"),
+        common,
+    )
+    made(GroupCommands).register(
+        add("groups", "show consumer groups, make them, change their settings"),
+        add("deadletters", "return messages that failed too often to their topics"),
+        common,
+    )
+    made(ProducerCommands).register(
+        add("producers", "show the producers that schedule with sequences"), common
+    )
+    transfer = add("transfer", "hand the leadership over to another node", nodes.transfer)
+    transfer.add_argument("node", metavar="NODE", nargs="?", default="", help="default: any other")
+    nodes.register(add("members", "show which nodes vote, or change one of them"), common)
+    add_plugins(commands)
+    return parser
+
+
+def version() -> str:
+    """Return the version of the distribution, as installed."""
+    try:
+        return importlib.metadata.version(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown: not installed as a package"
+
+
+def _add_common(parser: argparse.ArgumentParser, endpoints: str | None = None) -> None:
+    absent = argparse.SUPPRESS if endpoints is None else None
+    parser.add_argument(
+        "--endpoints",
+        metavar="HOST:PORT,...",
+        default=absent or endpoints,
+        help=f"gRPC addresses of some nodes; default: ${ENDPOINTS_VARIABLE}, else "
+        f"{DEFAULT_ENDPOINTS}",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        choices=("table", "wide", "json"),
+        default=absent or "table",
+        help="table: cut to the terminal's width; wide: every column, uncut; default: table",
+    )
+    parser.add_argument(
+        "--timeout",
+        metavar="DURATION",
+        type=duration,
+        default=absent or timedelta(seconds=10),
+        help="how long to try, failovers included; default: 10s",
+    )
+
+
+# ---- commands of other packages
+
+
+def add_plugins(commands: "argparse._SubParsersAction[Any]") -> None:
+    """Add the commands of other packages; one that can't be loaded says why when it is run."""
+    for entry in sorted(importlib.metadata.entry_points(group=ENTRY_POINTS)):
+        try:
+            entry.load()(commands)
+        except Exception as error:  # noqa: BLE001 -- an edge: one bad package, not all commands
+            if entry.name not in commands.choices:
+                _add_missing(commands, entry.name, why_missing(error))
+
+
+def why_missing(error: Exception) -> str:
+    """Return why a command could not be loaded, and which extra would bring it."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return f"can't be loaded: {type(error).__name__}: {_one_line(error)}"
+    extras = _extras_with(error.name.partition(".")[0])
+    if extras:
+        wanted = " or ".join(f"pip install '.[{extra}]'" for extra in extras)
+        return f"needs {error.name}: {wanted} in a clone of {DISTRIBUTION}"
+    return f"needs the module {error.name}, which is not installed"
+
+
+def _extras_with(module: str) -> list[str]:
+    """Return the extras of this distribution that bring a module."""
+    wanted = {module.replace("_", "-").lower(), f"{module.replace('_', '-').lower()}-client"}
+    try:
+        requirements = importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    found = []
+    for requirement in requirements:
+        name = re.match(r"[\w.-]+", requirement)
+        extra = re.search(r"extra\s*==\s*['\"]([\w.-]+)['\"]", requirement)
+        if name and extra and name[0].replace("_", "-").lower() in wanted:
+            found.append(extra[1])
+    return [extra for extra in found if extra != "dev"]
+
+
+def _add_missing(commands: "argparse._SubParsersAction[Any]", name: str, why: str) -> None:
+    def run(_: argparse.Namespace) -> int:
+        print(f"timerctl: {name} {why}", file=sys.stderr)
+        return FAILED
+
+    # The arguments are the absent command's: none is an option here, so that any are taken.
+    command = commands.add_parser(
+        name, help=why.replace("%", "%%"), add_help=False, prefix_chars="\0"
+    )
+    command.add_argument("rest", nargs="*")
+    command.set_defaults(run=run)
+
+
+# ---- what the commands are given
+
+
+def _client(args: argparse.Namespace) -> TimerClient:
+    return TimerClient(args.endpoints, timeout=args.timeout)
+
+
+def _print(args: argparse.Namespace, document: Any, text: str) -> None:
+    print(output.to_json(document) if args.output == "json" else text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

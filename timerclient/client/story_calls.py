@@ -1,0 +1,113 @@
+"""The part of the client that is for looking: the story of a timer, one topic, producers."""
+
+from typing import NamedTuple
+
+from timerclient.client.pause_calls import PauseCalls, PauseFront
+from timerclient.client.timer_calls import Seconds, TimerLike, raw_ids
+from timerclient.proto import timer_pb2 as pb
+from timerclient.rows import rows
+from timerclient.streams.nodes import NodeChannel
+
+
+class TimerStory(NamedTuple):
+    """What the log still tells of one timer."""
+
+    events: list[pb.StoryEvent]
+    """In the order of the log."""
+    end: pb.StoryEnd
+    """How it stands, what the log holds, and what it can't tell."""
+
+
+class SeenCalls(PauseCalls):
+    """Calls for looking, for an event loop."""
+
+    async def tell_story(
+        self,
+        timer: TimerLike,
+        *,
+        timeout: Seconds | None = None,  # noqa: ASYNC109
+    ) -> TimerStory:
+        """Return what became of a timer, as far as the leader's log still tells.
+
+        A log that begins later than what is asked for says so in `end.gaps`.
+
+        Raises:
+            InvalidRequest: that is no timer.
+            NotFound: this cluster has issued no such id.
+        """
+        request = pb.TellStoryRequest(timer_id=raw_ids([timer]))
+
+        async def read(node: NodeChannel, _: float) -> TimerStory:
+            story = TimerStory([], pb.StoryEnd())
+            async for answer in node.timers.TellStory(request):
+                story.events.extend(answer.events)
+                if answer.HasField("end"):
+                    story.end.CopyFrom(answer.end)
+            return story
+
+        within_s = self.within_s(timeout)
+        return await self.nodes().call(read, within_s=within_s)
+
+    async def describe_topic(self, topic: str) -> pb.TopicStatus:
+        """Return a topic with its groups, their lag, and how late its timers fire and arrive.
+
+        Raises:
+            NotFound: there is no such topic.
+        """
+        request = pb.ListTopicsRequest(topic=rows.name("topic", topic), lateness=True)
+        answer = await self._admin(
+            lambda node, left_s: node.admin.ListTopics(request, timeout=left_s)
+        )
+        return answer.topics[0]
+
+    async def producers(self) -> list[pb.ProducerStatus]:
+        """Return all idempotent producers that have an id, in the order of public names."""
+        found: list[pb.ProducerStatus] = []
+        request = pb.ListProducersRequest(page_size=1_000)
+        while True:
+            answer = await self._producers(request)
+            found += answer.producers
+            if not answer.next_after:
+                return found
+            request.after = answer.next_after
+
+    async def describe_producer(self, producer: int) -> pb.ProducerStatus:
+        """Return one producer, by its public name.
+
+        Raises:
+            UnknownProducer: there is none of that name, or it has expired.
+        """
+        name = rows.whole("producer", producer, 1, rows.UINT64_MAX)
+        answer = await self._producers(pb.ListProducersRequest(producer=name))
+        return answer.producers[0]
+
+    async def _producers(self, request: pb.ListProducersRequest) -> pb.ListProducersResponse:
+        return await self._admin(
+            lambda node, left_s: node.admin.ListProducers(request, timeout=left_s)
+        )
+
+
+class SeenFront(PauseFront):
+    """The same for threads."""
+
+    _seen: SeenCalls
+
+    def tell_story(self, timer: TimerLike, *, timeout: Seconds | None = None) -> TimerStory:
+        """See SeenCalls."""
+        story: TimerStory = self._call(self._seen.tell_story(timer, timeout=timeout))
+        return story
+
+    def describe_topic(self, topic: str) -> pb.TopicStatus:
+        """See SeenCalls."""
+        found: pb.TopicStatus = self._call(self._seen.describe_topic(topic))
+        return found
+
+    def producers(self) -> list[pb.ProducerStatus]:
+        """See SeenCalls."""
+        found: list[pb.ProducerStatus] = self._call(self._seen.producers())
+        return found
+
+    def describe_producer(self, producer: int) -> pb.ProducerStatus:
+        """See SeenCalls."""
+        found: pb.ProducerStatus = self._call(self._seen.describe_producer(producer))
+        return found

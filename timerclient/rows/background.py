@@ -1,0 +1,212 @@
+"""The thread that a process' clients for threads share, and how they reach it.
+
+    caller's thread -- coroutine, or a submission --> the loop's thread --> grpc.aio
+
+One loop for all, in a daemon thread that begins with the first client and stays.
+"""
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from timerclient.values.errors import Closed, Overloaded
+
+T = TypeVar("T")
+
+_LOG = logging.getLogger(__name__)
+_loop_lock = threading.Lock()
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
+"""Process id -> the loop of all its clients: one, and it stays.
+
+grpc.aio hands the events of all loops to whichever looks first. With a loop for each client, the
+end of one would have made others trip over its late events.
+"""
+
+
+def _loop_of_process() -> asyncio.AbstractEventLoop:
+    """Return the running loop, on a daemon thread of its own, that this process' clients share."""
+    with _loop_lock:
+        loop = _loops.get(os.getpid())
+        if loop is None:
+            loop = asyncio.new_event_loop()
+            loop.set_exception_handler(_on_loop_error)
+            threading.Thread(target=_run_loop, args=[loop], name="timerclient", daemon=True).start()
+            _loops.clear()
+            _loops[os.getpid()] = loop
+        return loop
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    loop.run_forever()
+
+
+def is_here() -> bool:
+    """Return whether this is the thread of the clients' loop, which must not wait for itself."""
+    try:
+        return asyncio.get_running_loop() is _loops.get(os.getpid())
+    except RuntimeError:
+        return False
+
+
+def check_process(pid: int) -> None:
+    """Refuse to use a client where its thread is not.
+
+    Raises:
+        RuntimeError: this process was forked off the one, `pid`, that made it.
+    """
+    if os.getpid() != pid:
+        raise RuntimeError("this client was made before a fork; make one per process")
+
+
+def check_wait() -> None:
+    """Refuse to wait on that thread.
+
+    Raises:
+        RuntimeError: this is it.
+    """
+    if is_here():
+        text = "a future's callback runs on the clients' own thread, which can't wait"
+        raise RuntimeError(f"{text} for the cluster: submit, or hand it to another thread")
+
+
+class GuardedFuture(Future[T]):
+    """A future that is not waited for where its outcome would have to arrive.
+
+    Nor does what its callbacks raise there end that thread: it is all clients'.
+    """
+
+    def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
+        """Call `fn` with the future once it is done; what it raises then is logged."""
+
+        def called(future: Future[T]) -> None:
+            try:
+                fn(future)
+            except Exception:  # is logged by concurrent.futures
+                raise
+            except BaseException:
+                if not is_here():
+                    raise
+                _LOG.exception("a future's callback wanted to end the clients' thread")
+
+        super().add_done_callback(called)
+
+    def result(self, timeout: float | None = None) -> T:
+        """Return the result; see concurrent.futures.
+
+        Raises:
+            RuntimeError: it is not there, and this is the clients' own thread.
+        """
+        if not self.done():
+            check_wait()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return the error, or None; as `result`."""
+        if not self.done():
+            check_wait()
+        return super().exception(timeout)
+
+
+class Background:
+    """One client's way to the event loop."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self.loop = _loop_of_process()
+        self.stopped = False
+
+    def check_process(self) -> None:
+        """Refuse to be used where the thread is not.
+
+        Raises:
+            RuntimeError: this process was forked off the one that made it.
+        """
+        check_process(self._pid)
+
+    def check(self) -> None:
+        """Refuse to be used any more, or where the thread is not.
+
+        Raises:
+            Closed: it was stopped.
+            RuntimeError: see `check_process`.
+        """
+        self.check_process()
+        if self.stopped:
+            raise Closed("the client is closed")
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a coroutine, run on the loop."""
+        try:
+            self.check()
+            check_wait()
+        except BaseException:
+            work.close()
+            raise
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """Take no more calls."""
+        self.stopped = True
+
+
+def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # grpc.aio wakes every loop of the process for each event; those that find nothing left raise
+    # this, and no harm is done (grpc/grpc#25364).
+    if isinstance(context.get("exception"), BlockingIOError):
+        return
+    loop.default_exception_handler(context)
+
+
+class Budget:
+    """A number of bytes shared by all submissions that wait for their answers."""
+
+    def __init__(self, size: int, blocked: Callable[[int], None] = lambda _: None) -> None:
+        """`blocked`: is called with the bytes used before a caller waits."""
+        self._size = size
+        self._blocked = blocked
+        self._used = 0
+        self._freed = threading.Condition()
+
+    def take(self, size: int, within_s: float) -> float:
+        """Take `size` bytes, once they are free; return after how many seconds.
+
+        One that is larger than all has it alone. On the clients' own thread nothing is waited for.
+
+        Raises:
+            Overloaded: it was not free in time; nothing was sent.
+        """
+        waited_s = 0.0
+        with self._freed:
+            fits, used = self._fits(size), self._used
+        if not fits:
+            self._blocked(used)  # without the lock: it calls the application
+        with self._freed:
+            if not self._fits(size):
+                begun_s = time.monotonic()
+                within_s = 0.0 if is_here() else within_s
+                if not self._freed.wait_for(lambda: self._fits(size), within_s):
+                    text = f"{self._used} submitted bytes are unanswered after {within_s:g} s"
+                    raise Overloaded(text)
+                waited_s = time.monotonic() - begun_s
+            self._used += size
+        return waited_s
+
+    def _fits(self, size: int) -> bool:
+        return not self._used or self._used + size <= self._size
+
+    def give(self, size: int) -> None:
+        """Give back what was taken."""
+        with self._freed:
+            self._used -= size
+            self._freed.notify_all()

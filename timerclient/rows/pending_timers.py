@@ -1,0 +1,248 @@
+"""What an application sees of timers that exist, and how it names them.
+
+    Where        the pending timers of a topic, by due time and key
+    Changed      how many of them were changed; Redriven: dead letters that were sent back
+    TimerInfo    one timer, whole while it is pending
+    TimerCounts  how many are pending, and how soon they are due
+
+The functions here make the contract's requests of an application's arguments, and results of its
+answers; who sends them is the client (timerclient/client/aio.py).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from itertools import accumulate
+from typing import Any, Final, NamedTuple, Self, TypedDict
+
+from timerclient.proto import timer_pb2 as pb
+from timerclient.rows import rows
+from timerclient.rows.scheduled_timers import Timer
+from timerclient.values import ids
+from timerclient.values.errors import InvalidRequest, NotPending
+from timerclient.values.results import RescheduleResult, TimerState
+
+CHANGES_MAX: Final = 256
+"""Timers in one request by key; the server takes as many."""
+PAGE_SIZE: Final = 1_000
+Instant = datetime | int
+"""An aware datetime, or Unix milliseconds."""
+
+
+class Where(TypedDict, total=False):
+    """Pending timers of a topic: effective due in [due_from, due_to), key beginning so."""
+
+    due_from: Instant | None
+    due_to: Instant | None
+    key_prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimerInfo:
+    """What the cluster tells of one timer."""
+
+    raw: bytes
+    """Its id, 15 bytes."""
+    state: TimerState
+    topic: str = ""
+    """As all below, of a pending timer only."""
+    requested_ms: int | None = None
+    """When it was asked to fire, Unix milliseconds."""
+    payload: bytes | None = field(default=None, repr=False)
+    key: str | None = None
+    headers: Mapping[str, str] | None = field(default=None, repr=False)
+    held: bool = False
+    """It is overdue, as its topic is paused, or was just now. Told of one timer, not in lists."""
+
+    @property
+    def id(self) -> str:
+        """The id as text."""
+        return ids.to_text(self.raw)
+
+    @property
+    def due_ms(self) -> int:
+        """The effective due time, Unix milliseconds."""
+        return ids.due_ms_of(self.raw)
+
+    @property
+    def due(self) -> datetime:
+        """The effective due time, in UTC."""
+        return rows.moment_of(self.due_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class TimerCounts:
+    """How many timers of a topic are pending."""
+
+    pending: int
+    within: Mapping[timedelta, int]
+    """Due within 5 s, 1 m, 10 m, 1 h, 6 h, 1 d, 7 d, 30 d; each includes the ones before."""
+    clock_ms: int
+    """The cluster's clock, from which these count."""
+
+    @property
+    def beyond(self) -> int:
+        """Due later than all of these."""
+        return self.pending - max(self.within.values(), default=0)
+
+
+class Rescheduled(NamedTuple):
+    """What became of one reschedule."""
+
+    result: RescheduleResult
+    timer: Timer | None
+    """The timer that fires instead. None: it was not rescheduled."""
+
+
+class Changed(int):
+    """How many timers a change by filter changed."""
+
+    exact: bool
+    """False: an answer was lost on the way, a failover's for one; these are at least so many."""
+
+    @classmethod
+    def of(cls, count: int, *, exact: bool) -> Self:
+        """Return a count."""
+        changed = cls(count)
+        changed.exact = exact
+        return changed
+
+
+class Redriven(Changed):
+    """How many dead letters were sent back."""
+
+    homeless: int = 0
+    """How many were not: they say of no topic that is there that they came from it."""
+
+
+def where(topic: str, what: Where) -> pb.TimerFilter:
+    """Return a filter.
+
+    Raises:
+        InvalidRequest: an argument is of the wrong kind, or out of range.
+        TypeError: an argument of another name.
+    """
+    unknown = what.keys() - Where.__annotations__.keys()
+    if unknown:
+        msg = f"unexpected keyword argument {min(unknown)!r}: due_from, due_to and key_prefix are"
+        raise TypeError(msg)
+    rows.utf8("topic", topic)
+    rows.utf8("key_prefix", what.get("key_prefix", ""))
+    due_from, due_to = what.get("due_from"), what.get("due_to")
+    to_ms = 0 if due_to is None else rows.instant_ms("due_to", due_to)
+    if due_to is not None and not to_ms:  # which the contract has for: no end
+        raise InvalidRequest.of("due_to", due_to, "must be after 1970 began; None: no end")
+    return pb.TimerFilter(
+        topic=topic,
+        due_from_ms=0 if due_from is None else rows.instant_ms("due_from", due_from),
+        due_to_ms=to_ms,
+        key_prefix=what.get("key_prefix", ""),
+    )
+
+
+def by_ids(raw: Sequence[bytes]) -> pb.RescheduleRequest:
+    """Return a reschedule of timers by their raw ids."""
+    return pb.RescheduleRequest(timer_ids=b"".join(raw))
+
+
+def by_keys(topic: str | None) -> Callable[[Sequence[str]], pb.RescheduleRequest]:
+    """Return what makes a reschedule of timers of a topic by their keys."""
+    return lambda keys: pb.RescheduleRequest(keys=named(topic, keys))
+
+
+def named(topic: str | None, keys: Sequence[str]) -> pb.TimerKeys:
+    """Return timers by their keys.
+
+    Raises:
+        InvalidRequest: there is no topic, or a key is empty or no text.
+    """
+    if not topic:
+        raise InvalidRequest.of("topic", topic, "a key is one of a topic")
+    encoded = [rows.utf8("key", key) for key in keys]
+    if not all(encoded):
+        raise InvalidRequest.of("key", "", "must not be empty")
+    rows.utf8("topic", topic)
+    return pb.TimerKeys(topic=topic, key_sizes=map(len, encoded), keys=b"".join(encoded))
+
+
+def pieces(raw: bytes) -> list[bytes]:
+    """Return raw ids apart."""
+    return [raw[at : at + ids.SIZE] for at in range(0, len(raw), ids.SIZE)]
+
+
+def rescheduled(answer: pb.RescheduleResponse) -> list[Rescheduled | None]:
+    """Return what became of each timer of a request. None: it was left as it was; ask again."""
+    out: list[Rescheduled | None] = []
+    for result, raw in zip(answer.results, pieces(answer.timer_ids), strict=True):
+        if result == pb.RESCHEDULE_LEFT:
+            out.append(None)
+            continue
+        done = RescheduleResult(result)
+        moved = done is RescheduleResult.RESCHEDULED
+        out.append(Rescheduled(done, Timer(raw) if moved else None))
+    return out
+
+
+def only(one: Rescheduled, name: str) -> Timer:
+    """Return the new timer.
+
+    Raises:
+        NotPending: it was not rescheduled.
+    """
+    if one.timer is None:
+        raise NotPending.of(name, one.result)
+    return one.timer
+
+
+def infos(topic: str, timers: pb.PendingTimers) -> Iterator[TimerInfo]:
+    """Yield the timers of a page."""
+    raw = pieces(timers.timer_ids)
+    payloads = _slices(timers.payload_sizes, timers.payloads)
+    keys = _slices(timers.key_sizes, timers.keys) or [b""] * len(raw)
+    headers = _slices(timers.headers_sizes, timers.headers) or [b""] * len(raw)
+    for row in zip(raw, timers.due_ms, payloads, keys, headers, strict=True):
+        one, due_ms, payload, key, texts = row
+        yield TimerInfo(
+            one,
+            TimerState.PENDING,
+            topic,
+            due_ms,
+            payload,
+            key.decode() or None,
+            rows.decode_headers(texts),
+        )
+
+
+def info(answer: pb.GetTimerResponse, raw: bytes) -> TimerInfo:
+    """Return one timer; `raw` is the id that it was asked for by."""
+    if answer.state == pb.TIMER_PENDING:
+        return replace(next(infos(answer.topic, answer.timer)), held=answer.held)
+    return TimerInfo(raw, TimerState(answer.state))
+
+
+def counts(answer: pb.CountTimersResponse) -> TimerCounts:
+    """Return the counts of a topic."""
+    spans = [timedelta(milliseconds=ms) for ms in answer.horizon_ms]
+    within = dict(zip(spans, answer.within, strict=True))
+    return TimerCounts(answer.pending, within, answer.clock_ms)
+
+
+def times(when: Mapping[str, Any], n: int | None = None) -> dict[str, Sequence[int]]:
+    """Return a request's due_ms, delay_ms or delay_level; one value, or one for each of n.
+
+    Raises:
+        InvalidRequest: nothing is given (a new timer would fire at once); neither one value nor n,
+            or a value that names no time.
+    """
+    if all(value is None for value in when.values()):
+        raise InvalidRequest.of("when", None, "give delay, delay_level, due or due_ms; 0: at once")
+    way, values = rows.moment(when)
+    if len(values) != 1 and len(values) != n:
+        each = "" if n is None else f", or one for each of {n}"
+        raise InvalidRequest.of("when", f"{len(values)} values", f"give one{each}")
+    return {way: values}
+
+
+def _slices(sizes: Iterable[int], blob: bytes) -> list[bytes]:
+    ends = list(accumulate(sizes))
+    return [blob[start:end] for start, end in zip([0, *ends], ends, strict=False)]

@@ -1,0 +1,102 @@
+"""Policies as an application names them: scopes, and fields of the contract's Policy."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, Literal, TypedDict, cast
+
+from timerclient.proto import timer_pb2 as pb
+from timerclient.rows import rows
+from timerclient.values.errors import InvalidRequest
+
+CatchUp = Literal["all", "latest", "drop"]
+"""What becomes of overdue timers when their topic is resumed."""
+
+
+class PolicyFields(TypedDict, total=False):
+    """Fields of a policy; docs/features.md has their meaning. 0 is none, where that makes sense."""
+
+    delayed_delivery: bool
+    tick_ms: int
+    delay_ms_min: int
+    delay_ms_max: int
+    fixed_delay_ms: int
+    payload_bytes_max: int
+    delay_levels_ms: Sequence[int]
+    pending_max: int
+    pending_bytes_max: int
+    ready_max: int
+    ready_bytes_max: int
+    ttl_ms: int
+    retention_ms: int
+    paused: bool
+    catch_up: CatchUp
+
+
+NOTHING: Final = cast("PolicyFields", MappingProxyType({}))
+FIELDS: Final = tuple(field.name for field in pb.Policy.DESCRIPTOR.fields)
+LEVELS: Final = "delay_levels_ms"
+FLAGS: Final = ("delayed_delivery", "paused")
+TEXTS: Final = ("catch_up",)
+
+
+def scope(namespace: str | None = None, topic: str | None = None) -> pb.PolicyScope:
+    """Return a scope: a namespace's or a topic's; without either the cluster's.
+
+    Raises:
+        InvalidRequest: a name is no text, or empty: nobody means the cluster by that.
+    """
+    for field, name in (("namespace", namespace), ("topic", topic)):
+        if name is not None and not rows.utf8(field, name):
+            limit = "must not be empty; the cluster is meant by neither namespace nor topic"
+            raise InvalidRequest.of(field, name, limit)
+    return pb.PolicyScope(namespace=namespace or "", topic=topic or "")
+
+
+def altered(namespace: str | None, topic: str | None, *, cluster: bool) -> pb.PolicyScope:
+    """Return the scope of a change; exactly one of the three is given.
+
+    Raises:
+        InvalidRequest: none is given, or several are; or a name is no text, or empty.
+    """
+    given = [topic is not None, namespace is not None, cluster].count(True)
+    if given != 1:
+        limit = "give exactly one of topic=, namespace= and cluster=True"
+        raise InvalidRequest.of("scope", f"{given} of them", limit)
+    return scope(namespace, topic)
+
+
+def policy(said: Mapping[str, Any]) -> pb.Policy:
+    """Return what says the fields of `said`; `delay_levels_ms` is a sequence of delays.
+
+    Raises:
+        InvalidRequest: there is no such field, or it takes no such value.
+    """
+    out = pb.Policy()
+    for name, value in said.items():
+        if name not in FIELDS:
+            raise InvalidRequest.of("policy", name, f"must be one of {', '.join(FIELDS)}")
+        if isinstance(value, bool) != (name in FLAGS):
+            limit = "must be a text" if name in TEXTS else "must be a number"
+            limit = "must be true or false" if name in FLAGS else limit
+            raise InvalidRequest.of(name, value, limit)
+        if name == LEVELS:
+            out.delay_levels_ms.CopyFrom(_levels(value))
+        else:
+            rows.put(out, name, value)
+    return out
+
+
+def _levels(value: Any) -> pb.DelayLevels:
+    try:
+        return pb.DelayLevels(ms=value)
+    except (TypeError, ValueError):
+        limit = f"must be delays in ms, each in 1 .. {rows.DUE_MS_MAX}"
+        raise InvalidRequest.of(LEVELS, value, limit) from None
+
+
+def said(message: pb.Policy) -> dict[str, Any]:
+    """Return the fields that are said, as `policy` takes them."""
+    found = {field.name: value for field, value in message.ListFields()}
+    if LEVELS in found:
+        found[LEVELS] = [*found[LEVELS].ms]
+    return found

@@ -1,0 +1,497 @@
+"""From what an application passes to the columns of the contract.
+
+A caller says *when* in one of four ways, for one row or for many:
+
+    delay        timedelta, or seconds as int or float; from the moment the leader takes the request
+    delay_level  the nth of the topic's delays; beyond the last = the last; 0 = at once
+    due          an aware datetime
+    due_ms       Unix milliseconds
+
+None of them means at once. In a batch of n rows each may be one value for all or n values, as a
+list, a tuple, or anything with `tolist()` (array.array, a numpy array). Headers travel per row as
+(u16 size, UTF-8) of name, value, name, value, …; little-endian.
+"""
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal, NamedTuple, TypedDict, TypeVar, cast
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from timerclient.proto import timer_pb2 as pb
+from timerclient.values.errors import InvalidRequest
+
+DUE_MS_MAX: Final = (1 << 48) - 1
+UINT32_MAX: Final = (1 << 32) - 1
+"""As many milliseconds as some fields of the contract can hold."""
+UINT64_MAX: Final = (1 << 64) - 1
+LEVEL_MAX: Final = (1 << 31) - 1
+"""As high as the contract can tell; every level beyond the last is the last."""
+REQUEST_ID_SIZE_MAX: Final = 64
+TEXT_SIZE_MAX: Final = (1 << 16) - 1
+REQUEST_SIZE_MAX: Final = (64 << 20) - 1024
+"""Bytes of one request's rows: a message is 64 MiB at most, its head is small."""
+
+Headers = Mapping[str, str]
+OnConflict = Literal["reject", "replace", "keep"]
+"""What becomes of a new timer whose key a pending one has."""
+T = TypeVar("T")
+_MS: Final = timedelta(milliseconds=1)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_MS: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MS
+"""The end of the year 9999: no datetime is later."""
+
+
+class DueTime(TypedDict, total=False):
+    """When one timer fires: at most one of these; none is at once."""
+
+    delay: timedelta | float | None
+    delay_level: int | None
+    due: datetime | None
+    due_ms: int | None
+
+
+class WhenMany(TypedDict, total=False):
+    """When the timers of a batch fire: at most one of these, one value for all or one each."""
+
+    delay: timedelta | float | Iterable[timedelta | float] | None
+    delay_level: int | Iterable[int] | None
+    due: datetime | Iterable[datetime] | None
+    due_ms: int | Iterable[int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class NewTimer:
+    """One timer of several that are scheduled together; when: as of `DueTime`."""
+
+    topic: str
+    payload: bytes
+    key: str | None = None
+    headers: Headers | None = None
+    delay: timedelta | float | None = None
+    delay_level: int | None = None
+    due: datetime | None = None
+    due_ms: int | None = None
+
+    @property
+    def when(self) -> DueTime:
+        """When it fires."""
+        return DueTime(
+            delay=self.delay, delay_level=self.delay_level, due=self.due, due_ms=self.due_ms
+        )
+
+
+Way = Literal["due_ms", "delay_ms", "delay_level"]
+"""How the contract says when; the name of its field."""
+
+
+class Moment(NamedTuple):
+    """When the rows of a request fire."""
+
+    way: Way
+    values: Sequence[int]
+    """One for all rows, or one each: milliseconds, or levels."""
+
+
+def moment(when: Mapping[str, Any]) -> Moment:
+    """Return what `delay`, `delay_level`, `due` or `due_ms` says.
+
+    Raises:
+        InvalidRequest: more than one is given, a datetime is naive, or a value is out of range.
+        TypeError: an argument of another name.
+    """
+    given = {name: value for name, value in when.items() if value is not None}
+    unknown = when.keys() - _CONVERT.keys()
+    if unknown:
+        msg = f"unexpected keyword argument {min(unknown)!r}: when is {', '.join(_CONVERT)}"
+        raise TypeError(msg)
+    if not given:
+        return Moment("delay_ms", (0,))
+    if len(given) > 1:
+        limit = f"give only one of {', '.join(_CONVERT)}"
+        raise InvalidRequest.of("when", sorted(given), limit)
+    [(name, value)] = given.items()
+    way, convert = _CONVERT[name]
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if not isinstance(value, Iterable):
+        return Moment(way, (convert(value),))
+    if name == "due_ms" and _all_in_range(value):
+        return Moment(way, cast("list[int]", value))
+    return Moment(way, [convert(one) for one in value])
+
+
+def _all_in_range(values: Any) -> bool:
+    """Return whether `values` is a list of due_ms that needs no conversion: the fast way."""
+    return (
+        isinstance(values, list)
+        and set(map(type, values)) == {int}
+        and min(values) >= 0
+        and max(values) <= DUE_MS_MAX
+    )
+
+
+def span_ms(field: str, value: Any, most_ms: int = DUE_MS_MAX) -> int:
+    """Return a timedelta, or a number of seconds, in milliseconds.
+
+    Raises:
+        InvalidRequest: it is neither, negative, or more than `most_ms`; names `field`.
+    """
+    if isinstance(value, timedelta):
+        ms = -(-max(-_MS, min(value, timedelta(milliseconds=most_ms + 1))) // _MS)
+    elif isinstance(value, int | float):
+        ms = round(max(-1.0, min(value, DUE_MS_MAX)) * 1000)  # no number at all is -1, too
+    else:
+        raise InvalidRequest.of(field, value, "must be a timedelta or a number of seconds")
+    if not 0 <= ms <= most_ms:
+        raise InvalidRequest.of(field, value, f"must be 0 to {most_ms / 1000} s")
+    return ms
+
+
+def lease_ms(lease: Any) -> int:
+    """Return how long a consumer wants to hold messages.
+
+    Raises:
+        InvalidRequest: it is no positive duration, or more than the contract can tell.
+    """
+    ms = span_ms("lease", lease, UINT32_MAX)
+    if not ms:  # to the leader that is the group's default
+        raise InvalidRequest.of("lease", lease, "must be a millisecond or more")
+    return ms
+
+
+def _of_delay(value: Any) -> int:
+    return span_ms("delay", value)
+
+
+def _of_due(value: Any) -> int:
+    if not isinstance(value, datetime):
+        raise InvalidRequest.of("due", value, "must be an aware datetime")
+    if value.utcoffset() is None:
+        limit = "a naive datetime names no instant; give it a tzinfo, such as datetime.UTC"
+        raise InvalidRequest.of("due", value, limit)
+    return _of_due_ms(-(-(value - _EPOCH) // _MS))
+
+
+def _of_due_ms(value: Any) -> int:
+    return whole("due_ms", value, 0, DUE_MS_MAX)
+
+
+def _of_level(value: Any) -> int:
+    return whole("delay_level", value, 0, LEVEL_MAX)
+
+
+def whole(field: str, value: Any, least: int, most: int) -> int:
+    """Return a whole number.
+
+    Raises:
+        InvalidRequest: it is none, or not in least .. most; names `field`.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InvalidRequest.of(field, value, "must be a whole number") from None
+    if not least <= number <= most:
+        raise InvalidRequest.of(field, value, f"must be in {least} .. {most}")
+    return number
+
+
+def choice(field: str, value: Any, choices: Mapping[str, T]) -> T:
+    """Return what a name stands for.
+
+    Raises:
+        InvalidRequest: it is none of them; names `field`.
+    """
+    if not isinstance(value, str) or value not in choices:
+        raise InvalidRequest.of(field, value, f"must be one of {', '.join(choices)}")
+    return choices[value]
+
+
+def put(message: Message, field: str, value: Any) -> None:
+    """Set a field of a message of the contract.
+
+    Raises:
+        InvalidRequest: it holds no such value; names the field and what it holds.
+    """
+    try:
+        setattr(message, field, value)
+    except (TypeError, ValueError):
+        kind = message.DESCRIPTOR.fields_by_name[field].cpp_type
+        raise InvalidRequest.of(field, value, f"must be {_HOLDS[kind]}") from None
+
+
+_HOLDS: Final = {
+    FieldDescriptor.CPPTYPE_INT64: f"a whole number in 0 .. {(1 << 63) - 1}",
+    FieldDescriptor.CPPTYPE_UINT32: f"a whole number in 0 .. {UINT32_MAX}",
+    FieldDescriptor.CPPTYPE_UINT64: f"a whole number in 0 .. {UINT64_MAX}",
+    FieldDescriptor.CPPTYPE_BOOL: "true or false",
+    FieldDescriptor.CPPTYPE_STRING: "a text",
+}
+"""What fields of a kind hold that applications set; none of the contract's is negative."""
+
+
+_CONVERT: Final[dict[str, tuple[Way, Callable[[Any], int]]]] = {
+    "delay": ("delay_ms", _of_delay),
+    "delay_level": ("delay_level", _of_level),
+    "due": ("due_ms", _of_due),
+    "due_ms": ("due_ms", _of_due_ms),
+}
+
+
+def utf8(field: str, text: Any) -> bytes:
+    """Return a text as it travels.
+
+    Raises:
+        InvalidRequest: it is no str, or holds half a character (a lone surrogate).
+    """
+    if not isinstance(text, str):
+        raise InvalidRequest.of(field, text, "must be str")
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest.of(field, text, "must have a form in UTF-8") from None
+
+
+def name(field: str, text: Any) -> str:
+    """Return the name of something.
+
+    Raises:
+        InvalidRequest: it is empty, or no text; names `field`.
+    """
+    if not utf8(field, text):
+        raise InvalidRequest.of(field, text, "must not be empty")
+    return str(text)
+
+
+def request_name(request_id: str) -> str:
+    """Return a request id, checked.
+
+    Raises:
+        InvalidRequest: it is empty, longer than 64 bytes, or no text.
+    """
+    size = len(utf8("request_id", request_id))
+    if not 1 <= size <= REQUEST_ID_SIZE_MAX or "\0" in request_id:
+        limit = f"must have 1 to {REQUEST_ID_SIZE_MAX} bytes, none of them zero"
+        raise InvalidRequest.of("request_id", request_id, limit)
+    return request_id
+
+
+MODES: Final = {"reject": pb.REJECT, "replace": pb.REPLACE, "keep": pb.KEEP}
+
+
+def conflict_mode(name: str) -> pb.OnConflict.ValueType:
+    """Return what becomes of a row whose key a pending timer has.
+
+    Raises:
+        InvalidRequest: it is none of reject, replace and keep.
+    """
+    return choice("on_conflict", name, MODES)
+
+
+def moment_of(unix_ms: int) -> datetime:
+    """Return Unix milliseconds as an aware datetime, in UTC; its last one, if they are beyond."""
+    return _EPOCH + timedelta(milliseconds=min(unix_ms, _LAST_MS))
+
+
+def instant_ms(field: str, value: datetime | int) -> int:
+    """Return an aware datetime, or Unix milliseconds, as such.
+
+    Raises:
+        InvalidRequest: it is naive, of another kind, or out of range; names `field`.
+    """
+    try:
+        return _of_due(value) if isinstance(value, datetime) else _of_due_ms(value)
+    except InvalidRequest as refused:
+        raise InvalidRequest.of(field, value, refused.limit) from None
+
+
+def encode_headers(headers: Headers | None) -> bytes:
+    """Return one row's headers as they travel; none is empty.
+
+    Raises:
+        InvalidRequest: a name or value is no str, or its UTF-8 is longer than 65,535 bytes.
+    """
+    if not headers:
+        return b""
+    out = bytearray()
+    for text in (text for pair in headers.items() for text in pair):
+        encoded = utf8("headers", text)
+        if len(encoded) > TEXT_SIZE_MAX:
+            limit = f"a name or value has at most {TEXT_SIZE_MAX} bytes"
+            raise InvalidRequest.of("headers", text[:32] + "…", limit)
+        out += len(encoded).to_bytes(2, "little") + encoded
+    return bytes(out)
+
+
+def decode_headers(encoded: bytes) -> dict[str, str]:
+    """Return what `encode_headers` was given."""
+    texts: list[str] = []
+    position = 0
+    while position < len(encoded):
+        end = position + 2 + int.from_bytes(encoded[position : position + 2], "little")
+        texts.append(encoded[position + 2 : end].decode())
+        position = end
+    return dict(zip(texts[::2], texts[1::2], strict=True))
+
+
+class Columns:
+    """Rows of one topic that are still being collected, one call of `schedule` each."""
+
+    __slots__ = ("headers", "keys", "payloads", "topic", "values", "way")
+
+    def __init__(self, topic: str, way: Way) -> None:
+        self.topic = topic
+        self.way: Way = way
+        self.values: list[int] = []
+        self.payloads: list[bytes] = []
+        self.keys: list[bytes] = []
+        self.headers: list[bytes] = []
+
+    def write(self, to: pb.TimerColumns) -> None:
+        """Put the rows into a message of the contract."""
+        to.topic = self.topic
+        getattr(to, self.way).extend(self.values)
+        to.payload_sizes.extend(map(len, self.payloads))
+        to.payloads = b"".join(self.payloads)
+        _write_optional(to, self.keys, self.headers)
+
+
+def encode_batch(
+    topic: str,
+    payloads: Iterable[bytes],
+    when: Mapping[str, Any],
+    keys: Iterable[str | None] | None,
+    headers: Headers | Iterable[Headers | None] | None,
+    on_conflict: OnConflict = "reject",
+) -> tuple[bytes, int]:
+    """Return (a ScheduleRequest without its head, its rows n >= 1).
+
+    Raises:
+        InvalidRequest: a column has neither one value nor n, or holds what it can't.
+    """
+    request = pb.ScheduleRequest(on_conflict=conflict_mode(on_conflict))
+    to = request.timers.add()
+    utf8("topic", topic)
+    to.topic = topic
+    n = _write_payloads(to, payloads)
+    way, values = moment(when)
+    if len(values) not in (1, n):
+        limit = f"give one, or one for each of {n}"
+        raise InvalidRequest.of("when", f"{len(values)} values", limit)
+    getattr(to, way).extend(values)
+    key_list = [] if keys is None else [utf8("keys", key or "") for key in texts("keys", keys)]
+    if isinstance(headers, Mapping):
+        header_list = [encode_headers(headers)] * n
+    else:
+        header_list = [] if headers is None else [encode_headers(row) for row in headers]
+    for name, column in (("keys", key_list), ("headers", header_list)):
+        if len(column) not in (0, n):
+            raise InvalidRequest.of(name, f"{len(column)} values", f"give none, or {n}")
+    _write_optional(to, key_list, header_list)
+    return checked(request.SerializeToString()), n
+
+
+def checked(body: bytes) -> bytes:
+    """Return `body`, if it fits into one message.
+
+    Raises:
+        InvalidRequest: it does not.
+    """
+    if len(body) > REQUEST_SIZE_MAX:
+        raise InvalidRequest.of("request", f"{len(body)} bytes", f"at most {REQUEST_SIZE_MAX}")
+    return body
+
+
+def payload_bytes(payload: Any) -> bytes:
+    """Return one payload as bytes.
+
+    Raises:
+        InvalidRequest: it is not bytes-like.
+    """
+    if isinstance(payload, bytes):
+        return payload
+    if isinstance(payload, bytearray | memoryview):
+        return bytes(payload)
+    raise InvalidRequest.of("payload", kind_of(payload), "must be bytes; encode text first")
+
+
+def kind_of(value: object) -> str:
+    """Return of which kind a value is, for an error that must not print the value."""
+    size = f" of {len(value)}" if isinstance(value, str | bytes | bytearray) else ""
+    return f"{type(value).__name__}{size}"
+
+
+def _write_payloads(to: pb.TimerColumns, payloads: Any) -> int:
+    """Put the payloads into `to`; return how many they are."""
+    if isinstance(payloads, bytes | bytearray | str):
+        raise InvalidRequest.of("payloads", kind_of(payloads), "must be a sequence of bytes")
+    table = _table(payloads)
+    if table is not None:
+        n, width = table.shape or (0, 0)
+        to.payload_sizes.extend([width] * n)
+        to.payloads = table.tobytes()
+    else:
+        rows = _listed(payloads)
+        n = len(rows)
+        try:
+            blob = to.payloads = b"".join(rows)
+            sizes = list(map(len, rows))
+        except TypeError:
+            for row in rows:
+                payload_bytes(row)
+            raise
+        if sum(sizes) != len(blob):  # views of wider items
+            sizes = [memoryview(row).nbytes for row in rows]
+        to.payload_sizes.extend(sizes)
+    if not n:
+        raise InvalidRequest.of("payloads", [], "a batch has at least one row")
+    return n
+
+
+def _table(payloads: Any) -> memoryview | None:
+    """Return a two-dimensional buffer of bytes (n, width) as one; None: it is none."""
+    if isinstance(payloads, list | tuple):
+        return None
+    try:
+        view = memoryview(payloads)
+    except (TypeError, ValueError):
+        return None
+    return view if view.ndim == 2 and view.itemsize == 1 else None
+
+
+def texts(name: str, values: Iterable[T]) -> Sequence[T]:
+    """Return what is given one by one; a single text is none of that.
+
+    Raises:
+        InvalidRequest: it is one text, whose letters would be taken for texts.
+    """
+    if isinstance(values, str | bytes):
+        raise InvalidRequest.of(name, values[:32], "must be a sequence of texts")
+    return _listed(values)
+
+
+def at_hand(values: T) -> T:
+    """Return what may be iterated over only here and now as a list, and all else as it is.
+
+    The columns of an array and the texts, bytes and numbers that are no collection are all else.
+    """
+    lazy = isinstance(values, Iterable) and not isinstance(values, str | bytes | Sequence | Mapping)
+    return list(values) if lazy and not hasattr(values, "tolist") else values  # type: ignore[call-overload]
+
+
+def _listed(values: Any) -> Sequence[Any]:
+    if isinstance(values, list | tuple):
+        return values
+    return list(values.tolist() if hasattr(values, "tolist") else values)
+
+
+def _write_optional(to: pb.TimerColumns, keys: list[bytes], headers: list[bytes]) -> None:
+    if any(keys):
+        to.key_sizes.extend(map(len, keys))
+        to.keys = b"".join(keys)
+    if any(headers):
+        to.headers_sizes.extend(map(len, headers))
+        to.headers = b"".join(headers)

@@ -1,0 +1,174 @@
+"""What scheduling returns: one timer, or a lazy sequence over the raw ids of many."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple, overload
+
+from timerclient.rows.rows import moment_of
+from timerclient.values import ids
+from timerclient.values.errors import AlreadyExists
+from timerclient.values.results import ScheduleResult
+
+
+class RequestOutcome(NamedTuple):
+    """What a request, or some rows of it, was answered."""
+
+    raw: bytes
+    """n x 15 bytes: the timers' ids; zeros for a row that was rejected."""
+    duplicate: bool = False
+    """An earlier sending had been applied."""
+    results: Sequence[int] = ()
+    """ScheduleResults, one a row. Empty: all are SCHEDULED."""
+    others: bytes = b""
+    """n x 15 bytes, with `results`: the timer replaced, or that has the key."""
+
+    def part(self, first: int, rows: int) -> "RequestOutcome":
+        """Return the outcome of some rows."""
+        span = slice(first * ids.SIZE, (first + rows) * ids.SIZE)
+        results = self.results[first : first + rows]
+        return RequestOutcome(self.raw[span], self.duplicate, results, self.others[span])
+
+    def ordered(self, order: Sequence[int]) -> "RequestOutcome":
+        """Return the outcome of rows in another order; `order`: which each of these is there."""
+        places = sorted(range(len(order)), key=order.__getitem__)
+        raw, others = _pieces(self.raw), _pieces(self.others)
+        return RequestOutcome(
+            b"".join(raw[at] for at in places),
+            self.duplicate,
+            [self.results[at] for at in places] if self.results else (),
+            b"".join(others[at] for at in places) if others else b"",
+        )
+
+    def timer(self, key: str = "") -> "Timer":
+        """Return the one timer of it; `key`: of which the error tells, if it is known.
+
+        Raises:
+            AlreadyExists: a pending timer has its key.
+        """
+        result = ScheduleResult(self.results[0]) if self.results else ScheduleResult.SCHEDULED
+        if result is ScheduleResult.REJECTED:
+            raise AlreadyExists.of_timer(ids.to_text(self.others), key)
+        replaced = self.others if result is ScheduleResult.REPLACED else None
+        return Timer(self.raw, duplicate=self.duplicate, result=result, replaced=replaced)
+
+
+class Timer:
+    """A timer that a majority of the cluster has on disk."""
+
+    __slots__ = ("duplicate", "raw", "replaced", "result")
+
+    def __init__(
+        self,
+        raw: bytes,
+        *,
+        duplicate: bool = False,
+        result: ScheduleResult = ScheduleResult.SCHEDULED,
+        replaced: bytes | None = None,
+    ) -> None:
+        self.raw = raw
+        """Its id, 15 bytes."""
+        self.duplicate = duplicate
+        """The request was a repetition: an earlier sending of it had been applied."""
+        self.result = result
+        """SCHEDULED, REPLACED, or KEPT: it was there before."""
+        self.replaced = replaced
+        """Raw id of the timer that was cancelled for it."""
+
+    @property
+    def id(self) -> str:
+        """The id as text."""
+        return ids.to_text(self.raw)
+
+    @property
+    def due_ms(self) -> int:
+        """The effective due time, Unix milliseconds: never before what was asked for."""
+        return ids.due_ms_of(self.raw)
+
+    @property
+    def due(self) -> datetime:
+        """The effective due time, in UTC."""
+        return moment_of(self.due_ms)
+
+    def __repr__(self) -> str:
+        return f"Timer({self.id!r}, due_ms={self.due_ms})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Timer) and other.raw == self.raw
+
+    def __hash__(self) -> int:
+        return hash(self.raw)
+
+
+class Timers(Sequence[Timer]):
+    """The timers of one batch, in the order of its payloads; each is made when asked for.
+
+    One that was rejected, because a pending timer has its key, is no timer: asking for it raises
+    AlreadyExists. `results` tells without asking.
+    """
+
+    __slots__ = ("_outcome",)
+
+    def __init__(self, outcome: RequestOutcome) -> None:
+        self._outcome = outcome
+
+    @property
+    def raw(self) -> bytes:
+        """The ids, n x 15 bytes; zeros where rejected."""
+        return self._outcome.raw
+
+    @property
+    def duplicate(self) -> bool:
+        """The request was a repetition: an earlier sending of it had been applied."""
+        return self._outcome.duplicate
+
+    @property
+    def results(self) -> list[ScheduleResult]:
+        """What became of each."""
+        results = self._outcome.results
+        return [*map(ScheduleResult, results)] or [ScheduleResult.SCHEDULED] * len(self)
+
+    @property
+    def existing(self) -> list[str | None]:
+        """Per timer the id of the one that it replaced, or that has its key."""
+        others = self._outcome.others or bytes(len(self.raw))
+        return [
+            ids.to_text(raw) if any(raw) else None
+            for raw in (others[i : i + ids.SIZE] for i in range(0, len(others), ids.SIZE))
+        ]
+
+    @property
+    def ids(self) -> list[str]:
+        """All ids as text."""
+        return [ids.to_text(raw) for raw in self._pieces()]
+
+    @property
+    def due_ms(self) -> list[int]:
+        """All effective due times, Unix milliseconds."""
+        return [ids.due_ms_of(raw) for raw in self._pieces()]
+
+    def _pieces(self) -> list[bytes]:
+        return _pieces(self.raw)
+
+    def __len__(self) -> int:
+        return len(self.raw) // ids.SIZE
+
+    @overload
+    def __getitem__(self, index: int) -> Timer: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Timers": ...
+    def __getitem__(self, index: int | slice) -> "Timer | Timers":
+        if isinstance(index, slice):
+            o, others = self._outcome, self._outcome.others
+            results = o.results[index] if o.results else ()
+            rest = b"".join(_pieces(others)[index])
+            return Timers(
+                RequestOutcome(b"".join(self._pieces()[index]), o.duplicate, results, rest)
+            )
+        return self._outcome.part(range(len(self))[index], 1).timer()
+
+    def __repr__(self) -> str:
+        return f"Timers({len(self)})"
+
+
+def _pieces(raw: bytes) -> list[bytes]:
+    return [raw[i : i + ids.SIZE] for i in range(0, len(raw), ids.SIZE)]

@@ -1,0 +1,199 @@
+"""Requests about messages that a consumer holds: acks, nacks and extensions, and their answers."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.messages import ACK, Acking, Batch, Word
+from timerclient.values.errors import ConnectionLost, LeaseLost, NotDelivered, TimerError
+from timerclient.values.results import AckResult
+
+
+class Waits(Protocol):
+    """The receiver of an answer."""
+
+    def answered(self, offsets: Sequence[int], results: Sequence[int]) -> None:
+        """Take the results, one per offset."""
+
+    def failed(self, error: TimerError) -> None:
+        """Take the reason why there are none."""
+
+
+class QueuedAck(NamedTuple):
+    """An ack, nack or extension that waits to be sent."""
+
+    batch: Batch
+    offsets: Sequence[int]
+    waits: Waits
+    word: Word
+
+
+class AwaitedAck:
+    """The application waits for the answer."""
+
+    __slots__ = ("_acking", "_word")
+
+    def __init__(self, acking: "Acking[Any]", word: Word) -> None:
+        self._acking = acking
+        self._word = word
+
+    def answered(self, offsets: Sequence[int], results: Sequence[int]) -> None:
+        """Settle the future."""
+        acking, word = self._acking, self._word
+        if len(offsets) == 1 and not acking.counts and results[0] not in _REFUSED:
+            acking.set_result(word.results(results[0]))
+            return
+        lost = lost_of(offsets, results)
+        unknown = [o for o, r in zip(offsets, results, strict=True) if r == pb.ACK_NOT_DELIVERED]
+        if lost:
+            acking.set_exception(LeaseLost.of(lost, len(offsets)))
+        elif unknown:
+            acking.set_exception(NotDelivered(f"queue_offset = {unknown[0]}: was never handed out"))
+        else:
+            done = 0 if word.kind == "ack" else results.count(pb.ALREADY_ACKED)
+            done += results.count(pb.ACK_EXPIRED) + results.count(pb.ACK_DEAD_LETTERED)
+            acking.set_result(len(offsets) - done)
+
+    def failed(self, error: TimerError) -> None:
+        """Let the future raise it."""
+        self._acking.set_exception(error)
+
+
+class ToldEach:
+    """The application waits for the answers to acks of single messages of one batch."""
+
+    __slots__ = ("_ackings", "offsets")
+
+    def __init__(self) -> None:
+        self.offsets: list[int] = []
+        self._ackings: list[Acking[AckResult]] = []
+
+    def add(self, offset: int, acking: Acking[AckResult]) -> None:
+        """Add one more ack, which is not sent yet."""
+        self.offsets.append(offset)
+        self._ackings.append(acking)
+
+    def answered(self, offsets: Sequence[int], results: Sequence[int]) -> None:
+        """Settle the futures."""
+        if results.count(pb.ACKED) == len(self._ackings):
+            for acking in self._ackings:
+                acking.set_result(AckResult.ACKED)
+            return
+        for acking, offset, result in zip(self._ackings, offsets, results, strict=True):
+            AwaitedAck(acking, ACK).answered((offset,), (result,))
+
+    def failed(self, error: TimerError) -> None:
+        """Let the futures raise it."""
+        for acking in self._ackings:
+            acking.set_exception(error)
+
+
+class Heard:
+    """The consumer itself waits for the answer."""
+
+    __slots__ = ("_answered", "_failed")
+
+    def __init__(
+        self,
+        answered: Callable[[Sequence[int], Sequence[int]], None],
+        failed: Callable[[], None],
+    ) -> None:
+        self._answered = answered
+        self._failed = failed
+
+    def answered(self, offsets: Sequence[int], results: Sequence[int]) -> None:
+        """Pass the results on."""
+        self._answered(offsets, results)
+
+    def failed(self, error: TimerError) -> None:
+        """Pass on that there are none."""
+        del error
+        self._failed()
+
+
+def put(
+    outbox: list[QueuedAck],
+    batch: Batch,
+    offsets: Sequence[int],
+    acking: "Acking[Any]",
+    word: Word,
+    most: int,
+) -> None:
+    """Put a word of the application behind what waits.
+
+    Acks of single messages of one batch share an entry, up to `most`: the next message adds one
+    offset and one future. Entries, requests and answers are handled as columns.
+    """
+    if word is not ACK or acking.counts:
+        outbox.append(QueuedAck(batch, offsets, AwaitedAck(acking, word), word))
+        return
+    last = outbox[-1] if outbox else None
+    if last is not None and last.batch is batch and isinstance(last.waits, ToldEach):
+        told = last.waits
+        if len(told.offsets) < most:
+            told.add(offsets[0], acking)
+            return
+    told = ToldEach()
+    told.add(offsets[0], acking)
+    outbox.append(QueuedAck(batch, told.offsets, told, ACK))
+
+
+_REFUSED: Final = (pb.ACK_LEASE_LOST, pb.ACK_NOT_DELIVERED)
+_REQUESTS: Final[dict[str, type[pb.AckRequest] | type[pb.NackRequest] | type[pb.ExtendRequest]]] = {
+    "ack": pb.AckRequest,
+    "nack": pb.NackRequest,
+    "extend": pb.ExtendRequest,
+}
+
+
+def lost_of(offsets: Sequence[int], results: Sequence[int]) -> list[int]:
+    """Return the offsets of messages that were another's, or nobody's, by then."""
+    if pb.ACK_LEASE_LOST not in results:
+        return []
+    return [o for o, r in zip(offsets, results, strict=True) if r == pb.ACK_LEASE_LOST]
+
+
+class AckCall:
+    """One request: the same word about messages of one lease, and the receivers of its answer."""
+
+    __slots__ = ("entries", "request", "sent", "sent_s", "word")
+
+    def __init__(self, request_no: int, epoch: int, lease_id: int, word: Word) -> None:
+        self.word = word
+        kind = _REQUESTS[word.kind]
+        self.request = kind(request_no=request_no, epoch=epoch, lease_id=lease_id)
+        if isinstance(self.request, pb.AckRequest):
+            self.request.cumulative = word.up_to
+        elif isinstance(self.request, pb.NackRequest):
+            self.request.unseen = word.unseen
+            if word.ms is not None:
+                self.request.delay_ms = word.ms
+        elif isinstance(self.request, pb.ExtendRequest):
+            self.request.lease_ms = word.ms or 0
+        self.entries: list[QueuedAck] = []
+        self.sent = False
+        """It was sent at least once, and may have been applied."""
+        self.sent_s = 0.0
+        """When it was last, on this process's monotonic clock."""
+
+    def fail(self, error: TimerError) -> None:
+        """Give every receiver `error`."""
+        for entry in self.entries:
+            entry.waits.failed(error)
+
+    def settle(self, results: Sequence[int]) -> list[tuple[QueuedAck, Sequence[int]]]:
+        """Give every receiver its results; return them, each with its entry.
+
+        Raises:
+            ConnectionLost: the answer has not one result per offset.
+        """
+        if len(results) != len(self.request.offsets):
+            msg = f"{len(results)} results for {len(self.request.offsets)} acks"
+            raise ConnectionLost(msg)
+        start, told = 0, []
+        for entry in self.entries:
+            mine = results[start : start + len(entry.offsets)]
+            start += len(entry.offsets)
+            told.append((entry, mine))
+            entry.waits.answered(entry.offsets, mine)
+        return told

@@ -1,0 +1,295 @@
+"""The inbox of a consumer: delivered messages that the application has not taken, and the credit.
+
+An inbox has its own lock, so any thread may use it. It returns messages in their order of arrival,
+and none after the end of its lease. When a lease ends while its renewal is on its way, the batch
+waits for the answer. Later batches wait behind it.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from timerclient.rows.messages import Batch, Message
+from timerclient.streams.credit import FIRST, Credit, WorkPace
+
+Part = tuple[Batch, Sequence[int]]
+"""Some messages of a batch, by their queue offsets."""
+QUICK_S: Final = 0.001
+"""Seconds between two checks of leases and pace. A check costs more than a message."""
+LEASE_S: Final = 30.0
+"""Assumed length of a lease, in seconds, until the first batch arrives."""
+
+
+class Inbox:
+    """See the module. `epoch` returns the highest epoch that the client has seen.
+
+    `due` is called, on any thread, when credit should be granted or messages should go back.
+    """
+
+    def __init__(
+        self,
+        credit: Credit,
+        epoch: Callable[[], int],
+        now_s: Callable[[], float],
+        due: Callable[[], None],
+    ) -> None:
+        self.dropped = 0
+        """Messages whose leases ended before the application took them."""
+        self.asked_s = now_s()
+        """When the application last asked for messages."""
+        self._epoch = epoch
+        self._now_s = now_s
+        self._due = due
+        self._lock = threading.Lock()
+        self._credit = credit
+        self._credit.limit = min(credit.window, FIRST)
+        self._pace = WorkPace()
+        self._one_by_one = True
+        self._idle = False
+        """The application has not asked for so long that its messages went back."""
+        self._lease_s = LEASE_S
+        self._stream_no = 0
+        self._batches: deque[Batch] = deque()
+        self._rest: list[Message] = []
+        """Messages not taken yet of the batch that the application reads, in reverse."""
+        self._quick_s = 0.0
+        """Until then the next message is returned without a check of its lease."""
+
+    # ---- the application's side
+
+    def next(self) -> Message | None:
+        """Return the next message. None: the inbox is empty."""
+        now_s = self._now_s()
+        with self._lock:
+            if now_s < self._quick_s and self._rest:
+                self._pace.given += 1
+                self._credit.waiting -= 1
+                return self._rest.pop()
+            self._asked(now_s)
+            out = self._pop(1, now_s)
+            message = out[0] if out else None
+            if message is None:
+                self._credit.wanted = 1
+            else:
+                self._given(1, now_s)
+                self._quick_s = min(now_s + QUICK_S, message.batch.hold.ends_s)
+            due = self._is_due()
+        if due:
+            self._due()
+        return message
+
+    def receive(self, most: int) -> list[Message]:
+        """Return up to `most` messages of one batch; an empty list if the inbox is empty."""
+        now_s = self._now_s()
+        with self._lock:
+            self._asked(now_s)
+            out = self._pop(most, now_s)
+            if out:
+                self._given(len(out), now_s)
+            else:
+                self._credit.wanted = most
+            due = self._is_due()
+        if due:
+            self._due()
+        return out
+
+    def take(self) -> Batch | None:
+        """Return the next batch as it came. None: none is here."""
+        now_s = self._now_s()
+        with self._lock:
+            self._one_by_one = self._idle = False
+            self._credit.limit = self._credit.window
+            self.asked_s = now_s
+            batch = self._pop_batch(now_s)
+            if batch is not None:
+                self._credit.taken(len(batch))
+                batch.hold.given_s = now_s
+            due = self._is_due()
+        if due:
+            self._due()
+        return batch
+
+    def _asked(self, now_s: float) -> None:
+        self._one_by_one, self._idle = True, False
+        self.asked_s = now_s
+        self._pace.asked(now_s)
+        self._set_limit(now_s)
+
+    def _given(self, n: int, now_s: float) -> None:
+        self._credit.wanted = 0
+        self._pace.begins(n, now_s)
+
+    def _set_limit(self, now_s: float) -> None:
+        enough = self._pace.within(self._lease_s / 2, now_s)
+        self._credit.limit = min(self._credit.window, FIRST if enough is None else enough)
+
+    def _pop(self, most: int, now_s: float) -> list[Message]:
+        """Return up to `most` messages of one batch; an empty list if none may be taken."""
+        while True:
+            if not self._rest:
+                batch = self._pop_batch(now_s)
+                if batch is None:
+                    return []
+                self._rest = [*batch][::-1]
+            batch = self._rest[-1].batch
+            if self._over(batch, now_s):
+                if not self._stale(batch) and batch.hold.asked:
+                    return []
+                self._drop(len(self._rest))
+                self._rest = []
+                continue
+            out = self._rest[: -most - 1 : -1]
+            del self._rest[len(self._rest) - len(out) :]
+            if lost := batch.hold.lost:
+                came, out = len(out), [each for each in out if each.queue_offset not in lost]
+                self._drop(came - len(out))
+            if out:
+                self._credit.taken(len(out))
+                batch.hold.given_s = now_s
+                return out
+
+    def _pop_batch(self, now_s: float) -> Batch | None:
+        while self._batches:
+            batch = self._batches[0]
+            if self._over(batch, now_s):
+                if not self._stale(batch) and batch.hold.asked:
+                    return None
+            elif not batch.hold.lost:
+                return self._batches.popleft()
+            # What is left of one that was lost in part ends with its lease, and comes again.
+            self._drop(len(self._batches.popleft()))
+        return None
+
+    def _over(self, batch: Batch, now_s: float) -> bool:
+        return now_s >= batch.hold.ends_s or self._stale(batch)
+
+    def _stale(self, batch: Batch) -> bool:
+        """Return whether the leases of a batch are known to be over: its messages come again."""
+        return batch.stream_no != self._stream_no or batch.epoch < self._epoch()
+
+    def _drop(self, n: int) -> None:
+        self._credit.dropped(n)
+        self.dropped += n
+
+    # ---- the stream's side
+
+    @property
+    def stream_no(self) -> int:
+        """Number of the present or the next stream; it rises when a stream breaks."""
+        return self._stream_no
+
+    @property
+    def ended(self) -> bool:
+        """Whether all requested messages have come and were taken."""
+        return self._credit.exhausted
+
+    def look_again(self) -> None:
+        """Check the lease of the next message before it is returned: some may be lost."""
+        self._quick_s = 0.0
+
+    def arrived(self, batch: Batch) -> None:
+        """Append a batch."""
+        with self._lock:
+            self._lease_s = batch.lease_ms / 1000
+            self._credit.arrived(len(batch))
+            self._batches.append(batch)
+
+    def refused(self, batch: Batch) -> None:
+        """Count a batch that arrives and goes back at once."""
+        with self._lock:
+            self._credit.arrived(len(batch))
+            self._credit.dropped(len(batch))
+
+    def opening(self, *, nothing: bool) -> int:
+        """Return the credit that a new stream opens with."""
+        with self._lock:
+            self._credit.lost()
+            return 0 if nothing else self._credit.grant()
+
+    def grant(self) -> int:
+        """Return the number of further messages to request; 0: too few for a request."""
+        with self._lock:
+            return self._credit.grant() if self._credit.due() else 0
+
+    def stream_broke(self) -> None:
+        """Drop the messages that were not taken: their leases are over."""
+        with self._lock:
+            self._stream_no += 1
+            # Before the messages go: an empty inbox means that all were taken.
+            self._drop(sum(map(len, self._batches)) + len(self._rest))
+            self._batches.clear()
+            self._rest = []
+
+    def clear(self) -> None:
+        """Empty the inbox for good."""
+        with self._lock:
+            self._batches.clear()
+            self._rest = []
+
+    def waits(self, batch: Batch) -> Sequence[int]:
+        """Return the queue offsets of a batch that the application has not taken."""
+        with self._lock:
+            if self._rest and self._rest[-1].batch is batch:
+                return [message.queue_offset for message in reversed(self._rest)]
+            return batch.queue_offsets if batch in self._batches else ()
+
+    # ---- going back unseen
+
+    def shed(self) -> list[Part]:
+        """Remove and return the messages that the application will not reach in time, at its pace.
+
+        The last ones first, so that the remaining ones have no gap.
+        """
+        now_s, out = self._now_s(), list[Part]()
+        with self._lock:
+            if self._one_by_one and not self._idle:
+                self._set_limit(now_s)
+            excess = self._excess()
+            while self._batches and len(self._batches[-1]) <= excess:
+                excess -= len(self._batches[-1])
+                out.append(self._forget(self._batches.pop()))
+            if excess and self._rest and not self._batches:
+                going = self._rest[:excess]
+                del self._rest[:excess]
+                out.append(self._forget(going))
+        return out
+
+    def give_up(self, batch: Batch) -> list[Part]:
+        """Remove and return the messages of a batch; request none until the application asks."""
+        with self._lock:
+            self._idle = True
+            self._credit.limit = self._credit.wanted = 0
+            if self._rest and self._rest[-1].batch is batch:
+                going, self._rest = self._rest, []
+                return [self._forget(going)]
+            if batch in self._batches:
+                self._batches.remove(batch)
+                return [self._forget(batch)]
+        return []
+
+    def drain(self) -> list[Part]:
+        """Remove and return all messages."""
+        with self._lock:
+            parts = [self._forget(self._rest)] if self._rest else []
+            parts += [self._forget(batch) for batch in self._batches]
+            self._rest = []
+            self._batches.clear()
+        return [part for part in parts if not self._stale(part[0])]
+
+    def _is_due(self) -> bool:
+        return self._credit.due() or self._excess() > 0
+
+    def _excess(self) -> int:
+        """Return the number of messages to send back: 0, or more than remain."""
+        limit = self._credit.limit
+        waiting = self._credit.waiting
+        if not self._one_by_one or self._idle or waiting <= 2 * limit:
+            return 0
+        return waiting - limit
+
+    def _forget(self, going: Sequence[Message]) -> Part:
+        self._credit.dropped(len(going))
+        if isinstance(going, Batch):
+            return going, going.queue_offsets
+        return going[0].batch, sorted(message.queue_offset for message in going)

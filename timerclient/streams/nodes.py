@@ -1,0 +1,581 @@
+"""The nodes of a cluster as a client sees them: channels, and which of them leads.
+
+    unknown ──probe──► known ──NOT_LEADER, broken, silent──► unknown
+
+The leader is known only by its own word: a node is probed (`GetStatus`, local) before anything is
+sent to it, so that a request is on the wire only once a connection stands. A hint, as NOT_LEADER
+carries one, is probed first. When a node falls silent the others are asked whether one leads by
+now: a paused process closes no connection. A round of probes is short, as nodes that are gone must
+not hold it up; the longer the leader is not found, the longer a node may take to answer. So after
+20 s of looking, when that is 5 s, a node that swallows packets does hold up each round: by as much
+after the live ones have said no.
+"""
+
+import asyncio
+import math
+import os
+import random
+import threading
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import grpc
+
+from timerclient.proto import timer_pb2 as pb
+from timerclient.proto import timer_pb2_grpc as rpc
+from timerclient.values import errors
+from timerclient.values.client_events import Connected, Events, LeaderChanged, LeaderMissing
+from timerclient.values.client_settings import ClientSettings
+from timerclient.values.errors import (
+    Closed,
+    ConnectionLost,
+    InvalidRequest,
+    LeadershipLost,
+    NotLeader,
+    OutcomeUnknown,
+    TimerError,
+    Unreachable,
+)
+from timerclient.values.lease_clock import clock_of
+
+T = TypeVar("T")
+
+CHANNEL_OPTIONS: Final = (
+    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.max_receive_message_length", 64 << 20),
+    # A node that restarts is met again soon: the default pause grows to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    # Two clients of one process don't share a connection, nor its pauses.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    # A node whose machine is gone closes nothing. Without pings its connection would be taken for
+    # one for a quarter of an hour, though another machine may have its name by now, and lead.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+
+Dial = Callable[[str], grpc.aio.Channel]
+"""How a channel to an address (host:port) is made; it connects with its first call."""
+
+
+def tcp(credentials: grpc.ChannelCredentials | None) -> Dial:
+    """Return how to reach nodes over TCP; None: without TLS."""
+
+    def dial(address: str) -> grpc.aio.Channel:
+        if credentials is None:
+            return grpc.aio.insecure_channel(address, CHANNEL_OPTIONS)
+        return grpc.aio.secure_channel(address, credentials, CHANNEL_OPTIONS)
+
+    return dial
+
+
+class NodeChannel:
+    """One address: its channel and the stubs on it."""
+
+    def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
+        self.address = address
+        self.channel = channel
+        self.timers = rpc.TimerServiceStub(self.channel)
+        self.consuming = rpc.ConsumeServiceStub(self.channel)
+        self.schedule_stream: Any = self.channel.stream_stream(
+            "/timer.v1.TimerService/ScheduleStream",
+            response_deserializer=pb.ScheduleResponse.FromString,
+        )
+        """ScheduleStream, of requests that are encoded already."""
+        self.admin = rpc.AdminServiceStub(self.channel)
+
+    def __repr__(self) -> str:
+        return f"Node({self.address})"
+
+
+Method = Callable[[NodeChannel, float], Awaitable[T]]
+"""A call of a node, with the seconds that the node may take."""
+
+LATER_S: Final = 1.0
+"""A node is given so much longer than is left: the caller's own clock ends the call, and the node
+does not go on with what nobody waits for."""
+DEADLINE_S_MAX: Final = 365 * 86_400.0
+"""No message carries a longer deadline; without one the nodes assume ten seconds."""
+
+
+class Backoff:
+    """Pauses between attempts: none before the first retry, then doubling, with jitter."""
+
+    def __init__(self, settings: ClientSettings, rng: random.Random) -> None:
+        self._settings = settings
+        self._rng = rng
+        self._next_s = 0.0
+
+    def reset(self) -> None:
+        """Begin anew: an attempt succeeded."""
+        self._next_s = 0.0
+
+    def take(self, at_least_s: float = 0.0) -> float:
+        """Return the next pause, in seconds; at least what the cluster asked for."""
+        pause_s = self._next_s * self._rng.uniform(0.5, 1.0)
+        low, high = self._settings.pause_s_min, self._settings.pause_s_max
+        self._next_s = min(max(2 * self._next_s, low), high)
+        return max(pause_s, at_least_s * self._rng.uniform(1.0, 1.25))
+
+
+RANK_MAX: Final = 1 << 63
+"""Of an answer that no other node's can better."""
+MISSING_S: Final = 1.0
+"""A leader that is missing for so long is an event; a failover takes half of that."""
+PATIENCE_S_MAX: Final = 5.0
+FORGET_S: Final = 30.0
+"""Who has not looked for the leader for so long begins to look anew. A round may take twice the
+patience: the hinted node's, then that of all."""
+
+
+_reaching_lock = threading.Lock()
+_reaching: "weakref.WeakSet[Nodes]" = weakref.WeakSet()
+"""Those that are open, over TCP: of this process or, when it was forked, of its parent."""
+
+
+def check_not_forked() -> None:
+    """Refuse to connect in a process that gRPC would bring no answer.
+
+    Raises:
+        RuntimeError: this process was forked off one that had a client open.
+    """
+    with _reaching_lock:
+        theirs = any(each.pid != os.getpid() for each in _reaching)
+    if theirs:
+        text = "this process was forked off one with an open client: gRPC answers none here"
+        raise RuntimeError(f"{text}; close that before the fork, or start this process by spawn")
+
+
+class Nodes:
+    """All nodes of one cluster; lives on one event loop."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        settings: ClientSettings,
+        dial: Dial,
+        *,
+        events: Events | None = None,
+        over_tcp: bool = False,
+    ) -> None:
+        """`over_tcp`: `dial` goes by gRPC's own ways, which no fork survives."""
+        self.pid = os.getpid()
+        if over_tcp:
+            with _reaching_lock:
+                _reaching.add(self)
+        self.settings = settings
+        self.events = events or Events()
+        self.clock = clock_of(dial)
+        self.rng = random.Random()  # noqa: S311 -- jitter, no secret
+        self.epoch = 0
+        """The highest epoch that a delivery or an opened consumer carried."""
+        self.last_error: TimerError | None = None
+        self._addresses = list(addresses)
+        self._dial = dial
+        self._nodes: dict[str, NodeChannel] = {}
+        self._closed = False
+        self._leader: NodeChannel | None = None
+        self._told: tuple[str, int] | None = None
+        """(address, epoch) of the leader that the events told of last."""
+        self._missing_s = MISSING_S
+        """For so long the leader has to be missing, to be told of next."""
+        self._hint = ""
+        self._leader_epoch = 0
+        self._looking_since: float | None = None
+        """On the loop's clock: since when the leader is not found. None: it is."""
+        self._looked_at = 0.0
+        self._stayed: tuple[NodeChannel | None, float] = None, 0.0
+        """(which silent node no other has replaced, when that was seen), on the loop's clock."""
+        self._finding = asyncio.Lock()
+
+    def node(self, address: str) -> NodeChannel:
+        """Return the node at an address; connecting happens with its first call.
+
+        Raises:
+            Closed: nothing is to be connected any more.
+        """
+        if self._closed:
+            raise Closed("the client is closed")
+        node = self._nodes.get(address)
+        if node is None:
+            node = self._nodes[address] = NodeChannel(address, self._dial(address))
+        return node
+
+    async def close(self) -> None:
+        """Close all channels, for good."""
+        self._closed = True
+        with _reaching_lock:
+            _reaching.discard(self)
+        nodes, self._nodes, self._leader = list(self._nodes.values()), {}, None
+        await asyncio.gather(*(node.channel.close() for node in nodes))
+
+    # ---- who leads
+
+    async def leader(self) -> NodeChannel:
+        """Return the leader, once there is one; look for it as long as it takes."""
+        pauses = Backoff(self.settings, self.rng)
+        while True:
+            async with self._finding:
+                self._look()
+                leader = self._leader or await self._probe_hint() or await self._probe_all()
+                self._leader = leader
+            if leader is not None:
+                self._found(leader)
+                return leader
+            self._missed()
+            await asyncio.sleep(max(pauses.take(), self.settings.pause_s_min))
+
+    def _found(self, leader: NodeChannel) -> None:
+        self._looking_since = None
+        now = leader.address, self._leader_epoch
+        if self._told == now and self._missing_s == MISSING_S:
+            return
+        first = self._told is None or self._missing_s > MISSING_S
+        self._told, self._missing_s = now, MISSING_S
+        self.events.tell(Connected(*now) if first else LeaderChanged(*now))
+
+    def _missed(self) -> None:
+        since_s = self._looking_since
+        missing_s = 0.0 if since_s is None else asyncio.get_running_loop().time() - since_s
+        if missing_s >= self._missing_s:
+            self._missing_s = 2 * missing_s
+            self.events.tell(LeaderMissing(missing_s, str(self.last_error)))
+
+    def failed(self, node: NodeChannel, error: TimerError) -> None:
+        """Note that `node` refused or failed a request: it may not lead any more."""
+        self.last_error = error
+        if not errors.means_move(error):
+            return
+        if self._leader is node:
+            self._leader = None
+        if isinstance(error, NotLeader) and error.leader != node.address:
+            self._hint = error.leader
+
+    async def moved(self, node: NodeChannel) -> bool:
+        """Return whether another node than the silent `node` leads by now, and go there.
+
+        A thousand consumers of quiet topics ask this together: the nodes hear one of them.
+        """
+        now = asyncio.get_running_loop().time
+        async with self._finding:
+            if self._leader is not None and self._leader is not node:
+                return True
+            same = self._stayed[0] is node
+            if same and now() - self._stayed[1] < self.settings.stall_s / 4:
+                return False
+            leader = await self._probe_all()
+            if leader is None or leader is node:
+                self._stayed = node, now()  # at its end: a round in vain may take longer than that
+                return False
+            self._leader = leader
+            self._found(leader)
+            return True
+
+    async def _probe_hint(self) -> NodeChannel | None:
+        hint, self._hint = self._hint, ""
+        if not hint:
+            return None
+        node = self.node(hint)
+        epoch = await self._leader_epoch_of(node)
+        if epoch < self._leader_epoch:
+            return None
+        self._leader_epoch = epoch
+        return node
+
+    async def _probe_all(self) -> NodeChannel | None:
+        """Return the node that leads the highest epoch, at the first word of it. None: nobody."""
+        addresses = dict.fromkeys([*self._addresses, *self._nodes])
+        probes = {
+            asyncio.ensure_future(self._leader_epoch_of(self.node(address))): address
+            for address in addresses
+        }
+        best = -1, ""
+        pending = set(probes)
+        wait_s = max(self.settings.probe_s, self._patience_s)
+        try:
+            while pending and best[0] < max(self._leader_epoch, 0):
+                done, pending = await asyncio.wait(
+                    pending, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    break
+                # The others had as much time: don't let a paused node slow down every round.
+                wait_s = max(self.settings.probe_s / 5, self._patience_s)
+                best = max(best, *((probe.result(), probes[probe]) for probe in done))
+        finally:
+            await cancelled(probes)
+        if best[0] < 0:
+            return None
+        self._leader_epoch = max(self._leader_epoch, best[0])
+        return self.node(best[1])
+
+    def _look(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._looking_since is None or now - self._looked_at > FORGET_S:
+            self._looking_since = now
+        self._looked_at = now
+
+    @property
+    def _patience_s(self) -> float:
+        """How long a node may take at least: a quarter of the time that the leader was looked for.
+
+        One that is too busy to say in time that it leads would never be found, while it serves all
+        who know it.
+        """
+        since, now = self._looking_since, asyncio.get_running_loop().time()
+        return 0.0 if since is None else min(PATIENCE_S_MAX, (now - since) / 4)
+
+    async def _leader_epoch_of(self, node: NodeChannel) -> int:
+        """Return the epoch that a node leads; -1: it does not, or does not answer."""
+        request = pb.GetStatusRequest(local=True, leadership=True)
+        timeout_s = max(self.settings.probe_s, self._patience_s)
+        try:
+            with converted():
+                status = await node.admin.GetStatus(request, timeout=timeout_s)
+        except TimerError as error:
+            text = f"{node.address}: {error}"
+            self.last_error = Unreachable(text)
+            return -1
+        for one in status.nodes:
+            if one.role == "leader" and one.serving:
+                return int(one.epoch)
+        self.last_error = Unreachable(f"{node.address} answers, but does not lead")
+        if status.leader_address and status.leader_address not in self._nodes:
+            self._hint = status.leader_address  # of a node that joined later
+        return -1
+
+    # ---- calls
+
+    async def attempt(self, node: NodeChannel, call: Callable[[], Awaitable[T]]) -> T:
+        """Return the answer of one unary call; leave a silent node when another leads.
+
+        Raises:
+            TimerError: it failed. LeadershipLost: the node fell silent and another leads.
+        """
+        task = asyncio.ensure_future(_awaited(call))
+        try:
+            while True:
+                done, _ = await asyncio.wait({task}, timeout=self.settings.stall_s)
+                if done:
+                    return task.result()
+                if await self.moved(node):
+                    silent = f"{node.address} fell silent and another node leads"
+                    raise LeadershipLost(silent)
+        finally:
+            await cancelled([task])
+
+    async def call(
+        self,
+        method: Method[T],
+        *,
+        within_s: float,
+        repeatable: bool = True,
+        repeat_s: float = math.inf,
+        on_doubt: Callable[[], None] = lambda: None,
+    ) -> T:
+        """Return the leader's answer to a unary call, through failovers and refusals to wait.
+
+        `repeatable`: it does no harm if it is applied twice; but not later than `repeat_s` after
+        the first sending that may have been applied. `on_doubt` hears that there was one whose
+        answer is lost.
+
+        Raises:
+            OutcomeUnknown: no answer in time, and it may have been applied.
+            Unreachable: no answer in time, and it certainly was not.
+            TimerError: it was refused.
+        """
+        pauses = Backoff(self.settings, self.rng)
+        now = asyncio.get_running_loop().time
+        ends_s = until_s = now() + within_s
+        in_doubt = asking = False
+        last: TimerError | None = None
+        try:
+            async with asyncio.timeout_at(ends_s) as patience:
+                while True:
+                    try:
+                        node = await self.leader()
+                    except Closed as error:
+                        raise (errors.as_unknown(error) if in_doubt else error) from None
+                    asking = True
+                    if not in_doubt:
+                        until_s = min(ends_s, now() + repeat_s)
+                        patience.reschedule(until_s)
+                    try:
+                        call = partial(method, node, deadline_s(until_s - now()))
+                        answer = await self.attempt(node, call)
+                    except TimerError as error:
+                        asking = False
+                        if not error.outcome_known or isinstance(error, Closed):
+                            in_doubt = True
+                            on_doubt()
+                        again = errors.means_move(error) or errors.means_wait(error)
+                        if not again or (in_doubt and not repeatable):
+                            if in_doubt:
+                                errors.as_unknown(error)
+                            raise
+                        if not in_doubt:
+                            patience.reschedule(ends_s)
+                        last = error
+                        self.failed(node, error)
+                        pause_ms = error.retry_after_ms
+                    else:
+                        self.last_error = None
+                        return answer
+                    await asyncio.sleep(pauses.take(pause_ms / 1000))
+        except TimeoutError:
+            sent = in_doubt or asking
+            given_s = min(within_s, repeat_s) if sent else within_s
+            raise out_of_time(given_s, last or self.last_error, sent=sent) from None
+
+    async def anywhere(
+        self, method: Method[T], *, within_s: float, rank: Callable[[T], int] = lambda _: RANK_MAX
+    ) -> T:
+        """Return the answer of a node to a reading call; ask each once.
+
+        It is the first of rank RANK_MAX, or the one of the highest rank.
+
+        Raises:
+            Unreachable: no node answers.
+        """
+        each_s = min(within_s, self.settings.stall_s)
+        best: list[T] = []
+        for address in self._addresses:
+            try:
+                async with asyncio.timeout(each_s):
+                    call = partial(method, self.node(address), deadline_s(each_s))
+                    answer = await _awaited(call)
+                if rank(answer) == RANK_MAX:
+                    return answer
+                best = [max([*best, answer], key=rank)]
+            except TimeoutError:
+                self.last_error = Unreachable(f"{address}: no answer within {each_s:g} s")
+            except TimerError as error:
+                self.last_error = Unreachable(f"{address}: {error}")
+        if best:
+            return best[0]
+        text = f"no node answers; the last: {self.last_error}"
+        raise Unreachable(text)
+
+
+def parse_addresses(cluster: str | Sequence[str]) -> list[str]:
+    """Return the addresses of "host:port,host:port" or of a sequence of them.
+
+    Raises:
+        InvalidRequest: there is none, or one is not host:port; says how to mend it.
+    """
+    given = cluster.split(",") if isinstance(cluster, str) else list(cluster)
+    addresses = [address.strip() for address in given if address.strip()]
+    if not addresses:
+        raise InvalidRequest.of("cluster", cluster, "must name at least one host:port")
+    for address in addresses:
+        _check_address(address)
+    return addresses
+
+
+def _check_address(address: str) -> None:
+    scheme, slashes, rest = address.rpartition("://")
+    host, _, port = rest.rpartition(":")
+    bare = "" if ":" in host and not host.startswith("[") else host  # an IPv6 address
+    right = f"{bare or rest.strip('[]')}:{port if bare and port.isdecimal() else 7401}"
+    if slashes:
+        limit = f"must be host:port, without {scheme}://, such as {right}"
+    elif "/" in address:
+        limit = "must be host:port, without a path"
+    elif not host or not port.isdecimal():
+        limit = "must be host:port; a node's gRPC port is 7401, unless it is set otherwise"
+    elif not bare:
+        limit = "must be host:port; an IPv6 address stands in brackets, such as [::1]:7401"
+    elif not 0 < int(port) < 1 << 16:
+        limit = "must be host:port, with a port in 1 .. 65535"
+    else:
+        return
+    raise InvalidRequest.of("cluster", address, limit)
+
+
+def deadline_s(left_s: float) -> float:
+    """Return the seconds that a node gets for a call that has so many left."""
+    return min(left_s + LATER_S, DEADLINE_S_MAX)
+
+
+def out_of_time(within_s: float, last: TimerError | None, *, sent: bool) -> TimerError:
+    """Return the error of a call whose time is up."""
+    why = f"; the last trouble: {last}" if last is not None else ""
+    if sent:
+        error: TimerError = OutcomeUnknown(f"no answer within {within_s:g} s{why}")
+    elif isinstance(last, errors.Overloaded | errors.DiskFull):
+        error = type(last)(f"not taken within {within_s:g} s{why}")
+    else:
+        error = Unreachable(f"not taken within {within_s:g} s{why}")
+    error.__cause__ = last
+    return error
+
+
+@contextmanager
+def converted() -> Iterator[None]:
+    """Raise gRPC's failures as TimerErrors."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise errors.from_rpc(error) from error
+    except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+        text = f"the stream is over: {error}"
+        raise ConnectionLost(text) from error
+    except asyncio.CancelledError:
+        # grpc.aio raises it also when the *server* ended a call as cancelled.
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise ConnectionLost("the node cancelled the call") from None
+
+
+async def write(stream: Any, message: Any) -> None:
+    """Write to a stream.
+
+    Raises:
+        ConnectionLost: the stream is over. Why, only its reader is told: to a writer grpc.aio
+            reports an internal error, whatever the true status is.
+    """
+    try:
+        with converted():
+            await stream.write(message)
+    except TimerError as error:
+        raise ConnectionLost("the stream broke") from error
+
+
+async def _awaited(call: Callable[[], Awaitable[T]]) -> T:
+    with converted():
+        return await call()
+
+
+async def cancelled(tasks: Any) -> None:
+    """Cancel tasks and wait until they are over."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def first_to_end(*parts: Coroutine[Any, Any, None]) -> None:
+    """Run the parts side by side until one ends; end the others; raise what that one raised."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await cancelled(tasks)
+    for task in done:
+        task.result()
+
+
+@asynccontextmanager
+async def closing_call(call: Any) -> AsyncIterator[Any]:
+    """Cancel a streaming call at the end, whatever the end is."""
+    try:
+        yield call
+    finally:
+        call.cancel()

@@ -1,0 +1,496 @@
+"""The shell of a producer: carries the pipeline's requests over one stream to the leader.
+
+    schedule, schedule_batch ──► Call ──► Request ──► pipeline ──► ScheduleStream ──► leader
+                                  ▲                       │
+                                  └── future, deadline ◄──┴── answers
+
+Single calls that are made close together share one request: those of the same turn of the event
+loop, and those that come while two such requests are on the wire. The future of a call is an
+asyncio or a concurrent one; only the event loop's thread settles it.
+"""
+
+import asyncio
+import copy
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.rows import Columns, Way
+from timerclient.rows.scheduled_timers import RequestOutcome
+from timerclient.streams.nodes import (
+    Backoff,
+    NodeChannel,
+    Nodes,
+    closing_call,
+    converted,
+    first_to_end,
+    out_of_time,
+    write,
+)
+from timerclient.streams.pipeline import Pipeline, PipelinedRequest, Step
+from timerclient.values.errors import Closed, ConnectionLost, LeadershipLost, TimerError, from_wire
+
+TOKEN_SIZE: Final = 16
+UNREGISTER_S: Final = 1.0
+"""How long a client that closes tries to end its producer."""
+COLUMNS_MAX: Final = 1_024
+"""Topics in a request of single calls; the server takes as many."""
+
+
+class Settles(Protocol):
+    """The part of asyncio's and concurrent's futures that is used here."""
+
+    def done(self) -> bool:
+        """Whether it has its outcome, or was cancelled."""
+
+    def set_result(self, result: Any, /) -> None:
+        """Give it a result."""
+
+    def set_exception(self, exception: BaseException, /) -> None:
+        """Give it an error."""
+
+
+class WaitingCall:
+    """What one caller waits for: the ids of some rows of a request."""
+
+    __slots__ = ("alarm", "first", "future", "make", "request", "rows", "waited_s", "within_s")
+
+    def __init__(
+        self, future: Settles, rows: int, make: Callable[..., Any], within_s: float
+    ) -> None:
+        self.future = future
+        self.rows = rows
+        self.make = make
+        """Makes a Timer, or Timers, of the outcome of its rows."""
+        self.within_s = within_s
+        self.waited_s = 0.0
+        """How much of that passed before it came here, in seconds."""
+        self.first = 0
+        """Its first row in the request."""
+        self.request: CallsRequest | None = None
+        self.alarm: asyncio.TimerHandle | None = None
+
+    def settle(self, outcome: RequestOutcome | TimerError) -> None:
+        """Hand over the outcome of the request, unless nobody waits any more."""
+        if self.alarm is not None:
+            self.alarm.cancel()
+        if self.future.done():
+            return
+        if isinstance(outcome, TimerError):
+            self.future.set_exception(outcome)
+            return
+        try:
+            result = self.make(outcome.part(self.first, self.rows))
+        except TimerError as refused:
+            self.future.set_exception(refused)
+        else:
+            self.future.set_result(result)
+
+
+class CallsRequest(PipelinedRequest):
+    """A request, and who waits for it."""
+
+    __slots__ = ("body", "calls", "size", "timers")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[WaitingCall] = []
+        self.body = b""
+        """A ScheduleRequest without its head; empty: still being collected."""
+        self.size = 0
+
+    def seal(self) -> bytes:
+        """Return the body; from now on it stays as it is."""
+        return self.body
+
+    def asks_for(self) -> tuple[str, int, int] | None:
+        """See Request. It is asked where something was refused: so it reads what was sent."""
+        if len(self.calls) > 1:
+            return None
+        columns = pb.ScheduleRequest.FromString(self.body).timers
+        if len({each.topic for each in columns}) != 1:
+            return None
+        rows = sum(len(each.payload_sizes) for each in columns)
+        return columns[0].topic, rows, sum(len(each.payloads) for each in columns)
+
+    def release(self, call: WaitingCall) -> bool:
+        """Take out the rows of one call of several; return False if they can't be told apart.
+
+        Not of what was applied, or may be: the same number would then stand for something else.
+        """
+        return False
+
+
+class BatchRequest(CallsRequest):
+    """The request of one call: its rows are encoded."""
+
+    __slots__ = ()
+
+    def __init__(self, body: bytes, call: WaitingCall) -> None:
+        super().__init__()
+        self.body = body
+        self.size = len(body)
+        self.timers = call.rows
+        self.calls.append(call)
+        call.request = self
+
+
+class SingleRow:
+    """The one row of a single call."""
+
+    __slots__ = ("headers", "key", "on_conflict", "payload", "topic", "value", "way")
+
+    def __init__(self, topic: str, payload: bytes, way: Way, value: int) -> None:
+        self.topic = topic
+        self.payload = payload
+        self.way: Way = way
+        self.value = value
+        """Milliseconds, or a level."""
+        self.key = b""
+        self.headers = b""
+        self.on_conflict: pb.OnConflict.ValueType = pb.REJECT
+        """Of a row with a key."""
+
+    @property
+    def size(self) -> int:
+        """Bytes on the wire, about."""
+        return 20 + len(self.payload) + len(self.key) + len(self.headers)
+
+
+def encode_rows(
+    rows: Sequence[SingleRow], on_conflict: pb.OnConflict.ValueType
+) -> tuple[bytes, list[int]]:
+    """Return (a ScheduleRequest without its head, which of `rows` stands at each place of it).
+
+    Rows of a topic stand together, those that say when in the same way.
+    """
+    columns: dict[tuple[str, Way], Columns] = {}
+    places: dict[tuple[str, Way], list[int]] = {}
+    for at, row in enumerate(rows):
+        name = row.topic, row.way
+        column = columns.get(name)
+        if column is None:
+            column = columns[name] = Columns(*name)
+            places[name] = []
+        column.values.append(row.value)
+        column.payloads.append(row.payload)
+        column.keys.append(row.key)
+        column.headers.append(row.headers)
+        places[name].append(at)
+    request = pb.ScheduleRequest(on_conflict=on_conflict)
+    for column in columns.values():
+        column.write(request.timers.add())
+    return request.SerializeToString(), [at for each in places.values() for at in each]
+
+
+class CollectedRequest(CallsRequest):
+    """The rows of single calls, collected until it is sent."""
+
+    __slots__ = ("keyed", "on_conflict", "rows", "ways")
+    held = True
+
+    def __init__(self, row: SingleRow, call: WaitingCall) -> None:
+        super().__init__()
+        self.rows: list[SingleRow] = []
+        self.ways: dict[str, Way] = {}
+        """Per topic: how its rows say when. A topic's columns do so in one way."""
+        self.on_conflict: pb.OnConflict.ValueType = pb.REJECT
+        self.keyed = 0
+        """Rows with keys, all of which have that mode."""
+        self.add(row, call)
+
+    def takes(self, row: SingleRow, rows_max: int, bytes_max: int) -> bool:
+        """Return whether `row` may join."""
+        return (
+            not self.body
+            and len(self.rows) < rows_max
+            and self.size + row.size <= bytes_max
+            and self.ways.get(row.topic, row.way) == row.way
+            and (row.topic in self.ways or len(self.ways) < COLUMNS_MAX)
+            and (not row.key or not self.keyed or row.on_conflict == self.on_conflict)
+        )
+
+    def add(self, row: SingleRow, call: WaitingCall) -> None:
+        """Let a row join."""
+        self.rows.append(row)
+        self.calls.append(call)
+        self.timers = len(self.rows)
+        self.ways[row.topic] = row.way
+        if row.key:
+            self.on_conflict = row.on_conflict
+            self.keyed += 1
+        self.size += row.size
+        call.request = self
+
+    def release(self, call: WaitingCall) -> bool:
+        """Take out the row of one call of several."""
+        at = self.calls.index(call)
+        del self.calls[at]
+        self.size -= self.rows.pop(at).size
+        self.timers = len(self.rows)
+        self.body = b""
+        return True
+
+    def seal(self) -> bytes:
+        """Return the rows encoded, topic by topic; from now on they stay."""
+        if self.body:
+            return self.body
+        self.body, order = encode_rows(self.rows, self.on_conflict)
+        for first, at in enumerate(order):
+            self.calls[at].first = first
+        return self.body
+
+    def split(self) -> "list[CollectedRequest]":
+        """Return one request per call, if there are several."""
+        if len(self.calls) < 2:
+            return []
+        parts = [CollectedRequest(*one) for one in zip(self.rows, self.calls, strict=True)]
+        for part in parts:
+            part.seal()
+        return parts
+
+
+class ProducerStream:
+    """One idempotent producer of a client; registers itself before its first request.
+
+    Its methods belong to the event loop's thread.
+    """
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+        self._settings = nodes.settings
+        self._pipeline: Pipeline[CallsRequest] = Pipeline(
+            wire_requests_max=self._settings.wire_requests_max,
+            wire_bytes_max=self._settings.wire_bytes_max,
+        )
+        self._token = b""
+        self._task: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._quiet = asyncio.Event()
+        self._closed = False
+        self._pauses = Backoff(self._settings, nodes.rng)
+        self._resume_at = 0.0
+        self._progress_at = 0.0
+        self._answered = False
+
+    # ---- taking calls
+
+    def submit(self, body: bytes, call: WaitingCall) -> None:
+        """Send the encoded rows of `call` behind all earlier ones."""
+        if self._refuse_closed(call):
+            return
+        self._queue(BatchRequest(body, call), call)
+
+    def submit_row(self, row: SingleRow, call: WaitingCall) -> None:
+        """Send one row, together with those of other single calls."""
+        if self._refuse_closed(call):
+            return
+        tail = self._pipeline.queue[-1] if self._pipeline.queue else None
+        rows_max, bytes_max = self._settings.collect_rows_max, self._settings.collect_bytes_max
+        if isinstance(tail, CollectedRequest) and tail.takes(row, rows_max, bytes_max):
+            tail.add(row, call)
+            self._watch(call)
+            return
+        self._queue(CollectedRequest(row, call), call)
+
+    def withdraw(self, call: WaitingCall) -> None:
+        """Forget a call that nobody waits for any more."""
+        self._forget(call)
+        self._settled()
+
+    def _refuse_closed(self, call: WaitingCall) -> bool:
+        if self._closed:
+            call.settle(Closed("the client is closed"))
+        return self._closed
+
+    def _queue(self, request: CallsRequest, call: WaitingCall) -> None:
+        self._pipeline.add(request)
+        self._watch(call)
+        self._changed.set()
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._run())
+            self._task.add_done_callback(self._ended)
+
+    def _watch(self, call: WaitingCall) -> None:
+        loop = asyncio.get_running_loop()
+        call.alarm = loop.call_later(call.within_s - call.waited_s, self._out_of_time, call)
+
+    def _out_of_time(self, call: WaitingCall) -> None:
+        if call.future.done():
+            return
+        untouched = self._forget(call)
+        error = out_of_time(call.within_s, self._nodes.last_error, sent=not untouched)
+        call.settle(error)
+        self._settled()
+
+    def _forget(self, call: WaitingCall) -> bool:
+        """Withdraw what can be withdrawn; return whether it was certainly not applied."""
+        request = call.request
+        assert request is not None
+        if call.alarm is not None:
+            call.alarm.cancel()
+        if any(not other.future.done() for other in request.calls if other is not call):
+            # It is sent for them, without this row as long as that can't be applied already.
+            return not self._pipeline.may_be_applied(request) and request.release(call)
+        return self._pipeline.withdraw(request)
+
+    # ---- sending
+
+    async def close(self, within_s: float) -> None:
+        """Wait until everybody is answered, for so long; then give up what is not."""
+        self._closed = True
+        if self._pipeline.awaited:
+            self._quiet.clear()
+            try:
+                async with asyncio.timeout(within_s):
+                    await self._quiet.wait()
+            except TimeoutError:
+                pass
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._give_up()
+        if self._pipeline.producer_id:  # whatever becomes of it, the client is closed
+            await asyncio.gather(self._unregister(), return_exceptions=True)
+
+    def _give_up(self) -> None:
+        """Answer all: what was sent may have happened."""
+        self._closed = True
+        self._settle(self._pipeline.close(), None)
+
+    async def _run(self) -> None:
+        while True:
+            while self._pipeline.idle:
+                self._changed.clear()
+                await self._changed.wait()
+            self._answered = False
+            try:
+                node = await self._nodes.leader()
+            except Closed:
+                self._give_up()
+                return
+            try:
+                await self._stream(node)
+            except Closed:
+                self._give_up()
+                return
+            except TimerError as error:
+                self._nodes.failed(node, error)
+                # A node that refuses the whole stream, having answered nothing, took nothing.
+                taken = self._answered or not error.outcome_known
+                self._settle(self._pipeline.broken(taken=taken), None)
+                await asyncio.sleep(self._pauses.take(error.retry_after_ms / 1000))
+
+    async def _stream(self, node: NodeChannel) -> None:
+        """Send and receive on one stream until it breaks, always by raising."""
+        if not self._pipeline.producer_id:
+            await self._register(node)
+        async with closing_call(node.schedule_stream()) as stream:
+            self._progress_at = asyncio.get_running_loop().time()
+            await first_to_end(self._send(node, stream), self._receive(stream), self._guard(node))
+
+    async def _register(self, node: NodeChannel) -> None:
+        # A token per producer: repeated until it is answered, then never used again.
+        self._token = self._token or secrets.token_bytes(TOKEN_SIZE)
+        request = pb.RegisterProducerRequest(token=self._token)
+        answer = await self._nodes.attempt(node, lambda: node.timers.RegisterProducer(request))
+        self._token = b""
+        kept = answer.requests_kept, answer.rows_kept
+        self._pipeline.registered(answer.producer_id, *kept)
+
+    async def _unregister(self) -> None:
+        """Let the cluster forget the producer, which else it does when that was idle long."""
+        request = pb.UnregisterProducerRequest(producer_id=self._pipeline.producer_id)
+        async with asyncio.timeout(UNREGISTER_S):
+            node = await self._nodes.leader()
+            await self._nodes.attempt(node, lambda: node.timers.UnregisterProducer(request))
+
+    async def _send(self, node: NodeChannel, stream: Any) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            self._changed.clear()
+            pause_s = self._resume_at - loop.time()
+            if pause_s > 0:
+                await asyncio.sleep(pause_s)
+            following = self._pipeline.next()
+            if following is None:
+                if self._pipeline.queue and self._pipeline.needs_producer:
+                    await self._register(node)
+                else:
+                    await self._changed.wait()
+                continue
+            request_no, request = following
+            if len(self._pipeline.wire) == 1:
+                self._progress_at = loop.time()
+            head = pb.ScheduleRequest(
+                producer_id=self._pipeline.producer_id,
+                sequence=request.sequence,
+                request_no=request_no,
+            )
+            # Two encoded messages, one after the other, are their union: the rows stay encoded.
+            message = head.SerializeToString() + request.seal()
+            await write(stream, message)
+
+    async def _receive(self, stream: Any) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            with converted():
+                answer = await stream.read()
+            if not isinstance(answer, pb.ScheduleResponse):
+                raise ConnectionLost("the node ended the stream")
+            self._answered = True
+            self._progress_at = loop.time()
+            error = from_wire(answer.error) if answer.HasField("error") else None
+            self._nodes.last_error = error
+            if error is None:
+                self._pauses.reset()
+            step = self._pipeline.answer(answer.request_no, error)
+            self._settle(step, answer)
+            if step.pause_ms is not None:
+                self._resume_at = loop.time() + self._pauses.take(step.pause_ms / 1000)
+            if step.move is not None:
+                raise step.move
+            self._changed.set()
+
+    async def _guard(self, node: NodeChannel) -> None:
+        """Raise when the node is silent and another leads."""
+        loop = asyncio.get_running_loop()
+        stall_s = self._settings.stall_s
+        while True:
+            await asyncio.sleep(stall_s / 4)
+            if self._pipeline.wire and loop.time() - self._progress_at > stall_s:
+                if await self._nodes.moved(node):
+                    silent = f"{node.address} fell silent and another node leads"
+                    raise LeadershipLost(silent)
+                self._progress_at = loop.time() - stall_s / 2
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or (bug := task.exception()) is None:
+            return
+        # A bug of ours: let nobody wait for what will not come.
+        self._closed = True
+        for request, _ in self._pipeline.close().settled:
+            for call in request.calls:
+                if not call.future.done():
+                    call.future.set_exception(bug)
+        self._settled()
+
+    # ---- settling
+
+    def _settle(self, step: Step[CallsRequest], answer: pb.ScheduleResponse | None) -> None:
+        for request, error in step.settled:
+            outcome: RequestOutcome | TimerError | None = error
+            if outcome is None:
+                assert answer is not None
+                results, others = answer.results, answer.other_ids
+                outcome = RequestOutcome(answer.timer_ids, answer.duplicate, results, others)
+            for number, call in enumerate(request.calls):
+                # An error of its own: whoever raises it adds to its traceback, and may change it.
+                shared = number and isinstance(outcome, TimerError)
+                call.settle(copy.copy(outcome) if shared else outcome)
+        self._settled()
+
+    def _settled(self) -> None:
+        if self._closed and not self._pipeline.awaited:
+            self._quiet.set()

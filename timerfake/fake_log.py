@@ -1,0 +1,237 @@
+"""What lies under a fake node: a clock that is told the time, a log in memory, no disk.
+
+The log is the replica's part (cluster/state/host.py) for a cluster that never loses a node: what is
+appended is committed with the next turn of the event loop.
+"""
+
+import asyncio
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from timer.entries.entry_frame import HEADER_SIZE, Entry, EntryKind, encode, frame_at
+from timer.entries.payloads import EpochStart, encode_epoch
+from timer.files.disk import UNKNOWN_BOOT, AppendFile, Bytes, Disk, FileLock, MarkFile
+from timer.model.units import Epoch, LogIndex, MonoMs, ReplicaId, UnixMs
+
+REPLICA = ReplicaId(1)
+NEVER: Final = 1 << 62
+"""Milliseconds, bytes, entries."""
+KEPT_BYTES: Final = 16 << 20
+"""Of entries that are applied already."""
+
+
+class FakeAlarm:
+    """Rings once, at a time of the clock, unless it is cancelled."""
+
+    def __init__(self, callback: Callable[[], object]) -> None:
+        self.callback: Callable[[], object] | None = callback
+
+    def cancel(self) -> None:
+        """Let it not ring."""
+        self.callback = None
+
+
+class FakeClock:
+    """Both clocks of a node, and that of its clients; they stand still."""
+
+    def __init__(self, wall_ms: int) -> None:
+        self._wall_ms = wall_ms
+        self._mono_ms = 0
+        self._alarms: list[tuple[int, int, FakeAlarm]] = []
+        self._made = 0
+        self.now_s: Callable[[], float] = lambda: self._mono_ms / 1000
+
+    def call_at(self, when_s: float, callback: Callable[[], object]) -> FakeAlarm:
+        """Call back when that time has come: see timerclient/values/lease_clock.py."""
+        alarm = FakeAlarm(callback)
+        self._made += 1
+        heapq.heappush(self._alarms, (math.ceil(when_s * 1000), self._made, alarm))
+        return alarm
+
+    def alarm_ms(self) -> MonoMs:
+        """Return when the next alarm rings."""
+        while self._alarms and self._alarms[0][2].callback is None:
+            heapq.heappop(self._alarms)
+        return MonoMs(self._alarms[0][0] if self._alarms else NEVER)
+
+    def ring(self) -> None:
+        """Let the alarms ring whose time has come."""
+        while self.alarm_ms() <= self._mono_ms:
+            _, _, alarm = heapq.heappop(self._alarms)
+            callback, alarm.callback = alarm.callback, None
+            assert callback is not None
+            callback()
+
+    def wall_ms(self) -> UnixMs:
+        """Return Unix milliseconds."""
+        return UnixMs(self._wall_ms)
+
+    def mono_ms(self) -> MonoMs:
+        """Return milliseconds since the clock was made."""
+        return MonoMs(self._mono_ms)
+
+    def pass_by(self, ms: int) -> None:
+        """Let time pass."""
+        self._wall_ms += ms
+        self._mono_ms += ms
+
+
+class MemoryLog:
+    """The log of one voter: who leads it, leads."""
+
+    def __init__(self) -> None:
+        self.on_commit: Callable[[LogIndex], None] = lambda _: None
+        """Hears up to where entries may be applied."""
+        self._entries: dict[LogIndex, Entry] = {}
+        """What was not applied yet, and before it what stories are told from."""
+        self.first_index = LogIndex(1)
+        self._size = 0
+        self._announced = True
+        self.epoch = Epoch(0)
+        self.last_index = LogIndex(0)
+        self._last_time_ms = UnixMs(0)
+
+    def begin_epoch(self) -> Epoch:
+        """Let the next epoch begin; its first entry is appended."""
+        self.epoch = Epoch(self.epoch + 1)
+        start = EpochStart(self.epoch, REPLICA, (REPLICA,))
+        self.propose(EntryKind.EPOCH, [encode_epoch(start)], self._last_time_ms)
+        return self.epoch
+
+    def propose(self, kind: EntryKind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
+        """Append an entry; it is committed soon."""
+        self.last_index = LogIndex(self.last_index + 1)
+        self._last_time_ms = time_ms
+        frame = encode(kind, self.epoch, self.last_index, time_ms, payload)
+        entry = frame_at(memoryview(frame), 0)  # what is applied has been through the codec
+        assert isinstance(entry, Entry), entry
+        self._entries[entry.index] = entry
+        self._size += len(frame)
+        if self._announced:
+            self._announced = False
+            asyncio.get_running_loop().call_soon(self._commit)
+        return entry.index
+
+    def _commit(self) -> None:
+        self._announced = True
+        self.on_commit(self.last_index)
+
+    def cached(self, first: LogIndex, last: LogIndex) -> Sequence[Entry]:
+        """Return entries; those before the first were applied, and some of them are kept."""
+        while self._size > KEPT_BYTES and self.first_index < first:
+            self._size -= HEADER_SIZE + len(self._entries.pop(self.first_index).payload)
+            self.first_index = LogIndex(self.first_index + 1)
+        return [self._entries[LogIndex(index)] for index in range(first, last + 1)]
+
+    async def entries(self, first: LogIndex, last: LogIndex) -> Sequence[Entry]:
+        """Return entries."""
+        return self.cached(first, last)
+
+    def kept(self, first: LogIndex, last: LogIndex, size_max: int) -> Sequence[Entry]:
+        """Return entries from `first` on, about so many bytes; none: it is gone."""
+        found: list[Entry] = []
+        while size_max > 0 and first <= last and (entry := self._entries.get(first)) is not None:
+            found.append(entry)
+            size_max -= len(entry.payload)
+            first = LogIndex(first + 1)
+        return found
+
+    @property
+    def last_time_ms(self) -> UnixMs:
+        """Header time of the last entry."""
+        return self._last_time_ms
+
+    def lease_held(self) -> bool:
+        """Nobody else could lead."""
+        return True
+
+    async def synced(self, index: LogIndex) -> None:
+        """There is no disk to wait for."""
+
+    def drop_before(self, index: LogIndex, *, keep: bool) -> None:
+        """What is kept is little anyway."""
+
+
+class NoDisk(Disk):
+    """Empty, and nothing is ever written: what is pending or unread stays in memory."""
+
+    def exists(self, path: Path) -> bool:
+        """Nothing does."""
+        del path
+        return False
+
+    def list_dir(self, path: Path) -> list[str]:
+        """Return no name."""
+        del path
+        return []
+
+    def make_dir(self, path: Path) -> None:
+        """Directories are all there."""
+
+    def read(self, path: Path, start: int = 0, size: int | None = None) -> bytes:
+        """Find nothing."""
+        del start, size
+        raise FileNotFoundError(path)
+
+    def size(self, path: Path) -> int:
+        """Find nothing."""
+        raise FileNotFoundError(path)
+
+    def remove(self, path: Path) -> None:
+        """Find nothing."""
+        raise FileNotFoundError(path)
+
+    def link(self, path: Path, name: Path) -> None:
+        """Find nothing."""
+        del name
+        raise FileNotFoundError(path)
+
+    def open_append(self, path: Path) -> AppendFile:
+        """Never called."""
+        self._never(path)
+
+    def open_mark(self, path: Path) -> MarkFile:
+        """Never called."""
+        self._never(path)
+
+    def write_atomic(self, path: Path, data: Bytes) -> None:
+        """Never called."""
+        del data
+        self._never(path)
+
+    def sync_dir(self, path: Path) -> None:
+        """Never called."""
+        self._never(path)
+
+    def free_bytes(self, path: Path) -> int:
+        """Never called."""
+        self._never(path)
+
+    def boot_id(self) -> bytes:
+        """Return what stands for an unknown one."""
+        return UNKNOWN_BOOT
+
+    def lock(self, path: Path) -> FileLock:
+        """Never called."""
+        self._never(path)
+
+    @staticmethod
+    def _never(path: Path) -> NoReturn:
+        raise AssertionError(f"a fake node writes nothing: {path}")
+
+
+class Here(Executor):
+    """Threads that are not: what is submitted is done at once, by who submits it."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        """Return the future of a call, which is over."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - it is who waits that raises it
+            future.set_exception(error)
+        return future
