@@ -109,6 +109,7 @@ lock: setup  ## resolve requirements.lock anew from pyproject.toml
 fmt: setup  ## format, and fix what can be fixed
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
+	$(BIN)/python -m tests.code_map
 
 java:
 	@version=$$(java -version 2>&1 | sed -nE 's/.* version "([0-9]+).*/\1/p'); \

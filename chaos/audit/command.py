@@ -34,7 +34,7 @@ SPARK_LOG: Final = "spark.log"
 TOLD_MAX: Final = 300
 """Letters of an error's first line that are printed."""
 _UNUSABLE: Final = re.compile(
-    r"^(?:timer\.errors\.\w+|ValueError|FileNotFoundError): (.*)$", re.MULTILINE
+    r"^(?:timer\.model\.timer_errors\.\w+|ValueError|FileNotFoundError): (.*)$", re.MULTILINE
 )
 """How an error that makes a run unusable is told by a Python worker."""
 

@@ -462,7 +462,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `python -m chaos.history.history_check`. Status 0: sound; 1: problems; 2: not readable."""
+    """Run `python -m chaos.history.history_check`. Return 0: sound; 1: problems; 2: unreadable."""
     parser = argparse.ArgumentParser(description="check histories: docs/history-format.md")
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
     status = 0

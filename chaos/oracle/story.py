@@ -14,7 +14,7 @@ Where it and the machine disagree, one of them is wrong, and the audit says `div
     RESCHEDULE  takes as many seqs as it has targets. Those that are pending end, and a row with
               the next seq, the new due time and the same key and payload begins: as many as have
               payloads of MOVED_BYTES_MAX together, but one at least
-    POLICY    pauses topics and lets them go on: held_story.py; quotas where timers come: quota_story.py
+    POLICY    pauses topics and resumes them: held_story.py; quotas of new timers: quota_story.py
     fires =   gets the next offset of its topic's queue, at this entry's time
     GROUP     ACK counts for offsets that were reserved and are not acked yet, ENDED and NACK
               count an attempt more for them, and so does EPOCH for all that may have been handed

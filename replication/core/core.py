@@ -21,8 +21,7 @@ durable before the replica acts on it. Only a promise of a higher epoch replaces
 The rules are Raft's (Ongaro and Ousterhout 2014, sections 5.3 to 5.4.2; for leases, section 6.4.1
 of Ongaro's thesis). The appointment from outside is that of Vertical Paxos.
 
-The core represents an entry by (epoch, index) and a size. The driver (replication/driver/driver.py)
-holds the bytes. The core reads no clock, socket, file or random source.
+An entry is (epoch, index) and a size here; replication/driver/driver.py holds the bytes.
 """
 
 from collections.abc import Sequence

@@ -173,7 +173,7 @@ def test_command_keeps_a_nodes_log_until_it_is_stopped(tmp_path: Path) -> None:
         log.epoch(number)
     write_log(data / "log", log.frames[:4], frames_per_segment=2)
     with subprocess.Popen(
-        [sys.executable, "-c", "from timerclient.cli import main; raise SystemExit(main())",
+        [sys.executable, "-c", "from timerclient.cli.timerctl import main; exit(main())",
          "archive", "--data", data, "--into", kept], stdout=subprocess.PIPE, text=True,
     ) as command:  # fmt: skip
         assert command.stdout is not None

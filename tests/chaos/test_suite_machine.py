@@ -113,7 +113,7 @@ def test_network_is_gone_afterwards(machine: None) -> None:
 
 
 def test_what_a_crashed_harness_left_is_removed_and_no_more(net: Network) -> None:
-    crash = "from chaos.suite.network import Network; import os, sys\n"
+    crash = "from chaos.suite.stage.network import Network; import os, sys\n"
     crash += "net = Network(['n1']); net.__enter__(); print('made', flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", crash], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -75,7 +75,7 @@ def test_name_that_is_no_voter_must_say_that_it_is_a_learner(tmp_path: Path) -> 
 def test_extra_that_is_missing_is_named_and_how_to_install_it(module: str, tmp_path: Path) -> None:
     words = ["--name", "n1", "--data", str(tmp_path / "d"), "--set", "cluster_id=c"]
     words += ["--set", "peers=n1=127.0.0.1:7001"]
-    blocked = f"import sys; sys.modules[{module!r}] = None; from cluster.timerd import main"
+    blocked = f"import sys; sys.modules[{module!r}] = None; from cluster.node.timerd import main"
     command = [sys.executable, "-c", f"{blocked}; sys.exit(main({words}))"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1

@@ -7,7 +7,7 @@ from timer.entries.payloads import CreateGroup, GroupSettings, GroupStart
 from timer.leader.intake.count_limits import RARE_MS, CountLimits
 from timer.leader.leader import LeaderConfig
 from timer.model.timer_errors import LimitReachedError, QuotaReachedError
-from timer.model.units import ProducerId
+from timer.model.units import ProducerId, TopicId
 from timer.ready.group import Group
 from timer.ready.topic import Topic
 
@@ -50,9 +50,8 @@ def test_groups_are_counted_in_all_and_by_topic_those_on_their_way_too() -> None
 
     def create(topic: int, name: str, answer: str) -> None:
         settings = GroupSettings(lease_ms=1000)
-        wanted = CreateGroup(
-            play.machine.topics[topic].topic_id, name, GroupStart.EARLIEST, settings
-        )  # type: ignore[index]
+        topic_id = play.machine.topics[TopicId(topic)].topic_id
+        wanted = CreateGroup(topic_id, name, GroupStart.EARLIEST, settings)
         play.leader.groups.create(wanted, play.done(answer))
 
     other = play.make_topic("b").topic_id

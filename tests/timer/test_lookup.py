@@ -244,4 +244,4 @@ def test_reschedule_of_a_deposed_leader_has_an_unknown_outcome() -> None:
     now, answers = Now(MonoMs(1), UnixMs(START_MS + 1)), list[object]()
     reschedule(leader, ids_of([(FAR, 1)]), np.array([FAR]), now, answers.append)
     engine.step_down()
-    assert [type(answer).__name__ for answer in answers] == ["LeadershipLost"]
+    assert [type(answer).__name__ for answer in answers] == ["LeadershipLostError"]

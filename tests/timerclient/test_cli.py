@@ -305,7 +305,7 @@ def test_version_is_the_distributions(ctl: Ctl) -> None:
 
 def test_parser_of_all_commands_needs_no_heavy_package() -> None:
     code = (
-        "import sys; from timerclient import cli; cli.make_parser(); "
+        "import sys; from timerclient.cli import timerctl; timerctl.make_parser(); "
         "print([m for m in ('numpy', 'pyarrow', 'pyspark', 'aiohttp') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -624,7 +624,7 @@ def test_timerctl_deletes_a_topic_when_it_is_told_yes(ctl: Ctl, threaded: Thread
 
 
 def process(threaded: Threaded, *argv: str, stdout: int) -> "subprocess.Popen[bytes]":
-    run = "import sys; from timerclient.cli import main; sys.exit(main())"
+    run = "import sys; from timerclient.cli.timerctl import main; sys.exit(main())"
     set_here = {"TIMERCTL_ENDPOINTS": threaded.cluster.address, "PYTHONIOENCODING": "ascii"}
     env = {**os.environ, **set_here}
     env.pop("PYTHONUNBUFFERED", None)

@@ -159,7 +159,7 @@ def test_id_that_is_none_is_refused(text: str) -> None:
 
 def test_client_needs_nothing_but_grpc_and_protobuf() -> None:
     code = (
-        "import sys; import timerclient, timerclient.cli; "
+        "import sys; import timerclient, timerclient.cli.timerctl; "
         "bad = {'numpy', 'timer', 'replication', 'cluster', 'pyarrow'} & set(sys.modules); "
         "assert not bad, bad"
     )

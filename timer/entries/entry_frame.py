@@ -12,8 +12,8 @@ message to a catching-up node all hold the same bytes: frames, one after the oth
     16  8  epoch         Epoch of the leader that appended it
     24  8  index         LogIndex, consecutive
     32  8  time_ms       UnixMs on the cluster's clock at append; never goes back
-    40  n  payload       by kind: timer/model/columns.py (SCHEDULE), timer/entries/policies.py (POLICY),
-                         timer/entries/payloads.py (all others)
+    40  n  payload       by kind: timer/model/columns.py (SCHEDULE),
+                         timer/entries/policies.py (POLICY), timer/entries/payloads.py (all others)
 
 Changing anything above means VERSION += 1 and a reader for the old one.
 """

@@ -79,7 +79,7 @@ class ScopePolicy:
     delay_levels_ms: tuple[int, ...] | None = None
     """The delays of levels 1, 2, 3, …; higher levels have the last one's."""
     pending_max: int | None = None
-    """Pending timers, at most. Quotas hold for each topic by itself (timer/leader/intake/quotas.py)."""
+    """Pending timers, at most. Quotas hold for each topic (timer/leader/intake/quotas.py)."""
     pending_bytes_max: int | None = None
     """Bytes of their payloads."""
     ready_max: int | None = None

@@ -5,7 +5,7 @@
     promise         replication/core/promise.py; written before identity.json, so never absent
     log/            timer/files/log.py
     raft/           the control plane's journal
-    damaged         why the files must be fetched anew; absent: they need not (timer/recovery/snapshot.py)
+    damaged         the reason to fetch the files anew, or absent (timer/recovery/snapshot.py)
     state/          manifests, runs, queues
     incoming/       a snapshot on its way here (timer/recovery/snapshot.py)
     outgoing/       one that others fetch

@@ -104,7 +104,7 @@ class FileLock(Protocol):
 
 
 class Disk(Protocol):
-    """Every operation raises DiskFailedError when the system refuses, FileNotFoundError where said."""
+    """An operation raises DiskFailedError if the system refuses it, FileNotFoundError if stated."""
 
     def open_append(self, path: Path) -> AppendFile:
         """Open for appending; an absent file is created (its name durable after `sync_dir`)."""

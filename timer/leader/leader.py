@@ -6,7 +6,7 @@ answers.
 
     request --> waiting --append--> in flight --applied--> answer
     clock   --> FIRE when something is due, CHECKPOINT every few seconds
-    fired   --> hand out to consumers, if the epoch's lease is held (timer/leader/groups/group_dispatch.py)
+    fired   --> deliver, if the epoch's lease is held (timer/leader/groups/group_dispatch.py)
 
 What waits is coalesced: while entries of a kind are in flight, requests gather and go together
 in the next one (group commit). The shell calls `step` after every batch of events and at
@@ -156,7 +156,7 @@ class Leader:
         """Why the epoch is over. None: it is not."""
         self._refusing: EngineError | None = None
         self.full: EngineError | None = None
-        """Why nothing is taken that stays on the disk (timer/leader/intake/disk_reserve.py). None: there is room."""
+        """The reason to reject new timers (timer/leader/intake/disk_reserve.py), or None."""
         self.groups = Serving(
             machine,
             epoch,

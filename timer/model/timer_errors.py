@@ -3,31 +3,31 @@
 EngineError
 +-- InvalidRequestError       the caller must change the request; names field, value and limit
 +-- NotFoundError             the topic, group or timer does not exist
-|   +-- GroupDeletedError     the group was deleted with the request on its way, or its consumers there
+|   +-- GroupDeletedError     the group was deleted while the request was on its way
 |   +-- TopicDeletedError     so was the topic
 +-- AlreadyExistsError        it exists with other settings
 +-- NotLeaderError            go to `leader`
 +-- NotReadyError             this node can't serve yet (starting, no majority, no leader known)
 +-- FencedError               a newer epoch exists; stop leading at once
 +-- OverloadedError           back off `retry_after_ms`, then send it again
-+-- DiskFullError             a majority's disks have too little room; send it again when there is more
++-- DiskFullError             a majority's disks have too little room; send it again later
 +-- QuotaReachedError         a topic has as much as it may; ask again when less is there
 |   +-- LimitReachedError     there are as many topics, groups or producers as there may be
 +-- CommitTimeoutError        OUTCOME UNKNOWN; retry only as the same producer sequence
 +-- LeadershipLostError       OUTCOME UNKNOWN; the leader was deposed with the entry in flight
-+-- SequenceGapError          a producer's sequence is not the one after its last
-+-- OutcomeForgottenError     a producer's repeated sequence was applied, its answer is no longer kept
++-- SequenceGapError          a producer's sequence is not the next one
++-- OutcomeForgottenError     a repeated sequence was applied, its answer is forgotten
 +-- UnknownProducerError      the producer id was never issued or has expired; register again
 +-- LeaseLostError            the message is leased to somebody else, or acked
 +-- GroupHeldError            an exclusive group has a consumer; try again when that is gone
 +-- ShuttingDownError         the node drains; another will lead
-+-- StorageError         this node's disk or files; the process stops
++-- StorageError              this node's disk or files; the process stops
     +-- CorruptFileError      bytes that were once durable no longer verify; refetch from a replica
     +-- UnknownVersionError   a file of another format version
     +-- PromiseLostError      a founding voter's disk was lost and formatted again; replace the node
-    +-- WrongDirectoryError   the data directory is another cluster's, another node's, in use, or empty
+    +-- WrongDirectoryError   the data directory is of another cluster or node, in use, or empty
     +-- DiskFailedError       a write or fsync failed; the page cache can't be trusted after it
-+-- ConfigError          a setting is unknown or out of range; names it
++-- ConfigError               a setting is unknown or out of range; names it
 """
 
 from collections.abc import Sequence

@@ -4,26 +4,21 @@
                   |                    |                             | window
                   +---------- fire ----+-----------------------------+--> Fired
 
-The fire position F = (due_ms, seq) only moves forward: everything pending at or before F has fired,
-or was put aside, to be held (timer/pending/memory/held_rows.py; outside of here dues are plain). A
-row is pending iff it was inserted, was not cancelled, lies after F, as a held one does, and its
-topic is not gone. What fires follows from the rows alone: leader (wheel, windows loaded ahead) and
-followers (tiers, windows loaded ahead or when a FIRE asks) give the same answer, whatever was
-flushed and merged when.
+The fire position F = (due_ms, seq) only moves forward. Every pending row at or before F has fired
+or is held (timer/pending/memory/held_rows.py). A row is pending if it was inserted, was not
+cancelled, lies after F or is held, and its topic exists. A FIRE returns the same rows on all
+replicas, from wheel, tiers or runs, whatever was flushed and merged before.
 
-Cancelled rows: in a memtable the row is marked dead; for a row in a run, or in the frozen memtable,
-a tombstone goes into the memtable, and into a run with it. Row and tombstone annihilate where they
-meet, in a FIRE or in a merge.
+A cancel marks a row of the memtable dead. For a row of a run or of the frozen memtable it adds a
+tombstone. Row and tombstone are dropped together by a FIRE or a merge. The rows of a deleted topic
+are dead in the memtables, and are skipped in runs (timer/pending/memory/deleted_topics.py).
 
-Topics that are gone: rows in the memtables are marked dead; those in runs are left where they are,
-and count as not there (timer/pending/memory/deleted_topics.py).
+Memory: the memtable, the frozen one while it is written, two seconds of the runs, and 72 bytes of
+index for each 4,096 rows in runs.
 
-Memory: the memtable, the frozen one while it is written, two seconds of the runs. Nothing grows
-with the rows in runs but their batch index (72 bytes each 4,096 rows).
-
-Threads: `write_run`, `write_merge`, `ReadAhead.read` and `Lookup.read` may run beside everything
-else; all other calls belong to one thread. A manifest's runs, fire position and log index are those
-of one moment, the freeze; so a merge may leave out whatever has fired when it begins.
+Threads: `write_run`, `write_merge`, `ReadAhead.read` and `Lookups.read` may run beside all other
+calls, which belong to one thread. The runs, the fire position and the log index of a manifest are
+those of the freeze, so a merge may leave out rows that fired before its start.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

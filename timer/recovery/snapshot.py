@@ -1,9 +1,9 @@
 """Snapshots: a manifest with its immutable files, pinned on one node and installed on another.
 
-    source (timer/recovery/snapshot_source.py)                   receiver (timer/recovery/snapshot_receiver.py)
+    source (snapshot_source.py)                  receiver (snapshot_receiver.py)
     state/ --take: hard links--> outgoing/       incoming/ --verified, `ready`--> state/, log/
                                      |               ^
-                                     +---- parts ----+     (replication/shell/snapshot_fetch.py carries them)
+                                     +---- parts ----+     (replication/shell/snapshot_fetch.py)
 
 A manifest is replaced by a rename and its files never change, so a link to each of them is a
 consistent cut that outlives whatever the source flushes and merges meanwhile. It holds committed

@@ -1,10 +1,10 @@
 """The story of one timer, from the entries of the log: a pure core that is fed with them.
 
-    SCHEDULE, RESCHEDULE, MOVE    it begins        where its seq was issued (timer/state/firing_trace.py)
+    SCHEDULE, RESCHEDULE, MOVE    it begins        place of its seq: timer/state/firing_trace.py
     CANCEL, RESCHEDULE, a key     it ends before its time
     TOPIC                         with its topic it ends, or what is left of it
-    FIRE                          it fires         which, and at what offset: timer/state/firing_trace.py
-                                  it is dropped    as its paused topic goes on: timer/state/firing_trace.py
+    FIRE                          it fires         offset: timer/state/firing_trace.py
+                                  it is dropped    as its topic resumes: timer/state/firing_trace.py
     GROUP                         nacks, ended leases, acks, moves, expiry of its offset; seeks,
                                   ends of groups
 

@@ -429,7 +429,7 @@ class RealControl:
 
 
 def report_of(node: "SimNode", name: str) -> ReplicaReport:
-    """Return the report of a simulated node, as cluster/control/replica_report.py makes a real one's."""
+    """Return a simulated node's report, as cluster/control/replica_report.py makes it."""
     return replica_report.report_of(
         node.driver.report(), name=name, applied_index=node.app.applied_index
     )

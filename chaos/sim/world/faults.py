@@ -7,7 +7,7 @@ lists.
     one_way              deaf or mute, to everybody or to one       lossy       all links
     clock, drift         wall clocks jump, or run fast or slow      slow_disk   fsyncs take long
     sync_fails           a failed fsync: the process stops          full_disk   somebody fills it
-    lying_disk           what was synced is lost in a power cut     flip, shorten, wipe: disk_loss.py
+    lying_disk           synced bytes are lost in a power cut    flip, shorten, wipe: disk_loss.py
     newborn, ambush      wait for a leader's birth, for an appointment, and strike then
     mid_sync             waits for a sync, of a promise or of the log, and strikes inside of it
     torn_write           the process dies inside a write         burst       many within one lease

@@ -115,7 +115,7 @@ class WorldOptions:
     policies: bool = False
     """Somebody changes policies all the time."""
     requests: bool = False
-    """There are clients without producers, which name their requests (chaos/sim/timers/callers.py)."""
+    """Clients without producers name their requests (chaos/sim/timers/callers.py)."""
     quotas: bool = False
     """Somebody sets quotas (chaos/sim/checks/quotabook.py)."""
     types: bool = False

@@ -1,4 +1,4 @@
-"""Nemeses of clocks: CLOCK_REALTIME of one node jumps or drifts (cluster/settings/wall_clock.py)."""
+"""Clock nemeses: CLOCK_REALTIME of one node jumps or drifts (cluster/settings/wall_clock.py)."""
 
 import random
 from dataclasses import dataclass

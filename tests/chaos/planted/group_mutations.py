@@ -1,4 +1,4 @@
-"""Planted bugs in the order of groups, and in seeks. Their purpose: tests/chaos/planted/planted.py."""
+"""Planted bugs in ordered groups and in seeks; see tests/chaos/planted/planted.py."""
 
 from dataclasses import replace
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""Planted bugs in what one step of the event loop does (tests/chaos/planted/planted.py says what for)."""
+"""Planted bugs in one step of the event loop; see tests/chaos/planted/planted.py."""
 
 from typing import Any, Final
 

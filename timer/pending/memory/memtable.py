@@ -7,7 +7,7 @@
              that came to a leader. Roles change and nothing is moved: both tell what is due
     graves   (due, seq) of cancelled timers that lie in runs, or in the memtable being flushed
     keys     (hash, place) of the rows that have a key: KeyTiers
-    held     (due, seq, place) of held rows (timer/pending/memory/held_rows.py), which no index has: HeldTiers, and
+    held     (due, seq, place) of held rows (held_rows.py), which no index has: HeldTiers, and
              HeldOf by topic. They come in any order; in what is searched by seq they repeat the one
              before them
 

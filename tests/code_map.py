@@ -1,0 +1,59 @@
+"""ARCHITECTURE.md's code map, made of the folders' doors; `python -m tests.code_map` writes it."""
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "ARCHITECTURE.md"
+PACKAGES = (
+    "timer",
+    "replication",
+    "cluster",
+    "timerclient",
+    "timerfake",
+    "deploy",
+    "chaos",
+    "bench",
+)
+BLOCK = re.compile(r"(?<=<!-- code map -->\n```\n).*?(?=```)", re.DOTALL)
+
+
+def folders() -> list[Path]:
+    """Return the folders of the product and of its proof that hold Python, in the tree's order."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--", *PACKAGES], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    found = {Path(name).parent for name in listed.stdout.split() if name.endswith(".py")}
+    whole = {parent for each in found for parent in (each, *each.parents)} - {Path()}
+    order = {name: at for at, name in enumerate(PACKAGES)}
+    return sorted(
+        (each for each in whole if each.name != "proto"),
+        key=lambda each: (order[each.parts[0]], each.parts),
+    )
+
+
+def door(folder: Path) -> str:
+    """Return the first paragraph of a folder's `__init__.py`: what is inside."""
+    file = ROOT / folder / "__init__.py"
+    text = ast.get_docstring(ast.parse(file.read_text())) if file.exists() else None
+    return " ".join((text or "").split("\n\n")[0].split())
+
+
+def code_map() -> str:
+    """Return the map: one line per folder."""
+    lines = []
+    for folder in folders():
+        name = "  " * (len(folder.parts) - 1) + folder.name + "/"
+        lines.append(f"{name:18}{door(folder)}\n")
+    return "".join(lines)
+
+
+def main() -> None:
+    """Write the map into ARCHITECTURE.md."""
+    PAGE.write_text(BLOCK.sub(lambda _: code_map(), PAGE.read_text()))
+
+
+if __name__ == "__main__":
+    main()

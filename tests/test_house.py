@@ -1,0 +1,58 @@
+"""The house: names stand for one thing, folders have doors, the code map is made of these."""
+
+import ast
+import subprocess
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+from tests import code_map
+
+ROOT = Path(__file__).parent.parent
+
+
+@cache
+def product() -> list[Path]:
+    """Return the Python files of the product and of its proof, without tests and generated code."""
+    listed = subprocess.run(
+        ["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return [
+        ROOT / name
+        for name in listed.stdout.split()
+        if "_pb2" not in name and not name.startswith("tests/") and (ROOT / name).exists()
+    ]
+
+
+def repeated(names: list[tuple[str, Path]]) -> dict[str, list[str]]:
+    places = defaultdict(list)
+    for name, path in names:
+        places[name].append(str(path.relative_to(ROOT)))
+    return {name: found for name, found in places.items() if len(found) > 1}
+
+
+def test_file_names_stand_for_one_thing() -> None:
+    names = [(path.stem, path) for path in product() if not path.stem.startswith("__")]
+    assert len(names) > 300
+    assert repeated(names) == {}
+
+
+def test_public_class_names_stand_for_one_thing() -> None:
+    names = [
+        (node.name, path)
+        for path in product()
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert len(names) > 500
+    assert repeated(names) == {}
+
+
+def test_each_folder_has_a_door() -> None:
+    without = [str(folder) for folder in code_map.folders() if not code_map.door(folder)]
+    assert without == []
+
+
+def test_the_code_map_is_made_of_the_doors() -> None:
+    [written] = code_map.BLOCK.findall(code_map.PAGE.read_text())
+    assert written == code_map.code_map(), "`make fmt` writes it"
