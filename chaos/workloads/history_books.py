@@ -21,6 +21,7 @@ from chaos.history.history import MARK_NONE, OpOutcome, payload_of
 from timerclient import Batch
 
 GROUP: Final = "workers"
+PAYLOAD_SIZE: Final = 100
 _OF_LETTERS: Final = ("dead-letter-", "prior-")
 
 
@@ -64,7 +65,11 @@ def headers_of(mark: int) -> dict[str, str]:
 class Books:
     """The books of one workload; its threads share them."""
 
-    def __init__(self, groups: Sequence[str] = (GROUP,)) -> None:
+    def __init__(
+        self, groups: Sequence[str] = (GROUP,), *, payload_size: int = PAYLOAD_SIZE
+    ) -> None:
+        self.payload_size: Final = payload_size
+        """Of every timer that is asked for, in bytes."""
         self._lock = threading.Lock()
         self._open: dict[str, set[int]] = {group: set() for group in groups}
         self._reach: dict[str, GivenOffsets] = {group: GivenOffsets() for group in groups}
@@ -102,21 +107,18 @@ class Books:
     def check_content(self, batch: Batch, marks: Sequence[int]) -> None:
         """Compare payloads, keys and headers with those that were asked for, byte for byte.
 
-        A dead letter has more headers, which say what it was.
+        A timer that is not `keyed` was asked for without both. A dead letter has more headers,
+        which say what it was.
 
         Raises:
             AssertionError: they differ.
         """
-        for payload, mark in zip(batch.payloads, marks, strict=True):
-            assert payload == payload_of(mark, len(payload)), (mark, payload)
-        if not self._keys:
-            return
-        for message, mark in zip(batch, marks, strict=True):
-            if mark not in self._keys:
-                continue
-            own = {k: v for k, v in message.headers.items() if not k.startswith(_OF_LETTERS)}
-            asked = self._keys[mark] or "", headers_of(mark)
-            assert (message.key or "", own) == asked, (mark, message.key, message.headers, asked)
+        for at, (payload, mark) in enumerate(zip(batch.payloads, marks, strict=True)):
+            key, headers = batch.key(at), batch.headers(at)
+            own = {k: v for k, v in headers.items() if not k.startswith(_OF_LETTERS)}
+            asked = self._keys.get(mark), headers_of(mark) if mark in self._keys else {}
+            assert payload == payload_of(mark, self.payload_size), (mark, payload)
+            assert (key, own) == asked, (mark, key, headers, asked)
 
     def answered(self, marks: Sequence[int], outcome: OpOutcome) -> None:
         """Note the answer; of what was not answered OK, nothing is expected."""

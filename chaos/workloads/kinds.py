@@ -325,9 +325,7 @@ def overload(clients: WorkloadClients) -> None:
         for start in range(0, count, PIECE):
             n = min(PIECE, count - start)
             due_ms = [clients.within(now + chance.uniform(0, SHORT_MS)) for _ in range(n)]
-            piece = clients.producer.submit(
-                clients.marks(n), due_ms, size=LARGE_SIZE, timeout_s=BURST_S
-            )
+            piece = clients.producer.submit(clients.marks(n), due_ms, timeout_s=BURST_S)
             if piece is not None:
                 pieces.append(piece)
         pause_ms = max(map(_pause_ms, wait(pieces, CLOSE_S).done), default=0)
@@ -523,7 +521,9 @@ KINDS: Final[Mapping[str, WorkloadKind]] = {
         readers=(*_TWO, WorkloadReader(group="slow", lease=SLOW_LEASE, habit=slow)),
     ),
     "overload": WorkloadKind(
-        line="bursts of large payloads, as fast as the cluster takes them", produce=overload
+        line="bursts of large payloads, as fast as the cluster takes them",
+        produce=overload,
+        payload_size=LARGE_SIZE,
     ),
 }
 """By name, which is the topic's, too."""

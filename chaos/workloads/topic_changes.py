@@ -18,8 +18,9 @@ from functools import partial
 from typing import Final
 
 from chaos.workloads.changer import CLUSTER, NAMESPACE, TOPIC
+from chaos.workloads.history_books import PAYLOAD_SIZE
 from chaos.workloads.workload_clients import Rest, WorkloadClients, WorkloadReader
-from chaos.workloads.workload_producer import PAYLOAD_SIZE, now_ms
+from chaos.workloads.workload_producer import now_ms
 from timerclient.rows.policy_fields import CatchUp
 from timerclient.rows.scheduled_timers import Timers
 

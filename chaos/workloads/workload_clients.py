@@ -24,7 +24,7 @@ from typing import Final
 from chaos.history.history import MARK_NONE, RunFolder
 from chaos.workloads.agenda import Agenda
 from chaos.workloads.changer import Changer
-from chaos.workloads.history_books import GROUP, Books
+from chaos.workloads.history_books import GROUP, PAYLOAD_SIZE, Books
 from chaos.workloads.workload_consumer import (
     AT_ONCE_S,
     END_TIMEOUT_S,
@@ -82,6 +82,8 @@ class WorkloadKind:
     settle: "Callable[[WorkloadClients], bool] | None" = None
     """Looks, after the last timer was asked for, whether all is over; asked until it is. It may
     raise a TimerError."""
+    payload_size: int = PAYLOAD_SIZE
+    """Of each timer, in bytes."""
     apart: bool = False
     """Its topic has a namespace of its own, of the same name."""
 
@@ -110,7 +112,7 @@ class WorkloadClients:
         self.habit_chance = random.Random(f"{setting.seed}/{name}/habit")
         """Of its consumers' threads."""
         self._kind = kind
-        self.books = Books(self.groups)
+        self.books = Books(self.groups, payload_size=kind.payload_size)
         self._setting = setting
         self._run = setting.run
         self._started = False

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -258,6 +258,10 @@ class _Burials(Books):
     def __init__(self, books: Books, group: str) -> None:
         super().__init__([])
         self._of, self._group = books, group
+
+    def check_content(self, batch: Batch, marks: Sequence[int]) -> None:
+        """See Books: letters have the content of what they were."""
+        self._of.check_content(batch, marks)
 
     def acked(self, group: str, marks: Iterable[int]) -> None:
         """Note letters whose ack was confirmed, or may have been."""

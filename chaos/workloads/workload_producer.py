@@ -16,7 +16,6 @@ from timerclient.rows.rows import OnConflict
 from timerclient.rows.scheduled_timers import Timers
 from timerclient.values.errors import OutcomeForgotten, OutcomeUnknown, TimerError, Unavailable
 
-PAYLOAD_SIZE: Final = 100
 NAMED_S: Final = 30.0
 """A request with an id is asked again for so long."""
 
@@ -58,7 +57,7 @@ class RecordingProducer:
         timeout_s: float | None = None,
     ) -> list[str]:
         """Schedule timers in one request. `expected`: they are due within the run."""
-        payloads = [payload_of(mark, PAYLOAD_SIZE) for mark in marks]
+        payloads = [*map(self._payload, marks)]
 
         def schedule() -> list[str]:
             timers = self.client.schedule_batch(
@@ -81,7 +80,7 @@ class RecordingProducer:
 
         None of them is expected: any of them may be replaced by whoever has its key next.
         """
-        payloads = [payload_of(mark, PAYLOAD_SIZE) for mark in marks]
+        payloads = [*map(self._payload, marks)]
         self.will_be_due(max(due_ms))
         self._books.keyed(marks, keys)
         named: dict[str, Any] = {"keys": [*keys], "on_conflict": on_conflict}
@@ -110,7 +109,7 @@ class RecordingProducer:
         The first asking hardly waits, each one after it twice as long, and the answered request is
         asked once more: all that is one set of timers.
         """
-        payloads = [payload_of(mark, PAYLOAD_SIZE) for mark in marks]
+        payloads = [*map(self._payload, marks)]
         give_up_s = time.monotonic() + NAMED_S
 
         def ask(timeout_s: float) -> list[str]:
@@ -141,7 +140,7 @@ class RecordingProducer:
 
     def single(self, mark: int, delay_s: float) -> list[str]:
         """Schedule one timer by its delay."""
-        payload, delay = payload_of(mark, PAYLOAD_SIZE), timedelta(seconds=delay_s)
+        payload, delay = self._payload(mark), timedelta(seconds=delay_s)
 
         def schedule() -> list[str]:
             return [self.client.schedule(self._topic, payload, delay=delay).id]
@@ -154,11 +153,10 @@ class RecordingProducer:
         marks: Sequence[int],
         due_ms: Sequence[int],
         *,
-        size: int = PAYLOAD_SIZE,
         timeout_s: float | None = None,
     ) -> "Future[Timers] | None":
         """Send one request and don't wait; written down when it ends. None: not even sent."""
-        payloads = [payload_of(mark, size) for mark in marks]
+        payloads = [*map(self._payload, marks)]
         start_ms = now_ms()
         self._expect(marks, max(due_ms))
         request = self._asks(marks, due_ms, start_ms)
@@ -167,17 +165,20 @@ class RecordingProducer:
                 self._topic, payloads, due_ms=due_ms, timeout=timeout_s
             )
         except TimerError as error:
-            self._answered(marks, due_ms, start_ms, error, size, request=request)
+            self._answered(marks, due_ms, start_ms, error, request=request)
             return None
 
         def answered(future: "Future[Timers]") -> None:
             with self._books.noting_failure():
                 error = future.exception()
                 known = error if error is not None else future.result().ids
-                self._answered(marks, due_ms, start_ms, known, size, request=request)
+                self._answered(marks, due_ms, start_ms, known, request=request)
 
         future.add_done_callback(answered)
         return future
+
+    def _payload(self, mark: int) -> bytes:
+        return payload_of(mark, self._books.payload_size)
 
     def _expect(self, marks: Sequence[int], last_due_ms: int) -> None:
         self._books.asking(marks)
@@ -215,7 +216,6 @@ class RecordingProducer:
         due_ms: Sequence[int] | None,
         start_ms: int,
         known: "Sequence[str | None] | BaseException",
-        size: int = PAYLOAD_SIZE,
         **more: Any,
     ) -> None:
         ids, outcome = None, OpOutcome.OK
@@ -229,7 +229,7 @@ class RecordingProducer:
         span_ms = (start_ms, now_ms())
         self._history.schedule(
             marks, ids=ids, due_ms=due_ms, topic=self._topic, span_ms=span_ms, outcome=outcome,
-            payload_crcs=[zlib.crc32(payload_of(mark, size)) for mark in marks], **more,
+            payload_crcs=[zlib.crc32(self._payload(mark)) for mark in marks], **more,
         )  # fmt: skip
         self._books.answered(marks, outcome)
 

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tests.chaos.test_audit import Case
+    from tests.chaos.told_lies import Audited
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +21,17 @@ def judged(
     cases = {each.__name__: each() for each in CASES}
     _, table = verdicts(spark, tmp_path_factory.mktemp("rules"), [*cases.values()], 0)
     return cases, table
+
+
+@pytest.fixture(scope="session")
+def audited(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> "Audited":
+    """One run with all that is planted in whole runs, and what the audit says of it."""
+    from chaos.audit import job
+    from tests.chaos.test_audit_groups import redriven, sought
+    from tests.chaos.test_audit_lies import write
+    from tests.chaos.test_audit_rules import lied
+    from tests.chaos.told_lies import Audited
+
+    stories = {"lived": lied(), "redriven": redriven(), "sought": sought()}
+    run = write(tmp_path_factory.mktemp("lies"), stories.values())
+    return Audited(job.audit(spark, run, sift=True).summary, stories)

@@ -2,19 +2,22 @@
 
 import json
 import zlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from pyspark.sql import SparkSession
 
-from chaos.audit import job
 from chaos.audit.rules import late_firing
 from chaos.history import history
 from chaos.history.history import History, OpOutcome, RunFolder, States, payload_of
-from tests.chaos.world import Log, id_of, write_log
+from chaos.history.history_check import check
+from tests.chaos import test_audit_groups as letters
+from tests.chaos import test_audit_rules as rules
+from tests.chaos.told_lies import Audited
+from tests.chaos.world import Log, Story, id_of, write_log
 from timer.entries import entry_frame, payloads
 from timer.entries.entry_frame import EntryKind
 from timer.entries.payloads import AlterGroup, Nack, Op
@@ -40,7 +43,6 @@ class Lies:
         self.checkpoint = len(self.log.frames)
         self.producer = History(self.run, "producer")
         self.consumer = History(self.run, "consumer")
-        self.seqs = 0
 
     @property
     def now_ms(self) -> int:
@@ -51,8 +53,7 @@ class Lies:
         key: str = "", crc: int | None = None,
     ) -> tuple[str, int]:  # fmt: skip
         """Schedule one timer, told and logged; return its id and its mark, which is its seq."""
-        self.seqs += 1
-        mark, keys = self.seqs, [key.encode()] if key else []
+        mark, keys = self.log.seqs + 1, [key.encode()] if key else []
         self.log.schedule(self.topics[topic], [(due_ms, mark)], keys=keys)
         timer = id_of(due_ms, mark)
         right = zlib.crc32(payload_of(mark))
@@ -110,7 +111,7 @@ def timers(run: Lies) -> None:
     for key in ("pending", "ended"):
         run.say("cancel", topic="keys", keys=[key], results=["NOT_FOUND"])
     log.cancel([(FIRST_MS, mark)])
-    run.say("cancel", topic="filter", changed=0, key_prefix="")
+    run.say("cancel", topic="filter", changed=0, due_to_ms=FIRST_MS + 1)
     policy = ScopePolicy(retention_ms=6)
     log.entry(EntryKind.POLICY, encode_policy(Scope("", topics["bytes"]), policy))
     run.say("policy", topic="bytes", said=json.dumps({"retention_ms": 5}))
@@ -144,8 +145,6 @@ def groups(run: Lies) -> None:
     run.given("dead", timer, mark, due_ms)
     log.op(Nack(Op.NACK, topic, group, np.array([0], np.uint64), np.array([run.now_ms])))
     log.move(topic, group, [0], "dead.g.dead", "dead-letters", marks=[mark])
-    run.seqs += 1
-    log.groups += 1  # of the dead letters
 
 
 def leases(run: Lies) -> None:
@@ -190,10 +189,15 @@ def leases(run: Lies) -> None:
     run.acked("handed", 5_000_000)
 
 
-def test_every_lie_of_logs_that_agree_has_its_name(spark: SparkSession, tmp_path: Path) -> None:
-    names = ("late", "paused", "sooner", "bytes", "fired", "keys", "filter", "nacked",
-             "dead", "lease", "flight", "handed", "nowhere", "given late")  # fmt: skip
-    run = Lies(tmp_path / "run{1}", names)  # Spark's readers would take this name for a pattern
+NAMES = ("late", "paused", "sooner", "bytes", "fired", "keys", "filter", "nacked", "dead", "lease",
+         "flight", "handed", "nowhere", "given late")  # fmt: skip
+SIGNS = "a%20 b#c[d]e{f}g*h?i:j,k\\l"
+"""Signs that a reader of files may take for more than a name."""
+
+
+def write(root: Path, stories: Iterable[Story]) -> RunFolder:
+    """Write a run that holds the lies of this file, and stories after them."""
+    run = Lies(root / SIGNS, NAMES)
     log = run.log
     timers(run)
     groups(run)
@@ -201,6 +205,8 @@ def test_every_lie_of_logs_that_agree_has_its_name(spark: SparkSession, tmp_path
     log.entry(EntryKind.POLICY, going, at_ms=FIRST_MS + 10)
     log.fire(FIRST_MS + late_firing.LATE_MS + 1)
     leases(run)
+    for story in stories:
+        story.tell(run.run, log)
     log.current = Epoch(2)
     start = payloads.EpochStart(Epoch(2), ReplicaId(77), (ReplicaId(77), ReplicaId(78)))
     log.entry(EntryKind.EPOCH, payloads.encode_epoch(start))
@@ -222,32 +228,42 @@ def test_every_lie_of_logs_that_agree_has_its_name(spark: SparkSession, tmp_path
         states.digested("n2", last + 7, at_ms=1, digest="1")
     for each in (run.producer, run.consumer):
         each.close()
-    path = run.run.histories / "producer.jsonl"
-    path.rename(path.with_name("127.0.0.1:7401[*].jsonl"))
-    summary = job.audit(spark, run.run).summary
+    for path in [*run.run.histories.iterdir()]:
+        assert [*map(str, check(path))] == []
+        path.rename(path.with_name(f"{SIGNS}{path.name}"))
+    return run.run
 
-    assert summary["violations"] == {
-        "delivered_late": 1,
-        "late": 1,  # and not the timer of the topic that was paused
-        "diverged": 2,  # asked for in another topic, given in another topic
-        "misdated": 1,
-        "cancel_untrue": 3,
-        "undercounted": 1,
-        "payload_untrue": 1,
-        "policy_untrue": 1,
-        "nack_untrue": 1,
-        "moved_early": 1,
-        "group_untrue": 1,
-        "lease_cut": 1,
-        "over_in_flight": 1,
-        "ack_unfounded": 1,
-        "epoch_untrue": 1,
-        "diverged_entries": 1,
-        "falling_entries": 4,  # the last frame of each log, and the deposed leader's
-        "frozen_digests": 1,
-        "short_log": 1,
-    }
-    assert summary["not_looked_at"] == [
+
+VIOLATIONS = {
+    "delivered_late": 1,
+    "late": 1,  # and not the timer of the topic that was paused
+    "diverged": 2,  # asked for in another topic, given in another topic
+    "misdated": 1,
+    "cancel_untrue": 3,
+    "undercounted": 1,
+    "payload_untrue": 1,
+    "policy_untrue": 1,
+    "nack_untrue": 1,
+    "moved_early": 1,
+    "group_untrue": 1,
+    "lease_cut": 1,
+    "over_in_flight": 1,
+    "ack_unfounded": 1,
+    "epoch_untrue": 1,
+    "diverged_entries": 1,
+    "falling_entries": 4,  # the last frame of each log, and the deposed leader's
+    "frozen_digests": 1,
+    "short_log": 1,
+}
+
+
+def test_every_lie_of_logs_that_agree_has_its_name_and_nothing_else_is_accused(
+    audited: Audited,
+) -> None:
+    told = (VIOLATIONS, rules.VIOLATIONS, letters.LETTERS_VIOLATIONS, letters.LIVES_VIOLATIONS)
+    wanted = sum(map(Counter, told), Counter[str]())
+    assert audited.summary["violations"] == wanted
+    assert audited.summary["not_looked_at"] == [
         "nodes' own counts: states.jsonl has none",
         "files of n1, n2, n3: no manifest is in the folder",
     ]

@@ -1,12 +1,13 @@
 """Logs written by hand, for tests of what reads them."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from chaos.history.history import OpOutcome, read
+from chaos.history.history import OpOutcome, RunFolder, read
 from timer.entries import entry_frame as entry
 from timer.entries import payloads
 from timer.entries.entry_frame import EntryKind
@@ -57,6 +58,10 @@ class Log:
         self.current: Epoch = prefix.current if prefix else Epoch(0)
         self.time_ms: UnixMs = prefix.time_ms if prefix else UnixMs(0)
         self.topics = self.groups = self.producers = 0
+        self.seqs = 0
+        """Timers and moved messages so far; the last one's seq, if none was rescheduled."""
+        self.names = set[str]()
+        """Of all topics that were made."""
 
     def entry(self, kind: EntryKind, *payload: bytes, at_ms: int | None = None) -> None:
         self.time_ms = UnixMs(max(self.time_ms, at_ms or 0))
@@ -70,6 +75,10 @@ class Log:
 
     def topic(self, name: str) -> TopicId:
         self.entry(EntryKind.TOPIC, payloads.encode_topic(name))
+        return self._named(name)
+
+    def _named(self, name: str) -> TopicId:
+        self.names.add(name)
         self.topics += 1
         return TopicId(self.topics)
 
@@ -95,6 +104,7 @@ class Log:
     ) -> None:
         """Append timers, given as (due_ms, mark); `keys`, if any, are theirs."""
         due_ms = np.array([due for due, _ in rows], np.int64)
+        self.seqs += len(rows)
         part = Part(
             producer_id=ProducerId(producer[0]),
             sequence=producer[1],
@@ -181,9 +191,52 @@ class Log:
         rows = b"".join(encode_schedule([part]))
         column = np.array(offsets, np.uint64)
         self.op(Move(Op.MOVE, topic, group, column, to, to_group, rows), at_ms)
+        self.seqs += len(offsets)
+        if to not in self.names:
+            self._named(to)
+            self.groups += bool(to_group)
 
     def op(self, op: AnyOp, at_ms: int | None = None) -> None:
         self.entry(EntryKind.GROUP, *payloads.encode_group([op]), at_ms=at_ms)
+
+
+class Story(ABC):
+    """A part of a run that begins where the log before it ends: times, seqs and marks, too."""
+
+    run: RunFolder
+    log: Log
+    start_ms: int
+    before: int
+    """The last seq before it."""
+    last: int
+    """Its own last one."""
+
+    def tell(self, run: RunFolder, log: Log) -> None:
+        """Go on with a log; write what clients tell of it."""
+        self.run, self.log = run, log
+        self.start_ms, self.before = int(log.time_ms), log.seqs
+        self.write()
+        self.last = log.seqs
+
+    @abstractmethod
+    def write(self) -> None:
+        """Write it."""
+
+    def ms(self, after_ms: int) -> int:
+        """Return a time of the story."""
+        return self.start_ms + after_ms
+
+    def span_ms(self, after_ms: int, until_ms: int) -> tuple[int, int]:
+        """Return two times of the story."""
+        return self.ms(after_ms), self.ms(until_ms)
+
+    def mark(self, number: int) -> int:
+        """Return the mark of its nth timer, which is the timer's seq."""
+        return self.before + number
+
+    def number(self, mark: int) -> int:
+        """Return the number of the timer that has a mark."""
+        return mark - self.before
 
 
 def write_log(

@@ -1,0 +1,114 @@
+"""Consumers of the workloads compare what is delivered with what was scheduled, byte for byte."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chaos.history.history import RunFolder, payload_of
+from chaos.workloads.history_books import GROUP, PAYLOAD_SIZE, Books, headers_of
+from chaos.workloads.workload_consumer import Morgue, RecordingConsumer, Source
+from tests.cluster.running import until
+from tests.timerclient.conftest import Threaded
+from tests.timerclient.fake_cluster import NOW_MS
+from timerclient import TimerClient
+from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.messages import Batch
+from timerclient.rows.rows import encode_headers
+
+SIZE = 20
+KEYED, PLAIN = 1, 2
+KEYS = {KEYED: "k"}
+HEADERS = {KEYED: headers_of(KEYED)}
+PAYLOADS = {mark: payload_of(mark, SIZE) for mark in (KEYED, PLAIN)}
+LETTER = {"dead-letter-group": "g", "prior-dead-letter-group": "h"}
+
+
+def check(
+    payloads: dict[int, bytes], keys: dict[int, str], headers: dict[int, dict[str, str]]
+) -> None:
+    """Let a workload that scheduled both timers be given them with this content."""
+    books = Books(payload_size=SIZE)
+    books.keyed([KEYED], [KEYS[KEYED]])
+    marks = [KEYED, PLAIN]
+    columns = pb.Deliveries(queue_offsets=[0, 1], payload_sizes=[len(payloads[m]) for m in marks])
+    columns.payloads = b"".join(payloads[m] for m in marks)
+    key = [keys.get(m, "").encode() for m in marks]
+    header = [encode_headers(headers.get(m, {})) for m in marks]
+    for name, each in (("key", key), ("headers", header)):
+        getattr(columns, f"{name}_sizes").extend(map(len, each))
+    columns.keys, columns.headers = b"".join(key), b"".join(header)
+    books.check_content(Batch(columns, lambda *_: None), marks)
+
+
+def test_content_as_it_was_scheduled_is_right_also_in_a_dead_letter() -> None:
+    check(PAYLOADS, KEYS, HEADERS)
+    check(PAYLOADS, KEYS, {mark: HEADERS.get(mark, {}) | LETTER for mark in PAYLOADS})
+
+
+@pytest.mark.parametrize("mark", [KEYED, PLAIN])
+@pytest.mark.parametrize("size", [8, SIZE - 1, SIZE + 1])
+def test_payload_of_another_length_is_found(mark: int, size: int) -> None:
+    with pytest.raises(AssertionError):
+        check(PAYLOADS | {mark: payload_of(mark, size)}, KEYS, HEADERS)
+
+
+@pytest.mark.parametrize("at", range(8, SIZE))
+def test_payload_with_another_byte_is_found(at: int) -> None:
+    other = bytearray(PAYLOADS[PLAIN])
+    other[at] ^= 1
+    with pytest.raises(AssertionError):
+        check(PAYLOADS | {PLAIN: bytes(other)}, KEYS, HEADERS)
+
+
+@pytest.mark.parametrize("keys", [{}, {KEYED: "kk"}, {PLAIN: "k"}, KEYS | {PLAIN: "x"}])
+def test_another_key_is_found(keys: dict[int, str]) -> None:
+    with pytest.raises(AssertionError):
+        check(PAYLOADS, keys, HEADERS)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {KEYED: headers_of(PLAIN)},
+        {KEYED: {"mark": "1"}},
+        {KEYED: headers_of(KEYED) | {"more": ""}},
+        HEADERS | {PLAIN: {"more": ""}},
+    ],
+)
+def test_other_headers_are_found(headers: dict[int, dict[str, str]]) -> None:
+    with pytest.raises(AssertionError):
+        check(PAYLOADS, KEYS, headers)
+
+
+@pytest.fixture
+def fake() -> Iterator[Threaded]:
+    threaded = Threaded()
+    yield threaded
+    threaded.stop()
+
+
+@pytest.mark.parametrize("kind", [RecordingConsumer, Morgue])
+@pytest.mark.parametrize("keyed", [False, True])
+def test_consumer_fails_if_it_is_given_other_content(
+    fake: Threaded, tmp_path: Path, kind: type[RecordingConsumer], *, keyed: bool
+) -> None:
+    books, topic = Books(), "t" if kind is RecordingConsumer else f"t.{GROUP}.dead"
+    if keyed:
+        books.keyed([3], ["k"])  # and comes without
+    payload = payload_of(3, PAYLOAD_SIZE if keyed else PAYLOAD_SIZE - 1)
+    with TimerClient([node.address for node in fake.cluster.nodes], timeout=5) as client:
+        client.schedule(topic, payload, due_ms=NOW_MS, headers={"dead-letter-group": GROUP})
+        consumer = kind(RunFolder(tmp_path), "c", client, books, Source(topic="t", group=GROUP))
+        until(lambda: failed(books))
+        consumer.close()
+
+
+def failed(books: Books) -> bool:
+    """Return whether a comparison has failed."""
+    try:
+        books.check()
+    except AssertionError:
+        return True
+    return False
