@@ -54,3 +54,16 @@ def test_what_a_pause_makes_late_would_be_found_without_that_excuse() -> None:
         pytest.raises(Broken, match="late: "),
     ):
         world.run(10)
+
+
+def test_world_is_not_steady_before_the_application_of_its_leader_leads() -> None:
+    world = world_of(3)
+    world.run(10)
+    leader = the_leader(world)
+    assert leader is not None
+    late, now_us = world.town.book.late, world.timeline.now_us
+    late.look(world)
+    assert late.steady_us <= now_us
+    leader.app.on_stepdown(leader.core.epoch)  # the protocol's part leads on
+    late.look(world)
+    assert late.steady_us > now_us

@@ -68,7 +68,9 @@ def struck_at_once(world: World, kind: str) -> list[str]:
 
 
 NEEDS_PROCESS = ["power", "power_all", "kill", "pause", "handover", "sync_fails", "lying_disk"]
-NEEDS_MOMENT = ["full_disk", "newborn", "ambush", "mid_sync", "torn_write", "rival"]
+NEEDS_MOMENT = [
+    "full_disk", "newborn", "ambush", "mid_sync", "torn_write", "rival", "late_answer", "overtaken",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", NEEDS_PROCESS + NEEDS_MOMENT)

@@ -5,7 +5,7 @@ order without looking at the log: the checks at the end go by that.
 """
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from chaos.sim.checks.quotabook import weigh
 from chaos.sim.world.referee import Broken
@@ -14,6 +14,9 @@ from timer.model.units import DUE_MS_MAX
 from timer.pending.read_view import Filter
 from timer.state.key_conflicts import Verdict
 from timer.state.machine import Machine
+
+if TYPE_CHECKING:
+    from chaos.sim.world.sim_node import SimNode
 
 ROWS_MAX: Final = 100_000
 
@@ -77,24 +80,27 @@ class KeyBook:
         if self.ended.setdefault(name, successor) != successor:
             raise Broken("key", f"{name} ended for {self.ended[name]} and for {successor}")
 
-    def unique(self, node: object, machine: Machine) -> None:
+    def unique(self, node: "SimNode", machine: Machine) -> None:
         """No two pending timers of a topic have one key, on any replica; and all are listed, and
-        weighed.
+        weighed. Each time the replicas look at one topic each, and in time at all of them.
         """
-        for topic in machine.topics.values():
-            what = Filter(topic=topic.topic_id, due_from_ms=0, due_to_ms=DUE_MS_MAX + 1)
-            page = machine.store.cut().page(what, what.start, ROWS_MAX)
-            rows, blob = page.timers
-            if page.next is None and len(rows) != topic.counts.pending:
-                raise Broken("list", f"{node}: {len(rows)} listed of {topic.counts}")
-            if page.next is None:
-                weigh(node, topic, rows)
-            column = gather(rows, {0: blob}, "key")
-            ends = column.sizes.cumsum().tolist()
-            keys = [bytes(column.blob[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
-            keyed = [key for key in keys if key]
-            if len({*keyed}) < len(keyed):
-                raise Broken("key", f"{node}: two of {sorted(keyed)} in {topic.name}")
+        if not machine.topics:
+            return
+        turn = (machine.applied_index + node.replica) % len(machine.topics)
+        topic = [*machine.topics.values()][turn]
+        what = Filter(topic=topic.topic_id, due_from_ms=0, due_to_ms=DUE_MS_MAX + 1)
+        page = machine.store.cut().page(what, what.start, ROWS_MAX)
+        rows, blob = page.timers
+        if page.next is None and len(rows) != topic.counts.pending:
+            raise Broken("list", f"{node}: {len(rows)} listed of {topic.counts}")
+        if page.next is None:
+            weigh(node, topic, rows)
+        column = gather(rows, {0: blob}, "key")
+        ends = column.sizes.cumsum().tolist()
+        keys = [bytes(column.blob[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
+        keyed = [key for key in keys if key]
+        if len({*keyed}) < len(keyed):
+            raise Broken("key", f"{node}: two of {sorted(keyed)} in {topic.name}")
 
     def at_end(self, timers: "set[TimerName]") -> None:
         """Everybody is answered: the answers fit each other, in the order of the log."""

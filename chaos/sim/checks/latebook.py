@@ -56,11 +56,13 @@ class LateBook:
         """See whether the world is steady."""
         now_us = world.timeline.now_us
         leader = steady_leader(world)
-        if leader is None:
+        clock_ms = None if leader is None else world.town.clock_of(leader)
+        if leader is None or clock_ms is None:
             self.steady_us = now_us + AFTER_MS * 1_000
             return
-        shift_ms = world.town.clock_of(leader) - now_us // 1_000
-        lives = [node.life for node in world.nodes if node.replica in leader.core.voters]
+        shift_ms = clock_ms - now_us // 1_000
+        voters = leader.core.voters
+        lives = [node.life for node in world.nodes if node.replica in voters]
         seen = leader.replica, leader.core.epoch, tuple(lives), world.heals
         if seen != self._seen or abs(shift_ms - self._shift_ms) > SHIFT_MS:
             self.steady_us = now_us + AFTER_MS * 1_000
@@ -117,8 +119,9 @@ def steady_leader(world: "TimerWorld") -> "SimNode | None":
     core = leader.core
     if not core.serving or not core.lease_held(leader.mono_ms()):
         return None
+    voters = core.voters
     for node in world.nodes:
-        if node.replica in core.voters and not _is_well(node, leader):
+        if node.replica in voters and not _is_well(node, leader):
             return None
     return leader
 

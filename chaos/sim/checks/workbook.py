@@ -4,6 +4,7 @@ FIRE       timers of TOPICS_MAX topics at most; the rows that are dead beside th
            are passed before it by a thread, where there are more than a few
 SCHEDULE   the leader's own limits
 GROUP
+files      what a store reads next of its runs has not fired (judged in all worlds)
 """
 
 from typing import Final
@@ -41,6 +42,17 @@ def check(entry: Entry, applied: Applied, store: Store, *, asks: bool) -> None:
             _within(entry, "topics", topics, ENTRY_TOPICS_MAX)
         case _:
             pass
+
+
+def check_windows(node: object, store: Store) -> None:
+    """Judge what was just taken into use: it goes on after the fire position.
+
+    Raises:
+        Broken: rows that have fired would be read again.
+    """
+    end_ms, fired_ms = store.window_end_ms, store.position.due_ms
+    if end_ms is not None and end_ms < fired_ms:
+        raise Broken("work", f"{node} reads from {end_ms} on, and has fired up to {fired_ms}")
 
 
 def _within(entry: Entry, what: str, found: int, limit: int) -> None:

@@ -45,7 +45,7 @@ from timer.model.timer_errors import (
 )
 from timer.model.units import Epoch, LeaseId, LogIndex, ProducerId, QueueOffset, ReplicaId, UnixMs
 from timer.pending.runs.merge import Merge
-from timer.pending.runs.read_window import ReadAhead
+from timer.pending.runs.read_window import ReadAhead, ReadWindow
 from timer.ready.group import Group
 from timer.recovery.engine import Engine, Flush
 from timer.state.apply_results import (
@@ -83,6 +83,8 @@ RESERVE: Final = 300_000
 ROOM: Final = 100_000
 """Bytes of a small disk: kept for what must go on, and beside that."""
 ROOM_LOOK_US: Final = 200_000
+SLOW_FILES_US: Final = 8_000_000
+"""Longer than a new run is loaded for before its use (timer/pending/runs/run_set.py)."""
 
 
 class TimerApp(KeeperCalls):
@@ -131,9 +133,11 @@ class TimerApp(KeeperCalls):
 
     def on_commit(self, entries: Sequence[Entry]) -> None:
         """See App."""
-        true_ms = self._true_ms()
-        for entry in entries:
-            self._town.book.on_commit(entry, true_ms)
+        book = self._town.book
+        if entries[-1].index > book.committed:  # it looks at each entry once
+            true_ms = self._true_ms()
+            for entry in entries:
+                book.on_commit(entry, true_ms)
         self.engine.committed(entries[-1].index)
         done = 0
         while done < len(entries):
@@ -159,13 +163,14 @@ class TimerApp(KeeperCalls):
             self.node.later(SYNC_LOOK_US, self._write, flush)
             return
         flush.write()
-        self._settle(flush)
+        self._use(self._settle, flush)
 
     def _settle(self, flush: Flush) -> None:
         if not self.engine.settle_flush(flush, TOPICS_AT_ONCE):
             self.node.later(0, self._settle, flush)
             return
         self.engine.end_flush(flush)
+        workbook.check_windows(self.node, self.engine.machine.store)
         self._drop_log()
         if (merge := self.engine.begin_merge()) is not None:
             self.node.later(self._rng.randrange(100_000), self._merge, merge)
@@ -177,8 +182,11 @@ class TimerApp(KeeperCalls):
         )
 
     def _merge(self, merge: Merge) -> None:
-        store = self.engine.machine.store
-        store.install_merge(merge, store.write_merge(merge))
+        self._use(self._end_merge, merge, self.engine.machine.store.write_merge(merge))
+
+    def _end_merge(self, merge: Merge, windows: "Sequence[ReadWindow]") -> None:
+        self.engine.machine.store.install_merge(merge, windows)
+        workbook.check_windows(self.node, self.engine.machine.store)
 
     def fetch(self) -> None:
         """Read what is wanted of the spill files."""
@@ -191,8 +199,19 @@ class TimerApp(KeeperCalls):
 
     def _read_ahead(self, ahead: ReadAhead) -> None:
         ahead.read()
+        self._use(self._end_ahead, ahead)
+
+    def _end_ahead(self, ahead: ReadAhead) -> None:
         self.engine.machine.store.end_ahead(ahead)
+        workbook.check_windows(self.node, self.engine.machine.store)
         self._reading = False
+
+    def _use(self, call: "Callable[..., None]", *args: object) -> None:
+        """Use what was written or read: at once, or seconds later."""
+        if self.node.world.options.slow_files:
+            self.node.later(self._rng.randrange(SLOW_FILES_US), call, *args)
+        else:
+            call(*args)
 
     def on_lead(self, epoch: Epoch) -> None:
         """See App."""
@@ -244,7 +263,7 @@ class TimerApp(KeeperCalls):
             asks = self.node.replica % 2 == 1
             workbook.check(entry, applied, self.engine.machine.store, asks=asks)
         if isinstance(applied, Checkpoint):
-            self._town.book.digest(self.node, applied, self.engine.machine.digest_anew())
+            self._town.book.digest(self.node, applied, self.engine.machine)
 
     # ---- time
 

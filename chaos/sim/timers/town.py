@@ -91,7 +91,7 @@ KEYED: Final = 0.4
 TIGHT_PAYLOAD: Final = 3_000
 """Bytes of a payload where disks are small."""
 RESEND_MS: Final = 1_500
-AGAIN: Final = 0.2
+AGAIN: Final = 0.05
 AGAIN_OF: Final = 8
 """Where producers ask again: how often, and for which of their last answers."""
 LEASE_MS: Final = 2_000
@@ -699,9 +699,10 @@ class Town:
     def _app(node: "SimNode") -> "TimerApp":
         return node.app  # type: ignore[return-value]
 
-    def clock_of(self, leader: "SimNode") -> int:
-        """Return what the clock of a node that serves shows."""
-        return self._app(leader).clock_ms()
+    def clock_of(self, leader: "SimNode") -> int | None:
+        """Return what the clock of a leader shows; None: its application does not lead yet."""
+        app = self._app(leader)
+        return None if app.engine.leader is None else app.clock_ms()
 
     def apps(self) -> "list[TimerApp]":
         """Return the applications of the nodes that were ever started and can be kept up."""

@@ -14,6 +14,7 @@ lists.
     slow_link            messages take long, and are not lost    forget      disk_loss.py
     usurp                a leader is not heard, a disk is slow, and another node is appointed
     late_answer          answers of a dead process arrive after its log has lost its end
+    overtaken            they arrive after answers of the next process, which dies then, too
     rival                waits for a change of the voters: new and old ones are parted
     stale_return         a leader is cut off while others lead; as it is back it is appointed
 
@@ -476,14 +477,10 @@ class FaultInjector:
         Another voter lags, and the leader goes about when the answers arrive.
         """
         world, rng = self._world, self._rng
-        leaders = [node for node in world.nodes if node.leading]
-        followers = [
-            node for node in world.nodes if node.alive and not node.leading
-            and len(leaders) == 1 and node.replica in leaders[0].core.voters
-        ]  # fmt: skip
-        if len(followers) < 2:
+        trio = self._trio()
+        if trio is None:
             return False
-        leader, (node, lagging) = leaders[0], rng.sample(followers, 2)
+        leader, node, lagging = trio
         answers = (node.replica, leader.replica)
         world.network.slow(answers, 200_000)
         mend = self._cut([(leader, lagging), (lagging, leader)])
@@ -503,6 +500,55 @@ class FaultInjector:
         world.timeline.after(lost_us, lose)
         world.timeline.after(lost_us + rng.randint(20, 350) * 1_000, stop)
         return False  # it counts when the end is lost
+
+    def _overtaken(self) -> bool:
+        """Let a voter lose its log's end, and let the next process's answers arrive first.
+
+        Another voter lags. Both processes die within the next few syncs, the leader for longer.
+        """
+        world, rng = self._world, self._rng
+        trio = self._trio()
+        if trio is None:
+            return False
+        leader, node, lagging = trio
+        answers = (node.replica, leader.replica)
+        world.network.slow(answers, 150_000)
+        mend = self._cut([(leader, lagging), (lagging, leader)])
+
+        def lose() -> None:
+            world.network.slow(answers, 0)
+            world.network.reopen(answers)
+            if world.heals or not self._lose_tail(node):
+                mend()
+                return
+            self.struck.append("overtaken")
+            node.slow_disk = 100
+            world.timeline.after(1_000, node.start)
+            world.timeline.after(rng.randint(100, 300) * 1_000, stop)
+
+        def stop() -> None:
+            mend()
+            node.slow_disk = 1
+            if not world.heals:
+                rng.choice((node.stop, node.stop_hard))()
+                world.timeline.after(20_000, node.start)
+                leader.stop_hard()
+                world.timeline.after(rng.randint(2_000, LONG_MS) * 1_000, leader.start)
+
+        world.timeline.after(rng.randint(250, 400) * 1_000, lose)
+        return False  # it counts when the end is lost
+
+    def _trio(self) -> "tuple[SimNode, SimNode, SimNode] | None":
+        """Return the only leader and two voters beside it, by chance; None without these."""
+        leaders = [node for node in self._world.nodes if node.leading]
+        followers = [
+            node for node in self._world.nodes if node.alive and not node.leading
+            and len(leaders) == 1 and node.replica in leaders[0].core.voters
+        ]  # fmt: skip
+        if len(followers) < 2:
+            return None
+        one, other = self._rng.sample(followers, 2)
+        return leaders[0], one, other
 
     def _rival(self) -> bool:
         self._armed.add("rival")

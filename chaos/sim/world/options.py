@@ -17,7 +17,7 @@ from typing import Final
 
 DAMAGE_FAULTS: Final = ("flip", "shorten", "wipe", "forget")
 MOMENTS: Final = ("torn_write", "mid_sync", "burst", "slow_link", "stale_return", "usurp", "rival")
-RARE: Final = ("late_answer",)
+RARE: Final = ("late_answer", "overtaken")
 FAULTS: Final = (
     "power", "power_all", "kill", "pause", "isolate", "one_way", "split", "flap", "clock", "drift",
     "sync_fails", "full_disk", "slow_disk", "lossy", "lying_disk", "handover", "newborn", "ambush",
@@ -61,6 +61,8 @@ FLEETING: Final = 0.2
 """In how many producers are forgotten soon."""
 CONTROLLER: Final = 0.125
 """In how many the real controller appoints."""
+SLOW_FILES: Final = 0.2
+"""In how many files are used seconds after they were written or read."""
 CROWDS: Final = 0.1
 """In how many timers of many topics are due at one instant."""
 
@@ -136,6 +138,8 @@ class WorldOptions:
     """Producers are forgotten after seconds."""
     again: bool = False
     """Producers ask again for answers that they had: late, and of another leader."""
+    slow_files: bool = False
+    """Seconds pass between the end of a thread's work on files and the use of its result."""
     controller: bool = False
     """The real controller appoints (chaos/sim/world/appointing.py), not the model of one."""
     crowds: bool = False
@@ -149,6 +153,7 @@ class WorldOptions:
         shares |= {"expiry": EXPIRY, "quotas": QUOTAS, "deletions": DELETIONS}
         shares |= {"redrives": REDRIVES, "crowds": CROWDS, "hasty": HASTY}
         shares |= {"controller": CONTROLLER, "again": AGAIN, "fleeting": FLEETING}
+        shares |= {"slow_files": SLOW_FILES}
         extras = {name: aside(rng, name).random() < share for name, share in shares.items()}
         healing = [fault for fault in FAULTS if fault not in (*DAMAGE_FAULTS, *MOMENTS, *RARE)]
         faults = rng.sample(healing, rng.randint(2, len(healing)))

@@ -49,6 +49,10 @@ class SimNetwork:
         """Let every message on this link take so much longer; 0: no longer."""
         self._slow_us[link] = more_us
 
+    def reopen(self, link: _Link) -> None:
+        """Let messages from now on overtake those of an earlier connection."""
+        self._arrival_us.pop(link, None)
+
     def mend_all(self) -> None:
         """Undo every cut, every loss and every slowness."""
         self._cuts.clear()

@@ -128,6 +128,16 @@ class _SureByAnyProcess(Core):
         super()._on_append(sender, replace(append, to_nonce=self.nonce), sizes, out)
 
 
+class _CountsTheRetired(Core):
+    def _on_append_answer(
+        self, sender: ReplicaId, answer: AppendAnswer, wall_ms: UnixMs, out: Effects
+    ) -> None:
+        progress = self._progress.get(sender)
+        if progress is not None:
+            progress.retired.clear()
+        super()._on_append_answer(sender, answer, wall_ms, out)
+
+
 _load = PromiseFile.load
 
 
@@ -257,6 +267,15 @@ CORE_MUTATIONS: Final = (
         "late answers of a dead process, a lost end of its log, and a leader that dies then",
         plant_core(_SureByAnyProcess),
         LATE_ANSWERS,
+    ),
+    Mutation(
+        "counts_the_retired",
+        "the leader counts late answers of a process after it has heard of the next one",
+        frozenset({"agreement", "lost"}),
+        60,
+        "answers that the next process overtakes, a lost end of the log, and two that die then",
+        plant_core(_CountsTheRetired),
+        {**LATE_ANSWERS, "faults": ("overtaken",)},
     ),
     Mutation(
         "wiped_voter_is_sure",

@@ -10,13 +10,16 @@ from chaos.sim.timers.timers import TimerWorld
 from tests.chaos.planted.planted import Planting, patch
 from timer.entries.payloads import GroupOp
 from timer.leader.groups.shared_leases import Leases
+from timer.model.firing_order import Position
 from timer.model.units import MonoMs
+from timer.pending.runs.read_window import ReadWindow
 from timer.recovery import manifest
 from timer.state.producers import RequestAnswer
 
 _pack = manifest._pack
 _topic_state = manifest._topic_state
 _expire = Leases.expire
+_drop = ReadWindow.drop
 
 
 def _pack_without_verdicts(value: object) -> Any:
@@ -37,6 +40,13 @@ def _expire_as_noted(self: Leases, now_ms: MonoMs) -> GroupOp | None:
         if at_ms <= now_ms and lease_id in self._held:
             self._held[lease_id].deadline_ms = at_ms
     return _expire(self, now_ms)
+
+
+def _drop_keeps_cursor(self: ReadWindow, through: Position) -> None:
+    """Go on reading where reading was left, though firing has passed that."""
+    cursor = self._cursor
+    _drop(self, through)
+    self._cursor = cursor
 
 
 _mutation: Final = Planting(TimerWorld, mischief=())
@@ -77,6 +87,17 @@ HIDDEN_MUTATIONS: Final = (
         patch(manifest, "itemgetter", lambda _: itemgetter(0)),
         fleeting=True,
         **_RESTARTS,
+    ),
+    _mutation(
+        "cursor_stays_behind",
+        "a new run is read from where firing was as its file was written",
+        {"work"},
+        20,
+        "firing that passes what a new run has loaded, before the run is used",
+        patch(ReadWindow, "drop", _drop_keeps_cursor),
+        slow_files=True,
+        manifest_every=20,
+        proposals_per_s=16,
     ),
     _mutation(
         "extension_is_not_looked_at",

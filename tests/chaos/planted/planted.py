@@ -103,6 +103,7 @@ PLAIN: Final[dict[str, Any]] = dict.fromkeys(
         "controller",
         "again",
         "fleeting",
+        "slow_files",
     ),
     False,
 )
