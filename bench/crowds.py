@@ -3,6 +3,7 @@
 leases      10,000 groups hold a message each, and all leases end at one instant
 policies    the cluster's policy pauses and resumes 10,000 topics, sets retention and time to live
 one_ms      1,000,000 timers, in memory, are due at one millisecond
+grown       2,000,000 timers are scheduled between two flushes
 producers   100,000 producers send a request each, and all expire at one checkpoint
 """
 
@@ -19,6 +20,7 @@ from timer.entries.policies import Scope, ScopePolicy
 from timer.leader.groups.group_dispatch import Delivery
 from timer.leader.groups.shared_leases import ConsumerStream
 from timer.model.units import ProducerId, TopicId
+from timer.pending.memory.memtable import CAPACITY
 from timer.state.producers import IDLE_MS_MAX
 
 CLUSTER: Final = Scope("")
@@ -98,6 +100,15 @@ def one_ms(loop: Loop, scale: int) -> None:
     loop.checkpoint()
     fired = loop.engine.machine.counts.fired
     check(fired == count, f"{fired} of {count} fired")
+
+
+def grown(loop: Loop, scale: int) -> None:
+    """Twice as many timers as the memtable has room for at first are scheduled."""
+    [topic] = loop.topics(1)
+    count = 2 * CAPACITY // scale
+    loop.forget()
+    loop.schedule([topic], np.full(count, 600_000))
+    check(loop.engine.machine.store.memtable.count == count, "the memtable lacks rows")
 
 
 def producers(loop: Loop, scale: int) -> None:

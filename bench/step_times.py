@@ -121,6 +121,7 @@ CROWDS: Final[dict[str, Callable[[Loop, int], None]]] = {
     "leases": crowds.leases,
     "policies": crowds.policies,
     "one_ms": crowds.one_ms,
+    "grown": crowds.grown,
     "producers": crowds.producers,
 }
 
@@ -160,6 +161,7 @@ P9: Final = Measure(
         cost("10,000 groups' leases end", "leases", "ms", MUST_MS, 10),
         cost("a policy of 10,000 topics", "policies", "ms", MUST_MS, 10),
         cost("1,000,000 at one millisecond", "one_ms", "ms", MUST_MS, 10),
+        cost("2,000,000 scheduled, no flush", "grown", "ms", MUST_MS, 10),
         cost("100,000 producers", "producers", "ms", MUST_MS, 10),
     ),
     runs={Form.SHORT: 1, Form.FULL: 3},

@@ -96,7 +96,7 @@ class _Days:
                 before = self._written
             self._insert(now_ms)
             self._fire(now_ms)
-            full = self._store.memtable_bytes >= self._storage.memtable_bytes_flush
+            full = self._store.memtable.size >= self._storage.memtable_bytes_flush
             if full or now_ms - flushed_ms >= self._storage.flush_interval_ms:
                 self._flush()
                 flushed_ms = now_ms

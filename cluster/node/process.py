@@ -17,7 +17,7 @@ from cluster.files.repair import repair
 from cluster.files.replacement import is_replaceable, wait_for_replacement
 from cluster.files.storage import Damaged, note_damage
 from cluster.node import signal_handlers
-from cluster.node.allocator import give_back_large_blocks
+from cluster.node.allocator import give_back_large_blocks, use_system_memory_for_arrow
 from cluster.node.garbage import Sweeper
 from cluster.node.node import PEER_OPTIONS, Node
 from cluster.rpc.open_files import raise_limit
@@ -83,6 +83,7 @@ def run(
         signal.signal(number, signal.SIG_IGN)
     raise_limit()
     give_back_large_blocks()
+    use_system_memory_for_arrow()
     ending = Ending()
     try:
         uvloop.run(_run(config, ending, reload or (lambda: config), raft_lost=raft_lost))

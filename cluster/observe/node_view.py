@@ -273,7 +273,7 @@ class NodeState(TopicView):
             late_topics=_worst(((machine.topics[i].name,), (ms,)) for i, ms in late.items()),
             fullest_quotas=() if leader is None else self._quotas,
             inflight_bytes=leader.bytes_in_flight if leader is not None else 0,
-            memtable_bytes=machine.store.memtable_bytes,
+            memtable_bytes=machine.store.memtable.size,
             clock_spread_ms=self._host.clock_spread_ms,
             disk_free_bytes=engine.room.free,
             disk_reserve_bytes=engine.room.reserve,

@@ -45,8 +45,11 @@ UNSPILLED_FACTOR: Final = 4
 SHARE_MIN: Final = 0.75
 """Of what asks for a flush: replicas apply the same, and should not all write at the same time."""
 LOW_FLUSH_MS: Final = 20_000
-"""While the disk has little room: the first flush lets go of files, the next removes what it and
-the merges behind it have replaced. So what is of no use is gone within a minute."""
+"""The flush interval while the disk has little room, or while most of the memtable's rows are dead.
+The first flush retires files. The next one removes these, and the files that merges have replaced.
+So unused room is free within a minute."""
+WASTE_SHARE: Final = 8
+"""A memtable of dead rows counts from this part of `memtable_bytes_flush`."""
 TOPICS_AT_ONCE: Final = 128
 """What a flush needs of each, and tells it at its end, is a hundredth of a millisecond."""
 READ_AHEAD_MS: Final = 50
@@ -419,7 +422,8 @@ class Host:
             return  # the drain ends with one
         share = self._flush_share
         interval_ms = self._flush_interval_ms
-        if self.engine.room.low:  # what was acked or cancelled gives its room back by flushes alone
+        wasted = self.engine.wastes(self._memtable_bytes_flush // WASTE_SHARE)
+        if self.engine.room.low or wasted:  # only a flush frees disk and memory of what is dead
             interval_ms = min(interval_ms, LOW_FLUSH_MS)
         due = now.mono_ms - self._flushed_at_ms >= share * interval_ms
         if (

@@ -87,6 +87,12 @@ def host_on(directory: Path, follower: Follower, errors: list[BaseException], **
     return Host(engine_on(RealDisk(), directory), follower, **given | other)
 
 
+async def flushed(host: Host, index: int) -> None:
+    async with asyncio.timeout(120):
+        while host.engine.manifest_index < index or host.engine.flushing:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
 async def folded(host: Host) -> None:
     async with asyncio.timeout(120):
         while host.engine.behind:  # noqa: ASYNC110
@@ -245,16 +251,10 @@ async def test_disk_with_little_room_is_flushed_often_to_give_back_what_is_of_no
     host = host_on(
         tmp_path, follower, errors, mono_ms=lambda: MonoMs(clock[0]), draw_share=lambda: 1.0
     )
-
-    async def flushed(index: int) -> None:
-        async with asyncio.timeout(120):
-            while host.engine.manifest_index < index or host.engine.flushing:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-
     host.on_commit(LogIndex(3))
     await folded(host)
     host.use_room(Room(1 << 20, 1 << 30, low=True))
-    await flushed(3)
+    await flushed(host, 3)
     log.cancel([(START_MS + 10**9, 1)])
     host.on_commit(LogIndex(4))
     await folded(host)
@@ -265,6 +265,40 @@ async def test_disk_with_little_room_is_flushed_often_to_give_back_what_is_of_no
     assert not host.engine.flushing
     clock[0] += 1
     host.kick()
-    await flushed(4)
+    await flushed(host, 4)
+    await host.stop()
+    assert errors == []
+
+
+async def test_memtable_whose_rows_are_mostly_dead_is_flushed_soon(tmp_path: Path) -> None:
+    log, errors, clock, count = Log(), list[BaseException](), [0], 100
+    log.begin_epoch()
+    log.topic("a")
+    dues = [START_MS + 10**9 + number for number in range(count)]
+    log.schedule(part_of([(1, due, bytes(100)) for due in dues]))
+    host = host_on(
+        tmp_path,
+        Follower(log),
+        errors,
+        memtable_bytes_flush=8 * 20_000,
+        mono_ms=lambda: MonoMs(clock[0]),
+        draw_share=lambda: 1.0,
+    )
+    ids = [(due, 1 + number) for number, due in enumerate(dues)]
+    log.cancel(ids[: count // 2])
+    host.on_commit(LogIndex(len(log.entries)))
+    await folded(host)
+    assert host.engine.machine.store.memtable.size > 20_000
+    clock[0] += LOW_FLUSH_MS
+    host.kick()
+    await asyncio.sleep(0)
+    assert not host.engine.flushing, "half of the rows live"
+    log.cancel(ids[count // 2 : -1])
+    host.on_commit(LogIndex(len(log.entries)))
+    await folded(host)
+    host.kick()
+    await flushed(host, len(log.entries))
+    assert host.engine.machine.store.memtable.count == 0
+    assert host.engine.machine.store.pending == 1
     await host.stop()
     assert errors == []

@@ -26,6 +26,7 @@ from timer.model.timer_errors import LimitReachedError
 from timer.model.units import GroupId, LogIndex, QueueOffset, TopicId, UnixMs
 from timer.pending import read_view as cut_module
 from timer.pending import store as store_module
+from timer.pending.memory.memtable import PORTION_SIZE, ROOM_ROWS, Memtable
 from timer.pending.read_view import Filter
 from timer.ready.group import Group
 from timer.ready.topic import Topic
@@ -36,6 +37,7 @@ from timer.state.pauses import Pauses
 from timer.state.producers import IDLE_MS_MAX, Producers
 
 DUE = START_MS + 10_000
+INSERT = Memtable, "insert"
 
 
 def begun(topics: int) -> tuple[Engine, Log]:
@@ -226,6 +228,38 @@ def test_a_checkpoint_forgets_idle_producers_in_portions() -> None:
     assert max(counts) == MANY
     assert sum(counts) == idle
     assert len(engine.machine.producers) == 0
+    assert engine.machine.digest() == engine.machine.digest_anew()
+
+
+def test_memory_for_rows_is_touched_in_portions_before_they_are_inserted() -> None:
+    engine, log = begun(1)
+    row = engine.machine.store.memtable.rows.itemsize
+    count = 2 * PORTION_SIZE // row
+    counts = portions_of(engine, log.schedule(part_of([(1, DUE, b"")] * count)), INSERT)
+    assert sum(counts) == counts[-1] == 1
+    assert len(counts) > count * row // PORTION_SIZE
+    assert engine.machine.store.pending == count
+    few = log.schedule(part_of([(1, DUE, b"")] * ROOM_ROWS))
+    assert portions_of(engine, few, INSERT) == [1], "there was memory for these"
+
+
+def test_rows_are_copied_to_larger_arrays_in_portions() -> None:
+    engine, log = begun(1)
+    store, count = engine.machine.store, 3 * PORTION_SIZE // 56
+    store._memtable = Memtable(store.position, capacity=count + 2 * ROOM_ROWS)
+    log.schedule(part_of([(1, DUE + number, b"") for number in range(count)]))
+    catch_up(engine, log)
+    log.schedule(part_of([(1, DUE, b"")] * ROOM_ROWS))
+    catch_up(engine, log)
+    assert len(store.memtable.rows) == count + 2 * ROOM_ROWS
+    portions = portions_of(engine, log.schedule(part_of([(1, DUE, b"")])), INSERT)
+    assert sum(portions) == portions[-1] == 1
+    assert len(portions) > 3
+    assert len(store.memtable.rows) == 2 * (count + 2 * ROOM_ROWS)
+    while store.pending:
+        log.fire(DUE + count)
+        catch_up(engine, log)
+    assert engine.machine.counts.fired == count + ROOM_ROWS + 1
     assert engine.machine.digest() == engine.machine.digest_anew()
 
 

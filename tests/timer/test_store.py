@@ -35,7 +35,7 @@ from tests.timer.stores import (
 from timer.files.disk import RealDisk
 from timer.model.firing_order import Position
 from timer.model.timer_id import SEQ_MAX
-from timer.model.units import UnixMs
+from timer.model.units import TopicId, UnixMs
 from timer.pending.fire_limits import FiredRows
 from timer.pending.runs import merge_plan, run_set
 from timer.pending.runs import read_window as window
@@ -481,11 +481,28 @@ def test_fired_rows_keep_only_the_buffers_they_point_into(store: Store) -> None:
     assert timers_of(fired.rows, fired.bufs)[-2][1][2] == b"p11" * 3
 
 
+def test_dead_rows_of_the_memtable_are_counted_and_no_others(store: Store) -> None:
+    store.insert(*batch(1, [NOW + 10, NOW + 10, NOW + 60_000]))
+    flush(store)
+    dues = [NOW + 10, NOW + 20, NOW + 20, NOW + 60_000, NOW + 70_000]
+    store.insert(*batch(4, dues))
+    store.fire(UnixMs(NOW + 10), ALL, ALL)
+    assert store.memtable.dead == 1, "two more of the fired rows lay in a run"
+    store.cancel(np.array([NOW + 20, NOW + 60_000]), np.array([5, 3], np.uint64))
+    assert (store.memtable.dead, store.memtable.mostly_dead) == (2, False)
+    store.fire(UnixMs(NOW + 20), ALL, ALL)
+    assert (store.memtable.dead, store.memtable.mostly_dead) == (3, True)
+    store.drop_topic(TopicId(int(store.memtable.rows["topic"][3])), 1, 0)
+    assert store.memtable.dead == 4, "another row of this topic had fired"
+    flush(store)
+    assert (store.memtable.dead, store.memtable.mostly_dead) == (0, False)
+
+
 def test_memory_does_not_grow_with_the_rows_in_runs(store: Store) -> None:
     store.insert(*batch(1, [NOW + 60_000 + i for i in range(5_000)]))
-    before = store.memtable_bytes
+    before = store.memtable.size
     flush(store)
-    assert store.memtable_bytes < before / 100
+    assert store.memtable.size < before / 100
     store.lead()
     store.preload(UnixMs(NOW))
     assert store._runs.loaded_size == 0

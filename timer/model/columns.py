@@ -224,6 +224,11 @@ class Schedule:
     """Of each part."""
 
 
+def rows_of(payload: memoryview) -> int:
+    """Return the number of rows of a SCHEDULE entry."""
+    return int(_PREFIX.unpack_from(payload)[1])
+
+
 def keyed_max(payload: memoryview) -> int:
     """Return how many rows of a SCHEDULE entry may have a key: all, or none."""
     _, n, flags, _ = _PREFIX.unpack_from(payload)

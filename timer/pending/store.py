@@ -143,9 +143,9 @@ class Store:
         return self._position
 
     @property
-    def memtable_bytes(self) -> int:
-        """Bytes of memory that a flush would free, about; those being flushed not counted."""
-        return self._memtable.size
+    def memtable(self) -> Memtable:
+        """The rows since the last flush. Rows that are being flushed are not among them."""
+        return self._memtable
 
     @property
     def runs(self) -> list[RunMeta]:
@@ -502,6 +502,7 @@ class Store:
             rows = raw(rows)[:stop].copy().view(rows.dtype)
         fired = FiredRows(rows, self._bufs_of(rows), limited)
         self._pending -= stop
+        self._memtable.fired(rows["seq"])
         self._move(last_of(rows) if limited else Position(read_time_ms, SEQ_MAX))
         if not limited:
             self._runs.end_due(self._position)

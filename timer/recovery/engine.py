@@ -414,10 +414,15 @@ class Engine:
         )
         return wanted and not self.flushing and self.flush_fits
 
+    def wastes(self, memory_bytes: int) -> bool:
+        """Return whether the memtable has so many bytes, and most of its rows are dead."""
+        memtable = self.machine.store.memtable
+        return memtable.mostly_dead and memtable.size >= memory_bytes
+
     @property
     def unflushed_bytes(self) -> int:
         """Bytes of memory that a flush would write out."""
-        return self.machine.store.memtable_bytes + self.machine.pages.unspilled_size
+        return self.machine.store.memtable.size + self.machine.pages.unspilled_size
 
     @property
     def flush_fits(self) -> bool:

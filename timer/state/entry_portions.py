@@ -1,19 +1,23 @@
-"""Entries that concern all topics, or all producers, in portions of some milliseconds.
+"""The long part of an entry's work, in portions of some milliseconds.
 
     next entry --do, do, ...--> its many topics or producers have changed --apply--> the rest
 
 A POLICY may be about every topic, an EPOCH is about every group, and a CHECKPOINT forgets producers
-that are idle. The event loop has its turn between two portions. No other entry is applied
-meanwhile, and no cut is taken, so replicas agree whatever portions they make.
+that are idle. A SCHEDULE of many rows needs memory. The event loop has its turn between two
+portions. No other entry is applied meanwhile, and no cut is taken, so replicas agree whatever
+portions they make.
 """
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from timer.entries import payloads
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.policies import decode_policy
+from timer.model.columns import rows_of
 from timer.model.timer_errors import UnknownVersionError
+from timer.pending.memory.memtable import ROOM_ROWS
 from timer.ready.topic import Topic
 from timer.state.dirty_topics import portions
 from timer.state.producers import IDLE_MS_MAX
@@ -41,9 +45,13 @@ class Portions:
         """Do a portion of the next entry's work; return whether all of it is done."""
         if self._left is None:
             assert entry.index == self._machine.applied_index + 1, entry.index
-            if entry.kind not in KINDS:
+            memtable, rows = self._machine.store.memtable, self._rows(entry)
+            if memtable.lacks_room(rows):
+                self._left = chain(memtable.make_room(rows), self._portions(entry))
+            elif entry.kind in KINDS:
+                self._left = self._portions(entry)
+            else:
                 return True
-            self._left = self._portions(entry)
         for _ in self._left:
             return False
         return True
@@ -53,6 +61,16 @@ class Portions:
         while not self.do(entry):
             pass
         self._left = None
+
+    def _rows(self, entry: Entry) -> int:
+        """Return how many rows the entry puts into the memtable, at most."""
+        match entry.kind:
+            case EntryKind.SCHEDULE:
+                return rows_of(entry.payload)
+            case EntryKind.FIRE if self._machine.store.memtable.holds:
+                return ROOM_ROWS
+            case _:
+                return 0
 
     def _portions(self, entry: Entry) -> Iterator[None]:
         match entry.kind:
@@ -64,7 +82,7 @@ class Portions:
                 idle_ms = payloads.decode_checkpoint(entry.payload) or IDLE_MS_MAX
                 return self._machine.producers.expire(entry.time_ms, idle_ms)
             case _:
-                raise AssertionError(entry)
+                return iter(())
 
     def _policy(self, entry: Entry) -> Iterator[None]:
         machine = self._machine

@@ -17,13 +17,14 @@ the memtable has been flushed.
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from timer.model.columns import I64, ROW, U32, U64, Binary, Buffers, RowArray, gather
 from timer.model.firing_order import RAW, Position, after, fire_order, raw, tombstones
+from timer.model.timer_id import SEQ_MAX
 from timer.pending.memory.held_rows import ASIDE, HeldOf, HeldTiers
 from timer.pending.memory.key_index import PLAIN, KeyHasher, KeyTiers
 from timer.pending.memory.tiers import NEVER, Index, Tiers
@@ -31,6 +32,10 @@ from timer.pending.memory.wheel import Wheel
 
 CAPACITY: Final = 1 << 20
 """Rows that there is room for at first; the system gives memory only to what is used."""
+ROOM_ROWS: Final = 16_384
+"""Rows for which there is memory beyond those of a SCHEDULE: as many as a FIRE may hold."""
+PORTION_SIZE: Final = 1 << 20
+"""Bytes that a portion of `make_room` touches or copies."""
 GRAVE_SIZE: Final = 64
 """Bytes that a tombstone is counted as."""
 
@@ -70,6 +75,8 @@ class Memtable:
         self.rows: RowArray = np.empty(capacity, ROW)
         self.alive = np.empty(capacity, np.bool_)
         self.count = 0
+        self.dead = 0
+        """Of the rows: cancelled or fired ones. Held ones that are released are not counted."""
         self.bufs: dict[int, bytes | memoryview] = {}
         self.graves = Tiers()
         self.grave_count = 0
@@ -95,6 +102,10 @@ class Memtable:
         self._wheel: Wheel | None = None
         self._leads = False
         self._buf_bytes = 0
+        self._touched = 0
+        """Places before this one have memory."""
+        self._first_seq = SEQ_MAX
+        """Of the rows that are not held."""
         self._next_due: int | None = NEVER
         """Least due of a live row after the fire position. NEVER: no such row. None: not known."""
 
@@ -110,6 +121,35 @@ class Memtable:
         size = self.count * per_row + self._buf_bytes + self.grave_count * GRAVE_SIZE
         return size + 16 * self._keyed + 32 * self._held_count
 
+    @property
+    def mostly_dead(self) -> bool:
+        """Whether a flush frees most of the rows' memory without writing them."""
+        return self.dead > self.count // 2
+
+    def lacks_room(self, count: int) -> bool:
+        """Return whether `make_room` has much to do before `count` more rows come.
+
+        The memory for a few rows is touched as they come.
+        """
+        if self.count + count + ROOM_ROWS > len(self.rows):
+            return True
+        return count > ROOM_ROWS and self.count + count > self._touched
+
+    def make_room(self, count: int) -> Iterator[None]:
+        """Get memory for `count` more rows and ROOM_ROWS beyond, in portions.
+
+        Memory costs time when it is touched first: 14 ms of CPU for 50,000 rows. To copy a million
+        rows to larger arrays takes 100 ms.
+        """
+        stop = self.count + count + ROOM_ROWS
+        if stop > len(self.rows):
+            yield from self._grow(stop)
+        for column in self._columns:
+            for part in _portions(column, max(self._touched, self.count), stop):
+                column[part].view(np.uint8).fill(0)
+                yield
+        self._touched = stop
+
     def insert(self, rows: RowArray, number: int, buf: bytes | memoryview) -> None:
         """Take n rows with ascending seqs above all others, and the buffer they point into."""
         due = rows["due_ms"].astype(np.int64)
@@ -121,6 +161,7 @@ class Memtable:
         )
         assert (seq[0] > before).all(), (int(seq[0]), before)
         start, stop = self._put(rows)
+        self._first_seq = min(self._first_seq, int(seq[0]))
         self.rows["buf"][start:stop] = number
         self._seq[start:stop] = seq
         self._keep(start, stop, {number: buf})
@@ -143,7 +184,8 @@ class Memtable:
         """Append rows; return where they lie: [start, stop)."""
         start, stop = self.count, self.count + len(rows)
         if stop > len(self.rows):
-            self._grow(stop)
+            for _ in self._grow(stop):
+                pass
         self._raw[start:stop] = raw(rows)
         self._topic[start:stop] = rows["topic"]
         self.alive[start:stop] = True
@@ -193,13 +235,19 @@ class Memtable:
     def kill(self, places: npt.NDArray[np.intp]) -> None:
         """Cancel the rows at these places, all of which live."""
         self.alive[places] = False
+        self.dead += len(places)
         if self._next_due is not None and (self.rows["due_ms"][places] == self._next_due).any():
             self._next_due = None
 
     def kill_topic(self, topic: int) -> None:
         """Cancel all rows of a topic."""
-        self.alive[: self.count] &= self._topic[: self.count] != topic
+        places = np.flatnonzero(self._topic[: self.count] == topic)
+        self.kill(places[self._live(places)])
         self._next_due = None
+
+    def fired(self, seq: U64) -> None:
+        """Count those of the timers whose rows are here: their seqs are above all others."""
+        self.dead += int(np.count_nonzero(seq >= self._first_seq))
 
     def find_keys(self, hashes: U64, topic: U32, keys: Binary) -> tuple[npt.NDArray[np.intp], I64]:
         """Return (which key, place) of the live rows after the fire position that have the keys.
@@ -340,17 +388,24 @@ class Memtable:
         place = self._seq[: self.count].searchsorted(np.uint64(position.seq), "right")
         return position.due_ms, int(place) - 1
 
-    def _grow(self, wanted: int) -> None:
+    def _grow(self, wanted: int) -> Iterator[None]:
+        """Copy the rows, in portions, to arrays with room for `wanted` rows. They don't change."""
         capacity = len(self.rows)
         while capacity < wanted:
             capacity *= 2
-        rows = np.empty(capacity, ROW)
-        view = rows.view(RAW)
-        view[: self.count] = self._raw[: self.count]
-        self.rows, self._raw = rows, view
-        self._seq = _longer(self._seq, self.count, capacity)
-        self._topic = _longer(self._topic, self.count, capacity)
-        self.alive = _longer(self.alive, self.count, capacity)
+        larger = []
+        for column in self._columns:
+            larger.append(np.empty(capacity, column.dtype))
+            for part in _portions(column, 0, self.count):
+                larger[-1][part] = column[part]
+                yield
+        self._raw, self._seq, self._topic, self.alive = larger
+        self.rows = self._raw.view(ROW)
+        self._touched = self.count
+
+    @property
+    def _columns(self) -> tuple[npt.NDArray[Any], ...]:
+        return self._raw, self._seq, self._topic, self.alive
 
 
 class Left:
@@ -381,6 +436,13 @@ class Left:
         due, seq, topic = due[left], seq[left], topic[left]
         order = fire_order(due, seq)
         return due[order], seq[order], topic[order]
+
+
+def _portions(column: npt.NDArray[Any], start: int, stop: int) -> Iterator[slice]:
+    """Yield the places [start, stop) in slices of PORTION_SIZE bytes."""
+    step = PORTION_SIZE // column.itemsize
+    for low in range(start, stop, step):
+        yield slice(low, min(low + step, stop))
 
 
 def _longer(array: npt.NDArray[_Item], count: int, capacity: int) -> npt.NDArray[_Item]:
