@@ -37,11 +37,11 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 sys.path.insert(0, sys.argv[1])
 import chaos.audit.command
-import chaos.audit as audit, chaos.replay as replay
-for package in (audit, replay):
-    for module in pkgutil.iter_modules(package.__path__):
-        if module.name != "__main__":
-            importlib.import_module(f"{package.__name__}.{module.name}")
+import chaos.audit as audit, chaos.oracle as oracle
+for package in (audit, oracle):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
 print(json.dumps([audit.__file__, sorted({name.partition(".")[0] for name in sys.modules})]))
 """
 

@@ -315,13 +315,13 @@ def test_promised_kill_that_is_due_soon_goes_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = list[str]()
-    for path in ("damage.Wipe", "processes.Kill"):
+    for path in ("file_damage.Wipe", "processes.Kill"):
         strike = partial(lambda name, *_: partial(order.append, name), path)
-        monkeypatch.setattr(f"chaos.suite.{path}.strike", strike)
+        monkeypatch.setattr(f"chaos.suite.nemeses.{path}.strike", strike)
     kills = [Strike(at_s=at_s, nemesis="kill", lane=Lane.LEADER) for at_s in (0.5, 4)]
     both = replace(bill(Strike(at_s=0, nemesis="wipe"), *kills), complete=True)
     assert Show(RunFolder(tmp_path), both, lambda _: [], audit=GOOD).play() == 0
-    assert order == ["processes.Kill", "damage.Wipe", "processes.Kill"]
+    assert order == ["processes.Kill", "file_damage.Wipe", "processes.Kill"]
 
 
 LATE = Strike(at_s=60, nemesis="pause")

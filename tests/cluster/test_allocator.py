@@ -12,7 +12,7 @@ BLOCK = 2 << 20
 PROGRAM = f"""
 import sys
 from pathlib import Path
-from cluster.allocator import give_back_large_blocks
+from cluster.node.allocator import give_back_large_blocks
 
 def resident():
     fields = dict(l.split(":", 1) for l in Path("/proc/self/status").read_text().splitlines())

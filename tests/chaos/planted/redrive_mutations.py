@@ -82,7 +82,7 @@ REDRIVE_MUTATIONS: Final = (
         {"redrive"},
         30,
         "a redrive",
-        patch(group_dispatch, "deadletters", _Elsewhere()),
+        patch(group_dispatch, "dead_letters", _Elsewhere()),
     ),
 )
 """The list; tests/chaos/test_sim_planted.py hunts each of them."""
