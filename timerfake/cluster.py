@@ -206,6 +206,7 @@ class FakeCluster:
         self, *, start: datetime | None = None, settings: Mapping[str, object] = NOTHING
     ) -> None:
         self._cluster = AsyncFakeCluster(start=start, settings=settings)
+        self._cluster.dial.clock.settle = self._cluster.settle
         self.dial = self._cluster.dial
         """How clients reach it: what a TimerClient takes as `dial`, whatever the address is."""
         self._background = Background()

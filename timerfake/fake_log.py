@@ -7,7 +7,7 @@ appended is committed with the next turn of the event loop.
 import asyncio
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -44,6 +44,8 @@ class FakeClock:
         self._alarms: list[tuple[int, int, FakeAlarm]] = []
         self._made = 0
         self.now_s: Callable[[], float] = lambda: self._mono_ms / 1000
+        self.settle: Callable[[], Coroutine[Any, Any, None]] | None = None
+        """What consumers of threads wait for, before and after they look for messages."""
 
     def call_at(self, when_s: float, callback: Callable[[], object]) -> FakeAlarm:
         """Call back when that time has come: see timerclient/values/lease_clock.py."""

@@ -88,7 +88,7 @@ class _Lines:
 def asked(lines: pa.Table) -> pa.Table:
     """Return one row per timer that was asked for (ASKED), of lines `schedule` (ASKED_OF).
 
-    `told`: of what was answered, what became of it: SCHEDULED, REPLACED, KEPT, REJECTED.
+    `told`: of what was answered, what became of it, a ScheduleResult by name.
     `existing_seq`: the timer that it replaced, or that has its `key`. What made no timer has no id.
     `least_due_ms`, `most_due_ms`: between these it is due by its delay and the client's clock, as
     the request was taken between its begin and its answer.

@@ -92,13 +92,14 @@ OUTCOME: Final = _one_of(OpOutcome.OK, OpOutcome.FAIL, OpOutcome.UNKNOWN)
 OUTCOME_OR_ASKED: Final = _one_of(*OpOutcome)
 _MAP: Final = ValueKind("a JSON object, as text", _is_map)
 CANCEL_RESULT: Final = _one_of(
-    *("CANCELLED", "ALREADY_CANCELLED", "ALREADY_FIRED", "NOT_FOUND", "TIMER_NOT_FOUND", "DROPPED")
+    *("CANCELLED", "ALREADY_CANCELLED", "ALREADY_FIRED", "NOT_FOUND", "TIMER_NOT_FOUND"),
+    *("DROPPED", "RESCHEDULED"),
 )
-SCHEDULE_RESULT: Final = _one_of("SCHEDULED", "REPLACED", "KEPT", "REJECTED")
+SCHEDULE_RESULT: Final = _one_of("SCHEDULED", "REPLACED", "KEPT", "REJECTED", "NOT_PENDING")
 RESCHEDULE_RESULT: Final = _one_of(
     *("RESCHEDULED", "ALREADY_CANCELLED", "ALREADY_FIRED", "NOT_FOUND", "DROPPED")
 )
-ON_CONFLICT: Final = _one_of("reject", "replace", "keep")
+ON_CONFLICT: Final = _one_of("reject", "replace", "keep", "update")
 _REFUSED: Final = (
     *("ALREADY_ACKED", "ACK_LEASE_LOST", "ACK_NOT_DELIVERED", "EXPIRED", "DEAD_LETTERED"),
 )
@@ -162,7 +163,7 @@ OPS: Final[Mapping[str, Mapping[str, Field]]] = {
         **_TOPIC,
         "marks": Field(_integer(0, _I64, ", unique in the run"), many=True),
         "payload_crcs": Field(_integer(0, (1 << 32) - 1, ""), many=True, required=False),
-        "ids": Field(ID, many=True, answer=True, null_if=frozenset({"REJECTED"})),
+        "ids": Field(ID, many=True, answer=True, null_if=frozenset({"REJECTED", "NOT_PENDING"})),
         "due_ms": Field(MS, many=True, required=False),
         "delay_ms": Field(DELAY_MS, required=False),
         "producer": _OPTIONAL,
@@ -171,7 +172,11 @@ OPS: Final[Mapping[str, Mapping[str, Field]]] = {
         "on_conflict": Field(ON_CONFLICT, required=False),
         "results": Field(SCHEDULE_RESULT, many=True, required=False, answer=True),
         "existing": Field(
-            ID, many=True, required=False, answer=True, null_if=frozenset({"SCHEDULED"})
+            ID,
+            many=True,
+            required=False,
+            answer=True,
+            null_if=frozenset({"SCHEDULED", "NOT_PENDING"}),
         ),
     },
     "cancel": {**_ENDED, **_IDS, **_CANCELLED},

@@ -124,6 +124,8 @@ class Holders:
         Where that is open, it is told as RACED.
         """
         found = self._found(key)
+        if mode == OnConflict.UPDATE:
+            return self._updated(key, timer, ended)
         if mode == OnConflict.REPLACE:
             self._settle(key, ended)
         elif not self.is_sure(key):
@@ -133,6 +135,13 @@ class Holders:
         elif found:
             return False
         self._set(key, (timer,))
+        return True
+
+    def _updated(self, key: int, timer: KeyHolder, ended: Ended) -> bool:
+        found, sure = self._found(key), self.is_sure(key)
+        if sure and not found:
+            return False
+        self.moved(key, timer, sure=sure, ended=ended)
         return True
 
     def cancelled(self, key: int, ended: Ended) -> None:

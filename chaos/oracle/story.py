@@ -90,7 +90,8 @@ RESCHEDULED: Final = 5
 """Another row goes on with its key and payload."""
 REJECTED: Final = 6
 KEPT: Final = 7
-"""As REJECTED, no timer: a pending one has its key."""
+"""As REJECTED, no timer: a pending one has its key. REJECTED with no other timer: an update, and no
+pending timer has its key."""
 HELD: Final = 8
 """Pending, and due: its topic is paused, or was."""
 ENDS: Final = (
@@ -340,15 +341,19 @@ class LogStory:
     def _decided(self, item: Entry, new: Rows, keyed: I64, modes: U32) -> Rows:
         """Keep keys unique; write down the rows that become no timers, return the others."""
         keys = new["key"][keyed].tolist()
-        if len({*keys}) == len(keys) and self._holders.keys().isdisjoint(keys):
+        updates = (modes[keyed] == OnConflict.UPDATE).any()
+        if not updates and len({*keys}) == len(keys) and self._holders.keys().isdisjoint(keys):
             self._hold(new[keyed])
             return new
         ends = np.full(len(new), PENDING)
         for at in keyed.tolist():
             held = self._holders.get(int(new["key"][at]))
+            if held is None and modes[at] == OnConflict.UPDATE:
+                ends[at] = REJECTED
+                continue
             if held is not None:
                 new["other"][at] = held[1]
-                if modes[at] != OnConflict.REPLACE:
+                if modes[at] not in (OnConflict.REPLACE, OnConflict.UPDATE):
                     ends[at] = KEPT if modes[at] == OnConflict.KEEP else REJECTED
                     continue
                 if held[1] < int(new["seq"][0]):

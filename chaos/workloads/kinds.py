@@ -132,7 +132,7 @@ def _race(clients: WorkloadClients, ids: list[str], marks: list[int], due_ms: in
         clients.cancels.after(delay_s + chance.choice((0.0, chance.uniform(0, 2))), work)
 
 
-_MODES: Final[tuple[OnConflict, ...]] = ("reject", "replace", "replace", "keep")
+_MODES: Final[tuple[OnConflict, ...]] = ("reject", "replace", "replace", "update", "keep")
 
 
 def keyed(clients: WorkloadClients) -> None:
@@ -144,7 +144,8 @@ def keyed(clients: WorkloadClients) -> None:
             n = min(UPSERT, count - start)
             due_ms = [clients.within(now + chance.uniform(-100, 4000)) for _ in range(n)]
             mode: OnConflict = chance.choice(_MODES)
-            names = [_key(chance) if chance.random() < 0.9 else None for _ in range(n)]
+            keyed = 1.0 if mode == "update" else 0.9
+            names = [_key(chance) if chance.random() < keyed else None for _ in range(n)]
             work = partial(clients.producer.upsert, clients.marks(n), due_ms, names, mode)
             if chance.random() < 0.5:
                 work()
@@ -384,7 +385,7 @@ KINDS: Final[Mapping[str, WorkloadKind]] = {
         produce=cancels,
     ),
     "keyed": WorkloadKind(
-        line="upserts of few keys (reject, replace, keep), and their cancels and reschedules",
+        line="upserts of few keys in all four modes, and their cancels and reschedules",
         produce=keyed,
     ),
     "moved": WorkloadKind(

@@ -95,7 +95,8 @@ class RecordingProducer:
             self._answered(marks, due_ms, start_ms, error, **named)
             return []
         results = [result.name for result in timers.results]
-        ids = [None if r == "REJECTED" else i for i, r in zip(timers.ids, results, strict=True)]
+        none = ("REJECTED", "NOT_PENDING")
+        ids = [None if r in none else i for i, r in zip(timers.ids, results, strict=True)]
         told: dict[str, Any] = {"results": results, "existing": timers.existing}
         self._answered(marks, due_ms, start_ms, ids, **named, **told)
         new = ("SCHEDULED", "REPLACED")

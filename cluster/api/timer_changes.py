@@ -13,6 +13,7 @@ timers that came of it, or meanwhile, have higher seqs.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final
 
 import numpy as np
@@ -26,8 +27,9 @@ from timer.entries.payloads import Ids, Keys, Targets
 from timer.leader.intake.admission import WantedTimes
 from timer.leader.leader import RESCHEDULE_ROWS_MAX, Leader
 from timer.model.columns import U32, taken
-from timer.model.timer_errors import EngineError
+from timer.model.timer_errors import EngineError, OverloadedError
 from timer.state.apply_results import (
+    ALREADY_CANCELLED,
     CANCELLED,
     LEFT,
     NOT_FOUND,
@@ -84,7 +86,11 @@ class TimerChanges:
         match wire_timers.check_one_target(request):
             case "timer_ids":
                 ids, genuine = wire_timers.ids_of(request.timer_ids, self._salt)
-                return _cancelled(await within(self._cancel(leader, ids, genuine), context))
+                results = await within(self._cancel(leader, ids, genuine), context)
+                results, successors = await self._successors(leader, ids, genuine, results)
+                answer = _cancelled(results)
+                answer.successor_ids = successors
+                return answer
             case "keys":
                 topics = leader.machine.topic_by_name
                 keys = wire_timers.keys_of(request.keys, topics, self._key_bytes_max)
@@ -113,6 +119,23 @@ class TimerChanges:
         answer = await self._host.ask(lambda done: leader.cancel(ids.due_ms, ids.seq, done))
         assert isinstance(answer, np.ndarray)
         return answer
+
+    async def _successors(
+        self, leader: Leader, ids: Ids, genuine: npt.NDArray[np.bool_], results: _Results
+    ) -> tuple[_Results, bytes]:
+        """Return the results of all ids, and which timers fire instead of rescheduled ones.
+
+        A timer with a known successor was rescheduled, even if its own end is forgotten.
+        """
+        ended = genuine & ((results == ALREADY_CANCELLED) | (results == NOT_FOUND))
+        if not ended.any():
+            return results, b""
+        found = Ids(np.zeros(len(ids), np.int64), np.zeros(len(ids), np.uint64))
+        with suppress(OverloadedError):  # what was done is answered all the same
+            last = await self._looking_in.successors(leader.machine, ids.seq[ended])
+            found.due_ms[ended], found.seq[ended] = last.due_ms, last.seq
+        results = np.where(found.seq > 0, np.uint8(ALREADY_CANCELLED), results)
+        return results, _raw(found, self._salt) if found.seq.any() else b""
 
     async def _cancel_page(self, ids: Ids) -> tuple[int, bool]:
         results = await self._cancel_ids(self._host.require_leader(), ids)
@@ -157,7 +180,10 @@ class TimerChanges:
             moving = self._move_ids(leader, known, when.take(np.flatnonzero(genuine)))
             results[genuine], moved = await within(moving, context)
             timers.due_ms[genuine], timers.seq[genuine] = moved.due_ms, moved.seq
-        return self._rescheduled(results, timers)
+        results, successors = await self._successors(leader, ids, genuine, results)
+        answer = self._rescheduled(results, timers)
+        answer.successor_ids = successors
+        return answer
 
     def _rescheduled(self, results: _Results, timers: Ids) -> pb.RescheduleResponse:
         moved = results == RESCHEDULED

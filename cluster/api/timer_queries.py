@@ -23,7 +23,7 @@ from cluster.state.host import Host
 from timer.entries.payloads import Ids, Keys, Targets
 from timer.leader.leader import Leader
 from timer.model import timer_id
-from timer.model.columns import U32
+from timer.model.columns import U32, U64
 from timer.model.firing_order import Position
 from timer.model.timer_errors import (
     InvalidRequestError,
@@ -38,6 +38,8 @@ from timer.pending.read_view import Cut, Filter, ViewPage
 from timer.pending.runs.row_reader import Whole
 from timer.pending.store import Store
 from timer.state.apply_results import ALREADY_CANCELLED, ALREADY_FIRED, DROPPED
+from timer.state.machine import Machine
+from timer.state.successors import last_of
 from timerclient.proto import timer_pb2 as pb
 
 HORIZONS_MS: Final = tuple(
@@ -92,9 +94,26 @@ class LookingIn:
                 held=bool(machine.pauses.past(whole.rows)[0]),
             )
         state = STATES.get(int(machine.judge(target)[0]))
+        successor = b""
+        if state in (None, pb.TIMER_CANCELLED):
+            last = await self.successors(machine, target.seq)
+            if last.seq[0]:
+                state = pb.TIMER_CANCELLED
+                successor = timer_id.encode(last.due_ms, last.seq, self._salt)
         if state is None:
             raise NotFoundError("timer", timer_id.to_text(request.timer_id))
-        return pb.GetTimerResponse(state=state)
+        return pb.GetTimerResponse(state=state, successor_id=successor)
+
+    async def successors(self, machine: Machine, seq: U64) -> Ids:
+        """Return the last timers known to go on for rescheduled ones, (n,); seq = 0: none.
+
+        Raises:
+            OverloadedError: too many look in already.
+        """
+        links = machine.successors.links
+        if not links:
+            return Ids(np.zeros(len(seq), np.int64), np.zeros(len(seq), np.uint64))
+        return await self.in_turn(partial(last_of, links, seq))
 
     async def read(self, target: Targets) -> tuple[Ids, Whole]:
         """Return which timer that is, and all of it; seq = 0: no pending one has the key, or is it.

@@ -108,7 +108,7 @@ def check_request(request: pb.ScheduleRequest, limits: RequestLimits) -> None:
         _check_request_id(request)
     if request.on_conflict not in pb.OnConflict.values():
         raise InvalidRequestError(
-            "on_conflict", request.on_conflict, "must be REJECT, REPLACE or KEEP"
+            "on_conflict", request.on_conflict, "must be REJECT, REPLACE, KEEP or UPDATE"
         )
     if len(request.timers) > COLUMNS_MAX:
         limit = f"a request has at most {COLUMNS_MAX} columns of timers"
@@ -403,7 +403,7 @@ def response_of(
         kept = verdicts.verdict == Verdict.KEPT
         due_ms = np.where(kept, verdicts.due_ms, due_ms)
         seq = np.where(kept, verdicts.seq, seq)
-        seq[verdicts.verdict == Verdict.REJECTED] = 0
+        seq[verdicts.verdict >= Verdict.REJECTED] = 0
     response = pb.ScheduleResponse(
         request_no=request.request_no,
         timer_ids=ids_or_zeros(due_ms, seq, salt),

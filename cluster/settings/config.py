@@ -140,7 +140,7 @@ class LimitsConfig(_Part):
     request_bytes_max: int = _int(16 * MIB, 1 * KIB, PAYLOAD_SIZE_MAX)
     """Payloads, keys and headers of one request; with its rows it must fit into one entry of the
     log."""
-    request_window_ms: int = _int(300_000, 1_000, 86_400_000)
+    request_window_ms: int = _int(300_000, 60_000, 86_400_000)
     """How long the answer to a request with a request_id is remembered. 131,072 of them are at a
     time, beyond which RESOURCE_EXHAUSTED: 437 a second over the default."""
     producer_idle_ms: int = _int(7 * 86_400_000, 1_000, 366 * 86_400_000)

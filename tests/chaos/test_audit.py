@@ -148,12 +148,15 @@ class Planted:
     def keyed(self, mark: int, key: str, result: str = "SCHEDULED", **other: Any) -> None:
         """Let a timer be asked for with a key, and answered so; `existing` is a seq."""
         existing = other.pop("existing", None)
-        mode = {"KEPT": "keep", "REJECTED": "reject"}.get(result, "replace")
+        modes = {"KEPT": "keep", "REJECTED": "reject", "NOT_PENDING": "update"}
+        mode = modes.get(result, "replace")
         fields = {"keys": [key], "results": [result], "on_conflict": mode} | other
         if existing is not None:
             fields["existing"] = [id_of(DUE_MS + existing, existing)]
             if result in ("KEPT", "REJECTED"):
                 fields["ids"] = [fields["existing"][0] if result == "KEPT" else None]
+        if result == "NOT_PENDING":
+            fields |= {"ids": [None], "existing": [None]}
         for line in self.lines:
             if line["op"] == "schedule" and line["marks"] == [mark]:
                 line.update(fields)
@@ -466,6 +469,14 @@ def plant_keys(p: Planted, expected: dict[int, str]) -> None:
     p.keyed(31, "k30", "KEPT", existing=30, on_conflict="reject")
     expected |= dict.fromkeys((25, 28, 31), "conflict_untrue")
     p.keyed(32, "k32", "KEPT", existing=31)  # and a timer
+    # Updates that found no timer: one was pending, or the row is one, or it was no update.
+    p.no_timer(37, "rejected", 36, "k36")
+    p.keyed(37, "k36", "NOT_PENDING")
+    p.keyed(38, "k38", "NOT_PENDING")
+    p.drop(39, "deliver", "ack")
+    p.change(39, end="rejected", queue_offset=None, end_index=1, other_seq=None)
+    p.keyed(39, "k39", "NOT_PENDING", on_conflict="replace")
+    expected |= dict.fromkeys((37, 38, 39), "conflict_untrue")
     expected[32] = "conflict_untrue"
     # Cancelled by key, by the answer, but it fired.
     p.keyed(33, "k33")
@@ -518,6 +529,13 @@ def honest_changes() -> Case:
     p.ask(15, "unknown")
     p.keyed(15, "k9", on_conflict="keep", results=None)
     expected[15] = "unknown_not_fired"
+    # An update that found no timer; a cancel of the old id of a rescheduled timer.
+    p.drop(20, "deliver", "ack")
+    p.change(20, end="rejected", queue_offset=None, end_index=1, other_seq=None)
+    p.keyed(20, "k20", "NOT_PENDING")
+    expected[20] = "rejected"
+    p.lines.append({"op": "cancel", "client": "c", "start_ms": 3, "end_ms": 4, "outcome": "ok",
+                    "ids": [id_of(DUE_MS + 1, 1)], "results": ["RESCHEDULED"]})  # fmt: skip
     # Cancelled by key and by filter, and by cancels whose answers were lost.
     for mark in (16, 17, 18, 19):
         p.cancelled(mark)

@@ -69,7 +69,9 @@ def test_what_was_asked_is_one_row_per_timer() -> None:
     assert rows == [told | first, told | second, unsure]
 
 
-@pytest.mark.parametrize("result", ["SCHEDULED", "REPLACED", "KEPT", "REJECTED", None])
+@pytest.mark.parametrize(
+    "result", ["SCHEDULED", "REPLACED", "KEPT", "REJECTED", "NOT_PENDING", None]
+)
 def test_only_what_made_a_timer_has_its_id(result: str | None) -> None:
     line = {"topic": "t", "outcome": "ok", "on_conflict": "keep", "marks": [1], "keys": ["k"]}
     (row,) = asked(line | {"ids": [id_of(10, 4)], "results": [result], "existing": [id_of(10, 9)]})

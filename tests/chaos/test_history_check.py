@@ -121,7 +121,7 @@ def test_value_of_another_kind_is_named(op: str, value: Any) -> None:
         (changed("schedule", keys=[None, ""]), "keys[1]", "a text that is not empty"),
         (changed("schedule", on_conflict="raise"), "on_conflict", "one of reject, replace, keep"),
         (changed("schedule", results=["KEPT", "REJECTED"]), "ids[1]", "null if, and only if"),
-        (changed("schedule", existing=[None, None]), "existing[0]", "is SCHEDULED; it is absent"),
+        (changed("schedule", existing=[None, None]), "existing[0]", "or SCHEDULED; it is absent"),
         (changed("cancel", keys=["a", "b"]), "keys", "cancel has no such field"),
         (changed("cancel by key", changed=1), "changed", "cancel by key has no such field"),
         (changed("cancel by filter", changed=None), "changed", "outcome is ok"),

@@ -214,6 +214,17 @@ def test_key_that_a_pending_timer_has_is_rejected_kept_or_taken_over(
     assert told[0].timers == 9
 
 
+def test_update_ends_a_pending_timer_or_makes_none(log: Log, tmp_path: Path) -> None:
+    log.schedule(T, [(100, 1), (200, 2)], keys=[b"a", b"b"])
+    log.fire(100)
+    update = OnConflict.UPDATE
+    log.schedule(T, [(300, 3), (300, 4), (300, 5)], keys=[b"a", b"b", b"b"], on_conflict=update)
+    log.schedule(T, [(400, 6)], keys=[b"b"])
+    told = read(log, tmp_path)
+    assert ends(told) == [FIRED, REPLACED, REJECTED, REPLACED, PENDING, REJECTED]
+    assert told[1].table["other"].tolist() == [0, 0, 0, 2, 4, 5]
+
+
 def test_key_of_a_cancelled_timer_is_free(log: Log, tmp_path: Path) -> None:
     log.schedule(T, [(100, 1), (200, 2)], keys=[b"a", b"b"])
     log.cancel([(100, 1)])

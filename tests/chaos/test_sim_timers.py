@@ -224,6 +224,9 @@ def test_replacement_of_what_was_delivered_breaks_its_key() -> None:
         (OnConflict.KEEP, Verdict.KEPT, 12),
         (OnConflict.KEEP, Verdict.KEPT, 8),
         (OnConflict.REJECT, Verdict.SCHEDULED, 0),
+        (OnConflict.UPDATE, Verdict.SCHEDULED, 0),
+        (OnConflict.UPDATE, Verdict.NOT_PENDING, 0),
+        (OnConflict.REPLACE, Verdict.NOT_PENDING, 0),
     ],
 )
 def test_answers_that_do_not_fit_in_the_order_of_the_log_break_their_key(
@@ -245,6 +248,10 @@ def test_answers_that_fit_break_nothing() -> None:
     book.keys.row(K, OnConflict.KEEP, told(TimerName(1_000, 8), Verdict.KEPT, 7), fired=False)
     book.keys.row(K, OnConflict.REPLACE, told(TimerName(5, 9), Verdict.REPLACED, 7), fired=False)
     book.rescheduled(TimerName(5, 9), TimerName(6, 10))
+    last = told(TimerName(1_000, 11), Verdict.REPLACED, 10)
+    book.keys.row(K, OnConflict.UPDATE, last, fired=False)
+    nothing = told(TimerName(1_000, 12), Verdict.NOT_PENDING)
+    book.keys.row(("a", b"l"), OnConflict.UPDATE, nothing, fired=False)
     book.keys.at_end({NAME})
     assert book.keys.keys[TimerName(6, 10)] == K
 

@@ -116,10 +116,11 @@ DONE: Final[Mapping[str, Callable[[Deeds], bool]]] = {
         {len(line["ids"]) == 1 for line in did.of("cancels", "cancel")} == {True, False}
     ),
     "every end of an upsert": lambda did: (
-        {"SCHEDULED", "REPLACED", "KEPT", "REJECTED"} == did.results("keyed", "schedule")
+        {"SCHEDULED", "REPLACED", "KEPT", "REJECTED", "NOT_PENDING"}
+        == did.results("keyed", "schedule")
     ),
     "every way of an upsert": lambda did: (
-        {"reject", "replace", "keep"}
+        {"reject", "replace", "keep", "update"}
         <= {line.get("on_conflict") for line in did.of("keyed-", "schedule")}
     ),
     "keys were there and not there": lambda did: all(

@@ -195,7 +195,7 @@ def test_idle_producer_expires_is_told_so_and_its_client_goes_on(
         """Return the new producer by which a client schedules one more. None: there is none."""
         nonlocal scheduled
         before = names()
-        mine.schedule(topic, b"1", delay=600)
+        mine.schedule_batch(topic, [b"1"], delay=600)
         scheduled += 1
         return next(iter(names() - before), None)
 

@@ -191,3 +191,47 @@ def test_change_names_one_timer_in_one_way(world: World, topic: str) -> None:
         with pytest.raises(InvalidRequest):
             ask()
     world.client.cancel(timer)
+
+
+def test_old_id_of_a_rescheduled_timer_leads_to_the_timer_that_fires_instead(
+    world: World, topic: str
+) -> None:
+    client = world.client
+    old = client.schedule(topic, b"x", delay=HOUR)
+    other = client.schedule(topic, b"y", delay=HOUR)
+    assert client.get_timer(old).replaced_by is None
+    between = client.reschedule(old, delay=2 * HOUR)
+    new = client.reschedule(between, delay=3 * HOUR)
+    told = client.get_timer(old.id)
+    assert (told.state, told.replaced_by) == (TimerState.CANCELLED, new.id)
+    assert client.cancel(old) is CancelResult.RESCHEDULED
+    assert client.cancel_batch([old, other, between, other]) == [
+        CancelResult.RESCHEDULED,
+        CancelResult.CANCELLED,
+        CancelResult.RESCHEDULED,
+        CancelResult.ALREADY_CANCELLED,
+    ]
+    with pytest.raises(NotPending, match=f"ALREADY_CANCELLED.* as {new.id}") as refused:
+        client.reschedule(old, delay=1)
+    assert refused.value.replaced_by == new.id
+    moved, again = client.reschedule_batch([old, new], delay=4 * HOUR)
+    assert again.timer is not None
+    assert (moved.result, moved.timer) == (RescheduleResult.ALREADY_CANCELLED, None)
+    assert moved.replaced_by == again.timer.id
+    assert client.cancel(str(client.get_timer(old).replaced_by)) is CancelResult.CANCELLED
+    assert client.get_timer(other).replaced_by is None
+
+
+def test_old_id_is_known_after_its_timer_has_fired_and_another_leader_leads(
+    world: World, topic: str
+) -> None:
+    client = world.client
+    old = client.schedule(topic, b"x", delay=HOUR, key="k")
+    new = client.reschedule(key="k", topic=topic, delay=world.moment)
+    world.change_leader()
+    with client.consumer(topic, "g") as consumer:
+        world.pass_time(2)
+        [message] = world.take(consumer, 1)
+    assert message.id == new.id == client.get_timer(old).replaced_by
+    assert client.cancel(old) is CancelResult.RESCHEDULED
+    assert client.cancel(new) is CancelResult.ALREADY_FIRED

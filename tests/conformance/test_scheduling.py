@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.running import WAIT_S
 from tests.conformance.worlds import World
-from timerclient import AlreadyExists, InvalidRequest, ScheduleResult, TimerState
+from timerclient import AlreadyExists, InvalidRequest, NotPending, ScheduleResult, TimerState
 
 HOUR = 3600.0
 HOUR_MS = 3_600_000
@@ -177,6 +177,43 @@ def test_key_that_is_taken_replaces_or_keeps_as_asked(world: World, topic: str) 
     assert (second.result, second.replaced) == (ScheduleResult.REPLACED, first.raw)
     assert client.get_timer(first).state is TimerState.CANCELLED
     assert client.get_timer(key="k", topic=topic).payload == b"3"
+
+
+def test_update_replaces_a_pending_timer_and_schedules_nothing_without_one(
+    world: World, topic: str
+) -> None:
+    client = world.client
+    with pytest.raises(NotPending, match="key = 'k'"):
+        client.schedule(topic, b"0", delay=HOUR, key="k", on_conflict="update")
+    first = client.schedule(topic, b"1", delay=world.moment, key="k")
+    second = client.schedule(topic, b"2", delay=2 * world.moment, key="k", on_conflict="update")
+    assert (second.result, second.replaced) == (ScheduleResult.REPLACED, first.raw)
+    with client.consumer(topic, "g") as consumer:
+        world.pass_time(3)
+        [message] = world.take(consumer, 1)
+        assert message.payload == b"2"
+    with pytest.raises(NotPending):  # it has just fired
+        client.schedule(topic, b"3", key="k", on_conflict="update", request_id=topic[-60:])
+    assert client.count_timers(topic).pending == 0
+
+
+def test_batch_of_updates_is_decided_one_by_one(world: World, topic: str) -> None:
+    client = world.client
+    first = client.schedule(topic, b"0", delay=HOUR, key="a")
+    timers = client.schedule_batch(
+        topic, [b"1", b"2", b"3"], keys=["a", "b", "a"], delay=HOUR, on_conflict="update"
+    )
+    replaced, absent = ScheduleResult.REPLACED, ScheduleResult.NOT_PENDING
+    assert timers.results == [replaced, absent, replaced]
+    assert timers.existing == [first.id, None, timers[0].id]
+    with pytest.raises(NotPending):
+        _ = timers[1]
+    assert [info.payload for info in client.list_timers(topic)] == [b"3"]
+    for keys in (None, ["a", None]):
+        with pytest.raises(InvalidRequest, match="each timer needs a key"):
+            client.schedule_batch(topic, [b"", b""], keys=keys, on_conflict="update")
+    with pytest.raises(InvalidRequest, match="each timer needs a key"):
+        client.schedule(topic, b"", on_conflict="update")
 
 
 def test_batch_with_taken_keys_is_decided_one_by_one(world: World, topic: str) -> None:

@@ -1,5 +1,7 @@
 """Lag, lateness, stories, producers, and requests that are sent more than once."""
 
+from contextlib import ExitStack
+
 import pytest
 
 from tests.conformance.worlds import World
@@ -72,10 +74,29 @@ def test_lag_is_the_age_of_what_waits_though_nothing_moves(world: World, topic: 
 
 def test_producer_is_told_by_its_name_and_among_all(world: World, topic: str) -> None:
     client = world.client
-    client.schedule(topic, b"x", delay=HOUR)
+    client.schedule_batch(topic, [b"x"], delay=HOUR)
     newest = client.producers()[-1]
     found = client.describe_producer(newest.producer)
     assert found.last_sequence >= 1
     assert found.expires_at_ms > found.used_at_ms
     with pytest.raises(InvalidRequest, match="producer"):
         client.describe_producer(0)
+
+
+def test_short_lived_clients_leave_no_producer(world: World, topic: str) -> None:
+    """Closed or not: the process of one may have been killed."""
+    before = {each.producer for each in world.client.producers()}
+    with ExitStack() as closed_later:
+        for number in range(100):
+            client = closed_later.enter_context(world.another_client())
+            client.schedule(topic, b"%d" % number, delay=HOUR)
+        assert {each.producer for each in world.client.producers()} <= before
+    assert world.client.count_timers(topic).pending == 100
+
+
+def test_client_that_closes_ends_its_producer(world: World, topic: str) -> None:
+    with world.another_client() as client:
+        before = {each.producer for each in world.client.producers()}
+        client.schedule_batch(topic, [b"1", b"2"], delay=HOUR)
+        assert len({each.producer for each in world.client.producers()} - before) == 1
+    assert {each.producer for each in world.client.producers()} <= before

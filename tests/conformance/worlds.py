@@ -6,6 +6,7 @@ is the same, and asked for with the same patience: on the fake it is there at th
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import grpc
@@ -42,6 +43,10 @@ class World:
     def clock_ms(self) -> int:
         """Return the cluster's time."""
         return self.client.count_timers(CLOCK).clock_ms
+
+    def another_client(self) -> AbstractContextManager[TimerClient]:
+        """Return a new client, for the caller to close."""
+        raise NotImplementedError
 
     def pass_time(self, moments: float = 1) -> None:
         """Return when so many moments more are over on the cluster's clock."""
@@ -124,6 +129,9 @@ class FakeWorld(World):
         self._fake = fake
         super().__init__(client)
 
+    def another_client(self) -> AbstractContextManager[TimerClient]:
+        return self._fake.client()
+
     def pass_time(self, moments: float = 1) -> None:
         self._fake.advance(moments * self.moment)
 
@@ -148,6 +156,9 @@ class RealWorld(World):
     def __init__(self, cluster: Running, client: TimerClient) -> None:
         self._cluster = cluster
         super().__init__(client)
+
+    def another_client(self) -> AbstractContextManager[TimerClient]:
+        return self._cluster.client()
 
     def pass_time(self, moments: float = 1) -> None:
         end_ms = self.clock_ms() + moments * self.moment_ms

@@ -362,6 +362,7 @@ def state_of(machine: Machine) -> dict[str, Any]:
             for group in topic.groups.values()
         ],
         "policies": dict(machine.policies),
+        "successors": [[column.tolist() for column in each] for each in machine.successors.links],
         "held": (machine.store.held, machine.pauses.swept),
         "late": {
             outcome: {
@@ -445,10 +446,13 @@ class Model:
             seq = self.next_seq
             self.next_seq += 1
             held = self.holder(topic, key)
+            if held is None and key and part.on_conflict is OnConflict.UPDATE:
+                verdicts.append((int(Verdict.NOT_PENDING), 0, 0))
+                continue
             if held is None:
                 verdicts.append((int(Verdict.SCHEDULED), 0, 0))
             else:
-                replace = part.on_conflict is OnConflict.REPLACE
+                replace = part.on_conflict in (OnConflict.REPLACE, OnConflict.UPDATE)
                 keep = part.on_conflict is OnConflict.KEEP
                 verdict = Verdict.KEPT if keep else Verdict.REJECTED
                 verdict = Verdict.REPLACED if replace else verdict

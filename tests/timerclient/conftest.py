@@ -9,13 +9,19 @@ import pytest
 
 from tests.timerclient.fake_cluster import Cluster
 from timerclient.rows.background import _on_loop_error
-from timerclient.streams import subscription
+from timerclient.streams import first_calls, subscription
 
 
 @pytest.fixture(autouse=True)
 def closing_waits_for_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a closed consumer gave back is there, however slow the machine is."""
     monkeypatch.setattr(subscription, "LEAVE_S", 60.0)
+
+
+@pytest.fixture(autouse=True)
+def producer_from_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests are about producers, except those of first calls."""
+    monkeypatch.setattr(first_calls, "FIRST_CALLS", 0)
 
 
 @pytest.fixture

@@ -59,9 +59,11 @@ class Timers:
     def schedule(self, row: Row, mode: int) -> tuple[int, bytes, bytes]:
         """Return (result, id, other id)."""
         held = self.holder(row.topic, row.key)
+        if held is None and mode == pb.UPDATE:
+            return pb.NOT_PENDING, bytes(15), bytes(15)
         if held is None:
             return pb.SCHEDULED, self.add(row), bytes(15)
-        if mode == pb.REPLACE:
+        if mode in (pb.REPLACE, pb.UPDATE):
             held.cancelled = True
             return pb.REPLACED, self.add(row), held.raw
         if mode == pb.KEEP:

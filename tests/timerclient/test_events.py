@@ -203,8 +203,10 @@ def test_types_are_seen_by_an_application_outside_the_tree(tmp_path: Path) -> No
         "    reveal_type(message.due)\n"
         "    return message.topic\n"
     )
+    script = Path(__file__).with_name("user_script.py").read_text()
+    (tmp_path / "script.py").write_text(script)
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "app.py"],
+        [sys.executable, "-m", "mypy", "--strict", "app.py", "script.py"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -212,4 +214,5 @@ def test_types_are_seen_by_an_application_outside_the_tree(tmp_path: Path) -> No
     )
     told = [line.split(":")[1] for line in done.stdout.splitlines() if ": error:" in line]
     assert told == ["3", "4", "5", "6"], done.stdout
+    assert "script.py" not in done.stdout
     assert 'note: Revealed type is "datetime.datetime"' in done.stdout

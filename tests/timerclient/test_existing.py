@@ -231,7 +231,7 @@ async def test_batches_of_reschedules_and_filters(client: AsyncTimerClient) -> N
     moved = await client.reschedule_batch(timers[:2], due_ms=[due[0] + 1, due[1] + 2])
     assert [one.timer.due_ms for one in moved if one.timer] == [due[0] + 1, due[1] + 2]
     again = await client.reschedule_batch([timers[0]], delay=1)
-    assert again == [(RescheduleResult.ALREADY_CANCELLED, None)]
+    assert again == [(RescheduleResult.ALREADY_CANCELLED, None, None)]
     assert await client.cancel_where("t", due_to=due[4]) == 4
     start = datetime.fromtimestamp(due[6] / 1000, UTC)
     assert await client.reschedule_where("t", {"due_from": start}, delay=100) == 4

@@ -312,7 +312,7 @@ def test_operators_calls_are_answered() -> None:
 def test_producer_ends_with_its_client() -> None:
     with FakeCluster() as cluster, cluster.client() as client:
         with cluster.client() as other:
-            other.schedule("t", b"x", delay=HOUR)
+            other.schedule_batch("t", [b"x"], delay=HOUR)
             [producer] = client.producers()
             assert producer.last_sequence == 1
         assert client.producers() == []
@@ -335,7 +335,7 @@ def test_failover_ends_leases_and_consumers_come_back_by_themselves() -> None:
 
 def test_disconnected_cluster_is_unreachable_and_goes_on_by_itself() -> None:
     with FakeCluster() as cluster, cluster.client() as client:
-        client.schedule("t", b"p", delay=HOUR)
+        client.schedule_batch("t", [b"p"], delay=HOUR)
         consumer = client.consumer("t", "g")
         cluster.disconnect()
         with pytest.raises(Unreachable) as refused:
@@ -353,7 +353,7 @@ def test_disconnected_cluster_is_unreachable_and_goes_on_by_itself() -> None:
 
 async def test_answer_that_is_lost_is_an_unknown_outcome_or_a_duplicate() -> None:
     async with AsyncFakeCluster() as cluster, cluster.client() as client:
-        await client.schedule("t", b"the stream stands", delay=HOUR)
+        await client.schedule_batch("t", [b"the stream stands"], delay=HOUR)
         impatient = asyncio.create_task(client.schedule("t", b"q", delay=HOUR, timeout=0.2))
         patient = asyncio.create_task(client.schedule("t", b"q", delay=HOUR))
         assert cluster._node is not None

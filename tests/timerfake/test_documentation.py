@@ -80,9 +80,18 @@ def test_example_of_the_readme_does_what_it_says(monkeypatch: pytest.MonkeyPatch
 
 
 def test_example_of_throughput_sends_what_was_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    [example] = examples("docs/python.md")
+    [_, example] = examples("docs/python.md")
     with FakeCluster() as fake:
         assert sum(map(int, played(example, fake, monkeypatch))) == 5_000
+
+
+def test_example_of_keys_updates_a_timer_and_finds_one_by_its_old_id(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    [example, _] = examples("docs/python.md")
+    with FakeCluster() as fake, fake.client() as client:
+        assert played(example, fake, monkeypatch) == []
+        assert client.get_timer(key="order-4711", topic="orders").payload == b"total 25"
 
 
 def test_consumer_holds_what_it_has_and_its_window_and_gives_its_group_its_lease() -> None:

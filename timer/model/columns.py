@@ -91,6 +91,8 @@ class OnConflict(enum.IntEnum):
     """The pending one is cancelled."""
     KEEP = 2
     """It is not scheduled; the pending one stands for it."""
+    UPDATE = 3
+    """The pending one is cancelled; without one the new timer is not scheduled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -216,6 +216,7 @@ def capture(machine: Machine, ahead: FlushSources) -> tuple[State, list[Spill]]:
         "requests": machine.requests.all(),
         "key_secret": machine.store.hasher.secret,
         "trace": machine.trace.pack(),
+        "successors": machine.successors.pack(),
         "cancels": [[minute, [*arrays]] for minute, arrays in machine.cancels.buckets.items()],
         "late": [
             [outcome, minute, [*arrays]]
@@ -344,6 +345,7 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
         for (text, body, until_ms), answer in state["requests"]
     )
     machine.trace.restore(state["trace"])
+    machine.successors.restore(state.get("successors", ([], [])))  # older manifests have none
     for minute, arrays in state["cancels"]:
         for data in arrays:
             machine.cancels.restore(minute, np.frombuffer(data, np.uint64))
@@ -542,7 +544,7 @@ def _pack(value: object) -> object:
         tail = [column.tobytes() for column in columns]
         return [value.sequence, value.first_seq, value.due_ms.tobytes(), value.body, *tail]
     assert isinstance(value, np.ndarray), type(value)
-    if value.dtype == np.uint64:  # seqs of cancels, offsets that moved
+    if value.dtype == np.uint64:  # seqs and due times of timers, offsets that moved
         return value.tobytes()
     used = np.flatnonzero(value)
     return zlib.compress(value[: int(used[-1]) + 1 if len(used) else 0].tobytes(), 1)

@@ -26,6 +26,8 @@ class Verdict(enum.IntEnum):
     """Not scheduled: the pending timer with its key stands for it."""
     REJECTED = 4
     """Not scheduled: a pending timer has its key."""
+    NOT_PENDING = 5
+    """Not scheduled: no pending timer has its key, and it was to replace one."""
 
 
 NEW_MAX: Final = Verdict.REPLACED
@@ -81,7 +83,8 @@ def decide(
     keyed = np.flatnonzero(rows["key_size"])
     holders: dict[tuple[int, bytes], tuple[int, int, int]] = {}
     ends = np.cumsum(keys.sizes, dtype=np.int64)
-    for number in np.flatnonzero((held["seq"] > 0) | _repeated(hashes)).tolist():
+    updates = modes[keyed] == OnConflict.UPDATE
+    for number in np.flatnonzero((held["seq"] > 0) | updates | _repeated(hashes)).tolist():
         at, end = int(keyed[number]), int(ends[number])
         name = int(rows["topic"][at]), bytes(keys.blob[end - int(keys.sizes[number]) : end])
         if name not in holders and held["seq"][number]:
@@ -89,7 +92,7 @@ def decide(
         holder = holders.get(name)
         if holder is not None and holder[1]:
             other_due[at], other_seq[at], place = holder
-            if modes[at] != OnConflict.REPLACE:
+            if modes[at] not in (OnConflict.REPLACE, OnConflict.UPDATE):
                 keep = modes[at] == OnConflict.KEEP
                 verdict[at] = Verdict.KEPT if keep else Verdict.REJECTED
                 continue
@@ -98,6 +101,9 @@ def decide(
                 ended.append(-1 - place)
             else:
                 undone[place] = True
+        elif updates[number]:
+            verdict[at] = Verdict.NOT_PENDING
+            continue
         due = int(rows["due_ms"][at])
         holders[name] = (due, int(rows["seq"][at]), at) if pends[at] else (0, 0, at)
     verdicts = Verdicts(verdict, other_due, other_seq)

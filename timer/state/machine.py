@@ -99,6 +99,7 @@ from timer.state.pauses import Pauses
 from timer.state.producers import Producers, RequestAnswer
 from timer.state.request_ids import RequestIds
 from timer.state.retention import Retention
+from timer.state.successors import Successors
 
 FIRE_MARK_MS: Final = 10_000
 RESCHEDULE_BYTES_MAX: Final = 4 << 20
@@ -136,6 +137,7 @@ class Machine:
         self.producers = Producers()
         self.requests = RequestIds()
         self.trace = Trace()
+        self.successors = Successors()
         self.cancels = Cancels()
         self.late = {kind: Late() for kind in (ALREADY_FIRED, ALREADY_CANCELLED, DROPPED)}
         """Of what was held, how it ended."""
@@ -420,6 +422,7 @@ class Machine:
         self.next_seq = Seq(self.next_seq + n)
         rows["due_ms"], rows["seq"] = timers.due_ms[moved], timers.seq[moved]
         rows["requested_ms"] = order.requested_ms[moved]
+        self.successors.add(targets.seq[moved], timers.due_ms[moved], timers.seq[moved])
         ready = self._admit(rows, whole.blob) if len(rows) else ()
         return RescheduleApplied(results, targets, timers, ready)
 

@@ -112,9 +112,10 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--key", help="unique among the topic's pending timers")
     parser.add_argument(
         "--on-conflict",
-        choices=("reject", "replace", "keep"),
+        choices=("reject", "replace", "keep", "update"),
         default="reject",
-        help="what to do if a pending timer has the key; default: reject",
+        help="what to do if a pending timer has the key; default: reject. update: replace it, and "
+        "schedule nothing if there is none",
     )
     parser.add_argument(
         "--request-id", help="a repeated request under the same id, within minutes, is one timer"

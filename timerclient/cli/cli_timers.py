@@ -207,7 +207,7 @@ def _changed(what: str, count: Changed) -> tuple[dict[str, Any], str]:
 def _document(timer: TimerInfo) -> dict[str, Any]:
     head = {"id": timer.id, "state": timer.state.name, "due_ms": timer.due_ms}
     if timer.payload is None:
-        return head
+        return head | ({"replaced_by": timer.replaced_by} if timer.replaced_by else {})
     return head | {
         "topic": timer.topic,
         "held": timer.held,

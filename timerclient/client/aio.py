@@ -7,16 +7,17 @@
                 message.ack()
 
 One client is one idempotent producer: what it retries becomes one set of timers, through failovers
-too. Requests are sent in the order in which their calls began, so that plain concurrency (tasks,
-`asyncio.gather`) is pipelining. Calls of `schedule` that are made close together share a request.
-What waits for its answer is held in memory: the callers bound that by how many calls they make at
-a time.
+too. Its first single calls need no producer (timerclient/streams/first_calls.py). Requests are sent
+in the order in which their calls began, so that plain concurrency (tasks, `asyncio.gather`) is
+pipelining. Calls of `schedule` that are made close together share a request. What waits for its
+answer is held in memory: the callers bound that by how many calls they make at a time.
 
 A client belongs to the event loop that it is used on first.
 """
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from functools import partial
@@ -35,6 +36,7 @@ from timerclient.rows.policy_fields import PolicyFields
 from timerclient.rows.rows import DueTime, Headers, NewTimer, OnConflict, WhenMany
 from timerclient.rows.scheduled_timers import RequestOutcome, Timer, Timers
 from timerclient.streams.credit import Credit
+from timerclient.streams.first_calls import REPEAT_S, FirstCalls
 from timerclient.streams.nodes import (
     RANK_MAX,
     Dial,
@@ -48,7 +50,7 @@ from timerclient.streams.producer import ProducerStream, SingleRow, WaitingCall,
 from timerclient.streams.subscription import Subscription
 from timerclient.values.client_events import Events, OnEvent
 from timerclient.values.client_settings import ClientSettings
-from timerclient.values.errors import Closed, InvalidRequest, TimerError
+from timerclient.values.errors import Closed, InvalidRequest, Overloaded, TimerError
 
 T = TypeVar("T")
 C = TypeVar("C", bound="Registered")
@@ -92,6 +94,7 @@ def make_row(
     rows.utf8("topic", topic)  # here, or it would break the request that others share with it
     row = SingleRow(topic, rows.payload_bytes(payload), way, values[0])
     mode = rows.conflict_mode(on_conflict)
+    rows.check_keyed(mode, [key])
     if key:
         row.key, row.on_conflict = rows.utf8("key", key), mode
     if headers:
@@ -212,6 +215,7 @@ class AsyncTimerClient(TopicCalls):
         self._call_s = settings.call_s if timeout is None else timeout_s(timeout)
         self._nodes: Nodes | None = None
         self._producer: ProducerStream | None = None
+        self._first_calls = FirstCalls()
         self._consumers: set[AsyncConsumer] = set()
         self._closed = False
 
@@ -237,7 +241,8 @@ class AsyncTimerClient(TopicCalls):
 
         A `key` is unique among the pending timers of its topic. If one has it, `on_conflict` says:
         "reject" this one, "replace" it, which cancels it, or "keep" it and return it. With none
-        pending, as when it has just fired, each of them schedules this one.
+        pending, as when it has just fired, each of these schedules this one. "update" replaces a
+        pending timer, and schedules nothing if there is none.
 
         A `request_id` (up to 64 bytes) makes the call one that may be made again, by whatever
         process: within the cluster's window (limits.request_window_ms, five minutes) the same call
@@ -246,11 +251,13 @@ class AsyncTimerClient(TopicCalls):
 
         Raises:
             AlreadyExists: a pending timer has the key; `existing` is its id.
+            NotPending: on_conflict is "update", and no pending timer has the key.
             InvalidRequest: an argument breaks a limit; a naive datetime, for one. Or the request
                 id was another call's.
             OutcomeUnknown: no answer in time; the timer may have been scheduled, or be yet.
             TimerError: it was refused, and not scheduled.
         """
+        began_s = time.monotonic()
         row = make_row(topic, payload, key, headers, on_conflict, when)
         if request_id is not None:
             body, _ = encode_rows([row], row.on_conflict)
@@ -258,8 +265,30 @@ class AsyncTimerClient(TopicCalls):
         future: asyncio.Future[Timer] = asyncio.get_running_loop().create_future()
         make = partial(RequestOutcome.timer, key=key) if key else RequestOutcome.timer
         call = WaitingCall(future, 1, make, self.within_s(timeout))
+        if self.is_new:
+            with contextlib.suppress(Overloaded):  # too many ids are remembered: a producer's turn
+                return (await self._schedule_first(row, timeout)).timer(key or "")
+        else:
+            await self._first_calls.wait(call.within_s)
+        call.waited_s = time.monotonic() - began_s
         self.producer().submit_row(row, call)
         return await self._answered(future, call)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the next single call names its request, so that it needs no producer."""
+        return self._producer is None and self._first_calls.is_one
+
+    async def _schedule_first(
+        self,
+        row: SingleRow,
+        timeout: Seconds | None,  # noqa: ASYNC109
+    ) -> RequestOutcome:
+        body, _ = encode_rows([row], row.on_conflict)
+        named = self._schedule_named(
+            body, secrets.token_hex(16), timeout, repeat_s=REPEAT_S, at_once=(Overloaded,)
+        )
+        return await self._first_calls.run(named)
 
     async def schedule_batch(  # noqa: PLR0913 -- options, by keyword
         self,
@@ -290,6 +319,7 @@ class AsyncTimerClient(TopicCalls):
             return Timers(await self._schedule_named(body, request_id, timeout))
         future: asyncio.Future[Timers] = asyncio.get_running_loop().create_future()
         call = WaitingCall(future, n, Timers, self.within_s(timeout))
+        await self._first_calls.wait(call.within_s)
         self.producer().submit(body, call)
         return await self._answered(future, call)
 
@@ -317,6 +347,7 @@ class AsyncTimerClient(TopicCalls):
         future: asyncio.Future[Timers] = asyncio.get_running_loop().create_future()
         make = partial(in_order, order)
         call = WaitingCall(future, len(order), make, self.within_s(timeout))
+        await self._first_calls.wait(call.within_s)
         self.producer().submit(body, call)
         return await self._answered(future, call)
 
@@ -325,6 +356,9 @@ class AsyncTimerClient(TopicCalls):
         body: bytes,
         request_id: str,
         timeout: Seconds | None,  # noqa: ASYNC109
+        *,
+        repeat_s: float | None = None,
+        at_once: tuple[type[TimerError], ...] = (),
     ) -> RequestOutcome:
         """Send a request that has an id, again and again, while the cluster remembers it."""
         request = pb.ScheduleRequest.FromString(body)
@@ -332,7 +366,8 @@ class AsyncTimerClient(TopicCalls):
         answer = await self.nodes().call(
             lambda node, left_s: node.timers.Schedule(request, timeout=left_s),
             within_s=self.within_s(timeout),
-            repeat_s=REPEAT_NAMED_S,
+            repeat_s=REPEAT_NAMED_S if repeat_s is None else repeat_s,
+            at_once=at_once,
         )
         return RequestOutcome(answer.timer_ids, answer.duplicate, answer.results, answer.other_ids)
 
@@ -565,6 +600,8 @@ class AsyncTimerClient(TopicCalls):
         closing = [close(within_s) for close in consumers]
         if self._producer is not None:
             closing.append(self._producer.close(within_s))
+        elif self._nodes is not None:
+            closing.append(self._first_calls.close(within_s))
         try:
             told = await asyncio.gather(*closing, return_exceptions=True)
         finally:

@@ -128,7 +128,8 @@ class TimerClient(TopicFront):
 
         A `key` is unique among the pending timers of its topic. If one has it, `on_conflict` says:
         "reject" this one, "replace" it, which cancels it, or "keep" it and return it. With none
-        pending, as when it has just fired, each of them schedules this one.
+        pending, as when it has just fired, each of these schedules this one. "update" replaces a
+        pending timer, and schedules nothing if there is none.
 
         A `request_id` (up to 64 bytes) makes the call one that may be made again, by whatever
         process: within the cluster's window (limits.request_window_ms, five minutes) the same call
@@ -137,12 +138,13 @@ class TimerClient(TopicFront):
 
         Raises:
             AlreadyExists: a pending timer has the key; `existing` is its id.
+            NotPending: on_conflict is "update", and no pending timer has the key.
             InvalidRequest: an argument breaks a limit; a naive datetime, for one. Or the request
                 id was another call's.
             OutcomeUnknown: no answer in time; the timer may have been scheduled, or be yet.
             TimerError: it was refused, and not scheduled.
         """
-        if request_id is not None:
+        if request_id is not None or self._client.is_new:
             return self._background.call(
                 self._client.schedule(
                     topic,
@@ -310,8 +312,9 @@ class TimerClient(TopicFront):
         """Return what became of the cancel of one timer: by its id, or by its key and topic.
 
         By id it is sent again through failovers; if a first answer was lost, the next may be
-        ALREADY_CANCELLED of its own work. By key only a pending timer is found, and it is sent
-        once: when the answer is lost the key may be another timer's by now.
+        ALREADY_CANCELLED of its own work. RESCHEDULED: it was rescheduled before, and fires under
+        another id, `get_timer(timer).replaced_by`. By key only a pending timer is found, and it is
+        sent once: when the answer is lost the key may be another timer's by now.
 
         Raises:
             NotFound: there is no such topic.
@@ -362,11 +365,13 @@ class TimerClient(TopicFront):
         """Return the timer that fires instead of a pending one, named by id, or by key and topic.
 
         It has a new id, and the old one's key, payload and headers. When: as `schedule`, but it has
-        to be said. The old id is a cancelled timer's from then on; `tell_story` of it gives the new
-        one (`other_id` of its event RESCHEDULED), as long as the log holds that.
+        to be said. The old id stays known: `get_timer` of it returns the new one in `replaced_by`,
+        as does the error of another reschedule; a cancel returns RESCHEDULED. The cluster knows its
+        last 65,536 reschedules at least.
 
         Raises:
-            NotPending: the timer fired, was cancelled, or is not known; nothing was changed.
+            NotPending: the timer fired, was cancelled, was rescheduled before (`replaced_by`), or
+                is not known; nothing was changed.
             NotFound: there is no such topic.
             OutcomeUnknown: no answer in time; it may have been rescheduled. Look by key.
         """
@@ -666,7 +671,7 @@ class Consumer:
 
     def __next__(self) -> Message:
         """Return the next message."""
-        message = self._subscription.next() or self._wait(self._subscription.next, None)
+        message = self._look(self._subscription.next) or self._wait(self._subscription.next, None)
         if message is None:
             raise StopIteration
         return message
@@ -692,7 +697,7 @@ class Consumer:
         while True:
             # Cleared before looking: what arrives after the look sets it again.
             self._arrived.clear()
-            found = look()
+            found = self._look(look)
             if found:
                 return found
             if self._subscription.error is not None:
@@ -705,6 +710,20 @@ class Consumer:
             check_wait()
             if not self._arrived.wait(left_s):
                 return None
+
+    def _look(self, look: Callable[[], T | None]) -> T | None:
+        """Return what `look` finds; in a cluster in memory, when nothing happens any more.
+
+        There the loop's thread and the application's take turns, so what is found is the same in
+        every run.
+        """
+        settle = self._subscription.settle
+        if settle is None:
+            return look()
+        self._background.call(settle())
+        found = look()
+        self._background.call(settle())
+        return found
 
     def flush(self, timeout: Seconds | None = None) -> None:
         """Wait until every ack that was made by now is answered.

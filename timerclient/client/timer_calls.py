@@ -145,8 +145,9 @@ class Existing:
         """Return what became of the cancel of one timer: by its id, or by its key and topic.
 
         By id it is sent again through failovers; if a first answer was lost, the next may be
-        ALREADY_CANCELLED of its own work. By key only a pending timer is found, and it is sent
-        once: when the answer is lost the key may be another timer's by now.
+        ALREADY_CANCELLED of its own work. RESCHEDULED: it was rescheduled before, and fires under
+        another id, `get_timer(timer).replaced_by`. By key only a pending timer is found, and it is
+        sent once: when the answer is lost the key may be another timer's by now.
 
         Raises:
             NotFound: there is no such topic.
@@ -172,7 +173,7 @@ class Existing:
             request = pb.CancelRequest(timer_ids=raw[start : start + CANCEL_IDS_MAX * ids.SIZE])
             with part_of(results, len(results)):
                 answer = await self._call(cancelling(request), timeout)
-            results += [CancelResult(result) for result in answer.results]
+            results += pending_timers.cancelled(answer)
         return results
 
     async def cancel_keys(
@@ -228,11 +229,13 @@ class Existing:
         """Return the timer that fires instead of a pending one, named by id, or by key and topic.
 
         It has a new id, and the old one's key, payload and headers. When: as `schedule`, but it has
-        to be said. The old id is a cancelled timer's from then on; `tell_story` of it gives the new
-        one (`other_id` of its event RESCHEDULED), as long as the log holds that.
+        to be said. The old id stays known: `get_timer` of it returns the new one in `replaced_by`,
+        as does the error of another reschedule; a cancel returns RESCHEDULED. The cluster knows its
+        last 65,536 reschedules at least.
 
         Raises:
-            NotPending: the timer fired, was cancelled, or is not known; nothing was changed.
+            NotPending: the timer fired, was cancelled, was rescheduled before (`replaced_by`), or
+                is not known; nothing was changed.
             NotFound: there is no such topic.
             OutcomeUnknown: no answer in time; it may have been rescheduled. Look by key.
         """

@@ -131,6 +131,8 @@ class _OnConflictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OnConflict
     """the pending timer is cancelled"""
     KEEP: _OnConflict.ValueType  # 2
     """the row is not scheduled; the pending timer stands for it"""
+    UPDATE: _OnConflict.ValueType  # 3
+    """the pending timer is cancelled; if there is none, the row is not scheduled"""
 
 class OnConflict(_OnConflict, metaclass=_OnConflictEnumTypeWrapper):
     """A key is unique among the pending timers of its topic. Rows are decided in their order."""
@@ -141,6 +143,8 @@ REPLACE: OnConflict.ValueType  # 1
 """the pending timer is cancelled"""
 KEEP: OnConflict.ValueType  # 2
 """the row is not scheduled; the pending timer stands for it"""
+UPDATE: OnConflict.ValueType  # 3
+"""the pending timer is cancelled; if there is none, the row is not scheduled"""
 Global___OnConflict: _TypeAlias = OnConflict  # noqa: Y015
 
 class _ScheduleResult:
@@ -157,6 +161,8 @@ class _ScheduleResultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Schedu
     """not scheduled; timer_ids and other_ids: the pending timer with its key"""
     REJECTED: _ScheduleResult.ValueType  # 4
     """not scheduled; other_ids: the pending timer with its key; timer_ids: zeros"""
+    NOT_PENDING: _ScheduleResult.ValueType  # 5
+    """UPDATE only: not scheduled, no pending timer has its key; both ids: zeros"""
 
 class ScheduleResult(_ScheduleResult, metaclass=_ScheduleResultEnumTypeWrapper): ...
 
@@ -168,6 +174,8 @@ KEPT: ScheduleResult.ValueType  # 3
 """not scheduled; timer_ids and other_ids: the pending timer with its key"""
 REJECTED: ScheduleResult.ValueType  # 4
 """not scheduled; other_ids: the pending timer with its key; timer_ids: zeros"""
+NOT_PENDING: ScheduleResult.ValueType  # 5
+"""UPDATE only: not scheduled, no pending timer has its key; both ids: zeros"""
 Global___ScheduleResult: _TypeAlias = ScheduleResult  # noqa: Y015
 
 class _CancelResult:
@@ -719,12 +727,15 @@ class CancelResponse(_message.Message):
     TIMER_IDS_FIELD_NUMBER: _builtins.int
     CANCELLED_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    SUCCESSOR_IDS_FIELD_NUMBER: _builtins.int
     timer_ids: _builtins.bytes
     """with keys: the timers that had them; zeros where none had"""
     cancelled: _builtins.int
     """not with those of an earlier sending whose answer was lost"""
     next_page_token: _builtins.bytes
     """with filter: there may be more. Empty: there are none"""
+    successor_ids: _builtins.bytes
+    """with ids: n x 15 bytes. The timer that fires instead of one that was"""
     @_builtins.property
     def results(self) -> _containers.RepeatedScalarFieldContainer[Global___CancelResult.ValueType]:
         """of ids and keys, one each. A key: CANCELLED or NOT_FOUND"""
@@ -736,10 +747,11 @@ class CancelResponse(_message.Message):
         timer_ids: _builtins.bytes = ...,
         cancelled: _builtins.int = ...,
         next_page_token: _builtins.bytes = ...,
+        successor_ids: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "next_page_token", b"next_page_token", "results", b"results", "timer_ids", b"timer_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "next_page_token", b"next_page_token", "results", b"results", "successor_ids", b"successor_ids", "timer_ids", b"timer_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -802,11 +814,14 @@ class RescheduleResponse(_message.Message):
     TIMER_IDS_FIELD_NUMBER: _builtins.int
     RESCHEDULED_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    SUCCESSOR_IDS_FIELD_NUMBER: _builtins.int
     timer_ids: _builtins.bytes
     """n x 15 bytes: the new ids; zeros where it was not rescheduled"""
     rescheduled: _builtins.int
     """as CancelResponse.cancelled"""
     next_page_token: _builtins.bytes
+    successor_ids: _builtins.bytes
+    """as in CancelResponse"""
     @_builtins.property
     def results(self) -> _containers.RepeatedScalarFieldContainer[Global___RescheduleResult.ValueType]: ...
     def __init__(
@@ -816,10 +831,11 @@ class RescheduleResponse(_message.Message):
         timer_ids: _builtins.bytes = ...,
         rescheduled: _builtins.int = ...,
         next_page_token: _builtins.bytes = ...,
+        successor_ids: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "rescheduled", b"rescheduled", "results", b"results", "timer_ids", b"timer_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "rescheduled", b"rescheduled", "results", b"results", "successor_ids", b"successor_ids", "timer_ids", b"timer_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -860,12 +876,15 @@ class GetTimerResponse(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     TIMER_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
+    SUCCESSOR_ID_FIELD_NUMBER: _builtins.int
     state: Global___TimerState.ValueType
     """what is not known, or no more, is NOT_FOUND"""
     topic: _builtins.str
     """PENDING only, as `timer`"""
     held: _builtins.bool
     """PENDING: it is overdue, as its topic is paused, or was just now"""
+    successor_id: _builtins.bytes
+    """CANCELLED: it was rescheduled, and this timer fires instead; or it has"""
     @_builtins.property
     def timer(self) -> Global___PendingTimers: ...
     def __init__(
@@ -875,10 +894,11 @@ class GetTimerResponse(_message.Message):
         topic: _builtins.str = ...,
         timer: Global___PendingTimers | None = ...,
         held: _builtins.bool = ...,
+        successor_id: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timer", b"timer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "state", b"state", "timer", b"timer", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "state", b"state", "successor_id", b"successor_id", "timer", b"timer", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

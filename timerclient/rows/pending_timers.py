@@ -20,7 +20,7 @@ from timerclient.rows import rows
 from timerclient.rows.scheduled_timers import Timer
 from timerclient.values import ids
 from timerclient.values.errors import InvalidRequest, NotPending
-from timerclient.values.results import RescheduleResult, TimerState
+from timerclient.values.results import CancelResult, RescheduleResult, TimerState
 
 CHANGES_MAX: Final = 256
 """Timers in one request by key; the server takes as many."""
@@ -53,6 +53,9 @@ class TimerInfo:
     headers: Mapping[str, str] | None = field(default=None, repr=False)
     held: bool = False
     """It is overdue, as its topic is paused, or was just now. Told of one timer, not in lists."""
+    replaced_by: str | None = None
+    """Of a CANCELLED timer that was rescheduled: id of the timer that fires instead, as long as the
+    cluster knows it. After more than 1,024 reschedules that one may have been rescheduled, too."""
 
     @property
     def id(self) -> str:
@@ -92,6 +95,8 @@ class Rescheduled(NamedTuple):
     result: RescheduleResult
     timer: Timer | None
     """The timer that fires instead. None: it was not rescheduled."""
+    replaced_by: str | None = None
+    """Id of the timer that fires instead, if this one was rescheduled before; None: not known."""
 
 
 class Changed(int):
@@ -173,14 +178,29 @@ def pieces(raw: bytes) -> list[bytes]:
 def rescheduled(answer: pb.RescheduleResponse) -> list[Rescheduled | None]:
     """Return what became of each timer of a request. None: it was left as it was; ask again."""
     out: list[Rescheduled | None] = []
-    for result, raw in zip(answer.results, pieces(answer.timer_ids), strict=True):
+    others = successors(answer.successor_ids, len(answer.results))
+    for result, raw, other in zip(answer.results, pieces(answer.timer_ids), others, strict=True):
         if result == pb.RESCHEDULE_LEFT:
             out.append(None)
             continue
         done = RescheduleResult(result)
         moved = done is RescheduleResult.RESCHEDULED
-        out.append(Rescheduled(done, Timer(raw) if moved else None))
+        out.append(Rescheduled(done, Timer(raw) if moved else None, other))
     return out
+
+
+def successors(raw: bytes, n: int) -> list[str | None]:
+    """Return the ids of the timers that fire instead of n rescheduled ones; None: none is known."""
+    return [ids.to_text(one) if any(one) else None for one in pieces(raw)] or [None] * n
+
+
+def cancelled(answer: pb.CancelResponse) -> list[CancelResult]:
+    """Return what became of each timer of a request."""
+    others = successors(answer.successor_ids, len(answer.results))
+    return [
+        CancelResult.RESCHEDULED if other else CancelResult(result)
+        for result, other in zip(answer.results, others, strict=True)
+    ]
 
 
 def only(one: Rescheduled, name: str) -> Timer:
@@ -190,7 +210,7 @@ def only(one: Rescheduled, name: str) -> Timer:
         NotPending: it was not rescheduled.
     """
     if one.timer is None:
-        raise NotPending.of(name, one.result)
+        raise NotPending.of(name, one.result, one.replaced_by)
     return one.timer
 
 
@@ -217,7 +237,8 @@ def info(answer: pb.GetTimerResponse, raw: bytes) -> TimerInfo:
     """Return one timer; `raw` is the id that it was asked for by."""
     if answer.state == pb.TIMER_PENDING:
         return replace(next(infos(answer.topic, answer.timer)), held=answer.held)
-    return TimerInfo(raw, TimerState(answer.state))
+    replaced_by = ids.to_text(answer.successor_id) if answer.successor_id else None
+    return TimerInfo(raw, TimerState(answer.state), replaced_by=replaced_by)
 
 
 def counts(answer: pb.CountTimersResponse) -> TimerCounts:

@@ -36,7 +36,7 @@ REQUEST_SIZE_MAX: Final = (64 << 20) - 1024
 """Bytes of one request's rows: a message is 64 MiB at most, its head is small."""
 
 Headers = Mapping[str, str]
-OnConflict = Literal["reject", "replace", "keep"]
+OnConflict = Literal["reject", "replace", "keep", "update"]
 """What becomes of a new timer whose key a pending one has."""
 T = TypeVar("T")
 _MS: Final = timedelta(milliseconds=1)
@@ -279,16 +279,31 @@ def request_name(request_id: str) -> str:
     return request_id
 
 
-MODES: Final = {"reject": pb.REJECT, "replace": pb.REPLACE, "keep": pb.KEEP}
+MODES: Final = {
+    "reject": pb.REJECT,
+    "replace": pb.REPLACE,
+    "keep": pb.KEEP,
+    "update": pb.UPDATE,
+}
 
 
 def conflict_mode(name: str) -> pb.OnConflict.ValueType:
     """Return what becomes of a row whose key a pending timer has.
 
     Raises:
-        InvalidRequest: it is none of reject, replace and keep.
+        InvalidRequest: it is none of reject, replace, keep and update.
     """
     return choice("on_conflict", name, MODES)
+
+
+def check_keyed(mode: pb.OnConflict.ValueType, keys: Iterable[object]) -> None:
+    """Refuse a row without a key that is to update a pending timer.
+
+    Raises:
+        InvalidRequest: there is one.
+    """
+    if mode == pb.UPDATE and not all(keys):
+        raise InvalidRequest.of("on_conflict", "update", "each timer needs a key")
 
 
 def moment_of(unix_ms: int) -> datetime:
@@ -390,6 +405,7 @@ def encode_batch(
     for name, column in (("keys", key_list), ("headers", header_list)):
         if len(column) not in (0, n):
             raise InvalidRequest.of(name, f"{len(column)} values", f"give none, or {n}")
+    check_keyed(request.on_conflict, key_list or [b""])
     _write_optional(to, key_list, header_list)
     return checked(request.SerializeToString()), n
 

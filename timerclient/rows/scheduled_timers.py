@@ -6,7 +6,7 @@ from typing import NamedTuple, overload
 
 from timerclient.rows.rows import moment_of
 from timerclient.values import ids
-from timerclient.values.errors import AlreadyExists
+from timerclient.values.errors import AlreadyExists, NotPending
 from timerclient.values.results import ScheduleResult
 
 
@@ -14,7 +14,7 @@ class RequestOutcome(NamedTuple):
     """What a request, or some rows of it, was answered."""
 
     raw: bytes
-    """n x 15 bytes: the timers' ids; zeros for a row that was rejected."""
+    """n x 15 bytes: the timers' ids; zeros for a row that is no timer."""
     duplicate: bool = False
     """An earlier sending had been applied."""
     results: Sequence[int] = ()
@@ -44,10 +44,13 @@ class RequestOutcome(NamedTuple):
 
         Raises:
             AlreadyExists: a pending timer has its key.
+            NotPending: it was to update a pending timer, and none has its key.
         """
         result = ScheduleResult(self.results[0]) if self.results else ScheduleResult.SCHEDULED
         if result is ScheduleResult.REJECTED:
             raise AlreadyExists.of_timer(ids.to_text(self.others), key)
+        if result is ScheduleResult.NOT_PENDING:
+            raise NotPending.of_key(key)
         replaced = self.others if result is ScheduleResult.REPLACED else None
         return Timer(self.raw, duplicate=self.duplicate, result=result, replaced=replaced)
 
@@ -103,7 +106,7 @@ class Timers(Sequence[Timer]):
     """The timers of one batch, in the order of its payloads; each is made when asked for.
 
     One that was rejected, because a pending timer has its key, is no timer: asking for it raises
-    AlreadyExists. `results` tells without asking.
+    AlreadyExists, or NotPending of an update that found no timer. `results` tells without asking.
     """
 
     __slots__ = ("_outcome",)
@@ -113,7 +116,7 @@ class Timers(Sequence[Timer]):
 
     @property
     def raw(self) -> bytes:
-        """The ids, n x 15 bytes; zeros where rejected."""
+        """The ids, n x 15 bytes; zeros for what is no timer."""
         return self._outcome.raw
 
     @property

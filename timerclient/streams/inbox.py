@@ -239,7 +239,8 @@ class Inbox:
     def shed(self) -> list[Part]:
         """Remove and return the messages that the application will not reach in time, at its pace.
 
-        The last ones first, so that the remaining ones have no gap.
+        These are the last ones, so that the remaining ones have no gap; in their order, in which
+        they are then delivered again.
         """
         now_s, out = self._now_s(), list[Part]()
         with self._lock:
@@ -253,7 +254,7 @@ class Inbox:
                 going = self._rest[:excess]
                 del self._rest[:excess]
                 out.append(self._forget(going))
-        return out
+        return out[::-1]
 
     def give_up(self, batch: Batch) -> list[Part]:
         """Remove and return the messages of a batch; request none until the application asks."""

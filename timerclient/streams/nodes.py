@@ -379,12 +379,13 @@ class Nodes:
         repeatable: bool = True,
         repeat_s: float = math.inf,
         on_doubt: Callable[[], None] = lambda: None,
+        at_once: tuple[type[TimerError], ...] = (),
     ) -> T:
         """Return the leader's answer to a unary call, through failovers and refusals to wait.
 
         `repeatable`: it does no harm if it is applied twice; but not later than `repeat_s` after
         the first sending that may have been applied. `on_doubt` hears that there was one whose
-        answer is lost.
+        answer is lost. `at_once`: errors that are raised instead of a retry, if there was none.
 
         Raises:
             OutcomeUnknown: no answer in time, and it may have been applied.
@@ -416,6 +417,7 @@ class Nodes:
                             in_doubt = True
                             on_doubt()
                         again = errors.means_move(error) or errors.means_wait(error)
+                        again &= in_doubt or not isinstance(error, at_once)
                         if not again or (in_doubt and not repeatable):
                             if in_doubt:
                                 errors.as_unknown(error)

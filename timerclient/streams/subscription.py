@@ -31,7 +31,7 @@ import asyncio
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -206,6 +206,11 @@ class Subscription:
         self._kicked = False
         self._shed()
         self._changed.set()
+
+    @property
+    def settle(self) -> Callable[[], Coroutine[Any, Any, None]] | None:
+        """See Clock."""
+        return self._clock.settle
 
     @property
     def ended(self) -> bool:

@@ -88,17 +88,26 @@ class NotFound(TimerError):
 
 
 class NotPending(NotFound):
-    """The timer fired, was cancelled, or is not known: it was not rescheduled."""
+    """The timer fired, was cancelled, or is not known: it was not changed."""
 
     result: RescheduleResult = RescheduleResult.NOT_FOUND
-    """Why."""
+    """Why. NOT_FOUND if the timer was named by its key."""
+    replaced_by: str | None = None
+    """Id of the timer that fires instead, if this one was rescheduled before; None: not known."""
 
     @classmethod
-    def of(cls, name: str, result: RescheduleResult) -> "NotPending":
+    def of(cls, name: str, result: RescheduleResult, replaced_by: str | None) -> "NotPending":
         """Return the refusal to reschedule a timer."""
-        error = cls(f"timer {name}: {result.name}")
-        error.result = result
+        instead = f"; it was rescheduled, and goes on as {replaced_by}" if replaced_by else ""
+        error = cls(f"timer {name}: {result.name}{instead}")
+        error.result, error.replaced_by = result, replaced_by
         return error
+
+    @classmethod
+    def of_key(cls, key: str) -> "NotPending":
+        """Return the refusal to update a timer."""
+        named = f"key = {key!r}: " if key else ""
+        return cls(f"{named}no pending timer of the topic has the key; nothing was scheduled")
 
 
 class AlreadyExists(TimerError):

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Final, Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Protocol
 
 
 class ClockAlarm(Protocol):
@@ -19,6 +19,9 @@ class LeaseClock(Protocol):
     now_s: Callable[[], float]
     """Returns the time; for any thread."""
 
+    settle: Callable[[], Coroutine[Any, Any, None]] | None
+    """Waits on the event loop until nothing happens any more. None: real time passes."""
+
     def call_at(self, when_s: float, callback: Callable[[], object]) -> ClockAlarm:
         """Call back on the running event loop, at that time or later."""
 
@@ -28,6 +31,7 @@ class Monotonic:
 
     def __init__(self) -> None:
         self.now_s: Callable[[], float] = time.monotonic
+        self.settle: Callable[[], Coroutine[Any, Any, None]] | None = None
 
     def call_at(self, when_s: float, callback: Callable[[], object]) -> ClockAlarm:
         """See Clock."""

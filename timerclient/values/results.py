@@ -27,6 +27,8 @@ class CancelResult(Result):
     due yet."""
     DROPPED = 5
     """Its topic was paused, and went on without it: it never fires."""
+    RESCHEDULED = 6
+    """It was rescheduled before, and another timer fires instead: `get_timer(…).replaced_by`."""
 
     def __bool__(self) -> bool:
         return self is CancelResult.CANCELLED
@@ -42,6 +44,8 @@ class ScheduleResult(Result):
     """Not scheduled: the pending timer with its key stands for it."""
     REJECTED = 4
     """Not scheduled: a pending timer has its key."""
+    NOT_PENDING = 5
+    """Not scheduled: on_conflict was "update", and no pending timer has the key."""
 
 
 class RescheduleResult(Result):
@@ -49,7 +53,7 @@ class RescheduleResult(Result):
 
     RESCHEDULED = 1
     ALREADY_CANCELLED = 2
-    """Cancelled, replaced or rescheduled before."""
+    """Cancelled, replaced or rescheduled before: see `replaced_by`."""
     ALREADY_FIRED = 3
     NOT_FOUND = 4
     """It never existed, or ended longer ago than the cluster remembers; nobody has the key."""

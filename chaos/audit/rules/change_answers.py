@@ -86,11 +86,12 @@ def tried(lines: DataFrame, asks: DataFrame) -> DataFrame:
     taken = asks.where("told = 'REPLACED'").select(
         F.lit("replace").alias("what"), F.col("existing_seq").alias("seq")
     )
-    done = F.col("results").isin("CANCELLED", "RESCHEDULED") | (F.col("what") == "replace")
+    moved, mine = F.col("results") == "RESCHEDULED", F.col("what") == "move"
+    done = (F.col("results") == "CANCELLED") | (moved & mine) | (F.col("what") == "replace")
     missing = F.col("results").isin("NOT_FOUND", "TIMER_NOT_FOUND")
     answers = {
         "ok": done,
-        "already": F.col("results") == "ALREADY_CANCELLED",
+        "already": (F.col("results") == "ALREADY_CANCELLED") | (moved & ~mine),
         "fired": F.col("results") == "ALREADY_FIRED",
         "dropped": F.col("results") == "DROPPED",
         "unknown": F.col("outcome") == "unknown",

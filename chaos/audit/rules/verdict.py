@@ -430,10 +430,12 @@ def _of_changes(error_ms: Column) -> dict[str, Column]:
             (c("replace_ok") > 0) & (c("end") != "replaced"),
             c("replace_ok") > 1,
             told.isin("REJECTED", "KEPT") & (c("end") != F.lower("told")),
-            in_log & (told != "SCHEDULED") & c("other_seq").isNull(),
+            in_log & ~told.isin("SCHEDULED", "NOT_PENDING") & c("other_seq").isNull(),
+            (told == "NOT_PENDING") & ((c("end") != "rejected") | c("other_seq").isNotNull()),
+            (told == "NOT_PENDING") & (c("on_conflict") != "update"),
             (told != "SCHEDULED") & (c("existing_seq") != c("other_seq")),
             (told == "SCHEDULED") & c("other_seq").isNotNull(),
-            c("other_seq").isNotNull() & ~c("on_conflict").eqNullSafe(_mode()),
+            c("other_seq").isNotNull() & ~_replacing(c("on_conflict")).eqNullSafe(_mode()),
         ),
         "reschedule_untrue": _any(
             _untrue("move", "rescheduled", error_ms),
@@ -464,6 +466,11 @@ def _untrue(what: str, end: str, error_ms: Column) -> Column:
         c(f"{what}_ok") > 1,
         known & (c(f"{what}_missing_ms") < F.coalesce(c("ended_at_ms"), c("due_ms")) + HORIZON_MS),
     )
+
+
+def _replacing(mode: Column) -> Column:
+    """Return the on_conflict of a row whose key was taken: an update is a replacement then."""
+    return F.when(mode == "update", "replace").otherwise(mode)
 
 
 def _mode() -> Column:

@@ -115,7 +115,12 @@ class KeyBook:
                     raise Broken("key", f"{told}: that one has {self.keys[other]}, not {key}")
                 if other.seq >= told.seq or 0 < self.ended.get(other, 0) < told.seq:
                     raise Broken("key", f"{told}: that one was not pending then")
-            if told.is_timer:
+            updated = told.verdict in (Verdict.REPLACED, Verdict.NOT_PENDING)
+            if not updated and mode is OnConflict.UPDATE:
+                raise Broken("key", f"{told} though {mode.name}")
+            if told.verdict is Verdict.NOT_PENDING and mode is not OnConflict.UPDATE:
+                raise Broken("key", f"{told} though {mode.name}")
+            if told.is_timer or told.verdict is Verdict.NOT_PENDING:
                 self._alone(key, told)
 
     def _alone(self, key: Key, told: ToldRow) -> None:

@@ -219,6 +219,8 @@ class SimProducer:
             delays = [-delay - 1 for delay in delays]
         keys = [rng.choice(KEYS) for _ in delays] if rng.random() < KEYED else []
         mode = rng.choice((OnConflict.REJECT, OnConflict.REPLACE, OnConflict.KEEP))
+        if mode is OnConflict.REPLACE and keys and self._next % 3 == 0:  # kept seeds draw as before
+            mode = OnConflict.UPDATE
         topic, padding = rng.choice(self._town.topics), self._town.padding
         way = "due_ms" if absolute else "delay_ms"
         if absolute:

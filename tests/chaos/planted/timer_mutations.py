@@ -18,7 +18,7 @@ from timer.leader.groups.shared_leases import ACCEPT, Leases
 from timer.leader.intake.cluster_clock import ClusterClock
 from timer.leader.intake.disk_reserve import Rooms
 from timer.leader.leader import Leader, Now
-from timer.model.columns import I64, U64, RowArray
+from timer.model.columns import I64, U32, U64, OnConflict, RowArray
 from timer.model.firing_order import START, Position, annihilate
 from timer.model.units import DUE_MS_MAX, UnixMs
 from timer.pending.memory.memtable import Left, Memtable, Peek
@@ -264,8 +264,16 @@ def _first_wins(*args: Any) -> Decision:
     """Rows of one entry don't know of each other."""
     decision = decide(*args)
     decision.undone[:] = False
-    decision.verdicts.verdict[:] = np.minimum(decision.verdicts.verdict, Verdict.REPLACED)
+    verdict = decision.verdicts.verdict
+    verdict[verdict < Verdict.NOT_PENDING] = np.minimum(
+        verdict[verdict < Verdict.NOT_PENDING], Verdict.REPLACED
+    )
     return decision
+
+
+def _update_schedules(rows: RowArray, modes: U32, *rest: Any) -> Decision:
+    """An update is a replacement, which schedules without a pending timer, too."""
+    return decide(rows, np.where(modes == OnConflict.UPDATE, OnConflict.REPLACE, modes), *rest)
 
 
 def _end_nothing(self: Store, rows: Any) -> None:
@@ -372,6 +380,14 @@ TIMER_MUTATIONS: Final = (
         20,
         f"{ANY_WORLD}: two rows of one key in one entry",
         patch(machine, "decide", _first_wins),
+    ),
+    _mutation(
+        "update_schedules",
+        "an update schedules a timer though no pending one has its key",
+        {"key"},
+        20,
+        f"{ANY_WORLD}: a key that no pending timer has",
+        patch(machine, "decide", _update_schedules),
     ),
     _mutation(
         "replaced_stays",

@@ -1,0 +1,71 @@
+"""The first single calls of a client, which need no producer.
+
+    one call after the other    each request has a random id, which the cluster remembers a while
+    calls at the same time      they wait for the first one, then the client gets a producer
+    more than FIRST_CALLS       the client gets a producer
+
+A client that lives only for a call or two leaves no producer behind, even if it is killed. A
+producer of such a client would occupy the cluster for days (ADR 0061).
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable
+from typing import Final, TypeVar
+
+from timerclient.streams.nodes import out_of_time
+from timerclient.values.errors import TimerError
+
+FIRST_CALLS: Final = 3
+REPEAT_S: Final = 45.0
+"""How long a request is sent again: every cluster remembers its id for a minute at least."""
+
+T = TypeVar("T")
+
+
+class FirstCalls:
+    """Runs the first calls, and keeps later ones behind them. For one event loop."""
+
+    def __init__(self) -> None:
+        self._left = FIRST_CALLS
+        self._ahead = 0
+        """Calls that began, and were neither answered nor given to the producer."""
+        self._order = asyncio.Lock()
+
+    @property
+    def is_one(self) -> bool:
+        """Whether a call that begins now is one of the first."""
+        return self._left > 0 and not self._ahead
+
+    async def run(self, work: Awaitable[T]) -> T:
+        """Return the answer to a first call."""
+        self._left -= 1
+        self._ahead += 1
+        try:
+            async with self._order:
+                return await work
+        finally:
+            self._ahead -= 1
+
+    async def close(self, within_s: float) -> None:
+        """Return when the first call is over, or when the time is up."""
+        with contextlib.suppress(TimerError):
+            await self.wait(within_s)
+
+    async def wait(self, within_s: float) -> None:
+        """Return when the calls that began before are over: requests keep the order of calls.
+
+        Raises:
+            Unreachable: they are not, in this time.
+        """
+        if not self._ahead:
+            return
+        self._left = 0
+        self._ahead += 1
+        try:
+            async with asyncio.timeout(within_s), self._order:
+                pass
+        except TimeoutError:
+            raise out_of_time(within_s, None, sent=False) from None
+        finally:
+            self._ahead -= 1
