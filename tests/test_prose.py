@@ -40,7 +40,7 @@ LIMITS = {
     "timerclient": Limit(14, 2),
     "timer": Limit(19, 1.5),
     "replication": Limit(4),
-    "cluster": Limit(18, 1.5),
+    "cluster": Limit(11.6, 1.2),
     "timerfake": Limit(28, 5),
     "deploy": Limit(4),
     "bench": Limit(4),

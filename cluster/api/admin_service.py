@@ -1,4 +1,4 @@
-"""AdminService: what operators ask. Any node answers; each is asked for its own part."""
+"""AdminService: requests of operators. Any node answers; it queries the other nodes for theirs."""
 
 from collections.abc import Callable
 from typing import Any, Final, Protocol
@@ -18,52 +18,52 @@ from timerclient.proto import timer_pb2_grpc as rpc
 
 
 class View(Protocol):
-    """What the node tells about itself (cluster/node/node.py)."""
+    """The node's methods that this service calls (cluster/node/node.py)."""
 
     name: str
     cluster_id: str
 
     def node_status(self) -> pb.NodeStatus:
-        """This node's part of the status."""
+        """Return this node's part of the status."""
 
     def node_leadership(self) -> pb.NodeStatus:
-        """Of that, who it is and whether it leads."""
+        """Return of that part only the node's identity and whether it leads."""
 
     def node_checkpoint(self, at_index: LogIndex = LogIndex(0)) -> pb.NodeCheckpoint:
-        """This node's part of the checkpoints; with the digest at one of the last ones, or 0."""
+        """Return this node's checkpoint. `at_index`: also the digest at this index; 0: no index."""
 
     def shared_checkpoint(self) -> pb.SharedCheckpoint | None:
-        """The shared checkpoint, as this node's control plane knows it."""
+        """Return the shared checkpoint of this node's control plane. None: there is none."""
 
     def leadership(self) -> tuple[int, str, str]:
-        """Return (epoch, leader's name, controller's name); empty: none known."""
+        """Return (epoch, leader's name, controller's name); an empty name: unknown."""
 
     def leader_address(self) -> str | None:
-        """Return host:port of the leader, if it is another node and known."""
+        """Return host:port of the leader. None: this node leads, or the leader is unknown."""
 
     def peers(self) -> Peers:
         """Return the other nodes: name -> (address, stub)."""
 
     def group(self, topic: str, group: str) -> pb.GroupStatus:
-        """A group, as this node has applied it."""
+        """Return a group from the state applied on this node."""
 
     async def topics(self, after: str, page_size: int) -> pb.ListTopicsResponse:
-        """A page of topics, as this node has applied them."""
+        """Return a page of topics from the state applied on this node."""
 
     def topic(self, name: str, *, lateness: bool = False) -> pb.TopicStatus:
-        """One topic, as this node has applied it; with histograms."""
+        """Return a topic from the state applied on this node. `lateness`: with its histograms."""
 
     def producers(self, request: pb.ListProducersRequest) -> pb.ListProducersResponse:
-        """A page of producers, or one, as this node has applied them."""
+        """Return a page of producers, or one, from the state applied on this node."""
 
     async def transfer(self, target: str) -> bool:
-        """Hand leadership to a node, or to any if `target` is empty. False: that one leads."""
+        """Transfer leadership to a node; "": to any. False: the target leads already."""
 
     async def members(self) -> pb.ListMembersResponse:
-        """Who votes, and who could."""
+        """Return the voters, and the learners that can become voters."""
 
     async def change_members(self, change: Change, name: str) -> None:
-        """Make, replace or remove a voter; committed when this returns."""
+        """Add, replace or remove a voter; the change is committed on return."""
 
 
 _CHANGES: Final = {
@@ -94,7 +94,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
     async def GetStatus(  # noqa: N802
         self, request: pb.GetStatusRequest, context: Context
     ) -> pb.GetStatusResponse:
-        """Every node's status; of this node alone if `local`, and little of it if `leadership`."""
+        """Return all nodes' status; this node's only if `local`, a part of it if `leadership`."""
         del context
         view = self._view
         nodes = [view.node_leadership() if request.leadership else view.node_status()]
@@ -114,7 +114,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
     async def GetCheckpoint(  # noqa: N802
         self, request: pb.GetCheckpointRequest, context: Context
     ) -> pb.GetCheckpointResponse:
-        """Every node's checkpoint and the shared one; of this node alone if `local`."""
+        """Return all nodes' checkpoints and the shared one; only this node's if `local`."""
         del context
         nodes = [self._view.node_checkpoint(LogIndex(request.at_index))]
         if not request.local:
@@ -128,15 +128,15 @@ class AdminService(Service, rpc.AdminServiceServicer):
     async def ListTopics(  # noqa: N802
         self, request: pb.ListTopicsRequest, context: Context
     ) -> pb.ListTopicsResponse:
-        """A page of topics, or one, with their groups as the leader sees them."""
+        """Return a page of topics, or one, with their groups, from the leader."""
         del context
         self._require_leader()
         if not request.topic:
             if request.lateness:
-                raise InvalidRequestError("lateness", "true", "is told of one topic at a time")
+                raise InvalidRequestError("lateness", "true", "needs a topic: give `topic`, too")
             return await self._view.topics(request.after, request.page_size)
         topic = self._view.topic(wire_rows.topic_name(request.topic), lateness=request.lateness)
-        if not topic.lag_ms:  # perhaps behind many timers of others
+        if not topic.lag_ms:  # an overdue timer may wait behind many of other topics
             topic.lag_ms = await self._timers.lag_ms(topic.topic_id)
         return pb.ListTopicsResponse(topics=[topic], count=1)
 
@@ -144,7 +144,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
     async def ListProducers(  # noqa: N802
         self, request: pb.ListProducersRequest, context: Context
     ) -> pb.ListProducersResponse:
-        """Producers as the leader has them."""
+        """Return a page of producers, or one, from the leader."""
         del context
         self._require_leader()
         return self._view.producers(request)
@@ -153,7 +153,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
     async def CreateTopic(  # noqa: N802
         self, request: pb.CreateTopicRequest, context: Context
     ) -> pb.CreateTopicResponse:
-        """Create a topic; nothing if it exists."""
+        """Create a topic; an existing one stays as it is."""
         name, leader = wire_rows.topic_name(request.topic), self._require_leader()
         topic = await within(self._timers.topic(leader, name, create=True), context)
         assert isinstance(topic, Topic)
@@ -163,7 +163,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
     async def DeleteTopic(  # noqa: N802
         self, request: pb.DeleteTopicRequest, context: Context
     ) -> pb.DeleteTopicResponse:
-        """Delete a topic with its timers, messages and groups; tell what these were."""
+        """Delete a topic with its timers, messages and groups; return their numbers."""
         leader = self._require_leader()
         applied = await within(self._timers.delete_topic(leader, request.topic), context)
         return pb.DeleteTopicResponse(
@@ -177,7 +177,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
     async def CreateGroup(  # noqa: N802
         self, request: pb.CreateGroupRequest, context: Context
     ) -> pb.GroupStatus:
-        """Create a group; nothing if it exists."""
+        """Create a group; an existing one stays as it is."""
         made = self._groups.open(request.topic, request.group, request.start, request.settings)
         await within(made, context)
         return self._view.group(request.topic, request.group)
@@ -186,7 +186,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
     async def AlterGroup(  # noqa: N802
         self, request: pb.AlterGroupRequest, context: Context
     ) -> pb.GroupStatus:
-        """Change settings of a group."""
+        """Change settings of a group; return the group."""
         altered = self._groups.alter(request.topic, request.group, request.settings)
         await within(altered, context)
         return self._view.group(request.topic, request.group)
@@ -195,7 +195,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
     async def SeekGroup(  # noqa: N802
         self, request: pb.SeekGroupRequest, context: Context
     ) -> pb.GroupStatus:
-        """Let a group go on elsewhere in its topic."""
+        """Move a group to another position of its topic."""
         await within(self._groups.seek(request), context)
         return self._view.group(request.topic, request.group)
 
@@ -203,7 +203,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
     async def DeleteGroup(  # noqa: N802
         self, request: pb.DeleteGroupRequest, context: Context
     ) -> pb.DeleteGroupResponse:
-        """Delete a group, with what it has not acked."""
+        """Delete a group with its position, settings and leases."""
         await within(self._groups.delete(request.topic, request.group), context)
         return pb.DeleteGroupResponse()
 
@@ -211,7 +211,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
     async def Redrive(  # noqa: N802
         self, request: pb.RedriveRequest, context: Context
     ) -> pb.RedriveResponse:
-        """Send dead letters back where they came from."""
+        """Send dead letters back to their topics."""
         answer = await within(self._groups.redrive(request.topic, request.max_messages), context)
         assert isinstance(answer, pb.RedriveResponse)
         return answer
@@ -220,7 +220,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
     async def TransferLeadership(  # noqa: N802
         self, request: pb.TransferLeadershipRequest, context: Context
     ) -> pb.TransferLeadershipResponse:
-        """Hand leadership over; answered when the successor serves."""
+        """Transfer leadership; the answer comes when the new leader serves."""
         del context
         known = {self._view.name, *self._view.peers()}
         if request.target and request.target not in known:
@@ -232,7 +232,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
     async def ListMembers(  # noqa: N802
         self, request: pb.ListMembersRequest, context: Context
     ) -> pb.ListMembersResponse:
-        """Voters as this node's log has them, and the learners that answer."""
+        """Return the voters of this node's log, and the learners that answer."""
         del request, context
         return await self._view.members()
 
@@ -240,7 +240,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
     async def ChangeMembers(  # noqa: N802
         self, request: pb.ChangeMembersRequest, context: Context
     ) -> pb.ListMembersResponse:
-        """Change the voters by one; answered when that is committed."""
+        """Change one voter; the answer comes when the change is committed."""
         del context
         known = {self._view.name, *self._view.peers()}
         change = _CHANGES.get(request.change)
@@ -255,7 +255,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
     async def AlterPolicies(  # noqa: N802
         self, request: pb.AlterPoliciesRequest, context: Context
     ) -> pb.DescribePoliciesResponse:
-        """Set and unset fields of what one scope says; answered when that is committed."""
+        """Set and unset fields of one scope; the answer comes when the change is committed."""
         done = await within(self._policies.alter(request), context)
         assert isinstance(done, pb.DescribePoliciesResponse)
         return done
@@ -264,6 +264,6 @@ class AdminService(Service, rpc.AdminServiceServicer):
     async def DescribePolicies(  # noqa: N802
         self, request: pb.DescribePoliciesRequest, context: Context
     ) -> pb.DescribePoliciesResponse:
-        """What a scope says, and what holds for it, from the leader."""
+        """Return a scope's own and effective fields, from the leader."""
         del context
         return self._policies.describe(request.scope)

@@ -4,9 +4,9 @@
                                                   |
     client: <- opened, deliveries    writer <-- outbox <-- sink, ack results
 
-The outbox is bounded: a consumer whose stream does not drain is paused, and its acks are read no
-faster than it reads their answers, so that a slow reader costs a bounded amount of memory and
-holds nobody up. Receive is the same with one delivery: a consumer that joins, waits and is gone.
+The outbox is bounded: a consumer whose stream does not drain is paused. Its acks are read only as
+fast as it reads the answers. A slow reader therefore costs bounded memory and delays no other
+consumer. Receive joins a group as a consumer with credit for one delivery, waits and leaves.
 """
 
 import asyncio
@@ -39,24 +39,25 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 
 CREDIT_MAX: Final = 1_000_000
+"""Messages of credit that a consumer may have, at most."""
 CONSUMER_BYTES_MAX: Final = 255
-"""Of a consumer's name: errors tell it to others, in their trailers."""
+"""Of a consumer's name. Errors carry it to other clients, in their trailing metadata."""
 ACK_OFFSETS_MAX: Final = 65_536
+"""Offsets in one ack, at most."""
 NACK_OFFSETS_MAX: Final = 16_384
-"""In one nack or extension."""
+"""Offsets in one nack or extension, at most."""
 UNREAD_ACKS_MAX: Final = 1 << 20
-"""Offsets acked whose answers the consumer has not read yet; beyond it no request is read."""
+"""Acked offsets with unread answers. Above this the consumer's requests are not read."""
 ANSWER_OFFSETS: Final = 256
-"""An answer costs about as much memory as so many offsets in one, beside its own."""
+"""Offsets that take as much memory as an answer itself; added to each answer's own offsets."""
 
 RECEIVE_MAX: Final = 1000
-"""Messages of one Receive."""
+"""Messages of one Receive, at most."""
 RECEIVES_MAX: Final = 1000
-"""Receives that wait at the same time."""
+"""Receives that wait at the same time, at most."""
 WAIT_MS_MAX: Final = 20_000
 WAIT_S_MIN: Final = 0.25
-"""What a Receive that doesn't want to wait gives the leader: messages may have to be reserved, or
-to be read from the disk."""
+"""Seconds that a Receive waits at least: messages may have to be reserved or read from disk."""
 
 _REFUSALS: Final = [
     *(pb.ALREADY_ACKED, pb.ACK_LEASE_LOST, pb.ACK_NOT_DELIVERED, pb.ACK_EXPIRED),
@@ -70,14 +71,14 @@ _RESULTS: Final = {
         (pb.ExtendRequest, pb.EXTENDED),
     )
 }
-"""timer.leader.groups.shared_leases' verdicts to AckResult."""
+"""By request: index, a verdict of timer.leader.groups.shared_leases; value, AckResult."""
 
 Settlement: TypeAlias = pb.AckRequest | pb.NackRequest | pb.ExtendRequest
-"""What a consumer says of messages that it was given."""
+"""A consumer's decision on delivered messages."""
 
 
 class ConsumeService(Service, rpc.ConsumeServiceServicer):
-    """Hands messages out and takes acks, on the leader."""
+    """Delivers messages and takes acks, on the leader."""
 
     def __init__(
         self,
@@ -95,17 +96,17 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
         self._lease_ids: tuple[Epoch, LeaseIds] | None = None
         self._streams: set[_Stream] = set()
         self._waiting: set[asyncio.Future[pb.Deliveries]] = set()
-        """For what Receives wait."""
+        """The results of open Receives."""
         self._receiving = 0
 
     def _ids_of(self, leader: Leader) -> LeaseIds:
-        """Return the lease ids of a leadership."""
+        """Return the lease ids of the leader's epoch."""
         if self._lease_ids is None or self._lease_ids[0] != leader.epoch:
             self._lease_ids = leader.epoch, LeaseIds(self._secret, leader.epoch)
         return self._lease_ids[1]
 
     def end_streams(self) -> None:
-        """This node leads no more: send its consumers away."""
+        """End all streams and Receives: this node no longer leads."""
         for stream in list(self._streams):
             stream.end(NotLeaderError(self._host.leader_address()))
         for delivered in self._waiting:
@@ -116,7 +117,7 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
     async def Consume(  # noqa: N802
         self, requests: AsyncIterator[pb.ConsumeRequest], context: Context
     ) -> AsyncGenerator[pb.ConsumeResponse, None]:
-        """Serve one consumer until its stream ends, or this node's leadership."""
+        """Serve one consumer until its stream or this node's leadership ends."""
         peer = getattr(context, "peer", str)()
         stream = await self._open(requests := RequestStream(requests, context, self.taken), peer)
         self._streams.add(stream)
@@ -168,7 +169,7 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
     async def Receive(  # noqa: N802
         self, request: pb.ReceiveRequest, context: Context
     ) -> pb.Deliveries:
-        """Lease what is there, or comes in time."""
+        """Lease ready messages, or the first that become ready within `wait_ms`."""
         del context
         check = ("max_messages", request.max_messages, RECEIVE_MAX)
         for field, value, most in (check, ("wait_ms", request.wait_ms, WAIT_MS_MAX)):
@@ -224,21 +225,21 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
     async def Ack(  # noqa: N802
         self, request: pb.AckRequest, context: Context
     ) -> pb.AckResponse:
-        """Ack messages of a unary Receive, or of anyone."""
+        """Acknowledge messages, as a rule those of a Receive."""
         return await self._settle(request, context)
 
     @answered
     async def Nack(  # noqa: N802
         self, request: pb.NackRequest, context: Context
     ) -> pb.AckResponse:
-        """Give messages back."""
+        """Return messages to the group."""
         return await self._settle(request, context)
 
     @answered
     async def Extend(  # noqa: N802
         self, request: pb.ExtendRequest, context: Context
     ) -> pb.AckResponse:
-        """Hold messages longer."""
+        """Extend the lease of messages."""
         return await self._settle(request, context)
 
     async def _settle(self, request: Settlement, context: Context) -> pb.AckResponse:
@@ -253,9 +254,10 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
 def lease_of(
     request: Settlement, ids: LeaseIds, leader: Leader, group: Group, asker: ConsumerStream | None
 ) -> LeaseId:
-    """Return the number of the lease that a request shows; 0: none, or one of another consumer.
+    """Return the number of the lease that a request names; 0: no lease, or another consumer's.
 
-    `asker`: the consumer whose stream it came on. None: it came alone, as for what a Receive got.
+    `asker`: the consumer of the stream with the request. None: a unary request; its lease then
+    must be a Receive's.
     """
     number = ids.number_of(request.lease_id)
     holder = leader.groups.holder(group, Epoch(request.epoch), number)
@@ -273,11 +275,11 @@ def settle(  # noqa: PLR0913 -- who asks what, and of whom
     now: Now,
     done: Done,
 ) -> None:
-    """Let the leader judge what a consumer says of messages; `done` gets the verdicts.
+    """Pass a consumer's request to the leader; `done` gets a verdict per offset.
 
     Raises:
-        InvalidRequestError: too many offsets at once, or none; a time is out of range.
-        EngineError: it was refused.
+        InvalidRequestError: the number of offsets or a time is out of range.
+        EngineError: the leader refused the request.
     """
     most = ACK_OFFSETS_MAX if isinstance(request, pb.AckRequest) else NACK_OFFSETS_MAX
     if not 1 <= len(request.offsets) <= most:
@@ -306,7 +308,7 @@ def settle(  # noqa: PLR0913 -- who asks what, and of whom
 
 
 def answer_to(request: Settlement, result: object) -> pb.AckResponse:
-    """Return the verdicts, or the error that came instead, as the answer to a request."""
+    """Return the answer to a request: the verdicts, or the error instead of them."""
     answer = pb.AckResponse(request_no=request.request_no)
     if isinstance(result, EngineError):
         answer.error.CopyFrom(grpc_errors.to_wire(result))
@@ -317,7 +319,7 @@ def answer_to(request: Settlement, result: object) -> pb.AckResponse:
 
 
 class _Stream:
-    """One open consumer."""
+    """The stream of one consumer."""
 
     def __init__(  # noqa: PLR0913 - all of a consumer's world
         self,
@@ -337,19 +339,20 @@ class _Stream:
         self._salt = salt
         self._ids = ids
         self._outbox: asyncio.Queue[tuple[pb.ConsumeResponse | None, int, int]] = asyncio.Queue()
-        """Responses, each with its bytes and the acks that it answers. None: the end."""
+        """(response, its bytes, weight of the acks that it answers). None: the stream ends."""
         self._outbox_bytes = self._writing = 0
-        """What is in it or was read from it last, which gRPC may hold; and that last."""
+        """Bytes of the outbox and of the last response read from it, which gRPC may still hold;
+        bytes of that response."""
         self._outboxes, self._peer = outboxes, peer
         self._consumer: ConsumerStream | None = None
         self._acking = 0
-        """Ack requests that are not answered yet."""
+        """Ack requests without an answer so far."""
         self._reading = True
         self._unread_acks = 0
         self._read = asyncio.Event()
-        """Set when the consumer has read something."""
+        """Set when the consumer has read a response."""
         self._leaving = False
-        """The client wants no more."""
+        """The client takes no more messages."""
         self.ended: EngineError | None = None
 
     def join(self, name: str, lease_ms: int) -> None:
@@ -368,21 +371,21 @@ class _Stream:
         self._host.kick()
 
     def credit(self, messages: int) -> None:
-        """The client takes so many messages more."""
+        """Add the client's credit for `messages` more, up to CREDIT_MAX in all."""
         assert self._consumer is not None
         allowed = 0 if self._leaving else CREDIT_MAX - self._consumer.credit
         self._leader.groups.credit(self._group, self._consumer, min(messages, allowed))
         self._host.kick()
 
     def _want_no_more(self) -> None:
-        """Hand nothing more out, and say so behind what was."""
+        """Stop deliveries, and confirm that behind the deliveries in the outbox."""
         assert self._consumer is not None
         self._leaving, self._consumer.credit = True, 0
         self._unread_acks += ANSWER_OFFSETS
         self._put(pb.ConsumeResponse(leaving=True), 0, acks=ANSWER_OFFSETS)
 
     async def read(self, requests: AsyncIterator[pb.ConsumeRequest]) -> None:
-        """Take what the client sends, until it ends or breaks a rule; then answer every ack."""
+        """Process the client's requests until they end or one is invalid; then answer every ack."""
         try:
             async for request in requests:
                 while self._unread_acks > UNREAD_ACKS_MAX:
@@ -454,7 +457,7 @@ class _Stream:
         self._outboxes.add(self._peer, -size)
 
     async def next(self) -> pb.ConsumeResponse | None:
-        """Return what to write next. None: the stream is over."""
+        """Return the next response. None: the stream is over."""
         self._let_go(self._writing)
         response, size, acks = await self._outbox.get()
         self._writing = size
@@ -469,10 +472,10 @@ class _Stream:
         return response
 
     def end(self, why: EngineError) -> None:
-        """Close the stream with an error, after what is in the outbox.
+        """Close the stream with an error, after the responses in the outbox.
 
-        Acks on their way are answered before; not by a leader that is deposed, as its consumers
-        have another one to go to.
+        Pending acks are answered first, except by a deposed leader: its consumers have to reconnect
+        to the new leader.
         """
         self.ended = self.ended or why
         if isinstance(why, NotLeaderError):
@@ -481,7 +484,7 @@ class _Stream:
             self._end_if_answered()
 
     def close(self) -> None:
-        """Leave the group; what was held goes back at once."""
+        """Leave the group. Its leased messages are ready again at once."""
         self._let_go(self._outbox_bytes)
         consumer, self._consumer = self._consumer, None
         if consumer is not None:

@@ -1,4 +1,4 @@
-"""Policies for operators: between the contract and timer/entries/policies.py."""
+"""Policies for operators: the API's form of timer/entries/policies.py."""
 
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 
 def policy_of(message: pb.Policy) -> ScopePolicy:
-    """Return what a message says."""
+    """Return the fields that a message sets.
+
+    Raises:
+        InvalidRequestError: too many delay levels.
+    """
     said = {each.name: value for each, value in message.ListFields()}
     if (levels := said.get("delay_levels_ms")) is not None:
         if len(levels.ms) > LEVELS_MAX:
@@ -34,7 +38,7 @@ def policy_of(message: pb.Policy) -> ScopePolicy:
 
 
 def message_of(policy: ScopePolicy) -> pb.Policy:
-    """Return a message that says the same."""
+    """Return the message that sets the same fields."""
     said = policy.pack()
     if (levels := said.get("delay_levels_ms")) is not None:
         said["delay_levels_ms"] = pb.DelayLevels(ms=levels)
@@ -42,10 +46,10 @@ def message_of(policy: ScopePolicy) -> pb.Policy:
 
 
 def checked_scope(scope: pb.PolicyScope) -> pb.PolicyScope:
-    """Return a scope with its name written plainly.
+    """Return a scope with the topic's name in its plain form.
 
     Raises:
-        InvalidRequestError: it is a namespace and a topic, or nothing may be called so.
+        InvalidRequestError: both a namespace and a topic are given, or a name is not allowed.
     """
     if scope.namespace and scope.topic:
         raise InvalidRequestError("namespace, topic", "both", "at most one may be given")
@@ -57,10 +61,10 @@ def checked_scope(scope: pb.PolicyScope) -> pb.PolicyScope:
 
 
 def scope_of(machine: Machine, scope: pb.PolicyScope) -> Scope:
-    """Return a checked scope as the machine knows it.
+    """Return the machine's form of a checked scope.
 
     Raises:
-        NotFoundError: there is no such topic.
+        NotFoundError: the topic does not exist.
     """
     if not scope.topic:
         return Scope(scope.namespace)
@@ -73,11 +77,16 @@ def scope_of(machine: Machine, scope: pb.PolicyScope) -> Scope:
 def description(
     machine: Machine, node: ScopePolicy, asked: pb.PolicyScope
 ) -> pb.DescribePoliciesResponse:
-    """Return what a scope says, and what holds for it, as it is applied here; `node`: its settings.
+    """Return the scope's own fields and the effective ones, from the policies applied on this node.
+
+    Args:
+        machine: The applied state.
+        node: Settings of this node, for fields that no scope sets.
+        asked: The scope as requested.
 
     Raises:
-        InvalidRequestError: there is no such scope.
-        NotFoundError: there is no such topic.
+        InvalidRequestError: both a namespace and a topic are given, or a name is not allowed.
+        NotFoundError: the topic does not exist.
     """
     named = checked_scope(asked)
     scope, policies = scope_of(machine, named), machine.policies
@@ -93,7 +102,7 @@ def description(
 
 
 def _narrower(machine: Machine, policies: Policies, scope: Scope) -> list[pb.PolicyScope]:
-    """Return the scopes within one that say something themselves, namespaces first, by name."""
+    """Return the scopes within `scope` that set fields: namespaces, then topics, each by name."""
     if scope.topic:
         return []
     others = [each for each, _ in policies if each not in (scope, CLUSTER)]
@@ -105,18 +114,18 @@ def _narrower(machine: Machine, policies: Policies, scope: Scope) -> list[pb.Pol
 
 
 class PolicyDesk:
-    """Changes and tells policies, on the leader."""
+    """Changes and describes policies, on the leader."""
 
     def __init__(self, host: Host, timers: "TimerService") -> None:
         self._host = host
         self._timers = timers
 
     async def alter(self, request: pb.AlterPoliciesRequest) -> pb.DescribePoliciesResponse:
-        """Change what one scope says; return it once that is committed and applied.
+        """Set and unset fields of one scope; return its policy when the change is applied.
 
         Raises:
-            InvalidRequestError: it names field, value and limit.
-            NotFoundError: there is no such topic, and none is made.
+            InvalidRequestError: a field is out of its limits, or no field is given.
+            NotFoundError: the topic does not exist, and the request does not create it.
         """
         leader, named = self._host.require_leader(), checked_scope(request.scope)
         if len(request.unset) > len(FIELDS):
@@ -132,6 +141,6 @@ class PolicyDesk:
         return description(leader.machine, self._host.engine.node_policy, named)
 
     def describe(self, scope: pb.PolicyScope) -> pb.DescribePoliciesResponse:
-        """Return what a scope says, and what holds for it; see `description`."""
+        """Return a scope's own and effective fields; see `description`."""
         machine = self._host.require_lease().machine
         return description(machine, self._host.engine.node_policy, scope)

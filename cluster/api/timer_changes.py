@@ -1,14 +1,14 @@
 """Cancels and reschedules: by id, by key, by filter.
 
-Ids and keys go into entries of a bounded size, all of a request at once; what was not taken of a
-reschedule, or left for its size, is answered as left, and asked for again by the caller.
+A request with ids or keys becomes entries of bounded size, all appended at once. Timers of a
+reschedule that no entry took are returned as LEFT. The caller sends those again.
 
     filter --> token --> page --> token --> page --> ... --> no token
 
-By filter the first answer is a token alone: it fixes which timers these are, those with seqs below
-the next one. Each further request changes one page of them, by id, and gives the token of the next.
-So a request with a token may be sent again: what it had changed is not listed any more, and the
-timers that came of it, or meanwhile, have higher seqs.
+The first request with a filter changes no timer. It returns a token that fixes the set: the timers
+with seqs below the next one. Each further request changes one page of the set, by id, and returns
+the token of the next page. A request with a token may be repeated: timers that it has changed are
+no longer listed, and the timers that replaced them have higher seqs.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from timer.state.apply_results import (
 from timerclient.proto import timer_pb2 as pb
 
 FILTER_PAGE: Final = 1_000
-"""Timers of a filter that one request changes."""
+"""Timers that one request by filter changes, at most."""
 
 _CANCEL_RESULTS: Final = (
     pb.CANCEL_RESULT_UNSPECIFIED,
@@ -51,7 +51,7 @@ _CANCEL_RESULTS: Final = (
     pb.CANCEL_RESULT_UNSPECIFIED,
     pb.DROPPED,
 )
-"""timer.state.machine's results to CancelResult."""
+"""Index: a result of timer.state.machine. Value: CancelResult."""
 _RESCHEDULE_RESULTS: Final = (
     pb.RESCHEDULE_RESULT_UNSPECIFIED,
     pb.RESCHEDULED,
@@ -61,11 +61,12 @@ _RESCHEDULE_RESULTS: Final = (
     pb.RESCHEDULE_LEFT,
     pb.RESCHEDULE_DROPPED,
 )
+"""Index: a result of timer.state.machine. Value: RescheduleResult."""
 _Results = npt.NDArray[np.uint8]
 
 
 class TimerChanges:
-    """See the module."""
+    """Cancels and reschedules on the leader; see the module."""
 
     def __init__(self, host: Host, looking_in: LookingIn, *, salt: int, key_bytes_max: int) -> None:
         self._host = host
@@ -76,11 +77,11 @@ class TimerChanges:
     # ---- cancelling
 
     async def cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
-        """Cancel timers; the log's order decides what each is told.
+        """Cancel timers. The order of the log decides each result.
 
         Raises:
-            InvalidRequest: it names field, value and limit.
-            NotFound: there is no such topic.
+            InvalidRequestError: a field is missing or out of its limits.
+            NotFoundError: the topic does not exist.
         """
         leader = self._host.require_leader()
         match wire_timers.check_one_target(request):
@@ -146,11 +147,11 @@ class TimerChanges:
     async def reschedule(
         self, request: pb.RescheduleRequest, context: Context
     ) -> pb.RescheduleResponse:
-        """Give timers another due time; each in one entry with its end.
+        """Give timers another due time. One entry ends the old timer and adds the new one.
 
         Raises:
-            InvalidRequest: it names field, value and limit.
-            NotFound: there is no such topic.
+            InvalidRequestError: a field is missing or out of its limits.
+            NotFoundError: the topic does not exist.
         """
         leader = self._host.require_leader()
         kind = wire_timers.check_one_target(request)
@@ -195,25 +196,30 @@ class TimerChanges:
         )
 
     async def _move_ids(self, leader: Leader, ids: Ids, when: WantedTimes) -> tuple[_Results, Ids]:
-        """Reschedule timers whose topics are looked up, if it matters which these are."""
+        """Reschedule timers by id. Their topics are looked up only if policies differ by topic."""
         topics = await self._looking_in.topics(ids) if leader.admission.differs else None
         return await self._move(ids, topics, when)
 
     async def _move(
         self, targets: Targets, topics: U32 | None, when: WantedTimes
     ) -> tuple[_Results, Ids]:
-        """Reschedule timers of `topics`; return what became of each, and the new ones.
+        """Reschedule timers of `topics`; return the results and the new ids, one per target.
 
-        LEFT are those whose entry was refused, and those that it had no room for; never all.
+        LEFT marks timers whose entry was refused or had no room for them; never all of them.
+
+        Args:
+            targets: Ids or keys of n timers.
+            topics: Topic ids (n,). None: the topic makes no difference to the times.
+            when: The wanted times (n,).
 
         Raises:
-            EngineError: nothing was taken; or of some it is not known what becomes of them.
+            EngineError: every entry was refused, or the outcome of one is unknown.
         """
         n = len(targets)
         results = np.full(n, LEFT, np.uint8)
         due_ms, seq = np.zeros(n, np.int64), np.zeros(n, np.uint64)
         leader = self._host.require_leader()
-        # What a policy refuses is refused before any is taken.
+        # Times that a policy refuses are refused before the first entry is appended.
         leader.admission.times(when, n, topics, self._host.now())
         ends = range(RESCHEDULE_ROWS_MAX, n, RESCHEDULE_ROWS_MAX)
         parts = np.split(np.arange(n), ends)
@@ -256,10 +262,11 @@ class TimerChanges:
         context: Context,
         change: Callable[[Ids], Awaitable[tuple[int, bool]]],
     ) -> tuple[int, bytes]:
-        """Change a page of what a filter lists; return how many, and the token of what is left.
+        """Change a page of a filter's timers; return their number and the token of the next page.
 
-        `change` says how many it changed, and whether it is done with all. Without a token nothing
-        is changed.
+        Without a token in the request nothing is changed. An empty token: there is no next page.
+        `change` returns the number that it changed, and False if it left some of the page: the
+        token then names the same page.
         """
         leader, salt = self._host.require_lease(), self._salt
         if not request.page_token:

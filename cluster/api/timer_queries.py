@@ -1,12 +1,12 @@
-"""Looking in: what the leader knows of pending timers, for people and programs.
+"""Queries: the leader's pending timers, for people and programs.
 
     request --> lease held? --> cut, on the loop --> page or count, in a thread --> answer
-    one timer ----------------> in memory? else a thread asks the runs for it ----> answer
+    one timer ----------------> in memory? else a thread looks it up in the runs -> answer
 
-Only a leader that certainly leads answers, from what it has applied: so what was answered before,
-by any leader, is in it. The thread sees a cut, or runs, and nothing else; a firing never waits for
-it: the threads are of this alone, also those whose caller has given up. Damage that is met ends the
-process, whoever met it: it must not lead on.
+Only a leader with a valid lease answers, from its applied state. An answer therefore includes
+everything that an earlier answer of any leader included. A thread reads a cut or runs and no
+other state. Queries have threads of their own, also after a caller has given up, so that no firing
+waits for them. Damage that a query finds ends the process, because a damaged node must not lead.
 """
 
 import asyncio
@@ -45,11 +45,13 @@ from timerclient.proto import timer_pb2 as pb
 HORIZONS_MS: Final = tuple(
     1000 * seconds for seconds in (5, 60, 600, 3_600, 21_600, 86_400, 604_800, 2_592_000)
 )
+"""CountTimers counts the timers that are due within each of these times."""
 LOOKS_MAX: Final = 2
-"""Cuts that threads look at, at a time."""
+"""Queries that run in threads at the same time."""
 LOOKS_WAITING_MAX: Final = 64
+"""Queries that run or wait, at most."""
 CUTS_MAX: Final = 3
-"""New cuts that are taken because a merge removed files of the last one."""
+"""Cuts that a query may take. It takes a new one if a merge has deleted files of the last."""
 
 STATES: Final = {
     ALREADY_FIRED: pb.TIMER_FIRED,
@@ -60,12 +62,12 @@ _T = TypeVar("_T")
 
 
 class LookingIn:
-    """See the module."""
+    """Answers queries on the leader; see the module."""
 
     def __init__(
         self, host: Host, *, salt: int, key_bytes_max: int, threads: Executor | None = None
     ) -> None:
-        """`threads`: None: its own."""
+        """`threads`: None for threads of its own."""
         self._host = host
         self._salt = salt
         self._key_bytes_max = key_bytes_max
@@ -77,8 +79,8 @@ class LookingIn:
         """Return one timer.
 
         Raises:
-            InvalidRequestError: neither an id nor topic and key are given, or both.
-            NotFoundError: no pending timer has the key; the id is not known, or no more.
+            InvalidRequestError: exactly one of id, and topic with key, must be given.
+            NotFoundError: no pending timer has the key, or the id is unknown or forgotten.
         """
         target, whole = await self.read(self._target(self._host.require_lease(), request))
         machine = self._host.require_lease().machine
@@ -116,9 +118,9 @@ class LookingIn:
         return await self.in_turn(partial(last_of, links, seq))
 
     async def read(self, target: Targets) -> tuple[Ids, Whole]:
-        """Return which timer that is, and all of it; seq = 0: no pending one has the key, or is it.
+        """Return the timer's id and the timer; seq = 0: no pending timer has this key or id.
 
-        What runs have of it is verified in a thread; then, on the loop, it is but a few reads.
+        A thread reads and verifies the parts of it in runs. The rest is a few reads on the loop.
         """
         async with self._asked(target) as store:
             if isinstance(target, Keys):
@@ -127,13 +129,17 @@ class LookingIn:
             return target, store.read(target.due_ms, target.seq, 0)[0]
 
     async def topics(self, ids: Ids) -> U32:
-        """Return the topics of pending timers (n,); 0: it is not pending."""
+        """Return the topic ids (n,) of timers; 0: this timer is not pending."""
         async with self._asked(ids) as store:
             return store.topics(ids.due_ms, ids.seq)
 
     @asynccontextmanager
     async def _asked(self, target: Targets) -> AsyncIterator[Store]:
-        """Have a thread ask the runs for timers; give the store, which then needs not to wait."""
+        """Look timers up in the runs, in a thread; yield the store, whose reads then do not wait.
+
+        Raises:
+            StorageError: this node's files are damaged; the process ends.
+        """
         prepared = self._host.require_lease().machine.store.begin_look(target)
         if prepared is not None:
             async with self._turn():
@@ -162,8 +168,8 @@ class LookingIn:
         """Return the next page of a filter's timers.
 
         Raises:
-            InvalidRequestError: it names field, value and limit.
-            NotFoundError: there is no such topic.
+            InvalidRequestError: a field is out of its limits.
+            NotFoundError: the topic does not exist.
         """
         size = request.page_size or wire_timers.PAGE_SIZE
         if size > wire_timers.PAGE_SIZE_MAX:
@@ -183,7 +189,7 @@ class LookingIn:
         return answer
 
     def filter(self, leader: Leader, what: pb.TimerFilter, seq_end: int = SEQ_MAX) -> Filter:
-        """Return a filter, checked; see wire_timers.filter_of."""
+        """Return the checked form of a filter; see wire_timers.filter_of."""
         topics = leader.machine.topic_by_name
         return wire_timers.filter_of(what, topics, self._key_bytes_max, seq_end)
 
@@ -194,10 +200,10 @@ class LookingIn:
         return await self._look(lambda cut: cut.page(what, seen, rows_max, whole=whole))
 
     async def count(self, request: pb.CountTimersRequest) -> pb.CountTimersResponse:
-        """Return how many timers of a topic are pending.
+        """Return the number of a topic's pending timers, in all and by horizon.
 
         Raises:
-            NotFoundError: there is no such topic.
+            NotFoundError: the topic does not exist.
         """
         leader = self._host.require_lease()
         topic = wire_timers.topic_of(leader.machine.topic_by_name, request.topic)
@@ -209,9 +215,9 @@ class LookingIn:
         )
 
     async def lag_ms(self, topic: TopicId) -> int:
-        """Return the age of a topic's oldest overdue timer, however many are overdue; 0: none.
+        """Return the age of a topic's oldest overdue timer in ms; 0: none is overdue.
 
-        What is held, or will be, is not late.
+        Timers that a pause holds, or will hold, are not overdue.
         """
         clock_ms = self._host.now().clock_ms
         machine = self._host.require_lease().machine
@@ -229,11 +235,11 @@ class LookingIn:
         return 0
 
     async def _look(self, look: Callable[[Cut], _T]) -> _T:
-        """Return what a thread saw on a cut.
+        """Return the result of `look` on a cut, from a thread.
 
         Raises:
-            NotReadyError: this node leads no more, or not certainly; or files went again and again.
-            OverloadedError: too many look in already.
+            NotReadyError: this node has no valid lease, or merges deleted files of each cut.
+            OverloadedError: too many queries wait already.
             StorageError: this node's files are damaged; the process ends.
         """
         async with self._turn():
@@ -241,13 +247,13 @@ class LookingIn:
                 cut = self._host.require_lease().machine.store.cut()
                 with suppress(FileNotFoundError):
                     return await self._in_thread(partial(look, cut))
-        raise NotReadyError("runs are merged faster than they are read")
+        raise NotReadyError("merges delete runs faster than the query reads them")
 
     async def in_turn(self, work: Callable[[], _T]) -> _T:
-        """Return what a thread makes of work that needs no cut.
+        """Return the result of `work`, which needs no cut, from a thread.
 
         Raises:
-            OverloadedError: too many look in already.
+            OverloadedError: too many queries wait already.
             StorageError: this node's files are damaged; the process ends.
         """
         async with self._turn():
@@ -255,9 +261,9 @@ class LookingIn:
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Wait until a thread is free, with as many others as may wait."""
+        """Wait for a free thread; refuse if LOOKS_WAITING_MAX queries wait or run."""
         if self._waiting >= LOOKS_WAITING_MAX:
-            raise OverloadedError("the queue of those who look in", retry_after_ms=100)
+            raise OverloadedError("the leader's queue of queries", retry_after_ms=100)
         self._waiting += 1
         try:
             async with self._turns:
@@ -271,7 +277,7 @@ class LookingIn:
         def run() -> _T:
             try:
                 return work()
-            except StorageError as error:  # told also if nobody waits for it any more
+            except StorageError as error:  # reported even if the caller has given up
                 loop.call_soon_threadsafe(self._host.fatal, error)
                 raise
 

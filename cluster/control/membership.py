@@ -1,13 +1,13 @@
-"""Changing the voters, one at a time: what may be changed, and why not.
+"""Changes of the voters, one voter at a time, and the reasons to refuse one.
 
     add NAME       the learner that answers under NAME becomes a voter
-    replace NAME   the learner that answers under NAME takes the place of the voter of that name
-    remove NAME    that voter becomes a learner
+    replace NAME   the learner that answers under NAME replaces the voter of that name
+    remove NAME    the voter becomes a learner
 
-The new set is proposed with the appointment of the next epoch, of the present leader if it stays a
-voter; its EPOCH entry makes it true (replication/core/quorum.py). What is refused here would be
-harmless to what is stored, and could stop the cluster: a voter that has all to fetch yet, or a set
-without a majority that answers.
+The new set is proposed together with the appointment of the next epoch. The present leader is
+appointed again if it stays a voter. The EPOCH entry of that epoch makes the set valid
+(replication/core/quorum.py). The refusals here do not protect stored data; they keep the cluster
+available. A voter far behind, or a set without an answering majority, could stop it.
 """
 
 import enum
@@ -19,11 +19,11 @@ from replication.core.quorum import VOTERS_MAX
 from timer.model.units import Epoch, LogIndex, ReplicaId
 
 LAG_MAX: Final = 1_000
-"""Entries that a learner may lack when it becomes a voter: it has them before anybody notices."""
+"""Entries that a learner may lack when it becomes a voter: it fetches them in an instant."""
 
 
 class Change(enum.StrEnum):
-    """What an operator may ask for."""
+    """The changes that an operator can request."""
 
     ADD = "add"
     REPLACE = "replace"
@@ -31,18 +31,18 @@ class Change(enum.StrEnum):
 
 
 class MembershipRefusal(NamedTuple):
-    """What an operator asked for is not proposed."""
+    """The reason why a change is not proposed."""
 
     why: str
     later: bool = True
-    """It may be possible soon. False: not as things are."""
+    """True: the change may become possible. False: not in the present state."""
     soon: bool = False
-    """It becomes possible by itself, within seconds as a rule."""
+    """True: the change normally becomes possible by itself within seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """A replica without a vote that reports."""
+    """A replica without a vote that reports to the controller."""
 
     replica_id: ReplicaId
     last_epoch: Epoch
@@ -58,13 +58,13 @@ def planned(
     leader_end: tuple[Epoch, LogIndex],
     reporting: Collection[str],
 ) -> Mapping[str, ReplicaId] | MembershipRefusal:
-    """Return the voters after the change, or why it can't be made.
+    """Return the voters after the change, or the reason to refuse it.
 
     Args:
-        change: What is asked for.
-        name: Of which node.
-        voters: Those at present.
-        learner: The replica without a vote that reports under `name`.
+        change: The requested change.
+        name: The node to add, replace or remove.
+        voters: The present voters, by name.
+        learner: The replica without a vote that reports under `name`. None: there is none.
         leader_end: Last epoch and index of the leader's log.
         reporting: Names of all nodes that report.
     """
@@ -75,18 +75,18 @@ def planned(
     after = {voter: replica for voter, replica in voters.items() if voter != name}
     if change is not Change.REMOVE:
         if learner is None:
-            why = "no replica without a vote answers under this name; format one (--learner)"
+            why = "no learner answers under this name; format one with --learner"
             return MembershipRefusal(why, later=False)
         behind = leader_end[1] - learner.last_index
         if learner.unsure or learner.last_epoch != leader_end[0] or behind > LAG_MAX:
             return MembershipRefusal(
-                f"it is {behind} entries behind, {LAG_MAX} at most, and has to be sure"
+                f"the learner is {behind} entries behind (at most {LAG_MAX}), or its log is unsure"
             )
         after[name] = learner.replica_id
     if not 1 <= len(after) <= VOTERS_MAX:
-        return MembershipRefusal(f"{len(after)} voters; 1 .. {VOTERS_MAX}", later=False)
+        return MembershipRefusal(f"{len(after)} voters; allowed: 1 to {VOTERS_MAX}", later=False)
     silent = sorted(after.keys() - set(reporting))
     if len(silent) * 2 >= len(after):
         names = ", ".join(silent)
-        return MembershipRefusal(f"of the voters then, {names} would not answer: no majority")
+        return MembershipRefusal(f"no majority: {names} of the new voters would not answer")
     return after

@@ -1,11 +1,11 @@
-"""Looks after the room on the disk: this node's own and, while it leads, the other voters'.
+"""Watches free disk space: this node's and, while it leads, the other voters'.
 
     statvfs in a thread, twice a second --> Room --> host: flushes, merges, the log that is kept
-    leading: the others' status, once a second --> Rooms --> what the leader refuses, or hands over
+    leading: the others' status, once a second --> Rooms --> refuse new timers, or hand over
 
-timer/leader/intake/disk_reserve.py has the rules. A disk that is full all the same ends the process
-at its first write; the next one, under the same pid, gives back what it does not need, and waits
-for room before it opens anything (`wait_for_room`).
+The rules are in timer/leader/intake/disk_reserve.py. A write that finds the disk full ends the
+process. The next process, under the same pid, deletes files that it does not need. Before it opens
+any file it waits for room (`wait_for_room`).
 """
 
 import asyncio
@@ -30,13 +30,13 @@ logger = logging.getLogger(__name__)
 LOOK_S: Final = 0.5
 ASK_MS: Final = 1_000
 MOVE_MS: Final = 10_000
-"""A leader whose disk is low tries to hand over so often."""
+"""Interval of a leader's attempts to hand over while its disk is low."""
 WAITING: Final = "waiting for room"
-"""The role of a node that can't start."""
+"""The role of a node that waits for room to start."""
 
 
 class Space:
-    """See the module. For the event loop; `run` until cancelled."""
+    """Applies the disk's state to the host; see the module. `run` on the loop until cancelled."""
 
     def __init__(  # noqa: PLR0913 - what the node lends it
         self,
@@ -49,7 +49,7 @@ class Space:
         transfer: Callable[[ReplicaId], Awaitable[object]],
         mono_ms: Callable[[], MonoMs],
     ) -> None:
-        """`transfer` hands the leadership to a replica."""
+        """`transfer` hands the leadership to a replica. `mono_ms` is the monotonic clock."""
         self._disk, self._path, self._name = disk, config.data, config.name
         self._reserve = config.storage.reserve_bytes
         self._replica, self._host = replica, host
@@ -62,10 +62,10 @@ class Space:
         self._refusal = ""
 
     async def run(self) -> None:
-        """Look now and then.
+        """Read the free space every LOOK_S.
 
         Raises:
-            DiskFailed: it can't even be asked.
+            DiskFailedError: the free space cannot be read.
         """
         while True:
             free = await asyncio.to_thread(self._disk.free_bytes, self._path)
@@ -97,7 +97,7 @@ class Space:
         self._move(now_ms)
 
     def _ask(self, now_ms: MonoMs) -> None:
-        """Ask the other nodes, unless the last round is still under way."""
+        """Request the other nodes' status, except while the last requests are under way."""
         if now_ms - self._asked_ms >= ASK_MS and (self._asking is None or self._asking.done()):
             self._asked_ms = now_ms
             self._asking = asyncio.create_task(self._hear(self._rooms))
@@ -116,7 +116,7 @@ class Space:
         self._refusal = str(refusal or "")
 
     def _move(self, now_ms: MonoMs) -> None:
-        """Hand over to somebody who has room, if a majority has."""
+        """Hand over to a voter with room, if a majority of the voters has room."""
         better = self._rooms.better(self._replica.voters, now_ms)
         busy = self._moving is not None and not self._moving.done()
         if better is not None and not busy and now_ms - self._moved_ms >= MOVE_MS:
@@ -126,13 +126,13 @@ class Space:
 
 
 async def wait_for_room(disk: Disk, config: NodeConfig) -> None:
-    """Return when the disk has room to start; until then the ports say what is waited for."""
+    """Return when the disk has room to start. Until then the ports report the free space."""
 
     def why() -> str:
-        return f"its disk has {free} bytes free, {START_BYTES} are needed to start"
+        return f"the disk has {free} bytes free; {START_BYTES} are needed to start"
 
     if not disk.exists(config.data):
-        return  # whoever opens it knows what to say
+        return  # opening the directory reports that it is missing
     free = await asyncio.to_thread(disk.free_bytes, config.data)
     if free < START_BYTES:
         await asyncio.to_thread(give_back, disk, config)

@@ -1,7 +1,7 @@
-"""A node that does nothing but get its state back from the others.
+"""A node that fetches its state from the leader because its own is damaged.
 
-It takes no part in the cluster meanwhile: nothing that it has on disk can be trusted. Its ports say
-what it waits for (cluster/files/standby_ports.py).
+Meanwhile it takes no part in the cluster: none of its files can be trusted. Its ports report the
+progress (cluster/files/standby_ports.py).
 """
 
 import asyncio
@@ -28,7 +28,7 @@ SAY_EVERY_S: Final = 10.0
 
 
 def dials(config: NodeConfig, options: list[tuple[str, int]]) -> dict[str, Dial]:
-    """Return the ways to the other nodes."""
+    """Return a function for each other node, by name, that opens a channel to it."""
 
     def dial(address: str) -> grpc.aio.Channel:
         return grpc.aio.insecure_channel(address, options=options)
@@ -38,17 +38,17 @@ def dials(config: NodeConfig, options: list[tuple[str, int]]) -> dict[str, Dial]
 
 
 def check_state(config: NodeConfig, disk: Disk, directory: Path) -> None:
-    """Raise CorruptFile if no process could start from the state in `directory`."""
+    """Raise CorruptFileError if no process could start from the state in `directory`."""
     Engine(disk, directory, leader_config(config))
 
 
 async def repair(
     disk: Disk, config: NodeConfig, damaged: Damaged, options: list[tuple[str, int]]
 ) -> None:
-    """Get a snapshot that the next start installs.
+    """Fetch a snapshot. The next start installs it.
 
     Raises:
-        CorruptFile: what is damaged; no leader has offered one for refetch_timeout_ms.
+        CorruptFileError: the damage; the fetch has not moved for refetch_timeout_ms.
     """
     timeout_s = config.storage.refetch_timeout_ms / 1000
     directory = open_directory(disk, config.data, cluster_id=config.cluster_id, name=config.name)

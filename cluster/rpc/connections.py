@@ -1,9 +1,9 @@
-"""Connections of the gRPC port: which hold most memory, and an end for these.
+"""Finds the connections of the gRPC port that hold most memory, and ends them.
 
-gRPC for Python tells nothing of a message that has not come whole, and ends no connection. The
-kernel does both: it knows how much each has received, and shuts a socket down.
+gRPC for Python reports no incomplete messages and has no call that ends a connection. The kernel
+has both: it counts the bytes that a socket has received, and it shuts sockets down.
 
-    weight = received - what came out of it as requests + what waits for its consumers to read
+    weight = bytes received - bytes of the requests taken + bytes that consumers have not read yet
 """
 
 import asyncio
@@ -20,33 +20,36 @@ from typing import Any, Final
 import grpc
 
 REQUEST_BYTES: Final = 512
-"""What a request takes on the wire beside itself, at most: its headers and frames."""
+"""Bytes on the wire beside a request itself, at most: headers and frames."""
 _RECEIVED: Final = struct.Struct("=128xQ")
 """`tcpi_bytes_received` of linux/tcp.h."""
 
 
 class Connections:
-    """See the module. Other nodes' connections are left alone."""
+    """Weighs and ends connections; see the module. Connections of other nodes are never ended."""
 
     def __init__(self, port: int, unread: Mapping[str, int]) -> None:
-        """`unread`: bytes that consumers have not read, by remote end as gRPC writes it."""
+        """`unread`: bytes that consumers have not read, by remote address in gRPC's form."""
         self._port, self._unread = port, unread
         self._peers: set[str] = set()
-        """Remote ends that other nodes speak from."""
+        """Remote addresses of other nodes."""
         self._taken: Counter[str] = Counter()
-        """Bytes of requests that came, by remote end."""
+        """Bytes of the requests taken, by remote address."""
 
     def take(self, request: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
-        """Note a request."""
+        """Count a request's bytes."""
         size = getattr(request, "ByteSize", lambda: 0)
         self._taken[context.peer()] += size() + REQUEST_BYTES
 
     def of_nodes(self, handler: grpc.GenericRpcHandler) -> grpc.GenericRpcHandler:
-        """Return a handler of what nodes say to each other, whose callers are left alone."""
+        """Wrap the handler of the nodes' own streams, so that their connections are never ended."""
         return _Noting(handler, self._peers)
 
     async def end_heaviest(self, excess: int) -> list[tuple[str, int]]:
-        """End the heaviest connections, of `excess` bytes together; return their weights."""
+        """End the heaviest connections, of `excess` bytes together; return (address, weight).
+
+        Connections that weigh less than a hundredth of the remaining excess are not ended.
+        """
         weights = await asyncio.to_thread(self._weights, dict(self._unread))
         for gone in self._taken.keys() - weights.keys():
             del self._taken[gone]
@@ -75,7 +78,7 @@ class Connections:
                     each.shutdown(socket.SHUT_RDWR)
 
     def _open(self) -> Iterator[tuple[str, socket.socket]]:
-        """Yield the connections to the port, and their remote ends; valid until the next."""
+        """Yield (remote address, socket) of each connection; a socket is valid for one step."""
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
                 if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
@@ -87,13 +90,13 @@ class Connections:
 
 
 def _written(address: tuple[Any, ...]) -> str:
-    """Return an address as gRPC writes it."""
+    """Return an address in gRPC's form."""
     host, port = str(address[0]).removeprefix("::ffff:"), address[1]
     return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
 
 class _Noting(grpc.GenericRpcHandler):
-    """Notes who calls the streams of another handler."""
+    """Adds the callers of another handler's streams to `peers`."""
 
     def __init__(self, inner: grpc.GenericRpcHandler, peers: set[str]) -> None:
         self._inner, self._peers = inner, peers

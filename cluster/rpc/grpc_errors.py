@@ -1,8 +1,8 @@
-"""The one place where our errors meet gRPC: status codes, wire reasons, the trailing metadata.
+"""The only place where engine errors become gRPC's: status codes, reasons, trailing metadata.
 
-    TimerError --to_wire--> timer.v1.Error --abort--> status code, details, `timer-error-bin`
+    EngineError --to_wire--> timer.v1.Error --abort--> status code, details, `timer-error-bin`
 
-A status code is what a stranger's client sees; the reason in the metadata is what ours acts on.
+Any client sees the status code. The project's own client acts on the reason in the metadata.
 """
 
 from collections.abc import Iterator
@@ -17,12 +17,12 @@ from timerclient.proto import timer_pb2
 TRAILER: Final = "timer-error-bin"
 """Trailing metadata that carries a serialised `timer.v1.Error`."""
 TEXT_SIZE_MAX: Final = 1024
-"""Characters of one text in an `Error`: all metadata of an answer must fit into 8 KiB."""
+"""Characters of one text in an `Error`. All metadata of an answer must fit into 8 KiB."""
 _UINT32_MAX: Final = (1 << 32) - 1
 
 
 class Status(NamedTuple):
-    """What a class of errors is on the wire."""
+    """The status code and reason of a class of errors."""
 
     code: grpc.StatusCode
     reason: timer_pb2.Reason.ValueType
@@ -64,7 +64,7 @@ STATUSES: Final[dict[type[timer_errors.EngineError], Status]] = {
 
 
 def error_classes() -> Iterator[type[timer_errors.EngineError]]:
-    """Yield every class of the tree below `TimerError`, nested ones included."""
+    """Yield every class of the tree below `EngineError`, nested ones included."""
     waiting = [*timer_errors.EngineError.__subclasses__()]
     while waiting:
         found = waiting.pop()
@@ -73,17 +73,17 @@ def error_classes() -> Iterator[type[timer_errors.EngineError]]:
 
 
 def code_of(error: timer_errors.EngineError) -> grpc.StatusCode:
-    """Return the status code that timer.proto promises for this error."""
+    """Return the status code that timer.proto defines for this error."""
     return STATUSES[type(error)].code
 
 
 def reason_of(error: timer_errors.EngineError) -> str:
-    """Return the name of this error's reason, such as NOT_LEADER: a label for metrics and logs."""
+    """Return the name of the error's reason, such as NOT_LEADER: a label in metrics and logs."""
     return timer_pb2.Reason.Name(STATUSES[type(error)].reason)
 
 
 def to_wire(error: timer_errors.EngineError) -> timer_pb2.Error:
-    """Return the error as clients get it: texts are cut to TEXT_SIZE_MAX characters."""
+    """Return the error's message for clients; texts are cut to TEXT_SIZE_MAX characters."""
     wire = timer_pb2.Error(
         reason=STATUSES[type(error)].reason,
         message=_text(str(error)),
@@ -111,7 +111,7 @@ async def abort(
     """End the RPC with the error's status code, and the whole error in the trailing metadata.
 
     Raises:
-        grpc.aio.AbortError: always; gRPC's own way out of a handler.
+        grpc.aio.AbortError: always; gRPC ends a handler in this way.
     """
     wire = to_wire(error)
     trailer = ((TRAILER, wire.SerializeToString()),)
@@ -119,5 +119,5 @@ async def abort(
 
 
 def _text(text: str) -> str:
-    """Cut `text`, and escape what has no UTF-8: protobuf would refuse the whole answer."""
+    """Cut `text`, and escape characters without UTF-8: protobuf would refuse the whole answer."""
     return text[:TEXT_SIZE_MAX].encode(errors="backslashreplace").decode()

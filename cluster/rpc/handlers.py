@@ -1,11 +1,12 @@
-"""What every RPC handler shares: errors become statuses, waits have an end.
+"""The common parts of all RPC handlers: errors become statuses, and every wait ends.
 
     bytes --reader_of--> request, or Refused --handler--> answer, or EngineError --refuse--> status
           (cluster/rpc/request_bounds.py)
 
-A refused request leaves memory at once. An error holds the frames that it passed, and these the
-request; gRPC's abort error holds the frame that raised it, and the RPC that error: a cycle, which
-only a collection ends. So `refuse` drops an error's frames, and its own keeps nothing.
+A refused request must leave memory at once. An error refers to the frames that it passed, and they
+refer to the request. gRPC's abort error refers to the frame that raised it, and the RPC to the
+error. Only a garbage collection ends such a cycle. So `refuse` clears an error's frames, and its
+own frame keeps no references.
 """
 
 import asyncio
@@ -22,35 +23,35 @@ from cluster.rpc.request_bounds import UnreadableRequest, reader_of
 from timer.model.timer_errors import CommitTimeoutError, EngineError
 
 COMMIT_TIMEOUT_S: Final = 10.0
-"""What a request without a deadline of its own gets."""
+"""The deadline of a request without one."""
 
 PINGS: Final = (
-    # Who is at the other end may be gone without a word, with its machine. A client then holds
-    # leases, and exclusive groups, until it is missed; a node may come back at another address.
-    # (Not grpc.keepalive_timeout_ms: of gRPC 1.85 a ping has the larger of that and a minute.)
+    # A peer may disappear with its machine and send nothing. Until a missing answer shows that,
+    # a client keeps its leases and exclusive groups; a node may return at another address.
+    # (Not grpc.keepalive_timeout_ms: gRPC 1.85 waits for a ping for that or a minute, the longer.)
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
 )
-"""Options of channels and servers: both ends ping."""
+"""Options of channels and servers: both ends send pings."""
 PINGED: Final = (*PINGS, ("grpc.http2.min_ping_interval_without_data_ms", 5_000))
-"""Of servers: they don't send clients away for their pings."""
+"""Options of servers: they do not disconnect clients for their pings."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Service:
-    """What our servicers have in common."""
+    """The base of all servicers."""
 
     on_error: Callable[[str, EngineError], None] = staticmethod(lambda method, error: None)
-    """Called with each RPC that fails: its method, and the error."""
+    """Called with the method and the error of each RPC that fails."""
     admit: Callable[[str], None] = staticmethod(lambda method: None)
-    """Called with the method of each RPC; raises a EngineError if it is not to be served now."""
+    """Called with the method of each RPC; raises an EngineError to refuse it."""
     taken: Callable[[Any, Context], None] = staticmethod(lambda request, context: None)
-    """Called with each request."""
+    """Called with each request, to count its bytes."""
 
     async def refuse(self, method: str, error: EngineError, context: Context) -> NoReturn:
-        """End an RPC with an error; what the error has passed is dropped.
+        """End an RPC with an error, and clear the frames that the error has passed.
 
         Raises:
             grpc.aio.AbortError: always.
@@ -63,7 +64,7 @@ class Service:
             aborted.__traceback__ = aborted.__context__ = None
             raise
         finally:
-            del context  # the abort's traceback has this frame, and the context has the abort
+            del context  # the abort's traceback refers to this frame, and the context to the abort
 
 
 _Service = TypeVar("_Service", bound=Service)
@@ -74,7 +75,7 @@ _Response = TypeVar("_Response")
 def answered(
     handler: Callable[[_Service, _Request, Context], Awaitable[_Response]],
 ) -> Callable[[_Service, _Request, Context], Awaitable[_Response]]:
-    """Make a unary handler whose TimerErrors end the RPC with their status."""
+    """Return a unary handler whose EngineErrors end the RPC with their status."""
     name = handler.__name__
 
     @functools.wraps(handler)
@@ -96,9 +97,9 @@ def answered(
 def streamed(
     handler: Callable[[_Service, _Request, Context], AsyncGenerator[_Response, None]],
 ) -> Callable[[_Service, _Request, Context], AsyncIterator[_Response]]:
-    """Make a handler that answers with a stream, whose TimerErrors end the RPC likewise.
+    """Return a handler with a stream of answers, whose EngineErrors end the RPC with their status.
 
-    A stream of requests is read as `RequestStream`.
+    A stream of requests is read through `RequestStream`.
     """
     name = handler.__name__
 
@@ -127,7 +128,7 @@ def read(request: _Request) -> _Request:
     """Return a request.
 
     Raises:
-        EngineError: it could not be read.
+        EngineError: the request could not be parsed.
     """
     if isinstance(request, UnreadableRequest):
         raise request.error
@@ -135,10 +136,10 @@ def read(request: _Request) -> _Request:
 
 
 class RequestStream(Generic[_Request]):
-    """The requests of a stream, one after the other; it keeps none.
+    """The requests of a stream, one after another. It keeps no reference to them.
 
-    gRPC's own iterator keeps the last one until the next comes. `anext` raises a EngineError for
-    one that could not be read.
+    gRPC's own iterator keeps the last request until the next one comes. `anext` raises an
+    EngineError for a request that could not be parsed.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class RequestStream(Generic[_Request]):
         context: Context,
         taken: Callable[[Any, Context], None] = Service.taken,
     ) -> None:
-        """`taken` is called with each."""
+        """`taken` is called with each request and the context."""
         self._requests, self._read = requests, getattr(context, "read", None)
         self._context, self._taken = context, taken
 
@@ -155,7 +156,7 @@ class RequestStream(Generic[_Request]):
         return self
 
     async def __anext__(self) -> _Request:
-        if self._read is None:  # a stand-in for gRPC's
+        if self._read is None:  # a test's context, without gRPC
             return read(await anext(self._requests))
         request: _Request = await self._read()
         if request is grpc.aio.EOF:
@@ -165,19 +166,19 @@ class RequestStream(Generic[_Request]):
 
 
 class Registrar:
-    """Stands for a server while services add themselves: `reader_of` reads their requests."""
+    """Stands in for a server while services register, so that `reader_of` parses requests."""
 
     def __init__(self, server: grpc.aio.Server, bytes_max: int) -> None:
-        """`bytes_max`: of a request."""
+        """`bytes_max`: size of a request, at most."""
         self._server, self._bytes_max = server, bytes_max
 
     def add_generic_rpc_handlers(self, handlers: object) -> None:
-        """Leave them: each of their methods is registered, too, and is found there first."""
+        """Ignore the handlers: their methods are also registered, and gRPC finds those first."""
 
     def add_registered_method_handlers(
         self, service: str, handlers: "Mapping[str, grpc.RpcMethodHandler[Any, Any]]"
     ) -> None:
-        """Add methods of a service."""
+        """Register the methods of a service at the server."""
         read = {
             name: handler._replace(  # type: ignore[attr-defined]  # a named tuple, in truth
                 request_deserializer=reader_of(handler.request_deserializer, self._bytes_max)  # type: ignore[arg-type]
@@ -188,12 +189,12 @@ class Registrar:
 
 
 async def within(work: Awaitable[Any], context: Context) -> Any:
-    """Return what `work` gives before the caller's deadline.
+    """Return the result of `work` before the caller's deadline.
 
     Raises:
-        CommitTimeoutError: it took longer; the outcome is unknown.
+        CommitTimeoutError: the deadline has passed; the outcome is unknown.
     """
-    left_s: float | None = context.time_remaining()  # the stubs know of no caller without one
+    left_s: float | None = context.time_remaining()  # the type stubs omit None: no deadline
     timeout_s = COMMIT_TIMEOUT_S if left_s is None else left_s
     try:
         async with asyncio.timeout(timeout_s):
@@ -205,6 +206,6 @@ async def within(work: Awaitable[Any], context: Context) -> Any:
 
 
 def caller_of(context: Context) -> str:
-    """Return the address that a call comes from, without its port."""
+    """Return the address of an RPC's caller, without its port."""
     _, _, address = urllib.parse.unquote(context.peer()).partition(":")
     return address.rpartition(":")[0].strip("[]")

@@ -1,7 +1,7 @@
-"""How much memory the process has and may have, and the refusal of new work above that.
+"""Limits the process's memory: above the limit new work is refused.
 
 resident > limits.memory_bytes_max --> new work is OVERLOADED, the heaviest connections end
-         < nine tenths of it       --> all is served again
+         < nine tenths of that     --> all requests are served again
 """
 
 import asyncio
@@ -22,7 +22,7 @@ GO_ON: Final = frozenset(
         *("GetStatus", "GetCheckpoint", "TransferLeadership", "ListMembers", "ChangeMembers"),
     }
 )
-"""Methods that are served whatever the memory: they make less of it, or operators need them."""
+"""Methods that are always served: they free memory, or operators need them."""
 
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _STATM: Final = Path("/proc/self/statm")
@@ -33,18 +33,18 @@ logger = logging.getLogger(__name__)
 
 
 def resident_bytes() -> int:
-    """Return the process's resident memory."""
+    """Return the process's resident memory in bytes."""
     return int(_STATM.read_bytes().split()[1]) * _PAGE
 
 
 def available_bytes() -> int:
-    """Return what the machine has, or the process's cgroup allows, whichever is less."""
+    """Return the memory of the machine, or the limit of the process's cgroup if that is less."""
     machine = os.sysconf("SC_PHYS_PAGES") * _PAGE
     return min([machine, *_cgroup_limits()])
 
 
 def _cgroup_limits() -> list[int]:
-    """Return the limits of the process's cgroup and those around it (version 2, then 1)."""
+    """Return the limits of the process's cgroup and of its parents (cgroup version 2, then 1)."""
     try:
         at = _CGROUP.read_text().splitlines()[-1].rpartition(":")[2].strip("/")
     except (OSError, IndexError):
@@ -55,41 +55,41 @@ def _cgroup_limits() -> list[int]:
         for name in ("memory.max", "memory.limit_in_bytes"):
             try:
                 limits.append(int((folder / name).read_text()))
-            except (OSError, ValueError):  # "max": there is none
+            except (OSError, ValueError):  # "max" means no limit
                 continue
     return limits
 
 
 class MemoryGuard:
-    """Looks at the process's memory, four times a second."""
+    """Checks the process's memory every LOOK_S."""
 
     def __init__(self, bytes_max: int, connections: Connections) -> None:
-        """`bytes_max`: 0 for three quarters of what there is."""
+        """`bytes_max`: 0 means three quarters of the available memory."""
         self.bytes_max = bytes_max or available_bytes() * 3 // 4
         self._connections = connections
         self.high = False
-        """New work is refused."""
+        """True while new work is refused."""
         self.on_end: Callable[[], None] = lambda: None
-        """Called for each connection that is ended."""
+        """Called for each connection that the guard ends."""
 
     def admit(self, method: str) -> None:
-        """Let a method be served, if there is memory for it.
+        """Accept a method's request if there is memory for it.
 
         Raises:
-            OverloadedError: there is not.
+            OverloadedError: memory is above its limit, and the method is not in GO_ON.
         """
         if self.high and method not in GO_ON:
             what = f"memory: limits.memory_bytes_max = {self.bytes_max}"
             raise OverloadedError(what, retry_after_ms=RETRY_AFTER_MS)
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Check until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             await self.look()
 
     async def look(self) -> None:
-        """Look once; end connections if it has to be."""
+        """Check once; end connections while memory is above its limit."""
         resident = resident_bytes()
         if resident <= self.bytes_max:
             if self.high and resident < self.bytes_max * 9 // 10:

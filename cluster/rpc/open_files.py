@@ -1,9 +1,9 @@
-"""How many files and sockets the process may have open.
+"""The limit of open files and sockets of the process.
 
-A process at its limit can neither accept a connection nor write a run: a thousand idle sockets, at
-the usual limit of 1,024, would end it. So the limit is raised as far as the system allows, and must
-be large enough. The streams of a process at its limit go on, so its peers see nothing: it reports
-that itself.
+At its limit a process can neither accept a connection nor write a run. With the usual limit of
+1,024 a thousand idle sockets would end it. So the soft limit is raised to the hard one, which must
+be high enough. At the limit open streams continue, and peers notice nothing. The process therefore
+reports the shortage itself.
 """
 
 import os
@@ -13,17 +13,18 @@ from typing import Final
 from timer.model.timer_errors import ConfigError
 
 FILES_MIN: Final = 4_096
+"""The lowest hard limit with which a node starts."""
 SPARE: Final = 8
-"""Descriptors that have to be free: a connection, and the files of a flush."""
+"""Descriptors that must stay free: one for a connection, the rest for the files of a flush."""
 RESERVED: Final = 1_024
-"""Not for connections: the log, runs that are read and merged, peers."""
+"""Descriptors that client connections may not take: for the log, runs, merges and peers."""
 
 
 def raise_limit() -> int:
-    """Raise the soft limit to the hard one; return it.
+    """Raise the soft limit to the hard limit; return that.
 
     Raises:
-        ConfigError: it is too low for a node.
+        ConfigError: the hard limit is too low for a node.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -34,13 +35,13 @@ def raise_limit() -> int:
 
 
 def connections_max(wanted: int) -> int:
-    """Return how many connections clients may have, of so many that are wanted."""
+    """Return the connections that clients may have: `wanted`, or fewer by the soft limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft - RESERVED))
 
 
 def has_spare() -> bool:
-    """Return whether SPARE more files can be opened."""
+    """Return whether SPARE more files can be opened now."""
     held: list[int] = []
     try:
         held.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))

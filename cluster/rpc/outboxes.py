@@ -1,28 +1,29 @@
-"""What waits for consumers to read it, of all of them together.
+"""Counts the bytes that wait for consumers to read them, over all consumers.
 
-A stream that holds more than all have left is paused: n streams that don't read hold one part in
-n + 1 each. So the largest pause first, and something is left for one that reads.
+A stream is paused when it holds more than all streams together have left. So n streams that do not
+read hold one part in n + 1 each. The streams with most bytes are paused first, and a stream that
+reads always has some room.
 """
 
 from collections import Counter
 from typing import Final
 
 OUTBOX_BYTES_MAX: Final = 8 << 20
-"""Of one stream."""
+"""Of one stream, at most."""
 
 
 class Outboxes:
-    """Bytes that wait, in all and by remote end."""
+    """Bytes that wait to be read, in all and by remote address."""
 
     def __init__(self, bytes_max: int) -> None:
-        """`bytes_max`: of all; each stream may exceed it by one delivery."""
+        """`bytes_max`: of all streams together; each may exceed it by one delivery."""
         self._bytes_max = bytes_max
         self.total = 0
         self.unread: Counter[str] = Counter()
-        """By remote end; none is 0."""
+        """Bytes by remote address; an address with 0 bytes is removed."""
 
     def add(self, peer: str, size: int) -> None:
-        """Count bytes that were put in; negative: taken out."""
+        """Add `size` bytes of a stream; a negative size removes bytes."""
         self.total += size
         self.unread[peer] += size
         if not self.unread[peer]:
@@ -30,9 +31,9 @@ class Outboxes:
 
     @property
     def crowded(self) -> bool:
-        """Whether a step's leases, 32 MiB or more, must not all go to one stream."""
+        """Whether no stream may take all leases of one step, 32 MiB or more."""
         return self.total > self._bytes_max // 4
 
     def most(self) -> int:
-        """Return what one stream may hold: above it is paused."""
+        """Return the bytes that one stream may hold; above that it is paused."""
         return min(OUTBOX_BYTES_MAX, max(0, self._bytes_max - self.total))

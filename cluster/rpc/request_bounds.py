@@ -1,11 +1,11 @@
-"""How a client's message is read: measured, and its fields counted, before it is parsed.
+"""Parses a client's message after checks of its size and its number of fields.
 
     bytes --too many bytes?--> --too many fields?--> parsed --> the request
                                                      else   --> Refused, which the handler raises
 
-Protobuf makes an object of each field that is a message or a text, and holds the interpreter
-meanwhile: 17 MB of empty `TimerColumns` took 2.8 s and 900 MB. Numbers in packed columns are cheap,
-17 MB in 10 ms. So the fields of a large message are counted first, down to those in its messages.
+Protobuf creates an object for each field that is a message or a text, and holds the interpreter
+meanwhile. 17 MB of empty `TimerColumns` took 2.8 s and 900 MB; 17 MB of packed numbers take 10 ms.
+So the fields of a large message are counted first, including those of the messages in it.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,19 +18,19 @@ from google.protobuf.message import DecodeError, Message
 from timer.model.timer_errors import EngineError, InvalidRequestError
 
 COLUMNS_BYTES_MAX: Final = 2 << 20
-"""Of a request, beside payloads, keys and headers: sizes and times of 65,536 rows, 1,024 topics."""
+"""Bytes of a request beside payloads, keys and headers: 65,536 rows, 1,024 topics."""
 COUNTED_FROM: Final = 64 << 10
-"""Bytes. To parse fewer takes 5 ms at worst."""
+"""Bytes. The fields of shorter messages are not counted: parsing one takes at most 5 ms."""
 FIELDS_MAX: Final = 20_000
-"""In a message of more bytes than that: 1,024 `TimerColumns` with all their columns, and some. To
-count so many takes about 10 ms, to parse them 5."""
+"""Fields of a longer message, at most: 1,024 `TimerColumns` with all their columns, and some more.
+Counting them takes about 10 ms, parsing 5 ms."""
 
 _VARINT, _FIXED64, _BYTES, _GROUP, _GROUP_END, _FIXED32 = range(6)
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadableRequest:
-    """Stands for a request that could not be read."""
+    """Stands for a request that could not be parsed; carries the error to raise."""
 
     error: EngineError
 
@@ -40,7 +40,7 @@ class _TooMany(Exception):
 
 
 class MessageShape:
-    """Which fields of a kind of message are messages themselves."""
+    """The fields of a message type that are messages themselves, by number."""
 
     def __init__(self, descriptor: Descriptor) -> None:
         self._inner: Mapping[int, MessageShape] = {
@@ -50,9 +50,9 @@ class MessageShape:
         }
 
     def holds_at_most(self, data: bytes, fields: int) -> bool:
-        """Return whether a message has at most so many fields, those of inner ones included.
+        """Return whether a message has at most `fields` fields, those of inner messages included.
 
-        It stops where the bytes are no message: parsing finds that again, as soon.
+        Counting stops at malformed bytes and returns True, because parsing then fails, too.
         """
         try:
             self.count(data, 0, len(data), fields)
@@ -63,7 +63,7 @@ class MessageShape:
         return True
 
     def count(self, data: bytes, at: int, end: int, left: int) -> int:
-        """Return how many fields more there may be."""
+        """Return the number of fields that are left of `left` after those in `data[at:end]`."""
         while at < end:
             left -= 1
             if left < 0:
@@ -86,7 +86,7 @@ class MessageShape:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number, and the place after it."""
+    """Return (the number at `at`, the place after it)."""
     byte = data[at]
     if byte < 0x80:
         return byte, at + 1
@@ -105,7 +105,7 @@ Read: TypeAlias = Callable[[bytes], Message | UnreadableRequest]
 
 
 def reader_of(parse: Parse, bytes_max: int) -> Read:
-    """Return what reads the requests of a method; `parse`: the `FromString` of their class."""
+    """Return a function that parses a method's requests. `parse`: `FromString` of their class."""
     cls: Any = parse.__self__  # type: ignore[attr-defined]  # it is a class method
     shape = MessageShape(cls.DESCRIPTOR)
 

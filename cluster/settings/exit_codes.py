@@ -1,4 +1,4 @@
-"""What a node's process exits with, and because of what."""
+"""The exit codes of a node's process, by the error that ended it."""
 
 from typing import Final
 
@@ -20,16 +20,16 @@ EXIT_DIVERGED: Final = 68
 
 
 class Diverged(Exception):
-    """A majority holds another state at the same index than this replica, or none agrees (P6)."""
+    """At this replica's last index a majority holds another state, or no majority agrees (P6)."""
 
     def __init__(self, why: str, *, curable: bool) -> None:
-        """`curable`: a majority agrees, so its state can be fetched."""
+        """`curable`: a majority agrees, so this replica can fetch its state."""
         super().__init__(why)
         self.curable = curable
 
 
 def exit_code(error: BaseException) -> int:
-    """Return what the process exits with because of `error`."""
+    """Return the exit code for `error`."""
     match error:
         case ConfigError():
             return EXIT_CONFIG

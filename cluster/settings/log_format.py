@@ -2,8 +2,8 @@
 
     time=2026-01-31T12:00:00.123Z level=info node=n1 logger=cluster.node.node msg="leader" epoch=4
 
-What a caller gives as `extra` follows the message, so that a line can be searched for a field.
-A value with anything but plain characters is quoted as in JSON; a traceback is one such value.
+The fields of `extra` follow the message, so that a line can be found by a field. A value with other
+than plain characters is quoted as in JSON. A traceback is one such value.
 """
 
 import json
@@ -18,8 +18,9 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9_.:/@+,\[\]-]+", re.ASCII)
 _GRPC: Final = "grpc._cython.cygrpc"
 _HTTP: Final = "aiohttp.server"
 FLOOD_S: Final = 10.0
+"""Length of a window in which lines are counted."""
 LINES_MAX: Final = 100
-"""Of one place of the code in so many seconds."""
+"""Lines that one place of the code may log in a window."""
 _PEERS_FAULTS: Final = frozenset({"ExecuteBatchError", "DecodeError"})
 _STANDARD: Final = frozenset(
     [*vars(logging.LogRecord("", 0, "", 0, "", None, None)), "message", "asctime", "taskName"]
@@ -27,7 +28,7 @@ _STANDARD: Final = frozenset(
 
 
 class LineFormatter(logging.Formatter):
-    """Makes one line of a record."""
+    """Formats a record as one line."""
 
     def __init__(self, node: str) -> None:
         super().__init__()
@@ -56,14 +57,14 @@ def _quoted(text: str) -> str:
 
 
 class _PeersFault(logging.Filter):
-    """Makes a line of what gRPC or aiohttp log as our error, and is the other side's doing.
+    """Shortens errors of the other side that gRPC or aiohttp log as ours, with a traceback.
 
-    A client that goes while it is written to, or sends what is no message, must not fill the log
-    with tracebacks.
+    Clients that disconnect during a write, or send malformed messages, must not fill the log with
+    tracebacks. Such a record becomes one line of level INFO.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return True; the record may be another afterwards."""
+        """Return True; the record may have been changed."""
         kind = record.exc_info[0] if record.exc_info else None
         if kind is not None and (
             kind.__name__ in _PEERS_FAULTS or kind.__module__.startswith("aiohttp.")
@@ -75,9 +76,10 @@ class _PeersFault(logging.Filter):
 
 
 class _Flood(logging.Filter):
-    """Lets a place of the code log so many lines in ten seconds; the next says how many more were.
+    """Limits the lines that one place of the code logs in ten seconds.
 
-    Not of what was asked for by a signal.
+    The next line of that place has the number of the lines dropped as `left_out`. Critical lines
+    and reports requested by a signal are not limited.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -87,7 +89,7 @@ class _Flood(logging.Filter):
         self._lines: dict[tuple[str, int], int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether a record is logged; the first of a window tells of the last one."""
+        """Return whether a record is logged; add `left_out` to a place's first after a flood."""
         if record.levelno >= logging.CRITICAL or record.name == "cluster.node.signal_handlers":
             return True
         place, window = (record.pathname, record.lineno), int(self._clock() // FLOOD_S)
@@ -95,16 +97,16 @@ class _Flood(logging.Filter):
             self._window = window
             self._lines = {key: LINES_MAX - n for key, n in self._lines.items() if n > LINES_MAX}
         lines = self._lines.get(place, 0)
-        if lines < 0:  # of the window before
+        if lines < 0:  # lines dropped in the previous window, negated
             record.left_out, lines = -lines, 0
         self._lines[place] = lines + 1
         return lines < LINES_MAX
 
 
 def setup_logs(*, level: str, node: str, stream: TextIO | None = None) -> logging.Handler:
-    """Log all of the process as lines, from `level` (a name) on, in place of what was set before.
+    """Log all records of the process from `level` (a name) on, and remove earlier handlers.
 
-    Returns the handler, for a test to take away.
+    Returns the handler; a test removes it.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(LineFormatter(node))

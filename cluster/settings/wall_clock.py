@@ -1,16 +1,16 @@
 """The node's wall clock, and the file that moves it in test clusters.
 
-A chaos run has to give one node a wrong clock without touching the machine's. So a node of a
-test cluster (`test_clock`, see cluster/settings/config.py) adds a skew to what the machine says,
-and reads it from a file, whenever that is replaced:
+A chaos run gives one node a wrong clock without changing the machine's. A node of a test cluster
+(`test_clock`, see cluster/settings/config.py) adds a skew to the machine's clock. It reads the
+skew from a file, again each time the file is replaced:
 
     {"offset_ms": 2500, "drift_ppm": 0, "from_ms": 1764000000000}
 
     skew = offset_ms + drift_ppm * (machine's clock - from_ms) / 1,000,000
 
-This is the only place where timerd reads CLOCK_REALTIME. CLOCK_BOOTTIME, by which leases and
-promises are counted, is never moved: it has no wrong value, only a wrong rate, and machines whose
-oscillators are off by percents are beyond what any lease survives.
+This is the only place where timerd reads CLOCK_REALTIME. Leases and promises use CLOCK_BOOTTIME,
+which is never moved. That clock has no wrong value, only a wrong rate. No lease is safe on a
+machine whose oscillator is off by percents.
 """
 
 import json
@@ -28,12 +28,12 @@ def machine_ms() -> UnixMs:
 
 
 def wall_clock(test_clock: str) -> Callable[[], UnixMs]:
-    """Return this node's wall clock: the machine's, unless a file moves it."""
+    """Return this node's wall clock. `test_clock`: path of the skew file; "": no skew."""
     return SkewedClock(Path(test_clock)) if test_clock else machine_ms
 
 
 class SkewedClock:
-    """The machine's clock plus what a file says; without the file, plus nothing."""
+    """The machine's clock plus the skew of a file; a missing file means no skew."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -50,7 +50,7 @@ class SkewedClock:
         return UnixMs(now_ms + self._offset_ms + drifted_ms)
 
     def _look(self) -> None:
-        """Read the file again if it was replaced. Whoever writes it renames it into place."""
+        """Read the file again if it was replaced. Its writer renames it into place."""
         try:
             status = os.stat(self._path)
         except FileNotFoundError:

@@ -1,13 +1,13 @@
-"""Measures how long the event loop is held by one step (P9: 20 ms at most).
+"""Measures how long one step holds the event loop (P9: 20 ms at most).
 
     loop    |-tick-|-tick-|####### one step #######|-tick-
                           due here ^               ^ ran here: held for the difference
 
-A callback asks to run every few milliseconds; by how much it comes late is how long something
-else held the loop (up to one interval less, never more). `Steps` times the functions that a node's
-own steps consist of, and so names the one that held it; the rest is what the profiler is for. A
-machine without CPU to spare looks the same, and no function took that long. While the loop is on
-time it is looked at less often: such wake-ups were half of what an idle node's loop did.
+A callback is due every few milliseconds. Its delay is the time for which another step held the
+loop. The measured value is at most one interval too small, and never too large. `Steps` times the
+functions of which a node's own steps consist, and so names the longest. Use the profiler for the
+rest. A machine without spare CPU also delays the callback; then no function took that long. While
+the loop is on time the callback runs less often: such wake-ups were half of an idle node's work.
 """
 
 import logging
@@ -16,18 +16,20 @@ from collections.abc import Callable
 from typing import Final, ParamSpec, Protocol, TypeVar
 
 INTERVAL_S: Final = 0.005
-"""A hold is seen too short by up to this."""
+"""A measured hold is too short by up to this."""
 QUIET_INTERVAL_S: Final = 0.02
-"""The same, of a loop that was on time for a while: of the first hold of many."""
+"""The interval after QUIET_AFTER callbacks on time, until one is late."""
 QUIET_AFTER: Final = 100
-"""Looks in a row at which the loop was on time."""
+"""Callbacks in a row that ran on time."""
 ON_TIME_S: Final = 0.005
-"""A loop's timers are whole milliseconds, and another process adds some: neither is a hold."""
+"""Smaller delays count as on time: the loop's timers have whole milliseconds, and other processes
+add some."""
 LOG_ABOVE_S: Final = 0.1
+"""Longer holds are logged."""
 STEP_ABOVE_S: Final = 0.001
-"""Shorter calls are not told of one by one."""
+"""Shorter calls are not observed one by one."""
 OTHER: Final = "other"
-"""No function that `Steps` timed took half of the hold."""
+"""The name of a hold if no timed function took half of it."""
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -36,14 +38,14 @@ logger = logging.getLogger(__name__)
 
 
 class Handle(Protocol):
-    """What `call_at` returns."""
+    """The return value of `call_at`."""
 
     def cancel(self) -> None:
-        """Don't call."""
+        """Don't call back."""
 
 
 class WatchedLoop(Protocol):
-    """The part of an event loop that is needed here."""
+    """The methods of an event loop that the watch calls."""
 
     def time(self) -> float:
         """Return seconds on the loop's clock."""
@@ -61,7 +63,7 @@ class Steps:
         self._longest = "", 0.0
 
     def run(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Call a function."""
+        """Call a function and measure its time."""
         began_s = self._clock()
         try:
             return work(*args, **kwargs)
@@ -73,7 +75,7 @@ class Steps:
                 self._longest = work.__qualname__, took_s
 
     def held_by(self, held_s: float) -> str:
-        """Return the function that held the loop since the last call, OTHER if none did."""
+        """Return the function that held the loop since the last call; OTHER: none did."""
         (name, took_s), self._longest = self._longest, ("", 0.0)
         return name if 2 * took_s >= held_s else OTHER
 
@@ -84,7 +86,7 @@ class LoopWatch:
     def __init__(
         self, loop: WatchedLoop, observe: Callable[[float], object], steps: Steps | None = None
     ) -> None:
-        """`observe` gets every hold, in seconds, also the tiny ones; `steps` name the long ones."""
+        """`observe` gets every hold in seconds, also the shortest; `steps` names the long ones."""
         self._loop = loop
         self._observe = observe
         self._steps = steps or Steps()
@@ -92,15 +94,15 @@ class LoopWatch:
         self._due_s = 0.0
         self._on_time = 0
         self.longest_s = 0.0
-        """The longest hold so far."""
+        """Seconds of the longest hold so far."""
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start the callbacks."""
         assert self._handle is None, "started twice"
         self._arm()
 
     def stop(self) -> None:
-        """End it; may be called at any time."""
+        """Stop the callbacks; allowed at any time."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None

@@ -1,7 +1,7 @@
-"""What all topics have together, of which only those that changed are looked at again.
+"""Sums over all topics, which are kept up to date by adding only the topics that changed.
 
-Nodes ask each other for their status every second: with ten thousand topics to add up that held
-the event loop for 25 ms.
+Nodes request each other's status every second. Adding up ten thousand topics each time held the
+event loop for 25 ms.
 """
 
 from timer.model.units import TopicId
@@ -10,7 +10,7 @@ from timer.state.machine import Machine
 
 
 class Totals:
-    """See the module."""
+    """The sums of one machine; see the module."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -20,24 +20,24 @@ class Totals:
         self._ready = TopicSum(readers[0], lambda topic: topic.ready)
         self._expired = TopicSum(readers[1], lambda topic: topic.expired)
         for total in (self._ready, self._expired):
-            total.of(machine.topics)  # before clients wait
+            total.of(machine.topics)  # the first, full sum is made before clients wait
 
     @property
     def ready(self) -> int:
-        """Messages that some group has yet to ack."""
+        """Messages that at least one group has not acknowledged."""
         return self._ready.of(self._machine.topics)
 
     @property
     def expired(self) -> int:
-        """Messages whose time to live was over before they were acked, in topics that are there."""
+        """Messages of existing topics that expired before they were acknowledged."""
         return self._expired.of(self._machine.topics)
 
     def unacked(self) -> list[TopicId]:
-        """Return the topics that have such messages."""
+        """Return the topics with messages that at least one group has not acknowledged."""
         self._ready.of(self._machine.topics)
         return self._ready.positive()
 
     def keep_up(self) -> bool:
-        """Look again if many have changed, though nobody asks; return whether many still have."""
+        """Add some of the changed topics now if they are many; return whether many are left."""
         totals = (self._ready, self._expired)
         return sum(total.keep_up(self._machine.topics) for total in totals) > 0

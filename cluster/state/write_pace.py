@@ -1,8 +1,8 @@
-"""The pace of background writing: so fast that it keeps up, so slow that the log is not disturbed.
+"""The pace of flushes and merges: fast enough to keep up, slow enough not to delay the log.
 
     ingest, bytes/s  --x 2-->  rate  -->  after each megabyte a flush or merge waits for its turn
 
-Three flushes on one disk, each as fast as it could, took the log's fdatasync from 1 ms to 100 ms.
+Three flushes on one disk at full speed raised the log's fdatasync from 1 ms to 100 ms.
 """
 
 import threading
@@ -11,19 +11,20 @@ from collections.abc import Callable
 from typing import Final
 
 RATE_MIN: Final = 16 << 20
-"""Bytes a second, however little comes in: a flush of 64 MB then takes four seconds."""
+"""Bytes per second, at least. A flush of 64 MB then takes four seconds."""
 INGEST_FACTOR: Final = 2
+"""A flush or merge may write this many times the ingest rate."""
 OBSERVE_S: Final = 0.25
 FORGET: Final = 0.9
-"""What is left of an old rate after each OBSERVE_S in which less came."""
+"""Factor by which the rate falls per OBSERVE_S while less comes in."""
 
 
 class Abandoned(Exception):
-    """A merge was given up, because the process ends. The next one begins it anew."""
+    """A merge was abandoned because the process ends. The next process starts the merge again."""
 
 
 class IngestRate:
-    """Bytes a second that come in: at once when it rises, slowly when it falls."""
+    """Bytes per second that come in. The rate rises at once and falls slowly."""
 
     def __init__(self, now_s: float) -> None:
         self._at_s = now_s
@@ -31,7 +32,7 @@ class IngestRate:
         self.rate = 0.0
 
     def add(self, size: int, now_s: float) -> None:
-        """So many bytes came since the last call."""
+        """Count `size` bytes that came since the last call."""
         self._bytes += size
         passed = now_s - self._at_s
         if passed >= OBSERVE_S:
@@ -39,12 +40,12 @@ class IngestRate:
             self._at_s, self._bytes = now_s, 0
 
     def writing(self) -> float:
-        """Return how many bytes a second a flush or a merge may write."""
+        """Return the bytes per second that a flush or a merge may write."""
         return max(RATE_MIN, INGEST_FACTOR * self.rate)
 
 
 class Pacer:
-    """Called by a writing thread after each step. `rate` says what is allowed now, in bytes/s."""
+    """Delays a writing thread, which calls it after each step. `rate` returns bytes per second."""
 
     def __init__(
         self,
@@ -61,10 +62,10 @@ class Pacer:
         self._next_s = 0.0
 
     def __call__(self, size: int) -> None:
-        """Wait until `size` bytes more may be written.
+        """Wait until `size` more bytes may be written.
 
         Raises:
-            Abandoned: nobody wants the result any more.
+            Abandoned: the process ends.
         """
         if self._abandoned:
             raise Abandoned("the process ends")
@@ -74,10 +75,10 @@ class Pacer:
             self._wait(self._next_s - now_s)
 
     def hurry(self) -> None:
-        """Wait no more."""
+        """Stop waiting, now and at later steps."""
         self._hurry.set()
 
     def abandon(self) -> None:
-        """Let the writing end at its next step."""
+        """Raise Abandoned at the next step, and stop waiting."""
         self._abandoned = True
         self._hurry.set()

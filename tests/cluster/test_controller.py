@@ -702,9 +702,9 @@ def test_leader_that_is_removed_is_succeeded_by_another() -> None:
     [
         (Change.ADD, "c", "is a voter", False),
         (Change.REMOVE, "d", "is no voter", False),
-        (Change.REPLACE, "a", "no replica without a vote", False),
-        (Change.REPLACE, "c", f"it is {LAG_MAX + 1} entries behind", True),
-        (Change.REMOVE, "a", "of the voters then, c would not answer", True),
+        (Change.REPLACE, "a", "no learner answers", False),
+        (Change.REPLACE, "c", f"the learner is {LAG_MAX + 1} entries behind", True),
+        (Change.REMOVE, "a", "no majority: c of the new voters would not answer", True),
     ],
 )
 def test_change_that_makes_no_sense_now_is_refused(
