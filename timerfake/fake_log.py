@@ -45,7 +45,7 @@ class FakeClock:
         self._made = 0
         self.now_s: Callable[[], float] = lambda: self._mono_ms / 1000
         self.settle: Callable[[], Coroutine[Any, Any, None]] | None = None
-        """What consumers of threads wait for, before and after they look for messages."""
+        """Consumers of threads wait for this before and after each look for messages."""
 
     def call_at(self, when_s: float, callback: Callable[[], object]) -> FakeAlarm:
         """Call back when that time has come: see timerclient/values/lease_clock.py."""
