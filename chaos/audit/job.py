@@ -195,14 +195,14 @@ def read_histories(spark: SparkSession, run: RunFolder) -> DataFrame:
         ValueError: a file is no history by its name; or a line is none, and not the last one, which
             a crash may have torn.
     """
-    files, named = run.history_files(), dict[Path, Path]()
+    files = run.history_files()
     for number, path in enumerate(files):
         if not GLOBBED.isdisjoint(path.name):
             link = run.audit / "work" / "histories" / f"{number}{path.suffix}"
             link.parent.mkdir(parents=True, exist_ok=True)
             link.unlink(missing_ok=True)
             link.symlink_to(path.resolve())
-            files[number], named[link] = link, path
+            files[number] = link
     reader = spark.read.schema(history.SCHEMA).option("lineSep", "\n")
     texts, columns = ([str(p) for p in files if p.suffix == s] for s in history.HISTORIES)
     parts: list[DataFrame] = []
@@ -216,7 +216,7 @@ def read_histories(spark: SparkSession, run: RunFolder) -> DataFrame:
     for bad in lines.where("op IS NULL").groupBy("file").count().collect():
         path = Path(unquote(urlsplit(bad["file"]).path))
         if bad["count"] > _torn(path):
-            raise ValueError(f"{named.get(path, path)}: {bad['count']} lines are not a history's")
+            raise ValueError(f"{path.resolve()}: {bad['count']} lines are not a history's")
     lines = lines.where("op IS NOT NULL").drop("file")
     told = client_tables.with_unanswered(lines)
     return lines if told is lines else _kept(told, run, "told")
@@ -629,7 +629,9 @@ def read_states(spark: SparkSession, run: RunFolder) -> DataFrame:
     rows = spark.read.schema(history.STATES_SCHEMA).json(str(run.states))
     bad = rows.where("node IS NULL OR index IS NULL").count()
     if bad > _torn(run.states):
-        raise ValueError(f"{run.states}: {bad} lines do not say which state of which node")
+        raise ValueError(
+            f"{run.states.resolve()}: {bad} lines do not say which state of which node"
+        )
     return rows.where("node IS NOT NULL AND index IS NOT NULL")
 
 

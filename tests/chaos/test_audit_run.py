@@ -1,6 +1,7 @@
 """The audit of whole runs, from their folders: logs, histories, what nodes said; and bad ones."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -317,6 +318,19 @@ def test_history_with_more_than_a_torn_line_is_refused(
     path.write_text("nonsense\n" + path.read_text() + tail)
     with pytest.raises(ValueError, match=f"producer.jsonl: {count} lines are not a history's"):
         job.read_histories(spark, world)
+
+
+def test_bad_history_is_named_as_it_lies_in_its_folder(spark: SparkSession, tmp_path: Path) -> None:
+    """Also where the readers were given a link, as its name or its folder's is a pattern."""
+    run = RunFolder(tmp_path / "run[1]")
+    run.histories.mkdir(parents=True)
+    path = run.histories / "127.0.0.1:7401?.jsonl"
+    path.write_text('{"client": "c"}\n')
+    with (
+        job.plain_path(run) as reachable,
+        pytest.raises(ValueError, match=re.escape(f"{path}: 1 lines are not a history's")),
+    ):
+        job.read_histories(spark, reachable)
 
 
 def test_parquet_of_which_a_line_is_none_is_refused(spark: SparkSession, world: RunFolder) -> None:
