@@ -1,4 +1,4 @@
-"""What a FIRE takes out of the store, and where its limits end it."""
+"""The limits of a FIRE: how many of the due rows it takes out of the store."""
 
 from typing import NamedTuple
 
@@ -8,21 +8,21 @@ from timer.model.columns import Buffers, RowArray, row_bytes
 
 
 class FiredRows(NamedTuple):
-    """What one FIRE moves out of the store."""
+    """Rows that one FIRE takes out of the store."""
 
     rows: RowArray
     """In (due, seq) order."""
     bufs: Buffers
-    """Exactly the buffers that `rows` point into."""
+    """The buffers that `rows` point into, and no others."""
     limited: bool
-    """More rows are due by the read time."""
+    """True if more rows are due by the read time."""
 
 
 def within(rows: RowArray, rows_max: int, bytes_max: int, topics_max: int | None = None) -> int:
     """Return how many of the first rows fit into the limits.
 
-    `rows_max` rows; `bytes_max` bytes of payloads, keys and headers, but at least one row; rows of
-    `topics_max` topics, None: of any number.
+    Limits: `rows_max` rows; `bytes_max` bytes of payloads, keys and headers, except that one row
+    always fits; rows of `topics_max` topics (None: of any number).
     """
     stop = min(rows_max, len(rows))
     if stop:

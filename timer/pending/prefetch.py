@@ -1,12 +1,12 @@
-"""Preparing: a thread asks the runs what folding some entries, or a look, is going to ask them.
+"""Reading before applying: a thread reads the parts of runs that some entries, or a look, need.
 
-    entries --names, ids--> Prepared --read (elsewhere)--> used while they are folded
-    a FIRE, while a sweep is under way, or that passes much: what it takes
+    entries --names, ids--> Prepared --read (in a thread)--> used while the entries are applied
+    a FIRE that passes many dead rows, or that serves a sweep: its rows
     (timer/pending/runs/held_scan.py)
 
-What a run holds never changes, so it does not matter when it is asked; whether a timer is pending
-is decided as the entry is applied, as ever. What was not prepared is read then: the same answers,
-only later. So the loop is not held by a thousand keys, or by payloads in as many batches.
+Without it, a thousand keys, or payloads in a thousand batches, would block the event loop. A run
+never changes, so an early read gives the same answer. Whether a timer is pending is decided when
+its entry is applied. A read that was not prepared is done then, with the same result.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,19 +36,19 @@ from timer.pending.runs.run import Run, may_hold
 from timer.pending.runs.run_set import Lookup
 
 ASKED_MIN: Final = 64
-"""Look-ups of one timer or key in one run that take about 5 ms together: more are a thread's."""
+"""Look-ups of one timer or key in one run that together take about 5 ms. More go to a thread."""
 MOVED_MIN: Final = 4
-"""Timers whose payloads are read, which may mean to verify as many batches."""
+"""Timers whose payloads are read on the loop. Each may need a whole batch to be verified."""
 
 Name = tuple[int, bytes]
 At = Callable[[I64, U64], I64]
-"""Tells at which dues timers lie: see Store."""
+"""Returns the stored dues of timers: see Store."""
 
 
 def is_surely_little(entries: Sequence[Entry], runs: int, *, keys: bool) -> bool:
-    """Return whether what entries ask of so many runs is little, as their heads tell: by far most.
+    """Return whether the entries need few reads of so many runs, by the entries' heads alone.
 
-    `keys`: some run has a timer with a key.
+    True for most entries. `keys`: some run has a timer with a key.
     """
     ids = moved = 0
     for entry in entries:
@@ -64,10 +64,10 @@ def is_surely_little(entries: Sequence[Entry], runs: int, *, keys: bool) -> bool
 
 
 class Lookups:
-    """What some entries ask of runs."""
+    """The timers and keys that some entries look up in runs."""
 
     def __init__(self, entries: Sequence[Entry], at: At, *, keys: bool) -> None:
-        """Look at the entries; `keys`: some run has a timer with a key."""
+        """Collect them from the entries. `keys`: some run has a timer with a key."""
         self._at = at
         self.ids: list[Ids] = []
         self.names: list[Keys] = []
@@ -90,13 +90,13 @@ class Lookups:
 
     @classmethod
     def of(cls, targets: Targets, at: At) -> "Lookups":
-        """Look at timers that will be read whole."""
+        """Return the look-ups for timers whose rows and bytes will be read."""
         asked = cls((), at, keys=False)
         asked.moved.append(asked._target(targets))
         return asked
 
     def _target(self, targets: Targets) -> Targets:
-        """Take them; return them where they lie."""
+        """Add targets. Return them with their stored dues."""
         if not isinstance(targets, Ids):
             self.names.append(targets)
             return targets
@@ -105,7 +105,7 @@ class Lookups:
         return lying
 
     def is_little(self, runs: Sequence[Run]) -> bool:
-        """Return whether it may as well be asked when it is needed."""
+        """Return whether the look-ups are few enough for the event loop."""
         if sum(map(len, self.moved)) > MOVED_MIN and runs:
             return False
         if self.names and not all(run.keys_read for run in runs):
@@ -119,7 +119,7 @@ class Lookups:
 
 
 class Prepared:
-    """See the module."""
+    """Look-ups in runs, done by a thread before they are needed. See the module."""
 
     def __init__(
         self, runs: Sequence[Run], asked: Lookups, readers: Sequence[HeldReader] = ()
@@ -130,13 +130,13 @@ class Prepared:
         self._names: set[Name] = set()
         self._found: dict[int, dict[Name, list[np.void]]] = {}
         self.timers: Lookup | None = None
-        """The timers themselves."""
+        """The timers found by id and by key. None: not read, or there are no ids and keys."""
 
     def read(self) -> None:
-        """Ask the runs. For a thread.
+        """Look everything up in the runs. For a thread.
 
         Raises:
-            CorruptFile: one of them doesn't verify.
+            CorruptFile: a run doesn't verify.
         """
         asked = self._asked
         ids, moved = [*asked.ids], [each for each in asked.moved if isinstance(each, Ids)]
@@ -155,13 +155,13 @@ class Prepared:
             reader.read()
 
     def _ask_keys(self, keys: Keys) -> Ids:
-        """Note which timers have the keys, of any time; return them."""
+        """Note the timers that have the keys, pending or not. Return their ids."""
         names = names_of(keys.topic, keys.key)
         self._names |= {*names}
         rows: list[RowArray] = [np.empty(0, ROW)]
         hashes = self._runs[0].hasher(keys.topic, keys.key) if self._runs else None
         for run in self._runs:
-            with suppress(FileNotFoundError):  # merged away meanwhile
+            with suppress(FileNotFoundError):  # a merge has removed the run
                 assert hashes is not None
                 which, here = row_reader.in_run(run, hashes, keys.topic, keys.key)
                 known: dict[Name, list[np.void]] = {}
@@ -173,7 +173,7 @@ class Prepared:
         return Ids(found["due_ms"].astype(np.int64), found["seq"].astype(np.uint64))
 
     def _verify(self, ids: Ids) -> None:
-        """Verify the batches that hold the timers: their payloads will be read."""
+        """Verify the batches of these timers, whose payloads will be read."""
         for run in self._runs:
             inside = may_hold(run.meta, ids.due_ms, ids.seq)
             batches = np.unique(run.batches_of(ids.due_ms[inside], ids.seq[inside])).tolist()
@@ -185,7 +185,7 @@ class Prepared:
     def candidates(
         self, run: Run, topic: U32, keys: Binary
     ) -> tuple[npt.NDArray[np.intp], RowArray] | None:
-        """Return what lookup.in_run would; None if it was not asked."""
+        """Return the result of `row_reader.in_run`; None if the keys were not looked up."""
         known = self._found.get(run.meta.number)
         names = names_of(topic, keys)
         if known is None or not self._names.issuperset(names):
@@ -198,7 +198,7 @@ class Prepared:
 
 
 def names_of(topic: U32, keys: Binary) -> list[Name]:
-    """Return (topic, key) of each."""
+    """Return (topic, key) for each key."""
     ends = np.cumsum(keys.sizes, dtype=np.int64).tolist()
     blob = bytes(keys.blob)
     texts = [blob[start:end] for start, end in zip([0, *ends], ends, strict=False)]

@@ -1,17 +1,18 @@
-"""A cut: the pending rows of a store at one moment, for a thread that looks in beside the loop.
+"""A cut: the pending rows of a store at one moment, for reads by a thread beside the event loop.
 
-    store --cut (cheap, on the loop)--> Cut --page, count (elsewhere)--> timers, numbers
+    store --cut (cheap, on the loop)--> Cut --page, count (in a thread)--> timers, numbers
 
-Runs are immutable, a memtable's rows only grow; what may change, which of them live, is copied. So
-what a cut shows is consistent, however long it is looked at. A run's file may be removed meanwhile
-by a merge: then FileNotFoundError says so, and the caller takes a new cut.
+Runs are immutable, and rows are only added to a memtable. The flags of live rows may change, so a
+cut has a copy of them. The content of a cut is therefore consistent for as long as it is used. A
+merge may remove the file of a run meanwhile. The read then raises FileNotFoundError, and the caller
+takes a new cut.
 
-Pages are in (due, seq) order, which never changes: where one ended is a Position, and the next page
-begins after it, on whatever cut. Held ones (timer/pending/memory/held_rows.py) come first: they lie
-at or before the fire position as their ids say it, all others after it, also what is put aside
-between two pages. Work per page is bounded also where few rows match: then the page is short, and
-says where to go on. A memtable's rows of a topic are sorted for the first page, and kept so: the
-next page, of another cut, sorts what has come since.
+Pages are in (due, seq) order, which never changes. The end of a page is a Position, and the next
+page begins after it, in any later cut. Held rows (timer/pending/memory/held_rows.py) come first:
+their plain dues lie at or before the fire position, all others after it. This stays so if rows
+become held between two pages. The work of a page is bounded: if few rows match, the page is short
+and has the position to continue from. A memtable's rows of a topic are sorted for the first page.
+The next page, of another cut, only sorts the rows that were added since.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,18 +32,18 @@ from timer.pending.runs.row_reader import Packer, Whole
 from timer.pending.runs.run import TOPIC_ROWS, BatchColumns, Run, is_tombstone
 
 SCAN_ROWS_MAX: Final = 65_536
-"""Rows that a page looks at, about, before it is given back short."""
+"""Rows that a page reads, about. Then it is returned even if it is short."""
 PART_ROWS: Final = 4_096
-"""Of a memtable, at a time."""
+"""Rows of a memtable per step."""
 ORDERS_MAX: Final = 4
-"""Topics of which a memtable's rows stay sorted for the next page: 24 bytes a row."""
+"""Topics per memtable whose rows stay sorted for the next page: 24 bytes a row."""
 PAGE_BYTES_MAX: Final = 4 << 20
-"""Payloads, keys and headers of a page; at least one row."""
+"""Bytes of payloads, keys and headers in a page. At least one row is returned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which timers: of a topic, due in [from, to), with seqs below `seq_end`, key beginning so."""
+    """Timers of a topic, due in [from, to), with seqs below `seq_end` and keys with the prefix."""
 
     topic: int
     due_from_ms: int
@@ -52,17 +53,17 @@ class Filter:
 
     @property
     def start(self) -> Position:
-        """Just before the first."""
+        """Position just before the first timer."""
         return Position(self.due_from_ms - 1, SEQ_MAX)
 
 
 class ViewPage(NamedTuple):
-    """What a look at a cut found."""
+    """The timers of one page of a cut."""
 
     timers: Whole
-    """In (due, seq) order; without bytes if only ids were wanted."""
+    """In (due, seq) order. Without bytes if only ids were requested."""
     next: Position | None
-    """Go on after it. None: there are no more."""
+    """Continue after it. None: there are no more."""
 
 
 class Table(NamedTuple):
@@ -72,15 +73,15 @@ class Table(NamedTuple):
     alive: npt.NDArray[np.bool_]
     bufs: Buffers
     buried: Graves
-    """Tombstones for what lies elsewhere."""
+    """Tombstones of timers that are not in this memtable."""
     left: Left | None
-    """What its run will have. None: it is not being flushed."""
+    """The rows for its new runs. None: it is not being flushed."""
     orders: dict[int, TopicOrder]
     holds: bool
 
 
 class Cut:
-    """See the module."""
+    """The pending rows of a store at one moment. See the module."""
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class Cut:
 
     @property
     def _holds(self) -> bool:
-        """Whether something may be held, of whatever topic."""
+        """Whether rows of any topic may be held."""
         if any(run.meta.last.due_ms >= ASIDE for run in self._runs):
             return True
         return any(table.holds for table in self._tables)
@@ -115,11 +116,11 @@ class Cut:
     # ---- counting
 
     def count(self, topic: int, until_ms: Sequence[int]) -> list[int]:
-        """Return how many timers of a topic are pending with due <= each of `until_ms`.
+        """Return how many pending timers of a topic have due <= each of `until_ms`.
 
         Raises:
             CorruptFile: a head doesn't verify.
-            FileNotFoundError: take a new cut.
+            FileNotFoundError: a run was removed; take a new cut.
         """
         ends = [Position(until, SEQ_MAX) for until in until_ms]
         counts = np.zeros(len(ends), np.int64)
@@ -149,11 +150,11 @@ class Cut:
     # ---- pages
 
     def page(self, what: Filter, seen: Position, rows_max: int, *, whole: bool = True) -> ViewPage:
-        """Return the next timers after `seen`, up to `rows_max`; their bytes too if `whole`.
+        """Return the next timers after `seen`, at most `rows_max`; with their bytes if `whole`.
 
         Raises:
             CorruptFile: a batch doesn't verify.
-            FileNotFoundError: take a new cut.
+            FileNotFoundError: a run was removed; take a new cut.
         """
         if self._gone.has(what.topic):
             return ViewPage(_packed([]), None)
@@ -172,7 +173,7 @@ class Cut:
         return self._page(what, max(seen, self._position), rows_max, whole=whole)
 
     def _page(self, what: Filter, seen: Position, rows_max: int, *, whole: bool) -> ViewPage:
-        """Return the next timers after `seen`, in a range of dues as they lie."""
+        """Return the next timers after `seen`, in a range of stored dues."""
         seen = max(seen, what.start)
         lanes: list[_TableLane | _RunLane] = [_RunLane(run, what) for run in self._runs]
         lanes += [_TableLane(table, what) for table in self._tables if len(table.rows)]
@@ -210,16 +211,16 @@ def _packed(found: list[tuple[np.void, Buffers]]) -> Whole:
 
 
 class _Part(NamedTuple):
-    """Rows of the topic from one source, in order, and where they lie in it."""
+    """Rows of the topic from one source, in order, and their places in it."""
 
     lane: "_TableLane | _RunLane"
     due: I64
     seq: U64
     place: npt.NDArray[np.intp]
     dead: U64
-    """Seqs of timers that its tombstones cancel."""
+    """Seqs of timers that this source's tombstones cancel."""
     last: Position | None
-    """Complete up to here. None: to the end of the range."""
+    """Complete up to here. None: complete to the end of the range."""
     looked: int
 
 
@@ -228,7 +229,7 @@ def _in_order(
 ) -> Iterator[tuple[_Part, int]]:
     """Yield (part, number in it) of the live rows up to `horizon`, in firing order.
 
-    `dead` are seqs that tombstones in memtables cancel, sorted.
+    `dead`: sorted seqs of the timers that tombstones in memtables cancel.
     """
     if not parts:
         return
@@ -248,7 +249,7 @@ def _in_order(
 
 
 def _order_of(table: Table, topic: int) -> TopicOrder:
-    """Return a topic's rows in order; what an earlier page has sorted is not sorted again."""
+    """Return a topic's rows in order. Only rows added since the last page are sorted."""
     count, known = len(table.rows), table.orders.get(topic)
     if known is not None and known.end >= count:
         return known
@@ -268,7 +269,7 @@ def _order_of(table: Table, topic: int) -> TopicOrder:
 
 
 class _TableLane:
-    """What a memtable has for a page."""
+    """A memtable's rows for a page."""
 
     def __init__(self, table: Table, what: Filter) -> None:
         self._table, self._prefix = table, what.key_prefix
@@ -283,7 +284,7 @@ class _TableLane:
         if stop < self._end:
             last = Position(int(order.due_ms[stop - 1]), int(order.seq[stop - 1]))
         places = order.places[start:stop]
-        live = places < len(self._table.rows)  # what came later is not of this cut
+        live = places < len(self._table.rows)  # later rows are not in this cut
         live &= self._table.alive.take(places, mode="clip")
         if self._prefix:
             live[live] = self._has_prefix(places[live])
@@ -291,7 +292,7 @@ class _TableLane:
         return _Part(self, due, seq, places[live], seq[:0], last, stop - start)
 
     def _has_prefix(self, places: npt.NDArray[np.intp]) -> list[bool]:
-        """Return which rows have keys that begin so."""
+        """Return which rows have keys with the prefix (n)."""
         rows, bufs, prefix = self._table.rows, self._table.bufs, self._prefix
         starts = rows["key_start"][places].tolist()
         sizes = np.minimum(rows["key_size"][places], len(prefix)).tolist()
@@ -299,7 +300,7 @@ class _TableLane:
         return [bufs[b][s : s + n] == prefix for b, s, n in zip(of, starts, sizes, strict=True)]
 
     def matches(self, part: _Part, at: int) -> bool:
-        """Return True: `part` has rows that match alone."""
+        """Return True: `part` contains matching rows only."""
         del part, at
         return True
 
@@ -308,13 +309,13 @@ class _TableLane:
 
     def name(self, part: _Part, at: int) -> tuple[np.void, Buffers]:
         """Return the row without its bytes."""
-        row = self._table.rows[part.place[at]].copy()  # else it is the memtable's own
+        row = self._table.rows[part.place[at]].copy()  # not the memtable's own row
         row["payload_size"] = row["key_size"] = row["headers_size"] = 0
         return row, self._table.bufs
 
 
 class _RunLane:
-    """What a run has for a page, batch by batch."""
+    """A run's rows for a page, batch by batch."""
 
     def __init__(self, run: Run, what: Filter) -> None:
         self._run, self._what = run, what
@@ -323,7 +324,7 @@ class _RunLane:
         self._keys: tuple[npt.NDArray[np.int32], bytes] | None = None
 
     def part(self, seen: Position) -> _Part | None:
-        """Return the rest of one batch after `seen`; None if nothing is left in the range."""
+        """Return the rest of one batch after `seen`; None if the range has no more rows."""
         batch, until_ms = self._run.batch_after(seen), self._what.due_to_ms - 1
         if batch == len(self._run) or self._run.first_due(batch) > until_ms:
             return None
@@ -386,7 +387,7 @@ class _RunCounter:
         self._heads: dict[int, BatchColumns] = {}
 
     def upto(self, position: Position) -> int:
-        """Return how many lie at or before `position`."""
+        """Return the number at or before `position`."""
         batch = self._run.batch_after(position)
         stripe, within = divmod(batch, self._run.meta.stripe)
         before = int(self._stripes.searchsorted(stripe))

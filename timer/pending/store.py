@@ -7,18 +7,18 @@
 The fire position F = (due_ms, seq) only moves forward. Every pending row at or before F has fired
 or is held (timer/pending/memory/held_rows.py). A row is pending if it was inserted, was not
 cancelled, lies after F or is held, and its topic exists. A FIRE returns the same rows on all
-replicas, from wheel, tiers or runs, whatever was flushed and merged before.
+replicas. Earlier flushes and merges, and the place of a row (wheel, tiers, run), change nothing.
 
 A cancel marks a row of the memtable dead. For a row of a run or of the frozen memtable it adds a
 tombstone. Row and tombstone are dropped together by a FIRE or a merge. The rows of a deleted topic
 are dead in the memtables, and are skipped in runs (timer/pending/memory/deleted_topics.py).
 
-Memory: the memtable, the frozen one while it is written, two seconds of the runs, and 72 bytes of
-index for each 4,096 rows in runs.
+Memory: the memtable, the frozen memtable during a flush, the next two seconds of the runs, and 72
+bytes of index for each 4,096 rows in runs.
 
 Threads: `write_run`, `write_merge`, `ReadAhead.read` and `Lookups.read` may run beside all other
-calls, which belong to one thread. The runs, the fire position and the log index of a manifest are
-those of the freeze, so a merge may leave out rows that fired before its start.
+calls. All other calls belong to one thread. A manifest has the runs, the fire position and the log
+index of one freeze. So a merge may leave out rows that fired before the merge began.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -66,21 +66,20 @@ from timer.pending.runs.run_set import NO_LIMIT, Runs
 from timer.pending.runs.run_writer import Pace, unpaced
 
 FIRE_CHUNK: Final = 4_096
-"""Rows that a FIRE looks for at a time, of each source."""
+"""Rows per source that one step of a FIRE looks at."""
 DEAD_MAX: Final = 32_768
-"""Rows of runs and tombstones that a FIRE passes by itself, besides what it takes."""
-
+"""Dead rows and tombstones of runs that a FIRE passes without a thread's help."""
 
 NO_ROWS: Final[RowArray] = np.empty(0, ROW)
 
 
 class Store:
-    """See the module."""
+    """The pending rows of one node. See the module."""
 
     def __init__(self, disk: Disk, directory: Path, hasher: KeyHasher = PLAIN) -> None:
-        """Begin empty. `directory` is the state's; runs lie in its `runs/`, made if missing."""
+        """Begin empty. `directory`: the state's; runs lie in its `runs/`, created if missing."""
         self.hasher = hasher
-        """Of keys; its secret belongs into the manifest, as files hold hashes."""
+        """Hashes keys. Its secret belongs into the manifest, because key files hold hashes."""
         self._runs = Runs(disk, directory / "runs", hasher)
         self._position = START
         self._memtable = Memtable(START, hasher=hasher)
@@ -90,14 +89,14 @@ class Store:
         self._held = 0
         self._prepared: Prepared | None = None
         self._found: tuple[Fire, RowArray] | None = None
-        """What the next FIRE takes, if it is this one."""
+        """The FIRE that `look` has searched for, and its rows."""
         self.dead_max, self.chunk = DEAD_MAX, FIRE_CHUNK
-        """Each replica's own affair; fewer where tests want many."""
+        """Local limits of a replica: results do not depend on them. Tests set lower ones."""
         self.passed = 0
-        """Rows of runs, and tombstones, that the last FIRE met here and did not take."""
+        """Rows of runs and tombstones that the last FIRE met and did not take."""
 
     @classmethod
-    def recover(  # noqa: PLR0913 -- what a manifest says of it
+    def recover(  # noqa: PLR0913 -- fields of the manifest
         cls,
         disk: Disk,
         directory: Path,
@@ -107,9 +106,9 @@ class Store:
         held: int = 0,
         hasher: KeyHasher = PLAIN,
     ) -> "Store":
-        """Return the store that a manifest describes; files that it doesn't name are removed.
+        """Return the store that a manifest describes. Files that it doesn't name are removed.
 
-        `held`: how many of the pending rows are.
+        `pending`, `held`: numbers of rows; held rows are pending, too.
 
         Raises:
             CorruptFile: a run is missing, or its length or footer is wrong.
@@ -125,16 +124,16 @@ class Store:
         self._pending = pending
         self._memtable = self._new_memtable()
 
-    # ---- what it holds
+    # ---- contents
 
     @property
     def pending(self) -> int:
-        """Rows that were inserted, have not fired, nor been cancelled or dropped with a topic."""
+        """Number of rows that have not fired, been cancelled or been deleted with a topic."""
         return self._pending
 
     @property
     def held(self) -> int:
-        """Pending rows that are held."""
+        """Number of pending rows that are held."""
         return self._held
 
     @property
@@ -144,7 +143,7 @@ class Store:
 
     @property
     def memtable(self) -> Memtable:
-        """The rows since the last flush. Rows that are being flushed are not among them."""
+        """The rows since the last flush. The frozen memtable is another one."""
         return self._memtable
 
     @property
@@ -154,33 +153,33 @@ class Store:
 
     @property
     def retired(self) -> list[RunMeta]:
-        """Runs no longer in use, whose files stay until `remove`: an old manifest names them."""
+        """Runs out of use. Their files stay until `remove`, because an old manifest names them."""
         return self._runs.retired
 
     @property
     def cold_reads(self) -> int:
-        """How many slices firing had to wait for, of the runs in use."""
+        """Number of slices of the runs in use that were not read in time, so that a FIRE waited."""
         return self._runs.cold_reads
 
     @property
     def window_end_ms(self) -> int | None:
-        """What is pending and due before this lies in memory; None: all that is not held."""
+        """All pending rows due before this are in memory, except held ones. None: of any due."""
         return self._runs.window_end_ms
 
     # ---- topics
 
     @property
     def gone(self) -> DeletedTopics:
-        """The topics that are gone."""
+        """The deleted topics."""
         return self._runs.gone
 
     @gone.setter
     def gone(self, gone: DeletedTopics) -> None:
-        """Let them be what they are by a manifest."""
+        """Set the deleted topics from a manifest."""
         self._runs.gone = gone
 
     def drop_topic(self, topic: TopicId, pending: int, held: int) -> None:
-        """Let the timers of a topic, so many pending and held ones, not be there from here on."""
+        """Delete the timers of a topic. `pending`, `held`: how many of its timers are so."""
         for memtable in self._memtables():
             memtable.kill_topic(topic)
         self._runs.gone = self.gone.plus(topic)
@@ -190,16 +189,16 @@ class Store:
     # ---- timers
 
     def insert(self, rows: RowArray, buf: bytes | memoryview) -> None:
-        """Keep n rows that point into `buf`, a copy of each; `rows["buf"]` is ignored.
+        """Add copies of n rows that point into `buf`. `rows["buf"]` is ignored.
 
-        Seqs ascend and lie above all earlier ones; all rows lie after the fire position.
+        Seqs ascend and are above all earlier ones. All rows lie after the fire position.
         """
         if len(rows):
             self._memtable.insert(rows, self._runs.new_buf(), buf)
             self._pending += len(rows)
 
     def hold(self, rows: RowArray, bufs: Buffers) -> None:
-        """Keep n rows at or before the fire position, put aside, a copy of each."""
+        """Add copies of n rows at or before the fire position, as held rows."""
         if not len(rows):
             return
         assert not after(rows["due_ms"], rows["seq"], self._position).any(), self._position
@@ -215,10 +214,10 @@ class Store:
         self._held += len(rows)
 
     def cancel(self, due_ms: I64, seq: U64) -> tuple[npt.NDArray[np.bool_], RowArray]:
-        """Cancel the pending ones of n timers; return which these were (n, bool), and their rows.
+        """Cancel the pending ones of n timers. Return which were pending (n, bool), and their rows.
 
-        Of a repeated target the first one hits. Of the rows all but payload, key and headers
-        themselves is valid; key and headers sizes only where the row was in memory.
+        Of equal targets the first one hits. The rows have no valid payload, key and headers. The
+        sizes of key and headers are valid only if the row was in memory.
 
         Raises:
             CorruptFile: a run must be read, and doesn't verify.
@@ -252,7 +251,7 @@ class Store:
         return hit, plain(concat(removed))
 
     def _cancel_one(self, due_ms: int, seq: int) -> tuple[npt.NDArray[np.bool_], RowArray]:
-        """Cancel one timer, which is due as it lies; see `cancel`."""
+        """Cancel one timer; see `cancel`. `due_ms` is the stored due."""
         row, memtable, place = self._find_one(due_ms, seq)
         if len(row):
             if memtable is not None:
@@ -264,10 +263,10 @@ class Store:
         return np.array([len(row) > 0]), plain(row)
 
     def _find_one(self, due_ms: int, seq: int) -> tuple[RowArray, Memtable | None, int]:
-        """Return the row of one timer, or none; and in which memtable it lies, and where.
+        """Return the row of one timer, its memtable and its place there; no row, None, -1 if none.
 
-        Its due as it lies. Nothing here is for many: each call of numpy takes a microsecond or two,
-        and in a step that follows a wait, several times as long.
+        `due_ms` is the stored due. One timer needs few numpy calls: a call takes a microsecond or
+        two, and several times as long in a step that follows a wait.
         """
         if (due_ms, seq) > self._position:
             memtables = self._memtables()
@@ -284,9 +283,9 @@ class Store:
     def begin_lookup(
         self, entries: Sequence[Entry], sweep: Portion | None = None, fire: Fire | None = None
     ) -> Prepared | None:
-        """Return what a thread should ask the runs before these are folded; None: it is little.
+        """Return the reads that a thread does before these entries are applied; None if few.
 
-        `sweep`: what one of them peeks at, of what is held. `fire`: one of them that passes much.
+        `sweep`: held rows that one of the entries reads. `fire`: one that passes many dead rows.
         """
         runs = self._runs.runs
         if not runs:
@@ -307,7 +306,7 @@ class Store:
         return Prepared(runs, asked, readers)
 
     def is_read_ahead(self, sweep: Portion) -> bool:
-        """Return whether what is peeked at needs no reading."""
+        """Return whether the held rows of a portion are in memory already."""
         held = self._runs.begin_held(aside(sweep.seen), sweep.only)
         held.thin()
         return not held.lacks(sweep.rows_max + 1, sweep.bytes_max, HELD_END)
@@ -315,18 +314,18 @@ class Store:
     def _reader(
         self, rows: LiveRows, rows_max: int, bytes_max: int, until_ms: int
     ) -> list[HeldReader]:
-        """Return what a thread should read of the runs' rows; none: it is there."""
+        """Return a reader if a thread should read rows of runs first, else an empty list."""
         rows.thin()
         if not rows.lacks(2 * rows_max, 2 * bytes_max, until_ms):
             return []
-        # Twice as many: entries before the FIRE may cancel some.
+        # Twice the limit: entries before the FIRE may cancel some rows.
         graves = [memtable.buried_so_far()[:2] for memtable in self._memtables()]
         return [HeldReader(rows, 2 * rows_max, 2 * bytes_max, until_ms, graves)]
 
     def begin_look(self, targets: Targets) -> Prepared | None:
-        """Return what a thread should ask the runs before these timers are looked for and read.
+        """Return the reads that a thread does before these timers are looked up and read.
 
-        None: all that are pending lie in memory.
+        None: all pending ones of them are in memory.
         """
         if isinstance(targets, Ids):
             due_ms = self._at(targets.due_ms, targets.seq)
@@ -342,13 +341,13 @@ class Store:
         return None if known.all() or not runs else Prepared(runs, Lookups.of(targets, self._at))
 
     def end_lookup(self, prepared: Prepared | None) -> None:
-        """Use what was asked, until the next time; None: nothing any more."""
+        """Use these answers until the next call. None: use none."""
         self._prepared = prepared
         self._runs.end_lookup(None if prepared is None else prepared.timers)
 
     @contextmanager
     def looked_up(self, prepared: Prepared | None) -> Iterator[None]:
-        """Use what was asked in here alone: entries may be half folded, with what they asked."""
+        """Use these answers in the block only. Entries that are half applied have their own."""
         before = self._prepared
         self.end_lookup(prepared)
         try:
@@ -357,7 +356,7 @@ class Store:
             self.end_lookup(before)
 
     def find(self, due_ms: UnixMs, seq: int) -> RowArray | None:
-        """Return the row of one timer, an array of one as from `cancel`; None if not pending.
+        """Return the row of one timer (1,), valid as in `cancel`; None if it is not pending.
 
         Raises:
             CorruptFile: a run must be read, and doesn't verify.
@@ -367,10 +366,10 @@ class Store:
         return plain(row) if len(row) else None
 
     def find_keys(self, topic: U32, keys: Binary, hashes: U64 | None = None) -> RowArray:
-        """Return the pending row that has each key in its topic (n,); seq = 0 where none has.
+        """Return the pending row with each key in its topic (n,); seq = 0 if there is none.
 
-        `hashes`: those of topics and keys, if they are known. Of a row due, seq, topic and sizes of
-        payload and key are valid.
+        `hashes`: of topics and keys (n,); None: computed here. Valid are due, seq, topic, and the
+        sizes of payload and key.
 
         Raises:
             CorruptFile: a run must be read, and doesn't verify.
@@ -391,7 +390,7 @@ class Store:
         return plain(rows)
 
     def end(self, rows: RowArray) -> None:
-        """Cancel pending timers, each one once, that were found just now, and valid as there."""
+        """Cancel n different pending timers. `rows`: found since the last change of the store."""
         seq = rows["seq"].copy()
         due_ms = self._at(rows["due_ms"].copy(), seq)
         here = np.zeros(len(rows), np.bool_)
@@ -408,10 +407,10 @@ class Store:
         self._held -= int(np.count_nonzero(due_ms >= ASIDE))
 
     def read(self, due_ms: I64, seq: U64, bytes_max: int) -> tuple[Whole, npt.NDArray[np.bool_]]:
-        """Return the pending ones of n timers, whole, and which are pending but left (n, bool).
+        """Return the pending ones of n timers with their bytes, and those left out (n, bool).
 
-        Of a repeated target the first counts. Those are left, in order, whose payloads come to more
-        than `bytes_max` with the ones before; never the first.
+        Of equal targets the first counts. A timer is left out if payloads up to and including its
+        own exceed `bytes_max` bytes. The first pending timer is always returned.
 
         Raises:
             CorruptFile: a run must be read, and doesn't verify.
@@ -432,7 +431,7 @@ class Store:
         return Whole(plain(whole.rows), whole.blob), pending & ~fits
 
     def topics(self, due_ms: I64, seq: U64) -> U32:
-        """Return the topic of each of n timers, (n,); 0: it is not pending.
+        """Return the topic of each of n timers (n,); 0 if it is not pending.
 
         Raises:
             CorruptFile: a run must be read, and doesn't verify.
@@ -442,7 +441,7 @@ class Store:
     def _known(self, due_ms: I64, seq: U64) -> tuple[RowArray, npt.NDArray[np.intp]]:
         """Return the pending ones of n timers (n,), and their places in memtables (2, n), or -1.
 
-        Dues as they lie. seq = 0 where none is pending. Of a repeated target the first counts.
+        `due_ms` are stored dues. seq = 0: not pending. Of equal targets the first counts.
         """
         asked = self._candidates(due_ms, seq)
         known = np.zeros(len(seq), ROW)
@@ -459,17 +458,17 @@ class Store:
         return known, places
 
     def cut(self) -> Cut:
-        """Return what is pending now, to be looked at by a thread."""
+        """Return the pending rows of this moment, for a thread to read."""
         tables: list[tuple[Memtable, Left | None]] = [(self._memtable, None)]
         if self._frozen is not None:
             tables.append((self._frozen.memtable, self._frozen.left))
         return Cut(self._position, tables, self._runs.runs, self.gone)
 
     def look(self, fire: Fire) -> bool:
-        """Look for what a FIRE takes, which is applied next; return whether that was little work.
+        """Find the rows of a FIRE that is applied next. Return False if that is much work.
 
-        False: it passes many rows that are dead, or reads files. A thread should do so before
-        (`begin_lookup`).
+        Much work: many dead rows are passed, or files are read. A thread should then read them
+        first (`begin_lookup`).
 
         Raises:
             CorruptFile: a run must be read, and doesn't verify.
@@ -481,11 +480,11 @@ class Store:
     def fire(
         self, read_time_ms: UnixMs, rows_max: int, bytes_max: int, topics_max: int = NO_LIMIT
     ) -> FiredRows:
-        """Take out the pending rows with due <= `read_time_ms`, in (due, seq) order, to a limit.
+        """Remove and return the pending rows with due <= `read_time_ms`, in (due, seq) order.
 
-        The limit: `rows_max` rows; `bytes_max` bytes of payloads, keys and headers, but at least
-        one row; rows of `topics_max` topics. F moves to the last row if rows are left that are due,
-        else past the read time.
+        Limits: `rows_max` rows; `bytes_max` bytes of payloads, keys and headers, except that one
+        row is always taken; rows of `topics_max` topics. F moves to the last row if more rows are
+        due, else past the read time.
 
         Raises:
             CorruptFile: a run must be read, and doesn't verify.
@@ -509,9 +508,9 @@ class Store:
         return fired
 
     def _look(self, fire: Fire, dead_max: int | None = None) -> RowArray | None:
-        """Return the first pending rows that are due, until they are more than a FIRE's limit.
+        """Return the first pending rows that are due, until they exceed a FIRE's limit.
 
-        None: there are more dead ones than `dead_max` among them, or a run has to be read.
+        None: more than `dead_max` (None: no limit) of them are dead, or a run must be read.
         """
         until_ms, rows_max, bytes_max, topics_max = fire
         parts: list[RowArray] = []
@@ -544,10 +543,10 @@ class Store:
             seen = horizon
 
     def peek_held(self, portion: Portion) -> FiredRows:
-        """Return the first held rows of a portion, in (due, seq) order, to its limit; they stay.
+        """Return the first held rows of a portion, in (due, seq) order. They stay in the store.
 
-        The limit: as of `fire`. It is asked for with a later `seen`, or from the beginning again.
-        What lies in runs was read before, if `begin_lookup` has said what.
+        Limits are those of `fire`. The next portion has a later `seen`, or begins anew. Rows of
+        runs are read here unless a thread read them before (`begin_lookup`).
 
         Raises:
             CorruptFile: a run must be read, and doesn't verify.
@@ -578,15 +577,15 @@ class Store:
         return FiredRows(plain(rows), bufs, limited)
 
     def end_sweep(self) -> None:
-        """Let go of what was read of held rows: nobody goes on to peek at them."""
+        """Free the held rows that were read for a sweep. The sweep is over."""
         self._runs.end_held()
         for memtable in self._memtables():
             memtable.end_sweep()
 
     def next_due(self) -> UnixMs | None:
-        """Return the due of the earliest pending row that is not held, None without one.
+        """Return the due of the earliest pending row that is not held; None if there is none.
 
-        Of a run's rows those cancelled, or gone, count too: the time may be earlier, never later.
+        Cancelled and deleted rows of runs count, so the time may be too early, never too late.
 
         Raises:
             CorruptFile: a run must be read, and doesn't verify.
@@ -594,10 +593,10 @@ class Store:
         times = [memtable.next_due() for memtable in self._memtables()]
         times.append(self._runs.next_due())
         due = min((time for time in times if time is not None), default=ASIDE)
-        return UnixMs(due) if due < ASIDE else None  # what is held does not fire
+        return UnixMs(due) if due < ASIDE else None  # held rows do not fire
 
     def overdue(self, now_ms: UnixMs, rows_max: int) -> RowArray:
-        """Return the first pending rows with due <= now, in firing order: `rows_max`, or fewer.
+        """Return the first pending rows with due <= now, in firing order, at most `rows_max`.
 
         Raises:
             CorruptFile: a run must be read, and doesn't verify.
@@ -610,29 +609,29 @@ class Store:
     # ---- leading
 
     def lead(self) -> None:
-        """Become the leader's: what comes is put into a wheel. Nothing that is there is moved."""
+        """Become leader: new rows go into a wheel. Present rows are not moved."""
         self._leads = True
         self._memtable.lead()
 
     def follow(self) -> None:
-        """Become a follower's: what comes is put into tiers."""
+        """Become follower: new rows go into tiers."""
         self._leads = False
         self._memtable.follow()
 
     def begin_ahead(self, now_ms: UnixMs) -> ReadAhead | None:
-        """Return what a thread should read of the runs before it is due; None: nothing now."""
+        """Return the rows of runs that a thread should read before they are due; None: none."""
         return self._runs.begin_ahead(now_ms)
 
     def end_ahead(self, ahead: ReadAhead) -> None:
-        """Use what was read ahead."""
+        """Use the rows that were read ahead."""
         self._runs.end_ahead(ahead)
 
     def keep_up(self) -> bool:
-        """Sort some of what comes near in memory; return whether more is left."""
+        """Sort some rows in memory that are due soon. Return whether more are left."""
         return any(memtable.keep_up() for memtable in self._memtables())
 
     def preload(self, now_ms: UnixMs) -> None:
-        """Read ahead here and now.
+        """Read rows of runs ahead in this thread.
 
         Raises:
             CorruptFile: a batch doesn't verify.
@@ -645,9 +644,9 @@ class Store:
     # ---- flushing
 
     def freeze(self) -> Frozen:
-        """Begin a flush: what follows goes into a new memtable. Cheap; one flush at a time.
+        """Begin a flush. New rows go into a new memtable. Cheap; one flush at a time.
 
-        A manifest of this moment names the `runs` of this moment and what the memtable becomes.
+        The manifest of this moment names the present `runs` and those that the flush writes.
         """
         assert self._frozen is None
         memtable = self._memtable
@@ -657,10 +656,10 @@ class Store:
         return self._frozen
 
     def write_run(self, frozen: Frozen, pace: Pace = unpaced) -> list[ReadWindow]:
-        """Write the frozen rows to durable runs, mostly one, and open them. For a thread.
+        """Write the frozen rows to durable runs, usually one, and open them. For a thread.
 
         Raises:
-            CorruptFile: what was just written doesn't verify.
+            CorruptFile: a run that was just written doesn't verify.
             DiskFailed: the process must stop.
         """
         chunks, size = frozen.chunks(), frozen.size
@@ -668,7 +667,7 @@ class Store:
         return self._runs.warm(metas, self._position)
 
     def install(self, frozen: Frozen, windows: Iterable[ReadWindow]) -> None:
-        """End a flush: let the runs take the place of the frozen memtable."""
+        """End a flush: the runs replace the frozen memtable."""
         assert frozen is self._frozen
         self._frozen = None
         self._runs.use(windows, self._position)
@@ -677,14 +676,14 @@ class Store:
     # ---- merging
 
     def begin_merge(self, size_max: int = NO_LIMIT) -> Merge | None:
-        """Return which runs to merge now: one merge at a time, of at most `size_max` bytes.
+        """Return the runs to merge now, of at most `size_max` bytes; one merge at a time.
 
-        None: there is nothing to gain, or no room.
+        None: no merge is needed, the needed one is larger, or one is under way.
         """
         return self._runs.begin_merge(self._position, size_max)
 
     def write_merge(self, merge: Merge, pace: Pace = unpaced) -> list[ReadWindow]:
-        """Write what is left of the runs to durable parts, and open them. For a thread.
+        """Write the remaining rows of the runs to durable parts, and open them. For a thread.
 
         Raises:
             CorruptFile: a batch doesn't verify.
@@ -693,19 +692,19 @@ class Store:
         return self._runs.warm(self._runs.write_merge(merge, pace), self._position)
 
     def install_merge(self, merge: Merge, windows: Iterable[ReadWindow]) -> None:
-        """Let the parts take the place of the runs, which are retired."""
+        """Replace the merged runs by the parts, and retire the runs."""
         self._runs.end_merge(merge, windows, self._position)
 
     def remove(self, retired: Sequence[RunMeta]) -> None:
-        """Remove the files of retired runs. For a thread; a durable manifest names none."""
+        """Remove the files of retired runs. For a thread. No durable manifest names the runs."""
         self._runs.remove(retired)
 
     def forget(self, retired: Sequence[RunMeta]) -> None:
-        """The files of these retired runs were removed."""
+        """Drop these runs from `retired`, once their files are removed."""
         self._runs.forget(retired)
 
     def close(self) -> None:
-        """Let go of all memory; nothing may be called after it."""
+        """Free all memory. No other call may follow."""
         self._memtable = Memtable(self._position, capacity=1)
         self._frozen = None
 
@@ -721,13 +720,13 @@ class Store:
         return memtable
 
     def _at(self, due_ms: I64, seq: U64) -> I64:
-        """Return the dues at which timers lie if they are pending."""
+        """Return the stored dues that the timers have if they are pending."""
         if not self._held:
             return due_ms
         return np.where(after(due_ms, seq, self._position), due_ms, due_ms + ASIDE)
 
     def _candidates(self, due_ms: I64, seq: U64) -> npt.NDArray[np.intp]:
-        """Return which targets may be pending, each one once: after F and without a tombstone."""
+        """Return the different targets that may be pending: after F and without a tombstone."""
         asked = np.flatnonzero(after(due_ms, seq, self._position))
         if len(asked) > 1:
             # A stable sort: of equal targets the first stays.
@@ -738,12 +737,12 @@ class Store:
         return asked[~self._buried(due_ms[asked], seq[asked])]
 
     def _bury(self, rows: RowArray) -> None:
-        """Keep tombstones for timers that do not lie in the memtable."""
+        """Add tombstones for timers that are not in the memtable."""
         self._memtable.bury(rows["due_ms"], rows["seq"], rows["topic"])
         self._runs.cancelled(rows["seq"])
 
     def _cancelled(self, rows: RowArray) -> npt.NDArray[np.bool_]:
-        """Return which of the rows, as they lie, have a tombstone in a memtable (n, bool)."""
+        """Return which rows (with stored dues) have a tombstone in a memtable (n, bool)."""
         return self._buried(rows["due_ms"].copy(), rows["seq"].copy())
 
     def _buried(self, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
@@ -756,10 +755,10 @@ class Store:
     def _due(
         self, seen: Position, until_ms: int, count: int, ahead: LiveRows | None = None
     ) -> tuple[RowArray, Position | None, int]:
-        """Return the live rows after `seen` that are due, complete up to the position.
+        """Return the live rows after `seen` that are due, complete up to a position.
 
-        None: complete. And how many rows it has met, of runs and tombstones. `ahead`: in place of
-        what is loaded of the runs.
+        Then that position (None: all), and how many rows of runs and tombstones were met. `ahead`:
+        rows read ahead of a FIRE, used instead of the loaded rows of runs.
         """
         tables, graves = self._memtables(), ahead is None
         peeks = [p for t in tables for p in t.peeks(seen, until_ms, count, graves=graves)]
@@ -771,7 +770,7 @@ class Store:
         return self._there(rows), horizon, met
 
     def _there(self, rows: RowArray) -> RowArray:
-        """Return those whose topics are not gone."""
+        """Return the rows whose topics are not deleted."""
         if self.gone and (gone := self.gone.of(rows["topic"])).any():
             return rows[~gone]
         return rows

@@ -1,12 +1,12 @@
-"""What is held: pending rows of paused topics, put aside as their time comes.
+"""Held rows: pending rows of paused topics that have come due.
 
     due --> |....F......................|           |............F|
-            0   pending after F                    ASIDE   held: was due at or before F
+            0   pending after F                    ASIDE   held: due at or before F
 
-A held row is the same row, of the same seq, at due + ASIDE: beyond every due time, so beyond the
-fire position F, and neither a FIRE nor a flush, a merge, a snapshot or a restart must know of it.
-What lies at or before F and is pending is held, and nothing else is. So a timer's id alone tells
-where its row may lie, and all that leaves a store has its plain due.
+A held row is stored with the same seq and the due time due + ASIDE. That is above every due time
+and so after the fire position F. FIRE, flush, merge, snapshot and restart therefore need no special
+case. A pending row is held if and only if its due lies at or before F. So a timer's id is enough to
+compute the stored due of its row. Rows that leave a store have their plain due again.
 """
 
 from array import array
@@ -21,40 +21,40 @@ from timer.model.timer_id import SEQ_MAX
 from timer.model.units import DUE_MS_MAX
 
 ASIDE: Final = 1 << 56
-"""Added to the due of a held row."""
+"""Milliseconds added to the due of a held row."""
 BEGIN: Final = Position(-1, SEQ_MAX)
-"""Before all timers, as an id says their times."""
+"""Before all timers, in plain dues."""
 
 assert DUE_MS_MAX < ASIDE
 
 MASK: Final = ASIDE - 1
-"""What is left of a due by it is plain."""
+"""`due & MASK` is the plain due."""
 FRESH_MAX: Final = 64
-"""Parts that are kept as they came: an array of a few rows takes more than they do."""
+"""Parts that are kept unsorted. An array costs more than the few rows of a part."""
 _PLACES: Final = np.empty(0, np.intp)
 
 
 def plain(rows: RowArray) -> RowArray:
-    """Return the rows, which are nobody else's, with the dues that they had."""
+    """Restore the plain dues of `rows` in place, and return `rows`. The caller owns them."""
     rows["due_ms"] &= MASK
     return rows
 
 
 def aside(position: Position) -> Position:
-    """Return where a held row of this (due, seq) lies."""
+    """Return the position of the held row with this (due, seq)."""
     return Position(position.due_ms + ASIDE, position.seq)
 
 
 def apart(rows: RowArray) -> list[RowArray]:
-    """Return the sorted rows in two: what is not held, and what is; without empty parts."""
+    """Return sorted rows in two parts, not held and held. Empty parts are left out."""
     at = int(rows["due_ms"].searchsorted(ASIDE))
     return [part for part in (rows[:at], rows[at:]) if len(part)]
 
 
 class HeldTiers:
-    """(due, seq, place) of a memtable's held rows, in sorted tiers, each twice the next or more.
+    """(due, seq, place) of a memtable's held rows, in sorted tiers.
 
-    Dead ones leave when tiers merge.
+    Each tier is at least twice as long as the next. Merges of tiers drop dead rows.
     """
 
     def __init__(self) -> None:
@@ -64,13 +64,13 @@ class HeldTiers:
     def add(
         self, due: I64, seq: U64, places: npt.NDArray[np.intp], alive: npt.NDArray[np.bool_]
     ) -> None:
-        """Take n rows."""
+        """Add n rows."""
         self._fresh.append((due, seq, places))
         if len(self._fresh) == FRESH_MAX:
             self._seal(alive)
 
     def find(self, due: I64, seq: U64, alive: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
-        """Return the places of the wanted ones (n,), -1 where none that lives is here."""
+        """Return the places of the wanted rows (n,); -1 if no live row is here."""
         self._seal(alive)
         found = np.full(len(seq), -1, np.intp)
         for tier_due, tier_seq, tier_places in self._tiers:
@@ -83,9 +83,10 @@ class HeldTiers:
     def peek(
         self, after: Position, count: int, alive: npt.NDArray[np.bool_]
     ) -> tuple[npt.NDArray[np.intp], Position | None]:
-        """Return the places of the first live ones after a position, sorted, and up to where.
+        """Return the places of the first live rows after a position, sorted, and their end.
 
-        None: there are no more. Up to `count`, or more.
+        The rows are all live ones up to the end. None: to the last row. About `count` rows: more,
+        if several tiers have some.
         """
         self._seal(alive)
         parts: list[tuple[I64, U64, npt.NDArray[np.intp]]] = []
@@ -117,20 +118,20 @@ class HeldTiers:
 
 
 class HeldOf:
-    """Due, seq and place of a memtable's held rows, by topic; those of a sweep's topics in tiers.
+    """Due, seq and place of a memtable's held rows, by topic. A sweep's topics are in tiers.
 
-    So a sweep over few topics does not meet the rows of the others.
+    So a sweep over few topics does not pass the rows of the others.
     """
 
     def __init__(self) -> None:
         self._rows: dict[int, tuple[array[int], array[int], array[int]]] = {}
-        """What grows by a row at a time is no array of numpy's."""
+        """By topic: columns of due, seq, place. array.array grows by single rows cheaply."""
         self._swept: frozenset[int] = frozenset()
         self._tiers = HeldTiers()
         """Of `_swept`."""
 
     def add(self, rows: RowArray, first: int, alive: npt.NDArray[np.bool_]) -> None:
-        """Take n rows that lie side by side from the place `first` on."""
+        """Add n rows that lie side by side from place `first` on."""
         topics = rows["topic"]
         order = np.argsort(topics, kind="stable")
         for part in np.split(order, np.flatnonzero(np.diff(topics[order])) + 1):
@@ -150,13 +151,13 @@ class HeldOf:
         alive: npt.NDArray[np.bool_],
         topics: frozenset[int],
     ) -> tuple[npt.NDArray[np.intp], Position | None]:
-        """Return what HeldTiers.peek does, of some topics."""
+        """Return HeldTiers.peek of the rows of some topics."""
         if topics != self._swept:
             self._sweep(alive, topics)
         return self._tiers.peek(after, count, alive)
 
     def end_sweep(self) -> None:
-        """Let go of the tiers."""
+        """Free the tiers."""
         self._swept, self._tiers = frozenset(), HeldTiers()
 
     def _sweep(self, alive: npt.NDArray[np.bool_], topics: frozenset[int]) -> None:

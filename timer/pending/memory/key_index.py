@@ -1,16 +1,16 @@
-"""Keys: from (topic, key) to the pending row that has it, with no table that grows with them.
+"""Keys: from (topic, key) to the pending row that has it, without a table that grows with them.
 
     (topic, key) --KeyHasher--> 64 bits --> KeyTiers of the memtable   (hash, place)
                                         --> key file of each run       (hash, due, seq)
                                                  |
-                            candidates <---------'   pending, and the same bytes: found
+                            candidates <---------'   pending, and with equal bytes: found
 
-A key is unique among the pending timers of its topic, so of all candidates at most one is left.
-Hashes only find candidates; the bytes decide. So nothing depends on which candidates a replica's
-own memtable and files give, and two keys that share a hash cost a look more, never an answer.
+A key is unique among the pending timers of its topic, so at most one candidate is left. Hashes only
+find candidates; the bytes decide. Replicas may find different candidates and still get the same
+result. Two keys with one hash cost one more comparison, and change no result.
 
-Each replica hashes with a secret of its own, which its manifest holds: else somebody could choose
-keys that all share a hash, and each of them would cost as many looks as there are others.
+Each replica hashes with its own secret, which its manifest holds. Otherwise a client could choose
+keys that share one hash, and each look-up would compare all of them.
 """
 
 import hashlib
@@ -24,14 +24,14 @@ from timer.model.columns import I64, U32, U64, Binary
 from timer.model.timer_id import mix
 
 Live = Callable[[I64], npt.NDArray[np.bool_]]
-"""Tells which of these places hold pending rows."""
+"""Returns which of these places hold pending rows."""
 
 SECRET_SIZE: Final = 16
 """Bytes of a hasher's secret."""
 _WORD: Final = 8
 _ROWS_AT_ONCE: Final = 8_192
 _WORDS_AT_FIRST: Final = 16
-"""Keys of so many words need no more factors; longer ones make some."""
+"""Keys of up to so many words need no more factors. Longer keys add some."""
 _LOW: Final = np.uint64(0xFFFF_FFFF)
 _HALF: Final = np.uint64(32)
 
@@ -39,8 +39,8 @@ _HALF: Final = np.uint64(32)
 class KeyHasher:
     """Multilinear hashing: a key's 32-bit words, times secret factors, summed up.
 
-    For any two keys, chosen without the secret, one secret in 2 ** 64 gives both the same hash:
-    https://arxiv.org/abs/1202.4961, with two sums of which the upper halves are taken.
+    For any two keys, chosen without the secret, one secret in 2 ** 64 gives both the same hash.
+    Source: https://arxiv.org/abs/1202.4961. Two sums are made, and their upper halves are used.
     """
 
     def __init__(self, secret: bytes = b"") -> None:
@@ -48,7 +48,7 @@ class KeyHasher:
         self._factors = self._make_factors(_WORDS_AT_FIRST)
 
     def _make_factors(self, words: int) -> U64:
-        """Return (words + 2, 2, 2): of the start, of topic and size, of each word's halves."""
+        """Return factors (words + 2, 2, 2): for the start, topic and size, each word's halves."""
         data = hashlib.shake_256(b"timer keys" + self.secret).digest(4 * _WORD * (words + 2))
         return np.frombuffer(data, "<u8").astype(np.uint64).reshape(-1, 2, 2)
 
@@ -56,7 +56,7 @@ class KeyHasher:
         """Return the hashes (n, uint64) of the keys, each in its topic."""
         sizes = keys.sizes.astype(np.int64)
         words = -(-int(sizes.max()) // _WORD) if len(sizes) else 0
-        factors = self._factors  # whole, whatever other threads do
+        factors = self._factors  # one reference: another thread may replace the attribute
         if len(factors) < words + 2:
             self._factors = factors = self._make_factors(words)
         (start, other), of_topic = factors[0, 0], factors[1]
@@ -91,14 +91,14 @@ def _add_words(
 
 
 PLAIN: Final = KeyHasher()
-"""Of what meets nobody's keys: tests, and checks of files."""
+"""A hasher without a secret, for tests and for checks of files."""
 
 
 class KeyTiers:
-    """Pairs (hash, place) of a memtable's rows, in sorted tiers, each twice as large as the next.
+    """Pairs (hash, place) of a memtable's rows, in sorted tiers.
 
-    Places whose rows are no longer pending leave when tiers merge, so a key that is replaced, or
-    fires and is set, again and again does not gather.
+    Each tier is at least twice as long as the next. Merges of tiers drop rows that are no longer
+    pending, so a key that is set again and again does not fill them.
     """
 
     def __init__(self) -> None:
@@ -106,11 +106,11 @@ class KeyTiers:
         self._tiers: list[tuple[I64, I64]] = []
 
     def add(self, hashes: U64, places: I64) -> None:
-        """Take n pairs."""
+        """Add n pairs."""
         self._fresh.append((hashes.view(np.int64), places))
 
     def find(self, hashes: U64, live: Live) -> tuple[npt.NDArray[np.intp], I64]:
-        """Return (which hash, place) of every live row with one of the hashes, in any order."""
+        """Return (number of the hash, place) of every live row with one of them, in any order."""
         if self._fresh:
             self._seal(live)
         wanted = hashes.view(np.int64)
@@ -126,7 +126,7 @@ class KeyTiers:
         return found[lives], at[lives]
 
     def _seal(self, live: Live) -> None:
-        """Make a tier of what is fresh; merge neighbours until each is twice the next."""
+        """Make a tier of the fresh pairs. Merge neighbours until each is twice the next."""
         self._tiers.append(_left(self._fresh, live))
         self._fresh = []
         while len(self._tiers) > 1 and len(self._tiers[-2][0]) < 2 * len(self._tiers[-1][0]):
@@ -134,17 +134,17 @@ class KeyTiers:
 
 
 def spans(starts: npt.NDArray[np.intp], counts: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-    """Return starts[0], starts[0] + 1, … counts[0] of them, then the same of the next."""
+    """Return starts[0], starts[0] + 1, ..., counts[0] numbers, then the same for the next start."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     return np.asarray(np.arange(total) + np.repeat(starts - (ends - counts), counts))
 
 
 def _left(parts: list[tuple[I64, I64]], live: Live) -> tuple[I64, I64]:
-    """Return the pairs of all parts whose rows live, sorted."""
+    """Return the pairs of all parts whose rows are alive, sorted."""
     hashes = np.concatenate([hashes for hashes, _ in parts])
     places = np.concatenate([places for _, places in parts])
     lives = live(places)
     hashes, places = hashes[lives], places[lives]
-    order = np.argsort(hashes, kind="stable")  # it merges what is sorted already
+    order = np.argsort(hashes, kind="stable")  # it merges sorted parts
     return hashes[order], places[order]

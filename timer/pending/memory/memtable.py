@@ -1,18 +1,18 @@
-"""The memtable: rows since the last flush, in the order of their seqs, where they came in.
+"""The memtable: rows since the last flush, in the order of their seqs, at fixed places.
 
-    rows     | ROW  | ROW  | ROW  | ...      seqs ascend, with gaps: rows due at once aren't here
+    rows     | ROW  | ROW  | ROW  | ...      seqs ascend, with gaps: rows due at once are not here
     alive    |  1   |  0   |  1   | ...      0: cancelled
-    bufs     {number: the entry's payload}   what the rows point into
-    indices  (due, place) of the rows: Tiers for those that came to a follower, a Wheel for those
-             that came to a leader. Roles change and nothing is moved: both tell what is due
-    graves   (due, seq) of cancelled timers that lie in runs, or in the memtable being flushed
-    keys     (hash, place) of the rows that have a key: KeyTiers
-    held     (due, seq, place) of held rows (held_rows.py), which no index has: HeldTiers, and
-             HeldOf by topic. They come in any order; in what is searched by seq they repeat the one
-             before them
+    bufs     {number: payload of an entry}   the bytes of the rows
+    indices  (due, place) of the rows: Tiers for rows added as follower, a Wheel for rows added as
+             leader. A change of role moves nothing: both find the rows that are due
+    graves   tombstones: (due, seq) of cancelled timers in runs or in the frozen memtable
+    keys     (hash, place) of the rows with a key: KeyTiers
+    held     (due, seq, place) of held rows (held_rows.py): HeldTiers, and HeldOf by topic. They are
+             in no index. Their seqs come in any order, so the column that is searched by seq has
+             the seq of the row before them instead
 
-A row that has fired stays where it is: the fire position says so. Everything leaves at once, when
-the memtable has been flushed.
+A fired row stays in its place: it lies at or before the fire position. After the flush the memtable
+is dropped as a whole.
 """
 
 from collections.abc import Iterator
@@ -31,43 +31,43 @@ from timer.pending.memory.tiers import NEVER, Index, Tiers
 from timer.pending.memory.wheel import Wheel
 
 CAPACITY: Final = 1 << 20
-"""Rows that there is room for at first; the system gives memory only to what is used."""
+"""Rows of the first allocation. The system provides memory only for the pages in use."""
 ROOM_ROWS: Final = 16_384
-"""Rows for which there is memory beyond those of a SCHEDULE: as many as a FIRE may hold."""
+"""Rows beyond those of a SCHEDULE that have memory: as many as a FIRE may hold."""
 PORTION_SIZE: Final = 1 << 20
 """Bytes that a portion of `make_room` touches or copies."""
 GRAVE_SIZE: Final = 64
-"""Bytes that a tombstone is counted as."""
+"""Bytes that one tombstone counts for."""
 
 _GRAVES: Final = 1 << 10
-"""Tombstones that there is room for at first."""
+"""Tombstones of the first allocation."""
 
 _Item = TypeVar("_Item", bound=np.generic)
 
 Graves = tuple[I64, U64, U32]
-"""(due, seq, topic) of tombstones: columns of one length."""
+"""(due, seq, topic) of tombstones: columns of equal length."""
 
 
 class Peek(NamedTuple):
-    """Rows in firing order, from one source, live ones and tombstones."""
+    """Live rows and tombstones of one source, in firing order."""
 
     rows: RowArray
     last: Position | None
-    """`rows` is complete up to here. None: up to the time that was asked for."""
+    """`rows` is complete up to here. None: complete up to the requested time."""
 
 
 class TopicOrder(NamedTuple):
-    """Some of the rows of one topic in (due, seq) order: those that live, and others."""
+    """Rows of one topic in (due, seq) order. Some may be dead."""
 
     end: int
-    """All that lie before this place."""
+    """All rows of the topic before this place are here."""
     due_ms: I64
     seq: U64
     places: npt.NDArray[np.intp]
 
 
 class Memtable:
-    """See the module. `position` is the fire position: nothing at or before it comes."""
+    """See the module. `position`: the fire position; all rows that are added lie after it."""
 
     def __init__(
         self, position: Position, capacity: int = CAPACITY, hasher: KeyHasher = PLAIN
@@ -76,7 +76,7 @@ class Memtable:
         self.alive = np.empty(capacity, np.bool_)
         self.count = 0
         self.dead = 0
-        """Of the rows: cancelled or fired ones. Held ones that are released are not counted."""
+        """Number of cancelled and fired rows. Released held rows are not counted."""
         self.bufs: dict[int, bytes | memoryview] = {}
         self.graves = Tiers()
         self.grave_count = 0
@@ -85,7 +85,7 @@ class Memtable:
             np.empty(_GRAVES, np.uint64),
             np.empty(_GRAVES, np.uint32),
         )
-        """The tombstones as they came."""
+        """The tombstones in the order of arrival."""
         self._hasher = hasher
         self._keys = KeyTiers()
         self._keyed = 0
@@ -93,7 +93,7 @@ class Memtable:
         self._held_of = HeldOf()
         self._held_count = 0
         self.orders: dict[int, TopicOrder] = {}
-        """Of a few topics, for those that look at cuts (timer/pending/read_view.py), in threads."""
+        """A few topics' rows in order, for threads that read cuts (timer/pending/read_view.py)."""
         self._raw = self.rows.view(RAW)
         self._seq: U64 = np.empty(capacity, np.uint64)
         self._topic: U32 = np.empty(capacity, np.uint32)
@@ -105,18 +105,18 @@ class Memtable:
         self._touched = 0
         """Places before this one have memory."""
         self._first_seq = SEQ_MAX
-        """Of the rows that are not held."""
+        """Seq of the first row that is not held."""
         self._next_due: int | None = NEVER
-        """Least due of a live row after the fire position. NEVER: no such row. None: not known."""
+        """Least due of a live row after the fire position. NEVER: no such row. None: unknown."""
 
     @property
     def holds(self) -> bool:
-        """Whether held rows were put here."""
+        """Whether held rows were added."""
         return self._held_count > 0
 
     @property
     def size(self) -> int:
-        """Bytes of memory in use, about."""
+        """Bytes of memory in use, approximately."""
         per_row = ROW.itemsize + 8 + 4 + 1 + 16
         size = self.count * per_row + self._buf_bytes + self.grave_count * GRAVE_SIZE
         return size + 16 * self._keyed + 32 * self._held_count
@@ -127,19 +127,19 @@ class Memtable:
         return self.dead > self.count // 2
 
     def lacks_room(self, count: int) -> bool:
-        """Return whether `make_room` has much to do before `count` more rows come.
+        """Return whether `make_room` has much to do before `count` more rows are added.
 
-        The memory for a few rows is touched as they come.
+        Memory for a few rows is touched when they are added.
         """
         if self.count + count + ROOM_ROWS > len(self.rows):
             return True
         return count > ROOM_ROWS and self.count + count > self._touched
 
     def make_room(self, count: int) -> Iterator[None]:
-        """Get memory for `count` more rows and ROOM_ROWS beyond, in portions.
+        """Touch memory for `count` more rows and ROOM_ROWS beyond, in portions.
 
-        Memory costs time when it is touched first: 14 ms of CPU for 50,000 rows. To copy a million
-        rows to larger arrays takes 100 ms.
+        The first touch of memory costs time: 14 ms of CPU for 50,000 rows. A copy of a million rows
+        into larger arrays takes 100 ms.
         """
         stop = self.count + count + ROOM_ROWS
         if stop > len(self.rows):
@@ -151,7 +151,7 @@ class Memtable:
         self._touched = stop
 
     def insert(self, rows: RowArray, number: int, buf: bytes | memoryview) -> None:
-        """Take n rows with ascending seqs above all others, and the buffer they point into."""
+        """Add n rows with ascending seqs above all others, and the buffer that they point into."""
         due = rows["due_ms"].astype(np.int64)
         seq, before = rows["seq"], self._seq[: self.count][-1:]
         due_min = int(due.min())
@@ -170,7 +170,7 @@ class Memtable:
             self._next_due = min(self._next_due, due_min)
 
     def hold(self, rows: RowArray, bufs: Buffers) -> None:
-        """Take n rows that are put aside, and the buffers that they point into, new ones here."""
+        """Add n held rows, with stored dues, and their buffers, which are new here."""
         due = rows["due_ms"].astype(np.int64)
         assert int(due.min()) >= ASIDE, int(due.min())
         start, stop = self._put(rows)
@@ -181,7 +181,7 @@ class Memtable:
         self._held_count += len(rows)
 
     def _put(self, rows: RowArray) -> tuple[int, int]:
-        """Append rows; return where they lie: [start, stop)."""
+        """Append rows. Return their places: [start, stop)."""
         start, stop = self.count, self.count + len(rows)
         if stop > len(self.rows):
             for _ in self._grow(stop):
@@ -193,7 +193,7 @@ class Memtable:
         return start, stop
 
     def _keep(self, start: int, stop: int, bufs: Buffers) -> None:
-        """Keep buffers of rows that were put there; find the rows by their keys."""
+        """Add the buffers of rows at these places. Index the rows' keys."""
         rows = self.rows[start:stop]
         keyed = np.flatnonzero(rows["key_size"])
         if len(keyed):
@@ -205,7 +205,7 @@ class Memtable:
         self._buf_bytes += sum(map(len, bufs.values()))
 
     def find(self, due_ms: I64, seq: U64) -> npt.NDArray[np.intp]:
-        """Return the places of the wanted timers (n,), -1 where none that lives is here."""
+        """Return the places of n timers (n,); -1 if the timer has no live row here."""
         if not self.count:
             return np.full(len(seq), -1, np.intp)
         if len(seq) == 1:
@@ -221,7 +221,7 @@ class Memtable:
         return places
 
     def find_one(self, due_ms: int, seq: int) -> int:
-        """Return the place of one timer, -1 if none that lives is here."""
+        """Return the place of one timer; -1 if it has no live row here."""
         if due_ms >= ASIDE:
             if not self._held_count:
                 return -1
@@ -233,7 +233,7 @@ class Memtable:
         return place if self.rows["due_ms"].item(place) == due_ms else -1
 
     def kill(self, places: npt.NDArray[np.intp]) -> None:
-        """Cancel the rows at these places, all of which live."""
+        """Cancel the rows at these places. All of them are alive."""
         self.alive[places] = False
         self.dead += len(places)
         if self._next_due is not None and (self.rows["due_ms"][places] == self._next_due).any():
@@ -246,13 +246,13 @@ class Memtable:
         self._next_due = None
 
     def fired(self, seq: U64) -> None:
-        """Count those of the timers whose rows are here: their seqs are above all others."""
+        """Count the fired rows of this memtable as dead: their seqs are above all others."""
         self.dead += int(np.count_nonzero(seq >= self._first_seq))
 
     def find_keys(self, hashes: U64, topic: U32, keys: Binary) -> tuple[npt.NDArray[np.intp], I64]:
-        """Return (which key, place) of the live rows after the fire position that have the keys.
+        """Return (number of the key, place) of the live rows after the fire position with the keys.
 
-        Each is of its topic; `hashes` are those of topics and keys.
+        Key i belongs to topic[i]. `hashes` are those of topics and keys.
         """
         if not self._keyed:
             return np.empty(0, np.intp), np.empty(0, np.int64)
@@ -268,12 +268,12 @@ class Memtable:
         return which[same], place[same]
 
     def _live(self, places: I64) -> npt.NDArray[np.bool_]:
-        """Return which of the rows live, after the fire position."""
+        """Return which rows are alive and after the fire position (n, bool)."""
         later = after(self.rows["due_ms"][places], self.rows["seq"][places], self._position)
         return self.alive.take(places) & later
 
     def bury(self, due_ms: I64, seq: U64, topic: U32) -> None:
-        """Keep tombstones for n timers that lie elsewhere."""
+        """Add tombstones for n timers that are not here."""
         start, stop = self.grave_count, self.grave_count + len(seq)
         due, number, of = self._graves
         if stop > len(due):
@@ -302,9 +302,9 @@ class Memtable:
     def peeks(
         self, after: Position, until_ms: int, count: int, *, graves: bool = True
     ) -> Iterator[Peek]:
-        """Yield the live rows and the tombstones after `after` that are due, by what holds them.
+        """Yield the first live rows and tombstones after `after` that are due, per source.
 
-        Each up to `count`. Without `graves` no tombstones.
+        Sources: each index, and the tombstones if `graves`. At most `count` of each.
         """
         key = self._place_of(after)
         for index in self._indices():
@@ -318,7 +318,7 @@ class Memtable:
             yield Peek(tombstones(due, seq.astype(np.uint64)), last)
 
     def peek_held(self, after: Position, count: int, topics: frozenset[int] | None = None) -> Peek:
-        """Return the live held rows after `after`, up to `count` or more; of some topics."""
+        """Return about `count` live held rows after `after`: of some topics, or of all (None)."""
         if topics is None:
             places, last = self._held.peek(after, count, self.alive)
         else:
@@ -326,11 +326,11 @@ class Memtable:
         return Peek(self.rows.take(places), last)
 
     def end_sweep(self) -> None:
-        """Nobody goes on to peek at what is held."""
+        """End the sweep: free the order of its topics' rows."""
         self._held_of.end_sweep()
 
     def drop(self, through: Position) -> None:
-        """Take over the fire position: what lies at or before it is never seen again."""
+        """Move the fire position. Rows at or before it are not returned any more."""
         if self._next_due is not None and self._next_due <= through.due_ms:
             self._next_due = None
         self._position = through
@@ -340,38 +340,38 @@ class Memtable:
         self.graves.drop(through)
 
     def keep_up(self) -> bool:
-        """Sort some of what comes near; return whether more is left."""
+        """Sort some rows that are due soon. Return whether more are left."""
         return self._wheel is not None and self._wheel.keep_up(self.alive)
 
     def next_due(self) -> int | None:
-        """Return the least due of a live row after the fire position, None without one."""
+        """Return the least due of a live row after the fire position; None if there is none."""
         if self._next_due is None:
             dues = [index.next_due(self.alive) for index in self._indices()]
             self._next_due = min((due for due in dues if due is not None), default=NEVER)
         return None if self._next_due == NEVER else self._next_due
 
     def lead(self) -> None:
-        """Index what comes by a wheel."""
+        """Index new rows by a wheel."""
         self._leads = True
 
     def follow(self) -> None:
-        """Index what comes by tiers."""
+        """Index new rows by tiers."""
         self._leads = False
 
     def buried_so_far(self) -> Graves:
-        """Return the tombstones as they came; what comes later does not change it."""
+        """Return the tombstones in the order of arrival. Later ones do not change the result."""
         due, seq, topic = self._graves
         count = self.grave_count
         return due[:count], seq[:count], topic[:count]
 
     def left(self) -> "Left":
-        """Return what is left of it at this moment. Cheap: a thread may work it out."""
+        """Return the live rows of this moment. Cheap: the selection is done when first used."""
         due, seq = self.rows["due_ms"][: self.count], self._seq[: self.count]
         alive = self.alive[: self.count].copy()
         return Left(due, seq, alive, self.buried_so_far(), self._position)
 
     def _index(self) -> Index:
-        """Return the index that takes what comes."""
+        """Return the index for new rows."""
         if self._leads:
             if self._wheel is None:
                 self._wheel = Wheel(self._position.due_ms)
@@ -384,7 +384,7 @@ class Memtable:
         return [index for index in (self._tiers, self._wheel) if index is not None]
 
     def _place_of(self, position: Position) -> tuple[int, int]:
-        """Return `position` as the index knows it: by (due, place)."""
+        """Return `position` as (due, place), as the indices order rows."""
         place = self._seq[: self.count].searchsorted(np.uint64(position.seq), "right")
         return position.due_ms, int(place) - 1
 
@@ -409,7 +409,7 @@ class Memtable:
 
 
 class Left:
-    """What was left of a memtable at one moment: what lies after the fire position of then."""
+    """The live rows and tombstones of a memtable after the fire position, at one moment."""
 
     def __init__(
         self,
@@ -425,7 +425,7 @@ class Left:
 
     @cached_property
     def live(self) -> npt.NDArray[np.intp]:
-        """The places of the live rows, ascending."""
+        """Places of the live rows, ascending."""
         return np.flatnonzero(self._alive & after(self._due_ms, self._seq, self._position))
 
     @cached_property

@@ -1,14 +1,14 @@
-"""Sorted tiers: pairs (due, ref), added in any order, taken in order.
+"""Sorted tiers: pairs (due, ref), added in any order, returned in order.
 
 A ref is a number that rises with the seq: the place of a row in a memtable, or the seq itself.
 
-    add --> fresh, as it came --> sorted tiers, 8 of a level become 1 of the next
-                                     |  what is due, first pairs first
+    add --> fresh, unsorted --> sorted tiers; 8 of one level become 1 of the next
+                                     |  due pairs, the first ones first
                                      v
                                    ready, one sorted array --> peek, drop
 
-Each pair is sorted log8(n) times, always with many others in one call. Nothing is taken out of
-`ready` by looking at it: `drop` does that, once it is decided what fired.
+Each pair is sorted log8(n) times, always with many others in one call. `peek` removes no pairs:
+`drop` does, when the fired rows are known.
 """
 
 from typing import Final, Protocol
@@ -22,43 +22,43 @@ from timer.model.firing_order import find, find_one, rank, sort_pairs
 FAN: Final = 8
 FRESH_MAX: Final = 8_192
 LEVEL_MAX: Final = 2
-"""The greatest tiers, of half a million pairs, stay as they are: a merge takes some 10 ms."""
+"""Tiers of this level, half a million pairs, are not merged: a merge would take some 10 ms."""
 FEW: Final = 8
-"""Pairs that are looked for one by one in what is fresh: to sort it for them takes longer, and each
-sorting makes a tier more to look into."""
+"""Up to so many pairs are looked up in the fresh ones without sorting them. Sorting takes longer,
+and each time adds a tier to search."""
 CHUNK: Final = 16_384
-"""Of many due pairs so many of a tier become ready at a time: it bounds the longest step."""
+"""Pairs per tier that become ready at a time if many are due. It bounds the longest step."""
 NEVER: Final = 1 << 62
 
 _NONE: Final = np.empty(0, np.int64)
 Alive = npt.NDArray[np.bool_] | None
-"""Which refs live; None: all do."""
+"""Which refs are alive. None: all."""
 
 
 class Index(Protocol):
-    """What a memtable needs to know which of its rows is due next: Tiers or a Wheel."""
+    """An index that finds a memtable's next due rows: Tiers or a Wheel."""
 
     def add(self, due: I64, ref: I64, due_min: int) -> None:
-        """Take n pairs; `due_min` is the least due. The arrays are kept: don't change them."""
+        """Add n pairs. `due_min`: the least due. The arrays are kept: don't change them."""
 
     def peek(
         self, after: tuple[int, int], until_ms: int, count: int, alive: Alive = None
     ) -> tuple[I64, I64, bool]:
-        """Return the first pairs after `after` with due <= `until_ms`, sorted; True: more are.
+        """Return the first pairs after `after` with due <= `until_ms`, sorted. True: more exist.
 
-        Up to `count`, or fewer, but at least one if there is one. Pairs whose ref is not alive
-        may be left out, and are forgotten.
+        At most `count`, perhaps fewer; at least one if one exists. Pairs whose ref is dead may be
+        left out, and are then removed.
         """
 
     def drop(self, through: tuple[int, int]) -> None:
-        """Forget the pairs at or before `through`."""
+        """Remove the pairs at or before `through`."""
 
     def next_due(self, alive: npt.NDArray[np.bool_]) -> int | None:
-        """Return the least due of a pair whose ref is alive, None if there is none."""
+        """Return the least due of a pair whose ref is alive; None if there is none."""
 
 
 class _Tier:
-    """Sorted pairs; those before `head` are gone."""
+    """Sorted pairs. Pairs before `head` are removed."""
 
     __slots__ = ("due", "head", "level", "ref")
 
@@ -72,7 +72,7 @@ class _Tier:
         return self.due[self.head :], self.ref[self.head :]
 
     def next_due(self, alive: npt.NDArray[np.bool_]) -> int:
-        """Return the due of the first live pair, NEVER if none is left; dead ones are gone."""
+        """Return the due of the first live pair; NEVER if none is left. Remove dead ones before."""
         while self.head < len(self.ref):
             if alive[self.ref[self.head]]:
                 return int(self.due[self.head])
@@ -92,7 +92,7 @@ class Tiers:
         self._tiers: list[_Tier] = []  # levels fall from left to right; none is empty
         self._ready = _Tier(_NONE, _NONE, 0)
         self._held = False
-        """Pairs that were due at the last peek are still in tiers, all after those in `ready`."""
+        """True: tiers still have pairs due at the last peek, all after those in `ready`."""
 
     def add(self, due: I64, ref: I64, due_min: int) -> None:
         """See Index."""
@@ -140,20 +140,20 @@ class Tiers:
         return None if least == NEVER else least
 
     def _fill(self, after: tuple[int, int], until_ms: int, count: int, alive: Alive) -> None:
-        """Move into `ready` what is due; if that is much, only as much as is asked for."""
+        """Move due pairs into `ready`. If many are due, move only as many as requested."""
         if self._fresh_min <= until_ms:
             self._seal()
         self._held = self._fill_some(after, until_ms, count, alive)
-        while self._held and self._is_past(after):  # what was moved was dead
+        while self._held and self._is_past(after):  # the moved pairs were dead
             self._held = self._fill_some(after, until_ms, count, alive)
 
     def _is_past(self, position: tuple[int, int]) -> bool:
-        """Return whether nothing that is ready lies after a position."""
+        """Return whether no ready pair lies after a position."""
         due, ref = self._ready.rest()
         return not len(due) or (int(due[-1]), int(ref[-1])) <= position
 
     def _fill_some(self, after: tuple[int, int], until_ms: int, count: int, alive: Alive) -> bool:
-        """Move a bounded number of pairs of each tier, or all; return whether more are due."""
+        """Move all due pairs, or a bounded number of each tier. Return whether more are due."""
         tiers = [tier for tier in self._tiers if tier.due[tier.head] <= until_ms]
         if not tiers:
             return False
@@ -183,7 +183,7 @@ class Tiers:
     def _bound(self, tiers: list[_Tier], after: tuple[int, int], count: int) -> tuple[int, int]:
         """Return up to where pairs move: at least to the end of `ready`, so that it stays a prefix.
 
-        If less than `count` pairs after `after` are in it, CHUNK pairs of some tier come too.
+        If fewer than `count` ready pairs follow `after`, CHUNK pairs of some tier are included.
         """
         due, ref = self._ready.rest()
         end = (int(due[-1]), int(ref[-1])) if len(due) else (-1, -1)
@@ -227,7 +227,7 @@ class Tiers:
         return _joined([self._ready.rest(), *(tier.rest() for tier in self._tiers), *self._fresh])
 
     def _seal(self) -> None:
-        """Make a tier of what is fresh; merge 8 tiers of a level into one of the next, if any."""
+        """Make a tier of the fresh pairs. Merge 8 tiers of one level into one of the next."""
         self._tiers.append(_Tier(*_joined(self._fresh), level=_level(self._fresh_rows)))
         self._fresh, self._fresh_rows, self._fresh_min = [], 0, NEVER
         while (
@@ -239,7 +239,7 @@ class Tiers:
 
 
 def living(due: I64, ref: I64, alive: Alive) -> tuple[I64, I64]:
-    """Return the pairs whose refs live."""
+    """Return the pairs whose refs are alive."""
     if alive is None:
         return due, ref
     lives = alive.take(ref)
@@ -247,16 +247,16 @@ def living(due: I64, ref: I64, alive: Alive) -> tuple[I64, I64]:
 
 
 def least_due(chunks: list[tuple[I64, I64]], alive: npt.NDArray[np.bool_]) -> int:
-    """Return the least due of a live pair, NEVER if there is none; `chunks` are one from now on."""
+    """Return the least due of a live pair, NEVER if there is none. `chunks` are joined in place."""
     due, ref = _as_one(chunks)
     live = due[alive.take(ref)]
     return int(live.min()) if len(live) else NEVER
 
 
 def _as_one(chunks: list[tuple[I64, I64]]) -> tuple[I64, I64]:
-    """Return the only one of `chunks`, of which there is at least one; many are put together.
+    """Join `chunks` (at least one) in place into one, and return it.
 
-    So that what came pair by pair is looked through in a few calls, and also the next time.
+    Pairs that came one by one are then searched in a few calls, now and the next time.
     """
     if len(chunks) > 1:
         dues, refs = zip(*chunks, strict=True)
@@ -265,7 +265,7 @@ def _as_one(chunks: list[tuple[I64, I64]]) -> tuple[I64, I64]:
 
 
 def _level(rows: int) -> int:
-    """Return the level of a tier that is made of so many fresh rows: 8 times as many, one more."""
+    """Return the level of a tier of so many fresh rows: one more for 8 times as many."""
     return max(0, rows // FRESH_MAX).bit_length() // 3
 
 

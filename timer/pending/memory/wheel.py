@@ -4,15 +4,15 @@
      |  near    |16 s |16 s | ... 64 of them | 17 min | ... 64 of them | 18 h | ...
      |  Tiers   |slot |slot |                |  slot  |                |      |
 
-A slot holds column chunks as they came. Its width grows with its distance: the narrowest of
-16 s x 64^level that is within 64 slots of its width from `near_end`. When the near window moves,
+A slot holds column chunks in order of arrival. Its width grows with its distance: the narrowest of
+16 s x 64^level that lies within 64 slots of that width from `near_end`. When the near window moves,
 the chunks of the slots that it reaches become loose. `keep_up` moves FAR_MAX of their rows at a
-time into the window and into narrower slots: there are 16 s for it. Only a chunk whose time has
-come is moved at once. So a row whose time is far is never sorted: it moves a few times at most,
-always with many others in a few numpy calls, and usually leaves for a run before its time comes.
+time into the window and into narrower slots. It has 16 s for this. Only a chunk with due rows is
+moved at once. So far rows are never sorted. A row moves a few times at most, always with many
+others in a few numpy calls, and most rows leave for a run before they are near.
 
-A wheel is disposable: `Memtable.lead` makes one from the live rows. Rows of runs come from the
-windows (timer/pending/runs/read_window.py), which copy the next two seconds ahead.
+`Memtable.lead` begins a wheel for new rows. Rows of runs are not in a wheel: read windows
+(timer/pending/runs/read_window.py) copy the next two seconds of them ahead.
 """
 
 from collections import deque
@@ -28,11 +28,11 @@ from timer.model.firing_order import stable_order
 from timer.pending.memory.tiers import NEVER, Alive, Tiers, least_due, living
 
 NEAR_BITS: Final = 14
-"""The near window moves in steps of 2 ** 14 ms, and reaches one to two of them ahead."""
+"""The near window moves in steps of 2 ** 14 ms. It reaches one to two steps ahead."""
 LEVEL_BITS: Final = 6
 LEVELS: Final = 7
 FAR_MAX: Final = 16_384
-"""Far rows wait for company before they are spread over the slots."""
+"""Far rows that are collected before they are spread over the slots."""
 
 
 class Wheel:
@@ -45,7 +45,7 @@ class Wheel:
         self._far_rows = 0
         self._far_min = NEVER
         self._slots: SortedDict = SortedDict()
-        """Start of the slot -> [(due, ref), ...]: every pair's due is at or after the start."""
+        """Start of the slot -> [(due, ref), ...]. Every pair's due is at or after the start."""
         self._loose: deque[tuple[int, I64, I64]] = deque()
         """(least due, due, ref): chunks of slots that the near window has reached."""
         self._loose_min = NEVER
@@ -81,7 +81,7 @@ class Wheel:
         self._near.drop(through)
 
     def keep_up(self, alive: npt.NDArray[np.bool_]) -> bool:
-        """Move some of what is loose, FAR_MAX rows or little more; return whether more is left."""
+        """Move some loose chunks, about FAR_MAX rows. Return whether more are left."""
         some, rows = list[tuple[I64, I64]](), 0
         while self._loose and rows < FAR_MAX:
             _, due, ref = self._loose.popleft()
@@ -110,7 +110,7 @@ class Wheel:
         return None if least == NEVER else least
 
     def _advance(self, now_ms: int) -> None:
-        """Move the near window to `now_ms`: the slots that it reaches are loose."""
+        """Move the near window to `now_ms`. The slots that it reaches become loose."""
         self._near_end = _near_end(now_ms)
         if self._far_min < self._near_end:
             self._spread()
@@ -123,7 +123,7 @@ class Wheel:
                     self._loose_min = min(self._loose_min, due_min)
 
     def _move_due(self, until_ms: int, alive: Alive) -> None:
-        """Move the loose chunks whose time has come."""
+        """Move the loose chunks with due rows."""
         if self._loose_min > until_ms:
             return
         come = [(due, ref) for due_min, due, ref in self._loose if due_min <= until_ms]
@@ -137,7 +137,7 @@ class Wheel:
             self._place(chunks)
 
     def _spread(self) -> None:
-        """Move the far rows that wait into slots, or into the near window if it came to them."""
+        """Move the collected far rows into slots, or into the near window if that reaches them."""
         far, self._far = self._far, []
         self._far_rows, self._far_min = 0, NEVER
         self._place(far)

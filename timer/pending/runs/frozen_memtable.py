@@ -1,4 +1,4 @@
-"""A memtable that is being flushed: its rows and tombstones, in order, for the runs it becomes."""
+"""A memtable during its flush: its rows and tombstones in order, for the new runs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ from timer.pending.memory.memtable import Left, Memtable
 from timer.pending.runs.run_writer import TOMBSTONE_SIZE, row_sizes
 
 CHUNK_ROWS: Final = 16_384
-"""Rows that a flush gathers at a time."""
+"""Rows that a flush gathers in one step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """A memtable that is being flushed, as it was at the freeze."""
+    """A memtable during its flush, with its state at the freeze."""
 
     memtable: Memtable
     numbers: range
-    """For the runs that it becomes: more than enough."""
+    """Numbers for the new runs, more than enough."""
     left: Left
-    """What of it was pending."""
+    """Its pending rows and its tombstones at the freeze."""
 
     @property
     def size(self) -> int:
@@ -39,7 +39,7 @@ class Frozen:
         rows, live = self.memtable.rows, self.left.live
         due_ms = rows["due_ms"][live]
         grave_due, grave_seq, grave_topic = self.left.graves
-        if len(grave_due) or (len(due_ms) and int(due_ms.max()) >= ASIDE):  # held ones came anyhow
+        if len(grave_due) or (len(due_ms) and int(due_ms.max()) >= ASIDE):  # held rows: any order
             seq = np.concatenate([rows["seq"][live], grave_seq])
             order = fire_order(np.concatenate([due_ms, grave_due]), seq)
         else:

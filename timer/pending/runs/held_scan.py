@@ -1,16 +1,19 @@
-"""The rows of runs that live, in order, read ahead of a FIRE by a thread.
+"""Live rows of runs, read in order by a thread ahead of a FIRE.
 
     runs   |x x . x . . x x x x x x x x x|x x x x . . . . . . . . . .|
-           F, or the     kept in memory   through ^   not read yet         x: gone, or cancelled
+           F, or the     kept in memory   through ^   not read yet         x: deleted or cancelled
            sweep  ^
 
-What fires, and what a sweep lets go of (timer/state/pauses.py), follows from the rows that live:
-they are state. Those that are gone, or were cancelled, may have left a replica's runs long ago and
-lie in another's by the million; so how many of them a FIRE passes must not count for what it does,
-and has no bound. Therefore a thread passes them before the FIRE is folded, and keeps what lives;
-what it did not bring is read then: the same rows, only later. A FIRE needs it for what is due only
-where many of the next rows are dead, or were not read ahead (timer/pending/runs/read_window.py).
-Memory: twice what a FIRE takes, in rows or in bytes, and a slice of each run.
+A FIRE takes due rows, and may move a sweep on, which releases held rows (timer/state/pauses.py).
+The result follows from the live rows alone, because they are replicated state. Deleted and
+cancelled rows are not: one replica's runs may still have millions that another's have dropped. The
+work to pass them has no bound, and must not limit a FIRE. So a thread passes them before the FIRE
+is applied, and keeps the live rows. Rows that the thread did not bring are read when the FIRE is
+applied, with the same result.
+
+For due rows a FIRE needs the thread only if many of the next rows are dead, or were not read ahead
+(timer/pending/runs/read_window.py). Memory: twice a FIRE's limit, in rows or in bytes, and a slice
+of each run.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,35 +36,35 @@ from timer.pending.runs.run import Run
 END: Final = Position(1 << 60, SEQ_MAX)
 """After all rows, wherever they lie."""
 HELD_END: Final = 2 * ASIDE
-"""Held rows are due before it."""
+"""Above the stored due of every held row."""
 Dead = Callable[[RowArray], npt.NDArray[np.bool_]]
-"""Tells which rows tombstones in memtables cancel (n, bool)."""
+"""Returns which rows are cancelled by tombstones in memtables (n, bool)."""
 
 
 class Only(NamedTuple):
-    """Whose rows a sweep looks at, if not at everybody's."""
+    """The topics of a sweep that does not serve all topics."""
 
     topics: frozenset[int]
     others: DeletedTopics
-    """All other topics that there are, or were: as good as gone for it."""
+    """All other topics, existing or deleted. The sweep passes over their rows."""
 
 
 class Portion(NamedTuple):
-    """What one FIRE lets a sweep look at."""
+    """The held rows that one FIRE reads for a sweep."""
 
     seen: Position
-    """After it, of times as ids say them."""
+    """The rows after this (due, seq), with the due of the timer's id."""
     rows_max: int
     bytes_max: int
     only: Only | None = None
-    """None: at all that is held."""
+    """None: rows of all topics."""
 
 
 _NO_ROWS: Final[RowArray] = np.empty(0, ROW)
 
 
 class ReadRows:
-    """Rows that live, and exactly what they point into."""
+    """Live rows, and the buffers that they point into."""
 
     __slots__ = ("bufs", "rows", "size")
 
@@ -70,14 +73,14 @@ class ReadRows:
         self.size = int(row_bytes(rows).sum())
 
     def after(self, position: Position) -> RowArray:
-        """Return those after a position."""
+        """Return the rows after a position."""
         return self.rows[rank(self.rows["due_ms"], self.rows["seq"], position) :]
 
 
 class LiveRows:
-    """See the module. Of some runs, from a position on; for one thread at a time.
+    """Live rows of some runs, from a position on. See the module. For one thread at a time.
 
-    `gone`: whose rows are passed over: topics that were deleted, and those the sweep is not for.
+    `gone`: topics whose rows are passed over: deleted ones, and those that the sweep is not for.
     """
 
     def __init__(
@@ -89,18 +92,18 @@ class LiveRows:
     ) -> None:
         self._runs = {run.meta.number for run in runs}
         self.at = after
-        """Where the FIREs, or the sweep, are."""
+        """The position of the FIREs, or of the sweep."""
         self._gone = gone
         self._new_number = new_number
         self._windows = [ReadWindow(run, after, new_number) for run in runs]
         self._through = after if runs else END
-        """All that lives up to here was read."""
+        """All live rows up to here were read."""
         self._kept: list[ReadRows] = []
         self._cancelled: list[U64] = []
-        """Seqs of what was cancelled since `thin`."""
+        """Seqs of timers that were cancelled since `thin`."""
 
     def go_on(self, after: Position, runs: Sequence[Run], gone: DeletedTopics) -> bool:
-        """It has come so far, and these are the runs now; return False to begin anew."""
+        """Continue from a position with the present runs. Return False if a new start is needed."""
         numbers = {run.meta.number for run in runs}
         if after < self.at or not numbers <= self._runs or not gone.covers(self._gone):
             return False
@@ -114,39 +117,39 @@ class LiveRows:
         return True
 
     def pass_to(self, position: Position) -> None:
-        """Let go of what lies up to a position."""
+        """Drop the rows up to a position."""
         self.at = position
         self._keep(lambda each: each.after(position))
 
     def windows_at(self, position: Position) -> list[ReadWindow]:
-        """Return the windows, if all that was read has fired: they go on from there."""
+        """Return the windows to go on with if all read rows have fired, else none."""
         return self._windows if self._through == position else []
 
     def cancel(self, seq: U64) -> None:
-        """These timers are cancelled; not while a thread reads."""
+        """Note cancelled timers. Not while a thread reads."""
         if self._kept:
             self._cancelled.append(seq.copy())
 
     def thin(self) -> None:
-        """Leave out what was cancelled of what was read."""
+        """Remove the timers noted by `cancel` from the rows that were read."""
         if self._cancelled:
             dead = np.concatenate(self._cancelled)
             self._cancelled = []
             self._keep(lambda each: each.rows[~np.isin(each.rows["seq"], dead)])
 
     def lacks(self, rows_max: int, bytes_max: int, until_ms: int) -> bool:
-        """Return whether neither so many rows nor bytes of theirs lie ahead, nor all due."""
+        """Return whether the rows ahead are below both limits, and not yet all that are due."""
         rows = sum(len(kept.rows) for kept in self._kept)
         size = sum(kept.size for kept in self._kept)
         complete = self._through >= Position(until_ms, SEQ_MAX)
         return not complete and rows < rows_max and (size <= bytes_max or rows < 2)
 
     def read(self, rows_max: int, bytes_max: int, until_ms: int, dead: Dead) -> None:
-        """Read on until so many rows that live, or bytes of theirs, lie ahead, or all that is due.
+        """Read until the live rows ahead reach a limit, or are all with due <= `until_ms`.
 
         Raises:
             CorruptFile: a batch doesn't verify.
-            FileNotFoundError: a run was merged away, and its file removed.
+            FileNotFoundError: a merge has removed the file of a run.
         """
         while self.lacks(rows_max, bytes_max, until_ms):
             for window in self._windows:
@@ -183,10 +186,10 @@ class LiveRows:
         return ReadRows(rows, own)
 
     def peek(self, after: Position, until_ms: int, count: int) -> Peek:
-        """Return what was read after `after`, up to `count` rows: see Window.peek."""
+        """Return the read rows after `after`, at most `count`: see ReadWindow.peek."""
         parts = [part for kept in self._kept if len(part := kept.after(after))]
         rows = concat(parts) if parts else _NO_ROWS
-        if len(rows) and rows["due_ms"][-1] > until_ms:  # by an earlier read time than before
+        if len(rows) and rows["due_ms"][-1] > until_ms:  # an earlier read time than before
             rows = rows[: int(rows["due_ms"].searchsorted(until_ms, "right"))]
         if len(rows) > count:
             last = rows[count - 1]
@@ -194,12 +197,12 @@ class LiveRows:
         return Peek(rows, None if self._through.due_ms >= until_ms else self._through)
 
     def bufs(self) -> Iterator[Buffers]:
-        """Yield what the rows that were read point into."""
+        """Yield the buffers that the read rows point into."""
         return (kept.bufs for kept in self._kept)
 
 
 class HeldReader:
-    """What a thread is to read before a FIRE is folded."""
+    """The rows of runs that a thread reads before a FIRE is applied."""
 
     def __init__(
         self,
@@ -209,13 +212,13 @@ class HeldReader:
         until_ms: int,
         graves: Sequence[tuple[I64, U64]],
     ) -> None:
-        """`graves`: (due, seq) of timers that tombstones in memtables cancel, by now."""
+        """`graves`: (due, seq) of the tombstones in memtables at this moment."""
         self._rows, self._rows_max, self._bytes_max = rows, rows_max, bytes_max
         self._until_ms = until_ms
         self._graves = graves
 
     def read(self) -> None:
-        """See the class. For a thread: whoever folds waits for it.
+        """Read the rows. For a thread. The apply step waits for it.
 
         Raises:
             CorruptFile: a batch doesn't verify.
@@ -230,5 +233,5 @@ class HeldReader:
             seq = rows["seq"].copy()
             return np.asarray(graves.take(graves.searchsorted(seq), mode="clip") == seq)
 
-        with suppress(FileNotFoundError):  # other runs have taken its place: they are read then
+        with suppress(FileNotFoundError):  # merged into other runs, which are read later
             self._rows.read(self._rows_max, self._bytes_max, self._until_ms, dead)

@@ -10,18 +10,20 @@ One lies beside each run that has rows with keys. Little-endian:
     28  4  pages        p = n / 92, rounded up
     32     filter       b x 64 bytes: a Bloom filter in blocks, 16 bits a key
            fences       p x u64: the first hash of each page
-           pages        each: crc32 of its entries u32, 4 x 0; 92 x ENTRY, the last one's as many
-                        as are left
+           pages        each: crc32 of its entries u32, 4 x 0; 92 x ENTRY, in the last one the
+                        remaining entries
 
-A checksum stands before what it is of. Behind it, it would take it out of the file's own checksum:
-the CRC-32 of any bytes and their CRC-32 is always the same, and with that no file is told from
-another (a snapshot that goes on from another source tells its files apart so).
+A checksum stands before its bytes. After them it would cancel them in the checksum of the whole
+file: the CRC-32 of any bytes followed by their own CRC-32 is a constant. Different files would then
+have equal checksums. A snapshot that continues from another source compares these to tell its files
+apart.
 
-Entries are sorted by hash. Filter and fences are read once and kept: about 2 bytes a key. A look-up
-then reads no page when the run has no such key (but one in a thousand times), else one or two.
+Entries are sorted by hash. Filter and fences are read once and stay in memory: about 2 bytes a key.
+If the run does not have a key, its look-up reads no page (except one time in a thousand). Otherwise
+it reads one or two.
 
-A hash is a candidate, no more: see timer/pending/memory/key_index.py. The key itself lies in the
-run, at `key_at`.
+A hash only finds candidates: see timer/pending/memory/key_index.py. The key itself is in the run,
+at `key_at`.
 """
 
 import struct
@@ -94,7 +96,7 @@ def _pages(entries: Entries) -> Iterator[bytes]:
 
 
 def _filter(hashes: U64, blocks: int) -> bytes:
-    """Return the blocks of the filter over sorted hashes: a block's keys lie side by side."""
+    """Return the blocks of the filter over sorted hashes. The keys of a block lie side by side."""
     block = _block_of(hashes, blocks)
     bits = _bits_of(hashes)
     pieces = []
@@ -110,27 +112,27 @@ def _filter(hashes: U64, blocks: int) -> bytes:
 
 
 def _block_of(hashes: U64, blocks: int) -> I64:
-    """Return each hash's block: it rises with the hash."""
+    """Return each hash's block, which rises with the hash."""
     high = hashes >> np.uint64(32)
     return (high * np.uint64(blocks) >> np.uint64(32)).astype(np.int64)
 
 
 def _bits_of(hashes: U64) -> list[I64]:
-    """Return, for each probe, the bit within the block (n,): nine bits of another hash each."""
+    """Return, for each probe, the bit within the block (n,): nine bits of a second hash."""
     other = mix(hashes)
     mask = np.uint64(_BLOCK_BITS - 1)
     return [(other >> np.uint64(9 * i) & mask).astype(np.int64) for i in range(PROBES)]
 
 
 class KeyFile:
-    """A key file that is read page by page."""
+    """A key file. It is read page by page."""
 
     def __init__(self, disk: Disk, path: Path) -> None:
         """Read the filter and the fences.
 
         Raises:
             FileNotFoundError: there is no such file.
-            CorruptFileError: they are damaged.
+            CorruptFileError: filter or fences are damaged, or it is no key file.
             UnknownVersionError: another version wrote it.
         """
         self._disk, self._path = disk, path
@@ -151,10 +153,10 @@ class KeyFile:
         self._pages_at = _HEAD_SIZE + size
 
     def check(self, pace: Callable[[int], None]) -> None:
-        """Read all pages; `pace` hears of their bytes.
+        """Read and check all pages. `pace` is called with the number of bytes read.
 
         Raises:
-            CorruptFileError: one is damaged.
+            CorruptFileError: a page is damaged.
         """
         pace(self._pages_at)
         for number in range(len(self._fences)):
@@ -164,7 +166,7 @@ class KeyFile:
         pace(len(self._fences) % _PAGES_AT_ONCE * _PAGE_SIZE)
 
     def may_have_one(self, hashed: int) -> bool:
-        """Return `may_have` of one hash, many times as fast: of many runs few may have a key."""
+        """Return `may_have` of one hash, many times faster. Few of many runs may have a key."""
         at = (hashed >> 32) * self._blocks >> 32
         other, block = mix_one(hashed), at * _BLOCK_SIZE
         for probe in range(PROBES):
@@ -174,7 +176,7 @@ class KeyFile:
         return True
 
     def may_have(self, hashes: U64) -> npt.NDArray[np.bool_]:
-        """Return which hashes are perhaps in here (n, bool); the others are certainly not."""
+        """Return which hashes may be in the file (n, bool). The others are not in it."""
         at = _block_of(hashes, self._blocks) * _BLOCK_SIZE
         found = np.ones(len(hashes), np.bool_)
         for bit in _bits_of(hashes):
@@ -184,7 +186,7 @@ class KeyFile:
         return found
 
     def find(self, hashes: U64) -> tuple[npt.NDArray[np.intp], Entries]:
-        """Return (which hash, entry) of every row with one of the hashes, in any order.
+        """Return (number of the hash, entry) of every row with one of them, in any order.
 
         Raises:
             CorruptFileError: a page is damaged.
@@ -195,7 +197,7 @@ class KeyFile:
         if not len(hit):
             return hit, np.empty(0, ENTRY)
         wanted = hashes[hit]
-        # Equal hashes may go over the end of a page: the one before a fence ends with it, perhaps.
+        # Equal hashes may span pages: the page before a fence may end with the fence's hash.
         first = np.maximum(self._fences.searchsorted(wanted, "left") - 1, 0)
         last = np.maximum(self._fences.searchsorted(wanted, "right") - 1, 0)
         pages = np.unique(spans(first, last - first + 1))

@@ -1,11 +1,11 @@
 """Merging: many sorted runs read as one, slice by slice.
 
-    lane 1   |----slice----|                   up to the least end of a slice that is not its
-    lane 2   |--slice--|                       run's last, all rows are here: they are sorted
-    lane 3   |------slice------|               together and handed on, the rest waits
+    lane 1   |----slice----|                   The horizon is the least end of a slice that is
+    lane 2   |--slice--|                       not the last of its run. All rows up to it are in
+    lane 3   |------slice------|               memory: they are sorted and yielded. Others wait.
                        ^ horizon
 
-Memory: one slice (1 MB of payloads) and one head (128 KB) per run, however large the runs are.
+Memory per run: one slice (1 MB of payloads) and one head (128 KB), for runs of any size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,17 +24,17 @@ SLICE_SIZE_MAX: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """An order to make parts out of `runs`, which stay as they are until it is installed."""
+    """A merge that is under way. `runs` do not change until its result is installed."""
 
     runs: tuple[Run, ...]
     numbers: range
-    """For the parts, more than enough."""
+    """Numbers for the parts, more than enough."""
     part_size: int
     """Bytes of each part, about."""
     position: Position
-    """What lies at or before it is left out."""
+    """Rows at or before it are left out."""
     gone: DeletedTopics = NONE
-    """So is what is of these topics."""
+    """Rows of these topics are left out, too."""
 
 
 class _Lane:
@@ -47,7 +47,7 @@ class _Lane:
         self.data = b""
 
     def fill(self, number: int) -> bool:
-        """Read a slice, numbered so, if there is none; return whether it was read."""
+        """Read a slice as buffer `number` if none is in memory. Return whether one was read."""
         if self.rows is not None or self.cursor.next is None:
             return False
         self.rows, self.data = self.cursor.read(0, SLICE_ROWS, SLICE_SIZE_MAX)
@@ -65,10 +65,10 @@ class _Lane:
 
 
 def merged(merge: Merge) -> Iterator[tuple[RowArray, Buffers]]:
-    """Yield what is left of the rows, in (due, seq) order, with the buffers they point into.
+    """Yield the remaining rows, in (due, seq) order, with the buffers that they point into.
 
-    Rows that were cancelled are left out with their tombstones. A tombstone that is left has its
-    target in a run outside. Of topics that are gone neither is left.
+    Cancelled rows are left out with their tombstones. A remaining tombstone has its target in
+    another run. Rows and tombstones of deleted topics are left out.
 
     Raises:
         CorruptFile: a batch doesn't verify.
@@ -102,15 +102,15 @@ class First(NamedTuple):
     """The first rows of some peeks."""
 
     rows: RowArray
-    """Those that live, in firing order."""
+    """The live rows, in firing order."""
     last: Position | None
-    """`rows` is complete up to here. None: as complete as the peeks were asked for."""
+    """`rows` is complete up to here. None: as complete as the peeks."""
     met: int
-    """How many rows and tombstones the peeks have up to there."""
+    """Number of rows and tombstones in the peeks up to there."""
 
 
 def first_of(peeks: Sequence[Peek]) -> First:
-    """Return the live rows of all peeks, up to where all of them are complete."""
+    """Return the live rows of all peeks, up to the position where all peeks are complete."""
     horizon = min((peek.last for peek in peeks if peek.last is not None), default=None)
     parts = [peek.rows for peek in peeks if len(peek.rows)]
     if horizon is not None:

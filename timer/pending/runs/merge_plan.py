@@ -1,19 +1,19 @@
-"""Compaction: which runs are merged next. A pure function of what the runs look like.
+"""Compaction: which runs to merge next, as a pure function of the runs' sizes and ranges.
 
     due time -->
-    small    ~~~ ~~~~ ~~ ~~~ ~~~~~ ~~       below 64 MiB, by size: eight of about a size -> one
+    small    ~~~ ~~~~ ~~ ~~~ ~~~~~ ~~       below 64 MiB: eight of similar size -> one
     parts    |------ part ------|---- part ----|
-             |--- part ---|------- part -------|   at most eleven lie over each other anywhere:
+             |--- part ---|------- part -------|   at most eleven overlap at any time:
                     ^ twelve here -> merged        twelve that do become twelve side by side
 
-A merge writes parts of at least 64 MiB, cut in the order of firing. So parts whose time has passed
-leave as whole files, unread; none is rewritten because its time came nearer; and a merge takes
-inputs of a bounded size, however much is pending. How often a row is rewritten grows with the
-logarithm of how many are pending: each merge of parts makes their ranges twelve times narrower.
+A merge writes parts of at least 64 MiB, cut in firing order. A part whose rows have all fired is
+removed as a whole file, unread. No part is rewritten because its rows are near. A merge has inputs
+of bounded size, for any number of pending rows. The number of rewrites per row grows with the
+logarithm of the pending rows, because each merge of parts makes their ranges twelve times narrower.
 
-A tombstone meets its target in the first merge that takes both. Where tombstones gather before
-that, their runs are merged with what lies under them. A run of which much is of topics that are
-gone is written anew by itself.
+The first merge that reads a tombstone and its target drops both. Where tombstones gather, their
+runs are merged early with the runs that they overlap. A run with many rows of deleted topics is
+rewritten alone.
 """
 
 from collections.abc import Sequence
@@ -26,44 +26,44 @@ import numpy as np
 from timer.model.firing_order import Position
 
 PART_SIZE: Final = 64 << 20
-"""Bytes of a part, at least; twice that at most."""
+"""Bytes of a part, at least. A part has at most twice that."""
 FAN: Final = 8
-"""Small runs of one size that become one."""
+"""Small runs of similar size that become one."""
 DEPTH: Final = 12
-"""Parts over each other that become as many side by side."""
+"""Overlapping parts that become as many side by side."""
 SMALL_SIZE: Final = 1 << 20
-"""Runs below this are of about the same size."""
+"""Runs below this count as similar in size."""
 BURIED: Final = 4
-"""Merge where at least one row in so many is a tombstone."""
+"""A merge is due if at least one row in so many is a tombstone."""
 VACANT: Final = 4
-"""Or is of a topic that is gone."""
+"""A rewrite is due if at least one row in so many belongs to a deleted topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """What the policy knows of a run."""
+    """The properties of a run that the plan uses."""
 
     first: Position
-    """Of the rows that are left: not before the fire position."""
+    """Of the remaining rows: not before the fire position."""
     last: Position
     size: int
-    """Bytes of the file, gone rows included: a part does not become small as its time passes."""
+    """Bytes of the file, fired rows included: a part does not become small as its rows fire."""
     rows: int
-    """That are left, about; tombstones included."""
+    """Remaining rows, about; tombstones included."""
     tombstones: int
     gone: int = 0
-    """Rows of topics that are gone, about."""
+    """Rows of deleted topics, about."""
 
     def overlaps(self, other: "Sketch") -> bool:
-        """Return whether the ranges of the two have a position in common."""
+        """Return whether the two ranges have a common position."""
         return self.first <= other.last and other.first <= self.last
 
 
 def plan(runs: Sequence[Sketch]) -> list[int]:
-    """Return which runs to merge now, ascending; none if all is well. DEPTH of them at most.
+    """Return the runs to merge now, ascending, at most DEPTH; none if no merge is due.
 
-    The runs have rows left. It is asked again after each merge until it returns nothing; it does,
-    because no merge leaves two runs that overlap among what it writes.
+    All runs have remaining rows. The caller repeats this after each merge until no merge is due.
+    This ends, because the runs that a merge writes do not overlap each other.
     """
     return sorted(_of_one_size(runs) or _over_each_other(runs) or _buried(runs) or _vacant(runs))
 
@@ -77,7 +77,7 @@ def _tier(size: int) -> int:
 
 
 def _of_one_size(runs: Sequence[Sketch]) -> list[int]:
-    """Return FAN small runs of the smallest tier that has so many: those of the earliest dues."""
+    """Return FAN small runs of the smallest tier with so many: those with the earliest dues."""
     tiers: dict[int, list[int]] = {}
     for number, run in enumerate(runs):
         if run.size < PART_SIZE:
@@ -89,7 +89,7 @@ def _of_one_size(runs: Sequence[Sketch]) -> list[int]:
 
 
 def _over_each_other(runs: Sequence[Sketch]) -> list[int]:
-    """Return the DEPTH widest of those parts that lie over each other, where the most do."""
+    """Return the DEPTH widest parts where the most overlap, if so many do; else none."""
     parts = [number for number, run in enumerate(runs) if run.size >= PART_SIZE]
     here: list[tuple[Position, int]] = []
     deepest: list[int] = []
@@ -109,7 +109,7 @@ def _width(run: Sketch) -> int:
 
 
 def _buried(runs: Sequence[Sketch]) -> list[int]:
-    """Return a run and the tombstones that lie over it, if there are enough for a merge."""
+    """Return a run and those whose tombstones overlap it, if the tombstones suffice for a merge."""
     graves = [number for number, run in enumerate(runs) if run.tombstones]
     graves.sort(key=lambda number: runs[number].tombstones, reverse=True)
     first = np.array([runs[number].first.due_ms for number in graves], np.int64)
@@ -125,7 +125,7 @@ def _buried(runs: Sequence[Sketch]) -> list[int]:
 
 
 def _vacant(runs: Sequence[Sketch]) -> list[int]:
-    """Return a run of which enough is gone to write it anew."""
+    """Return a run with enough rows of deleted topics for a rewrite."""
     for number, run in enumerate(runs):
         if run.gone and VACANT * run.gone >= run.rows:
             return [number]
@@ -133,6 +133,6 @@ def _vacant(runs: Sequence[Sketch]) -> list[int]:
 
 
 def part_size(size: int) -> int:
-    """Return how large to make each part of `size` bytes: equal ones, PART_SIZE or more."""
-    # A little more, so that the last is no smaller than that where fewer bytes come.
+    """Return the size of each part of `size` bytes: equal parts of at least PART_SIZE."""
+    # Slightly more, so that the last part is not below PART_SIZE if fewer bytes are written.
     return -(-size // max(1, size // (PART_SIZE + PART_SIZE // 16)))

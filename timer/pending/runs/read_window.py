@@ -1,11 +1,11 @@
-"""A window: the next rows of one run, copied into memory ahead of their time.
+"""A read window: the next rows of one run, copied into memory before they are due.
 
             fired          loaded            only in the file
     run  |..........F=============next..................................|
 
-What it holds are copies, contiguous slices with their payloads, so that no row points into a file
-that a merge may delete. An `ReadAhead` carries slices from a thread into windows before their time;
-what it did not bring `peek` reads itself, one slice at a call: the same rows, only later.
+A window holds copies: contiguous slices of rows with their payloads. So no row points into a file
+that a merge may remove. A `ReadAhead` reads slices in a thread and installs them before they are
+due. Slices that it did not bring are read by `peek`, one per call, with the same result.
 """
 
 from collections import deque
@@ -27,11 +27,11 @@ from timer.pending.runs.run import Cursor, Run
 SLICE_ROWS_MIN: Final = 4_096
 SLICE_SIZE_MAX: Final = 1 << 20
 LOADED_SIZE_MAX: Final = 32 << 20
-"""Bytes that all windows of a store load ahead; more only as it fires."""
+"""Bytes that all windows of a store load ahead. A FIRE may load more."""
 
 
 class Slice:
-    """Loaded rows, and their keys once more side by side."""
+    """Loaded rows, with copies of their due and seq columns."""
 
     __slots__ = ("data", "due", "number", "rows", "seq", "size")
 
@@ -50,21 +50,21 @@ class Slice:
 
 
 class ReadWindow:
-    """See the module. `new_number` gives numbers for buffers, unique in the store."""
+    """See the module. `new_number` returns buffer numbers that are unique in the store."""
 
     def __init__(self, run: Run, position: Position, new_number: Callable[[], int]) -> None:
         self.run = run
         self.bufs: dict[int, bytes | memoryview] = {}
         self.size = 0
-        """Bytes that are loaded."""
+        """Bytes loaded."""
         self.cold_reads = 0
-        """Slices that somebody had to wait for."""
+        """Slices that `peek` had to read itself."""
         self.version = 0
-        """How often it went on."""
+        """Number of `take` calls."""
         self._position = position
         self._new_number = new_number
         self._slices: deque[Slice] = deque()
-        self._cursor: Cursor | None = None  # found when first needed: it reads
+        self._cursor: Cursor | None = None  # made when first used, because it reads a head
 
     @property
     def next(self) -> Position | None:
@@ -77,7 +77,7 @@ class ReadWindow:
 
     @property
     def end_ms(self) -> int | None:
-        """What is due before this is loaded, or has fired; None: all is. It reads nothing."""
+        """All rows due before this are loaded or fired. None: all rows are. Reads nothing."""
         if self._cursor is None:
             if self.run.meta.last <= self._position:
                 return None
@@ -85,40 +85,40 @@ class ReadWindow:
         return None if self._cursor.next is None else self._cursor.next.due_ms
 
     def load(self, until_ms: int, size_max: int) -> None:
-        """Load rows with due <= `until_ms`, a bounded number of bytes: before it is in use."""
+        """Load rows with due <= `until_ms`, about `size_max` bytes. For windows not yet in use."""
         ahead = ReadAhead([self], until_ms, size_max)
         ahead.read()
         ahead.install([self])
 
     def cursor(self) -> Cursor:
-        """Return a copy of the cursor to read on with. It may read a head: for a thread."""
+        """Return a copy of the cursor, to continue reading. May read a head: for a thread."""
         return copy(self._cursor) if self._cursor else Cursor(self.run, self._position)
 
     def wants(self, until_ms: int) -> bool:
-        """Return whether rows with due <= `until_ms` are not loaded yet; without reading any."""
+        """Return whether rows with due <= `until_ms` are not loaded yet. Reads nothing."""
         if self._cursor is None:
             return self.run.meta.first.due_ms <= until_ms and self.run.meta.last > self._position
         following = self._cursor.next
         return following is not None and following.due_ms <= until_ms
 
     def lacks(self, after: Position, until_ms: int) -> bool:
-        """Return whether `peek` has to read."""
+        """Return whether `peek` has to read the file."""
         return self.wants(until_ms) and (not self._slices or self._slices[-1].last <= after)
 
     @property
     def lost(self) -> bool:
-        """Whether to go on it has to find its place in the file first."""
+        """Whether the window must search its place in the file before it can continue."""
         return self._cursor is None and self.run.meta.last > self._position
 
     def skip(self, gone: DeletedTopics) -> None:
-        """Pass over what is gone, where all of a batch is; read but its head. Nothing is loaded."""
+        """Pass over batches with rows of deleted topics only. Reads their heads, loads nothing."""
         if gone and not self._slices and self.next is not None:
             cursor = self.cursor()
             cursor.skip(gone)
             self._cursor = cursor
 
     def take(self, slices: Iterable[Slice], cursor: Cursor) -> None:
-        """Go on with slices that were read from `next` on, and the cursor after them."""
+        """Add slices that were read from `next` on, and the cursor after them."""
         for piece in slices:
             piece.number = self._new_number()
             piece.rows["buf"] = piece.number
@@ -130,7 +130,7 @@ class ReadWindow:
         self.drop(self._position)
 
     def peek(self, after: Position, until_ms: int, count: int) -> Peek:
-        """Return the rows after `after` with due <= `until_ms`, up to `count`, or fewer."""
+        """Return the rows after `after` with due <= `until_ms`, at most `count`, perhaps fewer."""
         if self.lacks(after, until_ms) and self._wants(until_ms):
             self._load_slice(until_ms)
         parts: list[RowArray] = []
@@ -148,14 +148,14 @@ class ReadWindow:
         return Peek(concat(parts), last if self._wants(until_ms) else None)
 
     def drop(self, through: Position) -> None:
-        """Let go of the slices that lie at or before `through`."""
+        """Free the slices at or before `through`."""
         self._position = through
         while self._slices and self._slices[0].last <= through:
             gone = self._slices.popleft()
             self.size -= gone.size
             del self.bufs[gone.number]
         if self._cursor and self._cursor.next and self._cursor.next <= through:
-            self._cursor = None  # what was not loaded was passed without this window
+            self._cursor = None  # unloaded rows fired without this window
 
     def next_due(self) -> int | None:
         """Return the due of the first row after the fire position, None if there is none.
@@ -181,7 +181,7 @@ class ReadWindow:
 
 
 class ReadAhead:
-    """What a thread is to load into windows: rows up to a time, the earliest first, to a limit."""
+    """Rows of windows that a thread reads: up to a time, earliest first, to a limit of bytes."""
 
     def __init__(self, windows: Iterable[ReadWindow], until_ms: int, size_max: int) -> None:
         self._windows = [*windows]
@@ -190,7 +190,7 @@ class ReadAhead:
         self._lanes: list[_AheadLane] = []
 
     def read(self) -> None:
-        """Read the slices. For a thread: the windows stay as they are.
+        """Read the slices. For a thread: the windows do not change.
 
         Raises:
             CorruptFile: a batch doesn't verify.
@@ -206,7 +206,7 @@ class ReadAhead:
             heapreplace(heap, (lane.next_due(), number))
 
     def install(self, in_use: Iterable[ReadWindow]) -> None:
-        """Give the windows that are still in use, and still lack them, their slices."""
+        """Add the slices to their windows, if in use and not continued otherwise meanwhile."""
         used = {id(window) for window in in_use}
         for lane in self._lanes:
             window = lane.window
@@ -216,7 +216,7 @@ class ReadAhead:
 
 
 class _AheadLane:
-    """One window and what is read for it. A file that is gone was merged away meanwhile."""
+    """One window and the slices read for it. A missing file was removed by a merge."""
 
     def __init__(self, window: ReadWindow) -> None:
         self.window = window

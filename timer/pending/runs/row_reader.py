@@ -1,7 +1,7 @@
-"""Looking for pending timers by key, and reading them whole, wherever they lie.
+"""Pending timers in runs: finding them by key, and reading them with their bytes.
 
-A store asks its memtables itself; what is here asks its runs. All of it is bounded reading: a page
-of a key file and the key's own bytes for a candidate, the head of a batch and its bytes for a row.
+The store searches its memtables itself and its runs here. All reads are bounded: a page of a key
+file and one key for a candidate, the head of a batch and the row's bytes for a row.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class Whole(NamedTuple):
     """Rows with their bytes."""
 
     rows: RowArray
-    """(n,) with starts into `blob`; seq = 0 where there is none."""
+    """(n,) with starts into `blob`. seq = 0: no row."""
     blob: bytes
 
 
@@ -33,26 +33,26 @@ class Packer:
         self._blob = bytearray()
 
     def put(self, at: int, row: np.void, bufs: Buffers) -> None:
-        """Put a row, and its bytes out of `bufs`, at place `at`."""
+        """Put a row, and its bytes from `bufs`, at place `at`."""
         *names, buf, payload, payload_size, key, key_size, headers, headers_size = row.item()
         data, blob = bufs[buf], self._blob
-        packed: list[int] = []  # as plain numbers: a field of numpy's takes ten times as long
+        packed: list[int] = []  # plain numbers: access to a numpy field is ten times slower
         for start, size in ((payload, payload_size), (key, key_size), (headers, headers_size)):
             packed += len(blob), size
             blob += data[start : start + size]
         self._rows[at] = (*names, 0, *packed)
 
     def whole(self) -> Whole:
-        """Return all of it."""
+        """Return all rows."""
         return Whole(self._rows, bytes(self._blob))
 
 
 def in_run(
     run: Run, hashes: U64, topic: U32, keys: Binary
 ) -> tuple[npt.NDArray[np.intp], RowArray]:
-    """Return (which key, row) of the timers in a run that have the keys, whatever became of them.
+    """Return (number of the key, row) of a run's timers with the keys, pending or not.
 
-    Of the rows due, seq, topic and sizes of payload and key are valid.
+    Valid are due, seq, topic, and the sizes of payload and key.
 
     Raises:
         CorruptFileError: the key file or a key doesn't verify.
@@ -60,7 +60,7 @@ def in_run(
     if run.keys is None:
         return np.empty(0, np.intp), np.empty(0, ROW)
     number, entries = run.keys.find(hashes)
-    if not len(number):  # so it is with most runs
+    if not len(number):  # the usual case
         return number, np.empty(0, ROW)
     ends = np.cumsum(keys.sizes, dtype=np.int64)
     same = np.ones(len(number), np.bool_)
@@ -72,7 +72,7 @@ def in_run(
 
 
 def _has(run: Run, entry: np.void, topic: int, wanted: bytes | memoryview) -> bool:
-    """Return whether the row has that topic and key: the key is read, its hash is its checksum."""
+    """Return whether the row has this topic and key. The key's hash is its checksum."""
     at, size = int(entry["key_at"]), int(entry["key_size"])
     data = run.read(at, size)
     if int(entry["topic"]) == topic and data == wanted:
@@ -95,7 +95,7 @@ def _rows_of(entries: Entries) -> RowArray:
 def read_rows(
     runs: Sequence[Run], finder: Finder, due_ms: I64, seq: U64, to: Packer, places: Sequence[int]
 ) -> None:
-    """Put timers that lie in runs, whole, at `places`.
+    """Put the rows of n timers, all of which are in runs, with their bytes at `places`.
 
     Raises:
         CorruptFileError: a batch doesn't verify.

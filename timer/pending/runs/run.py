@@ -4,20 +4,20 @@
 
     due_ms int64, seq uint64, requested_ms int64, topic uint32, payload, key, headers binary
 
-Uncompressed, no column has nulls. A batch has at most 4,096 rows, so that to find one timer is to
-read one small head, and at most 8 MB unless one row alone is larger; readers take batches of any
-size. A row with topic = TOMBSTONE says that the timer with its (due_ms, seq), which lies in another
-run, was cancelled; its topic stands in requested_ms. What is needed to read a part of a batch
-without the rest stands in the manifest, in the `RunMeta`; in a batch the buffers lie as Arrow
-writes them:
+Uncompressed, no column has nulls. A batch has at most 4,096 rows, so that one timer is found by
+reading one small head. It has at most 8 MB, except if one row alone is larger. Readers accept
+batches of any size. A row with topic = TOMBSTONE means that the timer with its (due_ms, seq), which
+is in another run, was cancelled; requested_ms is then that timer's topic. The manifest has a
+`RunMeta` for each run: it allows to read a part of a batch without the rest. In a batch the buffers
+lie as Arrow writes them:
 
     metadata | due_ms | seq | requested_ms | topic | payload offsets | payloads | key offsets | ...
-             |<--------- head: head_crc32, checked whenever read --->|
-    |<------- all of it: crc32, checked when first read ------------------------------------->|
+             |<--------- head: head_crc32, checked at every read --->|
+    |<------- whole batch: crc32, checked at the first read ---------------------------------->|
 
-Each buffer starts at a multiple of 8 in the batch. Reads are bounded: a head is 128 KB, a slice of
-payloads what was asked for. A file is in use once a manifest names it: it needs no rename.
-Changing anything above means VERSION += 1 and a reader for the old one.
+Each buffer starts at a multiple of 8 in the batch. Reads are bounded: a head has up to 128 KB, a
+slice of payloads the requested size. A file is in use once a manifest names it, so it needs no
+rename. A change of this format needs VERSION += 1 and a reader for the old version.
 """
 
 import zlib
@@ -80,23 +80,23 @@ def head_size(rows: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunMeta:
-    """What a manifest says of a run; without it the file can't be read."""
+    """A manifest's description of a run. The file can't be read without it."""
 
     number: int
-    """Part of the file's name; never used twice."""
+    """Part of the file's name. Never used twice."""
     size: int
     """Bytes in the file."""
     crc32: int
     """Of the whole file."""
     footer_crc32: int
-    """Of what follows the last batch."""
+    """Of the bytes after the last batch."""
     rows: int
     """Tombstones included."""
     tombstones: int
     first: Position
     last: Position
     seq_min: int
-    """Least seq of its timers, tombstones not counted; above `seq_max` if it has none."""
+    """Least seq of its timers, tombstones not counted. Above `seq_max` if it has no timers."""
     seq_max: int
     batches: bytes
     """Array of dtype BATCH."""
@@ -125,19 +125,19 @@ class RunMeta:
         return [self.name, self.keys_name] if self.keys_size else [self.name]
 
     def may_hold(self, due_ms: int, seq: int) -> bool:
-        """Return whether one timer may have a row in the run: `may_hold` of one."""
+        """Return whether one timer may have a row in the run: `may_hold` for one timer."""
         if not self.first.due_ms <= due_ms <= self.last.due_ms:
             return False
         return self.tombstones > 0 or self.seq_min <= seq <= self.seq_max
 
     def pack(self) -> dict[str, Any]:
-        """Return it as plain values, for a manifest."""
+        """Return the fields as plain values, for a manifest."""
         fields = {name: getattr(self, name) for name in self.__slots__}
         return {"version": VERSION} | fields | {"first": [*self.first], "last": [*self.last]}
 
     @classmethod
     def unpack(cls, fields: dict[str, Any]) -> "RunMeta":
-        """Return what `pack` was called on.
+        """Return the RunMeta that `pack` was called on.
 
         Raises:
             UnknownVersionError: the run is of another format.
@@ -151,7 +151,7 @@ class RunMeta:
 
 
 class BatchColumns:
-    """The columns of a batch but for payloads, keys and headers, as views of what was read."""
+    """The columns of a batch except payloads, keys and headers, as views of the bytes read."""
 
     __slots__ = ("batch", "due_ms", "offsets", "requested_ms", "seq", "topic")
 
@@ -165,7 +165,7 @@ class BatchColumns:
         self.offsets: npt.NDArray[np.int32] = np.frombuffer(data, "<i4", rows + 1, position)
 
     def rows(self, places: slice | npt.NDArray[np.intp]) -> RowArray:
-        """Return the rows at these places; without key and headers, and pointing nowhere."""
+        """Return the rows at these places, without key and headers, and without a buffer."""
         due = self.due_ms[places]
         rows = np.zeros(len(due), ROW)
         rows["due_ms"] = due
@@ -177,7 +177,7 @@ class BatchColumns:
 
 
 class Run:
-    """A run that can be read, by any thread. It holds nothing but the index of its batches."""
+    """A run that any thread can read. In memory is only the index of its batches."""
 
     def __init__(
         self, disk: Disk, directory: Path, meta: RunMeta, hasher: KeyHasher = PLAIN
@@ -189,7 +189,7 @@ class Run:
         """
         self.meta = meta
         self.hasher = hasher
-        """Which its key file was made by."""
+        """The hasher of its key file."""
         self._disk = disk
         self._path = directory / meta.name
         self._batches = np.frombuffer(meta.batches, BATCH)
@@ -228,7 +228,7 @@ class Run:
 
     @property
     def keys(self) -> KeyFile | None:
-        """The key file, read when first asked for. None: no row has a key.
+        """The key file, read at the first access. None: no row has a key.
 
         Raises:
             CorruptFileError: it is damaged.
@@ -239,7 +239,7 @@ class Run:
 
     @property
     def keys_read(self) -> bool:
-        """Whether asking for `keys` takes no reading."""
+        """Whether access to `keys` reads no file."""
         return self._keys is not None or not self.meta.keys_size
 
     def batch_after(self, position: Position) -> int:
@@ -251,7 +251,7 @@ class Run:
         return int(self._batches["first_due"][batch])
 
     def keys_of(self, head: BatchColumns) -> tuple[npt.NDArray[np.int32], bytes]:
-        """Return (offsets, bytes) of the keys of a batch: row i has those from its offset on.
+        """Return (offsets, bytes) of the keys of a batch: row i has [offsets[i], offsets[i + 1]).
 
         Raises:
             CorruptFileError: the batch doesn't verify.
@@ -264,19 +264,19 @@ class Run:
         return np.frombuffer(data, "<i4", n + 1), data[padded(4 * (n + 1)) :]
 
     def rows_after(self, position: Position) -> int:
-        """Return how many rows lie in batches that reach beyond `position`."""
+        """Return the number of rows in batches that end after `position`."""
         return int(self._rows[self.batch_after(position) :].sum())
 
     def size_after(self, position: Position) -> int:
-        """Return the bytes of the columns in batches that reach beyond `position`."""
+        """Return the bytes of the columns in batches that end after `position`."""
         return int(self._sizes[self.batch_after(position) :].sum())
 
     def batches_of(self, due_ms: I64, seq: U64) -> npt.NDArray[np.intp]:
-        """Return the only batch that each timer may lie in (n,); `len(self)` for none."""
+        """Return the only batch that may contain each timer (n,); `len(self)`: none."""
         return lower_bound(self._last_due, self._last_seq, due_ms, seq)
 
     def batch_of(self, due_ms: int, seq: int) -> int:
-        """Return the only batch that one timer may lie in; `len(self)` for none."""
+        """Return the only batch that may contain one timer; `len(self)`: none."""
         return place_of(self._last_due, self._last_seq, due_ms, seq)
 
     def head(self, batch: int) -> BatchColumns:
@@ -295,7 +295,7 @@ class Run:
         return BatchColumns(batch, data, rows)
 
     def verify(self, batch: int) -> None:
-        """Check all bytes of a batch (up to 8 MB), unless that was done before.
+        """Check all bytes of a batch (up to 8 MB), except if this was done before.
 
         Raises:
             CorruptFileError: they don't verify.
@@ -309,10 +309,10 @@ class Run:
         self._verified.add(batch)
 
     def check(self, pace: Callable[[int], None]) -> None:
-        """Read all of the file and check it; `pace` hears of each step's bytes.
+        """Read and check the whole file. `pace` is called with each step's bytes.
 
         Raises:
-            CorruptFileError: it doesn't verify; says from where on.
+            CorruptFileError: it doesn't verify. The error has the position.
         """
         whole = position = 0
         for number, found in enumerate(self._batches):
@@ -328,7 +328,7 @@ class Run:
             raise CorruptFileError(self._path, 0, "checksum mismatch between the batches")
 
     def rows(self, head: BatchColumns, start: int, stop: int) -> tuple[RowArray, bytes]:
-        """Return rows [start, stop) of a batch, and the buffer that they point into; `buf` is 0.
+        """Return rows [start, stop) of a batch, and the buffer that they point into. `buf` is 0.
 
         Raises:
             CorruptFileError: the batch doesn't verify.
@@ -346,7 +346,7 @@ class Run:
         for name, at, end in (("key", key_at, headers_at), ("headers", headers_at, found["size"])):
             blob_at = at + padded(4 * (n + 1))
             if blob_at == int(end):
-                continue  # nobody in this batch has one
+                continue  # no row in this batch has one
             ends = self.read(position + at + 4 * start, 4 * (stop - start + 1))
             offsets = np.frombuffer(ends, "<i4")
             low, high = int(offsets[0]), int(offsets[-1])
@@ -370,12 +370,12 @@ class Run:
 
 
 class Cursor:
-    """A place in a run, from which rows are read in order. It keeps the head of one batch."""
+    """A place in a run, from which rows are read in order. It caches the head of one batch."""
 
     def __init__(self, run: Run, after: Position) -> None:
         self.run = run
         self.next: Position | None = None
-        """(due, seq) of the next row. None: there is none."""
+        """(due, seq) of the next row. None: none is left."""
         self._row = 0
         self._head: BatchColumns | None = None
         batch = run.batch_after(after)
@@ -385,10 +385,10 @@ class Cursor:
             self._look()
 
     def read(self, until_ms: int, rows_min: int, size_max: int) -> tuple[RowArray, bytes]:
-        """Return the next rows: of this batch those with due <= `until_ms`, at least `rows_min`.
+        """Return the next rows of this batch: those with due <= `until_ms`, at least `rows_min`.
 
-        Fewer where the batch ends, or where payloads of `size_max` bytes are exceeded; at least
-        one. There must be a next row.
+        Fewer if the batch ends, or if their payloads would exceed `size_max` bytes; at least one.
+        A next row must exist.
 
         Raises:
             CorruptFileError: the batch doesn't verify.
@@ -407,7 +407,7 @@ class Cursor:
         return rows, data
 
     def skip(self, gone: DeletedTopics) -> None:
-        """Pass over batches all of which is gone."""
+        """Pass over batches with rows of deleted topics only."""
         while (head := self._head) is not None:
             rest = slice(self._row, None)
             if not gone.columns(head.topic[rest], head.requested_ms[rest]).all():
@@ -429,15 +429,15 @@ HEADS_MAX: Final = 4
 
 
 class Finder:
-    """Finds single timers in runs. It keeps the last few heads that it read."""
+    """Finds single timers in runs. It caches the last few heads that it read."""
 
     def __init__(self) -> None:
         self._heads: dict[tuple[int, int], BatchColumns] = {}
 
     def find(self, run: Run, due_ms: I64, seq: U64) -> tuple[npt.NDArray[np.bool_], RowArray]:
-        """Return which of n timers have a row in `run` (n, bool), and those rows (see Head.rows).
+        """Return which of n timers have a row in `run` (n, bool), and those rows.
 
-        A tombstone is a row.
+        A tombstone is a row. Valid fields: see BatchColumns.rows.
         """
         found = np.zeros(len(seq), np.bool_)
         rows = np.zeros(len(seq), ROW)
@@ -455,7 +455,7 @@ class Finder:
         return found, rows[found]
 
     def find_one(self, run: Run, due_ms: int, seq: int) -> RowArray:
-        """Return the row of one timer in `run` (see Head.rows), or none. A tombstone is a row."""
+        """Return the row of one timer in `run`, as `find` does, or no row. A tombstone is a row."""
         batch = run.batch_of(due_ms, seq)
         if batch == len(run):
             return np.empty(0, ROW)
@@ -464,7 +464,7 @@ class Finder:
         return np.empty(0, ROW) if place < 0 else head.rows(slice(place, place + 1))
 
     def head(self, run: Run, batch: int) -> BatchColumns:
-        """Return the head of a batch, perhaps from memory."""
+        """Return the head of a batch, cached or read."""
         key = (run.meta.number, batch)
         head = self._heads.pop(key, None) or run.head(batch)
         self._heads[key] = head  # the newest is last
@@ -474,7 +474,7 @@ class Finder:
 
 
 def may_hold(meta: RunMeta, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
-    """Return which timers may have a row in the run, from its ranges alone (n, bool)."""
+    """Return which timers may have a row in the run, by its ranges alone (n, bool)."""
     inside = (due_ms >= meta.first.due_ms) & (due_ms <= meta.last.due_ms)
     if meta.tombstones == 0:
         inside &= (seq >= np.uint64(meta.seq_min)) & (seq <= np.uint64(meta.seq_max))
@@ -482,7 +482,7 @@ def may_hold(meta: RunMeta, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
 
 
 class Range(NamedTuple):
-    """Between what some timers lie, both ends included."""
+    """The ranges of due and seq of some timers, both ends included."""
 
     due_min: int
     due_max: int
@@ -491,13 +491,13 @@ class Range(NamedTuple):
 
     @classmethod
     def of(cls, due_ms: I64, seq: U64) -> "Range":
-        """Return that of n timers, at least one."""
+        """Return the ranges of n timers, at least one."""
         return cls(int(due_ms.min()), int(due_ms.max()), int(seq.min()), int(seq.max()))
 
     def meets(self, meta: RunMeta) -> bool:
-        """Return whether the run may have a row of one of them: if not, `may_hold` says no to all.
+        """Return whether the run may have a row of one of them. If not, `may_hold` is all False.
 
-        Of the many runs few may hold a single timer, and this tells in less than a microsecond.
+        Few of many runs may have a given timer. This test takes less than a microsecond.
         """
         if meta.first.due_ms > self.due_max or meta.last.due_ms < self.due_min:
             return False

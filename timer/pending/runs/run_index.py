@@ -1,8 +1,8 @@
-"""What a run tells besides its rows: its key file, and how many rows of each topic lie where.
+"""A run's indexes: its key file, and the number of rows per topic in each stripe.
 
-A writer hands over every batch as it writes it. Rows are counted per topic and *stripe*, a number
-of batches side by side: as few as keep the table small, which stands in the run's `RunMeta`. So a
-count up to some time is a sum over stripes and a look into one more.
+The writer passes every batch as it is written. Rows are counted per topic and *stripe*. A stripe is
+a number of adjacent batches, the smallest that keeps the table small. The table is part of the
+run's `RunMeta`. So a count up to some time is a sum over stripes and a search of one more stripe.
 """
 
 import zlib
@@ -21,11 +21,11 @@ from timer.pending.runs.key_file import ENTRY, Entries, encode
 from timer.pending.runs.run import TOPIC_ROWS, is_tombstone
 
 TOPIC_ROWS_MAX: Final = 4_096
-"""Elements of the table, unless one stripe alone has more topics."""
+"""Elements of the table, except if one stripe alone has more topics."""
 
 
 class RunAside:
-    """See the module."""
+    """The indexes of one run while it is written. See the module."""
 
     def __init__(self, hasher: KeyHasher) -> None:
         self._hasher = hasher
@@ -33,7 +33,7 @@ class RunAside:
         self._topics: list[npt.NDArray[np.void]] = []
 
     def add(self, rows: RowArray, keys: pa.BinaryArray, keys_at: int) -> None:
-        """Take the next batch: its rows, its column of keys, and where that lies in the file."""
+        """Add the next batch: its rows, its keys, and the position of its keys in the file."""
         self._topics.append(_counted(len(self._topics), rows))
         keyed = np.flatnonzero(rows["key_size"])
         if not len(keyed):
@@ -50,7 +50,7 @@ class RunAside:
         self._entries.append(entries)
 
     def write_keys(self, disk: Disk, path: Path, pace: Callable[[int], None]) -> tuple[int, int]:
-        """Write the key file, durable but for its name; return (size, crc32). 0, 0: no keys.
+        """Write the key file; only its name is not durable yet. Return (size, crc32); 0, 0: none.
 
         Raises:
             DiskFailed: the process must stop.
@@ -70,7 +70,7 @@ class RunAside:
             file.close()
 
     def topics(self) -> tuple[int, npt.NDArray[np.void]]:
-        """Return how many batches a stripe has, and the counts (dtype TOPIC_ROWS)."""
+        """Return the number of batches in a stripe, and the counts (dtype TOPIC_ROWS)."""
         stripe = 1
         counts = np.concatenate(self._topics)
         while len(counts) > TOPIC_ROWS_MAX and int(counts["stripe"][-1]) > 0:
@@ -80,7 +80,7 @@ class RunAside:
 
 
 def _counted(stripe: int, rows: RowArray) -> npt.NDArray[np.void]:
-    """Return the rows of one stripe per topic; a tombstone is of its target's."""
+    """Return the rows of one stripe per topic. A tombstone counts for its target's topic."""
     dead = is_tombstone(rows)
     if (rows["topic"] == rows["topic"][0]).all() and not dead[0]:
         return np.array([(stripe, rows["topic"][0], len(rows), 0)], TOPIC_ROWS)
@@ -95,7 +95,7 @@ def _counted(stripe: int, rows: RowArray) -> npt.NDArray[np.void]:
 
 
 def _halved(counts: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
-    """Return the counts with stripes twice as long."""
+    """Return the counts for stripes of twice the length."""
     key = (counts["stripe"].astype(np.uint64) >> np.uint64(1)) << np.uint64(32)
     names, which = np.unique(key | counts["topic"], return_inverse=True)
     out = np.zeros(len(names), TOPIC_ROWS)

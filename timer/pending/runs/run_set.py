@@ -1,14 +1,15 @@
-"""The runs of a store: their files, their windows, and how they become fewer.
+"""The runs of a store: their files, their read windows, and how merges reduce them.
 
-    flush --open--> in use --merge or past--> retired --a manifest names it no more--> removed
-                      | window
+    flush --open--> in use --merged, or all fired--> retired --no manifest names them--> removed
+                      | read window
                       +--> peek, find
 
-Retired files stay while a manifest names them: a restart from it needs them. The order of the runs
-means nothing: a timer and its tombstone know each other by (due, seq), wherever they lie.
+Files of retired runs stay while a manifest names them, because a restart from it reads them. The
+order of the runs has no meaning: a timer and its tombstone have the same (due, seq), in any two
+runs.
 
-Threads: `write` and what it calls, `ReadAhead.read` and `Lookup.read` may run beside everything
-else.
+Threads: `write` and the functions that it calls, `ReadAhead.read` and `Lookup.read` may run beside
+all other calls.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,27 +40,27 @@ from timer.pending.runs.run import SUFFIX, TOPIC_ROWS, Finder, Range, Run, RunMe
 from timer.pending.runs.run_writer import Pace, write_parts
 
 AHEAD_MS: Final = 2_000
-"""How far ahead of now rows are copied out of runs."""
+"""Rows that are due within this time are copied out of runs."""
 AGAIN_MS: Final = 1_000
-"""They are read on when less than this is loaded."""
+"""Reading continues when the loaded rows reach less far than this."""
 WARM_MS: Final = 5_000
-"""How far beyond the fire position a new run is loaded before it is used: firing may lag that."""
+"""Span after the fire position that a new run loads before use. Firing may lag by so much."""
 WARM_SIZE_MAX: Final = 4 << 20
 NO_LIMIT: Final = 1 << 62
-"""Bytes of a merge, where nobody counts."""
+"""Bytes of a merge, for callers without a limit."""
 
 
 class Candidates(Protocol):
-    """What was asked of runs before: timer/pending/prefetch.py."""
+    """The results of key look-ups that were done before: timer/pending/prefetch.py."""
 
     def candidates(
         self, run: Run, topic: U32, keys: Binary
     ) -> tuple[npt.NDArray[np.intp], RowArray] | None:
-        """Return what lookup.in_run would; None if it was not asked."""
+        """Return the result of `row_reader.in_run`; None if the keys were not looked up."""
 
 
 class Lookup:
-    """Timers that will be asked for, looked up before: what a run holds of them never changes."""
+    """Timers that are looked up in runs before they are needed. Runs never change."""
 
     def __init__(self, runs: Sequence[Run], due_ms: I64, seq: U64) -> None:
         order = fire_order(due_ms, seq)
@@ -68,14 +69,14 @@ class Lookup:
         self._found: dict[int, tuple[npt.NDArray[np.bool_], RowArray]] = {}
 
     def read(self) -> None:
-        """Look into each run. For a thread.
+        """Look up the timers in each run. For a thread.
 
         Raises:
             CorruptFile: a head doesn't verify.
         """
         finder = Finder()
         for run in self._runs:
-            with suppress(FileNotFoundError):  # merged away meanwhile
+            with suppress(FileNotFoundError):  # a merge has removed the run
                 found, rows = finder.find(run, self.due_ms, self.seq)
                 every = np.zeros(len(found), ROW)
                 every[found] = rows
@@ -84,7 +85,7 @@ class Lookup:
     def answer(
         self, run: Run, due_ms: I64, seq: U64
     ) -> tuple[npt.NDArray[np.bool_], RowArray] | None:
-        """Return what Finder.find would; None if it was not looked up."""
+        """Return the result of Finder.find; None if a timer or the run was not looked up."""
         known = self._found.get(run.meta.number)
         place = find(self.due_ms, self.seq, due_ms, seq)
         if known is None or (place < 0).any():
@@ -94,7 +95,7 @@ class Lookup:
 
 
 class Runs:
-    """See the module. `directory` is theirs alone; it is made if missing."""
+    """See the module. `directory` is for runs alone; it is created if missing."""
 
     def __init__(self, disk: Disk, directory: Path, hasher: KeyHasher = PLAIN) -> None:
         self._disk = disk
@@ -104,24 +105,24 @@ class Runs:
         self._windows: list[ReadWindow] = []
         self._retired: list[RunMeta] = []
         self.finder = Finder()
-        """For look-ups on the loop."""
+        """For look-ups on the event loop."""
         self._lookup: Lookup | None = None
         self._merge: Merge | None = None
         self.gone: DeletedTopics = NONE
-        """Topics whose rows are not there any more; `peeks` shows them."""
+        """The deleted topics. `peeks` still returns their rows."""
         self._next_due: int | None = None
-        """Least due of a row after the fire position. NEVER: no such row. None: not known."""
+        """Least due of a row after the fire position. NEVER: no such row. None: unknown."""
         self._vacant: dict[int, tuple[DeletedTopics, int]] = {}
-        """Run -> how many of its rows are of these."""
+        """Number of a run -> (deleted topics, how many of its rows belong to them)."""
         self._held: LiveRows | None = None
-        """What a sweep reads of them."""
+        """The rows of runs that a sweep reads."""
         self._due: LiveRows | None = None
-        """What FIREs take of them, if much of what is due is dead, or was not loaded in time."""
+        """The rows of runs for FIREs, if many due rows are dead or were not loaded in time."""
         self._next_buf = count(1)
         self._next_number = 1
 
     def adopt(self, metas: Sequence[RunMeta], position: Position) -> None:
-        """Use the runs that a manifest names, and remove all other files.
+        """Use the runs that a manifest names. Remove all other files.
 
         Raises:
             CorruptFile: a run is missing, or its length or footer is wrong.
@@ -140,55 +141,55 @@ class Runs:
 
     @property
     def runs(self) -> list[Run]:
-        """Those in use."""
+        """The runs in use."""
         return [window.run for window in self._windows]
 
     @property
     def metas(self) -> list[RunMeta]:
-        """Those in use, for the manifest."""
+        """The runs in use, for the manifest."""
         return [run.meta for run in self.runs]
 
     @property
     def retired(self) -> list[RunMeta]:
-        """Those no longer in use, whose files are still there."""
+        """The runs that are out of use and still have files."""
         return [*self._retired]
 
     @property
     def cold_reads(self) -> int:
-        """How many slices firing had to wait for, of the runs in use."""
+        """Number of slices of the runs in use that were not read in time, so that a FIRE waited."""
         return sum(window.cold_reads for window in self._windows)
 
     @property
     def loaded_size(self) -> int:
-        """Bytes of memory that the windows hold."""
+        """Bytes of memory that the read windows use."""
         return sum(window.size for window in self._windows)
 
     def new_buf(self) -> int:
-        """Return a number for a buffer that rows point into. Any thread may ask."""
+        """Return a number for a buffer that rows point into. For any thread."""
         return next(self._next_buf) & 0xFFFF_FFFF
 
     def new_numbers(self, size: int) -> range:
-        """Return numbers for the parts of `size` bytes."""
+        """Return numbers for the parts of a run of `size` bytes."""
         first = self._next_number
-        self._next_number += size // PART_SIZE + 3  # what is held begins a part of its own
+        self._next_number += size // PART_SIZE + 3  # held rows begin a part of their own
         return range(first, self._next_number)
 
     @property
     def window_end_ms(self) -> int | None:
-        """What is due before this is loaded, of all runs; None: all that is not held."""
+        """All rows due before this are loaded, except held ones. None: of any due."""
         ends = (each.end_ms for each in self._windows if each.run.meta.first.due_ms < ASIDE)
         return min((end for end in ends if end is not None), default=None)
 
     # ---- reading
 
     def peeks(self, after: Position, until_ms: int, rows_max: int) -> Iterator[Peek]:
-        """Yield the rows of each run after `after` that are due: see Window.peek."""
+        """Yield the first due rows after `after` of each run: see ReadWindow.peek."""
         for window in self._windows:
             if window.run.meta.first.due_ms <= until_ms:
                 yield window.peek(after, until_ms, rows_max)
 
     def bufs(self) -> Iterator[Buffers]:
-        """Yield the buffers that the rows of peeks point into."""
+        """Yield the buffers that the rows of `peeks`, `begin_held` and `begin_due` point into."""
         read = [each.bufs() for each in (self._held, self._due) if each is not None]
         return chain((window.bufs for window in self._windows if window.bufs), *read)
 
@@ -197,11 +198,11 @@ class Runs:
         return any(window.lacks(after, until_ms) for window in self._windows)
 
     def begin_due(self, after: Position) -> LiveRows:
-        """Return the rows that live after the fire position, for a thread to read."""
+        """Return the live rows after the fire position, for a thread to read."""
         return self.due_ahead(after) or self._begin_due(after)
 
     def due_ahead(self, after: Position) -> LiveRows | None:
-        """Return those that were read; None: what `peeks` shows is to be used."""
+        """Return the live rows that a thread has read. None: the caller uses `peeks`."""
         if self._due is not None and not self._due.go_on(after, self._due_runs(after), self.gone):
             self._due = None
         return self._due
@@ -215,7 +216,7 @@ class Runs:
         return [run for run in runs if run.meta.last > after]
 
     def end_due(self, position: Position) -> None:
-        """All that is due has fired up to here."""
+        """Note that all due rows up to here have fired."""
         if self._due is None:
             return
         found = {id(window.run): window for window in self._due.windows_at(position)}
@@ -225,13 +226,13 @@ class Runs:
         self._due = None
 
     def cancelled(self, seq: U64) -> None:
-        """Tombstones were kept for these timers."""
+        """Note that these timers have tombstones."""
         for each in (self._held, self._due):
             if each is not None:
                 each.cancel(seq)
 
     def begin_held(self, after: Position, only: Only | None = None) -> LiveRows:
-        """Return the held rows from a position on: where it was left, or anywhere."""
+        """Return the held rows from a position on: of the sweep's topics, or of all (None)."""
         gone = self.gone if only is None else only.others
         runs = [run for run in self.runs if run.meta.last.due_ms >= ASIDE and run.meta.last > after]
         runs = [run for run in runs if _rows_of(run.meta, gone) < run.meta.rows]
@@ -240,25 +241,25 @@ class Runs:
         return self._held
 
     def end_held(self) -> None:
-        """Let go of what was read of held rows."""
+        """Free the held rows that were read."""
         self._held = None
 
     def next_due(self) -> int | None:
-        """Return the due of the first row of all, None if there is none."""
-        if self._next_due is None:  # it is asked for at every step, and moves when runs or F do
+        """Return the due of the first row of all runs; None if there is none."""
+        if self._next_due is None:  # each step asks for it; only runs and F change it
             dues = (w.next_due() for w in self._windows)
             self._next_due = min((due for due in dues if due is not None), default=NEVER)
         return None if self._next_due == NEVER else self._next_due
 
     def drop(self, through: Position) -> None:
-        """Take over the fire position."""
+        """Move the fire position."""
         if self._next_due is not None and self._next_due <= through.due_ms:
             self._next_due = None
         for window in self._windows:
             window.drop(through)
 
     def find(self, due_ms: I64, seq: U64) -> tuple[npt.NDArray[np.bool_], RowArray]:
-        """Return which timers are in a run and in none cancelled (n, bool), and their rows.
+        """Return which timers have a row and no tombstone in runs (n, bool), and their rows.
 
         Raises:
             CorruptFile: a head doesn't verify.
@@ -283,7 +284,7 @@ class Runs:
         return found, rows[found]
 
     def find_one(self, due_ms: int, seq: int) -> RowArray:
-        """Return the row of one timer that is in a run and in none cancelled: one, or none.
+        """Return the row of one timer that has a row and no tombstone in runs, or no row.
 
         Raises:
             CorruptFile: a head doesn't verify.
@@ -316,10 +317,10 @@ class Runs:
         position: Position,
         prepared: "Candidates | None",
     ) -> tuple[npt.NDArray[np.intp], RowArray]:
-        """Return (which key, row) of the timers after `position` that have the keys.
+        """Return (number of the key, row) of the timers after `position` with the keys.
 
-        Those cancelled by a tombstone in a run are left out. Of the rows due, seq, topic and sizes
-        of payload and key are valid.
+        Timers with a tombstone in a run are left out. Valid are due, seq, topic, and the sizes of
+        payload and key.
 
         Raises:
             CorruptFile: a key file, key or head doesn't verify.
@@ -352,13 +353,13 @@ class Runs:
         return dead
 
     def end_lookup(self, lookup: Lookup | None) -> None:
-        """Use what was looked up, until the next time."""
+        """Use these answers until the next call."""
         self._lookup = lookup
 
     # ---- reading ahead
 
     def begin_ahead(self, now_ms: UnixMs) -> ReadAhead | None:
-        """Return what a thread should load for the next two seconds; None: nothing for now."""
+        """Return the rows that a thread should load for the next two seconds; None: none now."""
         room = LOADED_SIZE_MAX - self.loaded_size
         if room <= 0 or not any(window.wants(now_ms + AGAIN_MS) for window in self._windows):
             return None
@@ -366,7 +367,7 @@ class Runs:
         return ReadAhead([w for w in self._windows if w.wants(until_ms)], until_ms, room)
 
     def end_ahead(self, ahead: ReadAhead) -> None:
-        """Use what was loaded."""
+        """Use the rows that were loaded."""
         ahead.install(self._windows)
 
     # ---- writing
@@ -384,10 +385,10 @@ class Runs:
         return write_parts(*where, chunks, size, pace, self._hasher)
 
     def warm(self, metas: Iterable[RunMeta], position: Position) -> list[ReadWindow]:
-        """Open new runs and load what is due soon, before they are used. For a thread.
+        """Open new runs and load the rows that are due soon, before use. For a thread.
 
         Raises:
-            CorruptFile: what was just written doesn't verify.
+            CorruptFile: a run that was just written doesn't verify.
         """
         windows = [self._open(meta, position) for meta in metas]
         for window in windows:
@@ -399,14 +400,14 @@ class Runs:
         return ReadWindow(run, position, self.new_buf)
 
     def use(self, windows: Iterable[ReadWindow], position: Position) -> None:
-        """Take new runs into use at the fire position."""
+        """Begin to use new runs, at the fire position."""
         self._next_due = None
         for window in windows:
             window.drop(position)
             self._windows.append(window)
 
     def retire_past(self, position: Position) -> None:
-        """Retire the runs all of which lies at or before `position`, or is gone, unread."""
+        """Retire, without reading, the runs whose rows are all fired or of deleted topics."""
         merging = set() if self._merge is None else {id(run) for run in self._merge.runs}
         past = [
             window
@@ -424,7 +425,7 @@ class Runs:
             self._vacant.pop(window.run.meta.number, None)
 
     def _gone_rows(self, meta: RunMeta) -> int:
-        """Return how many rows of a run, tombstones included, are of topics that are gone."""
+        """Return how many rows of a run, tombstones included, belong to deleted topics."""
         if not self.gone:
             return 0
         known = self._vacant.get(meta.number)
@@ -433,12 +434,12 @@ class Runs:
         return known[1]
 
     def forget(self, retired: Sequence[RunMeta]) -> None:
-        """The files of these retired runs were removed."""
+        """Drop these runs from `retired`, once their files are removed."""
         numbers = {meta.number for meta in retired}
         self._retired = [meta for meta in self._retired if meta.number not in numbers]
 
     def remove(self, retired: Sequence[RunMeta]) -> None:
-        """Remove the files of retired runs. A manifest that names none is durable. For a thread."""
+        """Remove the files of retired runs. For a thread. No durable manifest names the runs."""
         for meta in retired:
             for name in meta.names:
                 self._disk.remove(self._directory / name)
@@ -448,9 +449,9 @@ class Runs:
     # ---- merging
 
     def begin_merge(self, position: Position, size_max: int = NO_LIMIT) -> Merge | None:
-        """Return what to merge now; None: nothing, it would write too much, or one is under way.
+        """Return the runs to merge now; None: none, it exceeds `size_max`, or one is under way.
 
-        What lies at or before `position`, the fire position, is left out; so is what is gone.
+        Rows at or before `position`, the fire position, and rows of deleted topics are left out.
         """
         if self._merge is not None:
             return None
@@ -467,7 +468,7 @@ class Runs:
         return self._merge
 
     def write_merge(self, merge: Merge, pace: Pace) -> list[RunMeta]:
-        """Write what is left of the runs, in parts. For a thread.
+        """Write the remaining rows of the runs, in parts. For a thread.
 
         Raises:
             CorruptFile: a batch doesn't verify.
@@ -476,7 +477,7 @@ class Runs:
         return self.write(merge.numbers, merged(merge), merge.part_size, pace)
 
     def end_merge(self, merge: Merge, windows: Iterable[ReadWindow], position: Position) -> None:
-        """Let the parts take the place of the runs, which are retired."""
+        """Replace the merged runs by the parts, and retire the runs."""
         assert merge is self._merge
         self._merge = None
         runs = {id(run) for run in merge.runs}
@@ -492,9 +493,9 @@ def _sketch(run: Run, position: Position, gone: int) -> Sketch:
 
 
 def _size_left(size: int, runs: Sequence[Sketch]) -> int:
-    """Return how many bytes a merge of `runs`, which have `size` bytes, writes, about.
+    """Return about how many bytes a merge of `runs` writes. They have `size` bytes.
 
-    A tombstone takes a timer along. Those whose timers lie in other runs stay.
+    A tombstone removes one timer. Tombstones of timers in other runs stay.
     """
     graves = sum(run.tombstones for run in runs)
     timers = sum(max(0, run.rows - run.tombstones - run.gone) for run in runs)
@@ -505,7 +506,7 @@ def _size_left(size: int, runs: Sequence[Sketch]) -> int:
 
 
 def _rows_of(meta: RunMeta, gone: DeletedTopics) -> int:
-    """Return how many rows of a run, tombstones included, are of these topics."""
+    """Return how many rows of a run, tombstones included, belong to these topics."""
     if not gone:
         return 0
     table = np.frombuffer(meta.topics, TOPIC_ROWS)

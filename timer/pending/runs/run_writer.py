@@ -1,12 +1,12 @@
-"""Writes runs: sorted rows in, Arrow IPC files and their `RunMeta` out (format:
+"""Writes runs: sorted rows become Arrow IPC files and their `RunMeta` (format:
 timer/pending/runs/run.py).
 
     rows --> pending --(4,096 rows or 8 MB)--> batch --> file, in steps of 1 MB, each synced
                                                           |
-                             `write_parts` begins another where one is full
+                             `write_parts` begins the next file when one is full
 
-It is made for a thread beside the event loop: what is long (gathering payloads, checksums, writes)
-runs outside the interpreter's lock, and after each step it calls `pace`, which may sleep.
+It runs in a thread beside the event loop. The long steps (gathering payloads, checksums, writes)
+release the interpreter's lock. After each step it calls `pace`, which may sleep.
 """
 
 import zlib
@@ -40,15 +40,15 @@ from timer.pending.runs.run_index import RunAside
 
 STEP_SIZE: Final = 1 << 20
 GATHER_SIZE: Final = 4 << 20
-"""Rows of several batches, of up to so many bytes, are gathered together: what they point into is
-looked at once for all of them."""
+"""Bytes of the rows, of several batches, that are gathered together. The buffers that they point
+into are then examined once for all of them."""
 
 Pace = Callable[[int], None]
-"""Called after each step with the bytes that it wrote and synced."""
+"""Called after each step with the number of bytes written and synced."""
 
 _BINARIES: Final = ("payload", "key", "headers")
 INLINE_SIZE: Final = 12
-"""Up to so many bytes stand in the view itself."""
+"""Strings of up to so many bytes are inside the view."""
 _VIEW: Final = np.dtype(
     {
         "names": ["size", "text", "buffer", "start"],
@@ -57,8 +57,8 @@ _VIEW: Final = np.dtype(
         "itemsize": 16,
     }
 )
-"""Arrow's view of a byte string: itself, or where it lies; the 4 bytes between are its first ones,
-for comparing, which nobody does here."""
+"""Arrow's view of a byte string: the string itself, or its place. Bytes 4 to 8 are its first ones,
+for comparisons, which are not used here."""
 _SCHEMA: Final = pa.schema(
     [
         pa.field("due_ms", pa.int64(), nullable=False),
@@ -73,14 +73,14 @@ TOMBSTONE_SIZE: Final = 8 + 8 + 8 + 4 + 3 * 4
 
 
 def unpaced(_: int) -> None:
-    """Don't wait between steps."""
+    """Do not wait between steps."""
 
 
 def gathered(rows: RowArray, bufs: Buffers, name: str) -> pa.BinaryArray:
     """Return payload, key or headers of `rows`, in their order.
 
-    Arrow gathers them from where they lie, so that no buffer is copied but for these rows. What a
-    view is to hold itself is short, and sliced out one by one.
+    Arrow gathers them from their buffers, so only the bytes of these rows are copied. Strings that
+    fit into a view are short, and are sliced one by one.
     """
     n, size = len(rows), rows[f"{name}_size"]
     if not size.any():
@@ -105,7 +105,7 @@ def _numbered(values: npt.NDArray[np.uint32]) -> tuple[list[int], npt.NDArray[np
     if high - low >= 8 * len(values):
         names, which = np.unique(values, return_inverse=True)
         return names.tolist(), which
-    # Buffers that came one after the other: without sorting.
+    # Buffers with adjacent numbers: no sort is needed.
     there = np.zeros(high - low + 1, np.intp)
     there[values - low] = 1
     place = np.cumsum(there) - 1
@@ -113,7 +113,7 @@ def _numbered(values: npt.NDArray[np.uint32]) -> tuple[list[int], npt.NDArray[np
 
 
 class RunWriter:
-    """Writes one run. Rows come in (due, seq) order, at least one; `finish` follows, `close`."""
+    """Writes one run. Rows come in (due, seq) order, at least one; then `finish`, then `close`."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class RunWriter:
         self._aside = RunAside(hasher)
 
     def add(self, rows: RowArray, bufs: Buffers) -> None:
-        """Append rows; `bufs` holds at least the buffers that they point into."""
+        """Append rows. `bufs` contains the buffers that they point into, and maybe others."""
         if not len(rows):
             return
         self._pending.append(rows)
@@ -153,7 +153,7 @@ class RunWriter:
             self._write_pending(everything=False)
 
     def finish(self) -> RunMeta:
-        """Make the file durable and return what the manifest needs."""
+        """Make the file durable. Return its description for the manifest."""
         if self._pending_rows:
             self._write_pending(everything=True)
         assert self._file is not None
@@ -187,19 +187,19 @@ class RunWriter:
         )
 
     def close(self) -> None:
-        """Let go of the file; one that is not finished is removed by the next recovery."""
+        """Close the file. The next recovery removes a file that is not finished."""
         if self._file is not None:
             self._file.close()
 
     def _write_pending(self, *, everything: bool) -> None:
-        """Write full batches of what is pending, and the last, smaller one too if `everything`."""
+        """Write full batches of the pending rows; the last, smaller one too if `everything`."""
         rows = concat(self._pending)
         sizes = np.concatenate([[0], np.cumsum(row_sizes(rows))])
         ends = _batch_ends(sizes, everything=everything)
         upto, done = sizes[ends], 0
         while done + 1 < len(ends):
             fits = int(upto.searchsorted(upto[done] + GATHER_SIZE, "right")) - 1
-            stop = max(fits, done + 1)  # a batch may be larger
+            stop = max(fits, done + 1)  # a batch may exceed the limit
             self._write_batches(rows[ends[done] : ends[stop]], ends[done : stop + 1] - ends[done])
             done = stop
         start = int(ends[-1])
@@ -211,7 +211,7 @@ class RunWriter:
         self._bufs = {number: self._bufs[number] for number in wanted}
 
     def _write_batches(self, rows: RowArray, ends: npt.NDArray[np.int64]) -> None:
-        """Write rows that are gathered together as batches, with these ends, the first one's 0."""
+        """Write gathered rows as batches. `ends`: 0, then the end of each batch."""
         binaries = [gathered(rows, self._bufs, name) for name in _BINARIES]
         for start, stop in pairwise(ends.tolist()):
             mine = [_part(binary, start, stop) for binary in binaries]
@@ -227,12 +227,12 @@ class RunWriter:
         self._arrow.write_batch(batch)
         data = self._sink.taken()
         size = pa.ipc.get_record_batch_size(batch)
-        extra = sum(map(len, data)) - size  # the first batch comes with the schema before it
+        extra = sum(map(len, data)) - size  # the schema is written before the first batch
         entry = np.zeros(1, BATCH)
         entry["position"] = file.size + extra
         entry["size"] = size
         entry["rows"] = n
-        # Metadata come first, then the buffers, one after the other: count from the end.
+        # The metadata come first, then the buffers, side by side: count from the end.
         blob_sizes = [padded(_size(binary)) for binary in binaries]
         offsets_size = padded(4 * (n + 1))
         entry["headers_at"] = headers_at = size - blob_sizes[2] - offsets_size
@@ -264,7 +264,7 @@ class RunWriter:
         return self._file
 
     def _write(self, data: list[memoryview]) -> int:
-        """Append to the file; sync each time that a step's worth of bytes was written.
+        """Append to the file, and sync it after each STEP_SIZE bytes.
 
         Return the CRC-32 of the data.
         """
@@ -284,7 +284,7 @@ class RunWriter:
         return crc32
 
 
-def write_parts(  # noqa: PLR0913 -- where to, how large, how fast, and of what
+def write_parts(  # noqa: PLR0913 -- place, sizes, pace and content
     disk: Disk,
     directory: Path,
     numbers: Iterator[int],
@@ -293,10 +293,10 @@ def write_parts(  # noqa: PLR0913 -- where to, how large, how fast, and of what
     pace: Pace = unpaced,
     hasher: KeyHasher = PLAIN,
 ) -> list[RunMeta]:
-    """Write sorted rows to durable runs of `part_size` bytes each; return them in order.
+    """Write sorted rows to durable runs of `part_size` bytes each. Return them in order.
 
-    Each but the last is larger than that by less than a row; what is held lies in runs of its own,
-    before which one may be smaller.
+    Each run exceeds `part_size` by less than a row, except the last one. Held rows get runs of
+    their own; the run before those may be smaller, too.
 
     Raises:
         CorruptFile: a chunk comes from a run that doesn't verify.
@@ -335,7 +335,7 @@ def write_parts(  # noqa: PLR0913 -- where to, how large, how fast, and of what
 
 
 def row_sizes(rows: RowArray) -> npt.NDArray[np.int64]:
-    """Return the bytes that each row takes in a batch (n,), about."""
+    """Return about how many bytes each row takes in a batch (n,)."""
     size = rows["payload_size"].astype(np.int64)
     size += rows["key_size"]
     size += rows["headers_size"]
@@ -344,7 +344,7 @@ def row_sizes(rows: RowArray) -> npt.NDArray[np.int64]:
 
 
 class _Sink:
-    """What Arrow writes to: it only collects."""
+    """The file object that Arrow writes to. It only collects the bytes."""
 
     closed = False
 
@@ -361,10 +361,10 @@ class _Sink:
         return self._size
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: the sink has no buffer."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: the sink has no file."""
 
     def taken(self) -> list[memoryview]:
         chunks, self._chunks = self._chunks, []
@@ -372,7 +372,7 @@ class _Sink:
 
 
 def _numbers(column: npt.NDArray[Any], of: pa.DataType) -> pa.Array:
-    """Wrap a column without copying; `pa.array` would import pandas to look at it, for a second."""
+    """Wrap a column without a copy. `pa.array` would import pandas, which takes a second."""
     return pa.Array.from_buffers(of, len(column), [None, pa.py_buffer(column)])
 
 
@@ -382,9 +382,9 @@ def _binary(offsets: npt.NDArray[np.int32], data: bytes | pa.Buffer) -> pa.Binar
 
 
 def _part(binary: pa.BinaryArray, start: int, stop: int) -> pa.BinaryArray:
-    """Return some of the strings as a column of its own, without copying them.
+    """Return some of the strings as a column of its own, without a copy.
 
-    Of a slice of Arrow's more would be written than is its own, up to a multiple of 64 bytes.
+    Arrow would write more bytes than those of a slice, up to a multiple of 64.
     """
     _, offsets, data = binary.buffers()
     ends = np.frombuffer(offsets, np.int32)[start : stop + 1]
@@ -399,15 +399,15 @@ def _slices(rows: RowArray, bufs: Buffers, name: str) -> list[bytes]:
 
 
 def _size(binary: pa.BinaryArray) -> int:
-    """Return the bytes that Arrow writes of the strings."""
+    """Return the number of bytes that Arrow writes for the strings."""
     offsets = np.frombuffer(binary.buffers()[1], np.int32, len(binary) + 1, 4 * binary.offset)
     return int(offsets[-1]) - int(offsets[0])
 
 
 def _batch_ends(sizes: npt.NDArray[np.int64], *, everything: bool) -> npt.NDArray[np.int64]:
-    """Return 0 and the ends of n rows' full batches, and of the last, smaller one if `everything`.
+    """Return 0, the ends of n rows' full batches, and n if `everything`.
 
-    `sizes`: of the rows up to each place (n + 1,).
+    `sizes`: bytes of the rows before each place (n + 1,).
     """
     ends = [0]
     while (start := ends[-1]) < len(sizes) - 1:
