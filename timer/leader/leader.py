@@ -1,16 +1,15 @@
-"""The leader's part: turns requests and the passing of time into log entries, entries into answers.
+"""The leader of one epoch: turns requests and time into log entries, and entries into answers.
 
-A pure core around the machine (timer/state/machine.py), alive for one epoch. Everything that it
-decides goes through the log: it appends, waits until the entry was committed and applied, then
-answers.
+A pure core around the machine (timer/state/machine.py). Every decision goes through the log: the
+leader appends an entry, waits until it is committed and applied, then answers.
 
     request --> waiting --append--> in flight --applied--> answer
-    clock   --> FIRE when something is due, CHECKPOINT every few seconds
+    clock   --> FIRE when a timer is due, CHECKPOINT every few seconds
     fired   --> deliver, if the epoch's lease is held (timer/leader/groups/group_dispatch.py)
 
-What waits is coalesced: while entries of a kind are in flight, requests gather and go together
-in the next one (group commit). The shell calls `step` after every batch of events and at
-`wake_at_ms`, and carries no decision of its own.
+While entries of a kind are in flight, requests of that kind gather and share the next entry (group
+commit). The shell calls `step` after every batch of events and at `wake_at_ms`. It decides nothing
+itself.
 """
 
 from collections import Counter
@@ -62,52 +61,52 @@ from timer.state.producers import IDLE_MS_MAX, RequestAnswer
 ENTRY_ROWS_MAX: Final = 65_536
 ENTRY_BYTES_MAX: Final = 8 << 20
 ENTRY_PARTS_MAX: Final = 1024
-"""Requests in one SCHEDULE entry: each costs some microseconds, however few rows it has."""
+"""Requests in one SCHEDULE entry: each costs some microseconds, even with few rows."""
 CANCEL_ROWS_MAX: Final = 1024
-"""Cancels gathered in one entry: so many that lie in runs take about 15 ms. One request is never
-split, and the service takes no larger one."""
+"""Cancels gathered in one entry: that many take about 15 ms if their timers are in runs. One
+request is never split, and the service accepts no larger request."""
 REQUEST_BYTES_MAX: Final = PAYLOAD_SIZE_MAX - 4096
 ENTRY_TOPICS_MAX: Final = 1024
-"""Topics in one SCHEDULE entry, unless one request has more: some 10 µs for each."""
+"""Topics in one SCHEDULE entry, except that one request may have more: some 10 µs for each."""
 KEYED_ROWS_MAX: Final = 1024
-"""Timers with keys in one SCHEDULE entry, or request: each may have to be looked for in runs."""
+"""Timers with keys in one SCHEDULE entry or request: each may need a search in the runs."""
 KEYS_MAX: Final = 256
 """Keys in one CANCEL or RESCHEDULE entry."""
 RESCHEDULE_ROWS_MAX: Final = 32
 """Timers in one RESCHEDULE entry: their payloads are read, perhaps from as many batches."""
 CHANGES_MAX: Final = 256
-"""Entries of reschedules, and of cancels by key, in flight; beyond it they are OverloadedError."""
+"""Entries of reschedules and key cancels in flight; above that: OverloadedError."""
 WAITING_ROWS_MAX: Final = 1 << 20
-"""Cancels that wait, beyond which they are refused as OverloadedError."""
+"""Cancels that may wait; above that: OverloadedError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderConfig:
-    """How the leader paces itself."""
+    """Limits and intervals of the leader."""
 
     policy: ScopePolicy = DEFAULTS
-    """What holds where no policy says anything."""
+    """The node's settings, which hold where no policy sets a value."""
     checkpoint_interval_ms: int = 3000
     waiting_bytes_max: int = 64 << 20
-    """Of schedules neither committed nor refused; beyond it they are refused as OverloadedError."""
+    """Bytes of schedules not yet committed or rejected; above that: OverloadedError."""
     schedules_in_flight: int = 2
-    """SCHEDULE entries appended and not applied, beyond which small requests gather."""
+    """SCHEDULE entries appended and not applied; above that, small requests gather."""
     gather_bytes: int = 256 << 10
-    """So much waiting is appended at once, whatever is in flight."""
+    """Bytes of waiting requests that are appended at once, even above `schedules_in_flight`."""
     request_window_ms: int = 300_000
-    """How long a request id is remembered, on the log's clock."""
+    """Time for which a request id is remembered, on the log's clock, milliseconds."""
     producer_idle_ms: int = IDLE_MS_MAX
-    """A producer that has sent nothing for so long is forgotten at the next CHECKPOINT."""
+    """A producer idle for this time, in milliseconds, is forgotten at the next CHECKPOINT."""
     limits: CountLimits = field(default_factory=CountLimits)
-    """How many topics, groups and producers there may be."""
+    """Most topics, groups and producers."""
     fire_topics_max: int = FIRE_TOPICS_MAX
-    """Topics of which one FIRE moves timers: some 10 µs for each, however few they are."""
+    """Topics of one FIRE: some 10 µs for each, even with few timers."""
     id_salt: int = 0
-    """The cluster's salt of timer ids: a dead letter names the timer that it was."""
+    """The cluster's salt of timer ids: the headers of a dead letter hold its first timer id."""
 
 
 Append: TypeAlias = Callable[[EntryKind, list[bytes], UnixMs], LogIndex]
-"""Append to the log as its leader; raises NotLeader."""
+"""Append an entry to the log and return its index; raises an EngineError if the log rejects it."""
 
 
 class Leader:
@@ -122,19 +121,19 @@ class Leader:
         self._append = append
         self._config = config
         self._time_ms = machine.applied_time_ms
-        """Header time of the last entry appended: never goes back."""
+        """Header time of the last appended entry; never goes back."""
         self._read_time_ms = machine.last_read_time_ms
-        """Of the last FIRE that was tried: those in flight do not go back either."""
+        """Read time of the last FIRE proposed; the next one's is not earlier."""
         self.quotas = Quotas(machine, self.admission)
         self._parts: list[tuple[Part, Done]] = []
         self._parts_bytes = 0
         self._admitted: dict[ProducerId, int] = {}
-        """The last sequence taken of each producer, while that is on its way."""
+        """Last accepted sequence of each producer that has requests in flight."""
         self._batches: dict[int, list[tuple[Part, Done]]] = {}
-        """Requests that were appended together and are neither applied nor refused."""
+        """Requests that were appended together and are neither applied nor rejected."""
         self._fairness = Fairness(machine.requests, config.request_window_ms)
         self._named: Counter[tuple[bytes, int]] = Counter()
-        """How many requests with an id are on their way: (id, hash of what is asked)."""
+        """Number of requests in flight by (request id, hash of the request's body)."""
         self._cancels: list[tuple[I64, U64, Done]] = []
         self._cancels_rows = 0
         self._in_flight: dict[LogIndex, Callable[[Applied | EngineError], None]] = {}
@@ -142,18 +141,18 @@ class Leader:
         self._cancels_in_flight = 0
         self._changes_in_flight = 0
         self.bytes_in_flight = 0
-        """Bytes of schedules waiting or appended and not yet applied."""
+        """Bytes of schedules that wait, or are appended and not yet applied."""
         self._fires_in_flight = 0
         self._fire_again = machine.pauses.swept is not None
-        """A FIRE must follow, whatever is due."""
+        """A FIRE must follow even if no timer is due."""
         self._fire_refused = False
         self._checkpointing = False
         self._checkpoint_at_ms = MonoMs(now.mono_ms + config.checkpoint_interval_ms)
         self._topics_in_flight: dict[str, list[Done]] = {}
         self._registering = 0
-        """Producers."""
+        """Registrations of producers in flight."""
         self.closed: EngineError | None = None
-        """Why the epoch is over. None: it is not."""
+        """Error that ended the epoch. None: the epoch goes on."""
         self._refusing: EngineError | None = None
         self.full: EngineError | None = None
         """The reason to reject new timers (timer/leader/intake/disk_reserve.py), or None."""
@@ -170,21 +169,21 @@ class Leader:
     # ---- requests
 
     def schedule(self, part: Part, done: Done, now: Now | None = None, whose: str = "") -> None:
-        """Take one request; `done` gets (Answer, duplicate) or a EngineError.
+        """Accept one request; `done` gets (RequestAnswer, is a repeat) or an EngineError.
 
-        `now`: what is due by then counts as ready; None: nothing does. `whose`: the sender, of whom
-        only so many request ids are remembered (timer/leader/intake/request_shares.py).
+        `now`: rows due by then count as ready; None: no row does. `whose`: the sender, for the
+        limit on each sender's request ids (timer/leader/intake/request_shares.py).
 
         Raises:
             InvalidRequestError: it has no row, or more than fits into one entry; or its request id
-            was
-                another request's.
+                belongs to another request.
             OverloadedError: too much is waiting already, or too many request ids are remembered;
-                nothing was taken.
-            DiskFull: it is new, and there is no room for it.
-            QuotaReached: it is new, and a topic would have more than it may.
-            NotReady, TopicDeleted: it is new, and a topic of it is being deleted, or was.
-            UnknownProducerError: the id was never issued, or has expired.
+                the request was not accepted.
+            DiskFullError: it is new, and there is no room for it.
+            QuotaReachedError: it is new, and a topic would exceed a quota.
+            NotReadyError, TopicDeletedError: it is new, and one of its topics is being deleted, or
+                was deleted.
+            UnknownProducerError: the producer id was never issued, or has expired.
             SequenceGapError: a request of this producer is missing before this one.
         """
         self._check_open()
@@ -202,7 +201,7 @@ class Leader:
             raise OverloadedError("the leader's intake", retry_after_ms=OVERLOAD_RETRY_MS)
         charges = self.quotas.weigh(part, now.clock_ms if now is not None else UnixMs(-1))
         if self._applied_before(part, charges, whose):
-            charges = []  # nothing comes of it
+            charges = []  # a repeat has no effect
         if part.request is not None:
             self._named[part.request[:2]] += 1
         self._parts.append((part, self.quotas.charge(charges, done)))
@@ -210,9 +209,10 @@ class Leader:
         self.bytes_in_flight += size
 
     def _applied_before(self, part: Part, charges: list[Charge], whose: str) -> bool:
-        """Return whether it is known to repeat one that was applied; refuse it if it can't be.
+        """Return whether the request repeats an applied one; reject it if that is impossible.
 
-        "No effect" of a repeated one would be a lie, also while the first one is on its way.
+        A repeat may be an applied request, or one in flight. It must not be rejected as "no
+        effect", because the first request has an effect.
         """
         if part.producer_id:
             return self._admit(part, charges)
@@ -229,9 +229,9 @@ class Leader:
         return False
 
     def _admit(self, part: Part, charges: list[Charge]) -> bool:
-        """Refuse what apply would refuse, before it is written; apply stays the judge.
+        """Reject a producer's request that apply would reject; apply still checks it.
 
-        Return whether it is known to have been applied.
+        Returns whether the request is known to have been applied.
         """
         producer_id, sequence = part.producer_id, part.sequence
         applied = self.machine.producers.last_sequence(producer_id)
@@ -246,13 +246,13 @@ class Leader:
         return applied is not None and sequence <= applied
 
     def _check_new(self, part: Part, charges: list[Charge]) -> None:
-        """Check what certainly has not been applied.
+        """Check a request that has certainly not been applied.
 
         Raises:
-            DiskFull: there is no room for it.
-            QuotaReached: a topic would have more than it may.
-            NotReady: a topic of it is being deleted.
-            TopicDeleted: one was.
+            DiskFullError: there is no room for it.
+            QuotaReachedError: a topic would exceed a quota.
+            NotReadyError: one of its topics is being deleted.
+            TopicDeletedError: one of its topics was deleted.
         """
         self._check_room()
         if self.groups.doomed or self.machine.store.gone:
@@ -264,17 +264,17 @@ class Leader:
         """Return whether a request with that id was applied.
 
         Raises:
-            InvalidRequestError: it was another one.
+            InvalidRequestError: the id belongs to another request.
         """
         requests = self.machine.requests
         return requests.repeated(request, self._taken_at_ms(request)) is not None
 
     def _taken_at_ms(self, request: RequestId) -> UnixMs:
-        """When it was: the log may have been idle since, and its last time be of long before."""
+        """Return when a request was accepted. The log's last time may be long before, if idle."""
         return UnixMs(max(self._time_ms, request.until_ms - self._config.request_window_ms))
 
     def request_id(self, text: bytes, body: int, now: Now) -> RequestId:
-        """Return the id of a request that is taken now."""
+        """Return the id of a request that is accepted now."""
         return RequestId(text, body, UnixMs(now.clock_ms + self._config.request_window_ms))
 
     def rules(
@@ -284,12 +284,12 @@ class Leader:
         sequence: int,
         request: RequestId | None = None,
     ) -> Rules:
-        """Return what holds for a topic's rows of a request.
+        """Return the rules for a topic's rows in a request.
 
-        One that was applied is answered as it was, whatever has become policy since.
+        A repeat of an applied request gets its first answer, so no policy set since may reject it.
 
         Raises:
-            InvalidRequestError: its request id was another request's.
+            InvalidRequestError: the request id belongs to another request.
         """
         if self.was_applied(producer_id, sequence, request):
             return UNBOUNDED
@@ -298,10 +298,10 @@ class Leader:
     def was_applied(
         self, producer_id: ProducerId, sequence: int, request: RequestId | None
     ) -> bool:
-        """Return whether a request is a repeated one.
+        """Return whether a request repeats an applied one.
 
         Raises:
-            InvalidRequestError: its request id was another request's.
+            InvalidRequestError: the request id belongs to another request.
         """
         last = self.machine.producers.last_sequence(producer_id)
         if last is not None and sequence <= last:
@@ -310,11 +310,11 @@ class Leader:
         return request is not None and bool(known.repeated(request, self._taken_at_ms(request)))
 
     def cancel(self, due_ms: I64, seq: U64, done: Done) -> None:
-        """Take one cancel request; `done` gets (n, uint8) of the machine's results.
+        """Accept one cancel request; `done` gets the machine's results, (n, uint8).
 
         Raises:
             InvalidRequestError: it has no timer, or more than fit into one entry.
-            OverloadedError: too many wait already; nothing was taken.
+            OverloadedError: too many wait already; the request was not accepted.
         """
         self._check_open()
         if not 1 <= len(seq) <= ENTRY_ROWS_MAX:
@@ -326,11 +326,11 @@ class Leader:
         self._cancels_rows += len(seq)
 
     def cancel_keys(self, targets: Keys, now: Now, done: Done) -> None:
-        """Take one cancel by keys, all different; `done` gets the CancelApplied.
+        """Accept one cancel by keys, all different; `done` gets the CancelApplied.
 
         Raises:
             InvalidRequestError: it has no key, or more than fit into one entry.
-            OverloadedError: too much is in flight already; nothing was taken.
+            OverloadedError: too much is in flight already; the request was not accepted.
         """
         self._check_changes(len(targets), "keys", KEYS_MAX)
         self._check_topics(targets)
@@ -339,14 +339,15 @@ class Leader:
     def reschedule(
         self, targets: Targets, topics: U32 | None, when: WantedTimes, now: Now, done: Done
     ) -> None:
-        """Take one reschedule, of keys that are all different or of ids; topics: see Admission.
+        """Accept one reschedule, of ids or of keys that are all different.
 
-        `done` gets the RescheduleApplied.
+        `topics`: see Admission. `done` gets the RescheduleApplied.
 
         Raises:
-            InvalidRequestError: it has no timer, or more than fit into one entry, or for too late.
-            OverloadedError: too much is in flight already; nothing was taken.
-            DiskFull: there is no room for what would be written again.
+            InvalidRequestError: it has no timer, or more than fit into one entry, or a time beyond
+                the maximum.
+            OverloadedError: too much is in flight already; the request was not accepted.
+            DiskFullError: there is no room for the new rows.
         """
         self._check_room()
         field = "keys" if isinstance(targets, Keys) else "timer_ids"
@@ -356,7 +357,7 @@ class Leader:
         order = Reschedule(targets, due_ms, requested_ms)
         self._change(EntryKind.RESCHEDULE, payloads.encode_reschedule(order), now, done)
         if int(due_ms.min()) <= now.clock_ms:
-            self._fire(now)  # what is due at once waits for no second commit
+            self._fire(now)  # so that timers due at once fire without a second commit
 
     def _check_changes(self, rows: int, field: str, rows_max: int) -> None:
         self._check_open()
@@ -373,25 +374,25 @@ class Leader:
     def alter(
         self, scope: Scope, said: ScopePolicy, unset: Sequence[str], now: Now, done: Done
     ) -> None:
-        """Set what `said` says of a scope's policy, and unset fields; `done` gets the Policies.
+        """Set and unset fields of a scope's policy; `done` gets the Policies.
 
         Raises:
             InvalidRequestError: names field, value and limit.
-            OverloadedError: too much is in flight already; nothing was taken.
-            NotReady, TopicDeleted: the topic is being deleted, or was.
+            OverloadedError: too much is in flight already; the request was not accepted.
+            NotReadyError, TopicDeletedError: the topic is being deleted, or was deleted.
         """
         self._check_changes(1, "policies", 1)
         if scope.topic:
             self.groups.check_topic(scope.topic)
         policy = self.admission.altered(scope, said, unset)
-        self._flush_schedules(now, all_of_them=True)  # their times are by what holds until here
+        self._flush_schedules(now, all_of_them=True)  # their times follow the previous policy
         if self._change(EntryKind.POLICY, [encode_policy(scope, policy)], now, done):
             self.admission.change(scope, policy)
             self._charge_all(now)
             self.groups.expiry.look_at_all()
 
     def _charge_all(self, now: Now) -> None:
-        """Let requests on their way count against quotas that were set since they were taken."""
+        """Charge requests in flight for quotas that were set after they were accepted."""
         for batch in (self._parts, *self._batches.values()) if self.admission.limited else ():
             for at, (part, done) in enumerate(batch):
                 batch[at] = part, self.quotas.also_charge(part, done, now.clock_ms)
@@ -406,12 +407,13 @@ class Leader:
         return self._propose(kind, payload, now, answer)
 
     def register(self, token: bytes, drawn: ProducerId, now: Now, done: Done) -> None:
-        """Register a producer; `done` gets its ProducerId: `drawn`, or an earlier one of the token.
+        """Register a producer; `done` gets its ProducerId.
 
-        0: another producer has the id that was drawn.
+        The id is `drawn`, or the one registered earlier with the same token. 0: another producer
+        has the id `drawn`.
 
         Raises:
-            LimitReached: there are as many as there may be.
+            LimitReachedError: the cluster has the most producers that it may have.
         """
         self._check_open()
         self._check_room()
@@ -426,7 +428,7 @@ class Leader:
         self._propose(EntryKind.PRODUCER, [payloads.encode_producer(token, drawn)], now, answer)
 
     def end_producer(self, producer_id: ProducerId, now: Now, done: Done) -> None:
-        """Forget a producer, whose client sends nothing more; `done` gets its id."""
+        """Forget a producer that sends nothing more; `done` gets its id."""
         self._check_open()
         if self.machine.producers.get(producer_id) is None:
             done(producer_id)
@@ -434,7 +436,7 @@ class Leader:
         self._propose(EntryKind.PRODUCER, [payloads.encode_end_producer(producer_id)], now, done)
 
     def topic_named(self, name: str) -> Topic | None:
-        """Return the topic of a name, unless its deletion is in flight."""
+        """Return the topic of a name. None: no such topic, or its deletion is in flight."""
         known = self.machine.topic_by_name.get(name)
         return None if known is None or known.topic_id in self.groups.doomed else known
 
@@ -442,8 +444,8 @@ class Leader:
         """Return the topic of a name.
 
         Raises:
-            NotFoundError: there is none.
-            NotReady: it is being deleted, and may still be there in the end.
+            NotFoundError: no such topic.
+            NotReadyError: its deletion is in flight, and may still fail.
         """
         known = self.machine.topic_by_name.get(name)
         if known is None:
@@ -452,24 +454,24 @@ class Leader:
         return known
 
     def delete_topic(self, topic_id: TopicId, now: Now, done: Done) -> None:
-        """Delete a topic with all that is of it; `done` gets the DeleteTopicApplied.
+        """Delete a topic with its timers, messages and groups; `done` gets the DeleteTopicApplied.
 
         Raises:
-            NotReady, TopicDeleted: it is being deleted already, or was.
-            OverloadedError: too much is in flight already; nothing was taken.
+            NotReadyError, TopicDeletedError: it is being deleted already, or was deleted.
+            OverloadedError: too much is in flight already; the request was not accepted.
         """
         self._check_changes(1, "topics", 1)
         self.groups.check_topic(topic_id)
-        self._flush_schedules(now, all_of_them=True)  # what names it goes before
+        self._flush_schedules(now, all_of_them=True)  # requests to the topic go before its deletion
         if self._change(EntryKind.TOPIC, [payloads.encode_delete_topic(topic_id)], now, done):
             self.groups.doom(topic_id)
             self.admission.change(Scope("", topic_id), ScopePolicy())
 
     def topic(self, name: str, now: Now, done: Done) -> None:
-        """Create a topic unless it exists; `done` gets the Topic.
+        """Create a topic if it does not exist; `done` gets the Topic.
 
         Raises:
-            LimitReached: there are as many as there may be.
+            LimitReachedError: the cluster has the most topics that it may have.
         """
         self._check_open()
         known = self.topic_named(name)
@@ -492,7 +494,7 @@ class Leader:
     # ---- time
 
     def step(self, now: Now) -> None:
-        """Append what waits and what time asks for."""
+        """Append the entries that waiting requests and the time require."""
         if self.closed is not None:
             return
         self.groups.expire(now)
@@ -504,7 +506,7 @@ class Leader:
             self.checkpoint(now)
 
     def checkpoint(self, now: Now) -> None:
-        """Append a CHECKPOINT, and before it a FIRE that brings the read time up to date."""
+        """Append a CHECKPOINT, after a FIRE that brings the read time up to date."""
         self._checkpointing = True
         self._checkpoint_at_ms = MonoMs(now.mono_ms + self._config.checkpoint_interval_ms)
         if not self._fires_in_flight:
@@ -515,23 +517,23 @@ class Leader:
         self._propose(EntryKind.CHECKPOINT, [expiry], now, self._checkpointed)
 
     def _next_checkpoint_ms(self) -> MonoMs:
-        """When one falls due; in a drain none does: an idle leader's tail is to stay committed."""
+        """Return when a checkpoint is due; never in a drain, so that the log's end is committed."""
         return MonoMs(DUE_MS_MAX) if self._refusing else self._checkpoint_at_ms
 
     def wake_at_ms(self, now: Now) -> MonoMs:
-        """When `step` must be called next, on the monotonic clock."""
+        """Return when `step` must be called next, on the monotonic clock."""
         wake = self._next_checkpoint_ms()
         due = None if self._fires_in_flight else self.machine.store.next_due()
         if self._fire_again and not self._fires_in_flight:
             due = now.clock_ms
         if due is not None:
-            # Refused by a log that is full: what commits will have the shell step again sooner.
+            # After a rejected FIRE the log is full. The next commit lets the shell step sooner.
             pause_ms = OVERLOAD_RETRY_MS if self._fire_refused else 0
             wake = min(wake, MonoMs(now.mono_ms + max(pause_ms, due - now.clock_ms)))
         return min(wake, self.groups.wake_at_ms(now))
 
     def hand_out(self, now: Now) -> list[Delivery]:
-        """See Serving. Only while the epoch's lease is held."""
+        """Return deliveries, as `Serving.hand_out`. Call only while the epoch's lease is held."""
         if self.closed or self._refusing:
             return []
         return self.groups.hand_out(now, room=self.full is None)
@@ -539,7 +541,7 @@ class Leader:
     # ---- applied
 
     def applied(self, entry: Entry, applied: Applied) -> None:
-        """An entry was committed and applied; answer whoever waits for it."""
+        """Answer the proposer of an entry that was committed and applied."""
         if isinstance(applied, DeleteTopicApplied):
             self.groups.deleted(applied)
         if entry.epoch == self.epoch:
@@ -555,16 +557,16 @@ class Leader:
             self.groups.expiry.decided()
 
     def hand_over(self, now: Now) -> None:
-        """Append the last entries of the epoch: the leadership is being handed over."""
+        """Append the last entries of the epoch before the leadership is transferred."""
         if self.closed is None:
             self.groups.hand_over(now)
 
     def refuse(self, why: EngineError) -> None:
-        """Take nothing new but acks, hand nothing out; what was taken goes on: a drain begins."""
+        """Begin a drain: reject new requests except acks, deliver nothing, finish the rest."""
         self._refusing = self.groups.refusing = why
 
     def close(self, why: EngineError) -> None:
-        """The epoch is over: what is in flight has an unknown outcome, what waits had none."""
+        """End the epoch. Entries in flight have an unknown outcome; waiting requests had none."""
         if self.closed is not None:
             return
         self.closed = why
@@ -581,14 +583,14 @@ class Leader:
 
     @property
     def idle(self) -> bool:
-        """Nobody waits for an answer. Firing goes on."""
+        """Whether no caller waits for an answer. Firing may go on."""
         waiting = self._parts or self._cancels or self.groups.waiting
         return not waiting and len(self._in_flight) == self._fires_in_flight
 
     def _check_open(self) -> None:
         refused = self.closed or self._refusing
         if refused is not None:
-            raise refused.with_traceback(None)  # one error raised often: it would keep every frame
+            raise refused.with_traceback(None)  # one object raised often would collect every frame
 
     def _check_room(self) -> None:
         if self.full is not None:
@@ -601,7 +603,7 @@ class Leader:
         now: Now,
         done: Callable[[Applied | EngineError], None],
     ) -> bool:
-        """Append an entry; return whether the log took it: else `done` was told why."""
+        """Append an entry; return whether the log accepted it. If not, `done` got the error."""
         time_ms = max(self._time_ms, now.clock_ms)
         try:
             index = self._append(kind, payload, time_ms)
@@ -657,10 +659,10 @@ class Leader:
 
         self._propose(EntryKind.SCHEDULE, encode_schedule([part for part, _ in batch]), now, answer)
         if any(int(part.due_ms.min()) <= now.clock_ms for part, _ in batch):
-            self._fire(now)  # right behind it: what is due at once waits for no second commit
+            self._fire(now)  # directly behind, so that timers due at once need no second commit
 
     def _settled(self, batch: list[tuple[Part, Done]], *, applied: bool) -> None:
-        """Requests were applied or refused: what the machine knows of their producers counts."""
+        """Forget the admission state of applied or rejected requests: the machine's counts now."""
         for part, _ in batch:
             if self._admitted.get(part.producer_id) == part.sequence:
                 del self._admitted[part.producer_id]

@@ -1,19 +1,21 @@
-"""Consumer groups: which messages of a queue are done. The replicated part.
+"""Consumer groups: the replicated record of the messages that each group is done with.
 
     cursor      acked above it          reserved
       |    A A . A . . A . . . . . . . . .  |
-      every offset below the cursor is acked; none at or above `reserved` was ever handed out
+      every offset below the cursor is acked; none at or above `reserved` was ever delivered
 
-Leases are the leader's memory (timer/leader/groups/shared_leases.py); what outlives it is here:
-acks, how often a lease ended unacked (failures), when what was nacked may come again, and how far
-this epoch's leader may hand out. Each epoch begins with nothing reserved. If the old leader died, a
-new epoch can't know how much it really delivered. Everything unacked below `reserved` then counts
-as delivered once more. A leader that hands over tells the log how far it delivered (HAND_OVER), and
-its successor counts nothing. Neither is a failure: a message that was perhaps never delivered must
-not become a dead letter. A recall is no failure either.
+Leases are in the leader's memory (timer/leader/groups/shared_leases.py). The state that outlives
+the leader is here: acks, the number of ended leases and nacks (failures), the earliest redelivery
+of nacked messages, and the offset below which this epoch's leader may deliver.
 
-A seek begins a group's life anew elsewhere in the queue, under a new id: what is on its way to the
-old id finds nobody.
+Each epoch begins with nothing reserved. If the old leader died, the new epoch cannot know which
+messages were delivered. Everything unacked below `reserved` then counts as delivered once more. A
+leader that transfers its leadership appends how far it delivered (HAND_OVER), and its successor
+counts nothing. Neither is a failure: a message that was perhaps never delivered must not become a
+dead letter. A recall is no failure either.
+
+A seek restarts a group elsewhere in the queue, under a new id. Ops that name the old id have no
+effect.
 """
 
 from dataclasses import dataclass, field
@@ -34,18 +36,18 @@ _EXPIRED_SALT: Final = 0xDEAD11FE
 _ENDED_MAX: Final = np.iinfo(np.uint16).max
 _MOVED_SALT: Final = np.uint64(0x307ED)
 MOVED_KEPT: Final = 16_384
-"""Messages that left for another topic, the last ones, of which an ack is told so."""
+"""Moved messages that a group remembers, the last ones: their acks return DEAD_LETTERED."""
 CAPACITY_MIN: Final = 32
-"""Of the columns by offset, where there are any: there are very many groups with few messages."""
+"""Least length of a column that is not empty; very many groups have few messages."""
 LOOK_ROWS: Final = 65_536
-"""Offsets looked at in one go for unacked ones."""
+"""Offsets looked at in one step of the search for unacked ones."""
 
 
 _NO_BOOL: Final = np.zeros(0, np.bool_)
 _NO_U16: Final = np.zeros(0, np.uint16)
 _NO_U64: Final[U64] = np.zeros(0, np.uint64)
 _NO_I64: Final[I64] = np.zeros(0, np.int64)
-"""Of all groups that have none: an array costs a hundred bytes, however short."""
+"""Shared by all empty columns: every array costs a hundred bytes, however short."""
 
 
 def _empty_bool() -> npt.NDArray[np.bool_]:
@@ -66,7 +68,7 @@ def _empty_i64() -> I64:
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """State of one group; the same on every replica that applied the same entries."""
+    """State of one group, equal on every replica that applied the same entries."""
 
     group_id: GroupId
     topic: TopicId
@@ -74,51 +76,52 @@ class Group:
     settings: GroupSettings
     cursor: QueueOffset
     reserved: QueueOffset
-    """This epoch's leader may hand out offsets below this one; never below `cursor`."""
+    """This epoch's leader may deliver offsets below this one; never below `cursor`."""
     delivered_to: QueueOffset = QueueOffset(0)
     """Offsets below this one may have been delivered in an earlier epoch."""
     hashed: int | None = None
-    """Its part of the digest (timer/state/digest.py), until something of it changes: None."""
+    """The group's part of the digest (timer/state/digest.py). None: it has changed since."""
     since: Epoch = Epoch(0)
-    """Of the last seek, or of the last group of this topic that was deleted before: what was handed
-    out then, or before, may be of another life."""
+    """Epoch of the last seek, or of the last deletion of a group in this topic before this group
+    was created. Leases of that epoch or an earlier one may be of another group id."""
     expired: int = 0
-    """Messages whose time to live was over before they were acked."""
+    """Messages that expired before they were acked."""
     expired_to: QueueOffset = QueueOffset(0)
-    """What is done below this was acked, or has expired."""
+    """Done messages below this offset were acked or expired."""
     deleted: bool = False
-    """It is no more in the state."""
+    """The group was deleted and is not in the state."""
     deleted_with: str = ""
-    """Name of its topic, if that was deleted, and the group with it."""
+    """Name of the topic, if the group was deleted with its topic; otherwise empty."""
     marks: list[int] = field(default_factory=list)
-    """One per later epoch that found messages handed out: those below were perhaps delivered."""
+    """One offset per later epoch that found messages delivered: those below count once more."""
     ack_sum: int = 0
-    """Sum of hashes of the acked offsets, modulo 2 ** 64: order-free, for the digest."""
+    """Order-free sum of hashes of the acked offsets, modulo 2 ** 64, for the digest."""
     ended_sum: int = 0
-    """The same for the leases that ended unacked."""
+    """The same sum over leases that ended unacked, and nacks."""
     recalled_sum: int = 0
-    """And for those that were recalled."""
+    """The same sum over recalled leases."""
     acked_count: int = 0
     later_sum: int = 0
-    """Sum of hashes of (offset, time) of what `later` holds, modulo 2 ** 64."""
+    """Sum of hashes of (offset, time) of the times in `later`, modulo 2 ** 64."""
     base: int = 0
-    """The offset that element 0 of the arrays below belongs to; base <= cursor."""
+    """Offset of element 0 of the arrays below; base <= cursor."""
     acked: npt.NDArray[np.bool_] = field(default_factory=_empty_bool)
     ended: npt.NDArray[np.uint16] = field(default_factory=_empty_u16)
     later: I64 = field(default_factory=_empty_i64)
-    """Not to be delivered before this, of what was nacked last; 0: its lease ended, or nothing did.
+    """Earliest redelivery of nacked messages, Unix milliseconds.
 
-    As long as `acked`, or empty where nothing is nacked.
+    0: the message did not fail, or its last failure was an ended lease. As long as `acked`, or
+    empty if no message is nacked.
     """
     recalled: npt.NDArray[np.uint16] = field(default_factory=_empty_u16)
-    """As long as `acked`, or empty where nothing was recalled."""
+    """Recalls of each message. As long as `acked`, or empty if no message was recalled."""
     moved: U64 = field(default_factory=_empty_u64)
-    """The last that left for another topic, in the log's order."""
+    """Offsets of the last MOVED_KEPT messages that moved to another topic, in log order."""
     moved_sum: int = 0
-    """Sum of hashes of these, modulo 2 ** 64."""
+    """Sum of hashes of `moved`, modulo 2 ** 64."""
 
     def move(self, offsets: U64) -> npt.NDArray[np.bool_]:
-        """Be done with messages that go to another topic; return which were not yet (n, bool)."""
+        """Mark messages as moved to another topic; return which were unacked before, (n, bool)."""
         new = self.ack(offsets)
         gone = self.moved[: max(0, len(self.moved) + int(np.count_nonzero(new)) - MOVED_KEPT)]
         self.moved = np.concatenate([self.moved[len(gone) :], offsets[new]])
@@ -127,15 +130,15 @@ class Group:
         return new
 
     def is_moved(self, offsets: U64) -> npt.NDArray[np.bool_]:
-        """Return which messages are known to have left for another topic (n, bool)."""
+        """Return which messages are among the last that moved to another topic, (n, bool)."""
         if not len(self.moved):
             return np.zeros(len(offsets), np.bool_)
         return np.isin(offsets, self.moved)
 
     def ack(self, offsets: U64) -> npt.NDArray[np.bool_]:
-        """Mark `offsets` as done; return which were not yet (n, bool). Unknown ones: False.
+        """Mark `offsets` as acked; return which were unacked before, (n, bool).
 
-        The cursor moves over what is acked without a hole.
+        Offsets that were never delivered return False. The cursor moves to the first unacked one.
         """
         new = (offsets >= self.cursor) & (offsets < self.reach)
         if not new.any():
@@ -154,7 +157,7 @@ class Group:
         return new
 
     def is_acked(self, offsets: U64) -> npt.NDArray[np.bool_]:
-        """Return which of `offsets` are done (n, bool)."""
+        """Return which of `offsets` are acked, moved or expired, (n, bool)."""
         index = offsets.astype(np.int64) - self.base
         inside = (index >= 0) & (index < len(self.acked))
         done = offsets < self.cursor
@@ -162,7 +165,7 @@ class Group:
         return done
 
     def expire_below(self, offset: QueueOffset, lost: npt.NDArray[np.bool_]) -> None:
-        """Be done with all below `offset`, and set `lost`, which ends there, where that is new."""
+        """Expire all unacked messages below `offset`; set `lost`, which ends there, at each."""
         if offset <= self.cursor:
             return
         self.hashed = None
@@ -182,7 +185,7 @@ class Group:
         self._advance()
 
     def expire(self, offsets: U64) -> npt.NDArray[np.bool_]:
-        """Be done with single messages, all different; return which were not yet (n, bool)."""
+        """Expire single messages, all different; return which were unacked before, (n, bool)."""
         new = ~self.is_acked(offsets)
         if new.any():
             self.hashed = None
@@ -198,22 +201,22 @@ class Group:
         return new
 
     def _expired_to(self, offset: QueueOffset) -> None:
-        # The number of what expired tells the digest enough of which: no sum over all of it.
+        # The digest needs no sum over all expired offsets: their number identifies them enough.
         self.expired_to = max(self.expired_to, offset)
         self.ack_sum = (self.ack_sum + (offset ^ _EXPIRED_SALT) * self.expired) & _MASK
 
     def end_leases(self, offsets: U64) -> None:
-        """Count one more failure of each unacked offset whose lease ended."""
+        """Count one more failure of each unacked offset: its lease ended."""
         live = np.unique(offsets[(offsets < self.reach) & ~self.is_acked(offsets)])
         if len(live):
             self._grow(int(live[-1]) + 1)
             self._delay(self._failed(live), None)
 
     def nack(self, offsets: U64, not_before_ms: I64) -> npt.NDArray[np.bool_]:
-        """Count one more failure of what was given back; return which were unacked (n, bool).
+        """Count one more failure of nacked messages; return which were unacked, (n, bool).
 
-        They are not to be delivered before their times, (n, int64). Of a repeated offset the first
-        one counts.
+        `not_before_ms`: their earliest redelivery, (n, int64). Of a repeated offset the first one
+        counts.
         """
         live = (offsets < self.reach) & ~self.is_acked(offsets)
         if not live.any():
@@ -224,7 +227,7 @@ class Group:
         return live
 
     def recall(self, offsets: U64) -> None:
-        """Count unacked offsets, all different, as delivered once more, not as failed."""
+        """Count unacked offsets, all different, as delivered once more, without a failure."""
         live = offsets[(offsets < self.reach) & ~self.is_acked(offsets)]
         if not len(live):
             return
@@ -239,9 +242,9 @@ class Group:
     def restart(
         self, group_id: GroupId, offset: QueueOffset, queue_end: QueueOffset, epoch: Epoch
     ) -> None:
-        """Forget acks, failures and delays; go on from `offset` under a new id.
+        """Forget acks, failures and delays; continue at `offset` under a new id.
 
-        What may have been handed out before counts as delivered once.
+        Messages that may have been delivered before count as delivered once.
         """
         mark = min(self.reach, queue_end)
         self.hashed = None
@@ -256,17 +259,17 @@ class Group:
         self.moved, self.moved_sum = _empty_u64(), 0
 
     def _failed(self, offsets: U64) -> npt.NDArray[np.int64]:
-        """Count one more failure of each of these, all different; return where they lie."""
+        """Count one more failure of each offset, all different; return their indexes."""
         self.hashed = None
         index = offsets.astype(np.int64) - self.base
         if not len(self.ended):
             self.ended = np.zeros(len(self.acked), np.uint16)
-        self.ended[index] += self.ended[index] < _ENDED_MAX  # it stays there: never back to "first"
+        self.ended[index] += self.ended[index] < _ENDED_MAX  # no overflow back to "first delivery"
         self.ended_sum = (self.ended_sum + _sum(mix(offsets ^ _ENDED_SALT))) & _MASK
         return index
 
     def _delay(self, index: npt.NDArray[np.int64], times: I64 | None) -> None:
-        """Note when offsets may come again; None: nothing says when."""
+        """Set the earliest redelivery of offsets; None: none is set."""
         if not len(self.later):
             if times is None:
                 return
@@ -276,7 +279,7 @@ class Group:
         self.later_sum = (self.later_sum - gone + self.later_hashes(index)) & _MASK
 
     def later_hashes(self, index: npt.NDArray[np.int64] | slice) -> int:
-        """Return the sum of hashes of (offset, time) at these places of `later`."""
+        """Return the sum of hashes of (offset, time) at these indexes of `later`."""
         times = self.later[index]
         offsets = np.arange(len(self.later))[index] if isinstance(index, slice) else index
         set_ = times != 0
@@ -284,44 +287,44 @@ class Group:
         return _sum(mix(hashes ^ times[set_].astype(np.uint64)))
 
     def not_before(self, offsets: U64) -> I64:
-        """Return when each may be delivered, on the cluster's clock, (n, int64); 0: at once."""
+        """Return each offset's earliest redelivery, Unix milliseconds, (n, int64); 0: at once."""
         return _look(self.later, offsets.astype(np.int64) - self.base)
 
     def failures(self, offsets: U64) -> U32:
-        """Return how often each was nacked, or its lease ended, (n, uint32)."""
+        """Return the number of nacks and ended leases of each offset, (n, uint32)."""
         return _look(self.ended, offsets.astype(np.int64) - self.base).astype(np.uint32)
 
     def exhausted(self, offsets: U64) -> npt.NDArray[np.bool_]:
-        """Return which of these, all unacked, are dead letters now (n, bool)."""
+        """Return which unacked offsets have failed max_attempts times, (n, bool)."""
         most = self.settings.max_attempts
         return self.failures(offsets) >= most if most else np.zeros(len(offsets), np.bool_)
 
     def backoff_ms(self, offsets: U64) -> I64:
-        """Return how long a nack without a delay puts each off, (n, int64)."""
+        """Return the delay of a nack without one, for each offset, milliseconds, (n, int64)."""
         low, high = self.settings.backoff_ms_min, self.settings.backoff_ms_max
         doublings = np.minimum(self.failures(offsets), 62 - low.bit_length())
         waits: I64 = np.minimum(np.int64(low) << doublings, max(low, high))
         return waits
 
     def reserve(self, offset: QueueOffset) -> None:
-        """Let the leader hand out offsets below `offset`; never goes back."""
+        """Allow the leader to deliver offsets below `offset`; never goes back."""
         self.hashed = None
         self.reserved = max(self.reserved, offset)
 
     def alter(self, settings: GroupSettings) -> None:
-        """Have other settings."""
+        """Replace the settings."""
         self.hashed = None
         self.settings = settings
 
     @property
     def reach(self) -> QueueOffset:
-        """Offsets from this one on were never delivered."""
+        """First offset that was never delivered."""
         return max(self.reserved, self.delivered_to)
 
     def begin_epoch(self, queue_end: QueueOffset) -> bool:
-        """Count what the old leader may have handed out as delivered once more.
+        """Count messages that the old leader may have delivered as delivered once more.
 
-        Return whether that changes anything.
+        Returns whether that changes the group.
         """
         mark = min(self.reserved, queue_end)
         if mark > self.cursor:
@@ -332,15 +335,15 @@ class Group:
         return True
 
     def hand_over(self, offset: QueueOffset) -> None:
-        """Let nothing be handed out before the next `reserve`; so far it was below `offset`."""
+        """Record that only offsets below `offset` were delivered; stop until the next `reserve`."""
         self.hashed = None
         self.delivered_to = max(self.delivered_to, offset)
         self.reserved = self.cursor
 
     def attempts(self, offsets: U64) -> U32:
-        """Return the number of each offset's next delivery (n, uint32): 1 is the first.
+        """Return the number of each offset's next delivery, (n, uint32): 1 is the first.
 
-        It counts each time that a consumer may have been given the message.
+        Every delivery that may have reached a consumer counts.
         """
         count = np.ones(len(offsets), np.uint32)
         index = offsets.astype(np.int64) - self.base
@@ -352,20 +355,20 @@ class Group:
         return count
 
     def unacked_from(self, offset: int) -> int:
-        """Return the first offset from this one on, at or above the cursor, that is not acked."""
+        """Return the first unacked offset at or after `offset`, which is not below the cursor."""
         rest = self.acked[max(0, offset - self.base) :]
         return offset + (len(rest) if rest.all() else int(np.argmin(rest)))
 
     def unacked(self, queue_end: QueueOffset) -> int:
-        """Return how many fired messages are not acked."""
+        """Return the number of fired messages that are not acked."""
         above = int(np.count_nonzero(self.acked[self.cursor - self.base :]))
         return queue_end - self.cursor - above
 
     def first_unacked(self, end: int, count: int) -> U64:
-        """Return the first `count` offsets below `end` that are not acked, ascending."""
+        """Return the first `count` unacked offsets below `end`, ascending."""
         known = self.acked[self.cursor - self.base : max(0, end - self.base)]
         found, left = list[npt.NDArray[np.int64]](), count
-        for start in range(0, len(known), LOOK_ROWS):  # what lies behind them may be millions
+        for start in range(0, len(known), LOOK_ROWS):  # the rest may be millions
             if left <= 0:
                 break
             low = np.flatnonzero(~known[start : start + LOOK_ROWS])[:left] + (self.cursor + start)
@@ -379,7 +382,7 @@ class Group:
         """Make the arrays cover offsets below `end`."""
         size = end - self.base
         if size > len(self.acked):
-            # Drop what the cursor has passed before asking for more.
+            # Drop the elements below the cursor before allocating more.
             skip = self.cursor - self.base
             capacity = max(CAPACITY_MIN, 2 * (size - skip))
             acked = np.zeros(capacity, np.bool_)
@@ -399,7 +402,7 @@ class Group:
             self.acked, self.base = acked, self.cursor
 
     def _forget_columns(self) -> None:
-        """Hold nothing by offset: all that was held lies below the cursor."""
+        """Empty the columns: all offsets that they held lie below the cursor."""
         self.base = int(self.cursor)
         self.acked, self.later = _empty_bool(), _empty_i64()
         self.ended, self.recalled = _empty_u16(), _empty_u16()
@@ -416,7 +419,7 @@ class Group:
 
 
 def _look(column: npt.NDArray[Any], index: npt.NDArray[np.int64]) -> I64:
-    """Return what a column holds at these places, 0 outside."""
+    """Return a column's values at these indexes, 0 outside."""
     inside = (index >= 0) & (index < len(column))
     out = np.zeros(len(index), np.int64)
     out[inside] = column[index[inside]]
@@ -428,7 +431,7 @@ def _sum(values: U64) -> int:
 
 
 def moved_hashes(offsets: U64) -> int:
-    """Return the sum of hashes of messages that left for another topic."""
+    """Return the sum of hashes of moved messages, modulo 2 ** 64."""
     if not len(offsets):
         return 0
     return _sum(mix(offsets ^ _MOVED_SALT))

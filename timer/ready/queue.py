@@ -1,13 +1,12 @@
-"""Queues: what has fired, per topic, in blocks with consecutive queue offsets.
+"""Queues: the fired messages of each topic, in blocks with consecutive queue offsets.
 
     begin                              end
       |  block   |   block  |  block    |
       0 ... 411    412 ... 1411  1412     <- the next message fired gets this offset
 
-A block holds rows that fired one after the other, in (due, seq) order: in memory as a page, in a
-spill file, or in both (timer/ready/page_cache.py). Nothing is copied at firing. Which blocks the
-messages lie in is each replica's own affair; blocks below `begin` are gone: every group has acked
-them.
+A block holds rows that fired one after the other, in (due, seq) order. It is in memory as a page,
+in a spill file, or in both (timer/ready/page_cache.py). Firing copies no payload. The division into
+blocks may differ between replicas. Blocks below `begin` are dropped: every group has acked them.
 """
 
 from bisect import bisect_right
@@ -26,13 +25,13 @@ from timer.ready.page_cache import PAGE_OVERHEAD, Block, BlockRows, Pages, Spill
 
 BLOCK_ROWS_MAX: Final = 65_536
 MARK_MS: Final = 600_000
-"""How finely retention knows when messages fired, unless a policy says how long that is."""
+"""Length of retention's time intervals, milliseconds, if no policy sets a retention."""
 LITTLE_SIZE: Final = 8 << 10
-"""Bytes of rows and payloads up to which a queue's new messages have no buffer of their own …"""
+"""Bytes of rows and payloads up to which a queue's new messages share a buffer with others."""
 SHARED_SIZE: Final = 64 << 10
-"""… but one with others, of about so many bytes: a flush gives each its own."""
+"""Bytes of such a shared buffer, roughly. A flush gives each queue its own buffer."""
 AHEAD_BLOCKS: Final = 8
-"""So many blocks after those that are handed out are fetched, before somebody waits for them."""
+"""Blocks after the delivered ones that are read from disk in advance."""
 _PRIME: Final = 0x9E3779B97F4A7C15
 _MASK: Final = (1 << 64) - 1
 _POWERS: Final = np.full(BLOCK_ROWS_MAX + 1, _PRIME, np.uint64)
@@ -40,7 +39,7 @@ _POWERS: Final = np.full(BLOCK_ROWS_MAX + 1, _PRIME, np.uint64)
 _POWERS[0] = 1
 np.cumprod(_POWERS, out=_POWERS)
 _ROW_SIZE: Final = ROW.itemsize + 8
-"""In a page, with the time at which it fired."""
+"""Bytes of a row in a page, with the time at which it fired."""
 assert int(_POWERS[-1]) == pow(_PRIME, BLOCK_ROWS_MAX, 1 << 64)
 
 
@@ -49,24 +48,24 @@ class Queue:
     """The fired messages of one topic."""
 
     begin: QueueOffset = QueueOffset(0)
-    """First offset still kept."""
+    """First offset that the queue holds."""
     end: QueueOffset = QueueOffset(0)
     """Offset of the next message to fire."""
     chain: int = 0
-    """Chained hash of the seqs at offsets 0 .. end, whatever blocks they came in; 64 bits."""
+    """Chained hash of the seqs at offsets 0 .. end, 64 bits; does not depend on the blocks."""
     marks: deque[tuple[int, QueueOffset]] = field(default_factory=deque)
-    """(end of a stretch of time, offset of the first message fired in it), ascending."""
+    """(End of a time interval, offset of the first message fired in it), ascending."""
     mark_ms: int = MARK_MS
-    """How long the next stretches are."""
+    """Length of the next intervals, milliseconds."""
     blocks: list[Block] = field(default_factory=list)
     pages: Pages = field(default_factory=Pages)
-    """Those of all queues of the node."""
+    """The page cache, shared by all queues of the node."""
     _firsts: list[int] = field(default_factory=list)
     _payload_bytes: int = 0
-    """Of all blocks that were added here."""
+    """Payload bytes of all blocks that were added here, dropped ones included."""
 
     def append(self, rows: RowArray, bufs: Buffers, fired_at_ms: UnixMs) -> None:
-        """Add messages at the end; `rows` keep the order in which they fire."""
+        """Add messages at the end; `rows` are in firing order."""
         n = len(rows)
         assert 0 < n <= BLOCK_ROWS_MAX, n
         hashes = mix(np.ascontiguousarray(rows["seq"])) * _POWERS[n - 1 :: -1][:n]
@@ -76,17 +75,17 @@ class Queue:
         self._append(Block.of(self.end, page), n, tail, fired_at_ms)
 
     def _append(self, block: Block, n: int, tail: int, fired_at_ms: UnixMs) -> None:
-        """Add a block of n messages that fire now; `tail`: what they add to the chain."""
+        """Add a block of n messages that fire now. `tail`: their part of the chain."""
         self.chain = (self.chain * _power(n) + tail) & _MASK
         if self.begin == self.end:
-            self.marks.clear()  # of what is all gone
+            self.marks.clear()  # their messages were dropped
         self.shorten(fired_at_ms)
         if not self.marks or self.marks[-1][0] <= fired_at_ms:
             self.marks.append((self._mark_end(fired_at_ms), self.end))
         self.restore(block)
 
     def shorten(self, now_ms: UnixMs) -> None:
-        """Let no stretch, of what has all fired by now, end later than one that begins now."""
+        """End all intervals no later than one that begins now: their messages have fired."""
         end_ms = self._mark_end(now_ms)
         for at in range(len(self.marks) - 1, -1, -1):
             if self.marks[at][0] <= end_ms:
@@ -97,7 +96,7 @@ class Queue:
         return (now_ms // self.mark_ms + 1) * self.mark_ms
 
     def restore(self, block: Block) -> None:
-        """Add a block that a manifest holds; chain and marks know it already."""
+        """Add a block that a manifest holds; chain and marks include it already."""
         assert block.first == self.end, (block.first, self.end)
         self._payload_bytes += block.payload_bytes
         block.payload_bytes_end = self._payload_bytes
@@ -107,14 +106,14 @@ class Queue:
         self.end = block.end
 
     def unspilled(self) -> list[Block]:
-        """Return the blocks that no file holds: the last ones."""
+        """Return the blocks that are in no file: the last ones."""
         start = len(self.blocks)
         while start and self.blocks[start - 1].spill is None:
             start -= 1
         return self.blocks[start:]
 
     def spilled(self, old: Sequence[Block], new: Sequence[Block]) -> None:
-        """Let spilled blocks take the place of those with the same messages, if any is left."""
+        """Replace blocks by their spilled copies, except those dropped meanwhile."""
         assert old[0].first == new[0].first, (old[0].first, new[0].first)
         assert old[-1].end == new[-1].end, (old[-1].end, new[-1].end)
         start, stop = (bisect_right(self._firsts, old[place].first) for place in (0, -1))
@@ -129,16 +128,16 @@ class Queue:
 
     @staticmethod
     def _weigh(new: Sequence[Block], old: Sequence[Block]) -> None:
-        """Let the new blocks, which end as the old ones do, know what lies before them."""
+        """Set `payload_bytes_end` of the new blocks; the last one's equals that of the old."""
         end = old[-1].payload_bytes_end if old else 0
         for block in reversed(new):
             block.payload_bytes_end = end
             end -= block.payload_bytes
 
     def payload_bytes_from(self, offset: QueueOffset) -> int:
-        """Return how many bytes the payloads from there on have.
+        """Return the payload bytes of the messages from an offset on.
 
-        Of a block that begins before it a part in proportion is counted.
+        The block that holds the offset counts in proportion.
         """
         if offset >= self.end or not self.blocks:
             return 0
@@ -147,15 +146,15 @@ class Queue:
         return self._payload_bytes - block.payload_bytes_end + here
 
     def moved(self, places: Mapping[SpillRef, SpillRef]) -> None:
-        """Blocks were copied to other files."""
+        """Note that blocks were copied to other files."""
         for block in self.blocks:
             if block.spill is not None:
                 block.spill = places.get(block.spill, block.spill)
 
     def slices(self, offsets: U64) -> Iterator[tuple[BlockRows, U64]]:
-        """Yield (page, positions in it) that together cover `offsets` (ascending), in order.
+        """Yield (page, positions in it) that together cover `offsets`, in order.
 
-        All of them are at hand.
+        `offsets` ascend, and all of them are in memory.
         """
         for block, here in self._blocks_of(offsets):
             assert block.page is not None, (block.first, block.end)
@@ -176,9 +175,9 @@ class Queue:
         return number
 
     def fired_at_ms(self, offset: int) -> int:
-        """Return when a message that is here fired.
+        """Return when a message in the queue fired, Unix milliseconds.
 
-        Where its page is in a file only: when the first one of its block did, which is up to 4,096
+        If its page is only in a file, returns when its block's first message fired: up to 4,096
         messages earlier.
         """
         block = self.blocks[self._number_of(offset)]
@@ -189,7 +188,7 @@ class Queue:
     def at_hand(self, offsets: U64) -> int:
         """Return how many of the first `offsets` (ascending, at least one) are in memory.
 
-        The pages that come next, or that are missing, are wanted.
+        The missing pages, and those that come next, are requested from disk.
         """
         count = 0
         for block, here in self._blocks_of(offsets):
@@ -202,17 +201,17 @@ class Queue:
         return count
 
     def fitting(self, offsets: U64, bytes_max: int) -> int:
-        """Return how many of the first `offsets` (ascending) fit into `bytes_max`; at least one.
+        """Return how many of the first `offsets` fit into `bytes_max`; at least one.
 
-        All of them are at hand.
+        `offsets` ascend, and all of them are in memory.
         """
         sizes = np.concatenate([row_bytes(page.rows[at]) for page, at in self.slices(offsets)])
         return max(1, int(np.searchsorted(np.cumsum(sizes), bytes_max, side="right")))
 
     def key_hashes(self, offsets: U64) -> U64:
-        """Return a hash of each message's key (n, uint64), never 0; one of its own without a key.
+        """Return a hash of each message's key, (n, uint64), never 0.
 
-        `offsets` ascend, and all are at hand.
+        A message without a key has a hash of its own. `offsets` ascend, and all are in memory.
         """
         hashes = [np.zeros(0, np.uint64)]
         for page, at in self.slices(offsets):
@@ -230,7 +229,7 @@ class Queue:
     def fired_from(self, time_ms: UnixMs) -> QueueOffset | None:
         """Return the offset of the first message that fired at or after a time, or `end`.
 
-        None: a page has to be read first, which is wanted now.
+        None: a page must be read first; it is requested.
         """
         low, high = 0, len(self.blocks)
         while low < high:
@@ -253,7 +252,7 @@ class Queue:
         return max(self.begin, QueueOffset(block.first + at))
 
     def drop_below(self, offset: QueueOffset) -> None:
-        """Forget what lies before `offset`; whole blocks leave memory."""
+        """Drop the messages below `offset`; blocks are dropped whole."""
         if offset <= self.begin:
             return
         assert offset <= self.end, (offset, self.end)
@@ -269,13 +268,13 @@ class Queue:
             del self._firsts[:gone]
 
     def expire(self, fired_before_ms: UnixMs, below: QueueOffset | None = None) -> None:
-        """Forget the leading messages that fired in stretches that were over by then.
+        """Drop the leading messages of intervals that ended by a time, in Unix milliseconds.
 
-        Of these, what lies below an offset; None: all.
+        `below`: drop only messages below this offset; None: all of them.
         """
         offset = self.begin
         for end_ms, first in self.marks:
-            offset = max(offset, first)  # what lies before it was over
+            offset = max(offset, first)  # the intervals before it have ended
             if end_ms > fired_before_ms or (below is not None and offset >= below):
                 break
         else:
@@ -283,14 +282,14 @@ class Queue:
         self.drop_below(offset if below is None else min(offset, below))
 
     def close(self) -> None:
-        """Leave nothing in memory: the topic is gone."""
+        """Drop all messages: the topic was deleted."""
         self.drop_below(self.end)
 
 
 def append_all(parts: Sequence[tuple[Queue, RowArray]], bufs: Buffers, fired_at_ms: UnixMs) -> None:
     """Add messages at the ends of different queues, as `Queue.append` does for one.
 
-    Those of queues that get little share the bytes that they point into, up to SHARED_SIZE.
+    Queues that get few bytes share a buffer, up to SHARED_SIZE.
     """
     if len(parts) < 2:
         for queue, rows in parts:
@@ -314,7 +313,7 @@ def append_all(parts: Sequence[tuple[Queue, RowArray]], bufs: Buffers, fired_at_
 def _append_little(
     parts: Sequence[tuple[Queue, RowArray]], bufs: Buffers, fired_at_ms: UnixMs
 ) -> None:
-    """See `append_all`. What numpy has to work out, it does for all of them in one call."""
+    """Append to several queues with one shared buffer; each numpy call serves all of them."""
     counts = np.array([len(rows) for _, rows in parts])
     ends = np.cumsum(counts)
     starts = ends - counts
@@ -343,7 +342,7 @@ def _append_little(
 
 
 def _sizes(parts: Sequence[RowArray]) -> list[int]:
-    """Return how many bytes each part has, with the payloads, keys and headers of its rows."""
+    """Return the bytes of each part, with the payloads, keys and headers of its rows."""
     counts = np.array([len(rows) for rows in parts])
     weights = np.add.reduceat(row_bytes(concat(parts)), np.cumsum(counts) - counts)
     sizes: list[int] = (weights + counts * _ROW_SIZE).tolist()

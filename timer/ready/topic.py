@@ -1,4 +1,4 @@
-"""One topic: its queue, its groups, and where its timers went."""
+"""One topic: its queue, its groups, and the counts of its timers."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -13,14 +13,14 @@ from timer.ready.queue import MARK_MS, Queue
 from timer.ready.topic_shares import MASK, TopicRows
 
 RETENTION_MS: Final = 7 * 24 * 3_600_000
-"""How long a topic without groups keeps what has fired, if no policy says."""
+"""Retention of a topic without groups, if no policy sets one: seven days, in milliseconds."""
 MARKS: Final = 1_000
-"""A retention is cut into so many stretches, of a second at least: so much longer it may take."""
+"""Intervals in a retention, each at least a second. A message may stay one interval longer."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """Where timers went. P7: scheduled = pending + fired + cancelled + dropped."""
+    """Numbers of timers by outcome. P7: scheduled = pending + fired + cancelled + dropped."""
 
     scheduled: int = 0
     fired: int = 0
@@ -29,28 +29,28 @@ class Counts:
 
     @property
     def pending(self) -> int:
-        """Timers that neither fired nor were cancelled nor dropped."""
+        """Timers that have not fired and were neither cancelled nor dropped."""
         return self.scheduled - self.fired - self.cancelled - self.dropped
 
 
 @dataclass(slots=True)
 class TopicRelease:
-    """How what a topic holds leaves, since it was resumed (timer/state/pauses.py)."""
+    """The release of a resumed topic's held timers (timer/state/pauses.py)."""
 
     catch_up: str
     until_ms: UnixMs
-    """The time of the resume: what is due by then, and was scheduled before, is overdue."""
+    """Time of the resume. Overdue timers are due by then, and have a seq below `seq_end`."""
     seq_end: Seq
-    """The seq of what was scheduled next."""
+    """The next seq to be assigned at the resume."""
     last: Position | None = None
-    """The last of what is overdue that was met; with catch_up = latest it is to fire."""
+    """Last overdue timer that the sweep has met and not dropped; catch_up = latest fires it."""
     waits: bool = True
-    """For the sweep to begin: one was under way already at the resume."""
+    """True until the topic takes part in a sweep."""
 
 
 @dataclass(slots=True)
 class Topic:
-    """One incarnation of a topic."""
+    """One incarnation of a topic. A topic made anew under the same name has another id."""
 
     topic_id: TopicId
     name: str
@@ -61,39 +61,39 @@ class Topic:
     pending_sum: int = 0
     """Sum of hashes of (due, seq, payload size) of the pending rows, modulo 2 ** 64."""
     pending_bytes: int = 0
-    """Of the pending rows' payloads."""
+    """Bytes of the pending rows' payloads."""
     deleted_in: Epoch = Epoch(0)
-    """When a group was deleted last; or any topic, before this one was made."""
+    """Epoch of the last deletion of a group here; at first, of the last deletion of any topic."""
     expired: int = 0
-    """Messages that ended so in the last group, or without any."""
+    """Messages that expired in the last group that had them, or in a topic without groups."""
     retention_ms: int | None = None
-    """As the policies say; None: they say nothing."""
+    """Milliseconds, from the policies. None: no policy sets it."""
 
     paused: bool = False
-    """Nothing fires from it: by the policies, and so no state of its own."""
+    """Nothing fires from the topic. Follows from the policies, so no manifest holds it."""
     held: int = 0
     """Pending timers at or before the fire position."""
     held_bytes: int = 0
-    """Of their payloads."""
+    """Bytes of the held timers' payloads."""
     release: TopicRelease | None = None
-    """None: it is paused, or was, and holds nothing any more."""
+    """None: the topic is paused, or was never paused, or has released all that it held."""
 
     @property
     def holding(self) -> bool:
-        """What comes due is held."""
+        """Whether timers that come due are held instead of fired."""
         return self.paused or self.release is not None
 
     def add(self, group: Group) -> None:
-        """Let it have one more group."""
+        """Add a group."""
         self.groups[group.name] = self.group_by_id[group.group_id] = group
 
     def remove(self, group: Group) -> None:
-        """Let it have one group less."""
+        """Remove a group and mark it as deleted."""
         del self.groups[group.name], self.group_by_id[group.group_id]
         group.deleted = True
 
     def retain(self, retention_ms: int | None, now_ms: UnixMs) -> None:
-        """Keep what has fired for so long from now on; None: as ever."""
+        """Set the retention in milliseconds from now on; None: the default."""
         self.retention_ms = retention_ms
         finely = MARK_MS if retention_ms is None else max(1_000, retention_ms // MARKS)
         self.queue.mark_ms = finely
@@ -101,38 +101,38 @@ class Topic:
 
     @property
     def unacked_from(self) -> QueueOffset:
-        """The first offset that some group has not acked; without groups all that is kept."""
+        """First offset that some group has not acked; without groups the queue's begin."""
         return min((group.cursor for group in self.groups.values()), default=self.queue.begin)
 
     @property
     def ready(self) -> int:
-        """Messages from there on: what is kept longer, by retention, does not count."""
+        """Messages from `unacked_from` on. Acked messages kept by retention do not count."""
         return self.queue.end - max(self.queue.begin, self.unacked_from)
 
     def add_pending(self, share: TopicRows) -> None:
-        """Timers of it are pending from now on."""
+        """Count more timers as pending."""
         self.pending_sum = (self.pending_sum + share.sum) & MASK
         self.pending_bytes += share.payload_bytes
 
     def end_pending(self, share: TopicRows) -> None:
-        """Timers of it are pending no more."""
+        """Count timers as no longer pending."""
         self.pending_sum = (self.pending_sum - share.sum) & MASK
         self.pending_bytes -= share.payload_bytes
 
     def close(self) -> None:
-        """It is gone, and its groups with it."""
+        """Mark the groups as deleted with the topic, and drop the queue."""
         for group in self.groups.values():
             group.deleted, group.deleted_with = True, self.name
         self.queue.close()
 
     def trim(self) -> None:
-        """Let go of what every group has acked, unless retention decides."""
+        """Drop the messages that every group has acked, if no retention is set."""
         if self._trims:
             self.queue.drop_below(self.unacked_from)
 
     @property
     def forgets_at_ms(self) -> UnixMs | None:
-        """When `forget` does something next, if nothing else happens. None: never."""
+        """Time at which `forget` next drops messages if no op comes before. None: never."""
         queue = self.queue
         below = self.unacked_from if self.groups else queue.end
         if queue.begin >= below:
@@ -140,7 +140,7 @@ class Topic:
         return UnixMs(0) if self._trims else UnixMs(queue.marks[0][0] + self._kept_ms)
 
     def forget(self, now_ms: UnixMs) -> None:
-        """Let go of what every group has acked and retention keeps no more."""
+        """Drop the messages that every group has acked and whose retention is over."""
         if self._trims:
             self.trim()
         else:
@@ -149,17 +149,17 @@ class Topic:
 
     @property
     def _trims(self) -> bool:
-        """What every group has acked is let go of at once."""
+        """Whether messages that every group has acked are dropped at once."""
         return bool(self.groups) and not self.retention_ms
 
     @property
     def _kept_ms(self) -> int:
         return RETENTION_MS if self.retention_ms is None else self.retention_ms
 
-    # ---- time to live: what has expired, the leader has decided (timer/leader/groups/expiry.py)
+    # ---- time to live: the leader decides which messages expired (timer/leader/groups/expiry.py)
 
     def expire_below(self, offset: QueueOffset) -> None:
-        """Let go of all below an offset: whoever has not acked it, never gets it."""
+        """Expire all messages below an offset in every group, and drop them."""
         queue = self.queue
         least = max(queue.begin, self.unacked_from)
         if least < offset:
@@ -170,7 +170,7 @@ class Topic:
         queue.drop_below(offset)
 
     def expire(self, group: Group, offsets: U64) -> None:
-        """Let go of single messages, all different, in one group."""
+        """Expire single messages, all different, in one group."""
         ended = offsets[group.expire(offsets)]
         for other in self.groups.values():
             if not len(ended):

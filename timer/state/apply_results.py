@@ -1,4 +1,4 @@
-"""What the machine answers whoever proposed an entry: one result per kind of entry."""
+"""Results that the machine returns to the proposer of an entry, one type per kind of entry."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,39 +23,39 @@ ALREADY_FIRED: Final = 3
 NOT_FOUND: Final = 4
 RESCHEDULED: Final = CANCELLED
 LEFT: Final = 5
-"""Of a reschedule: still pending as it was; ask again."""
+"""Reschedule only: the timer is still pending, unchanged, because the entry was full; retry."""
 DROPPED: Final = 6
-"""It was held, and its topic went on without it."""
+"""The timer was held, and its topic's resume dropped it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """What a replica records at a CHECKPOINT entry; the same on all, digest included (P6)."""
+    """A replica's record at a CHECKPOINT entry; equal on all replicas, digest included (P6)."""
 
     epoch: Epoch
     index: LogIndex
     time_ms: UnixMs
     last_read_time_ms: UnixMs
     queue_offsets: Mapping[str, QueueOffset]
-    """Topic -> offset after its last fired message."""
+    """Topic name -> offset after its last fired message."""
     digest: str
     since: LogIndex = field(default=LogIndex(0), compare=False)
-    """The checkpoint before; 0: there was none, or this one was read from a manifest."""
+    """Index of the previous checkpoint. 0: none, or this checkpoint was read from a manifest."""
     moved: Mapping[str, QueueOffset | None] = field(default_factory=dict, compare=False)
-    """Of `queue_offsets`, what differs from that one; None: the topic is gone."""
+    """Entries of `queue_offsets` that changed since then. None: the topic was deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleApplied:
-    """Per part of the entry: its answer and whether it is a repeated one, or why it was refused."""
+    """Per part of the entry: (answer, whether it is a repeated one), or the error."""
 
     parts: tuple[tuple[RequestAnswer, bool] | EngineError, ...]
     ready: tuple[TopicId, ...]
-    """Topics whose queues grew, by rows that were due already."""
+    """Topics whose queues grew by rows that were due already."""
     keyed: int = 0
-    """Rows that have a key: each was looked for."""
+    """Rows that have a key; the machine looked up each key."""
     topics: int = 0
-    """Topics that have new timers."""
+    """Number of topics with new timers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,38 +64,38 @@ class CancelApplied:
 
     results: npt.NDArray[np.uint8]
     targets: Ids
-    """Which timers that were; of a key that nobody has, seq = 0."""
+    """The timers that the targets stood for. seq = 0: no pending timer has the key."""
 
 
 @dataclass(frozen=True, slots=True)
 class RescheduleApplied:
-    """Per target: RESCHEDULED, LEFT, or why not, as of a cancel, (n, uint8)."""
+    """Per target: RESCHEDULED, LEFT, or a cancel's result for a timer not pending, (n, uint8)."""
 
     results: npt.NDArray[np.uint8]
     targets: Ids
-    """Which timers that were; of a key that nobody has, seq = 0."""
+    """The timers that the targets stood for. seq = 0: no pending timer has the key."""
     timers: Ids
-    """The new timers; valid where RESCHEDULED."""
+    """The new timers; valid where the result is RESCHEDULED."""
     ready: tuple[TopicId, ...]
-    """Topics whose queues grew, by rows that were due already."""
+    """Topics whose queues grew by rows that were due already."""
 
 
 @dataclass(frozen=True, slots=True)
 class FireApplied:
-    """What one FIRE moved, per topic in the order of topic ids."""
+    """The rows that one FIRE moved, per topic in the order of topic ids."""
 
     fired: tuple[tuple[TopicId, RowArray], ...]
     limited: bool
-    """More rows are due, or held and to be released; another FIRE must follow."""
+    """More rows are due, or held and to be released. Another FIRE must follow."""
     released: tuple[tuple[TopicId, RowArray], ...] = ()
-    """What was held and has fired, in this order; a topic may be there twice."""
+    """Held rows that fired, in this order; a topic may appear twice."""
     dropped: tuple[tuple[TopicId, RowArray], ...] = ()
-    """What was held and never fires."""
+    """Held rows that were dropped and never fire."""
 
 
 @dataclass(frozen=True, slots=True)
 class AcksApplied:
-    """An ACK or NACK op: which of its offsets were unacked until then, (n, bool)."""
+    """An ACK or NACK op, and which of its offsets were unacked before it, (n, bool)."""
 
     op: GroupOp
     new: npt.NDArray[np.bool_]
@@ -103,20 +103,20 @@ class AcksApplied:
 
 @dataclass(frozen=True, slots=True)
 class MoveApplied:
-    """A MOVE op: which of its offsets were unacked until then (n, bool), and where they went."""
+    """A MOVE op, which of its offsets were unacked before it (n, bool), and the target topic."""
 
     op: Move
     new: npt.NDArray[np.bool_]
     to: TopicId
     first_seq: Seq
-    """As many as offsets: a message that did not move leaves its seq unused."""
+    """First of as many seqs as offsets. A message that did not move leaves its seq unused."""
     made: Group | None
-    """The group that the topic was given."""
+    """The group that the op created in the target topic. None: it created none."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeekApplied:
-    """A SEEK op, with the id that the group had before; the group is where it was asked to."""
+    """A SEEK op, which carries the group's previous id, and the group at its new offset."""
 
     op: GroupOp
     group: Group
@@ -124,7 +124,7 @@ class SeekApplied:
 
 @dataclass(frozen=True, slots=True)
 class DeleteApplied:
-    """A DELETE op, and the group that is no more."""
+    """A DELETE op and the deleted group."""
 
     op: GroupOp
     group: Group
@@ -132,18 +132,18 @@ class DeleteApplied:
 
 @dataclass(frozen=True, slots=True)
 class NobodyApplied:
-    """An op of a group that was deleted or sought before, or whose topic was: nothing was done."""
+    """An op without effect: its topic or group was deleted, or a seek changed the group's id."""
 
     op: CreateGroup | GroupOp | AlterGroup
 
 
 @dataclass(frozen=True, slots=True)
 class ExpireApplied:
-    """An EXPIRE_BELOW op, or an EXPIRE op."""
+    """An EXPIRE_BELOW or EXPIRE op."""
 
     op: GroupOp
     groups: int
-    """How many it was to change."""
+    """Groups that the op applied to."""
 
 
 GroupResult: TypeAlias = (
@@ -160,24 +160,24 @@ GroupResult: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class GroupApplied:
-    """Per op: the group created, found or altered, what it changed, or the op as it was applied."""
+    """Per op: the group created, found or altered, or the op's own result, or the op itself."""
 
     results: tuple[GroupResult, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopicApplied:
-    """A topic's deletion, and what went with it."""
+    """A topic's deletion and its losses."""
 
     op: DeleteTopic
     topic: Topic | None
-    """None: it was gone before."""
+    """The deleted topic. None: it was deleted before."""
     dropped: int = 0
     """Timers that were pending."""
     messages: int = 0
-    """That it still kept: fired, and not acked by every group."""
+    """Messages that the queue still held."""
     groups: tuple[tuple[str, int], ...] = ()
-    """(Name, messages that it had not acked) of each."""
+    """(Name, unacked messages) of each group."""
 
 
 Applied: TypeAlias = (

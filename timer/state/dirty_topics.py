@@ -1,9 +1,9 @@
-"""Which topics have changed: what goes over all topics looks again at those alone.
+"""Changed topics: a reader that covers all topics looks again only at those that changed.
 
-    an entry changes a topic --note--> the set of each reader --> taken out by it, when it looks
+    an entry changes a topic --note--> the set of each reader --> removed by the reader's next look
 
-Ten thousand topics are a few hundredths of a second of work, in which the event loop does nothing
-else: so a digest, a manifest, what retention lets go of keep what they know of a topic.
+A look at ten thousand topics takes some hundredths of a second, which would block the event loop.
+The digest, the manifest and retention therefore remember their result for each topic.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,12 +13,12 @@ from timer.model.units import TopicId
 from timer.ready.topic import Topic
 
 MANY: Final = 256
-"""Topics: about a millisecond, unless they have very many groups."""
+"""Topics that are looked at in about a millisecond, if they do not have very many groups."""
 AT_ONCE: Final = 128
 
 
 class DirtyTopics:
-    """See the module."""
+    """One set of changed topics for each reader."""
 
     __slots__ = ("_readers",)
 
@@ -26,37 +26,37 @@ class DirtyTopics:
         self._readers: list[set[TopicId]] = []
 
     def reader(self) -> set[TopicId]:
-        """Return a new reader's set: topics that change from now on come into it."""
+        """Return the set of a new reader; topics that change from now on are added to it."""
         changed: set[TopicId] = set()
         self._readers.append(changed)
         return changed
 
     def note(self, topic: TopicId) -> None:
-        """This topic changes, is made, or goes."""
+        """Record that a topic changes, is created, or is deleted."""
         for changed in self._readers:
             changed.add(topic)
 
 
 class TopicSum:
-    """The sum of a number of each topic; topics that did not change are not asked again."""
+    """The sum of one number per topic; only changed topics are computed again."""
 
     def __init__(self, changed: set[TopicId], number: Callable[[Topic], int]) -> None:
-        """`changed`: a reader's; of what is there already it has to name each topic."""
+        """`changed`: a reader's set. It must name all topics that exist already."""
         self.changed = changed
         self._number = number
         self._parts: dict[TopicId, int] = {}
         self._sum = 0
 
     def of(self, topics: Mapping[TopicId, Topic]) -> int:
-        """Return the sum over the topics that there are."""
+        """Return the sum over all existing topics."""
         while self.changed:
             self._look(topics, self.changed.pop())
         return self._sum
 
     def keep_up(self, topics: Mapping[TopicId, Topic]) -> bool:
-        """Look at some, if many have changed, though nobody asks; return whether many still have.
+        """Look at some topics if more than MANY have changed; return whether more than MANY remain.
 
-        So that whoever asks never waits for more than MANY of them.
+        The next call of `of` then has at most about MANY topics to look at.
         """
         for topic_id in many(self.changed):
             self._look(topics, topic_id)
@@ -64,14 +64,14 @@ class TopicSum:
 
     def _look(self, topics: Mapping[TopicId, Topic], topic_id: TopicId) -> None:
         self._sum -= self._parts.pop(topic_id, 0)
-        if (topic := topics.get(topic_id)) is not None:  # else it is gone
+        if (topic := topics.get(topic_id)) is not None:  # None: it was deleted
             part = self._number(topic)
             if part:
                 self._parts[topic_id] = part
                 self._sum += part
 
     def positive(self) -> list[TopicId]:
-        """Return the topics whose number was not 0 when it was last looked at."""
+        """Return the topics whose number was not 0 at the last look."""
         return [*self._parts]
 
 
@@ -85,6 +85,6 @@ def portions(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
 
 
 def many(changed: set[Id]) -> Iterator[Id]:
-    """Take out some of those that changed, to be looked at now; none if they are few."""
+    """Remove and yield changed ids until MANY are left, at most AT_ONCE; none if they are few."""
     for _ in range(min(len(changed) - MANY, AT_ONCE)):
         yield changed.pop()

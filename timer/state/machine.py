@@ -1,14 +1,14 @@
-"""The deterministic machine: applies committed entries, in order.
+"""The deterministic state machine: applies committed entries in order.
 
-The same entries give the same state on every replica, so nothing local may decide an outcome: no
-clock, no file layout, no wheel. What the leader decided stands in the entry; what acts later goes
-by state at the entry's index and by the entry's time.
+The same entries give the same state on every replica. Nothing local may therefore decide an
+outcome: no clock, no file layout, no timing wheel. The leader's decisions are in the entry. Later
+effects depend only on the state at the entry's index and on the entry's time.
 
     SCHEDULE --> store (pending) --FIRE--> queue of the topic --> groups --> gone
-                  ^  |  CANCEL, a key that is replaced; a paused topic's: timer/state/pauses.py
+                  ^  |  CANCEL, a replaced key; for paused topics see timer/state/pauses.py
        RESCHEDULE |  v
-                  cancelled                        a topic that is deleted: all of it is gone,
-                                                   its pending timers are dropped
+                  cancelled                        deletion of a topic: its messages and groups are
+                                                   deleted, its pending timers are dropped
 
 Conservation (P7): scheduled = pending + fired + cancelled + dropped, checked at each CHECKPOINT.
 """
@@ -103,14 +103,14 @@ from timer.state.successors import Successors
 
 FIRE_MARK_MS: Final = 10_000
 RESCHEDULE_BYTES_MAX: Final = 4 << 20
-"""Payloads that one RESCHEDULE moves; what is beyond is LEFT."""
+"""Payload bytes that one RESCHEDULE moves; timers beyond it are LEFT."""
 
 RESERVED_AHEAD_MAX: Final = 65_536
-"""How far beyond its queue's end a group may be reserved: leaders stay far below it."""
+"""Most offsets reserved beyond a queue's end; leaders stay far below it."""
 
 
 class Machine:
-    """State of one replica at `applied_index`. Only `apply` changes it."""
+    """The state of one replica at `applied_index`. Only `apply` changes it."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -118,7 +118,7 @@ class Machine:
         self.applied_epoch = Epoch(0)
         self.applied_time_ms = UnixMs(0)
         self.voters: tuple[ReplicaId, ...] = ()
-        """Of the last EPOCH entry applied. Empty: none was."""
+        """Voters in the last EPOCH entry applied. Empty: none was applied."""
         self.last_read_time_ms = UnixMs(0)
         self.next_seq = Seq(1)
         self.next_topic_id = TopicId(1)
@@ -128,11 +128,11 @@ class Machine:
         self.topics: dict[TopicId, Topic] = {}
         self.topic_by_name: dict[str, Topic] = {}
         self.namespaces: Counter[str] = Counter()
-        """How many topics are in each."""
+        """Number of topics in each namespace."""
         self.groups = 0
-        """Of all topics."""
+        """Number of groups in all topics."""
         self.topic_deleted_in = Epoch(0)
-        """When a topic was deleted last."""
+        """Epoch of the last deletion of a topic."""
         self.policies = Policies()
         self.producers = Producers()
         self.requests = RequestIds()
@@ -140,29 +140,29 @@ class Machine:
         self.successors = Successors()
         self.cancels = Cancels()
         self.late = {kind: Late() for kind in (ALREADY_FIRED, ALREADY_CANCELLED, DROPPED)}
-        """Of what was held, how it ended."""
+        """Held timers that ended, by outcome."""
         self.pauses = Pauses(self)
         self.portions = Portions(self)
-        """Of the entry after `applied_index`, where it concerns many topics or producers."""
+        """Work on the entry after `applied_index`, if it concerns many topics or producers."""
         self.fire_marks: deque[tuple[UnixMs, UnixMs]] = deque()
         """(log time, last_read_time_ms then), one each FIRE_MARK_MS, back to the horizon."""
         self._split = 0
-        """Into how many topics rows were split, at most, since a SCHEDULE began."""
+        """Most topics that rows were split into since the SCHEDULE began."""
         self.changes = DirtyTopics()
         self._hashes = topic_sum(self.changes.reader())
         self._retention = Retention(self.changes.reader())
         self._moved = self.changes.reader()
         self._queue_ends: dict[str, QueueOffset] = {}
-        """By topic, as of the last checkpoint; `_moved` may have others now."""
+        """Queue end by topic name at the last checkpoint; topics in `_moved` may differ now."""
         self._moved_ends: dict[str, QueueOffset | None] = {}
-        """Of these, those that are others than at the last checkpoint; None: the topic is gone."""
+        """Queue ends that changed since the last checkpoint. None: the topic was deleted."""
         self.checkpoint: Checkpoint | None = None
-        """The last one recorded."""
+        """The last checkpoint recorded. None: none was."""
 
     def apply(self, entry: Entry) -> Applied:
-        """Apply the entry after `applied_index`; return what its proposer is answered.
+        """Apply the entry after `applied_index`; return the result for its proposer.
 
-        Of its work all that `portions` has not done before is done here.
+        Work on the entry that `portions` has not done before is done here.
         """
         assert entry.index == self.applied_index + 1, (entry.index, self.applied_index)
         assert entry.time_ms >= self.applied_time_ms, (entry.time_ms, self.applied_time_ms)
@@ -198,7 +198,7 @@ class Machine:
         results: list[tuple[RequestAnswer, bool] | EngineError] = []
         fresh: list[RequestAnswer] = []
         keep = np.zeros(len(rows), np.bool_)
-        # What no id was issued for counts as gone.
+        # A topic id that was never issued counts as deleted.
         gone = (rows["topic"] == 0) | (rows["topic"] >= self.next_topic_id)
         gone |= self.store.gone.of(rows["topic"])
         any_gone = bool(gone.any())
@@ -236,9 +236,9 @@ class Machine:
         rows: RowArray,
         lost: list[int],
     ) -> tuple[RequestAnswer, bool] | EngineError:
-        """Number the rows of one request, unless it is a repeated or a refused one.
+        """Assign seqs to the rows of one request, if it is neither a repeat nor rejected.
 
-        `lost`: those of its topics that are gone.
+        `lost`: ids of its topics that were deleted.
         """
         answer = None
         try:
@@ -264,7 +264,7 @@ class Machine:
     def _decide(
         self, rows: RowArray, modes: U32, payload: memoryview, answers: list[RequestAnswer]
     ) -> RowArray:
-        """Keep keys unique; complete the answers; return the rows that become timers, and stay."""
+        """Keep keys unique and complete the answers; return the rows that become timers."""
         keyed = rows[rows["key_size"] > 0]
         keys, topic = gather(keyed, {0: payload}, "key"), keyed["topic"].astype(np.uint32)
         hashes = self.store.hasher(topic, keys)
@@ -286,7 +286,7 @@ class Machine:
         return rows if stay.all() else rows[stay]
 
     def _ended(self, rows: RowArray, *, were_pending: bool = True) -> None:
-        """Count timers as cancelled, and remember them."""
+        """Count timers as cancelled, and remember them for later cancels."""
         past = self.pauses.past(rows)
         any_past = bool(past.any())
         for topic, share in self.by_topic(rows):
@@ -312,9 +312,9 @@ class Machine:
     def _admit(
         self, rows: RowArray, payload: bytes | memoryview, *, messages: bool = False
     ) -> tuple[TopicId, ...]:
-        """Put rows with seqs into the store, or into their queues if they are due already.
+        """Put rows with seqs into the store; put those that are due already into their queues.
 
-        `messages`: they have fired before, and none is held.
+        `messages`: the rows are fired messages that move, so none of them is held.
         """
         due = rows["due_ms"] <= self.last_read_time_ms
         if not due.any():
@@ -327,7 +327,7 @@ class Machine:
         self._count_scheduled(rows)
         if not messages and (held := due & self.pauses.holds(rows)).any():
             due &= ~held
-            held &= self.pauses.past(rows)  # after F a FIRE holds it: of the last one's time, or so
+            held &= self.pauses.past(rows)  # rows after the fire position are held by a later FIRE
             self._add_pending(rows[held])
             self.pauses.hold(rows[held], {0: payload})
             rows, due = rows[~held], due[~held]
@@ -352,7 +352,7 @@ class Machine:
     def _enqueue(
         self, rows: RowArray, bufs: Buffers, fired_at_ms: UnixMs, *, were_pending: bool
     ) -> list[tuple[TopicId, RowArray]]:
-        """Move rows (in firing order) to the ends of their topics' queues; count them as fired."""
+        """Append rows, in firing order, to their topics' queues; count them as fired."""
         shares = self.by_topic(rows)
         for topic, share in shares:
             if were_pending:
@@ -383,12 +383,12 @@ class Machine:
         return FireApplied(tuple(moved), limited, tuple(released), tuple(dropped))
 
     def enqueue_held(self, rows: RowArray, bufs: Buffers) -> None:
-        """Let held rows fire now, in this order."""
+        """Fire held rows now, in this order."""
         self._enqueue(rows, bufs, self.applied_time_ms, were_pending=True)
         self._remember(ALREADY_FIRED, rows)
 
     def drop_held(self, rows: RowArray) -> None:
-        """Let held rows never fire."""
+        """Drop held rows: they never fire."""
         for topic, share in self.by_topic(rows):
             topic.end_pending(share)
             topic.counts.dropped += len(share.rows)
@@ -427,7 +427,7 @@ class Machine:
         return RescheduleApplied(results, targets, timers, ready)
 
     def _ids(self, targets: Targets) -> Ids:
-        """Return which pending timers have the keys; seq = 0 for none, and for a repeated key."""
+        """Return the pending timers of keys. seq = 0: no timer, or a key that appeared before."""
         if isinstance(targets, Ids):
             return targets
         rows = self.store.find_keys(targets.topic, targets.key)
@@ -438,7 +438,7 @@ class Machine:
         return Ids(np.where(seq > 0, rows["due_ms"], 0), seq)
 
     def judge(self, targets: Ids) -> npt.NDArray[np.uint8]:
-        """Return what became of timers that are not pending: (n, uint8), as of a cancel."""
+        """Return the outcome of timers that are not pending, (n, uint8), as a cancel's results."""
         results = np.full(len(targets), NOT_FOUND, np.uint8)
         results[self._ended_by_fire(targets.due_ms, targets.seq)] = ALREADY_FIRED
         results[self.cancels.contain(targets.due_ms, targets.seq)] = ALREADY_CANCELLED
@@ -448,16 +448,16 @@ class Machine:
         return results
 
     def _ended_by_fire(self, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
-        """Return which genuine ids, if not cancelled, fired within the horizon (n, bool)."""
+        """Return which ids, if issued and not cancelled, fired within the horizon, (n, bool)."""
         recent = (due_ms <= self.last_read_time_ms) & (due_ms > self._forgotten_ms())
         return recent & (seq < self.next_seq) & (seq > 0)
 
     def _forgotten_ms(self) -> UnixMs:
-        """Return the read time of the horizon: what fired up to there may be NOT_FOUND now."""
+        """Return the read time at the horizon; timers due by then may be NOT_FOUND."""
         return self._horizon()[1]
 
     def _horizon(self) -> tuple[UnixMs, UnixMs]:
-        """Return the newest mark that lies before the horizon; (-1, -1) if none does."""
+        """Return the newest mark before the horizon; (-1, -1) if none lies before it."""
         found = UnixMs(-1), UnixMs(-1)
         for mark in self.fire_marks:
             if mark[0] > self.applied_time_ms - HORIZON_MS:
@@ -466,13 +466,13 @@ class Machine:
         return found
 
     def by_topic(self, rows: RowArray) -> list[tuple[Topic, TopicRows]]:
-        """Split rows by topic, each part in the order of `rows`; the topics are about to change."""
+        """Split rows by topic, each part in the order of `rows`; note the topics as changing."""
         shares = [(self.changing(share.topic), share) for share in shares_of(rows)]
         self._split = max(self._split, len(shares))
         return shares
 
     def changing(self, topic_id: int) -> Topic:
-        """Return a topic that is about to change."""
+        """Note a topic as changing, and return it."""
         self.changes.note(TopicId(topic_id))
         return self.topics[TopicId(topic_id)]
 
@@ -486,10 +486,10 @@ class Machine:
             if isinstance(said, payloads.EndProducer):
                 return self.producers.end(said.producer_id)
             return self.producers.register(*said, entry.time_ms) or ProducerId(0)
-        return self.policies  # `portions` has changed them
+        return self.policies  # `portions` has changed them already
 
     def retain(self, topics: Iterable[TopicId], now_ms: UnixMs) -> None:
-        """Let topics that are there keep what fired as long as the policies say."""
+        """Set the retention of topics, those that exist, by the policies."""
         for topic in filter(None, map(self.topics.get, topics)):
             said = self.policies.said("retention_ms", topic.name, topic.topic_id)
             topic.retain(said, now_ms)
@@ -500,7 +500,7 @@ class Machine:
         return self._delete_topic(said) if isinstance(said, DeleteTopic) else self._topic_of(said)
 
     def _delete_topic(self, op: DeleteTopic) -> DeleteTopicApplied:
-        """Let a topic be gone, with all that is of it. What names its id later finds nothing."""
+        """Delete a topic with everything in it. Later entries with its id find no topic."""
         if op.topic not in self.topics:
             return DeleteTopicApplied(op, None)
         topic = self.changing(op.topic)
@@ -524,11 +524,11 @@ class Machine:
         return applied
 
     def _topic_of(self, name: str) -> Topic:
-        """Return the topic of this name, which is made if it isn't there."""
+        """Return the topic of this name; create it if it does not exist."""
         topic = self.topic_by_name.get(name)
         if topic is None:
             topic = Topic(self.next_topic_id, name, Queue(pages=self.pages))
-            topic.deleted_in = self.topic_deleted_in  # with its groups; perhaps one of this name
+            topic.deleted_in = self.topic_deleted_in  # a deleted topic may have had this name
             assert topic.topic_id < TOMBSTONE
             self.next_topic_id = TopicId(topic.topic_id + 1)
             self.restore_topic(topic)
@@ -545,7 +545,7 @@ class Machine:
         self.pauses.made(topic)
 
     def _group(self, entry: Entry) -> GroupApplied:
-        ops = tuple(payloads.decode_group(entry.payload))  # malformed: nothing is applied
+        ops = tuple(payloads.decode_group(entry.payload))  # if malformed, no op is applied
         return GroupApplied(tuple(map(self._group_op, ops)))
 
     def _group_op(self, op: payloads.AnyOp) -> GroupResult:
@@ -567,8 +567,8 @@ class Machine:
         return self._plain_op(op, group)
 
     def _of_nothing(self, op: payloads.AnyOp) -> NobodyApplied:
-        """Its topic is gone, or has no such messages."""
-        if isinstance(op, Move):  # what a seq is, the log alone tells
+        """Return the result of an op whose topic was deleted or has no such messages."""
+        if isinstance(op, Move):  # a seq must not depend on the outcome, only on the log
             self.next_seq = Seq(self.next_seq + len(op.offsets))
         return NobodyApplied(op)
 
@@ -600,7 +600,7 @@ class Machine:
         return NobodyApplied(op)
 
     def _done(self, op: GroupOp, group: Group) -> AcksApplied | ExpireApplied:
-        """A group is done with messages."""
+        """Ack or expire messages of a group."""
         topic = self.topics[op.topic]
         if op.op is Op.EXPIRE:
             topic.expire(group, op.offsets)
@@ -610,7 +610,7 @@ class Machine:
         return AcksApplied(op, new)
 
     def _seek(self, op: GroupOp, group: Group) -> SeekApplied:
-        """Let a group go on from an offset, or from the nearest one that is kept."""
+        """Move a group to an offset, or to the nearest one that the queue holds."""
         topic = self.topics[op.topic]
         queue = topic.queue
         offset = QueueOffset(min(max(int(op.offsets[0]), queue.begin), queue.end))
@@ -630,7 +630,7 @@ class Machine:
         return DeleteApplied(op, group)
 
     def _move(self, op: Move, group: Group | None) -> MoveApplied:
-        """Let unacked messages leave a group for another topic, where they fire at once."""
+        """Move unacked messages from a group to another topic, where they fire at once."""
         rows = decode_schedule(memoryview(op.rows)).rows
         rows["due_ms"] = np.minimum(rows["due_ms"], self.last_read_time_ms)  # they have fired
         new = np.zeros(len(rows), np.bool_) if group is None else group.move(op.offsets)
@@ -639,7 +639,7 @@ class Machine:
             create = CreateGroup(to.topic_id, op.to_group, GroupStart.EARLIEST, MOVED_GROUP)
             made = self._create_group(create)
         first_seq = self.next_seq
-        self.next_seq = Seq(self.next_seq + len(rows))  # what a seq is, the log alone tells
+        self.next_seq = Seq(self.next_seq + len(rows))  # the same for every outcome
         rows["topic"] = to.topic_id
         rows["seq"] = np.arange(first_seq, self.next_seq, dtype=np.uint64)
         if new.any():
@@ -682,10 +682,10 @@ class Machine:
         now_ms = self.applied_time_ms
         self.requests.expire(now_ms)
         self.trace.mark(entry.index, self.next_seq)
-        # The newest mark that lies before the horizon stays: it says what is forgotten.
+        # The newest mark before the horizon stays: `_horizon` returns it.
         while len(self.fire_marks) > 1 and self.fire_marks[1][0] <= now_ms - HORIZON_MS:
             self.fire_marks.popleft()
-        # By one mark, both: what ended before it was due before what had fired by it.
+        # Both follow one mark: timers that ended before it were due before those fired by it.
         ended_ms, fired_ms = self._horizon()
         self.cancels.forget(fired_ms)
         for late in self.late.values():
@@ -716,7 +716,7 @@ class Machine:
             self._queue_ends[topic.name] = self._moved_ends[topic.name] = topic.queue.end
 
     def restore_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Put back the checkpoint that a manifest holds; the topics are there already."""
+        """Put back the checkpoint that a manifest holds, after the topics."""
         self.checkpoint = checkpoint
         self._queue_ends = dict(checkpoint.queue_offsets)
         for gone in self._queue_ends.keys() - self.topic_by_name.keys():
@@ -724,15 +724,15 @@ class Machine:
             self._moved_ends[gone] = None
 
     def catch_up(self) -> None:
-        """Do all that `keep_up` would in portions: no clients wait yet."""
+        """Do at once all work that `keep_up` does in portions; no client waits yet."""
         self._retention.catch_up(self.topics)
         while self._moved:
             self._note_end(self._moved.pop())
 
     def keep_up(self) -> bool:
-        """Do some of what the next checkpoint would; return whether there is much more of it.
+        """Do some of the next checkpoint's work in advance; return whether much of it remains.
 
-        Nobody has to ask: what is left, the checkpoint does.
+        Calls are optional: the checkpoint does all work that remains.
         """
         for topic_id in many(self._moved):
             self._note_end(topic_id)
@@ -744,12 +744,12 @@ class Machine:
         return digest_of(self, self._hashes)
 
     def digest_anew(self) -> str:
-        """Return the same, with no part taken for granted: for checkers."""
+        """Return the digest computed from all parts anew, for checkers."""
         return digest_of(self, topic_sum(set(self.topics), anew=True), anew=True)
 
 
 def _lies_beyond(op: GroupOp, queue_end: QueueOffset) -> bool:
-    """Return whether it names messages that have not fired: no leader appends such an op."""
+    """Return whether an op names messages that have not fired; no leader appends such an op."""
     if not len(op.offsets) or op.op is Op.SEEK:
         return False
     last = int(op.offsets.max())

@@ -1,33 +1,32 @@
-"""Pauses: what topics hold back, and how it leaves when they go on.
+"""Pauses: paused topics hold their due timers; a resume releases them.
 
     due, topic paused --> held (timer/pending/memory/held_rows.py) --resume, a sweep--> its queue,
     or dropped
                            | cancelled, rescheduled, replaced
 
-A paused topic's timers are held as they come due: they are pending still, and whatever is done to
-pending timers is done to them. A resume says what becomes of those that are overdue by then:
+A paused topic's timers are held as they come due. Held timers are still pending: they can be
+cancelled, rescheduled and replaced. The resume's catch_up decides about the timers that are overdue
+by then:
 
     all      they fire, in (due, seq) order
-    latest   the last of them does, the others are dropped
+    latest   the last of them fires, the others are dropped
     drop     they are dropped
 
-One sweep at a time goes over what is held, in (due, seq) order: each FIRE moves it on by a
-portion, so that an entry's work is bounded. It is for the next few of the topics that were resumed,
-as each of them costs a FIRE something, and meets their rows alone, so that a resume costs what it
-resumes. The others wait their turn, in the order of the resumes; those that a sweep has not emptied
-take no turn of theirs. Until it is through with a topic, that goes on to hold what comes due, so
-what is overdue goes first.
+One sweep at a time goes over the held rows, in (due, seq) order. Each FIRE moves the sweep on by a
+portion, so that an entry's work is bounded. A sweep serves a few resumed topics, because each of
+them adds work to a FIRE. It meets the rows of these topics alone, so a resume's cost depends only
+on its own rows. The other resumed topics wait their turn, in the order of the resumes. Topics that
+a sweep has not emptied stay in the next one, in addition to those whose turn it is. A topic holds
+due timers until the sweep is through with it, so the overdue ones fire first.
 
-A topic that holds nothing waits for no turn: it goes on at once, or, where its catch_up may drop
-what no FIRE has come to yet, takes part in the sweep that is under way.
+A topic that holds nothing needs no turn. With catch_up = all it fires again at once. Otherwise
+overdue timers that no FIRE has reached may have to be dropped: the topic joins the present sweep.
 
-Where very much is held, in rows or in bytes, to find the rows of a few topics among those in files
-would keep a FIRE waiting. Then a sweep is for all that were resumed, and a portion counts
-everybody's rows.
+If very many rows or bytes are held, a search in files for the rows of a few topics would delay a
+FIRE. A sweep then serves all resumed topics, and a portion counts the rows of every topic.
 
-All of it is state, and the same on every replica. So a portion is of rows that live: those that are
-gone, or were cancelled, lie in some replicas' runs and not in others'
-(timer/pending/runs/held_scan.py).
+All of this is state, equal on every replica. A portion therefore counts live rows only: deleted and
+cancelled rows are in some replicas' runs and not in others' (timer/pending/runs/held_scan.py).
 """
 
 from collections import deque
@@ -60,48 +59,48 @@ SWEEP_ROWS_MAX: Final = 4_096
 SWEEP_TOPICS: Final = 16
 """Topics that begin a sweep together."""
 APART_MAX: Final = 1 << 18
-"""Held rows, of all topics, up to which the rows of some are looked for among them: in files that
+"""Most held rows, of all topics, among which a sweep searches for its topics' rows: in files that
 takes a thread some 40 ms."""
 APART_BYTES: Final = 64 << 20
-"""Bytes of their payloads up to which that is so: a batch with one of those rows is read whole."""
+"""Most payload bytes of held rows for such a search: it reads whole batches."""
 
 _whole: Final = deque[None](maxlen=0).extend
-"""Does work to its end that is in portions."""
+"""Runs work that is in portions to its end."""
 
 Moved = list[tuple[TopicId, RowArray]]
 
 
 class Pauses:
-    """See the module. A part of the machine: it changes the machine's state, and topics'."""
+    """The pauses of all topics. A part of the machine; it changes the machine and topics."""
 
     def __init__(self, machine: "Machine") -> None:
         self._machine = machine
         self.swept: Position | None = None
-        """The sweep has passed what is held up to here. None: there is none."""
+        """Position up to which the sweep has passed the held rows. None: no sweep."""
         self.portion = SWEEP_ROWS_MAX
-        """The same on all replicas; fewer where tests want many. So the next three."""
+        """Rows of a portion, equal on all replicas; smaller in tests. Likewise the next three."""
         self.together = SWEEP_TOPICS
         self.apart_max = APART_MAX
         self.apart_bytes = APART_BYTES
         self.held_bytes = 0
-        """Of all topics."""
+        """Payload bytes of all held rows."""
         self._holding: set[TopicId] = set()
         self._holding_ids: U32 | None = None
-        """The same, as an array, until it changes: None."""
+        """`_holding` as an array. None: it has changed."""
         self._swept_for: set[TopicId] = set()
-        """Those of the releasing that take part in the sweep."""
+        """Releasing topics that take part in the sweep."""
         self._turns: dict[TopicId, tuple[int, TopicId]] = {}
-        """The others of them, which wait for a sweep to begin, by the time of the resume."""
+        """Turns (time of the resume, topic) of releasing topics that wait for a sweep to begin."""
         self._waiting = SortedSet()
         """The same turns, in order."""
         self._only = Only(frozenset(), NONE)
-        """Of the last portion."""
+        """The topic filter of the last portion."""
         self._next_id = TopicId(0)
 
     # ---- what topics do
 
     def made(self, topic: Topic) -> None:
-        """A topic was made, or put back from a manifest."""
+        """Note a topic that was created, or put back from a manifest."""
         policies = self._machine.policies
         if policies.pauses:
             topic.paused, _ = policies.firing(namespace_of(topic.name), topic.topic_id)
@@ -110,7 +109,7 @@ class Pauses:
             self._note(topic)
 
     def policy_changed(self, scope: Scope, now_ms: UnixMs) -> Iterator[None]:
-        """Pause and resume topics, in portions: the scope's policy has just changed."""
+        """Pause and resume topics, in portions, after a change of the scope's policy."""
         topics = self._machine.topics
         inside = [topics[scope.topic]] if scope.topic in topics else []
         for some in portions(inside if scope.topic else [*topics.values()]):
@@ -120,7 +119,7 @@ class Pauses:
         yield from self._begin()
 
     def _follow(self, topic: Topic, scope: Scope, now_ms: UnixMs) -> None:
-        """Pause or resume one topic, if the scope's policy is about it and changes that."""
+        """Pause or resume one topic if the scope's policy changes that."""
         machine, namespace = self._machine, namespace_of(topic.name)
         if scope.namespace not in ("", namespace):
             return
@@ -136,7 +135,7 @@ class Pauses:
         self._note(topic)
 
     def gone(self, topic: Topic) -> None:
-        """A topic was deleted, with what it held."""
+        """Forget a topic that was deleted, with its held rows."""
         self.held_bytes -= topic.held_bytes
         self._forget(topic.topic_id)
         _whole(self._begin())
@@ -162,7 +161,7 @@ class Pauses:
             self._waiting.remove(self._turns.pop(topic))
 
     def _begin(self) -> Iterator[None]:
-        """Begin a sweep for those that wait, in portions, unless one is under way for others."""
+        """Begin a sweep for waiting topics, in portions, if none is under way for others."""
         taken = len(self._swept_for)
         if not taken and not self._waiting:
             self.swept = None
@@ -172,7 +171,7 @@ class Pauses:
             yield from self._admit(max(self.together - taken, 0))
 
     def _admit(self, count: int) -> Iterator[None]:
-        """Let so many of those that wait take part in the sweep that begins."""
+        """Let `count` waiting topics take part in the sweep that begins."""
         if not self._apart:
             count = len(self._waiting)
         for some in portions([*islice(self._waiting, count)]):
@@ -185,7 +184,7 @@ class Pauses:
 
     @property
     def _apart(self) -> bool:
-        """Whether a sweep meets the rows of its own topics alone."""
+        """Whether a sweep meets only the rows of its own topics."""
         held = self._machine.store.held
         return held <= self.apart_max and self.held_bytes <= self.apart_bytes
 
@@ -193,12 +192,12 @@ class Pauses:
 
     @property
     def held(self) -> int:
-        """How many rows topics hold: none but those that are paused, or release."""
+        """Number of held rows; only paused and releasing topics hold any."""
         topics = self._machine.topics
         return sum(topics[topic].held for topic in self._holding)
 
     def holds(self, rows: RowArray) -> npt.NDArray[np.bool_]:
-        """Return which rows are of topics that hold what is due (n, bool)."""
+        """Return which rows are of topics that hold due timers, (n, bool)."""
         if not self._holding:
             return np.zeros(len(rows), np.bool_)
         if self._holding_ids is None:
@@ -206,14 +205,14 @@ class Pauses:
         return np.isin(rows["topic"], self._holding_ids)
 
     def hold(self, rows: RowArray, bufs: Buffers) -> None:
-        """Put rows aside that lie at or before the fire position."""
+        """Hold rows that lie at or before the fire position."""
         machine = self._machine
         machine.store.hold(rows, bufs)
         for topic, share in machine.by_topic(rows):
             self._count(topic, share.rows, 1)
 
     def ended(self, topic: Topic, rows: RowArray) -> None:
-        """Rows that a topic held are not pending any more."""
+        """Subtract held rows of a topic that are no longer pending."""
         self._count(topic, rows, -1)
 
     def _count(self, topic: Topic, rows: RowArray, sign: int) -> None:
@@ -223,13 +222,13 @@ class Pauses:
         self.held_bytes += sign * size
 
     def past(self, rows: RowArray) -> npt.NDArray[np.bool_]:
-        """Return which rows lie at or before the fire position (n, bool): if pending, held."""
+        """Return which rows lie at or before the fire position, (n, bool): if pending, held."""
         return ~after(rows["due_ms"], rows["seq"], self._machine.store.position)
 
     # ---- releasing
 
     def next_portion(self) -> Portion | None:
-        """Return what of the held rows the next FIRE looks at, at most; None: nothing."""
+        """Return the largest portion of held rows for the next FIRE; None: no sweep."""
         if self.swept is None:
             return None
         return self._portion(self.portion, FIRE_BYTES_MAX)
@@ -248,7 +247,7 @@ class Pauses:
         return Portion(self.swept or BEGIN, min(rows_max, self.portion), bytes_max, only)
 
     def sweep(self, rows_max: int, bytes_max: int) -> tuple[Moved, Moved, bool]:
-        """Move the sweep on; return what fired, what was dropped, and whether to go on at once."""
+        """Move the sweep on; return the fired and the dropped rows, and whether more can go on."""
         if self.swept is None:
             return [], [], False
         machine, portion = self._machine, self._portion(rows_max, bytes_max)
@@ -280,7 +279,7 @@ class Pauses:
         fired: Moved,
         dropped: Moved,
     ) -> RowArray:
-        """Let go of a topic's next held rows; return those that are to leave the store."""
+        """Fire or drop a topic's next held rows; return those that leave the store."""
         overdue = np.zeros(len(rows), np.bool_)
         if release.catch_up in (DROP, LATEST):
             overdue = (rows["due_ms"] <= release.until_ms) & (rows["seq"] < release.seq_end)
@@ -303,7 +302,7 @@ class Pauses:
         return concat([part for part in (lost, kept) if len(part)])
 
     def _passed(self, seen: Position, fired: Moved) -> bool:
-        """The sweep has passed all that is held; return whether one is to begin at once."""
+        """End the sweep's pass over all held rows; return whether another begins at once."""
         position = self._machine.store.position
         again, early = False, False
         for topic_id in sorted(self._swept_for):
@@ -311,12 +310,12 @@ class Pauses:
             release = topic.release
             assert release is not None
             if position < Position(release.until_ms, SEQ_MAX):
-                early = True  # what is overdue has not all come due by a FIRE
+                early = True  # some overdue timers have not come due by a FIRE
                 continue
             if release.last is not None:
                 self._fire_last(topic, release, fired)
             if topic.held:
-                again = True  # it was scheduled as due behind the sweep
+                again = True  # its rows were scheduled as due, behind the sweep
             else:
                 topic.release = None
                 self._note(topic)
@@ -328,7 +327,7 @@ class Pauses:
         return again
 
     def _fire_last(self, topic: Topic, release: TopicRelease, fired: Moved) -> None:
-        """Let the last of the overdue ones fire, unless it was cancelled meanwhile."""
+        """Fire the last overdue timer, unless it was cancelled meanwhile."""
         assert release.last is not None
         due_ms, seq = np.array([release.last.due_ms]), np.array([release.last.seq], np.uint64)
         release.last = None
@@ -338,7 +337,7 @@ class Pauses:
             self._fire(topic, whole.rows, {0: whole.blob}, fired)
 
     def _drop_last(self, topic: Topic, last: Position, dropped: Moved) -> None:
-        """Drop what was the last of the overdue ones so far, unless it was cancelled meanwhile."""
+        """Drop the last overdue timer found so far, unless it was cancelled meanwhile."""
         due_ms, seq = np.array([last.due_ms]), np.array([last.seq], np.uint64)
         _, rows = self._machine.store.cancel(due_ms, seq)
         if len(rows):

@@ -1,14 +1,15 @@
-"""Request ids: one repeated request of a client without a producer is one set of timers.
+"""Request ids: repeats of one request, by a client without a producer, create one set of timers.
 
-    schedule, id "order-4711" --> applied: its answer is remembered until a time on the log's clock
-    the same again            --> that answer, from whoever leads by then
-    another with that id      --> refused
+    schedule, id "order-4711" --> applied; the answer is remembered until a time on the log's clock
+    the same request again    --> the same answer, also from a later leader
+    another request, same id  --> rejected
     after that time           --> a new request
 
-Who sends a request once in a while, and may die before its answer comes, needs no number and no
-stream; it names the request instead. How long an id is remembered the leader decides as it appends
-(the entry says it), so every replica forgets it at the same entry. What does not fit is refused by
-the leader rather than forgotten early: an id that was answered counts until its time.
+Such a client sends a request once in a while and may die before the answer comes. It needs no
+producer number and no stream: the request has an id. The leader decides at append how long the id
+is remembered, and the entry holds that time. Every replica therefore forgets the id at the same
+entry. If the memory is full, the leader rejects new requests: an answered id is never forgotten
+before its time.
 """
 
 import hashlib
@@ -24,17 +25,17 @@ from timer.model.units import UnixMs
 from timer.state.producers import RequestAnswer
 
 REQUESTS_MAX: Final = 131_072
-"""Ids remembered at a time: 437 a second over five minutes; 600 bytes of memory each."""
+"""Most ids remembered at a time: 437 a second over five minutes, 600 bytes of memory each."""
 REQUEST_ROWS_MAX: Final = 1 << 20
-"""Rows in all remembered answers: eight megabytes of due times."""
+"""Most rows in all remembered answers: eight megabytes of due times."""
 EXPIRED_MAX: Final = 4096
-"""So many are forgotten at one checkpoint: some seven milliseconds' work."""
+"""Most ids forgotten at one checkpoint: about seven milliseconds of work."""
 _MASK: Final = (1 << 64) - 1
 _HASHED: Final = struct.Struct("<QqQQ")
 
 
 class RememberedRequest(NamedTuple):
-    """A request that was applied, and what it was answered."""
+    """An applied request and its answer."""
 
     request: RequestId
     answer: RequestAnswer
@@ -42,19 +43,19 @@ class RememberedRequest(NamedTuple):
 
 @dataclass(slots=True)
 class RequestIds:
-    """All requests with an id that are remembered, in the order of the log."""
+    """All remembered requests that have an id, in log order."""
 
     sum: int = 0
-    """Order-free sum of their hashes, modulo 2 ** 64: for the digest."""
+    """Order-free sum of the requests' hashes, modulo 2 ** 64, for the digest."""
     rows: int = 0
-    """In all their answers."""
+    """Rows in all remembered answers."""
     _kept: dict[bytes, RememberedRequest] = field(default_factory=dict)
 
     def repeated(self, request: RequestId, now_ms: UnixMs) -> RequestAnswer | None:
-        """Return the stored answer of a repeated request; None: it is new.
+        """Return the stored answer of a repeated request. None: the request is new.
 
         Raises:
-            InvalidRequestError: its id is remembered of another request.
+            InvalidRequestError: the id belongs to another request that is still remembered.
         """
         kept = self._kept.get(request.text)
         if kept is None or kept.request.until_ms < now_ms:
@@ -65,9 +66,9 @@ class RequestIds:
         return kept.answer
 
     def accept(self, request: RequestId, answer: RequestAnswer, now_ms: UnixMs) -> None:
-        """Remember the answer of a new request; forget some whose time is over."""
+        """Store the answer of a new request; forget up to two expired ones."""
         self.expire(now_ms, 2)
-        self._forget(request.text)  # its time was over
+        self._forget(request.text)  # an expired request with the same id
         self._keep(RememberedRequest(request, answer))
 
     def _keep(self, kept: RememberedRequest) -> None:
@@ -76,7 +77,7 @@ class RequestIds:
         self.rows += len(kept.answer.due_ms)
 
     def expire(self, now_ms: UnixMs, most: int = EXPIRED_MAX) -> None:
-        """Forget those whose time is over, among so many of the first."""
+        """Forget the expired requests among the oldest `most`."""
         first = [kept.request for kept in islice(self._kept.values(), most)]
         for request in first:
             if request.until_ms < now_ms:
@@ -89,11 +90,11 @@ class RequestIds:
             self.rows -= len(kept.answer.due_ms)
 
     def all(self) -> list[RememberedRequest]:
-        """Return them in order; none of it changes later."""
+        """Return the remembered requests in log order; none of them changes later."""
         return list(self._kept.values())
 
     def restore(self, kept: Iterable[RememberedRequest]) -> None:
-        """Put back what a manifest holds."""
+        """Put back the requests that a manifest holds."""
         for each in kept:
             self._keep(each)
 

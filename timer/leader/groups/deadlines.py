@@ -1,4 +1,4 @@
-"""Alarms: when to look at what."""
+"""Alarms: the times at which keys, such as groups or topics, must be looked at."""
 
 import heapq
 from collections.abc import Hashable, Iterator
@@ -7,18 +7,18 @@ from typing import Final, Generic, TypeVar
 Key = TypeVar("Key", bound=Hashable)
 
 STALE_MAX: Final = 64
-"""Far times that nearer ones replaced, beside as many as there are keys: then they are dropped."""
+"""Replaced heap entries allowed beyond the number of keys; above that the heap is rebuilt."""
 
 
 class Alarms(Generic[Key]):
-    """When to look at what: the earliest time asked for counts, once."""
+    """At most one alarm per key, at the earliest time that was set for it."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, Key]] = []
         self._known: dict[Key, int] = {}
 
     def set(self, key: Key, at_ms: int | None) -> None:
-        """Look at `key` no later than at a time."""
+        """Set the key's alarm to `at_ms` if that is earlier; None: change nothing."""
         known = self._known.get(key)
         if at_ms is not None and (known is None or at_ms < known):
             self._known[key] = at_ms
@@ -28,17 +28,17 @@ class Alarms(Generic[Key]):
                 heapq.heapify(self._heap)
 
     def __contains__(self, key: Key) -> bool:
-        """Return whether `key` is to be looked at some time."""
+        """Return whether `key` has an alarm."""
         return key in self._known
 
     def due(self, now_ms: int) -> Iterator[Key]:
-        """Yield what is to be looked at by now; it may be set again meanwhile."""
+        """Remove and yield the keys with alarms that are due; they may be set again meanwhile."""
         while self._heap and self._heap[0][0] <= now_ms:
             at_ms, key = heapq.heappop(self._heap)
-            if self._known.get(key) == at_ms:  # else it was looked at earlier
+            if self._known.get(key) == at_ms:  # otherwise an earlier alarm replaced this entry
                 del self._known[key]
                 yield key
 
     def next_ms(self) -> int | None:
-        """Return when something is to be looked at."""
+        """Return the time of the next alarm, or of a replaced one before it; None: no alarm."""
         return self._heap[0][0] if self._heap else None

@@ -1,19 +1,21 @@
-"""Time to live: the leader finds what has expired, and appends that it has.
+"""Time to live: the leader finds expired messages and appends their expiry to the log.
 
     queue begin                                         end
       | x x x x x x x x x | . . . x . . . . . . . . . . . |     x: its due + ttl is over
-        EXPIRE_BELOW, for all groups    EXPIRE, as it would be handed out to a group
+        EXPIRE_BELOW, for all groups    EXPIRE, when it would be delivered to a group
 
-A queue is nearly in due order, so most of what has expired is a prefix: an alarm at its first
-message's due + ttl finds how far it goes, from the least and greatest due of each block; pages are
-read for the block at the border only. What lies behind something younger is seen as it would be
-handed out, and is not.
+A queue is nearly in due order, so most expired messages are a prefix. An alarm at the first
+message's due + ttl starts the search for the end of that prefix. The search uses the least and
+greatest due of each block and reads pages for the block at the border only. An expired message
+behind a younger one is found when it would be delivered, and is not delivered.
 
-What has expired is decided by the policies at the end of the leader's log, and appended in the same
-call: so the log has the entry before any change of a policy that would have decided otherwise. No
-entry says that something was handed out: a topic in which messages live longer by what was appended
-than by what is committed is not handed out, since that may never be. A pure core, a part of
-timer/leader/groups/group_dispatch.py.
+The policies at the end of the leader's log decide, and the decision is appended in the same call.
+The log therefore has the entry before any later change of the policy.
+
+Deliveries have no entry. A policy that was appended may lengthen a topic's time to live and never
+be committed. Nothing of that topic is delivered until the policy is applied.
+
+A pure core, a part of timer/leader/groups/group_dispatch.py.
 """
 
 from collections.abc import Callable, Iterable
@@ -34,13 +36,13 @@ from timer.state.apply_results import Applied, GroupApplied
 from timer.state.machine import Machine
 
 LOOK_MS: Final = 100
-"""Alarms go off at multiples of this, so that what expires one by one is one entry each time."""
+"""Alarms are rounded up to multiples of this, so that one entry covers many single expiries."""
 LOOKS_MAX: Final = 64
 """Topics looked at in one step."""
 GROUPS_MAX: Final = 1024
-"""Cursors that one entry moves, unless one topic alone has more groups, …"""
+"""Cursors that one entry may move, except that one topic with more groups goes alone."""
 SPAN_BYTES: Final = 16 << 20
-"""… and offsets times groups: an entry takes about 20 ms to apply."""
+"""Offsets times groups of one topic's op: an entry takes about 20 ms to apply."""
 SPAN_MIN: Final = 4096
 RETRY_MS: Final = 100
 
@@ -50,10 +52,10 @@ Propose: TypeAlias = Callable[
 
 
 def expired_prefix(queue: Queue, outlived_ms: int, limit: int) -> tuple[int, int | None]:
-    """Return up to where all messages were due by `outlived_ms`, but no further than `limit`.
+    """Return the end of the prefix of messages due by `outlived_ms`, at most `limit`.
 
-    And the least due that may follow; None: that is not known, as nothing follows, or more may have
-    expired, or a page has to be read first, which is wanted now.
+    Also returns the least due that may follow. None: it is not known. Nothing follows, or more may
+    have expired, or a page must be read first; the page is then requested.
     """
     offset = int(queue.begin)
     for block in queue.blocks:
@@ -75,7 +77,7 @@ def expired_prefix(queue: Queue, outlived_ms: int, limit: int) -> tuple[int, int
 
 
 class Expiry:
-    """The topics that have a time to live, in one epoch."""
+    """The expiry of all topics with a time to live, in one epoch."""
 
     def __init__(
         self,
@@ -85,57 +87,57 @@ class Expiry:
         expires: Callable[[], bool],
         applied: Callable[[Iterable[TopicId], GroupApplied | None], None],
     ) -> None:
-        """`ttl_ms`: a topic's, 0 for none, by the policies at the end of the leader's log.
+        """`ttl_ms`: a topic's time to live, 0 for none, by the policies at the end of the log.
 
-        `expires`: whether any topic has one, by the same.
+        `expires`: whether any topic has one, by the same policies.
 
-        `applied` hears of which topics more may be handed out, and of the entry that ended some of
-        their messages; None: none did.
+        `applied` is called with topics of which more may be delivered, and with the result of the
+        entry that expired some of their messages; None: no entry did.
         """
         self._machine, self._propose = machine, propose
         self._ttl_ms, self._expires = ttl_ms, expires
         self._heard = applied
         self._alarms: Alarms[TopicId] = Alarms()
-        """When a topic's first message expires, on the cluster's clock."""
+        """Time at which a topic's first message expires, on the cluster's clock."""
         self._looks: dict[TopicId, None] = {}
-        """To be looked at now."""
+        """Topics to look at now."""
         self._reading: set[TopicId] = set()
-        """Pages of these are wanted."""
+        """Topics that wait for pages."""
         self._in_flight: set[TopicId] = set()
         self._undecided: set[TopicId] = set()
-        """Of these nothing is handed out until a policy that was appended is applied."""
+        """Topics that are not delivered until an appended policy is applied."""
         self.look_at_all()
 
     def look_at_all(self) -> None:
-        """Any topic may have another time to live now."""
-        self._alarms = Alarms()  # those of another time to live come too late
+        """Look at all topics: any may have a new time to live."""
+        self._alarms = Alarms()  # alarms by an older time to live may be too late
         self._looks = dict.fromkeys(self._machine.topics if self._expires() else ())
 
     def look(self, topic: TopicId) -> None:
-        """A topic may have got something that expires, earlier than all before."""
-        found = self._machine.topics.get(topic)  # it may be gone
+        """Look at a topic that may have a message which expires before all others."""
+        found = self._machine.topics.get(topic)  # None: it was deleted
         if found is not None and self._ttl_ms(found):
             self._looks.setdefault(topic)
 
     def feed(self, topic: TopicId) -> None:
-        """A topic's queue has grown."""
+        """Look at a topic whose queue has grown, if it has no alarm."""
         if topic not in self._alarms:
             self.look(topic)
 
     def fetched(self) -> None:
-        """Pages that were wanted are there."""
+        """Look at the topics that waited for pages."""
         self._looks |= dict.fromkeys(self._reading)
         self._reading.clear()
 
     def decided(self) -> None:
-        """A policy was applied."""
+        """Report the topics that waited for a policy to be applied."""
         topics, self._undecided = self._undecided, set()
         self._heard(topics, None)
 
     def busy(self, topic: Topic) -> bool:
-        """Return whether what ends messages of a topic, or lets more live, is under way.
+        """Return whether an expiry of a topic, or a longer time to live, is in flight.
 
-        Who asked hears when it is applied.
+        `applied` is called when that is over.
         """
         committed_ms = self._machine.policies.said("ttl_ms", topic.name, topic.topic_id) or 0
         if committed_ms and not 0 < self._ttl_ms(topic) <= committed_ms:
@@ -143,19 +145,19 @@ class Expiry:
         return topic.topic_id in self._in_flight or topic.topic_id in self._undecided
 
     def outlived_ms(self, topic: Topic, clock_ms: UnixMs) -> UnixMs | None:
-        """Return the due time up to which a topic's messages have expired; None: none does."""
+        """Return the due time up to which a topic's messages have expired; None: none expires."""
         ttl_ms = self._ttl_ms(topic)
         return UnixMs(clock_ms - ttl_ms) if ttl_ms else None
 
     def wake_at_ms(self, now: Now) -> MonoMs | None:
-        """When `step` must be called next."""
+        """Return when `step` must be called next; None: not before another call."""
         if self._looks:
             return MonoMs(now.mono_ms + 1)
         at_ms = self._alarms.next_ms()
         return None if at_ms is None else MonoMs(now.mono_ms + max(0, at_ms - now.clock_ms))
 
     def step(self, now: Now) -> None:
-        """Look at the topics whose time has come; append what has expired."""
+        """Look at the topics whose time has come; append their expiry."""
         for topic_id in self._alarms.due(now.clock_ms):
             self._looks.setdefault(topic_id)
         ops: list[GroupOp] = []
@@ -176,7 +178,7 @@ class Expiry:
             self.propose(ops, now, lambda applied: self._answered(topics, applied, now))
 
     def _look(self, topic: Topic, now: Now) -> QueueOffset | None:
-        """Return below which offset all of a topic has expired; None: nothing has."""
+        """Return the offset below which all of a topic has expired; None: nothing has."""
         ttl_ms, queue = self._ttl_ms(topic), topic.queue
         first = max(queue.begin, topic.unacked_from)
         if not ttl_ms or first >= queue.end or topic.topic_id in self._in_flight:
@@ -186,7 +188,7 @@ class Expiry:
         if offset > queue.begin:
             return QueueOffset(offset)
         if due_ms is None:
-            self._reading.add(topic.topic_id)  # or acked before it is there
+            self._reading.add(topic.topic_id)  # or its messages are acked before the page is there
             self._alarms.set(topic.topic_id, now.clock_ms + RETRY_MS)
         else:
             at_ms = due_ms + ttl_ms
@@ -196,7 +198,7 @@ class Expiry:
     def propose(
         self, ops: list[GroupOp], now: Now, heard: Callable[[GroupApplied | None], None]
     ) -> None:
-        """Append ops; `heard` gets what became of them, None if they were refused."""
+        """Append ops; `heard` gets their result, or None if they were rejected."""
 
         def answer(applied: Applied | EngineError) -> None:
             heard(applied if isinstance(applied, GroupApplied) else None)

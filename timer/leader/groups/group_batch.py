@@ -1,7 +1,7 @@
-"""What is gathered for the next GROUP entry: ops, acks and nacks, and who waits for them.
+"""The batch for the next GROUP entry: ops, acks and nacks, with the callbacks for their results.
 
-    ack, nack ----> Acks    those of one group become one op  --+--> GROUP entry --applied--> answer
-    all others ---> Asked   an op each, in order              --+
+    ack, nack --> Acks       those of one group become one op --+--> GROUP entry --applied--> answer
+    all others -> PendingOp  an op each, in order             --+
 
 A pure core, a part of timer/leader/groups/group_dispatch.py.
 """
@@ -28,22 +28,22 @@ from timer.model.units import GroupId
 from timer.ready.group import Group
 
 GROUP_OFFSETS_MAX: Final = 2 * 65_536
-"""Offsets in one GROUP entry."""
+"""Weight that fits into one GROUP entry; an acked offset has weight 1."""
 NACK_WEIGHT: Final = 8
-"""What a nacked offset counts for in there: to apply 16,384 in any order takes about 10 ms."""
+"""Weight of one nacked offset: 16,384 of them, in any order, take about 10 ms to apply."""
 OP_WEIGHT: Final = 1024
-"""What an op counts for besides: 128 of few offsets, of as many groups, take about 8 ms."""
+"""Weight of an op beside its offsets: 128 small ops on 128 groups take about 8 ms to apply."""
 OP_OFFSETS_MAX: Final = 65_536
-"""Offsets in one op."""
+"""Most offsets in one op."""
 
 Verdicts: TypeAlias = npt.NDArray[np.uint8]
 Done: TypeAlias = Callable[[object], None]
-"""Called once with the result, or with the EngineError that came instead."""
+"""Called once with the op's result, or with the EngineError that replaced it."""
 Told: TypeAlias = Callable[[Verdicts | EngineError], None]
 
 
 class PendingOp(NamedTuple):
-    """An op, and who waits for its result."""
+    """An op and the callback for its result; None: no caller waits for it."""
 
     op: AnyOp
     done: Done | None = None
@@ -51,25 +51,25 @@ class PendingOp(NamedTuple):
 
 @dataclass(slots=True)
 class Acks:
-    """Accepted offsets of one ack or nack request on their way through the log."""
+    """Accepted offsets of one ack or nack request, on their way through the log."""
 
     group: Group
     group_id: GroupId
-    """That it had when the acks were taken: a seek gives it another."""
+    """The group's id when the acks were accepted. A seek assigns a new one."""
     verdict: Verdicts
     accepted: U64
     not_before_ms: I64 | None
-    """Of a nack, (n,)."""
+    """Earliest redelivery of each nacked offset, Unix milliseconds, (n,). None: an ack."""
     done: Told
 
 
 _Same: TypeAlias = tuple[GroupId, bool]
-"""Acks that become one op: those of a group, or its nacks."""
+"""The group, and whether these are nacks: acks with the same pair become one op."""
 
 
 @dataclass(slots=True)
 class GroupBatch:
-    """What waits for the next GROUP entries, or goes into one."""
+    """Ops and acks that wait for the next GROUP entries, or that go into one."""
 
     asked: list[PendingOp] = field(default_factory=list)
     acks: list[Acks] = field(default_factory=list)
@@ -78,16 +78,16 @@ class GroupBatch:
         return bool(self.asked or self.acks)
 
     def add(self, op: GroupOp | None) -> None:
-        """Gather an op, in pieces that fit; None, or one without offsets: there is none."""
+        """Add an op, split at OP_OFFSETS_MAX offsets; None or an empty op adds nothing."""
         if op is not None and len(op.offsets):
             where = op.op, op.topic, op.group
             self.asked += [PendingOp(GroupOp(*where, piece)) for piece in pieces(op.offsets)]
 
     def take(self) -> "GroupBatch":
-        """Split off what comes next and fits into one entry."""
+        """Remove and return the first ops and acks that fit into one entry."""
         room = GROUP_OFFSETS_MAX
         ops, room = fitting((_weight(asked.op) for asked in self.asked), room)
-        ops = ops or len(self.asked[:1])  # at least one of anything
+        ops = ops or len(self.asked[:1])  # at least one, even if it is over the limit
         acks, _ = fitting(self._ack_weights(), room)
         acks = acks or len(self.acks[:1])
         taken = GroupBatch(self.asked[:ops], self.acks[:acks])
@@ -95,7 +95,7 @@ class GroupBatch:
         return taken
 
     def _ack_weights(self) -> Iterator[int]:
-        """Yield what each request counts for: acks of one group become one op."""
+        """Yield the weight of each request; only the first of one op has the op's own weight."""
         seen: set[_Same] = set()
         for ack in self.acks:
             same = ack.group_id, ack.not_before_ms is not None
@@ -104,24 +104,24 @@ class GroupBatch:
             seen.add(same)
 
     def put_back(self, batch: "GroupBatch") -> None:
-        """Undo a `take`, but for what somebody waits for: these were answered."""
+        """Undo a `take`, except for ops with a callback: their callers got the error."""
         self.asked[:0] = [asked for asked in batch.asked if asked.done is None]
         self.acks[:0] = batch.acks
 
     def together(self) -> dict[_Same, list[Acks]]:
-        """Return the acks that become one op, in order."""
+        """Return the acks grouped by the op that they become, in order."""
         acks: dict[_Same, list[Acks]] = {}
         for ack in self.acks:
             acks.setdefault((ack.group_id, ack.not_before_ms is not None), []).append(ack)
         return acks
 
     def ops(self) -> list[AnyOp]:
-        """Return what the entry says: the ops that were asked for, then one for acks together."""
+        """Return the entry's ops: first those in `asked`, then one for each group of acks."""
         ops: list[AnyOp] = [asked.op for asked in self.asked]
         return ops + [_one_op(acks) for acks in self.together().values()]
 
     def refuse(self, why: EngineError, unwanted: Callable[[AnyOp], bool]) -> None:
-        """Drop ops that somebody waits for, and tell so."""
+        """Drop the unwanted ops that have a callback, and pass them the error."""
         kept: list[PendingOp] = []
         gathered, self.asked = self.asked, kept
         for asked in gathered:
@@ -132,12 +132,12 @@ class GroupBatch:
 
     @property
     def offsets(self) -> int:
-        """How many offsets its acks have."""
+        """Number of offsets in the batch's acks and nacks."""
         return sum(len(ack.accepted) for ack in self.acks)
 
 
 def pieces(offsets: U64) -> list[U64]:
-    """Return offsets in pieces for one op each."""
+    """Split offsets into pieces of at most OP_OFFSETS_MAX."""
     return np.split(offsets, range(OP_OFFSETS_MAX, len(offsets), OP_OFFSETS_MAX))
 
 
@@ -148,7 +148,7 @@ def _weight(op: AnyOp) -> int:
 
 
 def fitting(weights: Iterable[int], room: int) -> tuple[int, int]:
-    """Return how many of the weights fit one after the other, and the room that they leave."""
+    """Return how many of the first weights fit into `room`, and the room that is left."""
     count = 0
     for weight in weights:
         if weight > room:
@@ -168,7 +168,7 @@ def _one_op(acks: list[Acks]) -> GroupOp:
 
 
 def answer(acks: list[Acks], new: npt.NDArray[np.bool_]) -> None:
-    """Tell what became of acks that were one op, of which these offsets were still open."""
+    """Answer the acks of one op. `new`: which offsets were unacked when the op was applied."""
     start = 0
     for ack in acks:
         mine = new[start : start + len(ack.accepted)]
@@ -180,7 +180,7 @@ def answer(acks: list[Acks], new: npt.NDArray[np.bool_]) -> None:
 
 
 def whole(told: list[Verdicts | EngineError]) -> Verdicts | EngineError:
-    """Return one verdict, (1, uint8), on messages that were acked together."""
+    """Return the worst verdict, (1, uint8), of messages that were acked together, or the error."""
     verdicts: list[Verdicts] = []
     for each in told:
         if isinstance(each, EngineError):

@@ -1,15 +1,15 @@
-"""The leader's part for consumer groups: who consumes, what they hold, what they say of it.
+"""Delivery to consumer groups: the leader's consumers, their leases, and the ops for the log.
 
     consumers --join, credit--> hungry groups --hand_out--> Delivery
-              --ack, nack-----> gathered --flush--> GROUP entry --applied--> verdicts
+              --ack, nack-----> batch --flush--> GROUP entry --applied--> verdicts
               --extend--------> leases (timer/leader/groups/shared_leases.py), at once
     deadlines --expire--------> ENDED ops
     failed too often ---------> MOVE ops (timer/leader/groups/dead_letters.py)
     seek, delete -------------> SEEK, DELETE ops --applied--> leases begin anew, or are gone
     time to live is over -----> EXPIRE_BELOW, EXPIRE ops (timer/leader/groups/expiry.py)
 
-A pure core, as the leader is (timer/leader/leader.py) that owns it. What a group's state is stands
-in the log; what is gathered here are the ops that move it.
+A pure core, owned by the leader (timer/leader/leader.py). A group's state is in the log. This
+module collects the ops that change it.
 """
 
 import itertools
@@ -94,27 +94,27 @@ from timer.state.apply_results import (
 from timer.state.machine import Machine
 
 WAITING_OFFSETS_MAX: Final = 1 << 20
-"""Acked and nacked offsets that wait, beyond which they are refused as OverloadedError."""
+"""Acked and nacked offsets that may wait; above that they are rejected with OverloadedError."""
 DELIVERY_ROWS_MAX: Final = 2048
 WORK_MAX: Final = 128
-"""Of `hand_out`, before the shell's loop has its turn: some milliseconds."""
+"""Work units of one `hand_out`, some milliseconds, before the shell's event loop has its turn."""
 EXPIRES_MAX: Final = 128
-"""Groups whose leases end in one step, and groups whose delays end: some milliseconds."""
+"""Groups with ended leases, and groups with ended delays, in one step: some milliseconds."""
 LEASE_WORK: Final = 4
-"""A lease, of about a megabyte at most, is so much more work than a look that finds nothing."""
+"""Work units of a lease, of about a megabyte; a look that finds no message counts 1."""
 ROOM_LOOK_MS: Final = 1000
-"""While the disks are full, dead letters wait so long until they are tried again."""
+"""Pause between two tries to move dead letters while the disks are full, milliseconds."""
 IN_FLIGHT_MAX: Final = 2
-"""GROUP entries, beyond which acks gather."""
+"""Most GROUP entries in flight; above that ops and acks wait in the batch."""
 OPS_MAX: Final = 256
-"""Ops that wait, beyond which dead letters stay where they are; each may have a megabyte."""
+"""Most ops that wait; above that dead letters stay in their group. An op may have a megabyte."""
 OVERLOAD_RETRY_MS: Final = 50
 _DOOMED: Final = "the topic is being deleted; ask again"
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A lease and its consumer; the rows are in the topic's queue."""
+    """A lease with its group and topic; the rows are in the topic's queue."""
 
     epoch: Epoch
     topic: Topic
@@ -122,15 +122,15 @@ class Delivery:
     lease: Lease
     attempts: npt.NDArray[np.uint32]
     failures: npt.NDArray[np.uint32]
-    """Nacks and ended leases before, (n,)."""
+    """Earlier nacks and ended leases of each message, (n,)."""
     at_ms: UnixMs
-    """When it was leased, on the cluster's clock."""
+    """Time of the lease on the cluster's clock, Unix milliseconds."""
 
 
 class Serving:
-    """Groups and their consumers, in one epoch."""
+    """The groups and their consumers, in one epoch."""
 
-    def __init__(  # noqa: PLR0913 -- what the leader lends it
+    def __init__(  # noqa: PLR0913 -- the parts that the leader lends
         self,
         machine: Machine,
         epoch: Epoch,
@@ -138,19 +138,19 @@ class Serving:
         id_salt: int,
         ttl_ms: Callable[[Topic], int] = lambda _: 0,
         expires: Callable[[], bool] = lambda: False,
-        limits: CountLimits = CountLimits(),  # noqa: B008 -- it never changes
+        limits: CountLimits = CountLimits(),  # noqa: B008 -- immutable
     ) -> None:
-        """`ttl_ms`: a topic's time to live, 0 for none; `expires`: whether any topic has one."""
+        """`ttl_ms`: a topic's time to live, 0 for none. `expires`: whether any topic has one."""
         self.machine = machine
         self.epoch = epoch
         self.refusing: EngineError | None = None
-        """Why no consumer and no group is taken any more; acks still are."""
+        """Error for new consumers and groups; acks are still accepted. None: all are accepted."""
         self._closed: EngineError | None = None
         self._propose = propose
         self._id_salt = id_salt
         self._limits = limits
         self._making: set[GroupName] = set()
-        """Groups that are on their way."""
+        """Groups that are being created: the op is gathered or in flight."""
         self._batch = GroupBatch()
         self._acks_waiting = 0
         """Offsets in the acks of `_batch`."""
@@ -158,36 +158,36 @@ class Serving:
         self._leases: dict[GroupId, Leases] = {}
         self._lease_ids = itertools.count()
         self._seeks: list[tuple[Group, UnixMs, Done]] = []
-        """To a time, of which the offset is not known yet: pages have to be read."""
+        """Seeks to a time that wait for their offset, because pages must be read."""
         self._ends: Alarms[GroupId] = Alarms()
-        """When leases may end, on the monotonic clock."""
+        """Next ends of leases, on the monotonic clock."""
         self._returns: Alarms[GroupId] = Alarms()
-        """When what was put off may come again, on the cluster's clock."""
+        """Times at which delayed messages may return, on the cluster's clock."""
         self.doomed: set[TopicId] = set()
-        """Topics whose deletion is in flight: nothing is taken that names them."""
+        """Topics with a deletion in flight: requests that name them are rejected."""
         self._hungry: dict[GroupId, None] = {}
-        """Groups whose consumers may have something to get, in the order of their turns."""
+        """Groups that may have messages for their consumers, in the order of their turns."""
         self._cut_short = False
-        """The last `hand_out` stopped at its limit."""
+        """The last `hand_out` stopped at its work limit."""
         self.expiry = Expiry(machine, propose, ttl_ms, expires, self._expired)
 
     @property
     def waiting(self) -> bool:
-        """Something is gathered and not appended."""
+        """Whether ops, acks or seeks wait that are not appended."""
         return bool(self._batch or self._seeks)
 
     def _check_open(self) -> None:
         refused = self._closed or self.refusing
         if refused is not None:
-            raise refused.with_traceback(None)  # one error raised often: it would keep every frame
+            raise refused.with_traceback(None)  # one object raised often would collect every frame
 
     # ---- groups
 
     def create(self, create: CreateGroup, done: Done) -> None:
-        """Create a group unless it exists; `done` gets the Group.
+        """Create a group if it does not exist; `done` gets the Group.
 
         Raises:
-            LimitReachedError: there are as many as there may be.
+            LimitReachedError: the topic or the cluster has the most groups that it may have.
         """
         self._check_open()
         self.check_topic(create.topic)
@@ -214,19 +214,19 @@ class Serving:
         self._batch.asked.append(PendingOp(alter, done))
 
     def delete(self, group: Group, done: Done) -> None:
-        """Delete a group; its consumers are sent away. `done` gets the DeleteApplied."""
+        """Delete a group and end its consumers' streams. `done` gets the DeleteApplied."""
         self._check_group(group)
         op = GroupOp(Op.DELETE, group.topic, group.group_id, np.zeros(0, np.uint64))
         self._batch.asked.append(PendingOp(op, done))
 
     def seek(self, group: Group, offset: QueueOffset, done: Done) -> None:
-        """Let a group go on from a queue offset, which is kept; `done` gets the SeekApplied.
+        """Move a group to a queue offset that the topic holds; `done` gets the SeekApplied.
 
-        Its consumers stay; what they hold is not theirs any more.
+        The group's consumers stay and lose their leases.
 
         Raises:
-            InvalidRequestError: the topic does not keep it.
-            LimitReachedError: there are no more ids.
+            InvalidRequestError: the topic does not hold the offset.
+            LimitReachedError: all group ids are used.
         """
         self._check_group(group)
         check_group_id(self.machine)
@@ -238,12 +238,12 @@ class Serving:
         self._batch.asked.append(PendingOp(op, done))
 
     def seek_time(self, group: Group, time_ms: UnixMs, done: Done) -> None:
-        """Let a group go on from the first message that is kept and fired at or after a time."""
+        """Move a group to the first message in the queue that fired at or after a time."""
         self._check_group(group)
         self._seeks.append((group, time_ms, done))
 
     def _find_times(self) -> None:
-        """Make ops of the seeks whose offsets can be told by now."""
+        """Turn waiting seeks into ops where the offset can be found by now."""
         seeks, self._seeks = self._seeks, []
         for group, time_ms, done in seeks:
             if group.deleted:
@@ -265,11 +265,11 @@ class Serving:
         self.check_topic(group.topic)
 
     def check_topic(self, topic: TopicId) -> None:
-        """Check that a topic is there.
+        """Check that a topic exists and is not being deleted.
 
         Raises:
-            NotReadyError: it is being deleted.
-            TopicDeletedError: it was.
+            NotReadyError: its deletion is in flight.
+            TopicDeletedError: it was deleted.
         """
         if topic in self.doomed:
             raise NotReadyError(_DOOMED)
@@ -277,7 +277,11 @@ class Serving:
             raise TopicDeletedError(topic)
 
     def doom(self, topic: TopicId) -> None:
-        """The deletion of a topic was appended; what is redriven behind it would make it anew."""
+        """Reject requests for a topic from the append of its deletion on.
+
+        Redrives to the topic that still wait are rejected, too: behind the deletion they would
+        create the topic anew.
+        """
         self.doomed.add(topic)
         name = self.machine.topics[topic].name
         self._batch.refuse(
@@ -286,10 +290,10 @@ class Serving:
         )
 
     def _gone(self, group: Group) -> EngineError:
-        """Return why nothing can be done with a group that is deleted."""
+        """Return the error for a request to a deleted group."""
         if group.deleted_with:
             return TopicDeletedError(group.deleted_with)
-        topic = self.machine.topics.get(group.topic)  # deleted since, perhaps
+        topic = self.machine.topics.get(group.topic)  # None: the topic was deleted after the group
         return (
             TopicDeletedError(group.topic)
             if topic is None
@@ -297,16 +301,16 @@ class Serving:
         )
 
     def leased(self, group: Group) -> tuple[int, int]:
-        """Return (messages leased now, consumers) of a group."""
+        """Return a group's (messages leased now, consumers)."""
         leases = self._leases.get(group.group_id)
         return (leases.in_flight, len(leases.consumers)) if leases else (0, 0)
 
     def all_leased(self) -> Iterator[tuple[int, int]]:
-        """Yield the same of each group that anybody has consumed from in this epoch."""
+        """Yield (messages leased now, consumers) of each group consumed from in this epoch."""
         return ((each.in_flight, len(each.consumers)) for each in self._leases.values())
 
     def waiting_from(self, group: Group, clock_ms: UnixMs) -> int | None:
-        """Return the first offset of a group that waits for a consumer; None: none does."""
+        """Return a group's first offset that waits for a consumer. None: no message waits."""
         end = self.machine.topics[group.topic].queue.end
         leases = self._leases.get(group.group_id)
         if leases is not None:
@@ -316,10 +320,10 @@ class Serving:
     # ---- consumers
 
     def join(self, group: Group, consumer: ConsumerStream) -> None:
-        """Serve a consumer; it gets messages while it has credit.
+        """Add a consumer to a group; it gets messages while it has credit.
 
         Raises:
-            GroupHeldError: another one has the group, which is exclusive.
+            GroupHeldError: the group is exclusive and has another consumer.
         """
         self._check_group(group)
         leases = self._leases_of(group)
@@ -330,21 +334,21 @@ class Serving:
         self._hungry.setdefault(group.group_id)
 
     def leave(self, group: Group, consumer: ConsumerStream) -> None:
-        """A consumer is gone; what it held is handed out again at once."""
+        """Remove a consumer at the end of its stream; redeliver its messages at once."""
         if self._closed is None and not group.deleted:
             leases = self._leases[group.group_id]
             self._batch.add(leases.leave(consumer))
             self._batch.add(leases.recall())
-            self._hungry.setdefault(group.group_id)  # the next one may have its turn
+            self._hungry.setdefault(group.group_id)  # the next consumer may have its turn
 
     def retire(self, group: Group, consumer: ConsumerStream) -> None:
-        """A consumer takes nothing more; what it holds stays leased."""
+        """Deliver nothing more to a consumer; its messages stay leased."""
         if self._closed is None and not group.deleted:
             self._leases[group.group_id].retire(consumer)
             self._hungry.setdefault(group.group_id)
 
     def give_up(self, group: Group, consumer: ConsumerStream) -> None:
-        """A consumer is gone before anything reached it: what it has comes again, unfailed."""
+        """Remove a consumer that no delivery reached; its messages return without a failure."""
         if self._closed is None and not group.deleted:
             leases = self._leases[group.group_id]
             self._batch.add(leases.give_up(consumer))
@@ -352,7 +356,7 @@ class Serving:
             self._hungry.setdefault(group.group_id)
 
     def credit(self, group: Group, consumer: ConsumerStream, messages: int) -> None:
-        """A consumer takes so many messages more."""
+        """Add to the number of messages that a consumer accepts."""
         consumer.credit += messages
         if messages:
             self.heard(group, consumer)
@@ -360,13 +364,13 @@ class Serving:
             self._hungry.setdefault(group.group_id)
 
     def heard(self, group: Group, consumer: ConsumerStream) -> None:
-        """A request came from a consumer: it is not frozen."""
+        """Note a request from a consumer: the consumer is not frozen."""
         leases = self._leases.get(group.group_id)
         if leases is not None and leases.heard(consumer):
             self._hungry.setdefault(group.group_id)
 
     def holder(self, group: Group, epoch: Epoch, lease_id: LeaseId) -> ConsumerStream | None:
-        """Return the consumer of a lease that has not ended; None: there is none."""
+        """Return the consumer of a lease that has not ended; None: no such lease."""
         leases = self._leases.get(group.group_id)
         return leases.holder(lease_id) if leases is not None and epoch == self.epoch else None
 
@@ -374,7 +378,7 @@ class Serving:
         """Ack messages; `done` gets the verdict per offset as in `Leases.ack`, once committed.
 
         Raises:
-            OverloadedError: too many wait already; nothing was taken.
+            OverloadedError: too many offsets wait already; none of these was accepted.
         """
         leases = self._leases_for(group, len(offsets))
         self._gather(group, leases.ack(epoch, lease_id, offsets), offsets, None, done)
@@ -382,12 +386,13 @@ class Serving:
     def ack_up_to(
         self, group: Group, epoch: Epoch, lease_id: LeaseId, offset: QueueOffset, done: Told
     ) -> None:
-        """Ack all up to a queue offset; `done` gets one verdict, (1, uint8), once committed.
+        """Ack all messages up to a queue offset.
 
-        Or InvalidRequestError, if the group serves several consumers at once.
+        `done` gets one verdict, (1, uint8), once committed. It gets an InvalidRequestError if the
+        group serves several consumers at once.
 
         Raises:
-            OverloadedError: too many wait already; nothing was taken.
+            OverloadedError: too many offsets wait already; none was accepted.
         """
         leases = self._leases_for(group, 0)
         if not isinstance(leases, Ordered) or group.settings.type not in (EXCLUSIVE, FAILOVER):
@@ -410,16 +415,16 @@ class Serving:
         for piece in pieces:
             self._gather(group, np.full(len(piece), ACCEPT, np.uint8), piece, None, one)
 
-    def nack(  # noqa: PLR0913 -- as ack, and when
+    def nack(  # noqa: PLR0913 -- the arguments of `ack`, and the delay and time
         self, group: Group, epoch: Epoch, lease_id: LeaseId, offsets: U64, delay_ms: int | None,
         now: Now, done: Told,
     ) -> None:  # fmt: skip
-        """Give messages back, to come again after `delay_ms`; None: as the group backs off.
+        """Return messages for redelivery after `delay_ms`. None: the group's backoff decides.
 
         `done` gets the verdict per offset as in `Leases.nack`, once committed.
 
         Raises:
-            OverloadedError: too many wait already; nothing was taken.
+            OverloadedError: too many offsets wait already; none of these was accepted.
         """
         leases = self._leases_for(group, len(offsets))
         delays = group.backoff_ms(offsets) if delay_ms is None else np.full(len(offsets), delay_ms)
@@ -429,12 +434,12 @@ class Serving:
         self._gather(group, verdict, offsets, not_before, done)
 
     def give_back(self, group: Group, epoch: Epoch, lease_id: LeaseId, offsets: U64) -> Verdicts:
-        """Take back what nobody has looked at; return the verdict per offset, as of a nack.
+        """Return messages that the consumer has not processed, for redelivery at once.
 
-        It comes again at once, and has not failed.
+        No failure is counted. Returns the verdict per offset, as of a nack.
 
         Raises:
-            OverloadedError: too many wait already; nothing was taken.
+            OverloadedError: too many offsets wait already; none of these was accepted.
         """
         leases = self._leases_for(group, len(offsets))
         verdict = leases.nack(epoch, lease_id, offsets)
@@ -447,7 +452,7 @@ class Serving:
     def extend(
         self, group: Group, epoch: Epoch, lease_id: LeaseId, offsets: U64, lease_ms: int, now: Now
     ) -> Verdicts:
-        """Hold what is left of a lease for `lease_ms` from now; return the verdict per offset."""
+        """Extend the rest of a lease to `lease_ms` from now; return the verdict per offset."""
         leases = self._leases_for(group, 0)
         verdict = leases.extend(now.mono_ms, epoch, lease_id, offsets, lease_ms)
         self._ends.set(group.group_id, leases.wake_at_ms())
@@ -485,9 +490,10 @@ class Serving:
     # ---- time
 
     def expire(self, now: Now) -> None:
-        """End leases whose deadlines have passed; notice what may come again.
+        """End leases at their deadlines; find delayed messages that may return.
 
-        At most EXPIRES_MAX groups a call, however many are due: `wake_at_ms` asks for the next one.
+        Handles at most EXPIRES_MAX groups a call. If more are due, `wake_at_ms` requests another
+        call at once.
         """
         for group_id in itertools.islice(self._ends.due(now.mono_ms), EXPIRES_MAX):
             leases = self._leases.get(group_id)
@@ -502,7 +508,7 @@ class Serving:
             self.expiry.step(now)
 
     def wake_at_ms(self, now: Now) -> MonoMs:
-        """When the leader must step next."""
+        """Return when the leader must step next."""
         wakes = [now.mono_ms + 1] if self._cut_short else []
         if (ends := self._ends.next_ms()) is not None:
             wakes.append(MonoMs(ends))
@@ -513,10 +519,10 @@ class Serving:
         return MonoMs(min(wakes, default=now.mono_ms + DUE_MS_MAX))
 
     def hand_out(self, now: Now, *, room: bool) -> list[Delivery]:
-        """Lease what is ready to consumers with credit.
+        """Lease messages to consumers with credit; return the deliveries.
 
-        The groups take turns; after WORK_MAX the rest waits for the next call. With `room` on the
-        disks, dead letters go where they belong.
+        The groups take turns. After WORK_MAX the rest waits for the next call. Dead letters move to
+        their topics only if there is `room` on the disks.
         """
         out: list[Delivery] = []
         room = room and has_ids(self.machine)
@@ -527,7 +533,7 @@ class Serving:
             group = leases.group
             topic = self.machine.topics[group.topic]
             if self.expiry.busy(topic):
-                turns.popleft()  # it is fed when that is done
+                turns.popleft()  # `feed` adds the group again after the entry is applied
                 work += 1
                 continue
             outlived_ms = self.expiry.outlived_ms(topic, now.clock_ms)
@@ -552,7 +558,7 @@ class Serving:
                 if more:
                     later[turns[0]] = None
                 if (returns_at_ms := leases.returns_at_ms() or UnixMs(0)) > now.clock_ms:
-                    self._returns.set(turns[0], returns_at_ms)  # else somebody has to come first
+                    self._returns.set(turns[0], returns_at_ms)  # else a consumer must come first
                 turns.popleft()
             if outlived_ms is not None and len(offsets := leases.take_expired()):
                 expired.append(GroupOp(Op.EXPIRE, group.topic, group.group_id, offsets))
@@ -563,8 +569,11 @@ class Serving:
         return out
 
     def _expired(self, topics: Iterable[TopicId], applied: GroupApplied | None) -> None:
-        """What had expired of topics is gone, for all groups; None: nothing is."""
-        there = [each for each in topics if each in self.machine.topics]  # or deleted meanwhile
+        """Drop the leases of messages below the groups' cursors, after an EXPIRE_BELOW entry.
+
+        `applied` is None if no message expired. The topics' groups are looked at again.
+        """
+        there = [each for each in topics if each in self.machine.topics]  # others were deleted
         for topic_id in there if applied is not None else ():
             for group_id in self.machine.topics[topic_id].group_by_id:
                 if (leases := self._leases.get(group_id)) is not None:
@@ -572,7 +581,7 @@ class Serving:
         self.feed(there)
 
     def _expired_some(self, ops: list[GroupOp], applied: GroupApplied | None) -> None:
-        """Messages that were not handed out, since they had expired, are gone."""
+        """Notice the result of EXPIRE ops; None: they were rejected, so free the messages."""
         if applied is not None:
             for result in applied.results:
                 self._notice(result)
@@ -583,7 +592,7 @@ class Serving:
                 self._hungry.setdefault(op.group)
 
     def _may_bury(self, group: Group, topic: Topic) -> bool:
-        """Return whether a group's dead letters have a topic, or may make one."""
+        """Return whether a group's dead letter topic exists or may be created."""
         to = dead_letters.topic_of(topic.name, group.name, group.settings.dead_letter_topic)
         if to in self.machine.topic_by_name:
             return True
@@ -594,7 +603,7 @@ class Serving:
         return True
 
     def _bury(self, leases: Leases, topic: Topic) -> bool:
-        """Send dead letters away; return whether there is more to do."""
+        """Gather a MOVE op for dead letters; return whether there may be more."""
         offsets = leases.take_dead(topic.queue)
         if len(offsets):
             group, due_ms = leases.group, self.machine.last_read_time_ms
@@ -603,12 +612,14 @@ class Serving:
         return bool(len(offsets)) or leases.unfinished
 
     def redrive(self, delivery: Delivery, done: Done) -> list[Move]:
-        """Send delivered dead letters back where they came from; `done` gets each MoveApplied.
+        """Move delivered dead letters back to the topics that they came from.
 
-        Returns these ops: what says of no topic that is there it came from it is in none of them.
+        Returns the MOVE ops; `done` gets each MoveApplied. Dead letters whose headers name no
+        existing topic are left out.
 
         Raises:
-            EngineError: the leadership is over, or ends.
+            EngineError: the leadership is over or ends, the group was deleted, or a topic is
+            being deleted.
         """
         queue, offsets = delivery.topic.queue, delivery.lease.offsets
         self._check_group(delivery.group)
@@ -631,7 +642,7 @@ class Serving:
         return moves
 
     def feed(self, topics: Iterable[TopicId]) -> None:
-        """Topics' queues have grown."""
+        """Look again at the groups of topics with new messages."""
         for topic_id in topics:
             self.expiry.feed(topic_id)
             for group in self.machine.topics[topic_id].groups.values():
@@ -639,7 +650,7 @@ class Serving:
                     self._hungry.setdefault(group.group_id)
 
     def fetched(self) -> None:
-        """Messages that had left memory are there again."""
+        """Look again at all groups: pages were read from disk."""
         self.expiry.fetched()
         for group_id in self._leases:
             self._hungry.setdefault(group_id)
@@ -647,7 +658,7 @@ class Serving:
     # ---- the log
 
     def hand_over(self, now: Now) -> None:
-        """Append what is gathered, and how far messages were handed out, for a successor."""
+        """Append the batch and HAND_OVER ops, which give a successor the groups' delivery state."""
         for leases in self._leases.values():
             for op in leases.hand_over():
                 self._batch.add(op)
@@ -655,13 +666,13 @@ class Serving:
             pass
 
     def flush(self, now: Now) -> None:
-        """Append what is gathered, unless enough is in flight."""
+        """Append one entry of the batch, unless IN_FLIGHT_MAX entries are in flight."""
         self._find_times()
         if self._batch and self._in_flight < IN_FLIGHT_MAX:
             self._flush(now)
 
     def _flush(self, now: Now) -> bool:
-        """Append one entry of what is gathered; return whether the log took it."""
+        """Append one entry of the batch; return whether the log accepted it."""
         batch = self._batch.take()
         self._acks_waiting -= batch.offsets
         self._in_flight += 1
@@ -676,7 +687,7 @@ class Serving:
                 if asked.done is not None:
                     asked.done(applied)
             if self._closed is None:
-                # Refused before it was appended: acks and what time needs are tried again.
+                # Rejected before the append: acks and ops without a callback are tried again.
                 self._batch.put_back(batch)
                 self._acks_waiting += batch.offsets
                 return
@@ -703,13 +714,13 @@ class Serving:
             group_batch.answer(acks, result.new)
 
     def _nobody(self, op: AnyOp) -> EngineError:
-        """Return why an op found nobody."""
+        """Return the error for an op without effect."""
         if isinstance(op, CreateGroup) or op.topic not in self.machine.topics:
             return TopicDeletedError(op.topic)
         return NotFoundError("group", op.group)
 
     def _answer_nobody(self, acks: list[Acks]) -> None:
-        """Their group was deleted or sought meanwhile."""
+        """Answer acks of a group that was deleted or moved by a seek meanwhile."""
         for ack in acks:
             if ack.group.deleted:
                 ack.done(self._gone(ack.group))
@@ -718,11 +729,11 @@ class Serving:
                 ack.done(ack.verdict)
 
     def _notice(self, result: GroupResult) -> None:
-        """Let leases know what was applied."""
+        """Pass an applied result on to the group's leases."""
         if isinstance(result, MoveApplied):
             self.feed([result.to])
         if isinstance(result, Group):
-            self.feed([result.topic])  # altered, it may have dead letters now
+            self.feed([result.topic])  # its altered settings may make messages dead letters
             self.expiry.look(result.topic)
             return
         if isinstance(result, SeekApplied | DeleteApplied):
@@ -739,7 +750,7 @@ class Serving:
             self._hungry.setdefault(op.group)
 
     def _begin_anew(self, result: SeekApplied | DeleteApplied) -> None:
-        """Forget who holds what; consumers of a deleted group are sent away."""
+        """Drop a group's leases; end the streams of its consumers if it was deleted."""
         old = self._leases.pop(result.op.group, None)
         self._hungry.pop(result.op.group, None)
         for consumer in list(old.consumers) if old is not None else []:
@@ -751,7 +762,7 @@ class Serving:
                 consumer.end(self._gone(result.group))
 
     def deleted(self, applied: DeleteTopicApplied) -> None:
-        """A topic is gone: its consumers are sent away, what they held is nobody's."""
+        """Drop the leases of a deleted topic's groups, and end their consumers' streams."""
         self.doomed.discard(applied.op.topic)
         for group in applied.topic.groups.values() if applied.topic is not None else ():
             old = self._leases.pop(group.group_id, None)
@@ -761,7 +772,7 @@ class Serving:
                 consumer.end(self._gone(group))
 
     def close(self, why: EngineError) -> None:
-        """The epoch is over: what is gathered had no effect."""
+        """End the epoch: pass the error to all that wait. Ops in the batch had no effect."""
         self._closed = why
         for _, _, done in self._seeks:
             done(why)

@@ -1,4 +1,4 @@
-"""A column by queue offset that slides along with a group's cursor."""
+"""A column of marks by queue offset; its start follows the group's cursor."""
 
 import numpy as np
 
@@ -6,18 +6,18 @@ from timer.model.columns import U64
 
 _SIZE_MIN = 32
 _NOTHING = np.zeros(0, np.uint64)
-"""Of all that have nothing marked: there are very many groups with little on their way."""
+"""Shared by all columns without marks: very many groups have few messages in flight."""
 
 
 class Marks:
-    """One uint64 per offset; 0 where nothing was set, and below what was forgotten."""
+    """One uint64 per offset; 0 if unset or below the column's base."""
 
     def __init__(self, base: int) -> None:
         self._base = base
         self._values = _NOTHING
 
     def __len__(self) -> int:
-        """Return how many offsets it has room for."""
+        """Return the number of offsets that have storage."""
         return len(self._values)
 
     def of(self, offsets: U64) -> U64:
@@ -31,7 +31,7 @@ class Marks:
         return marks
 
     def set(self, offsets: U64, marks: U64 | np.uint64) -> None:
-        """Mark offsets; those below the base are nobody's affair any more."""
+        """Mark offsets; those below the base are ignored."""
         index = offsets.astype(np.int64) - self._base
         inside = index >= 0
         if not inside.all():
@@ -46,14 +46,14 @@ class Marks:
         self._values[index] = marks
 
     def take_below(self, offset: int, mark: np.uint64) -> U64:
-        """Mark all that lies before `offset`; return what the marks were."""
+        """Mark all stored offsets below `offset`; return their previous marks."""
         count = min(max(0, offset - self._base), len(self._values))
         before = self._values[:count].copy()
         self._values[:count] = mark
         return before
 
     def forget_below(self, offset: int) -> U64:
-        """Drop what lies before `offset` once it is the greater half; return those marks."""
+        """Drop the offsets below `offset` once they are more than half; return their marks."""
         skip = offset - self._base
         if skip <= len(self._values) // 2:
             return _NOTHING

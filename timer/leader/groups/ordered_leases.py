@@ -1,17 +1,18 @@
 """Leases of a group that keeps an order: types `key_shared`, `exclusive` and `failover`.
 
     cursor                                queue end
-      | L  A  L  W  f  f  .  .  .  .  .  .  |     of one key: what is behind the wall W waits
+      | L  A  L  W  f  f  .  .  .  .  .  .  |     one key: messages behind the wall W wait
 
-Messages of one key come in the order of their queue offsets; in `exclusive` and `failover` groups,
-which serve one consumer at a time, all are of one key. Nothing is handed out before what is earlier
-in its key, unless that is acked, or leased to the same consumer (L). What comes back (a nack, a
-lease that ended) is a wall until it is handed out again, and takes back with it what its consumer
-was given behind it: RECALL. So each key's deliveries go on without a gap, or go back to what is
-first in the key.
+Messages of one key are delivered in the order of their queue offsets. Groups of types `exclusive`
+and `failover` serve one consumer at a time and treat all messages as one key.
 
-Which offsets may be handed out follows from their marks alone, each time anew, in a window that
-begins at the first unacked one. Keys are hashes; two that share one wait for each other.
+A message is delivered only if every earlier message of its key is acked (A), or leased to the same
+consumer (L). A message that returns by a nack or an ended lease is a wall until it is delivered
+again. A return also recalls the later messages of its key from their consumer: RECALL. The
+deliveries of a key therefore go on without a gap, or go back to the key's first unacked message.
+
+The marks alone decide which messages may be delivered. Each look computes them anew, in a window
+that begins at the first unacked offset. Keys are hashes: two keys of one hash wait for each other.
 """
 
 from collections import deque
@@ -44,7 +45,7 @@ from timer.ready.group import Group
 from timer.ready.queue import Queue
 
 ORDER_WINDOW: Final = 16_384
-"""Unacked offsets from the first one on, beyond which nothing is handed out."""
+"""Length of the window, in unacked offsets: nothing beyond it is delivered."""
 LOOK_MIN: Final = 1024
 MOVES_KEPT: Final = 1024
 ANYBODY: Final = 0
@@ -52,35 +53,35 @@ _NO_WALL: Final = (1 << 63) - 1
 
 
 class _Open(NamedTuple):
-    """Messages that may be handed out: offsets ascending, and whose they are, each (n,)."""
+    """Messages that may be delivered: offsets ascending, and their owners, each (n,)."""
 
     offsets: U64
     owner: I64
-    """Number of the consumer who holds others of their keys; ANYBODY: nobody does."""
+    """Number of the consumer that holds messages of the same key. 0: none does."""
     whole: bool
-    """There is no more behind them."""
+    """No messages lie behind the ones that were looked at."""
 
 
 @dataclass
 class Ordered(Leases):
-    """Who holds which message, in one epoch; see the module."""
+    """The leases of an ordered group, in one epoch; see the module."""
 
     work: ClassVar[int] = 4
     _keys: Marks = field(init=False)
     _recalled: list[U64] = field(default_factory=list)
     _returns_at: UnixMs | None = None
     _moves: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MOVES_KEPT))
-    """(a lease number, the first message) of the last MOVEs: older leases have smaller numbers."""
+    """(Lease number, first message) of the last MOVEs. Leases given before have lower numbers."""
 
     def __post_init__(self) -> None:
         """Start at the group's cursor."""
         super().__post_init__()
         self._keys = Marks(self._fresh)
 
-    # ---- handing out
+    # ---- delivery
 
     def _hand_out(self, now_ms: MonoMs, clock_ms: UnixMs, queue: Queue, limit: int) -> Lease | None:
-        """See Leases; to the next consumer for whom something is open."""
+        """See Leases. The lease goes to the next consumer that may get an open message."""
         limit = 0 if self._expiring else self._room(limit)
         ready = [each for each in self._served() if self._allowed(each) > 0]
         if not ready or limit <= 0:
@@ -99,14 +100,14 @@ class Ordered(Leases):
             size = min(4 * size, ORDER_WINDOW)
 
     def _served(self) -> Sequence[ConsumerStream]:
-        """Return the consumers that may get something now, in the order of their turns."""
+        """Return the consumers that may get messages now, in the order of their turns."""
         if self.group.settings.type == KEY_SHARED:
             return [*self.consumers]
         heard = next((each for each in self.consumers if not each.silent), None)
         return [heard] if heard is not None else [*self.consumers][:1]
 
     def _fall_silent(self, consumer: ConsumerStream) -> None:
-        """See Leases; in a failover group the next consumer has its turn, and keeps it."""
+        """See Leases. In a failover group the next consumer takes over for good."""
         super()._fall_silent(consumer)
         if self.group.settings.type != KEY_SHARED and [*self.consumers][:1] == [consumer]:
             self.consumers.append(self.consumers.pop(0))
@@ -126,14 +127,14 @@ class Ordered(Leases):
         return offsets
 
     def _alive(self, offsets: U64, queue: Queue) -> U64:
-        """See Leases; what is behind the first that has expired waits until that is gone."""
+        """See Leases. Messages behind the first expired one wait until that one is gone."""
         alive = super()._alive(offsets, queue)
         if self._expired:
             alive = alive[alive < min(int(expired[0]) for expired in self._expired)]
         return alive
 
     def _look(self, clock_ms: UnixMs, queue: Queue, size: int) -> _Open:
-        """Find what may be handed out among the first `size` unacked offsets."""
+        """Find the messages that may be delivered among the first `size` unacked offsets."""
         group = self.group
         offsets = group.first_unacked(min(int(queue.end), int(group.reserved)), size)
         keys = self._keys_of(offsets, queue)
@@ -158,7 +159,7 @@ class Ordered(Leases):
         return _Open(offsets[before], owner[before], whole)
 
     def _keys_of(self, offsets: U64, queue: Queue) -> U64:
-        """Return the key of each, (n, uint64); of fewer if the next ones have to be sent for."""
+        """Return the keys, (n, uint64); fewer if the next messages must first be read from disk."""
         if self.group.settings.type != KEY_SHARED:
             return np.zeros(len(offsets), np.uint64)
         keys = self._keys.of(offsets)
@@ -174,7 +175,7 @@ class Ordered(Leases):
         return keys
 
     def _owners(self, lease_ids: U64) -> I64:
-        """Return the number of the consumer of each lease, (n, int64)."""
+        """Return the number of the consumer that holds each lease, (n, int64)."""
         held = np.fromiter(self._held, np.uint64, len(self._held))  # ascending, as ids are issued
         numbers = [lease.consumer.number for lease in self._held.values()]
         return np.array(numbers, np.int64)[np.searchsorted(held, lease_ids)]
@@ -184,19 +185,19 @@ class Ordered(Leases):
         return self._returns_at
 
     def waiting_from(self, queue_end: QueueOffset, clock_ms: UnixMs) -> int | None:
-        """See Leases; among the first unacked ones, whatever they wait for in their order."""
+        """See Leases. Covers the first unacked messages, also those that wait for their order."""
         offsets = self.group.first_unacked(queue_end, ORDER_WINDOW)
         free = offsets[self._marks.of(offsets) == FREE]
         free = free[self.group.not_before(free) <= clock_ms]
         return int(free[0]) if len(free) else None
 
-    # ---- taking back
+    # ---- return and recall
 
     def _again(self, offsets: U64) -> None:
-        """It is free, and no wall any more: `_look` finds it."""
+        """Do nothing: freed messages are no longer walls, and `_look` finds them."""
 
     def _returned(self, offsets: U64) -> None:
-        """Take back what is leased behind these, in each of their keys."""
+        """Recall the leased messages behind these, in each of their keys."""
         if not len(offsets):
             return
         offsets = np.sort(offsets)
@@ -210,7 +211,7 @@ class Ordered(Leases):
             self._recalled.append(behind)
 
     def _key(self, offsets: U64) -> U64:
-        """Return the keys of what was handed out."""
+        """Return the keys of delivered messages."""
         if self.group.settings.type == KEY_SHARED:
             return self._keys.of(offsets)
         return np.zeros(len(offsets), np.uint64)
@@ -224,12 +225,14 @@ class Ordered(Leases):
         return GroupOp(Op.RECALL, self.group.topic, self.group.group_id, offsets)
 
     def ack_up_to(self, epoch: Epoch, lease_id: LeaseId, offset: int) -> tuple[int, U64]:
-        """Judge an ack of everything up to `offset`; return the verdict and what it acks.
+        """Judge an ack of everything up to `offset`; return the verdict and the offsets to ack.
 
-        Accepted as single acks are, if nothing of it is leased to another consumer. If all of it is
-        on its way to be acked, the last message is once more, behind that: so the answer waits for
-        it. DEAD_LETTERED: accepted, if it acks anything, but for one at least that became a dead
-        letter since the lease was given. Of groups that serve one consumer at a time.
+        For groups that serve one consumer at a time. The ack is accepted under the rules of single
+        acks, if another consumer holds none of the messages. If all of them are already on their
+        way to be acked, the last one is acked again, so that the answer waits for those acks.
+
+        DEAD_LETTERED: the ack is accepted. At least one of the messages became a dead letter after
+        the lease was given.
         """
         nothing = np.zeros(0, np.uint64)
         if self._of_another_life(epoch, lease_id):
@@ -256,7 +259,7 @@ class Ordered(Leases):
         return accept, offsets
 
     def _moved_since(self, epoch: Epoch, lease_id: LeaseId, offset: int) -> bool:
-        """Whether a message up to `offset` became a dead letter after the lease was given."""
+        """Return whether a message up to `offset` became a dead letter since the lease."""
         if epoch < self.epoch:
             moved = self.group.moved
             near = (moved <= offset) & (moved + np.uint64(ORDER_WINDOW) > offset)
@@ -275,17 +278,17 @@ class Ordered(Leases):
 
 
 def _first_of(keys: U64, values: I64, of: U64, default: int) -> I64:
-    """Return, for each key in `of`, the value beside its first place in `keys`, or the default."""
+    """Return, for each key in `of`, the value at its first place in `keys`, or the default."""
     wanted, places = np.unique(of, return_inverse=True)
-    found = np.full(len(wanted) + 1, default, np.int64)  # the last one is for keys not wanted
+    found = np.full(len(wanted) + 1, default, np.int64)  # the last element takes other keys
     place = np.searchsorted(wanted, keys)
     other = wanted[np.minimum(place, len(wanted) - 1)] != keys if len(wanted) else place >= 0
     place[other] = len(wanted)
-    found[place[::-1]] = values[::-1]  # of a repeated key the last assignment, the first place
+    found[place[::-1]] = values[::-1]  # the last assignment to a key is its first place
     return found[places.ravel()]
 
 
 def leases_of(group: Group, epoch: Epoch, lease_ids: Iterator[int]) -> Leases:
-    """Return the leases of a group, as its type wants them."""
+    """Return the leases of a group: an object of the class for the group's type."""
     kind = Leases if group.settings.type == SHARED else Ordered
     return kind(group, epoch, lease_ids=lease_ids)

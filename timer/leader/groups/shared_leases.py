@@ -1,10 +1,10 @@
-"""Leases of one group: the leader's memory, a pure core. Here is type `shared`.
+"""Leases of one group of type `shared`, a pure core in the leader's memory.
 
 The types that keep an order are in timer/leader/groups/ordered_leases.py.
 
-What the log holds of a group (timer/ready/group.py) is which messages are acked, how often a lease
-ended, and how far the leader may hand out. Who holds what until when is here, and ends with the
-leadership.
+The log holds a group's state (timer/ready/group.py): its acked messages, the number of ended leases
+per message, and the offset below which the leader may deliver. The leases themselves are only here:
+the consumer and the deadline of each message. They end with the leadership.
 
     fresh --hand out--> leased --ack--> acking --applied--> gone
                           |                ^
@@ -15,10 +15,10 @@ leadership.
                           ^                                                                 |
                           +------------------------ hand out again -------------------------+
 
-What failed as often as the group allows is dying instead of coming back: `take_dead` gives it to
-whoever proposes its MOVE. An offset carries one mark: 0 (free), a lease id, ACKING, ENDING, WAITING
-or DYING. Proposals (ops) go to the log; nothing is answered or handed out again before they were
-applied.
+A message that has failed as often as the group allows becomes dying instead of returning:
+`take_dead` returns it for a MOVE op. An offset has one mark: 0 (free), a lease id, ACKING, ENDING,
+WAITING or DYING. Every change is proposed to the log as an op. Answers and redeliveries wait until
+the op is applied.
 """
 
 import heapq
@@ -44,29 +44,29 @@ WAITING: Final = np.uint64((1 << 64) - 3)
 DYING: Final = np.uint64((1 << 64) - 4)
 FREE: Final = np.uint64(0)
 RESERVE_AHEAD: Final = 4096
-"""How far beyond what was handed out the leader reserves: one RESERVE op for so many messages."""
+"""Offsets that the leader reserves ahead of deliveries: one RESERVE op serves so many messages."""
 SCAN_MAX: Final = 65_536
-"""Offsets looked at in one go when most are acked already, as after a failover."""
+"""Offsets looked at in one call when most are already acked, as after a failover."""
 DEAD_ROWS_MAX: Final = 256
-"""Dead letters in one MOVE: each gets headers, some microseconds' work."""
+"""Most dead letters in one MOVE: the headers of each take some microseconds."""
 
 LOOK_ROWS: Final = 4096
-"""Offsets looked at in one go for the first that is free."""
+"""Offsets looked at in one step of the search for the first free one."""
 
 DEADLINES_MIN: Final = 1024
 WAITING_MIN: Final = 256
 
 DELIVERY_BYTES: Final = 1 << 20
-"""Of payloads, keys and headers in one delivery, unless one message alone has more."""
+"""Most bytes of payloads, keys and headers in one delivery; one larger message goes alone."""
 
 ACCEPT: Final = 1
 ALREADY_ACKED: Final = 2
 LEASE_LOST: Final = 3
 NOT_DELIVERED: Final = 4
 EXPIRED: Final = 5
-"""It is done, and perhaps because its time to live was over."""
+"""The message is done, and may be because its time to live was over."""
 DEAD_LETTERED: Final = 6
-"""It left for another topic, unacked: as a dead letter, or redriven. There it is a new message."""
+"""Unacked, the message moved to another topic, as a dead letter or by a redrive, as a new one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,94 +76,94 @@ class ConsumerStream:
     name: str
     lease_ms: int
     sink: Callable[[Any], None]
-    """Where the shell puts its deliveries."""
+    """Callback of the shell that sends the stream's deliveries."""
     credit: int = 0
-    """Messages that it still takes."""
+    """Messages that the consumer still accepts."""
     end: Callable[[EngineError], None] = lambda _: None
-    """Called when its group is deleted."""
+    """Called when the consumer's group is deleted."""
     once: bool = False
-    """It takes one lease, and nothing after that."""
+    """The consumer takes one lease and nothing after it."""
     paused: bool = False
+    """The stream is full: the consumer gets nothing until it has drained."""
     one_by_one: bool = False
-    """Each lease pauses it; its sink says when there is room for another."""
-    """Its stream is full: it gets nothing until that has drained."""
+    """Each lease pauses the consumer; the sink resumes it when it has room for another."""
     silent: bool = False
-    """A lease of it ended by itself, and no request has come from it since."""
+    """A lease of the consumer reached its deadline, and no request has come from it since."""
     leases: set[LeaseId] = field(default_factory=set)
     number: int = 0
-    """In the order of joining, from 1."""
+    """Order of joining, from 1."""
 
 
 @dataclass(slots=True)
 class Lease:
-    """Messages handed out together."""
+    """Messages delivered together to one consumer."""
 
     lease_id: LeaseId
     consumer: ConsumerStream
     offsets: U64
     deadline_ms: MonoMs
     left: int
-    """How many of them are still held."""
+    """Number of its messages that are still leased."""
     group_id: GroupId = GroupId(0)
-    """The life of the group that it is of."""
+    """The group's id when the lease was given: a seek assigns a new one."""
 
 
 @dataclass(slots=True)
 class Leases:
-    """Who holds which message of a group, in one epoch."""
+    """The leases of a group, in one epoch."""
 
     group: Group
     epoch: Epoch
     consumers: list[ConsumerStream] = field(default_factory=list)
     """In the order in which they are served next."""
     lease_ids: Iterator[int] = field(default_factory=itertools.count)
-    """Of all groups of the epoch."""
+    """Shared by all groups of the epoch."""
     in_flight: int = 0
-    """Messages that are leased now."""
+    """Messages leased now."""
     _held: dict[LeaseId, Lease] = field(default_factory=dict)
     _deadlines: list[tuple[MonoMs, LeaseId]] = field(default_factory=list)
     _fresh: int = 0
-    """First offset never handed out in this epoch."""
+    """First offset never delivered in this epoch."""
     _back: list[U64] = field(default_factory=list)
-    """Offsets to be handed out again, each array ascending."""
+    """Offsets to be delivered again, each array ascending."""
     _marks: Marks = field(init=False)
     _born: int = field(init=False)
-    """Leases with greater ids are of this life of the group."""
+    """Leases with greater ids were given to the group under its present id."""
     _reserving: bool = False
     _joined: int = 0
     _silent: int = 0
-    """How many of the consumers are."""
+    """Number of silent consumers."""
     _waiting: list[tuple[UnixMs, int, I64, U64]] = field(default_factory=list)
-    """A heap of arrays: (first time, first offset, times ascending, their offsets)."""
+    """Heap of arrays of delayed messages: (first time, first offset, ascending times, offsets)."""
     _merge_at: int = WAITING_MIN
     _dead: list[U64] = field(default_factory=list)
     """Offsets marked DYING, each array ascending."""
     _expired: list[U64] = field(default_factory=list)
-    """Offsets that were to be handed out and have expired, marked ACKING."""
+    """Offsets that were to be delivered, had expired, and are marked ACKING."""
     _expiring: int = 0
-    """EXPIRE ops of these on their way."""
+    """EXPIRE ops of the group in flight."""
     _outlived_ms: UnixMs | None = None
-    """What was due by then has expired; None: nothing does."""
+    """Messages due at or before this have expired, Unix milliseconds. None: none expires."""
     work: ClassVar[int] = 1
-    """What a look for free messages takes, compared with other types."""
+    """Work units of a look for free messages, relative to other types."""
     handing_over: bool = False
-    """Its HAND_OVER is on its way: nothing is handed out."""
+    """The group's HAND_OVER is in flight: nothing is delivered."""
     unfinished: bool = False
-    """The last call stopped before it had looked at everything; call again."""
+    """The last call stopped before it had looked at everything. Call again."""
 
     def __post_init__(self) -> None:
-        """Start at the group's cursor: what the old leader handed out comes again, marked."""
+        """Start at the group's cursor: deliveries of the old leader are repeated, and marked so."""
         self._fresh = int(self.group.cursor)
         self._marks = Marks(self._fresh)
         self._born = next(self.lease_ids)
 
-    # ---- handing out
+    # ---- delivery
 
     def reserve(self) -> GroupOp | None:
-        """Return the RESERVE op that should be proposed now, if any.
+        """Return the RESERVE op to propose now, or None.
 
-        It runs ahead of what has fired, so that a message seldom waits for it. The first one of an
-        epoch reaches as far as deliveries did before: most messages there may be acked.
+        Reservations run ahead of the fired messages, so that a message seldom waits for one. The
+        first of an epoch covers all offsets delivered in earlier epochs, as most may be acked.
         """
         fresh = max(self._fresh, int(self.group.cursor))
         enough = int(self.group.reserved) >= fresh + RESERVE_AHEAD // 2
@@ -174,9 +174,9 @@ class Leases:
         return GroupOp(Op.RESERVE, self.group.topic, self.group.group_id, offsets)
 
     def hand_over(self) -> list[GroupOp]:
-        """Return the ops that tell a successor what was handed out: of each message, how often.
+        """Return the ops that record, for a successor, how often each message was delivered.
 
-        From then on nothing is, until they were applied and offsets are reserved anew.
+        Nothing is delivered from then on until the ops are applied and offsets are reserved anew.
         """
         group = self.group
         if group.reserved == group.cursor and not self._reserving:
@@ -200,8 +200,10 @@ class Leases:
     ) -> Lease | None:
         """Lease up to `limit` messages, of about a megabyte, to the next consumer with credit.
 
-        None: no consumer has credit, no message is free, or those that are were sent for, or were
-        due by `outlived_ms`: of these `take_expired` tells.
+        Returns None if no consumer has credit, no message is free, or the free ones are still being
+        read from disk or have expired. `take_expired` returns the expired ones.
+
+        `outlived_ms`: messages due at or before it have expired, Unix milliseconds; None: none.
         """
         self._outlived_ms = outlived_ms
         self.unfinished = False
@@ -232,11 +234,11 @@ class Leases:
         return self._lease(consumer, offsets, now_ms)
 
     def _alive(self, offsets: U64, queue: Queue) -> U64:
-        """Return those of what is at hand that have not expired; keep the others back."""
+        """Return the messages at hand that have not expired; note the others for an EXPIRE op."""
         return self._young(offsets, queue, FREE)
 
     def _young(self, offsets: U64, queue: Queue, mark: np.uint64) -> U64:
-        """Return those that have not expired; of the others those of this mark are sent for."""
+        """Return the messages that have not expired; note expired ones with `mark` for EXPIRE."""
         if self._outlived_ms is None or not len(offsets):
             return offsets
         slices = queue.slices(offsets)
@@ -250,20 +252,20 @@ class Leases:
         return offsets[~old]
 
     def take_expired(self) -> U64:
-        """Return what was not handed out since it has expired, for an EXPIRE op."""
+        """Return the expired messages that were not delivered, for an EXPIRE op."""
         expired, self._expired = self._expired, []
         offsets = np.unique(np.concatenate(expired)) if expired else np.zeros(0, np.uint64)
         self._expiring += bool(len(offsets))
         return offsets
 
     def unexpired(self, offsets: U64) -> None:
-        """The EXPIRE op of these was refused: they are as they were."""
+        """Free messages whose EXPIRE op was rejected."""
         self._expiring -= 1
         self._marks.set(offsets, FREE)
         self._again(offsets)
 
     def _room(self, limit: int) -> int:
-        """Return how many of `limit` messages the group may have in flight beside those it has."""
+        """Return how many of `limit` messages max_in_flight still allows the group."""
         most = self.group.settings.max_in_flight
         return min(limit, most - self.in_flight) if most else limit
 
@@ -280,7 +282,7 @@ class Leases:
         return lease
 
     def _watch(self, lease: Lease) -> None:
-        """Note its deadline; forget those of leases that ended long before theirs."""
+        """Note a lease's deadline; drop the deadlines of ended leases once they are many."""
         heapq.heappush(self._deadlines, (lease.deadline_ms, lease.lease_id))
         if len(self._deadlines) > 2 * len(self._held) + DEADLINES_MIN:
             self._deadlines = [(each.deadline_ms, each.lease_id) for each in self._held.values()]
@@ -294,11 +296,11 @@ class Leases:
         return None
 
     def _allowed(self, consumer: ConsumerStream) -> int:
-        """Return how many messages a consumer may be given now.
+        """Return how many messages a consumer may get now.
 
-        A silent one may be frozen: it would let expire what it is given. It gets nothing while
-        another consumer is heard. Without another, and where failures are bounded, it gets one
-        message at a time.
+        A silent consumer may be frozen and let its messages expire. It gets nothing while another
+        consumer is not silent. If all are silent and the group bounds failures, it gets one message
+        at a time.
         """
         if consumer.paused:
             return 0
@@ -311,7 +313,7 @@ class Leases:
         return consumer.credit
 
     def heard(self, consumer: ConsumerStream) -> bool:
-        """A request of a consumer came; return whether it was silent."""
+        """Note a request from a consumer; return whether the consumer was silent."""
         was, consumer.silent = consumer.silent, False
         self._silent -= was
         return was
@@ -337,14 +339,14 @@ class Leases:
             if len(found):
                 return found
             looked += len(offsets)
-            if looked > SCAN_MAX:  # behind one that is stuck there may be millions
+            if looked > SCAN_MAX:  # millions may be acked behind one that is stuck
                 self.unfinished = self._fresh < end
                 break
             scan = min(2 * scan, max(limit, SCAN_MAX))
         return np.zeros(0, np.uint64)
 
     def _free(self, clock_ms: UnixMs, offsets: U64) -> U64:
-        """Return which of these may be handed out; put off or bury those that may not."""
+        """Return the offsets that may be delivered; put the delayed and the dying ones aside."""
         group = self.group
         free: U64 = offsets[~group.is_acked(offsets) & (self._marks.of(offsets) == FREE)]
         if group.settings.max_attempts:
@@ -357,7 +359,7 @@ class Leases:
         return free
 
     def _bury(self, offsets: U64) -> U64:
-        """Let those that failed too often die; return the others."""
+        """Mark messages that failed too often as DYING; return the others."""
         dead = self.group.exhausted(offsets)
         if dead.any():
             self._marks.set(offsets[dead], DYING)
@@ -376,7 +378,7 @@ class Leases:
             self._merge_waiting()
 
     def _merge_waiting(self) -> None:
-        """Make one array of many small ones: nacks of single messages must not cost one each."""
+        """Merge many small arrays into one: a nack of one message must not cost an array."""
         runs = sorted(self._waiting, key=lambda run: len(run[2]))
         ends = np.cumsum([len(run[2]) for run in runs])
         small = int(np.searchsorted(ends, SCAN_MAX, side="right"))
@@ -389,7 +391,7 @@ class Leases:
         self._merge_at = len(self._waiting) + WAITING_MIN
 
     def _release(self, clock_ms: UnixMs) -> None:
-        """Let what was put off until now come again."""
+        """Free the delayed messages whose time has come."""
         while self._waiting and self._waiting[0][0] <= clock_ms:
             _, _, times, offsets = heapq.heappop(self._waiting)
             due = int(np.searchsorted(times, clock_ms, side="right"))
@@ -401,18 +403,18 @@ class Leases:
             self._back.append(ready)
 
     def returns_at_ms(self) -> UnixMs | None:
-        """When something that was put off may come again, on the cluster's clock."""
+        """Return the cluster time at which the next delayed message may return; None: none."""
         return self._waiting[0][0] if self._waiting else None
 
     @property
     def dying(self) -> bool:
-        """Some messages may be dead letters, and still are here."""
+        """Whether some messages may be dead letters that have not moved yet."""
         return bool(self._dead)
 
     def take_dead(self, queue: Queue) -> U64:
-        """Return messages for a MOVE, about a megabyte that is at hand; none if none are.
+        """Return dead letters for a MOVE: those in memory, about a megabyte; none if none are.
 
-        What has expired is none of them: `take_expired` tells.
+        Expired ones are left out; `take_expired` returns them.
         """
         while self._dead:
             offsets = self._dead.pop(0)
@@ -431,9 +433,9 @@ class Leases:
         return np.zeros(0, np.uint64)
 
     def waiting_from(self, queue_end: QueueOffset, clock_ms: UnixMs) -> int | None:
-        """Return the first offset that waits for a consumer, and for nothing else; None: none.
+        """Return the first offset that waits for nothing except a consumer. None: none.
 
-        What was put off, or is about to be a dead letter, does not.
+        Delayed messages, and messages about to become dead letters, are left out.
         """
         del clock_ms
         fresh = self.group.unacked_from(max(self._fresh, int(self.group.cursor)))
@@ -447,19 +449,19 @@ class Leases:
                     break
         return min(found, default=None)
 
-    # ---- taking back
+    # ---- ack, nack, end
 
     def holder(self, lease_id: LeaseId) -> ConsumerStream | None:
-        """Return the consumer of a lease that has not ended."""
+        """Return the consumer of a lease that has not ended; None: no such lease."""
         lease = self._held.get(lease_id)
         return None if lease is None else lease.consumer
 
     def ack(self, epoch: Epoch, lease_id: LeaseId, offsets: U64) -> npt.NDArray[np.uint8]:
-        """Judge an ack, (n, uint8): ACCEPT, LEASE_LOST, NOT_DELIVERED, or as `how_done` says.
+        """Judge an ack, (n, uint8): ACCEPT, LEASE_LOST, NOT_DELIVERED, or a value of `how_done`.
 
-        Accepted: unacked and not leased to somebody else meanwhile, whichever epoch it was handed
-        out in. What is accepted is not handed out again; the caller proposes an ACK op for it.
-        Of a repeated offset the first one counts.
+        A message is accepted if it is unacked and not leased to another consumer meanwhile; the
+        epoch of its delivery does not matter. Accepted messages are not delivered again. The caller
+        proposes an ACK op for them. Of a repeated offset the first one counts.
         """
         marks = self._marks.of(offsets)
         held = (marks == np.uint64(lease_id)) & (epoch == self.epoch)
@@ -472,13 +474,13 @@ class Leases:
         return result
 
     def nack(self, epoch: Epoch, lease_id: LeaseId, offsets: U64) -> npt.NDArray[np.uint8]:
-        """Judge a nack, (n, uint8), as `ack` does; accepted only from who holds the message.
+        """Judge a nack, (n, uint8), as `ack` does; accepted only under a lease that still holds.
 
-        What is accepted is nobody's until its NACK op, which the caller proposes, is applied.
+        The caller proposes a NACK op. Until the op is applied, the messages belong to no consumer.
         """
         held = self._held_of(epoch, lease_id, offsets)
         result = self._judge(epoch, lease_id, offsets, held)
-        result[(result == ACCEPT) & _repeated(offsets)] = LEASE_LOST  # the first one ended it
+        result[(result == ACCEPT) & _repeated(offsets)] = LEASE_LOST  # ended by the first one
         accepted = offsets[result == ACCEPT]
         self._settle(lease_id, len(accepted))
         self._marks.set(accepted, ENDING)
@@ -490,8 +492,8 @@ class Leases:
     ) -> npt.NDArray[np.uint8]:
         """Judge an extension, (n, uint8), as `nack` does.
 
-        If any is accepted, all that is left of the lease ends `lease_ms` from now, never earlier
-        than it would have.
+        If any message is accepted, the rest of the lease ends `lease_ms` from now, and never
+        earlier than before.
         """
         held = self._held_of(epoch, lease_id, offsets)
         result = self._judge(epoch, lease_id, offsets, held)
@@ -510,7 +512,7 @@ class Leases:
     def _judge(
         self, epoch: Epoch, lease_id: LeaseId, offsets: U64, ours: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.uint8]:
-        """Return a verdict per offset (n, uint8): ACCEPT where `ours`, if nothing is wrong."""
+        """Return a verdict per offset (n, uint8): ACCEPT where `ours` and no other rule applies."""
         result = np.full(len(offsets), LEASE_LOST, np.uint8)
         result[ours] = ACCEPT
         delivered_below = max(self._fresh, self.group.delivered_to)  # by this leader, by older ones
@@ -522,12 +524,12 @@ class Leases:
         return result
 
     def _of_another_life(self, epoch: Epoch, lease_id: LeaseId) -> bool:
-        """Whether a lease may be from before a seek, or of a deleted group of the same name."""
+        """Return whether a lease may precede a seek, or be of a deleted group of that name."""
         mine = epoch == self.epoch and lease_id > self._born
         return epoch <= self.group.since and not mine
 
     def _settle(self, lease_id: LeaseId, acked: int) -> None:
-        """Count what was acked of a lease; it is over when nothing is left."""
+        """Subtract acked messages from a lease; remove the lease when it has none left."""
         lease = self._held.get(lease_id)
         if lease is None:
             return
@@ -538,36 +540,36 @@ class Leases:
             lease.consumer.leases.discard(lease_id)
 
     def expire(self, now_ms: MonoMs) -> GroupOp | None:
-        """End the leases whose deadline has passed; return the ENDED op to propose, if any."""
+        """End the leases whose deadline has passed; return the ENDED op to propose, or None."""
         ended: list[U64] = []
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             _, lease_id = heapq.heappop(self._deadlines)
             lease = self._held.get(lease_id)
             if lease is not None and lease.deadline_ms <= now_ms:  # else it was extended
                 ended.append(self._end(lease_id))
-                if not lease.consumer.once:  # which has retired
+                if not lease.consumer.once:  # such a consumer has retired
                     self._fall_silent(lease.consumer)
         return self._ended(ended)
 
     def join(self, consumer: ConsumerStream) -> None:
-        """Serve one more consumer."""
+        """Add a consumer."""
         self._joined += 1
         consumer.number = self._joined
         self.consumers.append(consumer)
         self._silent += consumer.silent
 
     def leave(self, consumer: ConsumerStream) -> GroupOp | None:
-        """A consumer's stream broke: its leases end at once. Return the ENDED op to propose."""
+        """Remove a consumer at its stream's end; end its leases. Return the ENDED op to propose."""
         self.retire(consumer)
         return self._ended([self._end(lease_id) for lease_id in sorted(consumer.leases)])
 
     def give_up(self, consumer: ConsumerStream) -> GroupOp | None:
-        """As `leave`, of one that nothing has reached: return the RECALL op to propose."""
+        """Remove a consumer that no delivery reached; return the RECALL op to propose."""
         self.retire(consumer)
         return self._ended([self._end(lease_id) for lease_id in sorted(consumer.leases)], Op.RECALL)
 
     def retire(self, consumer: ConsumerStream) -> None:
-        """A consumer takes nothing more; what it holds stays leased."""
+        """Deliver nothing more to a consumer; its messages stay leased."""
         self.consumers.remove(consumer)
         self._silent -= consumer.silent
 
@@ -577,7 +579,7 @@ class Leases:
             return np.zeros(0, np.uint64)
         lease.consumer.leases.discard(lease_id)
         offsets: U64 = lease.offsets[self._marks.of(lease.offsets) == np.uint64(lease_id)]
-        self._marks.set(offsets, ENDING)  # nobody's until ENDED is applied
+        self._marks.set(offsets, ENDING)  # they belong to no consumer until ENDED is applied
         self.in_flight -= lease.left
         return offsets
 
@@ -589,40 +591,40 @@ class Leases:
         return GroupOp(op, self.group.topic, self.group.group_id, offsets)
 
     def _returned(self, offsets: U64) -> None:
-        """These were leased, and are ENDING now."""
+        """Handle messages that were leased and are ENDING now; ordered groups recall others."""
 
     def recall(self) -> GroupOp | None:
-        """Return the RECALL op to propose, if any: of what had to come back with what came back."""
+        """Return the RECALL op of messages that returned because an earlier one did, or None."""
         return None
 
     def expired_below(self) -> None:
-        """What lies below the cursor is nobody's any more, whoever held it."""
+        """End the leases of messages below the cursor, which have expired."""
         before = self._marks.take_below(int(self.group.cursor), ACKING)
         self._settle_all(before[leased(before)])
         self._forget_done()
 
     def applied(self, op: GroupOp) -> None:
-        """One of this group's ops was applied to `group`."""
+        """Notice one of this group's ops that was applied to `group`."""
         match op.op:
             case Op.RESERVE:
                 self._reserving = False
             case Op.HAND_OVER:
                 self.handing_over = False
             case Op.ENDED | Op.NACK | Op.RECALL:
-                # What was acked meanwhile stays ACKING.
+                # Messages acked meanwhile stay ACKING.
                 offsets = np.sort(op.offsets[self._marks.of(op.offsets) == ENDING])
                 self._marks.set(offsets, FREE)
                 self._again(self._bury(offsets))
             case Op.MOVE:
                 marks = self._marks.of(op.offsets)
-                self._release_all(op.offsets[leased(marks)], ACKING)  # redriven: it was leased
+                self._release_all(op.offsets[leased(marks)], ACKING)  # a redrive moves leased ones
                 self._forget_done()
             case _:  # ACK, EXPIRE
                 self._expiring -= op.op is Op.EXPIRE
                 self._forget_done()
 
     def _release_all(self, offsets: U64, mark: np.uint64) -> None:
-        """Take leased messages out of their leases."""
+        """Remove leased messages from their leases, and mark them."""
         self._settle_all(self._marks.of(offsets))
         self._marks.set(offsets, mark)
 
@@ -632,18 +634,18 @@ class Leases:
             self._settle(LeaseId(lease_id), count)
 
     def _again(self, offsets: U64) -> None:
-        """What came back is nobody's: hand it out again, each at its time."""
+        """Queue freed messages for redelivery, each at its time."""
         times = self.group.not_before(offsets)
         self._put_off(offsets[times > 0], times[times > 0])
         self._back.append(offsets[times == 0])
 
     def _forget_done(self) -> None:
-        """Forget what lies below the cursor; what an op of the same entry finished is nobody's."""
+        """Drop the marks below the cursor; end leases of messages that the same entry finished."""
         forgotten = self._marks.forget_below(int(self.group.cursor))
         self._settle_all(forgotten[leased(forgotten)])
 
     def wake_at_ms(self) -> MonoMs | None:
-        """When `expire` must be called next; None: nothing is leased."""
+        """Return when `expire` must be called next; None: no lease."""
         while self._deadlines:
             at_ms, lease_id = self._deadlines[0]
             lease = self._held.get(lease_id)
@@ -654,20 +656,20 @@ class Leases:
 
 
 def how_done(group: Group, offsets: U64) -> npt.NDArray[np.uint8]:
-    """Return how a group was done with messages: ALREADY_ACKED, EXPIRED or DEAD_LETTERED, (n,)."""
+    """Return how each done message ended: ALREADY_ACKED, EXPIRED or DEAD_LETTERED, (n, uint8)."""
     how = np.where(offsets < group.expired_to, EXPIRED, ALREADY_ACKED).astype(np.uint8)
     how[group.is_moved(offsets)] = DEAD_LETTERED
     return how
 
 
 def leased(marks: U64) -> npt.NDArray[np.bool_]:
-    """Return which marks are those of leases, (n, bool)."""
+    """Return which marks are lease ids, (n, bool)."""
     held: npt.NDArray[np.bool_] = (marks != FREE) & (marks < DYING)
     return held
 
 
 def _repeated(offsets: U64) -> npt.NDArray[np.bool_]:
-    """Return which offsets stood earlier in the same array (n, bool)."""
+    """Return which offsets appear earlier in the same array, (n, bool)."""
     repeated = np.zeros(len(offsets), np.bool_)
     if len(offsets) > 1 and not (offsets[1:] > offsets[:-1]).all():
         repeated[:] = True

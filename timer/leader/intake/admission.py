@@ -1,12 +1,12 @@
-"""When a timer fires, of what was asked for: decided by the leader as it appends.
+"""Admission: the leader computes each timer's due time from the requested time and the policies.
 
     due_ms, delay_ms, delay_level --+-- requested --- off, fixed, minimum, tick --> effective due
                                     |
-                                    +-- beyond the maximum: refused
+                                    +-- beyond the maximum: rejected
 
-Both times stand in the entry, so no replica decides it again. What counts are the policies at the
-end of the leader's log: those that were applied and those that it has appended since. As each entry
-that it appends next lies behind them, a timer's times are by the policies in force at its entry.
+The entry holds both times, so no replica computes them again. The leader uses the policies at the
+end of its log: the applied ones, and those it has appended since. The next entry lies after them.
+A timer's times therefore follow the policies in force at its entry.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,31 +38,31 @@ WAYS: Final = ("due_ms", "delay_ms", "delay_level")
 
 
 class WantedTimes(NamedTuple):
-    """When timers are wanted."""
+    """The requested times of timers, in the form in which they were given."""
 
     way: str
     """One of WAYS."""
     values: I64
-    """(n,), or (1,): the same for all."""
+    """(n,), or (1,) for one value that holds for all rows; milliseconds or a level."""
 
     def take(self, places: "np.ndarray[tuple[int], np.dtype[np.intp]]") -> "WantedTimes":
-        """Return when some of them are wanted."""
+        """Return the requested times of the rows at `places`."""
         return self if len(self.values) == 1 else WantedTimes(self.way, self.values[places])
 
 
 class Times(NamedTuple):
-    """When timers are wanted, and when they fire, Unix milliseconds, each (n,)."""
+    """Requested and effective due times, Unix milliseconds, each (n,)."""
 
     requested_ms: I64
     due_ms: I64
 
 
 def when_of(given: Mapping[str, Sequence[int]], rows: int) -> WantedTimes:
-    """Return when `rows` timers are wanted, of the values given for each of WAYS.
+    """Return the requested times of `rows` timers, from the values given for each of WAYS.
 
     Raises:
-        InvalidRequestError: not exactly one way was given, in `rows` values or one; or one is
-        negative.
+        InvalidRequestError: not exactly one way was given; or it has neither one value nor `rows`
+        values; or a value is negative.
     """
     ways = [way for way in WAYS if len(given[way])]
     if len(ways) != 1:
@@ -78,17 +78,17 @@ def when_of(given: Mapping[str, Sequence[int]], rows: int) -> WantedTimes:
 
 
 class Quota(NamedTuple):
-    """How much of something a topic may have (timer/leader/intake/quotas.py)."""
+    """A topic's limit on one kind of usage (timer/leader/intake/quotas.py)."""
 
     field: str
     """One of QUOTAS."""
     limit: int
     source: str
-    """Who says it: cluster, namespace or topic."""
+    """The scope that sets the limit: cluster, namespace or topic."""
 
 
 class Rules:
-    """What holds for one topic, ready for columns of it."""
+    """The policies of one topic, prepared for columns of rows."""
 
     def __init__(self, effective: Effective) -> None:
         policy = effective.policy
@@ -99,7 +99,7 @@ class Rules:
         assert policy.delay_levels_ms is not None, policy
         self.effective = effective
         self.payload_limit = policy.payload_bytes_max, self._whose("payload_bytes_max")
-        """In bytes, and a note whose limit it is."""
+        """Most bytes in a payload, and a note that names the scope of the limit."""
         said = ((name, getattr(policy, name)) for name in QUOTAS)
         self.quotas = tuple(
             Quota(name, limit, effective.sources[name]) for name, limit in said if limit is not None
@@ -115,14 +115,14 @@ class Rules:
         return f" ({field} of the {self.effective.sources[field]})"
 
     def times(self, when: WantedTimes, rows: int, now: Now, floor_ms: UnixMs) -> Times:
-        """Return when `rows` timers that are wanted now fire.
+        """Return the times of `rows` timers that are requested now.
 
-        What is due already is not rounded; nothing is due before `floor_ms`, up to where all has
-        fired: such rows are queued when they are applied.
+        A due time that has passed is not rounded to the tick. It is raised to `floor_ms`, the time
+        up to which everything has fired. Such rows enter their queue at apply.
 
         Raises:
-            InvalidRequestError: one is asked for later than it may be, or would have expired
-            already.
+            InvalidRequestError: a requested time is beyond the maximum, or the message would
+            already have expired.
         """
         requested = self._requested(when, now)
         due = self._due(requested, now, floor_ms)
@@ -165,26 +165,26 @@ class Rules:
             limit = f"must be above {clock_ms - self._ttl_ms}{self._whose('ttl_ms')}"
             raise InvalidRequestError("due_ms", oldest, limit)
         tick = self._tick_ms
-        rounded = np.minimum(-(-wanted // tick) * tick, DUE_MS_MAX)  # what an id can hold
+        rounded = np.minimum(-(-wanted // tick) * tick, DUE_MS_MAX)  # an id holds no more
         return np.where(wanted <= clock_ms, np.maximum(wanted, floor_ms), rounded)
 
 
 UNBOUNDED: Final = Rules(Policies().effective(DEFAULTS))
-"""Of what has no effect."""
+"""Rules of rows whose times have no effect."""
 
 
 class Admission:
-    """What the leader decides its next entries by."""
+    """The policies by which the leader computes its next entries."""
 
     def __init__(self, machine: "Machine", node: ScopePolicy) -> None:
-        """`node`: what holds where no policy says anything, from the node's settings."""
+        """`node`: the node's settings, which hold where no policy sets a value."""
         self._machine = machine
         self._node = node
         self._policies = machine.policies
         self._rules: dict[int, Rules] = {}
 
     def rules(self, topic_id: int) -> Rules:
-        """Return what holds for a topic; 0: for any of which nothing else is said."""
+        """Return the rules of a topic; 0: those that hold without a namespace or topic policy."""
         rules = self._rules.get(topic_id)
         if rules is None:
             topic = self._machine.topics.get(TopicId(topic_id))
@@ -194,32 +194,33 @@ class Admission:
         return rules
 
     def ttl_ms(self, topic: "Topic") -> int:
-        """Return how long after its due a topic's message lives; 0: as long as it takes."""
+        """Return a message's time to live after its due time, milliseconds; 0: no limit."""
         return self._policies.said("ttl_ms", topic.name, topic.topic_id) or 0
 
     @property
     def differs(self) -> bool:
-        """Whether it matters which topic a timer is of."""
+        """Whether the rules differ between topics."""
         return self._policies.differ
 
     @property
     def limited(self) -> bool:
-        """Whether some topics have a quota."""
+        """Whether some topic has a quota."""
         return self._policies.limited
 
     @property
     def expires(self) -> bool:
-        """Whether some topics have a time to live."""
+        """Whether some topic has a time to live."""
         return self._policies.expires
 
     def times(self, when: WantedTimes, rows: int, topics: U32 | None, now: Now) -> Times:
-        """Return when timers of `topics` (rows,) fire; 0: of none, as it is not pending.
+        """Return the times of `rows` timers. `topics`: their topic ids, (rows,).
 
-        None: nobody has asked, as it did not matter.
+        Topic id 0 stands for a timer that is not pending. `topics` is None if the caller looked up
+        no topics because the rules did not differ.
 
         Raises:
-            InvalidRequestError: one is asked for later than its topic allows.
-            NotReadyError: nobody has asked, and by now it matters.
+            InvalidRequestError: a requested time is beyond its topic's maximum.
+            NotReadyError: `topics` is None, and the rules differ by now.
         """
         floor_ms = self._machine.last_read_time_ms
         if topics is None:
@@ -235,10 +236,12 @@ class Admission:
         return Times(requested, due)
 
     def altered(self, scope: Scope, said: ScopePolicy, unset: Sequence[str]) -> ScopePolicy:
-        """Return what a scope would say with some fields set, and some said no more.
+        """Return a scope's policy after some fields are set and others unset.
 
         Raises:
-            InvalidRequestError: a field is unknown, out of range, both, or against another one.
+            InvalidRequestError: a field is unknown, out of range, both set and unset, or in
+            conflict with another field or with the node's settings; or there are too many
+            namespaces with policies.
         """
         for name in unset:
             if name not in FIELDS:
@@ -262,6 +265,6 @@ class Admission:
         return policy
 
     def change(self, scope: Scope, policy: ScopePolicy) -> None:
-        """Decide by it from now on: the entry that says so was appended."""
+        """Use a scope's new policy from now on: the leader has appended its entry."""
         self._policies = self._policies.changed(scope, policy)
         self._rules.clear()

@@ -1,16 +1,21 @@
-"""Room on the voters' disks: when nothing new is taken, so that what must go on has room.
+"""Disk reserve: the leader rejects new work while free space is needed for work in progress.
 
     free bytes   0 |<--------------- reserve --------------->|
                    | firing, acks, cancels, checkpoints,     | new timers, reschedules,
                    | flushes, merges, changes of leader      | topics, producers
 
-Every node judges its own disk: it is *low* below its reserve. A leader takes nothing new while its
-own disk is low, or while so many others' are that those with room are no majority: a follower alone
-that runs out of room costs as little as one that is lost, and two of three never get that far.
-Who has said nothing for a while counts like a low one, but alone is no reason to refuse: that
-entries reach no majority is the log's business.
+Every node judges its own disk: the node is *low* when its free bytes are below its reserve. A
+leader rejects new work in two cases:
 
-A pure core: the shell looks at the disk, asks the others, and tells the leader what `refusal` says.
+- its own disk is low;
+- another voter's disk is low, and the voters with room are no majority.
+
+One follower that runs out of space therefore costs no more than one lost node. Two of three never
+run out. A voter that has sent no report for SILENT_MS counts as having no room. Silent voters alone
+are no reason to reject: if entries reach no majority, the log handles it.
+
+A pure core. The shell measures the disk, collects the other nodes' reports, and passes the result
+of `refusal` to the leader.
 """
 
 from collections.abc import Iterable
@@ -23,14 +28,14 @@ from timer.model.units import MonoMs, ReplicaId
 SILENT_MS: Final = 3_000
 RETRY_AFTER_MS: Final = 1_000
 START_BYTES: Final = 16 << 20
-"""Room without which a node does not start: its first steps would be its last."""
+"""Free bytes below which a node does not start: it would fill its disk at once."""
 AGAIN_SHARE: Final = 8
-"""Room is there again when this part of the reserve is free above it: no flapping at the edge."""
+"""A low node has room again when it has 1/8 of the reserve free above the reserve: no flapping."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What one node says of its disk, in bytes."""
+    """One node's report of its disk, in bytes."""
 
     free: int
     reserve: int
@@ -38,17 +43,17 @@ class Room:
 
     @classmethod
     def plenty(cls) -> "Room":
-        """Return that of a disk which nobody has looked at yet."""
+        """Return the report of a disk that has not been measured yet: it has room."""
         return cls(1 << 62, 0, low=False)
 
     def after(self, free: int, reserve: int) -> "Room":
-        """Return what a look has found, some time after this one."""
+        """Return the report after a later measurement; a low disk needs the margin to recover."""
         wanted = reserve + reserve // AGAIN_SHARE if self.low else reserve
         return Room(free, reserve, low=free < wanted)
 
 
 class Rooms:
-    """What one leader knows of the voters' disks, its own among them."""
+    """The voters' disk reports as one leader knows them, its own included."""
 
     def __init__(self, me: ReplicaId, now_ms: MonoMs) -> None:
         self._me = me
@@ -56,11 +61,11 @@ class Rooms:
         self._heard: dict[ReplicaId, tuple[str, Room, MonoMs]] = {}
 
     def heard(self, voter: ReplicaId, name: str, room: Room, now_ms: MonoMs) -> None:
-        """Remember what a node says of its disk."""
+        """Store a node's report."""
         self._heard[voter] = (name, room, now_ms)
 
     def refusal(self, voters: Iterable[ReplicaId], now_ms: MonoMs) -> DiskFullError | None:
-        """Return why nothing new may be taken; None: there is room on a majority, and here."""
+        """Return the error for new work. None: this node and a majority of voters have room."""
         voters = [*voters]
         low = [voter for voter in voters if self._is_low(voter)]
         out = {*low, *(voter for voter in voters if self._is_silent(voter, now_ms))}
@@ -72,7 +77,11 @@ class Rooms:
         return DiskFullError(sorted(disks), retry_after_ms=RETRY_AFTER_MS)
 
     def better(self, voters: Iterable[ReplicaId], now_ms: MonoMs) -> ReplicaId | None:
-        """Return who could take what this leader refuses; None: nobody, or nothing is refused."""
+        """Return the voter that should lead instead of this low one: of those fit, the most free.
+
+        None if this node's disk is not low, if it is no voter, or if the voters with room are no
+        majority.
+        """
         voters = [*voters]
         if not self._is_low(self._me) or self._me not in voters:
             return None

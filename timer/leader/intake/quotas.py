@@ -1,16 +1,17 @@
-"""Quotas: how much of a topic may be pending, and how much may wait in its queue.
+"""Quotas: limits on a topic's pending timers and on the messages in its queue.
 
-    a new request --> in the state + on its way to it + asked for <= quota?
-                          no --> refused, all of it
-                          yes -> on its way --> applied, refused by the log, or lost with the epoch
+    a new request --> used in the state + in flight + requested <= quota?
+                          no --> rejected as a whole
+                          yes -> in flight --> applied, rejected by the log, or lost with the epoch
 
-The leader judges what it takes, by the state that is applied here and by what it has taken since.
-So what is taken once a quota was set never exceeds it. What is there already is never touched: a
-quota is lowered by what fires, and is acked. Nothing of this is decided at apply.
+The leader checks a request against the state applied here plus the requests it has accepted since.
+Accepted requests therefore never exceed a quota that was set before them. A quota never removes
+existing timers or messages. Usage falls only as timers fire or are cancelled and as messages are
+acknowledged. Replicas check no quota at apply.
 
-A row counts as pending until it fires, and as ready as well if it is due when it is taken: also
-until the FIRE behind it. Where a quota is reached nothing more is taken, of whatever size, due
-whenever.
+A row counts as pending until it fires. A row that is due when it is accepted counts as ready, too,
+and counts as both until the FIRE entry after it. A topic that has reached one of its quotas accepts
+no request, whatever the request's size or due time.
 """
 
 from collections import deque
@@ -32,17 +33,18 @@ NOTHING: Final = (0,) * len(QUOTAS)
 
 
 class Charge(NamedTuple):
-    """What one request has of one topic."""
+    """The usage that one request adds to one topic."""
 
     topic: TopicId
     amounts: tuple[int, ...]
-    """For each of QUOTAS."""
+    """Rows or bytes, one for each of QUOTAS."""
     due_ms: int
-    """All that is ready of it has fired once everything up to there has."""
+    """Latest due time of the ready rows, Unix milliseconds: all have fired once the log has fired
+    up to it. 0 if no row is ready."""
 
 
 class Charged:
-    """Who waits for a request that counts while it is on its way; `charges` may grow."""
+    """The completion callback of a request counted as in flight. `charges` may grow."""
 
     __slots__ = ("_done", "_quotas", "charges")
 
@@ -52,23 +54,23 @@ class Charged:
         self._quotas, self.charges, self._done = quotas, charges, done
 
     def __call__(self, result: object) -> None:
-        """Tell: it was applied, or has failed; it is not on its way any more."""
+        """Release the request's charges, then pass its result on."""
         self._quotas.give_back(self.charges, applied=not isinstance(result, EngineError))
         self._done(result)
 
 
 class Quotas:
-    """What of quotas is used; one leader's."""
+    """The usage of quotas, as one leader counts it."""
 
     def __init__(self, machine: Machine, admission: Admission) -> None:
         self._machine = machine
         self._admission = admission
         self._on_the_way: dict[TopicId, list[int]] = {}
         self._firing: deque[Charge] = deque()
-        """Applied, and perhaps still pending though it was due: the FIRE behind it will show."""
+        """Applied charges of due rows that may still be pending until the next FIRE entry."""
 
     def weigh(self, part: Part, clock_ms: UnixMs) -> list[Charge]:
-        """Return what a request has of topics that have a quota."""
+        """Return the charges of a request for topics that have a quota."""
         return [*self._weigh(part, clock_ms)] if self._admission.limited else []
 
     def _weigh(self, part: Part, clock_ms: UnixMs) -> Iterator[Charge]:
@@ -86,10 +88,10 @@ class Quotas:
             yield Charge(topic, (rows, size, *ready), int(due_ms[due].max()))
 
     def judge(self, charges: Sequence[Charge]) -> None:
-        """Refuse what would exceed a quota.
+        """Reject a request that would exceed a quota.
 
         Raises:
-            QuotaReachedError: names the topic, the quota, and what there is of it.
+            QuotaReachedError: names the topic, the quota and its present usage.
         """
         for charge in charges:
             topic = self._machine.topics[charge.topic]
@@ -105,11 +107,11 @@ class Quotas:
 
     @staticmethod
     def used(topic: Topic, quota: Quota) -> int:
-        """Return what there is of a topic by the state that is applied."""
+        """Return a topic's usage of one quota in the applied state."""
         return USED[quota.field](topic)
 
     def _taken(self, topic: TopicId) -> Sequence[int]:
-        """Return what is on its way to a topic, for each of QUOTAS."""
+        """Return a topic's usage in flight, for each of QUOTAS."""
         fired_ms = self._machine.last_read_time_ms
         while self._firing and self._firing[0].due_ms <= fired_ms:
             self._add(self._firing.popleft(), -1)
@@ -118,7 +120,7 @@ class Quotas:
     def charge(
         self, charges: list[Charge], done: Callable[[object], None]
     ) -> Callable[[object], None]:
-        """Count a request that is taken; return who is to be told when it is over."""
+        """Count an accepted request; return the callback that takes its result."""
         if not charges:
             return done
         for charge in charges:
@@ -128,7 +130,10 @@ class Quotas:
     def also_charge(
         self, part: Part, done: Callable[[object], None], clock_ms: UnixMs
     ) -> Callable[[object], None]:
-        """As `charge`, of a request on its way, for what has a quota only now."""
+        """Count a request in flight for topics that had no quota when it was accepted.
+
+        Returns the callback that takes its result, as `charge` does.
+        """
         counted = done.charges if isinstance(done, Charged) else []
         known = {charge.topic for charge in counted}
         new = [each for each in self.weigh(part, clock_ms) if each.topic not in known]
@@ -140,7 +145,10 @@ class Quotas:
         return done
 
     def give_back(self, charges: Sequence[Charge], *, applied: bool) -> None:
-        """A request is not on its way any more."""
+        """Stop counting a request as in flight.
+
+        Ready rows of an applied request stay counted until the FIRE entry that includes them.
+        """
         for charge in charges:
             rows, size, ready, ready_size = charge.amounts
             if applied and ready and charge.due_ms > self._machine.last_read_time_ms:
@@ -158,13 +166,13 @@ class Quotas:
 
     @property
     def idle(self) -> bool:
-        """Nothing is counted as on its way."""
+        """Whether no request and no ready row is counted."""
         self._taken(TopicId(0))
         return not self._on_the_way
 
 
 def _by_topic(topics: U32) -> Iterator[tuple[int, "slice | npt.NDArray[np.intp]"]]:
-    """Return the rows of each topic."""
+    """Yield each topic id and the places of its rows."""
     first = int(topics[0])
     if (topics == first).all():
         yield first, slice(None)
@@ -188,5 +196,5 @@ USED: Final[dict[str, Callable[[Topic], int]]] = {
     "ready_max": _ready,
     "ready_bytes_max": _ready_bytes,
 }
-"""What there is of a topic, for each of QUOTAS."""
+"""A topic's usage in the applied state, for each of QUOTAS."""
 assert tuple(USED) == QUOTAS
