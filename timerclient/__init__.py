@@ -11,7 +11,7 @@
                 message.ack()
 
 `TimerClient` is for threads, `AsyncTimerClient` for asyncio; their methods are the same. Errors
-are in `timerclient.values.errors`, as one tree.
+are in `timerclient.errors`, as one tree.
 """
 
 import timerclient.values.quiet  # noqa: F401 -- before grpc
@@ -31,6 +31,7 @@ from timerclient.rows.pending_timers import (
 from timerclient.rows.policy_fields import PolicyFields
 from timerclient.rows.rows import NewTimer, OnConflict
 from timerclient.rows.scheduled_timers import Timer, Timers
+from timerclient.values import errors
 from timerclient.values.client_events import (
     Connected,
     Event,
@@ -116,4 +117,5 @@ __all__ = [
     "Unavailable",
     "Unreachable",
     "Where",
+    "errors",
 ]
