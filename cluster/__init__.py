@@ -1,4 +1,4 @@
 """One node of the cluster: control plane, log, state plane, API and process.
 
-Read `node/node.py` first. It assembles the others.
+Read `node/build.py` first. It assembles the others.
 """

@@ -70,11 +70,11 @@ class FakeNode(TopicView):
             flush_interval_ms=NEVER,
             draw_id=random.Random(0).getrandbits,  # noqa: S311 -- the same steps, the same state
             handed_out=self.handed_out,
+            on_leading=self._leading_changed,
             fatal=self.server.fail,
         )
         super().__init__(self.host, config)
         self.log.on_commit = self.host.on_commit
-        self.host.on_leading = self._leading_changed
         services = services_of(self.host, self, config, threads=Here())
         self._consumers = services.consumers
         services.add_to(self.server)

@@ -9,7 +9,7 @@ from cluster.api.peer_queries import Peers, ask_all, checkpoint_of, status_of
 from cluster.api.policy_admin import PolicyDesk
 from cluster.api.timer_service import TimerService
 from cluster.control.membership import Change
-from cluster.rpc.handlers import Context, Service, answered, within
+from cluster.rpc.handlers import NO_HOOKS, Context, Service, ServiceHooks, answered, within
 from timer.model.timer_errors import InvalidRequestError, NotFoundError
 from timer.model.units import LogIndex
 from timer.ready.topic import Topic
@@ -83,7 +83,9 @@ class AdminService(Service, rpc.AdminServiceServicer):
         policies: PolicyDesk,
         groups: GroupDesk,
         require_leader: Callable[[], Any],
+        hooks: ServiceHooks = NO_HOOKS,
     ) -> None:
+        super().__init__(hooks)
         self._view = view
         self._timers = timers
         self._policies = policies

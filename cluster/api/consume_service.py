@@ -20,7 +20,16 @@ from cluster.api import wire_rows
 from cluster.api.group_admin import DELAY_MS_MAX, GroupDesk
 from cluster.api.lease_ids import LeaseIds
 from cluster.rpc import grpc_errors
-from cluster.rpc.handlers import Context, RequestStream, Service, answered, streamed, within
+from cluster.rpc.handlers import (
+    NO_HOOKS,
+    Context,
+    RequestStream,
+    Service,
+    ServiceHooks,
+    answered,
+    streamed,
+    within,
+)
 from cluster.rpc.outboxes import Outboxes
 from cluster.state.host import Host
 from timer.leader.groups.group_batch import Done
@@ -87,7 +96,9 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
         outboxes: Outboxes,
         *,
         salt: int,
+        hooks: ServiceHooks = NO_HOOKS,
     ) -> None:
+        super().__init__(hooks)
         self.outboxes = outboxes
         self._host = host
         self._desk = desk
@@ -119,7 +130,9 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
     ) -> AsyncGenerator[pb.ConsumeResponse, None]:
         """Serve one consumer until its stream or this node's leadership ends."""
         peer = getattr(context, "peer", str)()
-        stream = await self._open(requests := RequestStream(requests, context, self.taken), peer)
+        stream = await self._open(
+            requests := RequestStream(requests, context, self.hooks.taken), peer
+        )
         self._streams.add(stream)
         reader = asyncio.create_task(stream.read(requests))
         try:

@@ -10,6 +10,7 @@ from cluster.api.group_admin import GroupDesk
 from cluster.api.policy_admin import PolicyDesk
 from cluster.api.timer_service import TimerService
 from cluster.api.wire_rows import RequestLimits
+from cluster.rpc.handlers import NO_HOOKS, ServiceHooks
 from cluster.rpc.outboxes import Outboxes
 from cluster.settings.config import NodeConfig
 from cluster.state.host import Host
@@ -31,10 +32,22 @@ class Services(NamedTuple):
 
 
 def services_of(
-    host: Host, view: View, config: NodeConfig, threads: Executor | None = None
+    host: Host,
+    view: View,
+    config: NodeConfig,
+    *,
+    threads: Executor | None = None,
+    outboxes: Outboxes | None = None,
+    hooks: ServiceHooks = NO_HOOKS,
 ) -> Services:
-    """Return the services that `config` asks for; `threads` look in, by default their own."""
+    """Return the public services of a node with the settings `config`.
+
+    `threads`: run the look-ups. None: threads of the services' own.
+    `outboxes`: bytes that consumers have not read yet. None: the services' own.
+    """
     limits = config.limits
+    if outboxes is None:
+        outboxes = Outboxes(limits.outbox_bytes_max)
     salt = wire_rows.id_salt(config.cluster_id)
     timers = TimerService(
         host,
@@ -48,8 +61,10 @@ def services_of(
         auto_create_topics=config.auto_create_topics,
         topic_name_bytes_max=limits.topic_name_bytes_max,
         threads=threads,
+        hooks=hooks,
     )
     desk = GroupDesk(host, timers, config.groups, limits.group_name_bytes_max)
-    consumers = ConsumeService(host, desk, Outboxes(limits.outbox_bytes_max), salt=salt)
-    admin = AdminService(view, timers, PolicyDesk(host, timers), desk, host.require_leader)
+    consumers = ConsumeService(host, desk, outboxes, salt=salt, hooks=hooks)
+    policies = PolicyDesk(host, timers)
+    admin = AdminService(view, timers, policies, desk, host.require_leader, hooks)
     return Services(timers, consumers, admin)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import Executor
 from typing import Final, TypeAlias
 
@@ -13,9 +13,11 @@ from cluster.api.timer_stories import Stories
 from cluster.api.wire_rows import RequestLimits
 from cluster.rpc import grpc_errors
 from cluster.rpc.handlers import (
+    NO_HOOKS,
     Context,
     RequestStream,
     Service,
+    ServiceHooks,
     answered,
     caller_of,
     streamed,
@@ -44,10 +46,7 @@ UNREAD_ANSWERS_MAX: Final = 1024
 class TimerService(Service, rpc.TimerServiceServicer):
     """Schedules, changes and shows timers, on the leader."""
 
-    on_cancel: Callable[[float], None] = staticmethod(lambda seconds: None)
-    """Hears how long each Cancel took that was answered."""
-
-    def __init__(
+    def __init__(  # noqa: PLR0913 - settings and parts of a node
         self,
         host: Host,
         *,
@@ -56,8 +55,10 @@ class TimerService(Service, rpc.TimerServiceServicer):
         auto_create_topics: bool,
         topic_name_bytes_max: int,
         threads: Executor | None = None,
+        hooks: ServiceHooks = NO_HOOKS,
     ) -> None:
         """`threads` look in; None: threads of its own."""
+        super().__init__(hooks)
         self._host = host
         self._limits = limits
         self._salt = salt
@@ -120,11 +121,11 @@ class TimerService(Service, rpc.TimerServiceServicer):
 
         async def read() -> None:
             try:
-                async for request in RequestStream(requests, context, self.taken):
+                async for request in RequestStream(requests, context, self.hooks.taken):
                     try:
                         answers.put_nowait(await self._take(request, whose))
                     except EngineError as error:
-                        self.on_error("ScheduleStream", error)
+                        self.hooks.on_error("ScheduleStream", error)
                         answers.put_nowait(_failed(request.request_no, error))
                     del request  # its answer may take a while to be read
                     await room.acquire()
@@ -245,7 +246,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         """Cancel timers by id, key or filter."""
         began = time.perf_counter()
         answer = await self._changes.cancel(request, context)
-        self.on_cancel(time.perf_counter() - began)
+        self.hooks.on_cancel(time.perf_counter() - began)
         return answer
 
     @answered

@@ -118,6 +118,8 @@ class ControlPlane:
         voters: Mapping[str, ReplicaId],
         channel_for: Callable[[str], grpc.aio.Channel],
         clock: Callable[[], MonoMs],
+        report: Callable[[], ReplicaReport],
+        on_state: Callable[[ControlState], None],
         raft_lost: bool = False,
         config: ControllerConfig | None = None,
         identify: Callable[[grpc.aio.ServicerContext[Any, Any]], str] | None = None,
@@ -130,6 +132,9 @@ class ControlPlane:
         voters: All voters as configured, this node included if it is one.
         channel_for: Returns a new channel to a peer, made with raft_link.CHANNEL_OPTIONS, with
             the peer's present address; it will be closed here.
+        report: Returns the report of this node's replica. Called ten times a second, and at
+            `report_now`; it must be cheap.
+        on_state: Called at each change of `state`.
         raft_lost: An operator says that the Raft files of all absent nodes are lost.
         identify: See RaftLink.
         """
@@ -162,8 +167,7 @@ class ControlPlane:
         self._raft: Raft | None = None
         self._view = RaftView()
         self._state = ControlState()
-        self._watchers: list[Callable[[ControlState], None]] = []
-        self._report_source: Callable[[], ReplicaReport] | None = None
+        self._on_state, self._report = on_state, report
         self._reported: ReplicaReport | None = None
         self._reported_at_ms = MonoMs(0)
         self._pending: dict[int, asyncio.Future[CommandOutcome]] = {}
@@ -249,14 +253,6 @@ class ControlPlane:
     def controller_name(self) -> str | None:
         """The node that appoints, as far as this one knows."""
         return self._view.leader
-
-    def on_state(self, callback: Callable[[ControlState], None]) -> None:
-        """Call `callback` at each change of `state`."""
-        self._watchers.append(callback)
-
-    def set_report_source(self, source: Callable[[], ReplicaReport]) -> None:
-        """Report what `source` returns, ten times a second; it has to be cheap."""
-        self._report_source = source
 
     def report_now(self) -> None:
         """Something that matters changed: don't wait for the next report."""
@@ -357,9 +353,9 @@ class ControlPlane:
 
     def _make_report(self) -> None:
         """Tell the controller, wherever it is, how this node's replica is."""
-        if self._report_source is None or self._stopping:
+        if self._stopping:
             return
-        report = self._report_source()
+        report = self._report()
         assert report.name == self.name, report
         urgent = report.is_urgent_after(self._reported)
         self._reported, self._reported_at_ms = report, self._clock()
@@ -474,7 +470,7 @@ class ControlPlane:
             if state.cluster_id not in {None, self._cluster_id}:
                 self._fail(Exit.DIVERGED, f"Raft is of cluster {state.cluster_id!r}")
             self._step(StateApplied(state))
-            self._tell_watchers(state)
+            self._publish_state(state)
         if self._view.leads != view_before.leads:
             logger.info("%s the controller", "became" if self._view.leads else "is no longer")
             self._step(RaftLeadership(self._view.leads))
@@ -486,10 +482,9 @@ class ControlPlane:
                 entry.nonce, CommandOutcome.OK if entry.accepted else CommandOutcome.FAILED
             )
 
-    def _tell_watchers(self, state: ControlState) -> None:
+    def _publish_state(self, state: ControlState) -> None:
         try:
-            for watcher in self._watchers:
-                watcher(state)
+            self._on_state(state)
         # The node would act on half of what was decided.
         except Exception as error:  # noqa: BLE001
             self._fail(Exit.SHELL_FAILED, repr(error))

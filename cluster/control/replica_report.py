@@ -1,11 +1,16 @@
 """A replica's report to the controller, made of the driver's own."""
 
+import logging
+from collections.abc import Callable
 from typing import Final
 
 from cluster.control.controller import ReplicaReport, ReportedRole
+from cluster.rpc.open_files import has_spare
 from replication.core import core_events
 from replication.driver import driver
-from timer.model.units import LogIndex
+from timer.model.units import LogIndex, ReplicaId
+
+logger = logging.getLogger(__name__)
 
 ROLES: Final = {
     core_events.Role.LEARNER: ReportedRole.LEARNER,
@@ -40,3 +45,31 @@ def report_of(
         commit_ms=report.commit_ms,
         accepts=accepts,
     )
+
+
+class ReportSource:
+    """Makes the reports of one node, and logs the replicas that its leader can't catch up."""
+
+    def __init__(
+        self,
+        name: str,
+        status: Callable[[], driver.LogStatus],
+        applied_index: Callable[[], LogIndex],
+    ) -> None:
+        """`status`: returns the driver's report. `applied_index`: of this node's state."""
+        self._name, self._status, self._applied_index = name, status, applied_index
+        self._stranded: set[ReplicaId] = set()
+
+    def report(self) -> ReplicaReport:
+        """Return the present report. A replica that is stranded since the last one is logged."""
+        status = self._status()
+        for replica in set(status.stranded) - self._stranded:
+            logger.warning(
+                "replica %016x lacks entries that the log has dropped: it needs a snapshot, unless"
+                " they are on their way",
+                replica,
+            )
+        self._stranded = set(status.stranded)
+        return report_of(
+            status, name=self._name, applied_index=self._applied_index(), accepts=has_spare()
+        )

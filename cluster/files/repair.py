@@ -10,13 +10,11 @@ import logging
 from pathlib import Path
 from typing import Final
 
-import grpc
-
 from cluster.files.standby_ports import Standby
 from cluster.files.storage import Damaged, leader_config
+from cluster.rpc.endpoints import Endpoints
 from cluster.settings.config import NodeConfig
 from replication.shell.snapshot_fetch import SnapshotFetch
-from replication.shell.transport import Dial
 from timer.files.data_directory import open_directory
 from timer.files.disk import Disk
 from timer.recovery.engine import Engine
@@ -27,24 +25,12 @@ LOOK_S: Final = 0.5
 SAY_EVERY_S: Final = 10.0
 
 
-def dials(config: NodeConfig, options: list[tuple[str, int]]) -> dict[str, Dial]:
-    """Return a function for each other node, by name, that opens a channel to it."""
-
-    def dial(address: str) -> grpc.aio.Channel:
-        return grpc.aio.insecure_channel(address, options=options)
-
-    others = {name: address for name, address in config.peers.items() if name != config.name}
-    return {name: functools.partial(dial, address) for name, address in others.items()}
-
-
 def check_state(config: NodeConfig, disk: Disk, directory: Path) -> None:
     """Raise CorruptFileError if no process could start from the state in `directory`."""
     Engine(disk, directory, leader_config(config))
 
 
-async def repair(
-    disk: Disk, config: NodeConfig, damaged: Damaged, options: list[tuple[str, int]]
-) -> None:
+async def repair(disk: Disk, config: NodeConfig, damaged: Damaged) -> None:
     """Fetch a snapshot. The next start installs it.
 
     Raises:
@@ -57,7 +43,7 @@ async def repair(
         directory.incoming,
         cluster_id=config.cluster_id,
         name=config.name,
-        dials=dials(config, options),
+        dials=Endpoints(config).dials(),
         check=functools.partial(check_state, config, disk),
     )
     logger.warning("%s; fetching state and log from the leader", damaged)

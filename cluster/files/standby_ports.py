@@ -11,11 +11,12 @@ from typing import Any, Final
 import grpc
 from prometheus_client import CollectorRegistry, Gauge
 
+from cluster.rpc.endpoints import Endpoints
 from cluster.rpc.grpc_errors import abort
 from cluster.rpc.handlers import PINGED
 from cluster.rpc.http import HttpServer, LocalState
 from cluster.settings.config import NodeConfig
-from timer.model.timer_errors import ConfigError, NotReadyError
+from timer.model.timer_errors import NotReadyError
 from timerclient.proto import timer_pb2 as pb
 
 ADMIN: Final = "timer.v1.AdminService"
@@ -51,7 +52,8 @@ class Standby:
             free = Gauge("timer_disk_free_bytes", "Left on the disk", registry=registry)
             free.set_function(free_bytes)
         self._http = HttpServer(config.http, self, registry)
-        self._server = grpc.aio.server(options=(*PINGED, ("grpc.so_reuseport", 0)))
+        self._endpoints = Endpoints(config)
+        self._server = self._endpoints.server((*PINGED, ("grpc.so_reuseport", 0)))
         status = grpc.unary_unary_rpc_method_handler(
             self._status,
             request_deserializer=pb.GetStatusRequest.FromString,
@@ -74,12 +76,7 @@ class Standby:
         Raises:
             ConfigError: an address is in use, or not this machine's.
         """
-        try:
-            self._server.add_insecure_port(self._config.grpc)
-        except RuntimeError:
-            limit = "can't listen: in use, or not ours"
-            raise ConfigError("grpc", self._config.grpc, limit) from None
-        await self._server.start()
+        await self._endpoints.listen(self._server)
         await self._http.start()
 
     async def stop(self) -> None:

@@ -1,4 +1,4 @@
 """The node itself: assembly, process, signals, memory and the `timerd` command.
 
-Read `node.py` for the assembly and `process.py` for a process's life.
+Read `build.py` for the assembly, `node.py` for start and stop, `process.py` for a process's life.
 """

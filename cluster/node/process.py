@@ -19,7 +19,7 @@ from cluster.files.storage import Damaged, note_damage
 from cluster.node import signal_handlers
 from cluster.node.allocator import give_back_large_blocks, use_system_memory_for_arrow
 from cluster.node.garbage import Sweeper
-from cluster.node.node import PEER_OPTIONS, Node
+from cluster.node.node import Node
 from cluster.rpc.open_files import raise_limit
 from cluster.settings.config import NodeConfig
 from cluster.settings.exit_codes import Diverged, exit_code
@@ -175,10 +175,9 @@ async def _run(
     if not await _unless_ended(waiting, ending):
         return
     sweeper = Sweeper()
-    node = Node(
-        config, fatal, ending.start_again, before_serving=sweeper.start, raft_lost=raft_lost
-    )
     try:
+        node = Node(config, fatal, ending.start_again, raft_lost=raft_lost)
+        sweeper.start()  # the state is in memory, and no client can connect yet
         await node.start()
     except (Damaged, CorruptFileError, PromiseLostError) as error:
         curing = loop.create_task(_cure(disk, config, error))
@@ -201,7 +200,7 @@ async def _cure(disk: Disk, config: NodeConfig, error: Exception) -> None:
     if isinstance(error, Damaged):
         if len(config.peers) == 1:
             raise error.why from None
-        await repair(disk, config, error, [*PEER_OPTIONS])
+        await repair(disk, config, error)
     elif isinstance(error, StorageError) and is_replaceable(config, error):
         await wait_for_replacement(disk, config, error)
     else:

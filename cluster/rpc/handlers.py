@@ -14,6 +14,7 @@ import functools
 import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
 import grpc
@@ -40,15 +41,28 @@ PINGED: Final = (*PINGS, ("grpc.http2.min_ping_interval_without_data_ms", 5_000)
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceHooks:
+    """The node's callbacks for its services. The defaults do nothing."""
+
+    on_error: Callable[[str, EngineError], None] = lambda method, error: None
+    """Called for each RPC that fails, with its method and the error."""
+    admit: Callable[[str], None] = lambda method: None
+    """Called with the method of each RPC. Raises EngineError if the method is rejected now."""
+    taken: Callable[[Any, Context], None] = lambda request, context: None
+    """Called with each request, to count its bytes."""
+    on_cancel: Callable[[float], None] = lambda seconds: None
+    """Called for each answered Cancel, with the seconds that it took."""
+
+
+NO_HOOKS: Final = ServiceHooks()
+
+
 class Service:
     """The base of all servicers."""
 
-    on_error: Callable[[str, EngineError], None] = staticmethod(lambda method, error: None)
-    """Called with the method and the error of each RPC that fails."""
-    admit: Callable[[str], None] = staticmethod(lambda method: None)
-    """Called with the method of each RPC; raises an EngineError to refuse it."""
-    taken: Callable[[Any, Context], None] = staticmethod(lambda request, context: None)
-    """Called with each request, to count its bytes."""
+    def __init__(self, hooks: ServiceHooks = NO_HOOKS) -> None:
+        self.hooks = hooks
 
     async def refuse(self, method: str, error: EngineError, context: Context) -> NoReturn:
         """End an RPC with an error, and clear the frames that the error has passed.
@@ -57,7 +71,7 @@ class Service:
             grpc.aio.AbortError: always.
         """
         error.__traceback__ = error.__context__ = error.__cause__ = None
-        self.on_error(method, error)
+        self.hooks.on_error(method, error)
         try:
             await grpc_errors.abort(context, error)
         except grpc.aio.AbortError as aborted:
@@ -81,8 +95,8 @@ def answered(
     @functools.wraps(handler)
     async def answer(service: _Service, request: _Request, context: Context) -> _Response:
         try:
-            service.taken(request, context)
-            service.admit(name)
+            service.hooks.taken(request, context)
+            service.hooks.admit(name)
             return await handler(service, read(request), context)
         except EngineError as error:
             why = error
@@ -108,7 +122,7 @@ def streamed(
         service: _Service, request: _Request, context: Context
     ) -> AsyncIterator[_Response]:
         try:
-            service.admit(name)
+            service.hooks.admit(name)
             async with aclosing(handler(service, read(request), context)) as responses:
                 async for response in responses:
                     yield response
@@ -146,7 +160,7 @@ class RequestStream(Generic[_Request]):
         self,
         requests: AsyncIterator[_Request],
         context: Context,
-        taken: Callable[[Any, Context], None] = Service.taken,
+        taken: Callable[[Any, Context], None] = NO_HOOKS.taken,
     ) -> None:
         """`taken` is called with each request and the context."""
         self._requests, self._read = requests, getattr(context, "read", None)

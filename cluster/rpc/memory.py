@@ -63,14 +63,18 @@ def _cgroup_limits() -> list[int]:
 class MemoryGuard:
     """Checks the process's memory every LOOK_S."""
 
-    def __init__(self, bytes_max: int, connections: Connections) -> None:
-        """`bytes_max`: 0 means three quarters of the available memory."""
+    def __init__(
+        self, bytes_max: int, connections: Connections, on_end: Callable[[], None] = lambda: None
+    ) -> None:
+        """`bytes_max`: 0 means three quarters of the available memory.
+
+        `on_end`: called for each connection that the guard ends.
+        """
         self.bytes_max = bytes_max or available_bytes() * 3 // 4
         self._connections = connections
         self.high = False
         """True while new work is refused."""
-        self.on_end: Callable[[], None] = lambda: None
-        """Called for each connection that the guard ends."""
+        self._on_end = on_end
 
     def admit(self, method: str) -> None:
         """Accept a method's request if there is memory for it.
@@ -101,5 +105,5 @@ class MemoryGuard:
             more = {"resident": resident, "limit": self.bytes_max}
             logger.warning("too much memory: new work is refused", extra=more)
         for peer, weight in await self._connections.end_heaviest(resident - self.bytes_max):
-            self.on_end()
+            self._on_end()
             logger.warning("connection ended", extra={"peer": peer, "held_bytes": weight})

@@ -132,11 +132,22 @@ class Host:
         draw_share: Callable[[], float] = lambda: random.uniform(SHARE_MIN, 1),  # noqa: S311
         draw_id: Callable[[int], int] = secrets.randbits,
         handed_out: Callable[[Delivery], object],
+        leader_address: Callable[[], str | None] = lambda: None,
+        on_leading: Callable[[], None] = lambda: None,
+        on_committed: Callable[[EntryKind, float], None] = lambda kind, seconds: None,
+        steps: Steps | None = None,
         fatal: Callable[[BaseException], None],
     ) -> None:
+        """Args:
+        leader_address: Returns host:port of another node that leads. None: none is known.
+        on_leading: Called when leadership begins or ends.
+        on_committed: Called for each entry that this leader appended, with its kind and the
+            seconds from append to commit.
+        steps: Times the steps of the event loop. None: they are timed, and not reported.
+        """
         self.engine = engine
         self.totals = Totals(engine.machine)
-        self.steps = Steps()
+        self.steps = steps or Steps()
         """Of the event loop, by function."""
         self.log = log
         self._make_clock = make_clock
@@ -174,13 +185,10 @@ class Host:
         self._merge_pacer = Pacer(self._ingest.writing)
         self._flushed_at_ms = mono_ms()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.leader_address: Callable[[], str | None] = lambda: None
+        self.leader_address = leader_address
+        self._on_leading, self._on_committed = on_leading, on_committed
         self._uncommitted: deque[tuple[LogIndex, EntryKind, float]] = deque()
         """Entries that this leader has appended, of which kind, and when."""
-        self.on_committed: Callable[[EntryKind, float], None] = lambda kind, seconds: None
-        """Hears of which kind each of them was, and how long it took from append to commit."""
-        self.on_leading: Callable[[], None] = lambda: None
-        """Called when leadership begins or ends."""
 
     # ---- what services use
 
@@ -270,7 +278,7 @@ class Host:
         """Entries up to here may be applied."""
         while self._uncommitted and self._uncommitted[0][0] <= commit_index:
             _, kind, appended_s = self._uncommitted.popleft()
-            self.on_committed(kind, time.perf_counter() - appended_s)
+            self._on_committed(kind, time.perf_counter() - appended_s)
         self.engine.committed(commit_index)
         if self.engine.leader is not None or self._promoting is not None:
             self._fold()
@@ -298,7 +306,7 @@ class Host:
         self.engine.step_down(NotLeaderError(self.leader_address()))
         self._uncommitted.clear()
         self._clock = None
-        self.on_leading()
+        self._on_leading()
 
     # ---- folding
 
@@ -363,7 +371,7 @@ class Host:
             machine.store.next_due(),
         )
         assert leader.closed is None
-        self.on_leading()
+        self._on_leading()
 
     def _append(self, kind: EntryKind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
         index = self.log.propose(kind, payload, time_ms)

@@ -57,8 +57,12 @@ class WatchedLoop(Protocol):
 class Steps:
     """Times functions that the loop calls; `observe` gets name and seconds of each long call."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.observe: Callable[[str, float], object] = lambda name, seconds: None
+    def __init__(
+        self,
+        observe: Callable[[str, float], object] = lambda name, seconds: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._observe = observe
         self._clock = clock
         self._longest = "", 0.0
 
@@ -70,7 +74,7 @@ class Steps:
         finally:
             took_s = self._clock() - began_s
             if took_s > STEP_ABOVE_S:
-                self.observe(work.__qualname__, took_s)
+                self._observe(work.__qualname__, took_s)
             if took_s > self._longest[1]:
                 self._longest = work.__qualname__, took_s
 

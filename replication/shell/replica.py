@@ -67,12 +67,17 @@ class Replica:
         listener: Listener,
         mono_ms: Callable[[], MonoMs],
         wall_ms: Callable[[], UnixMs],
+        on_fsync: Callable[[float], None] = lambda seconds: None,
+        needed_from: Callable[[], LogIndex | None] = lambda: None,
         fatal: Callable[[BaseException], None],
     ) -> None:
         """`name`: this node's name. `dials`: name of each other node -> its channel factory.
 
         `voters`: the voters at `commit_index`, from the manifest. None: there is no manifest.
         `state_time_ms`: time of the manifest's last entry; 0: there is no manifest.
+        `on_fsync`: called with the seconds that each sync of the log took.
+        `needed_from`: returns the first entry that a snapshot being sent needs. None: none is
+        being sent.
         """
         self.replica_id = replica_id
         self._log, self._promise = log, promise
@@ -110,10 +115,7 @@ class Replica:
         self._wake_ms: MonoMs | None = None
         self._heard_ms = mono_ms()
         self._stopped = False
-        self.on_fsync: Callable[[float], None] = lambda seconds: None
-        """Called with the seconds that each sync of the log took."""
-        self.needed_from: Callable[[], LogIndex | None] = lambda: None
-        """Returns the first entry that a snapshot being sent needs. None: none is being sent."""
+        self._on_fsync, self._needed_from = on_fsync, needed_from
 
     # ---- lifetime
 
@@ -204,7 +206,7 @@ class Replica:
         `keep`: keep up to `log_kept_bytes` of them for followers that lack them. Without it, such
         a follower needs a snapshot.
         """
-        index = min(index, self.needed_from() or index)
+        index = min(index, self._needed_from() or index)
         size = self._config.log_kept_bytes if keep else 0
         self._driver.drop_before(index, self._log.first_within(size))
 
@@ -346,7 +348,7 @@ class Replica:
 
     def _written(self, result: tuple[int, LogIndex, float]) -> None:
         version, index, seconds = result
-        self.on_fsync(seconds)
+        self._on_fsync(seconds)
         if self._orders:
             self._write_batch()
         else:

@@ -62,12 +62,12 @@ class Node:
             voters=VOTERS,
             channel_for=cluster.channel_for,
             clock=clock,
+            report=lambda: self.report,
+            on_state=self.follow,
             raft_lost=raft_lost,
             config=cluster.config,
             fail=self.fail,
         )
-        self.plane.set_report_source(lambda: self.report)
-        self.plane.on_state(self.follow)
         self.server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
         self.server.add_generic_rpc_handlers(self.plane.handlers())
         self.address = cluster.addresses.get(name, "127.0.0.1:0")

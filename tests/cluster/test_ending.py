@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster.node import process
+from cluster.node.garbage import Sweeper
 from cluster.settings.config import load_config
 from timer.model.timer_errors import CorruptFileError, DiskFailedError, UnreadableFileError
 
@@ -30,10 +31,8 @@ class FakeNode:
         fatal: Callable[[BaseException], None],
         restart: Callable[[], None],
         *,
-        before_serving: Callable[[], None],
         raft_lost: bool,
     ) -> None:
-        del before_serving  # it is about this process
         assert not raft_lost
         self.fatal, self.restart = fatal, restart
 
@@ -92,6 +91,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         return process.run(load_config(config, {}, {}))
 
     monkeypatch.setattr(process, "Node", FakeNode)
+    monkeypatch.setattr(Sweeper, "start", lambda _: None)  # it is about this process
     monkeypatch.setattr(process, "start_again", start_again)
     monkeypatch.setattr(process, "setup_logs", lambda **_: None)
     monkeypatch.setattr(os, "_exit", exited)

@@ -2,14 +2,15 @@
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cluster.node import garbage
+from cluster.node import garbage, process
 from cluster.node.garbage import (
     ALL_EVERY_S,
     LEFT_MAX,
@@ -133,7 +134,8 @@ def test_node_is_busy_while_its_state_is_captured_and_while_it_is_written() -> N
     node: Any = SimpleNamespace()
     told = []
     for cutting, flushing in ((False, False), (True, False), (False, True)):
-        node._engine = SimpleNamespace(cutting=cutting, flushing=flushing)
+        engine = SimpleNamespace(cutting=cutting, flushing=flushing)
+        node._parts = SimpleNamespace(engine=engine)
         told.append(Node.flushing.fget(node))  # type: ignore[attr-defined]
     assert told == [False, True, True]
 
@@ -175,21 +177,22 @@ def test_cycle_that_was_made_since_is_collected_by_the_next_sweep(collector: Any
 
 
 async def test_node_sets_aside_what_the_disk_held_before_anybody_can_ask(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     steps: list[str] = []
 
-    def step(name: str) -> Callable[[object], None]:
-        return lambda node: steps.append(name)
-
-    async def serve(node: object) -> None:
+    async def open_ports() -> None:
+        steps.append("open ports")
         raise EOFError
 
-    monkeypatch.setattr(Node, "_open_disk", step("open"))
-    monkeypatch.setattr(Node, "_assemble", step("assemble"))
-    monkeypatch.setattr(Node, "_serve", serve)
-    config: Any = SimpleNamespace(test_clock="")
-    node = Node(config, lambda error: None, before_serving=lambda: steps.append("set aside"))
+    def build(config: object, node: object, *, raft_lost: bool) -> object:
+        del config, node, raft_lost
+        steps.append("read disk")
+        return SimpleNamespace(ports=SimpleNamespace(open=open_ports))
+
+    monkeypatch.setattr("cluster.node.node.build", build)
+    monkeypatch.setattr(Sweeper, "start", lambda sweeper: steps.append("set aside"))
+    config: Any = SimpleNamespace(data=tmp_path / "absent")
     with pytest.raises(EOFError):
-        await node.start()
-    assert steps == ["open", "assemble", "set aside"]
+        await process._run(config, process.Ending(), lambda: config, raft_lost=False)
+    assert steps == ["read disk", "set aside", "open ports"]

@@ -126,8 +126,12 @@ async def test_what_a_leader_appends_is_timed_until_its_commit(
     log.topic("a")
     log.schedule(part_of([(1, START_MS + 10**9, b"x")]))
     follower = Follower(log)
-    host = host_on(tmp_path, follower, errors)
-    host.on_committed = lambda kind, seconds: told.append((kind, seconds))
+    host = host_on(
+        tmp_path,
+        follower,
+        errors,
+        on_committed=lambda kind, seconds: told.append((kind, seconds)),
+    )
     for index in (2, 3):
         monkeypatch.setattr(follower, "propose", lambda *_, at=index: LogIndex(at))
         host._append(EntryKind.TOPIC, [], UnixMs(START_MS))

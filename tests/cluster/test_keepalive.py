@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from cluster.files.standby_ports import Standby
-from cluster.node.node import SERVER_OPTIONS
+from cluster.rpc.endpoints import SERVER_OPTIONS
 from cluster.rpc.handlers import PINGED
 from cluster.settings.config import build_config
 from deploy.local import free_ports

@@ -97,8 +97,7 @@ def test_long_hold_is_logged_with_the_function_that_took_most_of_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     loop, told = FakeLoop(), list[tuple[str, float]]()
-    steps = Steps(lambda: loop.now_s)
-    steps.observe = lambda name, seconds: told.append((name, seconds))
+    steps = Steps(lambda name, seconds: told.append((name, seconds)), lambda: loop.now_s)
     LoopWatch(loop, lambda held_s: None, steps).start()
 
     def fold() -> None:

@@ -1,0 +1,398 @@
+"""The assembly of a node: it opens the disk, makes every part, and returns them, not started.
+
+    NodeFiles -> data directory, Log, PromiseFile, Engine (manifest, runs)
+    Replica      (log plane)      <- the other nodes' streams
+    Host         (state plane)    <- commits; the services step it
+    ControlPlane                  -> appointments; reports of the replica go back
+    Ports                         gRPC and HTTP, over all of these
+
+The parts form cycles: the replica asks the snapshots how much log they need, and a snapshot asks
+the replica whether it leads. An inner function closes each cycle. It runs after the assembly only.
+"""
+
+import asyncio
+import functools
+import secrets
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
+
+from cluster.api.consume_service import ConsumeService
+from cluster.api.peer_queries import ask_all, status_of
+from cluster.api.public_services import Services, services_of
+from cluster.control.control_plane import ControlPlane
+from cluster.control.control_state import ControlState
+from cluster.control.controller import ControllerConfig
+from cluster.control.raft import Exit, exit_process
+from cluster.control.raft_link import CHANNEL_OPTIONS
+from cluster.control.replica_report import ReportSource
+from cluster.files.disk_room import Space
+from cluster.files.repair import check_state
+from cluster.files.scrubber import Scrubber
+from cluster.files.storage import NodeFiles, open_storage
+from cluster.node.checkpoint_publisher import CheckpointPublisher
+from cluster.node.digest_comparison import DigestComparison
+from cluster.node.ports import Ports, grpc_server_of
+from cluster.observe.apply_metrics import ApplyMetrics, PromotionMetrics
+from cluster.observe.metrics import Levels, Telemetry
+from cluster.observe.node_view import VERSION, NodeState
+from cluster.rpc.connections import Connections
+from cluster.rpc.endpoints import AdminChannels, Endpoints
+from cluster.rpc.grpc_errors import reason_of
+from cluster.rpc.handlers import ServiceHooks
+from cluster.rpc.health_service import HealthService
+from cluster.rpc.http import HttpServer
+from cluster.rpc.memory import MemoryGuard
+from cluster.rpc.outboxes import Outboxes
+from cluster.settings.config import NodeConfig, parse_address
+from cluster.settings.wall_clock import wall_clock
+from cluster.state.host import Host
+from cluster.state.loop_watch import LoopWatch, Steps
+from cluster.state.voter_clocks import VoterClocks
+from replication.driver.driver import Listener
+from replication.shell.replica import Replica
+from replication.shell.snapshot_fetch import SnapshotFetch
+from replication.shell.snapshot_service import Snapshots
+from timer.entries.entry_frame import Entry
+from timer.files.data_directory import DataDirectory
+from timer.files.disk import Disk, FreshDisk, RealDisk, is_full
+from timer.leader.leader import Delivery
+from timer.model.units import LogIndex, MonoMs, Nonce, UnixMs
+from timer.recovery.engine import Engine
+from timer.state.apply_results import Applied, Checkpoint
+
+
+class NodeCalls(Listener, Protocol):
+    """The calls of the parts to their node."""
+
+    def fatal(self, error: BaseException) -> None:
+        """End the process because of `error`."""
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` as a task until the node stops. An exception of it is fatal."""
+
+    def on_leading(self) -> None:
+        """The leadership of this node began or ended."""
+
+    def on_control_state(self, state: ControlState) -> None:
+        """The state of the control plane changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeParts:
+    """The parts of one node that the node itself starts, stops or calls."""
+
+    directory: DataDirectory
+    engine: Engine
+    replica: Replica
+    host: Host
+    control: ControlPlane
+    consumers: ConsumeService
+    ports: Ports
+    view: NodeState
+    publisher: CheckpointPublisher
+    digests: DigestComparison
+    promotions: PromotionMetrics
+    space: Space
+    memory: MemoryGuard
+    scrubber: Scrubber
+    loop_watch: LoopWatch
+    new_fetch: Callable[[], SnapshotFetch]
+    """Returns a fetch of a snapshot from the leader."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Basis:
+    """The parts that need no other part."""
+
+    config: NodeConfig
+    node: NodeCalls
+    disk: Disk
+    files: NodeFiles
+    endpoints: Endpoints
+    channels: AdminChannels
+    telemetry: Telemetry
+    wall_ms: Callable[[], UnixMs]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Planes:
+    """The planes of the node, and the parts that need each other through them."""
+
+    replica: Replica
+    host: Host
+    control: ControlPlane
+    snapshots: Snapshots
+    scrubber: Scrubber
+    view: NodeState
+    metrics: ApplyMetrics
+    digests: DigestComparison
+
+    def applied(self, entry: Entry, result: Applied) -> None:
+        """Observe an applied entry."""
+        if isinstance(result, Checkpoint):
+            self.digests.compare(self.control.state.checkpoint)
+        self.metrics.applied(entry, result)
+
+    def leads(self) -> bool:
+        """Return whether this node serves as the leader."""
+        return self.host.leader is not None
+
+
+def mono_ms() -> MonoMs:
+    """Return CLOCK_BOOTTIME in milliseconds. It continues while the machine sleeps."""
+    return MonoMs(time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000)
+
+
+def build(config: NodeConfig, node: NodeCalls, *, raft_lost: bool) -> NodeParts:
+    """Open the disk and make the parts of a node. Nothing runs, and no port is open yet.
+
+    `raft_lost`: the Raft files of all absent nodes are lost, by an operator's word.
+
+    Raises:
+        Damaged: state and log have to be fetched from the others; see cluster/files/repair.py.
+        WrongDirectory, CorruptFile, UnknownVersion, DiskFailed: the data directory.
+    """
+
+    def applied(entry: Entry, result: Applied) -> None:
+        planes.applied(entry, result)
+
+    def read_levels() -> Levels:
+        return planes.view.levels()
+
+    disk, endpoints = RealDisk(), Endpoints(config)
+    basis = _Basis(
+        config=config,
+        node=node,
+        disk=disk,
+        files=open_storage(disk, config, applied),
+        endpoints=endpoints,
+        channels=AdminChannels(endpoints),
+        telemetry=Telemetry(node=config.name, version=VERSION, read_levels=read_levels),
+        wall_ms=wall_clock(config.test_clock),
+    )
+    planes = _planes(basis, raft_lost=raft_lost)
+    replica, host, control = planes.replica, planes.host, planes.control
+    services, connections, memory = _services(basis, planes)
+    return NodeParts(
+        directory=basis.files.directory,
+        engine=basis.files.engine,
+        replica=replica,
+        host=host,
+        control=control,
+        consumers=services.consumers,
+        ports=_ports(basis, planes, services, connections),
+        view=planes.view,
+        publisher=CheckpointPublisher(
+            host,
+            replica,
+            control,
+            planes.snapshots,
+            judge=planes.digests.judge,
+            interval_ms=config.timing.checkpoint_interval_ms,
+        ),
+        digests=planes.digests,
+        promotions=PromotionMetrics(basis.telemetry),
+        space=Space(
+            disk,
+            config,
+            replica,
+            host,
+            peers=planes.view.peers,
+            transfer=control.request_transfer,
+            mono_ms=mono_ms,
+        ),
+        memory=memory,
+        scrubber=planes.scrubber,
+        loop_watch=LoopWatch(
+            asyncio.get_running_loop(), basis.telemetry.loop_held_seconds.observe, host.steps
+        ),
+        new_fetch=functools.partial(_snapshot_fetch, basis, replica),
+    )
+
+
+def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
+    config, node, files = basis.config, basis.node, basis.files
+
+    def handed_out(delivery: Delivery) -> None:
+        planes.metrics.delivered(delivery)
+
+    def leader_address() -> str | None:
+        return planes.view.leader_address()
+
+    async def hand_over() -> None:
+        if planes.leads():
+            await planes.view.transfer("")
+
+    replica = _replica(basis, needed_from=lambda: planes.snapshots.kept_from)
+    host = _host(basis, replica, handed_out=handed_out, leader_address=leader_address)
+    control = _control_plane(basis, replica, raft_lost=raft_lost)
+    scrubber = Scrubber(
+        FreshDisk(),
+        config,
+        files.directory,
+        replica,
+        others=lambda: ask_all(planes.view.peers(), status_of),
+        hand_over=hand_over,
+        wall_ms=basis.wall_ms,
+        fatal=node.fatal,
+    )
+    view = NodeState(config, replica, host, control, basis.channels.stubs, mono_ms, scrubber)
+    planes = _Planes(
+        replica=replica,
+        host=host,
+        control=control,
+        snapshots=Snapshots(
+            files.outgoing,
+            cluster_id=config.cluster_id,
+            bytes_per_s=config.storage.snapshot_bytes_per_s,
+            leads=replica.leads_under,
+            flush=host.flush,
+            mono_ms=mono_ms,
+            fatal=node.fatal,
+        ),
+        scrubber=scrubber,
+        view=view,
+        metrics=ApplyMetrics(basis.telemetry, view, host),
+        digests=DigestComparison(
+            files.engine, replica, peers=view.peers, spawn=node.spawn, fatal=node.fatal
+        ),
+    )
+    return planes
+
+
+def _replica(basis: _Basis, *, needed_from: Callable[[], LogIndex | None]) -> Replica:
+    config, files = basis.config, basis.files
+    identity, machine = files.directory.identity, files.engine.machine
+    return Replica(
+        replica_id=identity.replica_id,
+        name=config.name,
+        nonce=Nonce(secrets.randbits(62) + 1),
+        cluster_id=config.cluster_id,
+        founding=frozenset(identity.founding_voters.values()),
+        voters=frozenset(machine.voters) or None,
+        state_time_ms=machine.applied_time_ms,
+        dials=basis.endpoints.dials(),
+        log=files.log,
+        promise=files.promise,
+        commit_index=files.engine.manifest_index,
+        config=config.replication(),
+        listener=basis.node,
+        mono_ms=mono_ms,
+        wall_ms=basis.wall_ms,
+        on_fsync=basis.telemetry.fsync_seconds.observe,
+        needed_from=needed_from,
+        fatal=basis.node.fatal,
+    )
+
+
+def _host(
+    basis: _Basis,
+    replica: Replica,
+    *,
+    handed_out: Callable[[Delivery], None],
+    leader_address: Callable[[], str | None],
+) -> Host:
+    storage, telemetry = basis.config.storage, basis.telemetry
+    clocks = VoterClocks(replica, mono_ms, basis.wall_ms)
+    return Host(
+        basis.files.engine,
+        replica,
+        make_clock=clocks.cluster_clock,
+        samples=clocks.samples,
+        mono_ms=mono_ms,
+        wall_ms=basis.wall_ms,
+        fold_interval_ms=basis.config.timing.fold_interval_ms,
+        memtable_bytes_flush=storage.memtable_bytes_flush,
+        log_bytes_flush=storage.log_bytes_flush,
+        log_entries_flush=storage.log_entries_flush,
+        flush_interval_ms=storage.flush_interval_ms,
+        handed_out=handed_out,
+        leader_address=leader_address,
+        on_leading=basis.node.on_leading,
+        on_committed=telemetry.observe_commit,
+        steps=Steps(telemetry.observe_step),
+        fatal=basis.node.fatal,
+    )
+
+
+def _control_plane(basis: _Basis, replica: Replica, *, raft_lost: bool) -> ControlPlane:
+    config, identity = basis.config, basis.files.directory.identity
+    engine, fatal = basis.files.engine, basis.node.fatal
+
+    def failed(code: Exit, why: str) -> NoReturn:
+        error = sys.exception()
+        if is_full(error):
+            assert error is not None
+            fatal(error)
+        exit_process(code, why)
+
+    return ControlPlane(
+        name=config.name,
+        replica_id=identity.replica_id,
+        peers=basis.endpoints.others,
+        directory=config.data,
+        founding=identity.is_founder,
+        raft_lost=raft_lost,
+        cluster_id=config.cluster_id,
+        voters=identity.founding_voters,
+        channel_for=lambda name: basis.endpoints.channel(name, CHANNEL_OPTIONS),
+        clock=mono_ms,
+        report=ReportSource(
+            config.name, replica.report, lambda: engine.machine.applied_index
+        ).report,
+        on_state=basis.node.on_control_state,
+        config=ControllerConfig.of_lease(config.leadership.lease_ms),
+        fail=failed,
+    )
+
+
+def _services(basis: _Basis, planes: _Planes) -> tuple[Services, Connections, MemoryGuard]:
+    """Return the public services, and the limits on the connections that call these."""
+    config, telemetry = basis.config, basis.telemetry
+    outboxes = Outboxes(config.limits.outbox_bytes_max)
+    connections = Connections(parse_address("grpc", config.grpc).port, outboxes.unread)
+    memory = MemoryGuard(
+        config.limits.memory_bytes_max, connections, telemetry.connections_ended.inc
+    )
+    telemetry.memory_limit_bytes.set(memory.bytes_max)
+    telemetry.memory_high.set_function(lambda: memory.high)
+    telemetry.outbox_bytes.set_function(lambda: outboxes.total)
+    hooks = ServiceHooks(
+        on_error=lambda method, error: telemetry.error(method, reason_of(error)),
+        admit=memory.admit,
+        taken=connections.take,
+        on_cancel=telemetry.cancel_seconds.observe,
+    )
+    services = services_of(planes.host, planes.view, config, outboxes=outboxes, hooks=hooks)
+    return services, connections, memory
+
+
+def _ports(basis: _Basis, planes: _Planes, services: Services, connections: Connections) -> Ports:
+    peers = (*planes.control.handlers(), *planes.replica.handlers())
+    health = HealthService(planes.leads)
+    server = grpc_server_of(
+        basis.endpoints,
+        basis.config.limits,
+        services=services,
+        health_service=health,
+        peers=(*map(connections.of_nodes, peers), planes.snapshots.handler()),
+    )
+    http = HttpServer(basis.config.http, planes.view, basis.telemetry.registry)
+    return Ports(basis.endpoints, basis.channels, http, grpc_server=server, health_service=health)
+
+
+def _snapshot_fetch(basis: _Basis, replica: Replica) -> SnapshotFetch:
+    config, disk = basis.config, basis.disk
+    return SnapshotFetch(
+        disk,
+        basis.files.directory.incoming,
+        cluster_id=config.cluster_id,
+        name=config.name,
+        dials=basis.endpoints.dials(),
+        check=functools.partial(check_state, config, disk),
+        known=lambda: replica.commit_index,
+        fall_silent=replica.fall_silent,
+    )

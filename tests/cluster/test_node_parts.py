@@ -1,0 +1,220 @@
+"""The parts of a node that stand between its planes."""
+
+import logging
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from grpc_health.v1 import health_pb2
+
+from cluster.control.control_plane import CommandOutcome
+from cluster.control.control_state import ControlState
+from cluster.control.replica_report import ReportSource
+from cluster.node import digest_comparison
+from cluster.node.checkpoint_publisher import CheckpointPublisher
+from cluster.node.digest_comparison import DigestComparison
+from cluster.observe.apply_metrics import PromotionMetrics
+from cluster.observe.metrics import Levels, Telemetry
+from cluster.rpc.health_service import HealthService
+from cluster.settings.exit_codes import Diverged
+from replication.core.core_events import Role
+from timer.model.units import Epoch, LogIndex, ReplicaId
+from timer.state.apply_results import Checkpoint
+
+A, B, C = ReplicaId(1), ReplicaId(2), ReplicaId(3)
+
+
+# ---- digests
+
+
+class Comparison:
+    """A comparison whose other voters answer with the given digests, round by round."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *rounds: tuple[dict[str, str], bool]
+    ) -> None:
+        self.rounds = list(rounds)
+        self.errors: list[BaseException] = []
+        self.spawned: list[Coroutine[Any, Any, None]] = []
+        engine: Any = SimpleNamespace(digests={LogIndex(7): "mine"})
+        replica: Any = SimpleNamespace(replica_id=A, voters=frozenset({A, B, C}))
+        monkeypatch.setattr(digest_comparison, "ROUND_S", 0)
+        monkeypatch.setattr(digest_comparison, "digests_at", self.digests_at)
+        self.comparison = DigestComparison(
+            engine, replica, peers=dict, spawn=self.spawned.append, fatal=self.errors.append
+        )
+
+    async def digests_at(self, *_: object) -> tuple[dict[str, str], bool]:
+        return self.rounds.pop(0)
+
+
+async def test_lagging_voter_is_asked_again_before_a_replica_stops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    play = Comparison(monkeypatch, ({"b": "other"}, True), ({"b": "other", "c": "mine"}, False))
+    await play.comparison.judge(LogIndex(7), "mine")
+    assert (play.rounds, play.errors) == ([], [])
+
+
+@pytest.mark.parametrize(("others", "curable"), [(("x", "x"), True), (("x", "y"), False)])
+async def test_replica_stops_if_a_majority_or_no_state_contradicts_it(
+    monkeypatch: pytest.MonkeyPatch, others: tuple[str, str], curable: bool
+) -> None:
+    play = Comparison(monkeypatch, (dict(zip("bc", others, strict=True)), False))
+    await play.comparison.judge(LogIndex(7), "mine")
+    [error] = play.errors
+    assert isinstance(error, Diverged)
+    assert error.curable is curable
+
+
+@pytest.mark.parametrize(
+    ("index", "digest", "asks"), [(7, "theirs", True), (7, "mine", False), (8, "theirs", False)]
+)
+def test_voters_are_asked_only_about_a_digest_that_differs_at_the_same_index(
+    monkeypatch: pytest.MonkeyPatch, index: int, digest: str, asks: bool
+) -> None:
+    play = Comparison(monkeypatch)
+    shared: Any = SimpleNamespace(index=LogIndex(index), digest=digest)
+    play.comparison.compare(shared)
+    play.comparison.compare(None)
+    assert len(play.spawned) == asks
+    for work in play.spawned:
+        work.close()
+
+
+# ---- checkpoints and members
+
+
+class Plane:
+    """A control plane that records publications."""
+
+    def __init__(self, outcome: CommandOutcome = CommandOutcome.OK, **state: Any) -> None:
+        self.state = ControlState(**state)
+        self.outcome = outcome
+        self.members: list[tuple[Epoch, dict[str, ReplicaId]]] = []
+        self.checkpoints: list[LogIndex] = []
+
+    async def publish_members(self, epoch: Epoch, voters: dict[str, ReplicaId]) -> None:
+        self.members.append((epoch, voters))
+
+    async def publish_checkpoint(self, shared: Any, *_: object) -> CommandOutcome:
+        self.checkpoints.append(shared.index)
+        return self.outcome
+
+
+def publisher_of(plane: Plane, names: dict[ReplicaId, str], judged: list[LogIndex]) -> Any:
+    checkpoint = Checkpoint.__new__(Checkpoint)
+    fields = {"epoch": 4, "index": 9, "last_read_time_ms": 1, "queue_offsets": {}, "digest": "d"}
+    for name, value in {**fields, "moved": {}, "since": 0}.items():
+        object.__setattr__(checkpoint, name, value)
+    machine = SimpleNamespace(checkpoint=checkpoint, voters=(A, B))
+    host: Any = SimpleNamespace(
+        leader=object(),
+        engine=SimpleNamespace(machine=machine),
+        now=lambda: SimpleNamespace(clock_ms=5),
+    )
+    replica: Any = SimpleNamespace(name_of=names.get, epoch=Epoch(4))
+
+    async def judge(index: LogIndex, _: str) -> None:
+        judged.append(index)
+
+    control: Any = plane
+    snapshots: Any = None
+    return CheckpointPublisher(host, replica, control, snapshots, judge=judge, interval_ms=1)
+
+
+async def test_checkpoint_is_published_once_and_again_after_a_failure() -> None:
+    judged: list[LogIndex] = []
+    plane = Plane(CommandOutcome.UNKNOWN)
+    publisher = publisher_of(plane, {}, judged)
+    await publisher._publish_checkpoint()
+    plane.outcome = CommandOutcome.OK
+    for _ in range(2):
+        await publisher._publish_checkpoint()
+    assert (plane.checkpoints, judged) == ([9, 9], [9])
+
+
+async def test_follower_publishes_no_checkpoint() -> None:
+    plane = Plane()
+    publisher = publisher_of(plane, {}, [])
+    publisher._host.leader = None
+    await publisher._publish_checkpoint()
+    assert plane.checkpoints == []
+
+
+@pytest.mark.parametrize(
+    ("names", "state", "published"),
+    [
+        ({A: "a", B: "b"}, {"voters": {"a": A}}, True),
+        ({A: "a", B: "b"}, {"voters": {"a": A, "b": B}}, False),
+        ({A: "a"}, {"voters": {"a": A, "c": C}}, False),  # the name of B is unknown
+        ({A: "a"}, {"voters": {"a": A, "b": B}, "proposed": {"a": A, "b": B}}, True),
+    ],
+)
+async def test_voters_are_published_if_all_have_names_and_the_control_plane_has_others(
+    names: dict[ReplicaId, str], state: dict[str, Any], published: bool
+) -> None:
+    plane = Plane(**state)
+    await publisher_of(plane, names, [])._publish_members()
+    assert plane.members == ([(4, {"a": A, "b": B})] if published else [])
+
+
+# ---- metrics, health and reports
+
+
+def test_promotion_is_measured_from_the_first_word_of_its_appointment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    telemetry = Telemetry(node="n1", version="1", read_levels=Levels)
+    clock = iter([1.0, 1.5])
+    monkeypatch.setattr(
+        "cluster.observe.apply_metrics.time", SimpleNamespace(perf_counter=lambda: next(clock))
+    )
+    promotions = PromotionMetrics(telemetry)
+    promotions.appointed(Epoch(3))
+    promotions.appointed(Epoch(3))
+    promotions.serves(Epoch(3))
+    promotions.serves(Epoch(4))  # of an appointment that did not come through the control plane
+    value = telemetry.registry.get_sample_value
+    assert value("timer_promotions_total") == 2
+    assert value("timer_promotion_seconds_count") == 1
+    assert value("timer_promotion_seconds_sum") == 0.5
+
+
+@pytest.mark.parametrize("leads", [True, False])
+async def test_services_of_the_leader_are_healthy_on_the_leader_alone(leads: bool) -> None:
+    health = HealthService(lambda: leads)
+    await health.update()
+    found = {}
+    for name in ("", "AdminService", "TimerService", "ConsumeService"):
+        request = health_pb2.HealthCheckRequest(service=name and f"timer.v1.{name}")
+        found[name] = (await health._servicer.Check(request, None)).status
+    serving, not_serving = health_pb2.HealthCheckResponse.SERVING, 2
+    on_leader = serving if leads else not_serving
+    assert found == {
+        "": serving,
+        "AdminService": serving,
+        "TimerService": on_leader,
+        "ConsumeService": on_leader,
+    }
+
+
+def test_stranded_replica_is_logged_once_while_it_is_stranded(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stranded: list[tuple[ReplicaId, ...]] = [(B,), (B,), (), (B,)]
+    told = []
+
+    def status() -> Any:
+        names = ("replica", "epoch", "bid_epoch", "last_epoch", "last_index", "highest_promise")
+        numbers = dict.fromkeys((*names, "refused_epoch", "disk_ms", "commit_ms"), 0)
+        flags = dict.fromkeys(("serving", "lease_ok", "unsure"), False)
+        return SimpleNamespace(role=Role.LEADER, stranded=stranded.pop(0), **numbers, **flags)
+
+    source = ReportSource("a", status, lambda: LogIndex(5))
+    with caplog.at_level(logging.WARNING):
+        while stranded:
+            assert source.report().applied_index == 5
+            told.append(len(caplog.records))
+    assert told == [1, 1, 1, 2]
