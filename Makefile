@@ -38,7 +38,10 @@ $(PROTOC) --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) $(SERVICES)
 endef
 GENERATED := build/proto
 
-.PHONY: help setup check test demo sim chaos chaos-short audit bench proto lock fmt clean java
+LOCK := $(VENV)/uv/bin/uv pip compile --quiet pyproject.toml --universal --python-version 3.11 \
+  --generate-hashes --upgrade --no-emit-index-url --no-emit-find-links --no-annotate --no-header
+
+.PHONY: help setup check test demo sim chaos chaos-short audit bench docs proto lock fmt clean java
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -99,11 +102,16 @@ bench: setup  ## the benchmarks
 proto: setup  ## regenerate the stubs from the .proto files
 	$(call GENERATE,.)
 
-lock: setup  ## resolve requirements.lock anew from pyproject.toml
+docs: setup  ## the documentation's site, into build/site
+	@[[ -x $(VENV)/docs/bin/mkdocs ]] || $(PYTHON) -m venv $(VENV)/docs
+	$(VENV)/docs/bin/python -m pip install --quiet --require-hashes -r docs/site/requirements.lock
+	NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/mkdocs build
+	@echo "build/site/index.html"
+
+lock: setup  ## resolve both requirements.lock anew from pyproject.toml
 	@[[ -x $(VENV)/uv/bin/uv ]] || { $(BIN)/python -m venv $(VENV)/uv; $(VENV)/uv/bin/pip install --quiet uv; }
-	$(VENV)/uv/bin/uv pip compile --quiet pyproject.toml --extra server --extra audit --extra dev \
-	  --universal --python-version 3.11 --generate-hashes --upgrade \
-	  --no-emit-index-url --no-emit-find-links --no-annotate --no-header -o requirements.lock
+	$(LOCK) --extra server --extra audit --extra dev -o requirements.lock
+	$(LOCK) --extra docs -o docs/site/requirements.lock
 	@touch -r pyproject.toml $(STAMP)  # older than the lock: the next habit installs it
 
 fmt: setup  ## format, and fix what can be fixed

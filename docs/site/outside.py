@@ -1,0 +1,46 @@
+"""Hook of mkdocs: adds pages from outside docs/, and turns links to source files into names."""
+
+import re
+from pathlib import Path, PurePosixPath
+from posixpath import normpath, relpath
+from typing import Any, Final
+
+from mkdocs.structure.files import File, Files
+
+ROOT: Final = Path(__file__).parents[2]
+OUTSIDE: Final = {
+    "README.md": "index.md",
+    "ARCHITECTURE.md": "architecture.md",
+    "chaos/TRACK_RECORD.md": "track-record.md",
+}
+"""Pages of the repository -> pages of the site."""
+LINK: Final = re.compile(r"\[([^\]]*)\]\(([^)#\s:]*)(#[^)\s]*)?\)")
+
+
+def on_files(files: Files, *, config: Any) -> Files:
+    """Add the pages that lie outside docs/."""
+    for source, page in OUTSIDE.items():
+        files.append(File.generated(config, page, content=(ROOT / source).read_text()))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Return a page whose links lead to pages of the site, or are the plain names of files."""
+    where = page.file.src_uri
+    source = next((each for each, named in OUTSIDE.items() if named == where), f"docs/{where}")
+
+    def linked(match: re.Match[str]) -> str:
+        text, link, anchor = match[1], match[2], match[3] or ""
+        if not link:
+            return match[0]
+        target = normpath(str(PurePosixPath(source).parent / link))
+        target = "docs/adr/README.md" if target == "docs/adr" else target
+        if target in OUTSIDE:
+            inside = OUTSIDE[target]
+        elif target.startswith("docs/") and target.endswith(".md"):
+            inside = target.removeprefix("docs/")
+        else:
+            return text if text.startswith("`") else f"`{text}`"
+        return f"[{text}]({relpath(inside, str(PurePosixPath(where).parent))}{anchor})"
+
+    return LINK.sub(linked, markdown)
