@@ -38,7 +38,7 @@ LIMITS = {
     "documents": Limit(5, 0.5),
     "docs/adr": Limit(4),
     "timerclient": Limit(14, 2),
-    "timer": Limit(14, 1.1),
+    "timer": Limit(10, 0.7),
     "replication": Limit(4),
     "cluster": Limit(11.6, 1.2),
     "timerfake": Limit(28, 5),

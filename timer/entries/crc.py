@@ -1,9 +1,9 @@
-"""CRC-32 of bytes one after the other, from those of each: nothing is read again for it.
+"""CRC-32 of concatenated bytes, computed from the CRC-32 of each part without reading them again.
 
-    crc32(a + b) = crc32(a) put off by len(b) zeros ^ crc32(b)
+    crc32(a + b) = shift(crc32(a), len(b)) ^ crc32(b)
 
-To put off by zeros is linear over the 32 bits, so for each power of two of bytes a table of 32
-words says what becomes of each bit, and a length is as many of them as it has bits set.
+`shift` appends zero bytes. It is linear over the 32 bits. For each power of two of zero bytes, a
+table of 32 words has the image of each bit. A length needs one table for each bit set in it.
 """
 
 import zlib
@@ -14,7 +14,7 @@ _BITS: Final = 32
 
 
 def joined(first: int, second: int, size: int) -> int:
-    """Return zlib's CRC-32 of two stretches, the second of which has `size` bytes."""
+    """Return zlib's CRC-32 of two concatenated parts. The second has `size` bytes."""
     for power in range(size.bit_length()):
         if size >> power & 1:
             first = _after(_table(power), first)
@@ -34,7 +34,7 @@ def _after(table: tuple[int, ...], crc32: int) -> int:
 
 @cache
 def _table(power: int) -> tuple[int, ...]:
-    """Return what each bit of a CRC-32 becomes by 2 ** `power` zeros."""
+    """Return the image of each bit of a CRC-32 after 2 ** `power` zero bytes."""
     if power == 0:
         return tuple(zlib.crc32(b"\0", 1 << bit) ^ zlib.crc32(b"\0") for bit in range(_BITS))
     half = _table(power - 1)

@@ -1,8 +1,8 @@
-"""Whether an entry can be applied: asked before it is appended, by leader and followers alike.
+"""The check that an entry can be applied, made before its append by leader and followers alike.
 
-A committed entry that nobody can apply ends every node, at every start. So each replica decodes
-what it is to append, and refuses what is malformed or out of range. Whatever passes, the machine
-applies (timer/state/machine.py): names of what is not there, or is no more, change nothing.
+A committed entry that can't be applied would end every node at every start. So each replica decodes
+an entry before it appends it, and rejects malformed values and values out of range. The machine can
+apply every entry that passes (timer/state/machine.py). Names of absent objects change nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,10 +28,10 @@ from timer.model.units import DUE_MS_MAX
 
 
 def check_entry(entry: Entry) -> None:
-    """Return if the entry can be applied. No work for each timer: columns at most.
+    """Check that the entry can be applied. The work is per column, not per timer.
 
     Raises:
-        ValueError: it can't be.
+        ValueError: the entry can't be applied.
     """
     if not 0 <= entry.time_ms <= DUE_MS_MAX:
         raise ValueError(f"time_ms = {entry.time_ms}: must be in 0 .. {DUE_MS_MAX}")
@@ -42,7 +42,7 @@ def check_entry(entry: Entry) -> None:
 
 
 def blamed(entries: Sequence[Entry]) -> str:
-    """Return the words that name which of the entries can't be applied: `timerctl recover` asks."""
+    """Return a phrase that names the entry that can't be applied, for `timerctl recover`."""
     for each in entries:
         try:
             check_entry(each)

@@ -1,13 +1,13 @@
 """Entries of the timer log: their frame, format version 1.
 
-Little-endian. Positions and sizes in bytes. A segment file, a message to a follower and a
-message to a catching-up node all hold the same bytes: frames, one after the other.
+Little-endian. Positions and sizes in bytes. A segment file, a message to a follower and a message
+to a learner have the same bytes: frames, one after the other.
 
     0   4  crc32         zlib's CRC-32 of bytes [4, 40 + length)
     4   4  length        of the payload; 0 .. PAYLOAD_SIZE_MAX
     8   2  magic         b"TE"
     10  1  version       1
-    11  1  kind          Kind
+    11  1  kind          EntryKind
     12  4  reserved      0
     16  8  epoch         Epoch of the leader that appended it
     24  8  index         LogIndex, consecutive
@@ -15,7 +15,7 @@ message to a catching-up node all hold the same bytes: frames, one after the oth
     40  n  payload       by kind: timer/model/columns.py (SCHEDULE),
                          timer/entries/policies.py (POLICY), timer/entries/payloads.py (all others)
 
-Changing anything above means VERSION += 1 and a reader for the old one.
+A change of this format needs VERSION += 1 and a reader for the old version.
 """
 
 import enum
@@ -33,12 +33,12 @@ PAYLOAD_SIZE_MAX: Final = 32 << 20
 HEADER_SIZE: Final = 40
 
 _CRC: Final = struct.Struct("<I")
-_HEAD: Final = struct.Struct("<I2sBBIQQq")  # everything after the crc
+_HEAD: Final = struct.Struct("<I2sBBIQQq")  # the header after the crc
 assert _CRC.size + _HEAD.size == HEADER_SIZE
 
 
 class EntryKind(enum.IntEnum):
-    """What an entry does; the table is in docs/adr/0002-log-entries.md."""
+    """The effect of an entry. docs/adr/0002-log-entries.md has a table."""
 
     EPOCH = 1
     SCHEDULE = 2
@@ -57,7 +57,7 @@ _KINDS: Final = frozenset(int(kind) for kind in EntryKind)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry, parsed; `payload` is a view into the bytes it was parsed from."""
+    """One entry, parsed. `payload` is a view into the bytes that were parsed."""
 
     kind: EntryKind
     epoch: Epoch
@@ -68,7 +68,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Where and why a run of frames stops being readable."""
+    """The place from which frames can't be read, and the reason."""
 
     position: int
     why: str
@@ -88,14 +88,14 @@ def encode(
 
 
 def frame_at(data: memoryview, position: int) -> Entry | Damage | None:
-    """Return the entry that starts at `position`, None at the exact end, else the damage."""
+    """Return the entry that starts at `position`; None at the exact end; else the damage."""
     size = len(data) - position
     if size == 0:
         return None
     if size < HEADER_SIZE:
         return Damage(position, f"{size} bytes left, a header has {HEADER_SIZE}")
     length, magic, version, kind, _, epoch, index, time_ms = _HEAD.unpack_from(data, position + 4)
-    # Bound the length before trusting it: the header itself may be the damaged part.
+    # Check the length before its use: the header itself may be damaged.
     if magic != MAGIC or length > PAYLOAD_SIZE_MAX or HEADER_SIZE + length > size:
         return Damage(position, f"bad header (magic {magic!r}, length {length}, {size} bytes left)")
     end = position + HEADER_SIZE + length
@@ -116,10 +116,10 @@ def frame_at(data: memoryview, position: int) -> Entry | Damage | None:
 
 
 def frames(data: memoryview) -> Iterator[Entry]:
-    """Yield every entry of `data`, which holds whole frames.
+    """Yield every entry of `data`, which has whole frames.
 
     Raises:
-        ValueError: `data` is damaged. What came over a stream has its peer to blame.
+        ValueError: `data` is damaged. If it came over a stream, the peer sent it so.
     """
     position = 0
     while (found := frame_at(data, position)) is not None:

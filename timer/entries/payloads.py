@@ -1,7 +1,7 @@
 """Payloads of the log's entries other than SCHEDULE and POLICY, format version 2.
 
-What is frequent is fixed and little-endian; what is rare (TOPIC, PRODUCER, creation of a
-group) is a msgpack map with exactly the keys of its dataclass.
+Frequent payloads are fixed and little-endian. Rare ones (TOPIC, PRODUCER, creation of a group) are
+a msgpack map with exactly the keys of its dataclass.
 
     EPOCH       epoch u64, leader u64, apply_version u32, v u32, voters v x u64
     CANCEL      targets
@@ -11,27 +11,28 @@ group) is a msgpack map with exactly the keys of its dataclass.
                   CREATE    n bytes of msgpack {name, start, settings}, padded to 8 with zeros
                   ACK       n x u64 queue offsets: done, never delivered again
                   ENDED     n x u64 queue offsets: their lease ended unacked; attempts rise
-                  RECALL    n x u64 queue offsets: taken back, as one before them failed; they count
-                            as delivered once more, not as failed
-                  RESERVE   1 x u64: the leader may hand out offsets below this one
-                  HAND_OVER 1 x u64: the leader handed out nothing at or above this offset, and does
-                            not before the next RESERVE; a RECALL before it counts what is leased
-                  SEEK      1 x u64: the group goes on from this offset, with a new id
-                  DELETE    n = 0: the group is gone
-                  EXPIRE_BELOW  1 x u64, group = 0: what lies below this offset has expired: it is
-                            done in every group, and the topic keeps it no more
-                  EXPIRE    n x u64 queue offsets, all different: done, as they have expired
-                  NACK      n x u64 queue offsets, n x i64 time before which they don't come again
-                  ALTER     n bytes of msgpack, the settings that change, padded to 8
-                  MOVE      n bytes of msgpack {to, to_group, offsets, rows}, padded to 8: what is
-                            unacked of these offsets is acked, and goes to the topic `to` as new
-                            messages, which fire at once; it takes n seqs, as rows
-    TOPIC       msgpack {name}: it is made, if it isn't there; or
-                msgpack {delete}: the topic of that id is gone, with all that is of it
-    PRODUCER    msgpack {token, id}: the id that the leader drew, void if another one has it; or
-                msgpack {end}: the producer of that id has ended
-    CHECKPOINT  producer_idle_ms u64: producers idle for longer are forgotten; or nothing, where
-                that is timer/state/producers.py's
+                  RECALL    n x u64 queue offsets: taken back, because an earlier message failed;
+                            deliveries rise, failures do not
+                  RESERVE   1 x u64: the leader may deliver offsets below this one
+                  HAND_OVER 1 x u64: the leader has delivered nothing at or above this offset, and
+                            will not before the next RESERVE; a RECALL before it counts the leased
+                            messages
+                  SEEK      1 x u64: the group continues from this offset, with a new id
+                  DELETE    n = 0: the group is deleted
+                  EXPIRE_BELOW  1 x u64, group = 0: messages below this offset have expired: they
+                            are done in every group, and the topic deletes them
+                  EXPIRE    n x u64 queue offsets, all different: done, because they have expired
+                  NACK      n x u64 queue offsets, n x i64 earliest time of the next delivery
+                  ALTER     n bytes of msgpack, the changed settings, padded to 8
+                  MOVE      n bytes of msgpack {to, to_group, offsets, rows}, padded to 8: unacked
+                            messages of these offsets are acked, and added to the topic `to` as new
+                            messages, which fire at once; it uses n seqs, as rows do
+    TOPIC       msgpack {name}: the topic is created if it does not exist; or
+                msgpack {delete}: the topic of this id is deleted with all its objects
+    PRODUCER    msgpack {token, id}: the id that the leader drew, void if it is in use; or
+                msgpack {end}: the producer of this id has ended
+    CHECKPOINT  producer_idle_ms u64: producers idle for longer are removed; or empty: the time is
+                that of timer/state/producers.py
 
 Targets name n timers, by id (by = 0) or by topic and key (by = 1):
 
@@ -58,25 +59,24 @@ _CHECKPOINT: Final = struct.Struct("<Q")
 _OP: Final = struct.Struct("<B3xIII")
 
 APPLY_VERSION: Final = 13
-"""How entries are applied; a replica that does not know an epoch's version stops. 3: keys are
-unique among the pending timers of a topic; RESCHEDULE. 4: POLICY. 5: groups' settings; NACK,
-ALTER, MOVE, RECALL, SEEK, DELETE. 6: EXPIRE_BELOW, EXPIRE; retention by policy;
-TOPIC that deletes. 7: a sweep is for some topics, and counts their rows. 9: how a held timer ended
-is forgotten by the marks of what fired. 10: HAND_OVER; an epoch begins with nothing reserved;
-ids of producers are drawn by the leader, and a repeated sequence is told by its body. 11: the
-digest sums groups and producers. 12: a FIRE is limited in topics, too. 13: PRODUCER that
-ends."""
+"""The rules by which entries are applied. A replica that does not know an epoch's version stops.
+3: keys are unique among the pending timers of a topic; RESCHEDULE. 4: POLICY. 5: settings of
+groups; NACK, ALTER, MOVE, RECALL, SEEK, DELETE. 6: EXPIRE_BELOW, EXPIRE; retention by policy; TOPIC
+that deletes. 7: a sweep serves some topics, and counts their rows. 9: the end of a held timer is
+forgotten by the marks of fired rows. 10: HAND_OVER; an epoch begins with nothing reserved; the
+leader draws ids of producers; the body distinguishes a repeated sequence. 11: the digest sums
+groups and producers. 12: a FIRE has a limit of topics, too. 13: PRODUCER that ends."""
 NAME_SIZE_MAX: Final = 1_024
 FIRE_ROWS_MAX: Final = 16_384
 FIRE_ROWS: Final = 8_192
-"""Of the leader's FIREs, as the next two: to apply one takes 5 to 10 ms."""
+"""Limit of the leader's FIREs, as are the next two. To apply one takes 5 to 10 ms."""
 FIRE_TOPICS_MAX: Final = 256
 FIRE_BYTES_MAX: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class EpochStart:
-    """The first entry of an epoch: who leads it, who votes in it, how entries are applied."""
+    """The first entry of an epoch: its leader, its voters, and the rules to apply entries."""
 
     epoch: Epoch
     leader: ReplicaId
@@ -91,7 +91,7 @@ def encode_epoch(start: EpochStart) -> bytes:
 
 
 def decode_epoch(payload: memoryview) -> EpochStart:
-    """Return what an EPOCH entry says.
+    """Return the content of an EPOCH entry.
 
     Raises:
         ValueError: the payload is malformed.
@@ -120,7 +120,7 @@ class Ids:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Timers by topic (n,) and key: those that are pending and have it."""
+    """Timers by topic (n,) and key: the pending timers with these keys."""
 
     topic: U32
     key: Binary
@@ -134,7 +134,7 @@ Targets: TypeAlias = Ids | Keys
 
 @dataclass(frozen=True, slots=True)
 class Reschedule:
-    """Targets and when they fire instead: effective and requested due times, (n, int64)."""
+    """Targets and their new due times, effective and requested (n, int64)."""
 
     targets: Targets
     due_ms: I64
@@ -164,7 +164,7 @@ def decode_cancel(payload: memoryview) -> Targets:
 
 
 def count_targets(payload: memoryview) -> tuple[int, bool]:
-    """Return how many timers a CANCEL or RESCHEDULE names, and whether by keys; not more checked.
+    """Return how many timers a CANCEL or RESCHEDULE names, and whether by key. Checks no more.
 
     Raises:
         ValueError: the payload is malformed.
@@ -182,7 +182,7 @@ def encode_reschedule(order: Reschedule) -> list[bytes]:
 
 
 def decode_reschedule(payload: memoryview) -> Reschedule:
-    """Return what a RESCHEDULE entry says.
+    """Return the content of a RESCHEDULE entry.
 
     Raises:
         ValueError: the payload is malformed.
@@ -196,7 +196,7 @@ def decode_reschedule(payload: memoryview) -> Reschedule:
 
 
 def _targets(payload: memoryview) -> tuple[Targets, int]:
-    """Return the targets that the payload begins with, and where they end."""
+    """Return the targets at the start of the payload, and where they end."""
     if len(payload) < _TARGETS.size:
         raise ValueError(f"targets in {len(payload)} bytes")
     n, by = _TARGETS.unpack_from(payload)
@@ -218,7 +218,7 @@ def _targets(payload: memoryview) -> tuple[Targets, int]:
 
 
 class Fire(NamedTuple):
-    """What is due by `read_time_ms` fires, in (due, seq) order, up to the limits."""
+    """Rows due by `read_time_ms` fire, in (due, seq) order, up to the limits."""
 
     read_time_ms: UnixMs
     rows_max: int = FIRE_ROWS
@@ -232,7 +232,7 @@ def encode_fire(fire: Fire) -> bytes:
 
 
 def decode_fire(payload: memoryview) -> Fire:
-    """Return what a FIRE entry says.
+    """Return the content of a FIRE entry.
 
     Raises:
         ValueError: the payload is malformed.
@@ -248,7 +248,7 @@ def decode_fire(payload: memoryview) -> Fire:
 
 
 class Op(enum.IntEnum):
-    """What one op of a GROUP entry does."""
+    """The effect of one op of a GROUP entry."""
 
     CREATE = 1
     ACK = 2
@@ -266,7 +266,7 @@ class Op(enum.IntEnum):
 
 
 class GroupStart(enum.StrEnum):
-    """Where a new group begins."""
+    """The first message of a new group."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -284,25 +284,25 @@ class GroupSettings:
     """How a group delivers. Names, units and order are those of the log and of the manifest."""
 
     lease_ms: int
-    """Default time that a consumer holds a message."""
+    """Default lease of a message, in milliseconds."""
     max_attempts: int = 0
-    """Nacks and ended leases after which a message is a dead letter. 0: it never is."""
+    """Nacks and ended leases after which a message is a dead letter. 0: no limit."""
     dead_letter_topic: str = ""
     """Empty: `<topic>.<group>.dead`."""
     backoff_ms_min: int = 0
-    """A nack without a delay waits this long the first time, twice as long each time after, …"""
+    """Wait after the first nack without a delay. Each further one doubles it."""
     backoff_ms_max: int = 0
-    """… but never longer than this."""
+    """Upper limit of that wait."""
     type: str = SHARED
-    """One of TYPES, for as long as the group lives."""
+    """One of TYPES. Never changes."""
     max_in_flight: int = 0
-    """Messages that all consumers together hold at most. 0: as many as they take."""
+    """Messages that all consumers together may hold. 0: no limit."""
 
     def check(self) -> "GroupSettings":
-        """Return itself.
+        """Return itself, checked.
 
         Raises:
-            ValueError: a value is out of range. The limits of nodes are narrower.
+            ValueError: a value is out of range. Nodes have narrower limits.
         """
         for each in fields(self):
             value = getattr(self, each.name)
@@ -315,7 +315,7 @@ class GroupSettings:
 
 @dataclass(frozen=True, slots=True)
 class CreateGroup:
-    """A group of a topic comes into being; its id is issued at apply."""
+    """A new group of a topic. Its id is issued when the entry is applied."""
 
     topic: TopicId
     name: str
@@ -325,7 +325,7 @@ class CreateGroup:
 
 @dataclass(frozen=True, slots=True)
 class AlterGroup:
-    """Some settings of a group change; the others stay as they are at apply."""
+    """A change of some settings of a group. The others keep their values."""
 
     topic: TopicId
     group: GroupId
@@ -333,17 +333,17 @@ class AlterGroup:
     """Field of GroupSettings -> its new value."""
 
     def of(self, settings: GroupSettings) -> GroupSettings:
-        """Return the settings, changed."""
+        """Return the changed settings."""
         return GroupSettings(**{**asdict(settings), **self.changes})
 
 
 MOVED_GROUP: Final = GroupSettings(lease_ms=30_000)
-"""Settings of a group that a MOVE makes."""
+"""Settings of a group that a MOVE creates."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOp:
-    """An op of queue offsets alone: `offsets` is (n, uint64)."""
+    """An op that only has queue offsets: `offsets` is (n, uint64)."""
 
     op: Op
     topic: TopicId
@@ -353,21 +353,21 @@ class GroupOp:
 
 @dataclass(frozen=True, slots=True)
 class Nack(GroupOp):
-    """Leases ended by their holders; not to be delivered before `not_before_ms`, (n, int64)."""
+    """Leases ended by their holders. No delivery before `not_before_ms` (n, int64)."""
 
     not_before_ms: I64
 
 
 @dataclass(frozen=True, slots=True)
 class Move(GroupOp):
-    """Messages that leave a group for another topic, as new ones, which fire at once."""
+    """Messages that leave a group and fire at once as new messages of another topic."""
 
     to: str
-    """Name of the topic; it is made if it isn't there."""
+    """Name of the topic. It is created if it does not exist."""
     to_group: str
-    """A group that the topic gets before, if it isn't there. Empty: none."""
+    """A group that is created in the topic first, if it does not exist. Empty: none."""
     rows: bytes
-    """Payload of a SCHEDULE of n rows, in the order of `offsets`; its topics are not looked at."""
+    """Payload of a SCHEDULE of n rows, in the order of `offsets`. Its topics are ignored."""
 
 
 AnyOp: TypeAlias = CreateGroup | AlterGroup | GroupOp
@@ -415,12 +415,12 @@ _COLUMNS: Final = {
     **dict.fromkeys((Op.EXPIRE_BELOW, Op.EXPIRE, Op.HAND_OVER), 8),
     Op.NACK: 16,
 }
-"""Bytes of one offset, in the ops that are not maps."""
+"""Bytes per offset, in the ops that are not maps."""
 _COUNTS: Final = {
     **dict.fromkeys((Op.RESERVE, Op.SEEK, Op.EXPIRE_BELOW, Op.HAND_OVER), 1),
     Op.DELETE: 0,
 }
-"""How many offsets, in the ops that have a fixed number."""
+"""Number of offsets, in the ops with a fixed number."""
 
 
 def decode_group(payload: memoryview) -> Iterator[AnyOp]:
@@ -486,7 +486,7 @@ _MAPS: Final[Mapping[Op, Callable[[TopicId, GroupId, memoryview], AnyOp]]] = {
 
 
 def _name(name: str) -> str:
-    """Return what a topic or group may be called. The limits of nodes are narrower."""
+    """Return the name of a topic or group if its size is valid. Nodes have narrower limits."""
     if not 1 <= len(name) <= NAME_SIZE_MAX:
         raise ValueError(f"a name of {len(name)} characters: must be 1 .. {NAME_SIZE_MAX}")
     return name
@@ -499,18 +499,18 @@ def encode_topic(name: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopic:
-    """A topic is gone, with its timers, messages, groups and policy."""
+    """The deletion of a topic, with its timers, messages, groups and policy."""
 
     topic: TopicId
 
 
 def encode_delete_topic(topic: TopicId) -> bytes:
-    """Return the payload of a TOPIC entry that deletes one."""
+    """Return the payload of a TOPIC entry that deletes a topic."""
     return bytes(msgpack.packb({"delete": topic}))
 
 
 def decode_topic(payload: memoryview) -> str | DeleteTopic:
-    """Return the name of the topic to create, or which one to delete.
+    """Return the name of the topic to create, or the deletion.
 
     Raises:
         ValueError: the payload is malformed.
@@ -522,24 +522,24 @@ def decode_topic(payload: memoryview) -> str | DeleteTopic:
 
 
 def encode_producer(token: bytes, producer_id: ProducerId) -> bytes:
-    """Return the payload of a PRODUCER entry; a repeated token keeps the id that it has."""
+    """Return the payload of a PRODUCER entry. A repeated token keeps its id."""
     return bytes(msgpack.packb({"token": token, "id": producer_id}))
 
 
 @dataclass(frozen=True, slots=True)
 class EndProducer:
-    """A producer has ended: its client sends nothing more."""
+    """The end of a producer: its client sends nothing more."""
 
     producer_id: ProducerId
 
 
 def encode_end_producer(producer_id: ProducerId) -> bytes:
-    """Return the payload of a PRODUCER entry that ends one."""
+    """Return the payload of a PRODUCER entry that ends a producer."""
     return bytes(msgpack.packb({"end": producer_id}))
 
 
 def decode_producer(payload: memoryview) -> tuple[bytes, ProducerId] | EndProducer:
-    """Return the token of the producer to register, and the id for it; or which one ends.
+    """Return the token of the producer to register and its id, or the end of a producer.
 
     Raises:
         ValueError: the payload is malformed.
@@ -559,7 +559,7 @@ def encode_checkpoint(producer_idle_ms: int) -> bytes:
 
 
 def decode_checkpoint(payload: memoryview) -> int | None:
-    """Return after how long idle producers are forgotten, in milliseconds. None: as ever.
+    """Return after how long idle producers are removed, in milliseconds. None: the default.
 
     Raises:
         ValueError: the payload is malformed.
@@ -573,13 +573,13 @@ def _unpack(payload: memoryview, types: dict[str, type]) -> dict[str, Any]:
     """Return a map that has exactly these keys, with values of these types.
 
     Raises:
-        ValueError: it is something else. (What msgpack raises is a ValueError too.)
+        ValueError: the content differs. (An error of msgpack is a ValueError, too.)
     """
     return _typed(msgpack.unpackb(payload), types)
 
 
 def _typed(fields: Any, types: Mapping[str, type]) -> dict[str, Any]:
-    """Return `fields` if that is a map with exactly these keys and values of these types."""
+    """Return `fields` if it is a map with exactly these keys, and values of these types."""
     if not isinstance(fields, dict) or fields.keys() != types.keys():
         raise ValueError(f"expected a map with {sorted(types)}, got {fields!r}")
     if any(type(fields[key]) is not expected for key, expected in types.items()):

@@ -1,26 +1,26 @@
-"""A node's data directory: whose it is, and that one process at a time uses it.
+"""A node's data directory: its owner, and the lock that admits one process at a time.
 
-    identity.json   written once, by `timerd init` or when a learner joins; last of its format
-    LOCK            held (flock) while a process uses the directory; names its pid
+    identity.json   written once, by `timerd init` or when a learner joins; the last file written
+    LOCK            locked (flock) while a process uses the directory; contains its pid
     promise         replication/core/promise.py; written before identity.json, so never absent
     log/            timer/files/log.py
     raft/           the control plane's journal
-    damaged         the reason to fetch the files anew, or absent (timer/recovery/snapshot.py)
+    damaged         the reason to fetch the files again, or absent (timer/recovery/snapshot.py)
     state/          manifests, runs, queues
-    incoming/       a snapshot on its way here (timer/recovery/snapshot.py)
-    outgoing/       one that others fetch
-    recovered.log   what `timerctl recover` did (cluster/files/recover.py)
+    incoming/       a snapshot that is being received (timer/recovery/snapshot.py)
+    outgoing/       a snapshot that other nodes fetch
+    recovered.log   the steps that `timerctl recover` took (cluster/files/recover.py)
 
-The directory *is* the replica: its replica id is made with it and never changes, so a learner's
-disk that is lost comes back as another replica. Only the founding voters' ids are derived, from the
-cluster's id and their names: so that all of them know all of them without having talked. A founder
-that is formatted again is therefore the same replica with its memory gone. Every replica is
-formatted *unsure*, so that its vote counts only where all voters answer, until a leader has matched
-its log. A founder without a promise takes no part in a cluster that has entries (`PromiseLost`).
+The directory *is* the replica: its replica id is created with it and never changes. A learner that
+loses its disk comes back as another replica. The ids of the founding voters are derived from the
+cluster's id and their names, so that each founder knows all of them before any message. A founder
+that is formatted again is therefore the same replica without its memory. Every replica is formatted
+*unsure*: its vote counts only if all voters answer, until a leader has matched its log. A founder
+without a promise does not take part in a cluster that has entries (`PromiseLost`).
 
     identity.json   {"format": 1, "cluster_id", "name", "replica_id", "founding_voters": {name: id},
                      "sha256": of the JSON without it, keys sorted, no spaces}
-                    replica ids as 16 hex digits: 63 bits don't survive every JSON reader
+                    replica ids as 16 hex digits, because some JSON readers round 63-bit numbers
 """
 
 import hashlib
@@ -42,23 +42,23 @@ LOCK_NAME: Final = "LOCK"
 PROMISE_NAME: Final = "promise"
 
 _NOT_OURS: Final = frozenset({"lost+found", IDENTITY_NAME + ".tmp", PROMISE_NAME + ".tmp"})
-"""Names that an empty directory may hold: of a fresh file system, of a format cut short."""
+"""Names that an empty directory may have: of a new file system, or of an interrupted format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Whose directory it is. Never changes; but see `found_anew`."""
+    """The owner of a directory. It never changes, except by `found_anew`."""
 
     cluster_id: str
     name: str
-    """The node that uses it; a replacement under the same name has another replica id."""
+    """The node that uses it. A replacement of the same name has another replica id."""
     replica_id: ReplicaId
     founding_voters: Mapping[str, ReplicaId]
-    """By node name; this node's own is among them only if it is a founder."""
+    """Node name -> replica id. The own id is among them only if the node is a founder."""
 
     @property
     def is_founder(self) -> bool:
-        """Whether it voted from the beginning."""
+        """Whether it has been a voter from the beginning."""
         return self.replica_id in self.founding_voters.values()
 
 
@@ -77,7 +77,7 @@ class DataDirectory:
         self._lock = lock
 
     def close(self) -> None:
-        """Let other processes use it."""
+        """Release the directory for other processes."""
         self._lock.release()
 
 
@@ -88,7 +88,7 @@ def founding_replica_id(cluster_id: str, name: str) -> ReplicaId:
     return ReplicaId((int.from_bytes(digest[:8], "little") & REPLICA_ID_MAX) or 1)
 
 
-def format_directory(  # noqa: PLR0913 - all that a directory is made of
+def format_directory(  # noqa: PLR0913 - the content of a directory
     disk: Disk,
     path: Path,
     *,
@@ -98,21 +98,21 @@ def format_directory(  # noqa: PLR0913 - all that a directory is made of
     founding_voters: Mapping[str, ReplicaId],
     promise: bytes,
 ) -> Identity:
-    """Make an absent or empty directory this node's, durably; return whose it is now.
+    """Make an absent or empty directory this node's, durably. Return its identity.
 
-    A founder's `replica_id` is the one that `founding_voters` gives it; a learner is not in there
-    and brings a random one. `promise` is the file of a replica that never promised
+    A founder's `replica_id` is its id in `founding_voters`. A learner is not among them, and has a
+    random id. `promise`: the file of a replica that never promised
     (`replication.core.promise.NEVER_GIVEN`).
 
     Raises:
-        WrongDirectoryError: there is something in it already.
+        WrongDirectoryError: the directory is not empty.
     """
     assert 1 <= replica_id <= REPLICA_ID_MAX, replica_id
     assert founding_voters.get(name, replica_id) == replica_id, (name, replica_id, founding_voters)
     disk.make_dir(path)
     found = _names(disk, path)
     if PROMISE_NAME in found and disk.read(path / PROMISE_NAME) == promise:
-        found.remove(PROMISE_NAME)  # of a format cut short
+        found.remove(PROMISE_NAME)  # of an interrupted format
     if found:
         raise WrongDirectoryError(
             f"{path} is not empty ({', '.join(found[:5])}): refusing to format it"
@@ -129,19 +129,19 @@ def format_directory(  # noqa: PLR0913 - all that a directory is made of
 
 
 def found_anew(disk: Disk, path: Path, identity: Identity) -> None:
-    """Make its replica the only founding voter, durably: a majority of the others is lost.
+    """Make its replica the only founding voter, durably, because a majority is lost.
 
-    Only an operator orders that, of a stopped node (cluster/files/recover.py).
+    Only an operator may order this, on a stopped node (cluster/files/recover.py).
     """
     founders = {identity.name: identity.replica_id}
     disk.write_atomic(path / IDENTITY_NAME, _encode(replace(identity, founding_voters=founders)))
 
 
 def open_directory(disk: Disk, path: Path, *, cluster_id: str, name: str) -> DataDirectory:
-    """Lock the directory for this process, check whose it is, make its subdirectories.
+    """Lock the directory for this process, check its identity, create its subdirectories.
 
     Raises:
-        WrongDirectoryError: it is empty, not ours, another cluster's, another node's, or in use.
+        WrongDirectoryError: it is empty, in use, or of another program, cluster or node.
         CorruptFileError: its identity is damaged.
         UnknownVersionError: its identity is of another format.
     """
@@ -173,7 +173,7 @@ def _check(path: Path, identity: Identity, *, cluster_id: str, name: str) -> Non
 
 
 def read_identity(disk: Disk, path: Path) -> Identity:
-    """Return whose directory it is, without locking it: for tools that only look.
+    """Return the identity of a directory without locking it, for tools that only read.
 
     Raises:
         FileNotFoundError: it was never formatted.

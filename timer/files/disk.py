@@ -1,19 +1,19 @@
-"""The door to files: what the log, the promise, the directory and later the runs may do to a disk.
+"""The file interface: every operation of the log, promise, data directory and runs on a disk.
 
-Two disks stand behind it: `RealDisk` here, and the simulator's, which loses, tears and damages
-what a real one may. So code that goes through this door runs under both, and what it may rely
-on is written down here and nowhere else:
+It has two implementations: `RealDisk` here, and the simulator's, which loses, tears and damages
+bytes as a real disk may. The same code runs with both. It may rely on these rules only:
 
-    written     survives the death of the process, not of the machine
-    synced      survives both. An AppendFile's and MarkFile's bytes by `sync`; a name (created,
-                renamed, removed) by `sync_dir`; `write_atomic` and `make_dir` do both themselves
-    torn        bytes written and not synced when the machine died: any part of them may be
-                there, in any order, in pages of 512 bytes; the rest reads as zeros or is missing
-    failed      after a failed write or sync the bytes may be anywhere. The file refuses all
-                else, the process stops, and opening the file for writing in the next one forgets
-                what only the page cache holds, so that what is read then is what is there
+    written     survives a crash of the process, not of the machine
+    synced      survives both. `sync` syncs the bytes of an AppendFile or MarkFile; `sync_dir` syncs
+                names (created, renamed, removed); `write_atomic` and `make_dir` sync both
+    torn        after a crash of the machine, any part of the unsynced bytes may be on the disk, in
+                any order, in pages of 512 bytes; the rest reads as zeros or is missing
+    failed      after a failed write or sync, the bytes on the disk are unknown. The file refuses
+                all operations except `close`, and the process stops. The next process opens the
+                file for writing, which drops bytes that only the page cache has. Reads then return
+                the bytes on the disk
 
-Any thread may call a Disk; a file belongs to one thread at a time.
+Any thread may call a Disk. A file belongs to one thread at a time.
 """
 
 import contextlib
@@ -30,17 +30,17 @@ from timer.model.timer_errors import DiskFailedError, UnreadableFileError, Wrong
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
 UNKNOWN_BOOT: Final = bytes(16)
-"""The name of a run of a machine that does not tell."""
+"""The boot id of a machine that has none."""
 MARK_SIZE_MAX: Final = 512
-"""Bytes in a MarkFile: one sector, which a disk writes whole or not at all."""
+"""Bytes in a MarkFile: one sector. A disk writes a sector completely or not at all."""
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _TEMPORARY: Final = ".tmp"
 _PART_SIZE: Final = 64 << 20
-"""Read at a time: memory is taken for what is asked, which may be a damaged number."""
+"""Bytes per read. A requested size may be a damaged number, so it is not allocated at once."""
 _IOV_MAX: Final = 1024
 _UNREADABLE: Final = {errno.EIO, errno.EBADMSG, errno.EUCLEAN}
-"""What a read says of a bad sector, or of a block whose checksum the file system finds wrong."""
+"""Errors of a read at a bad sector, or of a block whose checksum the file system finds wrong."""
 
 
 class AppendFile(Protocol):
@@ -51,73 +51,73 @@ class AppendFile(Protocol):
         """Bytes in the file, synced or not."""
 
     def write(self, buffers: Sequence[Bytes]) -> None:
-        """Append the buffers, all of them.
+        """Append all of the buffers.
 
         Raises:
-            DiskFailedError: some part of them may be there. The file refuses all but `close`.
+            DiskFailedError: some bytes may be written. The file refuses all but `close`.
         """
 
     def sync(self) -> None:
-        """Make everything written or truncated so far survive the machine.
+        """Make all earlier writes and truncations survive a crash of the machine.
 
         Raises:
-            DiskFailedError: nobody knows what is durable. The file refuses all but `close`.
+            DiskFailedError: the durable bytes are unknown. The file refuses all but `close`.
         """
 
     def truncate(self, size: int) -> None:
-        """Cut the file to `size` bytes, not above its present size; durable after `sync`.
+        """Cut the file to `size` bytes, at most its present size. Durable after `sync`.
 
         Raises:
             DiskFailedError: the file refuses all but `close`.
         """
 
     def close(self) -> None:
-        """Let go of the file, without syncing. Closing twice does nothing."""
+        """Close the file without a sync. A second close does nothing."""
 
 
 class MarkFile(Protocol):
-    """At most 512 bytes that are overwritten in place: cheap, and old or new after a crash."""
+    """At most 512 bytes, overwritten in place. Cheap; after a crash the old or the new content."""
 
     def put(self, data: bytes) -> None:
-        """Replace the content. `data` has the same length every time.
+        """Replace the content. `data` always has the same length.
 
         Raises:
             DiskFailedError: the file refuses all but `close`.
         """
 
     def sync(self) -> None:
-        """Make the last `put` survive the machine.
+        """Make the last `put` survive a crash of the machine.
 
         Raises:
             DiskFailedError: the file refuses all but `close`.
         """
 
     def close(self) -> None:
-        """Let go of the file, without syncing. Closing twice does nothing."""
+        """Close the file without a sync. A second close does nothing."""
 
 
 class FileLock(Protocol):
-    """A lock that ends with `release`, or with its process."""
+    """A lock that ends with `release` or with its process."""
 
     def release(self) -> None:
-        """Let others take it. Releasing twice does nothing."""
+        """Release the lock. A second release does nothing."""
 
 
 class Disk(Protocol):
-    """An operation raises DiskFailedError if the system refuses it, FileNotFoundError if stated."""
+    """Every operation raises DiskFailedError if it fails, FileNotFoundError if stated."""
 
     def open_append(self, path: Path) -> AppendFile:
-        """Open for appending; an absent file is created (its name durable after `sync_dir`)."""
+        """Open for appending. Create an absent file; its name is durable after `sync_dir`."""
 
     def open_mark(self, path: Path) -> MarkFile:
-        """Open for overwriting; an absent file is created (its name durable after `sync_dir`)."""
+        """Open for overwriting. Create an absent file; its name is durable after `sync_dir`."""
 
     def read(self, path: Path, start: int = 0, size: int | None = None) -> bytes:
-        """Return bytes [start, start + size), fewer where the file ends; to its end if None.
+        """Return bytes [start, start + size) of a file, up to its end. `size` None: to the end.
 
         Raises:
             FileNotFoundError: there is no such file.
-            UnreadableFileError: the disk can't give back what it took.
+            UnreadableFileError: the disk can't return bytes that were written.
         """
 
     def size(self, path: Path) -> int:
@@ -138,50 +138,50 @@ class Disk(Protocol):
         """
 
     def make_dir(self, path: Path) -> None:
-        """Make sure, durably, that the directory and its parents exist."""
+        """Create the directory and its parents durably, if missing."""
 
     def write_atomic(self, path: Path, data: Bytes) -> None:
-        """Replace the file by `data`, durably: a crash leaves the old content or the new."""
+        """Replace the file by `data`, durably. A crash leaves the old or the new content."""
 
     def remove(self, path: Path) -> None:
-        """Remove a file; durable after `sync_dir`.
+        """Remove a file. Durable after `sync_dir`.
 
         Raises:
             FileNotFoundError: there is no such file.
         """
 
     def link(self, path: Path, name: Path) -> None:
-        """Give the file at `path` a second name, which must be free; durable after `sync_dir`.
+        """Add a second name, which must be free, to the file at `path`. Durable after `sync_dir`.
 
-        Both names are the same file; it lasts until the last of them is removed.
+        Both names are the same file. It exists until both are removed.
 
         Raises:
             FileNotFoundError: there is no such file.
         """
 
     def sync_dir(self, path: Path) -> None:
-        """Make the names in this directory survive the machine."""
+        """Make the names in this directory survive a crash of the machine."""
 
     def free_bytes(self, path: Path) -> int:
-        """Return how much may still be written beside `path`."""
+        """Return how many bytes may still be written to the disk of `path`."""
 
     def boot_id(self) -> bytes:
-        """Return 16 bytes that name the machine's present run, from power to power.
+        """Return 16 bytes that identify the machine's present run, from boot to boot.
 
-        Zeros: unknown. What a process wrote under the same name is still in memory or on the disk.
+        Zeros: unknown. Bytes written under the same boot id are still in memory or on the disk.
         """
 
     def lock(self, path: Path) -> FileLock:
-        """Hold the lock file `path`, created if absent, without waiting.
+        """Lock the file `path`, created if absent, without waiting.
 
         Raises:
-            WrongDirectoryError: another process holds it; the message names which.
+            WrongDirectoryError: another process has the lock. The message has its pid.
         """
 
 
 @contextlib.contextmanager
 def failing(path: Path, action: str) -> Iterator[None]:
-    """Turn the system's refusals into DiskFailedError, with the errno and its name."""
+    """Raise OSErrors of the block as DiskFailedError, with the errno and its name."""
     try:
         yield
     except FileNotFoundError:
@@ -191,7 +191,7 @@ def failing(path: Path, action: str) -> Iterator[None]:
 
 
 def disk_failed(path: Path, action: str, number: int | None) -> DiskFailedError:
-    """Return the error that says which action failed on which path, and why."""
+    """Return the error for an action that failed on a path, with the reason."""
     name, meaning = "?", "unknown reason"
     if number is not None:
         name, meaning = errno.errorcode.get(number, str(number)), os.strerror(number)
@@ -199,15 +199,15 @@ def disk_failed(path: Path, action: str, number: int | None) -> DiskFailedError:
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Return whether a disk, or a quota, has no room for what was to be written."""
+    """Return whether a write failed because a disk, or a quota, is full."""
     return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
 
 
 class DiskRefusal:
-    """Remembers that a file, or the log of many, failed: from then on it refuses.
+    """Remembers that a file, or one of several, failed, and refuses all later actions.
 
-    The second error carries the first one's errno, so that whoever meets it first in another
-    thread still sees why.
+    The later errors carry the errno of the first one, so that another thread that only sees a later
+    one knows the reason.
     """
 
     __slots__ = ("_failed", "_path")
@@ -218,10 +218,10 @@ class DiskRefusal:
 
     @contextlib.contextmanager
     def around(self, action: str) -> Iterator[None]:
-        """Run `action`; refuse if an earlier one failed.
+        """Run `action`. Refuse it if an earlier one failed.
 
         Raises:
-            DiskFailedError: now, or before.
+            DiskFailedError: this action failed, or an earlier one.
         """
         if self._failed is not None:
             message = f"{action} refused, after: {self._failed}"
@@ -288,7 +288,7 @@ class RealDisk:
             self.make_dir(path.parent)
             with failing(path, "mkdir"):
                 path.mkdir(mode=0o750, exist_ok=True)
-        # Also if it was there: an earlier process may have died between the two.
+        # Even if it exists: an earlier process may have died before this sync.
         self.sync_dir(path.parent)
 
     def write_atomic(self, path: Path, data: Bytes) -> None:
@@ -344,7 +344,7 @@ class RealDisk:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 holder = b"%d\n" % os.getpid()
-                os.pwrite(fd, holder, 0)  # first: on a full disk a shorter file gets no block back
+                os.pwrite(fd, holder, 0)  # before truncating: a full disk may refuse a new block
                 os.ftruncate(fd, len(holder))
             except BlockingIOError as error:
                 who = os.pread(fd, 32, 0).decode(errors="replace").split("\n")[0] or "unknown"
@@ -357,7 +357,7 @@ class RealDisk:
 
 
 class FreshDisk(RealDisk):
-    """Reads what is on the disk, not what the page cache remembers of it. For immutable files."""
+    """Reads the disk, never the page cache. For immutable files."""
 
     def read(self, path: Path, start: int = 0, size: int | None = None) -> bytes:
         """See Disk."""
@@ -369,9 +369,9 @@ class FreshDisk(RealDisk):
 
 
 def _forget_cached(path: Path, start: int, size: int | None) -> None:
-    """Drop clean pages: a length of 0 reaches to the end of the file.
+    """Drop clean pages from the page cache. `size` None: to the end of the file.
 
-    Whole ones: the system keeps those that are named in part.
+    The range is extended to whole pages, because the system keeps pages that are named in part.
     """
     first = start // mmap.PAGESIZE * mmap.PAGESIZE
     length = 0 if size is None else -(-(start + size) // mmap.PAGESIZE) * mmap.PAGESIZE - first
@@ -439,7 +439,7 @@ class _RealMarkFile:
 
 
 class _RealLock:
-    """A flock: the system ends it with the process, however that dies."""
+    """A flock. The system releases it when the process ends in any way."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -451,11 +451,11 @@ class _RealLock:
 
 
 def _open_true(path: Path, flags: int) -> tuple[int, int]:
-    """Open or create for writing, reads showing what is on the disk; return (fd, size).
+    """Open or create for writing, so that reads return the bytes on the disk. Return (fd, size).
 
-    A failed fsync of an earlier process leaves pages that are in memory, not on the disk, and no
-    longer dirty: reading them back would be reading a wish. So what is dirty is written, and
-    what is clean is dropped.
+    After a failed fsync of an earlier process, pages may be in memory, not on the disk, and no
+    longer dirty. Reads would return bytes that are not durable. So dirty pages are written, and
+    clean ones are dropped.
     """
     with failing(path, "open"):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, 0o640)
@@ -471,14 +471,14 @@ def _open_true(path: Path, flags: int) -> tuple[int, int]:
 
 
 def _write_all(fd: int, buffers: Sequence[Bytes]) -> int:
-    """Write every byte at the file's position; return how many."""
+    """Write all bytes at the file's position. Return their number."""
     total = 0
     for start in range(0, len(buffers), _IOV_MAX):
         group = list(buffers[start : start + _IOV_MAX])
         wanted = sum(map(len, group))
         written = os.writev(fd, group)
         while written < wanted:
-            # Short write: a signal, or the disk is nearly full. The next one says which.
+            # Short write: a signal, or a nearly full disk. The next write shows which.
             group = _without_prefix(group, written)
             total += written
             wanted -= written
@@ -488,7 +488,7 @@ def _write_all(fd: int, buffers: Sequence[Bytes]) -> int:
 
 
 def _without_prefix(group: list[Bytes], size: int) -> list[Bytes]:
-    """Return the buffers less their first `size` bytes."""
+    """Return the buffers without their first `size` bytes."""
     for number, buffer in enumerate(group):
         if size < len(buffer):
             return [memoryview(buffer)[size:], *group[number + 1 :]]

@@ -1,40 +1,40 @@
-"""The timer log on one disk: a directory of segment files, read at any time, written at the end.
+"""The timer log on one disk: a directory of segment files. Entries are appended at its end.
 
     first_index                               durable_index    last_index
     |                                                     |    |
     [ 00..01.log ][ 00..2f.log ][ 00..9a.log            ......]    durable
       sealed        sealed        active: frames are appended here
 
-timer/files/segment.py is the format. What has been appended is *written*; after `sync` it is
-*durable*. A segment is sealed, whole and durable, before the next one is begun.
+timer/files/segment.py has the format. Appended entries are *written*; after `sync` they are
+*durable*. A segment is sealed, complete and durable, before the next one is created.
 
-**Damage at start.** The file `durable` holds the index up to which the log was durable. It is
-overwritten after every sync and itself synced only when a segment is sealed, at truncation and at
-close: after a power cut it may say too little, never too much.
+**Damage at start.** The file `durable` has the durable index. It is overwritten after every sync,
+and is itself synced when a segment is sealed, at truncation and at close. After a power cut its
+index may be too low, never too high.
 
-    where the first damaged or missing byte lies                      so it is
+    the first damaged or missing byte is                              so the log is
     in a sealed segment                                               corrupt: CorruptFileError
     at or below the durable index, or the caller's committed floor    corrupt: CorruptFileError
     above both                                                        torn: cut, `tail_was_cut`
-    where nothing can be read; before the log's first entry, if the   corrupt: CorruptFileError
+    in an unreadable sector; before the log's first entry, if the     corrupt: CorruptFileError
     caller's committed floor does not reach so far
 
-After a power cut the mark may lag, and a disk may have lost what it had synced. What was cut may
-then have been durable and answered for: the replica is unsure until a leader has brought it up to
-date. Within one run of the machine (`Disk.boot_id`, which the mark names) no synced byte is lost
-and the mark does not lag. A tail that is torn then was cut short by the death of a process inside
-of a write, was never answered for, and is cut without a doubt (docs/adr/0039).
+After a power cut the mark may be too low, and a disk may have lost synced bytes. Entries that were
+cut may then have been durable and acknowledged: the replica is unsure until a leader has matched
+its log. Within one run of the machine (`Disk.boot_id`, which the mark has) no synced byte is lost,
+and the mark is exact. A torn tail is then an interrupted write of a process. Its entries were never
+acknowledged, so they are cut without doubt (docs/adr/0039).
 
-The mark remembers a doubtful cut, from before it is made until `cut_noted`: a second crash does
-not hide it. At start every frame above the committed floor is
-checked; segments below it, which restart does not need, are checked when they are first read.
+The mark notes a doubtful cut before the cut is made, and until `cut_noted`. So a second crash does
+not hide it. A start checks every frame above the committed floor. Segments below it, which a
+restart does not need, are checked when they are first read.
 
 **Threads.** One thread writes: `append`, `sync`, `truncate_after`, `drop_before`,
-`raise_committed_floor`, `close`; they block on the disk. Every other method may be called from
-any thread at any time: it works on one `_View`, an immutable value that the writer replaces by a
-single assignment. `read` goes to the disk without a lock; `_removals` counts every shortening of
-the log, and is raised before the first file is touched, so that a reader whose bytes were taken
-away under it notices, and starts again from the present view.
+`raise_committed_floor`, `close`. They wait for the disk. Any thread may call the other methods at
+any time. These use one `_View`, an immutable value that the writer replaces by one assignment.
+`read` reads the disk without a lock. `_removals` counts the shortenings of the log, and rises
+before the first file is touched. A reader whose bytes were removed therefore notices it, and starts
+again with the present view.
 
 Durable mark, format version 2, little-endian:
 
@@ -43,7 +43,7 @@ Durable mark, format version 2, little-endian:
     10  1   was_cut   0 or 1: a tail was cut in doubt, and the caller has not noted it yet
     11  5   reserved  0
     16  8   durable   LogIndex
-    24  16  boot      the run of the machine in which it was written; zeros: unknown
+    24  16  boot      boot id of the machine when it was written; zeros: unknown
     40  4   crc32     of bytes [0, 40)
 """
 
@@ -64,7 +64,7 @@ from timer.model.timer_errors import CorruptFileError, UnknownVersionError
 from timer.model.units import Epoch, LogIndex
 
 SEGMENT_SIZE: Final = 64 << 20
-"""A segment is sealed rather than grow beyond this, unless one frame alone is larger."""
+"""Largest size of a segment, except if one frame alone is larger."""
 MARK_NAME: Final = "durable"
 MARK_VERSION: Final = 2
 
@@ -76,13 +76,13 @@ _MARK_MAGIC: Final = b"TIMERDUR"
 
 @dataclass(slots=True, eq=False)
 class _Segment:
-    """One file. `positions` is None until the file was read; any thread may fill it in."""
+    """One file. `positions` is None until the file was read. Any thread may set it."""
 
     path: Path
     header: Header
     positions: Positions | None
     size: int
-    """Bytes; of the active segment as of the writer's last append."""
+    """Bytes. For the active segment, as of the last append."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +90,13 @@ class _View:
     """The log at one moment."""
 
     segments: tuple[_Segment, ...]
-    """Never empty; the last one is active."""
+    """Never empty. The last one is active."""
     last: LogIndex
     durable: LogIndex
     starts: tuple[LogIndex, ...]
-    """First index of each epoch; starts[0] is the entry before the first one kept."""
+    """First index of each epoch. starts[0] is the entry before the first one kept."""
     epochs: tuple[Epoch, ...]
-    """One per start, rising."""
+    """One per start, ascending."""
 
     @property
     def first(self) -> LogIndex:
@@ -104,7 +104,7 @@ class _View:
 
 
 class Log:
-    """One replica's log. Made by `Log.open`; see the module for what each thread may call."""
+    """One replica's log, created by `Log.open`. The module states the rules for threads."""
 
     def __init__(
         self,
@@ -137,19 +137,19 @@ class Log:
         committed_floor: LogIndex | None = None,
         segment_size: int = SEGMENT_SIZE,
     ) -> "Log":
-        """Recover the log, creating it if absent. All that is left of it is then durable.
+        """Recover the log. Create it if absent. All entries that are left are durable then.
 
         Args:
-            disk: where it lies.
-            directory: belongs to the log alone.
-            committed_floor: entries up to here are committed, hence whole, and in a manifest: the
-                log has to hold what follows. None: nobody restarts from it.
-            segment_size: in bytes.
+            disk: the disk of the log.
+            directory: for the log alone.
+            committed_floor: entries up to here are committed, hence undamaged, and in a manifest.
+                The log must have the entries after it. None: no restart uses this log.
+            segment_size: bytes.
 
         Raises:
-            CorruptFileError: bytes or files that were durable are damaged or missing.
+            CorruptFileError: durable bytes or files are damaged or missing.
             UnknownVersionError: a file or frame of another version.
-            DiskFailed: the disk refused.
+            DiskFailed: the disk failed an operation.
         """
         disk.make_dir(directory)
         mark_path = directory / MARK_NAME
@@ -158,7 +158,7 @@ class Log:
         floor = LogIndex(max(committed, marked.durable))
         paths = segment.paths(disk, directory)
         if paths:
-            disk.open_append(paths[-1]).close()  # forgets what only the page cache holds
+            disk.open_append(paths[-1]).close()  # drops bytes that only the page cache has
         segments = _read_headers(disk, paths, floor)
         if not segments:
             if floor:
@@ -170,7 +170,7 @@ class Log:
             why = f"the first segment; nothing holds the entries from {committed + 1} on before it"
             raise CorruptFileError(segments[0].path, 0, why)
         view, end = _recover(disk, segments, committed_floor=committed, floor=floor)
-        if marked.damaged:  # a new file: a bad sector may not even be written to
+        if marked.damaged:  # replaced: a bad sector may refuse writes
             unknown = DurableMark(was_cut=view.last > 0)
             disk.write_atomic(mark_path, _encode_mark(unknown))
         file, mark = disk.open_append(segments[-1].path), disk.open_mark(mark_path)
@@ -192,12 +192,12 @@ class Log:
 
     @property
     def first_index(self) -> LogIndex:
-        """The first entry kept; last_index + 1 if the log holds none."""
+        """First entry that is kept; last_index + 1 if there is none."""
         return self._view.first
 
     @property
     def last_index(self) -> LogIndex:
-        """The last entry written; first_index - 1 if the log holds none."""
+        """Last entry written; first_index - 1 if there is none."""
         return self._view.last
 
     @property
@@ -207,18 +207,18 @@ class Log:
 
     @property
     def end(self) -> tuple[Epoch, LogIndex]:
-        """(last_epoch, last_index) of one moment: what a voter answers to a fence."""
+        """(last_epoch, last_index) at one moment: a voter's answer to a fence."""
         view = self._view
         return view.epochs[-1], view.last
 
     @property
     def durable_index(self) -> LogIndex:
-        """Entries up to here survive the machine."""
+        """Entries up to here survive a crash of the machine."""
         return self._view.durable
 
     @property
     def tail_was_cut(self) -> bool:
-        """A torn tail was cut, now or at an earlier start, and may have held durable entries."""
+        """Whether a torn tail, maybe with durable entries, was cut at this or an earlier start."""
         return self._tail_was_cut
 
     @property
@@ -232,9 +232,9 @@ class Log:
         return sum(each.size for each in self._view.segments)
 
     def first_within(self, size_bytes: int) -> LogIndex:
-        """Return the first entry of the longest row of last segments that takes at most so much.
+        """Return the first entry of the last segments that together have at most `size_bytes`.
 
-        That of the active segment, whatever its size.
+        The active segment always counts, whatever its size.
         """
         segments = self._view.segments
         first = segments[-1].header.first
@@ -246,7 +246,7 @@ class Log:
         return first
 
     def epoch_at(self, index: LogIndex) -> Epoch | None:
-        """Return the epoch of an entry in [first_index - 1, last_index]; None: not in the log."""
+        """Return the epoch of an entry in [first_index - 1, last_index]; None for others."""
         view = self._view
         if not view.first - 1 <= index <= view.last:
             return None
@@ -257,14 +257,14 @@ class Log:
     ) -> list[memoryview]:
         """Return whole, checked frames from entry `first` on, none after `last`.
 
-        At least one, then as many as fit `max_bytes`; fewer where a segment ends: ask again
-        from the next. They may not be durable yet. Empty: `first` is not in the log (any more).
-        The frames are views into one buffer, which lives as long as any of them.
+        At least one frame, and as many as fit into `max_bytes`. Fewer if a segment ends: read again
+        from the next one. Frames may not be durable yet. Empty: `first` is not in the log (any
+        more). The frames are views into one buffer, which lives as long as any of them.
 
         Raises:
             CorruptFileError: the frames on the disk are damaged or missing.
             UnknownVersionError: a frame of another version.
-            DiskFailed: the disk refused.
+            DiskFailed: the disk failed the read.
         """
         while True:
             removals = self._removals
@@ -292,7 +292,7 @@ class Log:
         read_size = segment.STEP_SIZE + max_bytes
         for frame in segment.walk(self._disk, each.path, position, read_size, enough=first):
             if isinstance(frame, Damage):
-                if found:  # whoever asks for the next one will hear of it
+                if found:  # the read of the next frame reports it
                     break
                 raise CorruptFileError(each.path, frame.position, frame.why)
             position, _, index, data = frame
@@ -304,14 +304,14 @@ class Log:
                 if found and max_bytes < 0:
                     break
                 found.append(data)
-            if (found and max_bytes <= 0) or index == last:  # what follows may be half written
+            if (found and max_bytes <= 0) or index == last:  # later frames may be half written
                 break
         if not found:
             raise CorruptFileError(each.path, position, f"entry {first} is missing")
         return found
 
     def _segment_with(self, view: _View, index: LogIndex) -> tuple[_Segment, LogIndex]:
-        """Return the segment that holds `index`, its positions known, and its last index."""
+        """Return the segment with `index`, its positions loaded, and its last index."""
         number = bisect.bisect_right(view.segments, index, key=lambda each: each.header.first) - 1
         each = view.segments[number]
         following = view.segments[number + 1] if number + 1 < len(view.segments) else None
@@ -323,13 +323,13 @@ class Log:
     # The writer's thread.
 
     def append(self, frames: Sequence[Bytes]) -> None:
-        """Write whole frames after the last one; `sync` makes them durable.
+        """Write whole frames after the last one. `sync` makes them durable.
 
-        Indexes are consecutive and epochs don't fall: asserted. Checksums are the encoder's
-        word. Seals the segment, which syncs it, when it is full.
+        Consecutive indexes and epochs that don't fall are asserted. Checksums are not checked. A
+        full segment is sealed, which syncs it.
 
         Raises:
-            DiskFailed: some of the frames may be there. The log refuses to write from now on.
+            DiskFailed: some frames may be written. The log refuses all later writes.
         """
         epoch, index = self.end
         for frame in frames:
@@ -349,7 +349,7 @@ class Log:
             self._write(frames[begin:])
 
     def _write(self, frames: Sequence[Bytes]) -> None:
-        """Write frames to the active segment and publish them."""
+        """Write frames to the active segment and publish them to readers."""
         if not frames:
             return
         view, position = self._view, self._file.size
@@ -367,7 +367,7 @@ class Log:
         self._view = _View(view.segments, last, view.durable, starts, epochs)
 
     def _seal(self) -> None:
-        """Make the active segment durable and begin the next one."""
+        """Make the active segment durable and create the next one."""
         assert self._file.size > segment.HEADER_SIZE, "an empty segment is never sealed"
         self._sync_file()
         self._mark.sync()
@@ -379,10 +379,10 @@ class Log:
         self._view = replace(view, segments=(*view.segments, active))
 
     def sync(self) -> None:
-        """Make everything appended durable.
+        """Make all appended frames durable.
 
         Raises:
-            DiskFailed: nobody knows what is durable. The log refuses to write from now on.
+            DiskFailed: the durable index is unknown. The log refuses all later writes.
         """
         with self._refusal.around("sync"):
             if self._view.durable != self._view.last:
@@ -391,7 +391,7 @@ class Log:
     def _sync_file(self) -> None:
         self._file.sync()
         last = self._view.last
-        # The mark first: whatever is answered for then lies below it, should the process die.
+        # The mark first: acknowledged entries then lie below it if the process dies.
         self._put_mark(last)
         self._view = replace(self._view, durable=last)
 
@@ -399,10 +399,10 @@ class Log:
         self._mark.put(_encode_mark(DurableMark(durable, self._tail_was_cut, self._boot)))
 
     def cut_noted(self) -> None:
-        """Forget that a tail was cut, durably: the caller has put it where it stays.
+        """Clear `tail_was_cut`, durably. The caller has stored it elsewhere.
 
         Raises:
-            DiskFailed: the next start may report it once more.
+            DiskFailed: the next start may report the cut once more.
         """
         with self._refusal.around("mark"):
             self._tail_was_cut = False
@@ -410,11 +410,11 @@ class Log:
             self._mark.sync()
 
     def truncate_after(self, index: LogIndex) -> None:
-        """Remove every entry after `index`, durably; if there were any, the rest is durable too.
+        """Remove all entries after `index`, durably. If there are any, the others become durable.
 
         Raises:
             CorruptFileError: the frames before the cut can't be read.
-            DiskFailed: the log may end anywhere from `index` on, and refuses to write.
+            DiskFailed: the log ends anywhere from `index` on, and refuses all later writes.
         """
         view = self._view
         assert index >= self._committed_floor, f"{index} is below {self._committed_floor}"
@@ -433,7 +433,7 @@ class Log:
                 (*kept, short), index, durable, view.starts[:number], view.epochs[:number]
             )
             self._removals += 1
-            # The mark goes down durably before any byte does, or the cut would look like a loss.
+            # The mark is lowered durably before any cut. Else the cut would look like a loss.
             self._put_mark(durable)
             self._mark.sync()
             self._file.close()
@@ -455,10 +455,10 @@ class Log:
         raise CorruptFileError(each.path, start, f"entry {index} is missing")
 
     def drop_before(self, index: LogIndex) -> None:
-        """Remove the segments whose entries all lie below `index`; never the active one.
+        """Remove the segments whose entries are all below `index`, except the active one.
 
         Raises:
-            DiskFailed: some of them may be left; the next start knows them.
+            DiskFailed: some of them may be left. The next start reads them.
         """
         view = self._view
         count = bisect.bisect_right(view.segments, index, key=lambda each: each.header.first) - 1
@@ -480,19 +480,19 @@ class Log:
 
     def _remove(self, each: _Segment) -> None:
         self._disk.remove(each.path)
-        # Each by itself: a crash that keeps the second removal and not the first leaves a hole.
+        # One by one: if only the second removal survived a crash, the log would have a hole.
         self._disk.sync_dir(self._directory)
 
     def raise_committed_floor(self, index: LogIndex) -> None:
-        """Entries up to `index` are committed: `truncate_after` never goes below. Never falls."""
+        """Note that entries up to `index` are committed: `truncate_after` keeps them."""
         assert index <= self._view.last, f"{index} is above the last entry, {self._view.last}"
         self._committed_floor = LogIndex(max(self._committed_floor, index))
 
     def close(self) -> None:
-        """Make everything durable and let go of the files.
+        """Make all entries durable and close the files.
 
         Raises:
-            DiskFailed: not everything is durable; the files are let go of all the same.
+            DiskFailed: some entries are not durable. The files are closed, too.
         """
         try:
             self.sync()
@@ -503,9 +503,9 @@ class Log:
 
 
 def holds(disk: Disk, directory: Path, index: LogIndex, epoch: Epoch) -> bool:
-    """Return whether the log there is whole, and says that entry `index` is of `epoch`.
+    """Return whether the log in the directory is undamaged, with entry `index` of `epoch`.
 
-    All of it is read. A torn tail is cut, and the mark remembers that.
+    The whole log is read. A torn tail is cut, and the mark notes this.
 
     Raises:
         UnknownVersionError, DiskFailed: as `Log.open`.
@@ -520,12 +520,12 @@ def holds(disk: Disk, directory: Path, index: LogIndex, epoch: Epoch) -> bool:
 
 
 def begin_anew(disk: Disk, directory: Path, after: LogIndex, epoch: Epoch) -> None:
-    """Replace whatever is there by an empty log that goes on after entry `after`, of `epoch`.
+    """Replace the content of the directory by an empty log after entry `after`, of `epoch`.
 
-    A crash may leave anything: whoever needs it repeats it.
+    After a crash the content is undefined: the caller repeats the call.
 
     Raises:
-        DiskFailed: the disk refused.
+        DiskFailed: the disk failed an operation.
     """
     disk.make_dir(directory)
     for name in disk.list_dir(directory):
@@ -536,7 +536,7 @@ def begin_anew(disk: Disk, directory: Path, after: LogIndex, epoch: Epoch) -> No
 
 
 class DurableMark(NamedTuple):
-    """What the mark says. The zero mark if there is none or, `damaged`, if it can't be read."""
+    """Content of the mark. Zeros if the file is absent or, with `damaged`, can't be read."""
 
     durable: LogIndex = LogIndex(0)
     was_cut: bool = False
@@ -550,12 +550,12 @@ def _encode_mark(mark: DurableMark) -> bytes:
 
 
 def read_mark(disk: Disk, path: Path) -> DurableMark:
-    """Return what the mark says.
+    """Return the content of the mark.
 
-    A damaged one is no reason to stop: without it the replica is unsure, which is safe.
+    A damaged mark is no error: without it the replica is unsure, which is safe.
 
     Raises:
-        UnknownVersionError: it is whole, but of another version.
+        UnknownVersionError: the mark is undamaged and of another version.
     """
     try:
         data = disk.read(path) if disk.exists(path) else b""
@@ -563,7 +563,7 @@ def read_mark(disk: Disk, path: Path) -> DurableMark:
         return DurableMark(damaged=True)
     if not data:
         return DurableMark()
-    # Every version ends in its checksum, so that another version is told from damage.
+    # Every version ends in its checksum, so another version and damage can be told apart.
     if data[:8] != _MARK_MAGIC or data[-4:] != _CRC.pack(zlib.crc32(data[:-4])):
         return DurableMark(damaged=True)
     (version,) = _MARK_VERSION.unpack_from(data, 8)
@@ -574,7 +574,7 @@ def read_mark(disk: Disk, path: Path) -> DurableMark:
 
 
 def _create(disk: Disk, directory: Path, header: Header) -> tuple[_Segment, AppendFile]:
-    """Make an empty segment, durably: before a frame is written to it, all of it is there."""
+    """Create an empty segment, durable before a frame is written to it."""
     path = segment.path_of(directory, header.first)
     file = disk.open_append(path)
     file.truncate(0)
@@ -585,10 +585,10 @@ def _create(disk: Disk, directory: Path, header: Header) -> tuple[_Segment, Appe
 
 
 def _read_headers(disk: Disk, paths: list[Path], floor: LogIndex) -> list[_Segment]:
-    """Return the segments in order, their chain checked; remove one that a crash left unborn.
+    """Return the segments in order, their chain checked. Remove one without a complete header.
 
     Raises:
-        CorruptFileError: a header is damaged, or a segment is missing between two others.
+        CorruptFileError: a header is damaged, or a segment between two others is missing.
     """
     segments: list[_Segment] = []
     for path in paths:
@@ -598,7 +598,7 @@ def _read_headers(disk: Disk, paths: list[Path], floor: LogIndex) -> list[_Segme
         except CorruptFileError:
             first = segment.first_of(path.name)
             assert first is not None
-            # Frames follow only a durable header: one that never came to be holds none.
+            # Frames follow only a durable header, so this segment has none.
             if path != paths[-1] or size > segment.HEADER_SIZE or first <= floor:
                 raise
             disk.remove(path)
@@ -623,9 +623,9 @@ def _check_follows(path: Path, header: Header, before: Header) -> None:
 def _recover(
     disk: Disk, segments: list[_Segment], *, committed_floor: LogIndex, floor: LogIndex
 ) -> tuple[_View, int]:
-    """Check what has to be checked; return the view, and where the active segment's frames end.
+    """Check the frames of a start. Return the view, and where the active segment's frames end.
 
-    Sealed segments at or below the committed floor stay unread, unless an epoch begins in them.
+    Sealed segments at or below the committed floor are not read, except if an epoch begins there.
 
     Raises:
         CorruptFileError: damage in a sealed segment, or at or below `floor`.
@@ -654,7 +654,7 @@ def _recover(
 
 
 def _scan_sealed(disk: Disk, each: _Segment, following: _Segment) -> Scan:
-    """Check a whole sealed segment against the one after it.
+    """Check a whole sealed segment against the header of the next one.
 
     Raises:
         CorruptFileError: it is damaged, or does not end where the next one begins.

@@ -14,13 +14,13 @@ Little-endian. Positions and sizes in bytes.
     frames, repeated: timer/entries/entry_frame.py, with consecutive indexes and epochs that never
     fall
 
-The file is `<first_index as 16 hex digits>.log`. Its header is synced before its first frame is
-written, and the segment before it is synced before the header is: only the last segment can be
-torn. Where its neighbour says that the epoch did not change within a segment, nothing needs to
-be read to know the epochs of its entries.
+The file is `<first_index as 16 hex digits>.log`. The previous segment is synced before this
+header, and the header before the first frame. So only the last segment can be torn. If the headers
+of a segment and the next one have the same epoch, the epoch of all its entries is known without a
+read.
 
-The header keeps its size and checksum in every version, so that another version is told from
-damage. Changing anything else means VERSION += 1 and a reader for the old one.
+The header keeps its size and checksum in every version, so that another version and damage can be
+told apart. A change of anything else needs VERSION += 1 and a reader for the old version.
 """
 
 import bisect
@@ -44,7 +44,7 @@ HEADER_SIZE: Final = 48
 SUFFIX: Final = ".log"
 
 STEP_SIZE: Final = 4 << 10
-"""Bytes between two remembered positions: what a read may have to skip."""
+"""Bytes between two positions in `Positions`. A read may have to skip as many."""
 SCAN_SIZE: Final = 4 << 20
 """Bytes per read of a scan."""
 
@@ -61,12 +61,12 @@ Frame: TypeAlias = tuple[int, Epoch, LogIndex, memoryview]
 
 
 def path_of(directory: Path, first: LogIndex) -> Path:
-    """Return where the segment that starts at `first` lies."""
+    """Return the path of the segment that starts at `first`."""
     return directory / f"{first:016x}{SUFFIX}"
 
 
 def first_of(name: str) -> LogIndex | None:
-    """Return the first index that a file name says; None: it is no segment's name."""
+    """Return the first index in a file name; None if it is not the name of a segment."""
     digits = name.removesuffix(SUFFIX)
     if len(digits) != 16 or name == digits or not set(digits) <= set("0123456789abcdef"):
         return None
@@ -80,7 +80,7 @@ def paths(disk: Disk, directory: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a segment says about itself."""
+    """The header of a segment."""
 
     first: LogIndex
     epoch_before: Epoch
@@ -96,8 +96,8 @@ def decode_header(path: Path, data: bytes) -> Header:
     """Return the header at the start of `data`.
 
     Raises:
-        CorruptFileError: too short, damaged, or the header of a file of another name.
-        UnknownVersionError: whole, but of another version.
+        CorruptFileError: it is too short, damaged, or does not belong to this file name.
+        UnknownVersionError: it is undamaged and of another version.
     """
     if len(data) < HEADER_SIZE:
         raise CorruptFileError(path, len(data), f"{len(data)} bytes, a header has {HEADER_SIZE}")
@@ -123,22 +123,22 @@ def peek(frame: Bytes) -> tuple[Epoch, LogIndex]:
 
 @dataclass(slots=True)
 class Positions:
-    """Where some frames of one segment start: every STEP_SIZE bytes or, if larger, every frame.
+    """Starts of some frames of one segment, at least STEP_SIZE bytes apart.
 
-    Readers in other threads bisect while the writer adds: a position is there before its index.
+    Readers in other threads bisect while the writer adds. A position is added before its index.
     """
 
     _indexes: "array[int]" = field(default_factory=lambda: array("Q"))
     _positions: "array[int]" = field(default_factory=lambda: array("Q"))
 
     def add(self, index: LogIndex, position: int) -> None:
-        """Remember the frame, if the last one remembered is far enough behind."""
+        """Add the frame if it starts at least STEP_SIZE bytes after the last one added."""
         if not self._positions or position - self._positions[-1] >= STEP_SIZE:
             self._positions.append(position)
             self._indexes.append(index)
 
     def at_or_before(self, index: LogIndex) -> tuple[LogIndex, int]:
-        """Return the last remembered frame that is not after `index`."""
+        """Return the last added frame that is not after `index`: its index and position."""
         number = bisect.bisect_right(self._indexes, index) - 1
         assert number >= 0, f"index {index} is not in this segment"
         return LogIndex(self._indexes[number]), self._positions[number]
@@ -150,25 +150,25 @@ class Positions:
 
 
 class Scan(NamedTuple):
-    """What a segment holds, every frame of it checked."""
+    """The content of a segment, every frame checked."""
 
     positions: Positions
     last: tuple[Epoch, LogIndex]
-    """The last whole frame; the entry before the segment if there is none."""
+    """The last undamaged frame. The entry before the segment if there is none."""
     starts: list[tuple[LogIndex, Epoch]]
     """First entry of each epoch that begins in this segment."""
     end: int
     """Position after the last whole frame."""
     damage: Damage | None
-    """Why the frames end there. None: the file does."""
+    """The damage that ends the frames. None: the file ends."""
 
 
 def scan(disk: Disk, path: Path, header: Header) -> Scan:
     """Read and check a whole segment.
 
     Raises:
-        CorruptFileError: a whole frame has the wrong index or an older epoch.
-        UnknownVersionError: a whole frame is of another version.
+        CorruptFileError: an undamaged frame has the wrong index or an older epoch.
+        UnknownVersionError: an undamaged frame is of another version.
         FileNotFoundError: there is no such file.
     """
     positions = Positions()
@@ -190,11 +190,11 @@ def scan(disk: Disk, path: Path, header: Header) -> Scan:
 
 
 def replace_frame(disk: Disk, directory: Path, index: LogIndex, frame: Bytes) -> None:
-    """Put `frame` in the place of the one of its index and epoch, durably; nothing else writes.
+    """Replace the frame with the index and epoch of `frame`, durably. No other writer may run.
 
     Raises:
-        CorruptFileError: the segment is damaged before it.
-        DiskFailed: the one or the other is there.
+        CorruptFileError: the segment is damaged before that frame.
+        DiskFailed: the old or the new frame is there.
     """
     path = [each for each in paths(disk, directory) if (first_of(each.name) or 0) <= index][-1]
     for found in walk(disk, path, HEADER_SIZE, SCAN_SIZE, enough=index):
@@ -214,11 +214,11 @@ def walk(
 ) -> Iterator[Frame | Damage]:
     """Yield the frames from `position` on, then the damage that ends them, if any.
 
-    Reads `read_size` bytes at a time. Ends rather than reads on once the frame `enough`, or a
-    later one, was yielded. The frames are views into what was read.
+    Reads `read_size` bytes at a time. After the frame `enough` or a later one, only bytes that were
+    read already are used. The frames are views into the bytes read.
 
     Raises:
-        UnknownVersionError: a whole frame is of another version.
+        UnknownVersionError: an undamaged frame is of another version.
         FileNotFoundError: there is no such file.
     """
     data, start, offset, whole = memoryview(b""), position, 0, False
@@ -226,7 +226,7 @@ def walk(
         left, size = len(data) - offset, entry_frame.HEADER_SIZE
         if left >= size:
             crc32, length, magic, version, epoch, index = _FRAME.unpack_from(data, offset)
-            # Bound the length before trusting it: the header itself may be the damaged part.
+            # Check the length before its use: the header itself may be damaged.
             if magic != entry_frame.MAGIC or length > entry_frame.PAYLOAD_SIZE_MAX:
                 yield Damage(start + offset, f"bad header (magic {magic!r}, length {length})")
                 return

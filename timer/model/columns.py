@@ -1,18 +1,19 @@
 """Columns of timers: the payload of a SCHEDULE entry, format version 3, and their row form.
 
-A SCHEDULE entry holds everything that waited when the leader appended it: the requests of
-many producers ("parts"), their rows one after the other. Little-endian:
+A SCHEDULE entry has all requests that waited when the leader appended it: the requests of many
+producers ("parts"), their rows one after the other. Little-endian:
 
     0   4  parts           p >= 1
     4   4  rows            n >= 1, the sum over the parts
     8   4  flags           1: keys are present; 2: headers are present; 4: request ids are
     12  4  reserved        0
     16     parts           p x (producer_id u64, sequence u64, rows u32, on_conflict u32, body u64:
-                           a checksum of what the producer asked; 0 without one)
-           requests        p x (id, 64 bytes with zeros after it; body u64, a hash of what is
-                           asked; until_ms i64, remembered so long); only if present; no id: zeros
-           due_ms          n x i64   effective due, what counts; decided at append
-           requested_ms    n x i64   what was asked for (a delay is resolved at append)
+                           a checksum of the producer's request; 0 without a producer)
+           requests        p x (id, padded with zeros to 64 bytes; body u64, a hash of the request;
+                           until_ms i64, time to which the id is remembered); only if present; a
+                           part without an id: zeros
+           due_ms          n x i64   effective due time, decided at append
+           requested_ms    n x i64   requested due time (a delay is resolved at append)
            topic           n x u32   TopicId
            payload_size    n x u32
            key_size        n x u32   only if present
@@ -20,10 +21,9 @@ many producers ("parts"), their rows one after the other. Little-endian:
            payloads        bytes, one after the other
            keys            bytes     only if present
            headers         bytes     only if present; each in the form of `encode_headers`
-
-In memory a row is one element of a numpy structured array (`ROW`), which points at its bytes by
-(buf, start, size): arrays of rows are sorted, filtered and taken by one vectorised call, and a
-payload is sliced out only where it is delivered or written to a run.
+In memory a row is one element of a numpy structured array (`ROW`). It points at its bytes by (buf,
+start, size). So one vectorised call sorts, filters or takes many rows. A payload is sliced out only
+when it is delivered or written to a run.
 """
 
 import enum
@@ -50,7 +50,7 @@ ROW: Final = np.dtype(
         ("seq", "<u8"),
         ("requested_ms", "<i8"),
         ("topic", "<u4"),
-        ("buf", "<u4"),  # which buffer of the owner's table the starts point into
+        ("buf", "<u4"),  # number of the buffer in its owner's table
         ("payload_start", "<u4"),
         ("payload_size", "<u4"),
         ("key_start", "<u4"),
@@ -60,8 +60,8 @@ ROW: Final = np.dtype(
     ]
 )
 TOMBSTONE: Final = 0xFFFF_FFFF
-"""In `topic`: not a timer but the cancel of the one with the same (due_ms, seq), whose topic stands
-in `requested_ms`."""
+"""Value of `topic` in a row that is no timer. It cancels the timer with the same (due_ms, seq),
+whose topic is in `requested_ms`."""
 
 _PREFIX: Final = struct.Struct("<IIII")
 PART: Final = np.dtype(
@@ -83,21 +83,21 @@ HAS_REQUESTS: Final = 4
 
 
 class OnConflict(enum.IntEnum):
-    """What becomes of a new timer whose key a pending timer of its topic has."""
+    """The treatment of a new timer if a pending timer of its topic has the same key."""
 
     REJECT = 0
-    """It is not scheduled."""
+    """The new timer is not scheduled."""
     REPLACE = 1
-    """The pending one is cancelled."""
+    """The pending timer is cancelled."""
     KEEP = 2
-    """It is not scheduled; the pending one stands for it."""
+    """The new timer is not scheduled. The result has the id of the pending timer."""
     UPDATE = 3
-    """The pending one is cancelled; without one the new timer is not scheduled."""
+    """The pending timer is cancelled. Without one, the new timer is not scheduled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binary:
-    """A column of byte strings: `sizes` (n, uint32) and their bytes one after the other."""
+    """A column of byte strings: `sizes` (n, uint32), and their bytes one after the other."""
 
     sizes: U32
     blob: bytes | memoryview
@@ -111,13 +111,13 @@ class Binary:
 
     @classmethod
     def of(cls, values: Sequence[bytes]) -> "Binary":
-        """Return the column that holds `values`."""
+        """Return a column of `values`."""
         sizes = np.fromiter(map(len, values), dtype=np.uint32, count=len(values))
         return cls(sizes=sizes, blob=b"".join(values))
 
 
 def taken(column: Binary, places: npt.NDArray[np.intp]) -> Binary:
-    """Return the byte strings at these ascending places, as a column of their own."""
+    """Return the byte strings at these ascending places, as a new column."""
     if len(places) == len(column.sizes):
         return column
     ends = np.cumsum(column.sizes, dtype=np.int64)[places]
@@ -127,14 +127,14 @@ def taken(column: Binary, places: npt.NDArray[np.intp]) -> Binary:
 
 
 class RequestId(NamedTuple):
-    """What a client calls a request that it may repeat (timer/state/request_ids.py)."""
+    """A client's id of a request that it may repeat (timer/state/request_ids.py)."""
 
     text: bytes
-    """1 to REQUEST_ID_BYTES_MAX bytes of UTF-8 without a zero."""
+    """1 to REQUEST_ID_BYTES_MAX bytes of UTF-8 without a zero byte."""
     body: int
-    """Hash of what it asks, 64 bits: the same id with another body is another request."""
+    """Hash of the request, 64 bits. The same id with another body is another request."""
     until_ms: UnixMs
-    """Its answer is remembered up to this time of the log."""
+    """The result is remembered up to this time of the log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,7 @@ class Part:
 
     producer_id: ProducerId
     sequence: int
-    """1, 2, 3, … per producer; 0 when producer_id is 0."""
+    """1, 2, 3, … per producer. 0 if producer_id is 0."""
     due_ms: I64
     requested_ms: I64
     topic: U32
@@ -152,13 +152,14 @@ class Part:
     headers: Binary | None = None
     on_conflict: OnConflict = OnConflict.REJECT
     request: RequestId | None = None
-    """Not of a producer."""
+    """None if a producer sent the part, or the request has no id."""
     body: int = 0
-    """Checksum of what a producer asks, 64 bits: a sequence with another body is no repetition."""
+    """Checksum of a producer's request, 64 bits. The same sequence with another body is no
+    repetition."""
 
     @property
     def topics(self) -> set[int]:
-        """Its topics."""
+        """The topics of the rows."""
         topic = self.topic
         if len(topic) == 1 or (topic == topic[0]).all():
             return {int(topic[0])}
@@ -166,7 +167,7 @@ class Part:
 
     @property
     def keyed(self) -> int:
-        """How many rows have a key."""
+        """Number of rows with a key."""
         return 0 if self.key is None else int(np.count_nonzero(self.key.sizes))
 
     @property
@@ -216,14 +217,14 @@ def _empty(rows: int) -> Binary:
 class Schedule:
     """A SCHEDULE entry's payload, parsed: `parts` (p, dtype PART) and `rows` (n, dtype ROW).
 
-    `rows["seq"]` is 0 until apply numbers the rows, `rows["buf"]` until a memtable takes them;
-    starts point into the entry's payload.
+    `rows["seq"]` is 0 until the entry is applied, `rows["buf"]` until a memtable has the rows.
+    Starts are positions in the entry's payload.
     """
 
     parts: npt.NDArray[np.void]
     rows: RowArray
     requests: tuple[RequestId | None, ...]
-    """Of each part."""
+    """One per part. None: the part has no request id."""
 
 
 def rows_of(payload: memoryview) -> int:
@@ -232,7 +233,7 @@ def rows_of(payload: memoryview) -> int:
 
 
 def keyed_max(payload: memoryview) -> int:
-    """Return how many rows of a SCHEDULE entry may have a key: all, or none."""
+    """Return how many rows of a SCHEDULE entry may have a key: all or none."""
     _, n, flags, _ = _PREFIX.unpack_from(payload)
     return int(n) if flags & HAS_KEYS else 0
 
@@ -240,14 +241,14 @@ def keyed_max(payload: memoryview) -> int:
 def parts_of(payload: memoryview) -> tuple[npt.NDArray[np.void], bool]:
     """Return the parts of a SCHEDULE entry (p, dtype PART), and whether rows may have keys.
 
-    Its rows are not looked at: the payload was decoded before, as it was applied.
+    The rows are not checked: the payload was decoded before, when it was applied.
     """
     p, _, flags, _ = _PREFIX.unpack_from(payload)
     return np.frombuffer(payload, PART, p, _PREFIX.size), bool(flags & HAS_KEYS)
 
 
 class _Columns(NamedTuple):
-    """A SCHEDULE entry's payload: columns that point into it, checked against its length."""
+    """Columns of a SCHEDULE entry's payload: views into it, checked against its length."""
 
     parts: npt.NDArray[np.void]
     requests: npt.NDArray[np.void] | None
@@ -255,9 +256,9 @@ class _Columns(NamedTuple):
     requested_ms: I64
     topic: U32
     sizes: Mapping[str, U32]
-    """Of payload, key and headers; of the last two only if present."""
+    """Sizes of payloads, and of keys and headers if present."""
     start: int
-    """Where the bytes of the first of them begin."""
+    """Position of the bytes of the first column in `sizes`."""
 
 
 def _columns(payload: memoryview) -> _Columns:
@@ -295,10 +296,10 @@ def _columns(payload: memoryview) -> _Columns:
 
 
 def check_schedule(payload: memoryview) -> None:
-    """Return if a SCHEDULE entry can be applied; some numpy calls, however many rows it has.
+    """Check that a SCHEDULE entry can be applied. Some numpy calls for any number of rows.
 
     Raises:
-        ValueError: the payload is malformed, or a value out of range.
+        ValueError: the payload is malformed, or a value is out of range.
     """
     columns = _columns(payload)
     low, high = int(columns.due_ms.min()), int(columns.due_ms.max())
@@ -341,10 +342,10 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
 
 
 def decode_headers(data: bytes) -> dict[str, str]:
-    """Return what `encode_headers` was given.
+    """Return the headers that `encode_headers` was called on.
 
     Raises:
-        ValueError: the bytes are not in that form.
+        ValueError: the bytes do not have that form.
     """
     texts: list[str] = []
     position = 0
@@ -361,13 +362,13 @@ def decode_headers(data: bytes) -> dict[str, str]:
 
 
 Buffers = Mapping[int, bytes | memoryview]
-"""What the `buf` of rows points into."""
+"""Number -> buffer: `buf` of a row is such a number."""
 
 
 def gather(rows: RowArray, bufs: Buffers, name: str) -> Binary:
     """Return column `name` (payload, key or headers) of `rows` as one Binary, copied once.
 
-    One slice when the rows lie side by side, as those of one batch do; one slice a row else.
+    One slice if the rows lie side by side, as those of one batch do; otherwise one slice per row.
     """
     sizes = rows[f"{name}_size"].astype(np.uint32)
     starts, buf = rows[f"{name}_start"], rows["buf"]
@@ -383,9 +384,9 @@ def gather(rows: RowArray, bufs: Buffers, name: str) -> Binary:
 
 
 def compact(rows: RowArray, bufs: Buffers) -> tuple[RowArray, Buffers]:
-    """Return rows that keep no more bytes alive than about twice their own, and their buffers.
+    """Return the rows with buffers of at most about twice the rows' own bytes.
 
-    Rows of one entry end at different times; the last must not hold the whole entry in memory.
+    Rows of one entry end at different times. The last one must not keep the whole entry in memory.
     """
     if len(bufs) > 1:
         bufs = {number: bufs[number] for number in np.unique(rows["buf"]).tolist()}
@@ -405,7 +406,7 @@ def compact(rows: RowArray, bufs: Buffers) -> tuple[RowArray, Buffers]:
 
 
 def row_bytes(rows: RowArray) -> I64:
-    """Return what each row's payload, key and headers weigh, in bytes (n, int64)."""
+    """Return the bytes of each row's payload, key and headers together (n, int64)."""
     total = rows["payload_size"].astype(np.int64)
     total += rows["key_size"]
     total += rows["headers_size"]

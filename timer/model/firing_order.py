@@ -1,11 +1,11 @@
 """The order in which timers fire: by due time, then by seq.
 
-A `Position` cuts that order in two. The fire position F of a store is one: what lies at or before
-it has fired (or was cancelled), what lies after it is pending. F only moves forward, so every
-cursor into sorted rows is found again from F by binary search, and none is state.
+A `Position` cuts this order in two. The fire position F of a store is a Position: rows at or before
+F have fired (or were cancelled), rows after it are pending. F only moves forward. So every cursor
+into sorted rows can be found again from F by binary search, and no cursor is state.
 
-Sorting and searching here is over two parallel arrays, `due` (int64, ms) and a second key that
-tells equal dues apart: a seq, or a number that rises with it.
+The functions sort and search two parallel arrays: `due` (int64, ms), and a second key that orders
+equal dues. The key is a seq, or a number that rises with it.
 """
 
 from collections.abc import Sequence
@@ -18,20 +18,20 @@ from timer.model.columns import I64, ROW, TOMBSTONE, U32, U64, RowArray
 from timer.model.timer_id import SEQ_MAX
 
 RAW: Final = np.dtype(f"V{ROW.itemsize}")
-"""A row without its fields: numpy copies it as one piece, not field by field (8 times faster)."""
+"""A row without its fields: numpy copies it as one piece, 8 times faster than field by field."""
 
 _SMALL: Final = 512
 
 
 class Position(NamedTuple):
-    """A place in the firing order: just after the row with this (due, seq)."""
+    """A place in the firing order, just after the row with this (due, seq)."""
 
     due_ms: int
     seq: int
 
 
 START: Final = Position(0, SEQ_MAX)
-"""Nothing has fired; due times are 1 or later."""
+"""The position before any FIRE. Due times are 1 or later."""
 
 
 def after(due: I64, seq: U64, position: Position) -> npt.NDArray[np.bool_]:
@@ -66,7 +66,7 @@ def lower_bound(
     """Return how many of the sorted pairs lie before each wanted one (n,)."""
     low = due.searchsorted(want_due, "left")
     high = due.searchsorted(want_due, "right")
-    while (open_ := low < high).any():  # bisect all equal-due stretches at once
+    while (open_ := low < high).any():  # bisect all ranges of equal due at once
         middle = (low + high) >> 1
         less = key.take(middle, mode="clip") < want_key
         low = np.where(open_ & less, middle + 1, low)
@@ -75,7 +75,7 @@ def lower_bound(
 
 
 def find(due: I64, key: I64 | U64, want_due: I64, want_key: I64 | U64) -> npt.NDArray[np.intp]:
-    """Return where the wanted pairs lie in the sorted ones (n,), -1 where they don't."""
+    """Return the places of the wanted pairs in the sorted ones (n,); -1 if absent."""
     if not len(due):
         return np.full(len(want_due), -1, np.intp)
     if len(want_due) == 1:
@@ -87,11 +87,11 @@ def find(due: I64, key: I64 | U64, want_due: I64, want_key: I64 | U64) -> npt.ND
 
 
 def find_one(due: I64, key: I64 | U64, want_due: int, want_key: int) -> int:
-    """Return where one pair lies in the sorted ones, -1 where it doesn't."""
+    """Return the place of one pair in the sorted ones; -1 if absent."""
     place = int(due.searchsorted(want_due))
     if place == len(due) or due.item(place) != want_due:
         return -1
-    if key.item(place) != want_key:  # of several that are due then it is not the first
+    if key.item(place) != want_key:  # not the first of the pairs with this due
         place = place_of(due, key, want_due, want_key)
         if place == len(due) or due.item(place) != want_due or key.item(place) != want_key:
             return -1
@@ -99,9 +99,9 @@ def find_one(due: I64, key: I64 | U64, want_due: int, want_key: int) -> int:
 
 
 def stable_order(values: I64) -> npt.NDArray[np.intp]:
-    """Return the order that sorts `values` (n, int64), equal ones as they came.
+    """Return the order that sorts `values` (n, int64). Equal values keep their order.
 
-    Value and place packed into one integer sort 30 times faster than a stable argsort.
+    Value and place are packed into one integer. This sorts 30 times faster than a stable argsort.
     """
     n = len(values)
     if n < _SMALL:
@@ -118,9 +118,9 @@ def stable_order(values: I64) -> npt.NDArray[np.intp]:
 
 
 def sort_pairs(due: I64, key: I64) -> tuple[I64, I64]:
-    """Return the pairs sorted by (due, key); keys are 0 or more.
+    """Return the pairs sorted by (due, key). Keys are 0 or more.
 
-    In place where it can: both arrays are the caller's to give away, and hold anything after it.
+    May sort in place: the caller gives up both arrays, whose content is undefined afterwards.
     """
     if len(due) < 2:
         return due, key
@@ -142,7 +142,7 @@ def sort_pairs(due: I64, key: I64) -> tuple[I64, I64]:
 
 
 def fire_order(due: I64, seq: U64) -> npt.NDArray[np.intp]:
-    """Return the order that sorts by (due, seq); a row and its tombstone become neighbours."""
+    """Return the order that sorts by (due, seq). A row and its tombstone become neighbours."""
     key = seq.view(np.int64)
     packing = _packing(due, key) if len(due) else None
     if packing is None:
@@ -152,7 +152,7 @@ def fire_order(due: I64, seq: U64) -> npt.NDArray[np.intp]:
 
 
 def merge_order(due: I64, seq: U64) -> npt.NDArray[np.intp]:
-    """Return the same order of a few sorted parts, one after the other: they are merged."""
+    """Return the order that sorts by (due, seq), for a few concatenated sorted parts: a merge."""
     key = seq.view(np.int64)
     packing = _packing(due, key) if len(due) else None
     if packing is None:
@@ -180,7 +180,7 @@ def concat(parts: Sequence[RowArray]) -> RowArray:
 
 
 def raw(rows: RowArray) -> npt.NDArray[np.void]:
-    """Return the rows as pieces that are copied whole; writing to it writes to them."""
+    """Return the rows as pieces that numpy copies whole. A view if the rows are contiguous."""
     return rows.view(RAW) if rows.flags.c_contiguous else np.ascontiguousarray(rows).view(RAW)
 
 
@@ -190,7 +190,7 @@ def rows_at(rows: RowArray, places: npt.NDArray[np.intp]) -> RowArray:
 
 
 def tombstones(due: I64, seq: U64, topic: U32 | int = 0) -> RowArray:
-    """Return the rows that say: the timers at these (due, seq), of these topics, were cancelled."""
+    """Return tombstones for the timers with these (due, seq), of these topics."""
     rows = np.zeros(len(due), ROW)
     rows["due_ms"] = due
     rows["seq"] = seq
@@ -200,9 +200,9 @@ def tombstones(due: I64, seq: U64, topic: U32 | int = 0) -> RowArray:
 
 
 def annihilate(rows: RowArray) -> npt.NDArray[np.bool_]:
-    """Return which of the sorted rows are left (n, bool) when each tombstone takes its target.
+    """Return which of the sorted rows are left (n, bool) after each tombstone removes its target.
 
-    A tombstone without a target in `rows` stays.
+    The tombstone is removed, too. A tombstone without a target in `rows` stays.
     """
     due, seq = rows["due_ms"], rows["seq"]
     pair = (seq[1:] == seq[:-1]) & (due[1:] == due[:-1])

@@ -1,33 +1,33 @@
 """Expected failures, as one tree. Bugs are not here: they are AssertionErrors.
 
 EngineError
-+-- InvalidRequestError       the caller must change the request; names field, value and limit
++-- InvalidRequestError       the caller must change the request; has field, value and limit
 +-- NotFoundError             the topic, group or timer does not exist
-|   +-- GroupDeletedError     the group was deleted while the request was on its way
-|   +-- TopicDeletedError     so was the topic
+|   +-- GroupDeletedError     the group was deleted during the request
+|   +-- TopicDeletedError     the topic was deleted during the request
 +-- AlreadyExistsError        it exists with other settings
-+-- NotLeaderError            go to `leader`
-+-- NotReadyError             this node can't serve yet (starting, no majority, no leader known)
++-- NotLeaderError            send the request to `leader`
++-- NotReadyError             this node can't serve yet (starting, no majority, no known leader)
 +-- FencedError               a newer epoch exists; stop leading at once
 +-- OverloadedError           back off `retry_after_ms`, then send it again
 +-- DiskFullError             a majority's disks have too little room; send it again later
-+-- QuotaReachedError         a topic has as much as it may; ask again when less is there
-|   +-- LimitReachedError     there are as many topics, groups or producers as there may be
++-- QuotaReachedError         a topic has reached a quota; send it again when the topic has less
+|   +-- LimitReachedError     the number of topics, groups or producers has reached its limit
 +-- CommitTimeoutError        OUTCOME UNKNOWN; retry only as the same producer sequence
 +-- LeadershipLostError       OUTCOME UNKNOWN; the leader was deposed with the entry in flight
 +-- SequenceGapError          a producer's sequence is not the next one
-+-- OutcomeForgottenError     a repeated sequence was applied, its answer is forgotten
++-- OutcomeForgottenError     a repeated sequence was applied; its result is no longer kept
 +-- UnknownProducerError      the producer id was never issued or has expired; register again
-+-- LeaseLostError            the message is leased to somebody else, or acked
-+-- GroupHeldError            an exclusive group has a consumer; try again when that is gone
-+-- ShuttingDownError         the node drains; another will lead
-+-- StorageError              this node's disk or files; the process stops
-    +-- CorruptFileError      bytes that were once durable no longer verify; refetch from a replica
++-- LeaseLostError            the message is leased to another consumer, or acked
++-- GroupHeldError            an exclusive group has a consumer; try again when it has left
++-- ShuttingDownError         the node drains; another node will lead
++-- StorageError              this node's disk or files failed; the process stops
+    +-- CorruptFileError      bytes that were durable are damaged; fetch them from a replica
     +-- UnknownVersionError   a file of another format version
     +-- PromiseLostError      a founding voter's disk was lost and formatted again; replace the node
     +-- WrongDirectoryError   the data directory is of another cluster or node, in use, or empty
     +-- DiskFailedError       a write or fsync failed; the page cache can't be trusted after it
-+-- ConfigError               a setting is unknown or out of range; names it
++-- ConfigError               a setting is unknown or out of range; has its name
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ from typing import ClassVar, Final
 from timer.model.units import Epoch
 
 TEXT_MAX: Final = 512
-"""Characters of a value in an error: a client may have sent megabytes."""
+"""Characters of a value in an error. A client may have sent megabytes."""
 
 
 def _short(value: object) -> object:
@@ -44,7 +44,7 @@ def _short(value: object) -> object:
 
 
 class EngineError(Exception):
-    """Base of every failure a caller can act on."""
+    """Base of every failure that a caller can act on."""
 
     retryable: ClassVar[bool] = False
     """The identical request may succeed later."""
@@ -64,7 +64,7 @@ class InvalidRequestError(EngineError):
 
 
 class NotFoundError(EngineError):
-    """The named thing does not exist."""
+    """The named topic, group, timer or other object does not exist."""
 
     def __init__(self, kind: str, name: object) -> None:
         name = _short(name)
@@ -74,7 +74,7 @@ class NotFoundError(EngineError):
 
 
 class GroupDeletedError(NotFoundError):
-    """The group was deleted; its messages are nobody's."""
+    """The group was deleted. Its messages are not delivered any more."""
 
     def __init__(self, topic: str, group: str) -> None:
         EngineError.__init__(self, f"group {group!r} of topic {topic!r} was deleted")
@@ -82,7 +82,7 @@ class GroupDeletedError(NotFoundError):
 
 
 class TopicDeletedError(NotFoundError):
-    """The topic was deleted; its timers, messages and groups are gone."""
+    """The topic was deleted, with its timers, messages and groups."""
 
     def __init__(self, topic: object) -> None:
         EngineError.__init__(self, f"topic {topic!r} was deleted")
@@ -90,7 +90,7 @@ class TopicDeletedError(NotFoundError):
 
 
 class AlreadyExistsError(EngineError):
-    """The named thing exists, with other settings."""
+    """The named object exists, with other settings."""
 
     def __init__(self, kind: str, name: object, why: str) -> None:
         super().__init__(f"{kind} {name!r} exists already: {why}")
@@ -108,13 +108,13 @@ class NotLeaderError(EngineError):
 
 
 class NotReadyError(EngineError):
-    """This node can't serve the request at the moment; it certainly had no effect."""
+    """This node can't serve the request at the moment. The request certainly had no effect."""
 
     retryable = True
 
 
 class FencedError(EngineError):
-    """A message carried an epoch, leader or process older than the promise given."""
+    """A message has an epoch, leader or process older than the promise."""
 
     def __init__(self, *, ours: Epoch, seen: Epoch) -> None:
         super().__init__(f"epoch {ours} is fenced by epoch {seen}")
@@ -133,12 +133,12 @@ class OverloadedError(EngineError):
 
 
 class DiskFullError(EngineError):
-    """What is free is kept for what must go on: nothing new is taken until there is more room."""
+    """Free space is kept for necessary work. New entries are rejected until there is more room."""
 
     retryable = True
 
     def __init__(self, disks: Sequence[tuple[str, int, int]], *, retry_after_ms: int) -> None:
-        """`disks`: (node, free bytes, reserve in bytes) of those with too little."""
+        """`disks`: (node, free bytes, reserve in bytes) of the disks with too little room."""
         low = "; ".join(
             f"{node} has {free} bytes free, below its storage.reserve_bytes = {reserve}"
             for node, free, reserve in disks
@@ -148,12 +148,12 @@ class DiskFullError(EngineError):
 
 
 class QuotaReachedError(EngineError):
-    """A topic has as many timers or messages as it may, or would have more."""
+    """A topic has reached a quota of timers or messages, or the request would exceed it."""
 
     retryable = True
 
     def __init__(self, topic: str, field: str, limit: str, *, there: int, asked: int) -> None:
-        """`field`: of the policy; `limit`: what it says, and whose that is; `there`: so far."""
+        """`field`: of the policy. `limit`: its value and source. `there`: the present number."""
         super().__init__(f"{field}: topic {topic!r} has {there}, and {asked} more: {limit}")
         self.topic = topic
         self.field = field
@@ -161,23 +161,23 @@ class QuotaReachedError(EngineError):
 
 
 class LimitReachedError(QuotaReachedError):
-    """There are as many topics, groups or producers as there may be."""
+    """The number of topics, groups or producers has reached its limit."""
 
     def __init__(self, field: str, limit: int, whose: str, there: int) -> None:
-        """`field`: the setting; `whose` they are: the cluster, a namespace, a topic."""
+        """`field`: the setting. `whose`: the owner, such as the cluster, a namespace or a topic."""
         EngineError.__init__(self, f"{field}: {whose} has {there}: must be at most {limit}")
         self.field, self.limit = field, f"must be at most {limit}"
 
 
 class CommitTimeoutError(EngineError):
-    """No majority acknowledged in time; the entry may still commit."""
+    """No majority acknowledged in time. The entry may still commit."""
 
     retryable = True
     outcome_known = False
 
 
 class LeadershipLostError(EngineError):
-    """The leader was deposed or stopped with the entry in flight; it may still commit."""
+    """The leader was deposed or stopped with the entry in flight. The entry may still commit."""
 
     retryable = True
     outcome_known = False
@@ -192,9 +192,9 @@ class SequenceGapError(EngineError):
 
 
 class OutcomeForgottenError(EngineError):
-    """A repeated sequence was applied long ago; its ids are no longer kept."""
+    """A repeated sequence was applied long ago. Its ids are no longer kept."""
 
-    outcome_known = False  # "certainly no effect" would be a lie: it was applied
+    outcome_known = False  # it was applied, so "certainly no effect" would be false
 
     def __init__(self, sequence: int) -> None:
         super().__init__(f"sequence = {sequence}: was applied, but its answer is no longer kept")
@@ -209,7 +209,7 @@ class UnknownProducerError(EngineError):
 
 
 class LeaseLostError(EngineError):
-    """The message was redelivered or acked meanwhile; drop the work."""
+    """The message was redelivered or acked meanwhile. The consumer must drop its work."""
 
 
 class GroupHeldError(EngineError):
@@ -224,17 +224,17 @@ class GroupHeldError(EngineError):
 
 
 class ShuttingDownError(EngineError):
-    """The node drains and takes nothing new."""
+    """The node drains and accepts no new requests."""
 
     retryable = True
 
 
 class StorageError(EngineError):
-    """This node's disk or files; the process stops."""
+    """This node's disk or files failed. The process stops."""
 
 
 class CorruptFileError(StorageError):
-    """Bytes that were once durable no longer verify, or are gone."""
+    """Bytes that were durable are damaged or missing."""
 
     def __init__(self, path: object, position: int, why: str) -> None:
         super().__init__(f"{path}: corrupt at byte {position}: {why}")
@@ -242,7 +242,7 @@ class CorruptFileError(StorageError):
 
 
 class UnreadableFileError(CorruptFileError):
-    """The disk does not give back what it took: a bad sector, or a bad moment."""
+    """The disk can't return bytes that were written: a bad sector or a passing failure."""
 
 
 class UnknownVersionError(StorageError):
@@ -253,7 +253,7 @@ class UnknownVersionError(StorageError):
 
 
 class PromiseLostError(StorageError):
-    """This replica's promises are gone: as the voter that it was it must not take part."""
+    """This replica's promises are lost. It must not take part as the same voter."""
 
 
 class WrongDirectoryError(StorageError):
@@ -266,7 +266,7 @@ class DiskFailedError(StorageError):
     def __init__(self, message: str, *, errno: int | None = None) -> None:
         super().__init__(message)
         self.errno = errno
-        """The system's reason, such as errno.ENOSPC. None: the failure was not a system call's."""
+        """The system's errno, such as errno.ENOSPC. None: no system call failed."""
 
 
 class ConfigError(EngineError):

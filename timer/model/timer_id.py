@@ -1,11 +1,11 @@
-"""Timer ids: where a row lies, in one opaque string that finds it without an index.
+"""Timer ids: one opaque string with the place of a row, so that no index is needed to find it.
 
-    0   6  due_ms   effective due, big-endian: ids sort as their timers fire
+    0   6  due_ms   effective due, big-endian: ids sort in firing order
     6   6  seq      big-endian
     12  3  check    of due_ms, seq and the cluster's salt: a mistyped id, or one of another
-                    cluster, is told from a timer that has ended
+                    cluster, differs from the id of a timer that has ended
 
-On the wire the 15 raw bytes; as text their 24 base32hex characters in lower case.
+On the wire an id is its 15 raw bytes, as text their 24 base32hex characters in lower case.
 """
 
 import base64
@@ -31,7 +31,7 @@ _MASK: Final = (1 << 64) - 1
 
 
 class TimerKey(NamedTuple):
-    """What an id says."""
+    """The place in an id."""
 
     due_ms: UnixMs
     seq: Seq
@@ -46,7 +46,7 @@ def mix(values: U64) -> U64:
 
 
 def mix_one(value: int) -> int:
-    """Return `mix` of one value below 2 ** 64: each call of numpy takes as long as all of this."""
+    """Return `mix` of one value below 2 ** 64. One numpy call would take as long as all of this."""
     z = value + _GOLDEN_INT & _MASK
     z = (z ^ (z >> 30)) * _M1_INT & _MASK
     z = (z ^ (z >> 27)) * _M2_INT & _MASK
@@ -70,7 +70,7 @@ def decode(raw: bytes, salt: int) -> tuple[I64, U64, npt.NDArray[np.bool_]]:
     """Return (due_ms, seq, genuine) of n raw ids; `genuine` is False where the check is wrong.
 
     Raises:
-        InvalidRequestError: the bytes are no whole number of ids.
+        InvalidRequestError: the length is not a multiple of an id's.
     """
     if len(raw) % SIZE:
         raise InvalidRequestError("timer_ids", f"{len(raw)} bytes", f"must be a multiple of {SIZE}")

@@ -7,7 +7,7 @@ UnixMs = NewType("UnixMs", int)
 MonoMs = NewType("MonoMs", int)
 """An instant on one machine's CLOCK_BOOTTIME, in milliseconds. Never compared across machines."""
 LogIndex = NewType("LogIndex", int)
-"""Position of an entry in the timer log; the first is 1, 0 stands for "before the log"."""
+"""Position of an entry in the timer log. The first is 1; 0 means "before the log"."""
 Epoch = NewType("Epoch", int)
 """Fencing token: one data-plane leadership; the first is 1. (Raft's own counter is `term`.)"""
 ReplicaId = NewType("ReplicaId", int)
@@ -28,9 +28,9 @@ LeaseId = NewType("LeaseId", int)
 """One delivery of a batch of messages to one consumer; unique within an epoch."""
 
 EPOCH_MAX: Final = 1 << 62
-"""No epoch is above it, so that there is always a next one."""
+"""No epoch is above it, so that a next epoch always exists."""
 DUE_MS_MAX: Final = (1 << 48) - 1
-"""Latest due time (year 10889): the timer id keeps six bytes for it."""
+"""Latest due time (year 10889): the timer id has six bytes for it."""
 
 
 class Now(NamedTuple):

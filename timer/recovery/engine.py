@@ -1,12 +1,11 @@
-r"""The state plane of one replica: its machine, its leader while it leads, its manifests.
+r"""The engine of one replica: its machine, its leader while it leads, its manifests.
 
     commit index --> fold: apply committed entries in order --> machine
-                                                            \-> leader answers, hands out
-    now and then --> flush: freeze, write run, spills and manifest (elsewhere), install
+                                                            \-> leader: results, deliveries
+    now and then --> flush: freeze; write run, spills, manifest (in a thread); install
 
-Without clock, socket and thread, so that the simulator runs the same code as production. The
-shell says when the commit index moved, when the time has come, and runs `Flush.write`, the only
-slow part, in a thread of its own.
+It has no clock, socket or thread, so that the simulator runs the same code as production. The
+shell reports the commit index and the time. It runs `Flush.write`, the only slow part, in a thread.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,38 +47,39 @@ from timer.state.apply_results import (
 from timer.state.machine import Machine
 
 FOLD_BYTES: Final = 2 << 20
-"""Payload applied in one go: a few milliseconds."""
+"""Work of one `fold`, in bytes of payload that cost the same: a few milliseconds."""
 PAGES_SIZE_MAX: Final = 64 << 20
-"""Bytes of fired messages in memory, of those that a spill file holds as well."""
+"""Bytes of fired messages in memory that a spill file has, too."""
 FETCH_SIZE: Final = 8 << 20
-"""Bytes of them that are read back at a time."""
+"""Bytes of such messages that one read returns to memory."""
 KEEP_UPS: Final = 8
-"""Rounds of what a checkpoint would do later, after one entry: as many topics as it may touch."""
+"""Rounds of `Machine.keep_up` per entry, as many as the topics that an entry may touch. A
+checkpoint has to do the rest."""
 CHECKPOINTS_KEPT: Final = 64
-"""Three minutes of them, by default."""
+"""Checkpoints whose digests are remembered: three minutes by default."""
 
 LOW_LOG_SHARE: Final = 8
-"""While the disk is low a flush follows on so much of the reserve in log."""
+"""If the disk is low, a flush begins after 1/8 of the reserve in log bytes."""
 MOVED_SHARE: Final = 4
-"""A flush copies so much of what is free beside it: a merge may take half."""
+"""A flush copies blocks of up to 1/4 of the free bytes that it leaves; a merge may use half."""
 FLUSH_ROOM: Final = 64 << 10
-"""What a flush writes besides rows and manifest, at most about."""
+"""Bytes of a flush besides rows and manifest, about, at most."""
 
-# What an entry counts for besides its payload, measured as the time that it takes to apply.
+# Work of an entry besides its payload, in bytes, measured as the time to apply it.
 _ENTRY_BYTES: Final = 128 << 10  # 0.1 to 0.2 ms, and a GB a second are copied
 _PART_BYTES: Final = 1024
 _FIRED_BYTES: Final = 128
-_TOPIC_BYTES: Final = 8192  # that has something of it
+_TOPIC_BYTES: Final = 8192  # per topic with rows
 _OP_BYTES: Final = 64 << 10  # of a group
-_KEY_BYTES: Final = 2048  # where a timer in a run has it; else a tenth
-_CANCEL_BYTES: Final = 1024  # in runs; in memory it is a tenth
+_KEY_BYTES: Final = 2048  # if a timer in a run has the key; else a tenth
+_CANCEL_BYTES: Final = 1024  # in runs; a tenth in memory
 _EXPIRED_BYTES: Final = 8192  # a group's cursor moves over some ten thousand messages
 _TARGET_SIZE: Final = 16
 
 
 @dataclass(slots=True)
 class Flush:
-    """A consistent cut on its way to the disk."""
+    """A consistent cut that is being written to the disk."""
 
     index: LogIndex
     state: State
@@ -91,23 +91,23 @@ class Flush:
     retired: list[RunMeta]
     """Runs that this manifest does not name any more."""
     moved_size_max: int
-    """Bytes of older spill files that may be copied to the new one."""
+    """Bytes of blocks in older spill files that may be copied to the new one."""
     windows: list[ReadWindow] = field(default_factory=list)
-    """Of the runs that were written."""
+    """Read windows of the new runs."""
     manifest_size: int = 0
-    """In bytes, once it is written."""
+    """Bytes. 0 until it is written."""
     moved: dict[SpillRef, SpillRef] = field(default_factory=dict)
-    """Blocks that were copied: where they were, and are."""
+    """Blocks that were copied: old place -> new place."""
     moved_of: list[TopicId] = field(default_factory=list)
-    """Whose blocks these are."""
+    """Topics of these blocks."""
 
     def write(self, pace: Pace = unpaced) -> None:
-        """Write runs, spill file and manifest, durably; then remove what no manifest needs now.
+        """Write runs, spill file and manifest durably. Then remove files that none needs now.
 
-        Slow; touches nothing shared.
+        Slow. Changes no shared object.
 
         Raises:
-            DiskFailed: the old manifest and its files are still whole.
+            DiskFailed: the old manifest and its files are intact.
         """
         self.windows = self.store.write_run(self.frozen, pace)
         spills = self.directory / manifest.SPILL_DIRECTORY
@@ -121,11 +121,11 @@ class Flush:
         self.state["runs"] += [window.run.meta.pack() for window in self.windows]
         self.manifest_size = manifest.write(self.disk, self.directory, self.state)
         self.store.remove(self.retired)
-        # Where blocks were until now they may still be read, until `end_flush`.
+        # Old places of moved blocks may be read until `end_flush`.
         still = {ref.file for ref in self.moved}
         drop_spills(self.disk, self.directory, manifest.spill_files(self.state) | still)
         topics = self.state["topics"]
-        while topics:  # one by one: to free all at once holds up all threads
+        while topics:  # one by one: freeing all at once would block all threads
             topics.pop()
 
 
@@ -138,7 +138,7 @@ def drop_spills(disk: Disk, directory: Path, named: set[str]) -> None:
 
 
 def _work(entry: Entry, applied: Applied) -> int:
-    """Return what applying the entry has cost, in bytes of payload that cost the same."""
+    """Return the work of an applied entry, in bytes of payload that cost the same."""
     work = len(entry.payload) + _ENTRY_BYTES
     match applied:
         case ScheduleApplied(parts, _, keyed, topics):
@@ -158,7 +158,7 @@ def _work(entry: Entry, applied: Applied) -> int:
 
 
 def _foreseen(entry: Entry) -> int:
-    """Return what of `_work` can be told before the entry is applied."""
+    """Return the part of `_work` that is known before the entry is applied."""
     work = len(entry.payload) + _ENTRY_BYTES
     match entry.kind:
         case EntryKind.SCHEDULE:
@@ -171,7 +171,7 @@ def _foreseen(entry: Entry) -> int:
 
 
 class Engine:
-    """State plane of one replica."""
+    """The state plane of one replica. See the module."""
 
     def __init__(
         self,
@@ -183,12 +183,12 @@ class Engine:
     ) -> None:
         """Recover from the manifest in `directory`, or begin empty.
 
-        `observe` hears of each entry as it was applied. `key_secret`: of the hashes of keys
-        (timer/pending/memory/key_index.py), unless the manifest has one.
+        `observe` is called after each entry is applied. `key_secret`: for the hashes of keys
+        (timer/pending/memory/key_index.py); if there is a manifest, its secret is used.
 
         Raises:
             CorruptFile: the manifest or a file that it names is damaged.
-            UnknownVersion: they were written by another version.
+            UnknownVersion: another version wrote them.
         """
         self._disk, self._directory, self._config = disk, directory, config
         self._observe = observe
@@ -198,7 +198,7 @@ class Engine:
         self.machine = Machine(manifest.recover_store(state, disk, directory, key_secret))
         self._ahead = manifest.FlushSources(self.machine)
         self.manifest_index = LogIndex(0)
-        """Restart begins after this one; the log before it is not needed here."""
+        """Index of the newest manifest. A restart does not need the log up to here."""
         if state is not None:
             manifest.restore(self.machine, state, disk, directory)
             self.manifest_index = self.machine.applied_index
@@ -206,49 +206,49 @@ class Engine:
         self.commit_index = self.machine.applied_index
         self.leader: Leader | None = None
         self.digests: dict[LogIndex, str] = {}
-        """Of the last checkpoints, by index: what other replicas are compared with."""
+        """Digests of the last checkpoints, by index, for the comparison with other replicas."""
         self.flushing = False
-        """A manifest is being written."""
+        """Whether a manifest is being written."""
         self.room = Room.plenty()
-        """On the disk, as the shell has last seen it."""
+        """Room on the disk, last measured by the shell."""
         self._manifest_size = disk.size(directory / manifest.NAME) if state is not None else 0
         self.applied_bytes = 0
-        """Of the log, since the start."""
+        """Bytes of the log that were applied since the start."""
         self._flushed_bytes = 0
         self._flushed_index = self.manifest_index
         self._looked_to = LogIndex(0)
-        """The entries up to here were looked at before they are folded; what folds stops there."""
+        """Last entry that `begin_lookup` has seen. `fold` stops after it."""
         self._looked_again: tuple[LogIndex, list[RunMeta]] | None = None
-        """For which FIRE, and in which runs."""
+        """(FIRE, runs) for which the held rows of its sweep were read a second time."""
         self._passes_much: tuple[LogIndex, list[RunMeta]] | None = None
-        """The same of a FIRE that passes many dead rows, or what was not read ahead."""
+        """(FIRE, runs) that passes many dead rows, or rows that were not read ahead."""
 
     @property
     def node_policy(self) -> ScopePolicy:
-        """What the node's settings say where no policy does."""
+        """The node's settings, which hold where no policy is set."""
         return self._config.policy
 
     # ---- applying
 
     def committed(self, index: LogIndex) -> None:
-        """Entries up to `index` may be applied."""
+        """Note that entries up to `index` may be applied."""
         self.commit_index = max(self.commit_index, index)
 
     @property
     def behind(self) -> bool:
-        """Committed entries wait to be applied."""
+        """Whether committed entries wait to be applied."""
         return self.machine.applied_index < self.commit_index
 
     def next_chunk(self) -> tuple[LogIndex, LogIndex]:
-        """Return the entries [first, last] to fold next; fold at most so many at once."""
+        """Return the entries [first, last] to apply next, at most 256."""
         first = LogIndex(self.machine.applied_index + 1)
         return first, LogIndex(min(self.commit_index, first + 255))
 
     def begin_lookup(self, entries: Sequence[Entry]) -> Prepared | None:
-        """Return what a thread should ask the runs before these, the next, are folded.
+        """Return the reads that a thread does before these next entries are applied.
 
-        As many of them as are folded in one go, by what can be foreseen; the others' turn comes
-        when those are folded. None: it is little, or was asked before.
+        It covers the entries of one `fold`, by an estimate of their work. Call it again for the
+        rest. None: the reads are few, or these entries were covered before.
         """
         if self.machine.applied_index < self._looked_to:
             return None
@@ -274,7 +274,7 @@ class Engine:
         return self.machine.store.begin_lookup(entries[:count], sweep, fire)
 
     def _moves_sweep(self, entry: Entry) -> bool:
-        """Return whether what a sweep reads next is known only when the entry was applied."""
+        """Return whether the entry must be applied before a sweep's next portion is known."""
         match entry.kind:
             case EntryKind.FIRE:
                 return self.machine.pauses.swept is not None
@@ -284,9 +284,10 @@ class Engine:
                 return False
 
     def _must_look_again(self, entry: Entry) -> bool:
-        """Return whether a FIRE would pass many dead rows, or read: a thread has to do it before.
+        """Return whether a thread has to read first, because a FIRE passes many dead rows or reads.
 
-        Once for the same runs: what a thread did not bring is read then, or says why it can't be.
+        At most once for the same runs. Rows that the thread did not bring are then read by the
+        FIRE, which raises the error if they can't be read.
         """
         if entry.kind is not EntryKind.FIRE:
             return False
@@ -307,14 +308,14 @@ class Engine:
         return True
 
     def end_lookup(self, prepared: Prepared) -> None:
-        """Use what was asked for what is folded next."""
+        """Use these answers for the entries that are applied next."""
         self.machine.store.end_lookup(prepared)
 
     def fold(self, entries: Sequence[Entry]) -> int:
-        """Apply the next entries, up to about FOLD_BYTES; return how many were applied.
+        """Apply the next entries, up to about FOLD_BYTES. Return how many were applied.
 
-        If `begin_lookup` was called, no more of them than it looked at. Perhaps none: it has to
-        look again, or the next entry's work is done in portions.
+        It stops after the entries that the last `begin_lookup` has seen. It may return 0: then
+        another look-up is needed, or the next entry is applied in portions.
         """
         work = count = 0
         try:
@@ -345,7 +346,7 @@ class Engine:
         return count
 
     def keep_up(self) -> bool:
-        """Do some of what would make a later step long; return whether to go on at once."""
+        """Do some work that would make a later step long. Return whether more is left."""
         more = self.machine.keep_up()
         return self.machine.store.keep_up() or more
 
@@ -357,7 +358,7 @@ class Engine:
     # ---- leading
 
     def lead(self, epoch: Epoch, append: Append, now: Now) -> Leader:
-        """Everything committed is applied: load the wheel and serve `epoch`."""
+        """Begin to lead `epoch`. All committed entries must have been applied."""
         assert not self.behind, (self.machine.applied_index, self.commit_index)
         assert self.leader is None or self.leader.closed is not None
         self.machine.store.lead()
@@ -365,7 +366,7 @@ class Engine:
         return self.leader
 
     def step_down(self, why: EngineError | None = None) -> None:
-        """Answer everybody, drop the wheel and follow."""
+        """Fail all waiting requests and follow."""
         if self.leader is not None:
             self.leader.close(why or NotLeaderError(None))
             self.leader = None
@@ -374,14 +375,14 @@ class Engine:
     # ---- fired messages that left memory
 
     def begin_fetch(self) -> PageFetch | None:
-        """Return what a thread should read of the spill files; None: nothing is wanted."""
+        """Return the fired messages that a thread should read from spill files; None: none."""
         wanted = self.machine.pages.wanted(FETCH_SIZE)
         if not wanted:
             return None
         return PageFetch(self._disk, self._directory / manifest.SPILL_DIRECTORY, wanted)
 
     def end_fetch(self, fetch: PageFetch) -> None:
-        """Use what was read: the leader hands it out at its next step.
+        """Use the messages that were read. The leader delivers them at its next step.
 
         Raises:
             CorruptFile: a spill file is missing.
@@ -404,8 +405,8 @@ class Engine:
         return self.machine.applied_index - self._flushed_index
 
     def wants_flush(self, *, memtable_bytes: int, log_bytes: int, log_entries: int) -> bool:
-        """Return whether enough has gathered for a flush, and none is under way."""
-        if self.room.low:  # to let the log go that lies before it
+        """Return whether a flush is due, fits on the disk, and none is under way."""
+        if self.room.low:  # a flush lets older log be dropped
             log_bytes = min(log_bytes, self.room.reserve // LOW_LOG_SHARE)
         wanted = (
             self.unflushed_bytes >= memtable_bytes
@@ -426,7 +427,7 @@ class Engine:
 
     @property
     def flush_fits(self) -> bool:
-        """Whether there is room for a flush; it fails without harm, but the process with it."""
+        """Whether the disk has room for a flush. A failed one only ends the process."""
         return self._flush_size <= self.room.free
 
     @property
@@ -435,13 +436,13 @@ class Engine:
 
     @property
     def cutting(self) -> bool:
-        """Some of what the next flush wants is taken."""
+        """Whether part of the next flush's state is captured."""
         return self._ahead.begun
 
     def prepare_flush(self, topics_max: int) -> bool:
-        """Take some of the state that the next flush wants; return whether enough is taken.
+        """Capture some of the state for the next flush. Return whether enough is captured.
 
-        Nobody has to ask: `begin_flush` takes what is missing, however long that lasts.
+        Optional: `begin_flush` captures the rest, however long this takes.
         """
         return not self._may_flush or self._ahead.take(self.machine, topics_max)
 
@@ -454,7 +455,7 @@ class Engine:
     def begin_flush(self) -> Flush | None:
         """Take a consistent cut at the applied index.
 
-        None: one is under way, nothing is new, or there is no room for it.
+        None: a flush is under way, nothing is new, or the disk has no room.
         """
         if not self._may_flush:
             self._ahead.forget()
@@ -470,9 +471,9 @@ class Engine:
         return Flush(index, state, frozen, fresh, disk, directory, store, retired, moved_size_max)
 
     def settle_flush(self, flush: Flush, topics_max: int) -> bool:
-        """The manifest is durable: let some queues use its spill file; return whether all do.
+        """Let some queues use the spill file of a durable manifest. Return whether all do.
 
-        As before a flush, nobody has to ask.
+        Optional: `end_flush` does the rest.
         """
         for spill in flush.fresh[:topics_max]:
             spill.install()
@@ -484,7 +485,7 @@ class Engine:
         return not (flush.fresh or flush.moved_of)
 
     def end_flush(self, flush: Flush) -> None:
-        """The manifest is durable: use the new run, forget what it replaces."""
+        """Use the new run of a durable manifest. Drop the memory and files that it replaces."""
         self.machine.store.install(flush.frozen, flush.windows)
         self.machine.store.forget(flush.retired)
         self.settle_flush(flush, len(flush.fresh) + len(flush.moved_of))
@@ -494,8 +495,8 @@ class Engine:
         self.flushing = False
 
     def begin_merge(self) -> Merge | None:
-        """Return what to merge now.
+        """Return the merge to do now.
 
-        None: nothing, one is under way, or it would write more than half of the free room.
+        None: none is needed, one is under way, or it would write more than half of the free room.
         """
         return self.machine.store.begin_merge(self.room.free // 2)

@@ -4,11 +4,11 @@
     8   4   version  10
     12  4   crc32    of the body
     16  8   length   of the body
-    24      body     msgpack, the map that `capture` makes
+    24      body     msgpack, the map that `capture` returns
 
-Everything in it was taken at `applied_index`. Pending rows are in the runs that it names, fired
-and unacked ones in the spill files. Restart = manifest + the log after it. It is replaced
-atomically; files that the newest one does not name are garbage.
+All of it is the state at `applied_index`. Pending rows are in the runs that it names, fired and
+unacked ones in the spill files. A restart reads the manifest and the log after it. The manifest is
+replaced atomically. Files that the newest one does not name are garbage.
 """
 
 import struct
@@ -62,37 +62,38 @@ NAME: Final = "manifest"
 SPILL_DIRECTORY: Final = "queues"
 RUN_DIRECTORY: Final = "runs"
 DIRECTORIES: Final = (RUN_DIRECTORY, SPILL_DIRECTORY)
-"""Beside the manifest; nothing else is."""
+"""The directories beside the manifest. There is nothing else."""
 
 _HEADER: Final = struct.Struct("<8sIIQ")
 
 State = dict[str, Any]
-"""The body of a manifest."""
+"""The body of a manifest, unpacked."""
 
 
 class TopicsAhead:
-    """The states of topics, taken a few at a time; who changes before the cut is taken again.
+    """Topic states for the next flush, captured a few at a time.
 
-    So a cut takes what has changed since, and only looks the others up. Between `take` and
-    `finish` nothing may be spilled or moved: that is no change of a topic.
+    A topic that changes before the cut is captured again. So a cut captures only changed topics.
+    Between `take` and `finish` no block may be spilled or moved: this does not mark its topic as
+    changed.
     """
 
     def __init__(self, changed: set[TopicId]) -> None:
-        """`changed`: the topics that changed since the last look."""
+        """`changed`: the topics that changed since the last capture."""
         self._changed = changed
         self._taken: dict[TopicId, State] = {}
         self._spills: dict[TopicId, Spill | None] = {}
-        """Of the blocks that no file holds; the others are in the state."""
+        """Blocks without a spill file, by topic. The other blocks are in the states."""
         self._left: list[TopicId] | None = None
-        """To be taken, from the end; None: nobody has begun."""
+        """Topics still to capture, the last one first. None: `take` was not called yet."""
 
     @property
     def begun(self) -> bool:
-        """Whether the cut has been prepared at all."""
+        """Whether some state is captured."""
         return self._left is not None
 
     def take(self, machine: Machine, most: int) -> bool:
-        """Take so many more; return whether each has been taken at least once."""
+        """Capture at most `most` more topics. Return whether each was captured at least once."""
         if self._left is None:
             self._left = sorted(machine.topics, reverse=True)
         for _ in range(min(most, len(self._left))):
@@ -101,10 +102,10 @@ class TopicsAhead:
         return not self._left
 
     def finish(self, machine: Machine) -> tuple[list[State], list[Spill]]:
-        """Return the states at `applied_index`, by id, and what needs a spill file."""
+        """Return the states at `applied_index`, by id, and the blocks that need a spill file."""
         if not self.take(machine, 0):
             self._changed.update(self._left or ())
-        for topic_id in sorted(self._changed):  # each keeps its place, new ones come last
+        for topic_id in sorted(self._changed):  # present ones keep their place, new ones come last
             self._take(machine, topic_id)
         states = [*self._taken.values()]
         spills = [spill for spill in self._spills.values() if spill is not None]
@@ -124,22 +125,22 @@ class TopicsAhead:
             self._spills[topic_id] = spill
 
     def forget(self) -> None:
-        """Begin anew with the next `take`."""
+        """Drop the captured states. The next `take` begins anew."""
         self._taken, self._spills, self._left = {}, {}, None
         self._changed.clear()
 
 
 class ProducersAhead:
-    """The same of producers: a cut looks at those alone that were used since they were taken."""
+    """Producer states for the next flush, as TopicsAhead: a cut captures only those used since."""
 
     def __init__(self, changed: set[ProducerId]) -> None:
-        """`changed`: the producers that changed since the last look."""
+        """`changed`: the producers that changed since the last capture."""
         self._changed = changed
         self._taken: dict[ProducerId, list[Any]] = {}
         self._left: list[ProducerId] | None = None
 
     def take(self, machine: Machine, most: int) -> bool:
-        """Take so many more; return whether each has been taken at least once."""
+        """Capture at most `most` more. Return whether each was captured at least once."""
         if self._left is None:
             self._left = machine.producers.ids()
         for _ in range(min(most, len(self._left))):
@@ -165,13 +166,13 @@ class ProducersAhead:
             self._taken[producer_id] = _producer_state(producer_id, producer)
 
     def forget(self) -> None:
-        """Begin anew with the next `take`."""
+        """Drop the captured states. The next `take` begins anew."""
         self._taken, self._left = {}, None
         self._changed.clear()
 
 
 class FlushSources:
-    """What a flush takes of a machine before its cut, topics and producers."""
+    """The states of topics and producers that a flush captures before its cut."""
 
     def __init__(self, machine: Machine) -> None:
         self.topics = TopicsAhead(machine.changes.reader())
@@ -179,25 +180,25 @@ class FlushSources:
 
     @property
     def begun(self) -> bool:
-        """Whether the cut has been prepared at all."""
+        """Whether some state is captured."""
         return self.topics.begun
 
     def take(self, machine: Machine, most: int) -> bool:
-        """Take so many more of each; return whether each was taken at least once."""
+        """Capture at most `most` more of each. Return whether each was captured at least once."""
         whole = self.topics.take(machine, most)
         return self.producers.take(machine, most) and whole
 
     def forget(self) -> None:
-        """Begin anew with the next `take`."""
+        """Drop the captured states. The next `take` begins anew."""
         self.topics.forget()
         self.producers.forget()
 
 
 def capture(machine: Machine, ahead: FlushSources) -> tuple[State, list[Spill]]:
-    """Return the state at `applied_index`, without runs, and what needs a spill file.
+    """Return the state at `applied_index`, without runs, and the blocks that need a spill file.
 
-    Nothing in it changes later, and what is large is encoded only by `write`, in its thread.
-    Blocks that are spilled already are in it; add the others (`add_spills`) after writing them.
+    Nothing in it changes later. Large values are encoded by `write`, in its thread. The state has
+    the blocks that are spilled already. Add the others (`add_spills`) after they are written.
     """
     topics, fresh = ahead.topics.finish(machine)
     state: State = {
@@ -232,14 +233,14 @@ def capture(machine: Machine, ahead: FlushSources) -> tuple[State, list[Spill]]:
 
 
 def add_spills(state: State, fresh: list[Spill]) -> None:
-    """Name in `state` the blocks that were just spilled."""
+    """Add the blocks that were just spilled to `state`."""
     by_topic = {topic["id"]: topic for topic in state["topics"]}
     for spill in fresh:
         by_topic[spill.topic]["blocks"] += [_block_state(block) for block in spill.new]
 
 
 def move_spills(state: State, places: Mapping[SpillRef, SpillRef]) -> list[TopicId]:
-    """Name in `state` where blocks lie that were copied; return the topics that have some."""
+    """Replace the places of copied blocks in `state`. Return the topics that have such blocks."""
     touched = []
     for topic in state["topics"]:
         moved = 0
@@ -254,16 +255,16 @@ def move_spills(state: State, places: Mapping[SpillRef, SpillRef]) -> list[Topic
 
 
 def spill_refs(state: State) -> list[SpillRef]:
-    """Return where the blocks lie that the manifest needs."""
+    """Return the places of the blocks that the manifest needs."""
     return [SpillRef(*block[:3]) for topic in state["topics"] for block in topic["blocks"]]
 
 
 def recover_store(
     state: State | None, disk: Disk, directory: Path, key_secret: bytes = b""
 ) -> Store:
-    """Return the store that a manifest describes; an empty one without a manifest.
+    """Return the store that a manifest describes, or an empty one without a manifest.
 
-    `key_secret`: of that one's hasher.
+    `key_secret`: secret of the empty store's hasher.
 
     Raises:
         CorruptFileError: a run is missing, or its length or footer is wrong.
@@ -285,8 +286,8 @@ def spill_files(state: State) -> set[str]:
 def files(state: State) -> list[tuple[str, int, int | None]]:
     """Return (path beside the manifest, size, CRC-32) of every file that the manifest needs.
 
-    Of a spill file the manifest knows only the name: its CRC-32 is None, its size what it needs at
-    least.
+    The manifest does not have a spill file's size and CRC-32. Its size here is the least that the
+    manifest needs, and its CRC-32 is None.
     """
     found: list[tuple[str, int, int | None]] = []
     for run in (RunMeta.unpack(fields) for fields in state["runs"]):
@@ -304,17 +305,17 @@ def check_spills(state: State, disk: Disk, directory: Path) -> None:
     """Read the parts of spill files that the manifest needs.
 
     Raises:
-        CorruptFileError: a file is cut or damaged.
+        CorruptFileError: a file is too short or damaged.
     """
     for ref in spill_refs(state):
         read_page(disk, directory / SPILL_DIRECTORY, ref)
 
 
 def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None:
-    """Bring an empty machine to the captured state; its store has the runs already.
+    """Bring an empty machine to the captured state. Its store has the runs already.
 
     Raises:
-        CorruptFileError: a spill file is missing or cut, or the digest differs.
+        CorruptFileError: a spill file is missing or too short, or the digest differs.
     """
     machine.applied_index = LogIndex(state["index"])
     machine.applied_epoch = Epoch(state["epoch"])
@@ -330,7 +331,7 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
     for name in spill_files(state):
         mine = [ref for ref in refs if ref.file == name]
         check_spill(disk, directory / SPILL_DIRECTORY / name, mine)
-    machine.policies = Policies(dict(map(decode_policy, state["policies"])))  # topics go by them
+    machine.policies = Policies(dict(map(decode_policy, state["policies"])))  # topics need them
     for fields in state["topics"]:
         machine.restore_topic(_topic(fields, machine.pages))
     machine.topic_deleted_in = Epoch(state["topic_deleted_in"])
@@ -362,7 +363,7 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
 
 
 def write(disk: Disk, directory: Path, state: State) -> int:
-    """Replace the manifest, durably; return its size in bytes."""
+    """Replace the manifest durably. Return its size in bytes."""
     body = _encode(state)
     header = _HEADER.pack(MAGIC, VERSION, zlib.crc32(body), len(body))
     disk.write_atomic(directory / NAME, header + body)
@@ -374,7 +375,7 @@ def read(disk: Disk, directory: Path) -> State | None:
 
     Raises:
         CorruptFileError: it is damaged.
-        UnknownVersionError: it was written by another version.
+        UnknownVersionError: another version wrote it.
     """
     body = check(disk, directory)
     if body is None:
@@ -407,7 +408,7 @@ def check(disk: Disk, directory: Path) -> bytes | None:
 
 
 def _encode(state: State) -> bytes:
-    """Return the map. Lists are packed one element at a time, or no other thread runs meanwhile."""
+    """Encode the map. Lists are packed by element, so that other threads can run in between."""
     packer = msgpack.Packer(default=_pack, autoreset=False)
     packer.pack_map_header(len(state))
     for name, value in state.items():
@@ -498,7 +499,7 @@ COLUMNS: Final = {
     "later": np.int64,
     "recalled": np.uint16,
 }
-"""Of a group, by queue offset from its cursor on."""
+"""Columns of a group, by queue offset from its cursor on."""
 
 
 def _group_state(group: Group) -> State:
@@ -524,18 +525,18 @@ def _group_state(group: Group) -> State:
 
 
 def _column(column: npt.NDArray[Any], skip: int) -> npt.NDArray[Any] | bytes:
-    """Return a group's column, which `_pack` writes; nothing of one without a value."""
+    """Return a group's column, which `_pack` encodes; b"" if all its values are 0."""
     return column[skip:].copy() if column[skip:].any() else b""
 
 
 def _padded(data: bytes, dtype: type[np.generic], size: int) -> npt.NDArray[Any]:
-    """Return a group's column of at least so many offsets."""
+    """Return a group's column for at least `size` offsets."""
     column = np.frombuffer(data, dtype)
     return np.pad(column, (0, max(0, size - len(column))))
 
 
 def _pack(value: object) -> object:
-    """Return what msgpack writes for a value that `capture` left as it was: in the thread."""
+    """Return msgpack's form of a value that `capture` did not encode. Runs in the thread."""
     if isinstance(value, GroupSettings):
         return asdict(value)
     if isinstance(value, RequestAnswer):

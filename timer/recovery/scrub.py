@@ -1,18 +1,18 @@
-"""Reads all that a node keeps of state and log, and checks every checksum: unread files rot, too.
+"""Reads all files of a node's state and log, and checks all checksums: unread files rot, too.
 
-    what is read                      how it is checked
-    manifest                          its own checksum; there if the log does not begin at 1
+    file                              check
+    manifest                          its own checksum; it exists if the log does not begin at 1
     run, key file                     batch by batch, page by page; the whole against the manifest
-    spill file                        block by block, those that the manifest needs
-    segment                           frame by frame; each ends where the next begins, the first
-                                      begins where the manifest ends, or before; of a stopped node
-                                      the last reaches what was durable, and the manifest
+    spill file                        block by block, the blocks that the manifest needs
+    segment                           frame by frame; each ends where the next begins; the first
+                                      begins at the manifest's end or before; if the node is
+                                      stopped, the last reaches the durable index and the manifest
     `durable`                         its own checksum
 
-Nothing is written, so that it may run beside a node's work, in a thread: `pace` is called after
-each step with the bytes that it read, and may sleep, or raise to end it. A node's work replaces and
-removes files meanwhile. So damage counts only if it is still there when its file is looked up and
-read once more.
+Nothing is written, so a scrub may run in a thread beside a node's work. After each step it calls
+`pace` with the number of bytes read. `pace` may sleep, or raise to end the scrub. The node replaces
+and removes files meanwhile. So damage counts only if the file is still in use and is damaged at a
+second read.
 """
 
 import contextlib
@@ -37,25 +37,25 @@ from timer.recovery import manifest
 
 READ_SIZE: Final = 1 << 20
 FRAME_COST: Final = 512
-"""A frame's bytes count as so many at least: small ones cost time, not bytes."""
+"""Least cost of a frame in bytes: small frames cost time."""
 
 Check = Callable[[Pace], int]
 """Reads one file and returns its size. Raises CorruptFileError or UnknownVersionError."""
 
 
 class Checked(NamedTuple):
-    """What came of one file."""
+    """The result for one file."""
 
     path: Path
     size: int
-    """In bytes; 0: it can't be told."""
+    """Bytes. 0: unknown."""
     damage: CorruptFileError | UnknownVersionError | None
 
 
 def scrub(disk: Disk, *, state: Path, log: Path, pace: Pace = unpaced) -> Iterator[Checked]:
     """Yield every file of a running node's state, and the sealed segments of its log.
 
-    Damage is confirmed; what has gone meanwhile is passed over.
+    Damage is confirmed by a second read. Files that were removed meanwhile are left out.
     """
     for path, check in _checks(disk, state, log, sealed_only=True).items():
         found = _checked(path, check, pace)
@@ -74,8 +74,8 @@ def verify(disk: Disk, *, state: Path, log: Path) -> Iterator[Checked]:
 
 
 def _checks(disk: Disk, state: Path, log: Path, *, sealed_only: bool) -> dict[Path, Check]:
-    """Return how to check each file that is wanted now."""
-    # Before the manifest, beyond which nothing is dropped.
+    """Return the checks of the files that are in use now."""
+    # Listed before the manifest is read: segments after it are never dropped.
     paths = segment.paths(disk, log) if disk.exists(log) else []
     checks: dict[Path, Check] = {}
     applied = LogIndex(0)
@@ -115,7 +115,7 @@ def _checked(path: Path, check: Check, pace: Pace) -> Checked:
 
 
 def _state_checks(disk: Disk, state: Path, said: manifest.State) -> dict[Path, Check]:
-    """Return how to check each file that a manifest needs, itself included."""
+    """Return the checks of the manifest and of the files that it needs."""
     checks: dict[Path, Check] = {state / manifest.NAME: lambda _: _check_manifest(disk, state)}
     for fields in said["runs"]:
         checks |= _run_checks(disk, state / manifest.RUN_DIRECTORY, RunMeta.unpack(fields))
@@ -165,9 +165,9 @@ def _spill_check(disk: Disk, path: Path, refs: list[SpillRef]) -> dict[Path, Che
 
 
 def _end_checks(disk: Disk, log: Path, paths: list[Path], applied: LogIndex) -> dict[Path, Check]:
-    """Return how to check a stopped node's last segment, or that none is missing, and its mark.
+    """Return the checks of a stopped node's mark, and of its last segment or the lack of segments.
 
-    A segment that a crash left unborn is no damage: it is left out of `paths`.
+    A segment whose header a crash left incomplete is no damage. It is removed from `paths`.
     """
     checks: dict[Path, Check] = {}
     floor, mark = applied, log / MARK_NAME
@@ -186,7 +186,7 @@ def _end_checks(disk: Disk, log: Path, paths: list[Path], applied: LogIndex) -> 
 
 
 def _is_unborn(disk: Disk, path: Path, floor: LogIndex) -> bool:
-    """Return whether a start would remove a segment: frames follow only a durable header."""
+    """Return whether a start would remove a segment: frames only follow a durable header."""
     first = segment.first_of(path.name)
     if first is None or first <= floor or disk.size(path) > segment.HEADER_SIZE:
         return False
@@ -195,7 +195,7 @@ def _is_unborn(disk: Disk, path: Path, floor: LogIndex) -> bool:
     except CorruptFileError:
         return True
     except UnknownVersionError:
-        pass  # to be told by its check
+        pass  # its check reports this
     return False
 
 
@@ -218,7 +218,7 @@ def _sealed_check(disk: Disk, path: Path, following: Path) -> Check:
 
 
 def _check_end(disk: Disk, path: Path, floor: LogIndex, pace: Pace) -> int:
-    """Beyond what was durable, and the manifest, damage is a torn tail, which a start cuts."""
+    """Accept damage above the durable index and the manifest: a start cuts such a torn tail."""
     end, damage, (_, last) = _walk(disk, path, pace)
     if last < floor:
         why = damage.why if damage is not None else "the log ends here"
@@ -237,10 +237,10 @@ def _header(disk: Disk, path: Path) -> Header:
 
 
 def _walk(disk: Disk, path: Path, pace: Pace) -> tuple[int, Damage | None, tuple[Epoch, LogIndex]]:
-    """Return where a segment's frames end, why, and (epoch, index) of the last one.
+    """Return the end of a segment's frames, the damage there, and (epoch, index) of the last frame.
 
     Raises:
-        CorruptFileError: a whole frame is not the one that follows.
+        CorruptFileError: an undamaged frame has a wrong index or epoch.
     """
     header = _header(disk, path)
     epoch, index, end = header.epoch_before, LogIndex(header.first - 1), segment.HEADER_SIZE

@@ -5,9 +5,9 @@
                                      |               ^
                                      +---- parts ----+     (replication/shell/snapshot_fetch.py)
 
-A manifest is replaced by a rename and its files never change, so a link to each of them is a
-consistent cut that outlives whatever the source flushes and merges meanwhile. It holds committed
-entries alone, so it is right for every replica of the log, whoever made it.
+A manifest is replaced by a rename, and its files never change. So links to the manifest and its
+files are a consistent cut, which outlives later flushes and merges of the source. It contains only
+committed entries. It is therefore valid for every replica of the log, from any source.
 """
 
 import zlib
@@ -27,14 +27,14 @@ class SnapshotPart(NamedTuple):
     """One file of a snapshot."""
 
     path: str
-    """Below the state's directory."""
+    """Relative to the state's directory."""
     size: int
     crc32: int
     """Of the whole file."""
 
 
 class OfferedUnder(NamedTuple):
-    """Who led when the snapshot was offered: the receiver promises nobody older."""
+    """The leadership when the snapshot was offered. The receiver then promises no older one."""
 
     epoch: Epoch
     leader: ReplicaId
@@ -53,19 +53,19 @@ class Snapshot:
 
     @property
     def size(self) -> int:
-        """Bytes in all of it."""
+        """Bytes of all parts."""
         return sum(part.size for part in self.parts)
 
 
 def is_part_path(path: str) -> bool:
-    """Return whether a part may lie there: the manifest, or a file of one of its directories."""
+    """Return whether a part may have this path: the manifest, or a file in its directories."""
     folder, _, name = path.rpartition("/")
     plain = name not in ("", ".", "..") and "\0" not in name
     return path == manifest.NAME or (folder in manifest.DIRECTORIES and plain)
 
 
 def files(disk: Disk, directory: Path) -> Iterator[Path]:
-    """Yield the files of a state, or of a snapshot's directory; not the directories in it."""
+    """Yield the files of a state or of a snapshot, without the directories."""
     if not disk.exists(directory):
         return
     for folder in (directory, *(directory / name for name in manifest.DIRECTORIES)):
@@ -76,7 +76,7 @@ def files(disk: Disk, directory: Path) -> Iterator[Path]:
 
 
 def crc32_of(disk: Disk, path: Path) -> int:
-    """Return the checksum of a whole file; it is read step by step."""
+    """Return the CRC-32 of a whole file, which is read step by step."""
     crc32, position = 0, 0
     while data := disk.read(path, position, READ_SIZE):
         crc32 = zlib.crc32(data, crc32)
@@ -85,7 +85,7 @@ def crc32_of(disk: Disk, path: Path) -> int:
 
 
 def remove_unnamed(disk: Disk, directory: Path) -> None:
-    """Remove the files of a state that its manifest does not name. For a process that starts.
+    """Remove the files of a state that its manifest does not name. For a starting process.
 
     Raises:
         CorruptFile, UnknownVersion: the manifest can't be read.
@@ -99,6 +99,6 @@ def remove_unnamed(disk: Disk, directory: Path) -> None:
 
 
 def remove_files(disk: Disk, directory: Path) -> None:
-    """Remove the files of a state, or of a snapshot, or what is left of one."""
+    """Remove the files of a state or a snapshot, complete or not."""
     for path in files(disk, directory):
         disk.remove(path)

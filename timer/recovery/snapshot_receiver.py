@@ -1,15 +1,15 @@
-"""The receiver of a snapshot: gathers its parts, and installs it at the next start.
+"""The receiver of a snapshot: collects its parts, and installs it at the next start.
 
-**Receiving** can stop anywhere and go on: `Incoming` keeps each file that the next offer names with
-the same size and checksum, and begins a half one where it ended. A file that is whole is synced and
+**Receiving** can stop at any point and continue. `Incoming` keeps each file whose size and checksum
+the next offer repeats, and continues an incomplete one at its end. A complete file is synced and
 compared with its checksum.
 
-**Installing** replaces the state. It begins with the file `ready`, written when all parts are
-durable and verified, and is done when that is gone. Whoever finds it at start carries the install
-out again from its beginning: nothing in it depends on what an earlier attempt got done. A log that
-is whole and holds the snapshot's entry stays: it goes on from there. Any other begins anew after
-it, and what this replica had acknowledged may be gone, so before its first file goes the caller
-marks its promise as unsure (replication/shell/snapshot_install.py).
+**Installing** replaces the state. The file `ready` begins an install: it is written when all parts
+are durable and verified. The removal of `ready` ends the install. A start that finds `ready`
+repeats the install from the beginning. No step depends on the progress of an earlier attempt. An
+undamaged log with the snapshot's entry stays and continues. Any other log begins anew after that
+entry, and entries that this replica had acknowledged may be lost. Before the first file is removed,
+the caller therefore marks its promise as unsure (replication/shell/snapshot_install.py).
 
     plan, ready     msgpack [version 1, index, epoch, [voters], [[path, size, crc32], ...],
                              [leader's epoch, replica id, nonce]], then its CRC-32
@@ -40,24 +40,24 @@ from timer.recovery.snapshot import (
 VERSION: Final = 1
 
 ROOM_BYTES: Final = 2 * START_BYTES
-"""What a snapshot leaves free: to order the install takes a little, to start the rest."""
+"""Bytes that a snapshot leaves free: the order of the install needs few, a start needs the rest."""
 
 _PLAN: Final = "plan"
 _READY: Final = "ready"
 
 
 class Incoming:
-    """A snapshot on its way here. Belongs to one task or thread at a time."""
+    """A snapshot that is being received. For one task or thread at a time."""
 
     def __init__(self, disk: Disk, directory: Path, room_bytes: int = ROOM_BYTES) -> None:
-        """`room_bytes` stay free on the disk."""
+        """`room_bytes`: bytes to leave free on the disk."""
         self._disk = disk
         self._room_bytes = room_bytes
         self._directory = directory
         self._plan = b""
         self._waiting: list[SnapshotPart] = []
         self._whole: set[SnapshotPart] = set()
-        """Those that were read here, and are good."""
+        """Parts that were read here and verified."""
 
     def planned(self) -> tuple[SnapshotPart, ...]:
         """Return the parts of the snapshot that an earlier process began to receive."""
@@ -65,18 +65,18 @@ class Incoming:
         return said[0].parts if said is not None else ()
 
     def look(self, part: SnapshotPart) -> None:
-        """See whether a planned part is here and whole: it was so, maybe, in memory alone.
+        """Verify a planned part that may be complete. A crash may have lost bytes of it.
 
-        Reads it. `begin` would do so, too, but while whoever offers the snapshot waits.
+        Reads the part. `begin` would read it, too, but the offering node waits for `begin`.
         """
         if self._is_whole(part):
             self._whole.add(part)
 
     def begin(self, snapshot: Snapshot, under: OfferedUnder) -> None:
-        """Receive this one; keep what is here already of its parts.
+        """Begin to receive a snapshot. Keep the present parts of it.
 
         Raises:
-            NotReadyError: there is no room for it.
+            NotReadyError: the disk has too little room.
         """
         disk, directory = self._disk, self._directory
         for name in ("", *manifest.DIRECTORIES):
@@ -98,7 +98,7 @@ class Incoming:
             raise NotReadyError(f"{why}, the disk has {free} free")
 
     def wanted(self) -> tuple[SnapshotPart, int] | None:
-        """Return the part to fetch, and from which byte on. None: all is here."""
+        """Return the part to fetch and the first missing byte; None: all parts are here."""
         if not self._waiting:
             return None
         part = self._waiting[0]
@@ -110,10 +110,10 @@ class Incoming:
         return self._disk.size(path) if self._disk.exists(path) else 0
 
     def put(self, part: SnapshotPart, offset: int, data: Bytes) -> bool:
-        """Keep what was fetched of the wanted part; with its last bytes it is durable.
+        """Append fetched bytes of the wanted part. With its last bytes the part is durable.
 
         Returns:
-            False: it is all here and its checksum is wrong. It begins anew.
+            False: the part is complete and its checksum is wrong. It begins anew.
         """
         assert (part, offset) == self.wanted(), (part, offset, self.wanted())
         assert 0 < len(data) <= part.size - offset, (part, offset, len(data))
@@ -132,11 +132,11 @@ class Incoming:
         return True
 
     def _is_whole(self, part: SnapshotPart) -> bool:
-        """Return whether the file has its size and checksum; a wrong one is removed."""
+        """Return whether the file has its size and checksum. A wrong file is removed."""
         path = self._directory / part.path
         size = self._disk.size(path) if self._disk.exists(path) else -1
         if size == part.size:
-            self._disk.open_append(path).close()  # forgets what only the page cache holds
+            self._disk.open_append(path).close()  # drops bytes that only the page cache has
             with contextlib.suppress(CorruptFileError):
                 if crc32_of(self._disk, path) == part.crc32:
                     return True
@@ -145,12 +145,12 @@ class Incoming:
         return False
 
     def forget(self) -> None:
-        """Begin from nothing next time."""
+        """Remove all parts. The next snapshot begins from nothing."""
         self._whole.clear()
         remove_files(self._disk, self._directory)
 
     def finish(self) -> None:
-        """Let the next start install it: everything is here and was found good."""
+        """Order the install at the next start. All parts are here and verified."""
         assert self.wanted() is None, self.wanted()
         disk, directory = self._disk, self._directory
         for name in ("", *manifest.DIRECTORIES):
@@ -159,11 +159,11 @@ class Incoming:
 
 
 def ready(disk: Disk, incoming: Path) -> tuple[Snapshot, OfferedUnder] | None:
-    """Return the snapshot that has to be installed before anything else is done. None: none.
+    """Return the snapshot that must be installed first; None: no install was ordered.
 
     Raises:
-        CorruptFileError: that can't be read.
-        UnknownVersionError: another program has ordered it.
+        CorruptFileError: the order can't be read.
+        UnknownVersionError: another version wrote the order.
     """
     if not disk.exists(incoming / _READY):
         return None
@@ -179,15 +179,15 @@ def ready(disk: Disk, incoming: Path) -> tuple[Snapshot, OfferedUnder] | None:
 def install(
     disk: Disk, incoming: Path, *, state: Path, log: Path, damaged: Path, keep_log: bool
 ) -> None:
-    """Replace the state by the snapshot that is `ready`, durably; the note of damage goes, too.
+    """Replace the state by the snapshot that is `ready`, durably. Remove the note of damage.
 
-    Begins from the beginning if a crash, or an error, cut it short. `keep_log`: the log holds the
-    snapshot's entry; else it begins anew after that.
+    Repeats the install from the beginning after a crash or an error. `keep_log`: the log has the
+    snapshot's entry and stays. Otherwise it begins anew after that entry.
 
     Raises:
-        CorruptFileError, DiskFailed: it is to be repeated.
+        CorruptFileError, DiskFailed: the caller must repeat it.
     """
-    disk.sync_dir(incoming)  # whoever wrote `ready` may have died before its name was durable
+    disk.sync_dir(incoming)  # a crash may have come before the name `ready` was durable
     found = ready(disk, incoming)
     assert found is not None, incoming
     snapshot, _ = found
@@ -206,14 +206,14 @@ def install(
     if disk.exists(incoming / _PLAN):
         disk.remove(incoming / _PLAN)
         disk.sync_dir(incoming)
-    # From here on there is no way back: the parts may go only when this is certain.
+    # From here on the state is complete. Parts may be removed only when this is durable.
     disk.remove(incoming / _READY)
     disk.sync_dir(incoming)
     remove_files(disk, incoming)
 
 
 def drop_leftovers(disk: Disk, incoming: Path) -> None:
-    """Remove parts that no plan speaks of: their snapshot was installed."""
+    """Remove parts without a plan: their snapshot was installed."""
     if not disk.exists(incoming / _PLAN):
         remove_files(disk, incoming)
 
@@ -225,7 +225,7 @@ def _encode(snapshot: Snapshot, under: OfferedUnder) -> bytes:
 
 
 def _read(disk: Disk, path: Path) -> tuple[Snapshot, OfferedUnder] | None:
-    """Return what a plan says; None: there is none, or it is damaged or another version's."""
+    """Return the content of a plan; None: it is absent, damaged or of another version."""
     try:
         data = disk.read(path) if disk.exists(path) else b""
     except CorruptFileError:
@@ -244,7 +244,7 @@ def _read(disk: Disk, path: Path) -> tuple[Snapshot, OfferedUnder] | None:
 
 
 def _version(data: bytes) -> int | None:
-    """Return the version of a plan; None: it is damaged."""
+    """Return the version of a plan; None if it is damaged."""
     body = data[:-4]
     if not body or zlib.crc32(body).to_bytes(4, "little") != data[-4:]:
         return None

@@ -1,7 +1,7 @@
-"""The source of a snapshot: pins its newest manifest, and what that names, for those who fetch.
+"""The source of a snapshot: pins its newest manifest and the files that it names, for receivers.
 
-One snapshot at a time, by hard links in a directory of its own; timer/recovery/snapshot.py has the
-picture.
+One snapshot at a time, by hard links in a directory of its own. timer/recovery/snapshot.py has a
+drawing.
 """
 
 from pathlib import Path
@@ -14,20 +14,20 @@ from timer.recovery import manifest
 from timer.recovery.snapshot import Snapshot, SnapshotPart, crc32_of, remove_files
 
 TAKE_TRIES: Final = 20
-"""Each lost to a newer manifest, and these are seconds apart."""
+"""Attempts to pin. One fails if a newer manifest is written meanwhile, once in some seconds."""
 
 PINNED_MS: Final = 60_000
-"""How long a snapshot stays pinned, and the log after it kept, for somebody who fell silent."""
+"""Time since the last read after which a snapshot is unpinned, and the log after it is freed."""
 
 
 def take(disk: Disk, state: Path, into: Path) -> Snapshot:
-    """Pin the newest manifest and all that it names under `into`; return what that is.
+    """Pin the newest manifest and the files that it names under `into`. Return the snapshot.
 
-    Reads what the manifest has no checksum for. May run beside flushes.
+    Reads the files for which the manifest has no checksum. May run beside flushes.
 
     Raises:
-        NotReadyError: there is no manifest yet, or one replaced the other too fast.
-        CorruptFileError: a file is not what the manifest says.
+        NotReadyError: there is no manifest yet, or each attempt met a newer manifest.
+        CorruptFileError: a file differs from the manifest's description.
     """
     if not disk.exists(state / manifest.NAME):
         raise NotReadyError("no manifest was written yet")
@@ -36,10 +36,10 @@ def take(disk: Disk, state: Path, into: Path) -> Snapshot:
         try:
             return _take(disk, state, into)
         except FileNotFoundError:
-            continue  # a newer manifest has come, and what the old one named is gone
+            continue  # a newer manifest was written, and files of the old one are removed
         except CorruptFileError as found:
             path = Path(str(found.path))
-            if path.is_relative_to(into):  # a link to the same bytes
+            if path.is_relative_to(into):  # a link: report the original's path
                 path = state / path.relative_to(into)
             raise CorruptFileError(path, found.position, found.why) from None
     raise NotReadyError("manifests replaced each other too fast")
@@ -48,7 +48,7 @@ def take(disk: Disk, state: Path, into: Path) -> Snapshot:
 def _take(disk: Disk, state: Path, into: Path) -> Snapshot:
     for name in ("", *manifest.DIRECTORIES):
         disk.make_dir(into / name)
-    # The manifest first: what is read of it then is what was pinned.
+    # The manifest first: the pinned one is then read.
     disk.link(state / manifest.NAME, into / manifest.NAME)
     said = manifest.read(disk, into)
     assert said is not None, into
@@ -73,27 +73,27 @@ def _take(disk: Disk, state: Path, into: Path) -> Snapshot:
 
 
 class OfferedSnapshot:
-    """The snapshot that a node offers: one at a time, whoever asks, until nobody has for a while.
+    """The snapshot that a node offers, to any number of receivers, until none has read for a while.
 
-    Nothing here is safe for two threads at once.
+    Not safe for two threads at once.
     """
 
     def __init__(self, disk: Disk, state: Path, directory: Path) -> None:
-        """Begin with none; what an earlier process pinned in `directory` is removed."""
+        """Begin without one. Remove the files that an earlier process pinned in `directory`."""
         self._disk = disk
         self._state = state
         self._directory = directory
         self._used = False
-        """Since `expire` last looked."""
+        """Read or pinned since the last `expire`."""
         self._used_ms = MonoMs(0)
         self.pinned: Snapshot | None = None
-        """Who installs it needs the log after its index."""
+        """The pinned snapshot. A receiver that installs it needs the log after its index."""
         remove_files(disk, directory)
 
     def offer(self, known: LogIndex = LogIndex(0)) -> Snapshot:
-        """Return the pinned snapshot, or pin the newest: if none is, or none beyond `known`.
+        """Return the pinned snapshot. If none is, or none beyond `known`, pin the newest first.
 
-        To be read keeps it pinned, to be offered does not: who has no room for it asks for ever.
+        A read keeps it pinned, an offer does not: a receiver without room would retry for ever.
 
         Raises:
             NotReadyError, CorruptFileError: see `take`.
@@ -105,31 +105,31 @@ class OfferedSnapshot:
         return self.pinned
 
     def read(self, part: SnapshotPart, offset: int, size: int) -> bytes | None:
-        """Return bytes [offset, offset + size) of a part. None: it is not pinned any more."""
+        """Return bytes [offset, offset + size) of a part; None if it is not pinned any more."""
         if not self.holds(part):
             return None
         self._used = True
         return self._disk.read(self._directory / part.path, offset, size)
 
     def holds(self, part: SnapshotPart) -> bool:
-        """Return whether a part is pinned. Any thread may ask."""
+        """Return whether a part is pinned. For any thread."""
         pinned = self.pinned
         return pinned is not None and part in pinned.parts
 
     def check(self, path: str) -> None:
-        """Read a part that did not arrive as it should have.
+        """Read a part that a receiver found damaged.
 
         Raises:
-            CorruptFileError: it is this node's that is damaged.
+            CorruptFileError: this node's file is damaged.
         """
         for part in self.pinned.parts if self.pinned is not None else ():
             if part.path == path and crc32_of(self._disk, self._directory / path) != part.crc32:
                 raise CorruptFileError(self._state / path, 0, "checksum mismatch")
 
     def expire(self, now_ms: MonoMs) -> None:
-        """Unpin what nobody has asked for within PINNED_MS. For every now and then.
+        """Unpin a snapshot that was not read within PINNED_MS. Call it now and then.
 
-        `now_ms` is the caller's monotonic clock.
+        `now_ms`: the caller's monotonic clock.
         """
         if self._used:
             self._used, self._used_ms = False, now_ms
