@@ -216,7 +216,7 @@ async def test_reschedule_by_id_that_a_policy_overtakes_is_refused_not_decided_w
     scope, said, now = Scope("", TopicId(1)), ScopePolicy(fixed_delay_ms=5), call.host.now()
     alter = partial(call.host.leader.alter, scope, said, (), now, lambda _: None)
     asyncio.get_running_loop().call_soon(alter)  # before any entry is appended
-    with pytest.raises(NotReadyError, match="ask again"):
+    with pytest.raises(NotReadyError, match="a policy changed meanwhile; retry"):
         await moving
     assert [*(await call(ids(0))).results] == [pb.RESCHEDULED]
     assert moved(call) == set()

@@ -206,5 +206,5 @@ def test_message_is_let_go_when_its_retention_is_over(world: World, topic: str) 
         return found if found.queue_begin == 1 else None
 
     assert world.until(gone).ready == 0
-    with pytest.raises(InvalidRequest, match="the topic keeps 1 to 1"):
+    with pytest.raises(InvalidRequest, match="must be 1 to 1"):
         client.seek_group(topic, "g", offset=0)

@@ -88,7 +88,7 @@ def test_seek_forward_leaves_out_what_is_before_and_lets_it_go() -> None:
     seek(play, group, 2)
     assert play.last() == ([2], [2])
     assert play.machine.topics[play.topic_id].queue.begin == 2
-    with pytest.raises(timer_errors.InvalidRequestError, match="the topic keeps 2 to 3"):
+    with pytest.raises(timer_errors.InvalidRequestError, match="must be 2 to 3"):
         play.leader.groups.seek(group, QueueOffset(1), play.done("too early"))
     with pytest.raises(timer_errors.InvalidRequestError, match="offset = 4"):
         play.leader.groups.seek(group, QueueOffset(4), play.done("too late"))

@@ -95,7 +95,7 @@ def test_sequence_with_another_body_is_no_repetition() -> None:
     one = replace(answer(1), body=77)
     producers.accept(me, one, UnixMs(1))
     assert producers.repeated(me, 1, 77) is one
-    with pytest.raises(InvalidRequestError, match="sequence = 1: was another request's"):
+    with pytest.raises(InvalidRequestError, match="sequence = 1: was used by another request"):
         producers.repeated(me, 1, 78)
 
 

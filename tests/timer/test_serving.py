@@ -384,9 +384,7 @@ def test_dead_letters_stay_where_their_topic_is_being_deleted() -> None:
     delivery, told = letters_of(play, letters), list[object]()
     assert len(play.leader.groups.redrive(delivery, told.append)) == 1
     play.leader.delete_topic(play.topic_id, play.now, play.done("delete"))
-    assert [str(each) for each in told] == [
-        str(NotReadyError("the topic is being deleted; ask again"))
-    ]
+    assert [str(each) for each in told] == [str(NotReadyError("the topic is being deleted; retry"))]
     with pytest.raises(NotReadyError):
         play.leader.groups.redrive(delivery, told.append)
     play.settle()

@@ -1,11 +1,12 @@
-"""Pages: the rows of queue blocks that are in memory, and which of them may leave it.
+"""Pages: the rows of queue blocks that are in memory, and the eviction of pages.
 
-    fired --> unspilled --a flush wrote it--> spilled --evicted, the oldest first--> only in a file
-                                                 ^                                        |
-                                                 +------- fetched (thread) <-- wanted ----+
+    fired --> unspilled --flushed to a file--> spilled --evicted, the oldest first--> only in a file
+                                                  ^                                        |
+                                                  +------- fetched (thread) <-- wanted ----+
 
-What no file holds stays. Of the rest so much stays as the shell allows: what a consumer is about to
-get is wanted before, and comes back in order. Which pages are in memory decides no outcome.
+Pages that are in no file stay in memory. Of the others, the shell allows a number of bytes. Pages
+are requested before a consumer needs them, and are read in order. No outcome depends on which pages
+are in memory.
 """
 
 from dataclasses import dataclass
@@ -18,22 +19,22 @@ from timer.model.units import QueueOffset
 from timer.pending.memory.key_index import PLAIN, KeyHasher
 
 PAGE_OVERHEAD: Final = 1_024
-"""Bytes of memory that a page takes besides its rows, about."""
+"""Approximate bytes of memory that a page takes beside its rows."""
 
 
 @dataclass(slots=True, eq=False)
 class BlockRows:
-    """The rows of a block and what they point into."""
+    """The rows of a block, and the buffers that they point into."""
 
     rows: RowArray
     bufs: Buffers
     fired_at_ms: I64
-    """Of each row (n,)."""
+    """Time at which each row fired, Unix milliseconds, (n,)."""
     size: int = 0
-    """Bytes of memory, about: of its own rows, where it shares what they point into."""
+    """Approximate bytes of memory; of a shared buffer only the part of its own rows."""
 
     def __post_init__(self) -> None:
-        """Weigh it, unless that was done."""
+        """Compute the size if none was given."""
         if not self.size:
             self.size = PAGE_OVERHEAD + int(row_bytes(self.rows).sum())
             self.size += self.rows.nbytes + self.fired_at_ms.nbytes
@@ -45,7 +46,7 @@ class BlockRows:
 
 @dataclass(frozen=True, slots=True)
 class SpillRef:
-    """Where a block lies in a spill file (timer/ready/spill.py)."""
+    """The place of a block in a spill file (timer/ready/spill.py)."""
 
     file: str
     position: int
@@ -61,18 +62,18 @@ class Block:
     page: BlockRows | None
     spill: SpillRef | None = None
     fired_at_ms: int = 0
-    """When its first message fired, known also without its page."""
+    """Time at which the first message fired, Unix milliseconds; known also without the page."""
     payload_bytes: int = 0
-    """Of all its messages, likewise."""
+    """Payload bytes of all messages; known also without the page."""
     payload_bytes_end: int = 0
-    """Of those before it in its queue, too, since some time."""
+    """Payload bytes of the queue's messages up to this block's end, counted from a common start."""
     due_ms_min: int = 0
     due_ms_max: int = 0
-    """Of all its messages: which have expired is seldom asked of the page."""
+    """Least and greatest due of the messages: expiry seldom needs the page."""
 
     @classmethod
     def of(cls, first: QueueOffset, page: BlockRows, spill: SpillRef | None = None) -> "Block":
-        """Return the block of a page, with what is known also without it."""
+        """Return the block of a page, with the fields that are known also without the page."""
         due_ms = page.rows["due_ms"]
         return cls(
             first,
@@ -91,16 +92,16 @@ class Pages:
 
     def __init__(self, hasher: KeyHasher = PLAIN) -> None:
         self.hasher = hasher
-        """Of the keys of what fired."""
+        """Hashes the keys of fired messages."""
         self.unspilled_size = 0
-        """Bytes of pages that no file holds."""
+        """Bytes of pages that are in no file."""
         self.spilled_size = 0
-        """Bytes of pages that could leave memory."""
+        """Bytes of pages that may be evicted."""
         self._spilled: dict[Block, None] = {}  # the oldest first
         self._wanted: dict[Block, None] = {}
 
     def add(self, block: Block) -> None:
-        """A block came into a queue."""
+        """Count the page of a block that was added to a queue."""
         if block.page is None:
             return
         if block.spill is None:
@@ -110,7 +111,7 @@ class Pages:
             self._spilled[block] = None
 
     def remove(self, block: Block) -> None:
-        """A block left its queue."""
+        """Forget a block that left its queue."""
         self._wanted.pop(block, None)
         if block.page is None:
             return
@@ -121,12 +122,12 @@ class Pages:
             del self._spilled[block]
 
     def want(self, block: Block) -> None:
-        """Ask for the page of a block, unless it is there."""
+        """Request the page of a block if it is not in memory."""
         if block.page is None:
             self._wanted[block] = None
 
     def wanted(self, size_max: int) -> list[Block]:
-        """Return the blocks whose pages are to be fetched next, about so many bytes of them."""
+        """Return the blocks to fetch next, about `size_max` bytes of them."""
         blocks: list[Block] = []
         for block in self._wanted:
             if size_max <= 0:
@@ -137,11 +138,11 @@ class Pages:
         return blocks
 
     def wants(self, block: Block) -> bool:
-        """Return whether the block is wanted; one that left its queue is not."""
+        """Return whether a block's page is requested; a block that left its queue is not."""
         return block in self._wanted
 
     def fetched(self, block: Block, page: BlockRows) -> None:
-        """Use a page that was read, if it is still wanted."""
+        """Install a page that was read, if it is still requested."""
         if block in self._wanted:
             del self._wanted[block]
             assert block.page is None
@@ -149,7 +150,7 @@ class Pages:
             self.add(block)
 
     def evict(self, size_max: int) -> None:
-        """Let the oldest spilled pages go, until they take no more than `size_max` bytes."""
+        """Evict the oldest spilled pages until the rest takes at most `size_max` bytes."""
         while self.spilled_size > size_max:
             block = next(iter(self._spilled))
             self.remove(block)
@@ -157,5 +158,5 @@ class Pages:
 
 
 def constant_ms(value: int, count: int) -> I64:
-    """Return a column of equal times (count,), of which only one is kept in memory."""
+    """Return a column of equal times, (count,); only one value is in memory."""
     return np.broadcast_to(np.int64(value), count)

@@ -1,16 +1,16 @@
 """Spill files: fired rows that some group has not acked, written with a manifest. Format 2.
 
-Immutable, one per manifest that found blocks which no file held yet, or files that are needed for
-little: what is left of these moves to the new one. Little-endian:
+The files are immutable. A manifest writes at most one: it holds the blocks that are in no file yet,
+and blocks copied from files of which little is still needed. Little-endian:
 
     header      8s magic b"TIMERSPL", u32 version, u32 reserved
     per block   u32 crc32 of the rest of the block, u32 length of the body,
                 u32 topic, u32 rows, u64 first queue offset
                 body: n x u64 seq, n x i64 fired_at_ms, then the columns of timer/model/columns.py
 
-A block has at most 4,096 rows, and at most a megabyte unless one row alone is larger: so much is
-read at a time when it is wanted. Where blocks lie stands in the manifest; they are verified when
-they are read, their files' names and sizes at start.
+A block has at most 4,096 rows and at most a megabyte, except that one larger row is a block of its
+own. A read fetches one block. The manifest holds the places of the blocks. A block is verified when
+it is read; the files' names and sizes are verified at start.
 """
 
 import struct
@@ -36,12 +36,12 @@ BLOCK_ROWS_MAX: Final = 4_096
 BLOCK_SIZE_MAX: Final = 1 << 20
 WRITE_SIZE: Final = 1 << 20
 SPARSE: Final = 4
-"""A file of which less than one part in so many is needed is given up: that part is copied."""
+"""A file of which less than one part in so many is needed is dropped; that part is copied."""
 SMALL_SIZE: Final = 256 << 10
 SMALL_FILES_MAX: Final = 8
-"""More files below SMALL_SIZE than this become one."""
+"""Above this number of files below SMALL_SIZE, the small files are merged into one."""
 MOVED_SIZE_MAX: Final = 256 << 20
-"""Bytes that are copied with one manifest, about: no file more after these."""
+"""Approximate bytes copied with one manifest: above it no further file is added."""
 
 _HEADER: Final = struct.Struct("<8sII")
 _CRC: Final = struct.Struct("<I")
@@ -50,16 +50,16 @@ _BLOCK: Final = struct.Struct("<IIIQ")
 
 @dataclass(slots=True)
 class Spill:
-    """The blocks of one queue that no file holds yet, and what they become."""
+    """The blocks of one queue that are in no file yet, and the written blocks that replace them."""
 
     topic: TopicId
     queue: Queue
     old: list[Block]
     new: list[Block]
-    """Written: as few and large as may be."""
+    """The written blocks: as few and as large as possible."""
 
     def install(self) -> None:
-        """Let the new blocks take the place of the old ones."""
+        """Replace the old blocks by the new ones."""
         self.queue.spilled(self.old, self.new)
 
 
@@ -70,13 +70,13 @@ def write_spill(
     moved: Sequence[SpillRef] = (),
     pace: Pace = unpaced,
 ) -> dict[SpillRef, SpillRef]:
-    """Write the blocks to a new file, durably, and fill in what they become. For a thread.
+    """Write the blocks to a new file, durably, and fill in `Spill.new`. For a thread.
 
-    Copies those at `moved` from other files, and returns where they lie now. `pace` hears of the
-    bytes of each.
+    Also copies the blocks at `moved` from other files, and returns their new places. `pace` is
+    called with the bytes of each copy.
 
     Raises:
-        CorruptFileError: one of these is damaged.
+        CorruptFileError: a block at `moved` is damaged.
     """
     file = disk.open_append(path)
     places: dict[SpillRef, SpillRef] = {}
@@ -113,10 +113,10 @@ def write_spill(
 
 
 def sparse(disk: Disk, directory: Path, refs: Sequence[SpillRef], size_max: int) -> list[SpillRef]:
-    """Return those of all `refs` that should move to another file, and fit. For a thread.
+    """Return the blocks among all `refs` that should move to another file, and fit. For a thread.
 
-    Their files hold little that is needed, or are many and small. Where not all of them fit in
-    `size_max` bytes, those go first that free most.
+    These are the blocks of files of which little is needed, or of many small files. If they do not
+    all fit in `size_max` bytes, the files that free most go first.
     """
     needed: dict[str, int] = {}
     for ref in refs:
@@ -182,11 +182,11 @@ def _encode(topic: TopicId, first: QueueOffset, pages: Sequence[BlockRows]) -> b
 
 
 def check_spill(disk: Disk, path: Path, refs: Sequence[SpillRef]) -> None:
-    """Check that the file is there and long enough for the blocks at `refs`.
+    """Check that the file exists and is long enough for the blocks at `refs`.
 
     Raises:
-        CorruptFileError: it is missing or cut.
-        UnknownVersionError: it was written by another version.
+        CorruptFileError: the file is missing or cut.
+        UnknownVersionError: another version wrote the file.
     """
     try:
         data, size = disk.read(path, 0, _HEADER.size), disk.size(path)
@@ -208,7 +208,7 @@ def read_page(disk: Disk, directory: Path, ref: SpillRef) -> BlockRows:
     """Return the page of the block at `ref`. For a thread.
 
     Raises:
-        FileNotFoundError: the file is gone, as it is once no queue needs it.
+        FileNotFoundError: the file was deleted, because no queue needs it any more.
         CorruptFileError: the block is cut or damaged.
     """
     path = directory / ref.file
@@ -229,7 +229,7 @@ def _decode(data: memoryview, path: Path, ref: SpillRef) -> BlockRows:
 
 
 class PageFetch:
-    """Pages that are wanted, to be read by a thread. A block may move to another file meanwhile."""
+    """Requested pages, to be read by a thread. A block may move to another file meanwhile."""
 
     def __init__(self, disk: Disk, directory: Path, blocks: Sequence[Block]) -> None:
         self._disk = disk
@@ -238,7 +238,7 @@ class PageFetch:
         self._pages: list[tuple[Block, SpillRef, BlockRows | None]] = []
 
     def read(self) -> None:
-        """Read them.
+        """Read the pages.
 
         Raises:
             CorruptFileError: a block is cut or damaged.
@@ -252,7 +252,7 @@ class PageFetch:
             self._pages.append((block, ref, page))
 
     def install(self, pages: Pages) -> None:
-        """Put the pages where they are still wanted.
+        """Install the pages that are still requested.
 
         Raises:
             CorruptFileError: the file of such a block is missing.
@@ -260,5 +260,5 @@ class PageFetch:
         for block, ref, page in self._pages:
             if page is not None:
                 pages.fetched(block, page)
-            elif pages.wants(block) and block.spill == ref:  # else all have acked it meanwhile
+            elif pages.wants(block) and block.spill == ref:  # otherwise it moved or was acked
                 raise CorruptFileError(self._directory / ref.file, 0, "the file is missing")

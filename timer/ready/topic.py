@@ -140,7 +140,7 @@ class Topic:
         return UnixMs(0) if self._trims else UnixMs(queue.marks[0][0] + self._kept_ms)
 
     def forget(self, now_ms: UnixMs) -> None:
-        """Drop the messages that every group has acked and whose retention is over."""
+        """Drop the messages that every group has acked and that are past their retention."""
         if self._trims:
             self.trim()
         else:

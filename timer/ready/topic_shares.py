@@ -1,10 +1,10 @@
-"""Shares: rows split by topic, with the sums that each topic's state takes of its own.
+"""Shares: rows split by topic, with the sums that each topic's state adds up.
 
-    rows      b a c a b a ...                 in firing order, or as they were scheduled
+    rows      b a c a b a ...                 in firing order, or in the order of scheduling
     shares    a: a a a   b: b b   c: c        each in the order of `rows`, in the order of topic ids
 
-The sums of all shares are worked out together: ten calls of numpy for each of a thousand topics
-would hold the loop for 50 ms.
+The sums of all shares are computed together. Ten calls of numpy for each of a thousand topics
+would block the event loop for 50 ms.
 """
 
 from collections.abc import Iterator
@@ -25,12 +25,12 @@ class TopicRows(NamedTuple):
     topic: int
     rows: RowArray
     sum: int
-    """Of the rows' hashes: see `row_sum`."""
+    """Sum of the rows' hashes: see `row_sum`."""
     payload_bytes: int
 
 
 def shares_of(rows: RowArray) -> Iterator[TopicRows]:
-    """Yield the rows by topic, at least one row a share."""
+    """Yield the rows by topic, at least one row in each share."""
     topics = rows["topic"]
     if not len(rows):
         return
@@ -60,12 +60,12 @@ def row_sum(rows: RowArray) -> int:
 
 
 def row_hashes(rows: RowArray) -> U64:
-    """Return what `row_sum` adds up (n, uint64)."""
+    """Return the hashes that `row_sum` adds up, (n, uint64)."""
     hashes = mix(mix(rows["due_ms"].astype(np.uint64)) ^ rows["seq"])
     return mix(hashes ^ rows["payload_size"])
 
 
 def payload_bytes(rows: RowArray) -> int:
-    """Return how many bytes the payloads of rows have."""
+    """Return the sum of the rows' payload sizes, bytes."""
     sizes = rows["payload_size"]
     return sizes.item() if len(sizes) == 1 else int(sizes.sum(dtype=np.int64))

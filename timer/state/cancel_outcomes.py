@@ -1,11 +1,13 @@
-"""How timers ended: what lets a cancel say ALREADY_CANCELLED, and a late one not ALREADY_FIRED.
+"""Outcomes of ended timers, so that a later cancel can return the right result.
 
 A fired row needs no record: a genuine id at or before the last read time either fired or was
-cancelled. So only cancels are kept: as seqs, in buckets of one minute of their due time, until
-firing has passed that minute by the horizon. An id says its due time, so one bucket is asked.
+cancelled. Only cancels are recorded: their seqs, in buckets of one minute of the due time. A bucket
+is dropped when firing has passed its minute by the horizon. An id contains its due time, so a
+lookup reads one bucket.
 
-What was held (timer/pending/memory/held_rows.py) may end long after its due time: as fired,
-cancelled or dropped. Of these all are kept, in buckets of one minute of their end, for the horizon.
+Held timers (timer/pending/memory/held_rows.py) may end long after their due times, as fired,
+cancelled or dropped. All of these ends are recorded, in buckets of one minute of the end, for the
+horizon.
 """
 
 from collections.abc import Iterator
@@ -23,25 +25,25 @@ from timer.model.units import UnixMs
 HORIZON_MS: Final = 600_000
 BUCKET_MS: Final = 60_000
 ARRAY_ROWS_MAX: Final = 1 << 20
-"""Beyond it arrays are not merged any more: that takes some milliseconds at most."""
+"""Most rows of a merged array, so that a merge takes some milliseconds at most."""
 
 _MASK: Final = (1 << 64) - 1
 
 
 @dataclass(slots=True)
 class Cancels:
-    """The seqs of cancelled timers that are not forgotten yet."""
+    """The seqs of cancelled timers that are still remembered."""
 
     buckets: dict[int, list[U64]] = field(default_factory=dict)
     """Minute of the due time -> arrays of seqs, each sorted, the largest first.
-    Minutes stand in the order in which they came here: manifests hold them so."""
+    Minutes are in order of insertion; manifests keep that order."""
     sum: int = 0
-    """Of the hashes of all seqs in here, modulo 2 ** 64: order-free, for the digest."""
+    """Order-free sum of the hashes of all seqs, modulo 2 ** 64, for the digest."""
     _sums: SortedDict = field(default_factory=SortedDict)
-    """The same of each bucket, the first minute first: timers may be due in very many of them."""
+    """The same sum for each bucket, by minute: cancelled timers may be due in very many."""
 
     def add(self, due_ms: I64, seq: U64) -> None:
-        """Remember that these timers were cancelled."""
+        """Record cancelled timers."""
         for minute, at in _by_minute(due_ms):
             mine = seq[at]
             mine.sort()
@@ -53,14 +55,14 @@ class Cancels:
         arrays.append(seq)
         while len(arrays) > 1 and _alike(*arrays[-2:]):
             merged = np.concatenate([arrays.pop(), arrays.pop()])
-            merged.sort(kind="stable")  # which merges what is sorted
+            merged.sort(kind="stable")  # a stable sort merges sorted halves
             arrays.append(merged)
         added = _sum(seq)
         self._sums[minute] = self._sums.get(minute, 0) + added
         self.sum = (self.sum + added) & _MASK
 
     def contain(self, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
-        """Return which of these timers are remembered as cancelled (n, bool)."""
+        """Return which of these timers are recorded as cancelled, (n, bool)."""
         found = np.zeros(len(seq), np.bool_)
         for minute, at in _by_minute(due_ms):
             arrays = self.buckets.get(minute)
@@ -82,14 +84,14 @@ class Cancels:
 
 
 class Late(Cancels):
-    """The seqs of timers that ended after their due time, by when they did."""
+    """The seqs of timers that ended after their due times, by the minute of their end."""
 
     def ended(self, time_ms: UnixMs, seq: U64) -> None:
-        """Remember that these ended then."""
+        """Record timers that ended at `time_ms`."""
         self.restore(time_ms // BUCKET_MS, np.sort(seq))
 
     def among(self, seq: U64) -> npt.NDArray[np.bool_]:
-        """Return which of these timers are remembered (n, bool)."""
+        """Return which of these timers are recorded, (n, bool)."""
         found = np.zeros(len(seq), np.bool_)
         for arrays in self.buckets.values():
             for array in arrays:
@@ -98,7 +100,7 @@ class Late(Cancels):
 
 
 def _alike(left: U64, right: U64) -> bool:
-    """Return whether two neighbours should be one array, so that there are few of them."""
+    """Return whether two neighbouring arrays should be merged, to have few arrays."""
     return len(left) < 2 * len(right) and len(left) + len(right) <= ARRAY_ROWS_MAX
 
 

@@ -1,11 +1,11 @@
-"""The digest: a hash of a machine's state that does not depend on how it lies in files (P6).
+"""The digest: a hash of a machine's state, independent of the file layout (P6).
 
-    topic, touched --hash--> its part --.
-    topic, left alone --------> as it was --+-- sum modulo 2 ** 64 --> digest, with all else
+    a changed topic --hash--> its part --.
+    an unchanged topic ------> its part --+-- sum modulo 2 ** 64 --> digest, with all other state
 
-It visits what is not topics, and the topics that changed since the last digest: never rows, and not
-ten thousand topics for one of them; of a topic that changed, the groups that did. Of producers,
-too, only those that changed are hashed again.
+The digest visits no rows. It hashes the topics that changed since the last digest, and in them the
+groups that changed. Of producers, too, it hashes only the changed ones. One change among ten
+thousand topics therefore costs one hash.
 """
 
 import hashlib
@@ -84,15 +84,15 @@ def _words_of(settings: GroupSettings) -> bytes:
 
 
 def topic_sum(changed: set[TopicId], *, anew: bool = False) -> TopicSum:
-    """Return the sum of the topics' hashes, which the digest contains modulo 2 ** 64.
+    """Return the sum of the topics' hashes; the digest contains it modulo 2 ** 64.
 
-    `anew`: what is known of groups is not asked.
+    `anew`: hash every group, also those that did not change.
     """
     return TopicSum(changed, partial(_topic_hash, _group_hash if anew else _kept_hash))
 
 
 def digest_of(machine: "Machine", hashes: TopicSum, *, anew: bool = False) -> str:
-    """Return the digest, 16 hex digits; `hashes`: the machine's, or a fresh one for all anew."""
+    """Return the digest, 16 hex digits. `hashes`: the machine's sum, or one computed anew."""
     digest, counts = _Hash(), machine.counts
     digest.put(machine.applied_index, machine.last_read_time_ms, machine.next_seq)
     digest.put(machine.next_topic_id, machine.next_group_id, machine.topic_deleted_in)

@@ -1,11 +1,11 @@
-"""The long part of an entry's work, in portions of some milliseconds.
+"""Portions: the long part of an entry's work, in steps of some milliseconds.
 
-    next entry --do, do, ...--> its many topics or producers have changed --apply--> the rest
+    next entry --do, do, ...--> its many topics or producers are changed --apply--> the rest
 
-A POLICY may be about every topic, an EPOCH is about every group, and a CHECKPOINT forgets producers
-that are idle. A SCHEDULE of many rows needs memory. The event loop has its turn between two
-portions. No other entry is applied meanwhile, and no cut is taken, so replicas agree whatever
-portions they make.
+A POLICY may concern every topic, an EPOCH concerns every group, and a CHECKPOINT forgets idle
+producers. A SCHEDULE of many rows needs memory. The event loop has its turn between two portions.
+No other entry is applied meanwhile, and no checkpoint cut is taken. Replicas therefore agree even
+if their portions differ.
 """
 
 from collections.abc import Iterator
@@ -29,16 +29,16 @@ KINDS: Final = frozenset({EntryKind.POLICY, EntryKind.EPOCH, EntryKind.CHECKPOIN
 
 
 class Portions:
-    """See the module. A part of the machine."""
+    """The portions of the next entry. A part of the machine."""
 
     def __init__(self, machine: "Machine") -> None:
         self._machine = machine
         self._left: Iterator[None] | None = None
-        """Of the next entry's work. None: nothing has begun."""
+        """Rest of the next entry's work. None: it has not begun."""
 
     @property
     def begun(self) -> bool:
-        """Whether some of the next entry's work is done: no cut may be taken before the rest is."""
+        """Whether part of the next entry's work is done; then no cut may be taken."""
         return self._left is not None
 
     def do(self, entry: Entry) -> bool:
@@ -57,7 +57,7 @@ class Portions:
         return True
 
     def finish(self, entry: Entry) -> None:
-        """Do all that is left: the entry is applied now."""
+        """Do the rest of the work: the entry is applied now."""
         while not self.do(entry):
             pass
         self._left = None

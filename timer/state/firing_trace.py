@@ -1,15 +1,14 @@
-"""What apply notes so that the story of a timer can be told from the log
-(timer/state/timer_story.py).
+"""The trace: notes made at apply, from which timer/state/timer_story.py tells a timer's story.
 
-    marks     (entry, next seq) at each CHECKPOINT: between which entries a seq was issued. An entry
-              of which some parts issued none, as they were repeated or refused, has a mark of its
-              own: so seqs between two marks can be counted from the log alone
-    firings   per FIRE and topic: the seqs, and the queue offset of the first. The log says that
-              something fired, not what; and a message that all groups have acked is gone
+    marks     (entry, next seq) at each CHECKPOINT: the entries between which a seq was issued. An
+              entry with repeated or rejected parts, which issue no seq, has a mark of its own. The
+              seqs between two marks can therefore be counted from the log alone
+    firings   per FIRE and topic: the seqs, and the queue offset of the first. A FIRE entry does not
+              name its timers, and a message that all groups have acked is gone
     drops     per FIRE and topic: the seqs of held timers that it dropped
 
-They decide nothing. They are of the state all the same, so that every replica and a restarted one
-tell the same story, and are bounded: what is older has a story with a gap.
+The notes decide nothing. They are still part of the state, so that every replica and a restarted
+one tell the same story. They are bounded: stories of older timers have gaps.
 """
 
 from collections import deque
@@ -23,18 +22,18 @@ from timer.model.columns import U64, RowArray
 from timer.model.units import LogIndex, QueueOffset, Seq, TopicId
 
 MARKS_MAX: Final = 32_768
-"""A day of them, if timers are scheduled all the time."""
+"""A day of marks, if timers are scheduled all the time."""
 FIRED_ROWS_MAX: Final = 262_144
 FIRINGS_MAX: Final = 16_384
 
 
 class SeqMark(NamedTuple):
-    """Entries from `entry` on issue seqs from `next_seq` on."""
+    """A note that entries from `entry` on issue seqs from `next_seq` on."""
 
     entry: LogIndex
     next_seq: Seq
     refused: bytes = b""
-    """Parts of this very entry that issue none: a bit for each, as np.packbits has them."""
+    """Parts of this entry that issue no seq: one bit each, as by np.packbits."""
 
     def refuses(self, part: int) -> bool:
         """Return whether a part of the entry issues no seq."""
@@ -49,11 +48,11 @@ class Firing(NamedTuple):
     topic: TopicId
     first: QueueOffset
     seqs: U64
-    """(n,) at offsets first, first + 1, …"""
+    """(n,), at offsets first, first + 1, …"""
 
 
 class FiringPlace(NamedTuple):
-    """Where one timer went."""
+    """The entry that fired one timer, and its place in its topic's queue."""
 
     entry: LogIndex
     topic: TopicId
@@ -62,25 +61,25 @@ class FiringPlace(NamedTuple):
 
 @dataclass(slots=True)
 class Trace:
-    """See the module."""
+    """The marks, firings and drops; see the module."""
 
     marks: deque[SeqMark] = field(
         default_factory=lambda: deque([SeqMark(LogIndex(1), Seq(1))], maxlen=MARKS_MAX)
     )
     firings: deque[Firing] = field(default_factory=deque)
     drops: deque[Firing] = field(default_factory=deque)
-    """With offsets that mean nothing."""
+    """Drops; their offsets have no meaning."""
     _rows: int = 0
-    """In all firings."""
+    """Number of rows in all firings."""
     _drop_rows: int = 0
 
     def mark(self, index: LogIndex, next_seq: Seq, refused: bytes = b"") -> None:
-        """Note which seq an entry issues next, unless the last mark says it."""
+        """Note the seq that an entry issues next, unless the last mark implies it."""
         if refused or not self.marks or self.marks[-1].next_seq < next_seq:
             self.marks.append(SeqMark(index, next_seq, refused))
 
     def fired(self, index: LogIndex, topic: TopicId, first: QueueOffset, rows: RowArray) -> None:
-        """Note what an entry moved into a queue."""
+        """Note the rows that an entry moved into a queue."""
         self._add(Firing(index, topic, first, np.ascontiguousarray(rows["seq"], np.uint64)))
 
     def _add(self, firing: Firing) -> None:
@@ -90,7 +89,7 @@ class Trace:
             self._rows -= len(self.firings.popleft().seqs)
 
     def dropped(self, index: LogIndex, topic: TopicId, rows: RowArray) -> None:
-        """Note what an entry dropped."""
+        """Note the rows that an entry dropped."""
         seqs = np.ascontiguousarray(rows["seq"], np.uint64)
         self._add_drop(Firing(index, topic, QueueOffset(0), seqs))
 
@@ -101,11 +100,11 @@ class Trace:
             self._drop_rows -= len(self.drops.popleft().seqs)
 
     def pack(self) -> list[Any]:
-        """Return what a manifest holds of it; nothing in it changes later."""
+        """Return the fields for a manifest; nothing in them changes later."""
         return [list(self.marks), list(self.firings), list(self.drops)]
 
     def restore(self, fields: list[Any]) -> None:
-        """Put back what a manifest holds."""
+        """Put back the fields that a manifest holds."""
         marks, firings, drops = fields
         self.marks.clear()
         for index, next_seq, refused in marks:
@@ -119,7 +118,7 @@ class Trace:
 
 
 def find(firings: Iterable[Firing], seq: Seq) -> FiringPlace | None:
-    """Return where a timer went; None: that is not known, or no more. Some milliseconds' work."""
+    """Return a timer's place; None: not known, or no longer. Takes some milliseconds."""
     known = [*firings]
     if not known:
         return None

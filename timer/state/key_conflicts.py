@@ -1,9 +1,9 @@
-"""Conflicts of keys: what becomes of each row of one SCHEDULE entry. Pure.
+"""Key conflicts: decides the outcome of each row of one SCHEDULE entry. Pure.
 
 A key is unique among the pending timers of its topic. Rows are decided in their order, each after
-the ones before it: a row that was scheduled holds its key for the next, unless it is due already
-and so never pending (but what a paused topic holds is); a row that fires, or is cancelled, gives it
-free.
+those before it. A scheduled row holds its key for the following rows, if it becomes pending. A row
+that is due already does not become pending, except in a paused topic, which holds it. A timer that
+fires or is cancelled releases its key.
 """
 
 import enum
@@ -17,33 +17,33 @@ from timer.model.columns import I64, U32, U64, Binary, OnConflict, RowArray
 
 
 class Verdict(enum.IntEnum):
-    """What became of one row."""
+    """The outcome of one row."""
 
     SCHEDULED = 1
     REPLACED = 2
-    """Scheduled, and the pending timer with its key cancelled."""
+    """Scheduled; the pending timer with its key was cancelled."""
     KEPT = 3
-    """Not scheduled: the pending timer with its key stands for it."""
+    """Not scheduled: the pending timer with its key stays in its place."""
     REJECTED = 4
     """Not scheduled: a pending timer has its key."""
     NOT_PENDING = 5
-    """Not scheduled: no pending timer has its key, and it was to replace one."""
+    """Not scheduled: it was to replace a pending timer, and none has its key."""
 
 
 NEW_MAX: Final = Verdict.REPLACED
-"""Verdicts up to this one: the row became a timer."""
+"""Rows with verdicts up to this one became timers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """One Verdict per row, (n, uint8), and the other timer that it is about: (n,), 0 for none."""
+    """One Verdict per row, (n, uint8), and the id of the other timer concerned, (n,), 0: none."""
 
     verdict: npt.NDArray[np.uint8]
     due_ms: I64
     seq: U64
 
     def part(self, start: int, stop: int) -> "Verdicts | None":
-        """Return those of rows [start, stop), copied; None if all are plainly scheduled."""
+        """Return a copy for rows [start, stop). None: every row is SCHEDULED."""
         verdict = self.verdict[start:stop]
         if (verdict == Verdict.SCHEDULED).all():
             return None
@@ -52,13 +52,13 @@ class Verdicts:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is to be done about the n rows of an entry."""
+    """The decision about the n rows of an entry."""
 
     verdicts: Verdicts
     ended: RowArray
     """Pending timers that were replaced."""
     undone: npt.NDArray[np.bool_]
-    """Rows (n, bool) that were scheduled, and replaced by a later row of the same entry."""
+    """Rows, (n, bool), that were scheduled and then replaced by a later row of the same entry."""
 
 
 def decide(
@@ -69,11 +69,11 @@ def decide(
     held: RowArray,
     pends: npt.NDArray[np.bool_],
 ) -> Decision:
-    """Return what becomes of n rows that have seqs.
+    """Return the decision about n rows that have seqs.
 
-    Of the m rows with a key, in order: `keys`, `hashes` of topic and key, and `held`, the pending
-    timer that has it, seq = 0 for none. `modes` (n): OnConflict of each row. `pends` (n): the row
-    is pending if it is scheduled.
+    For the m rows with a key, in order: `keys`; `hashes` of topic and key; `held`, the pending
+    timer that has the key, seq = 0 for none. For all n rows: `modes`, their OnConflict; `pends`,
+    whether the row becomes pending if it is scheduled.
     """
     n = len(rows)
     verdict = np.full(n, Verdict.SCHEDULED, np.uint8)
@@ -111,7 +111,7 @@ def decide(
 
 
 def _repeated(hashes: U64) -> npt.NDArray[np.bool_]:
-    """Return which of the hashes occur more than once (n, bool)."""
+    """Return which of the hashes occur more than once, (n, bool)."""
     order = np.argsort(hashes, kind="stable")
     same = hashes[order][1:] == hashes[order][:-1]
     repeated = np.zeros(len(hashes), np.bool_)

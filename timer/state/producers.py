@@ -1,11 +1,10 @@
 """Idempotent producers: one retried request is one set of timers.
 
-A producer numbers its requests 1, 2, 3, … Apply accepts the number after the last one, repeats
-the stored answer for a recent one, and refuses gaps, older ones, unknown ids, and a number that was
-another request's. All of it goes by the log, so that every replica decides the same, also after a
-failover.
+A producer numbers its requests 1, 2, 3, … Apply accepts the number after the last one, and returns
+the stored answer for a recent one. It rejects gaps, older numbers, unknown ids, and a number that
+another request used. The log alone decides, so every replica agrees, also after a failover.
 
-A producer's id is 63 random bits that the leader draws; only the client that registered knows it.
+A producer's id is 63 random bits drawn by the leader. Only the client that registered knows it.
 Others see the producer's `name`, a hash of its id.
 """
 
@@ -32,47 +31,47 @@ from timer.state.key_conflicts import Verdicts
 
 ANSWERS_MAX: Final = 1024
 ANSWER_ROWS_MAX: Final = 262_144
-"""Rows in all kept answers of one producer: two megabytes of due times."""
+"""Rows in all stored answers of one producer: two megabytes of due times."""
 IDLE_MS_MAX: Final = 7 * 24 * 3_600_000
-"""Unless the leader's settings say otherwise."""
+"""Idle time after which a producer is forgotten, if the leader's settings give no other."""
 
 ID_BITS: Final = 63
-"""Of a producer id."""
+"""Bits of a producer id."""
 
 _MASK: Final = (1 << 64) - 1
 _PACKED: Final = struct.Struct("<4Q")
-"""Id, last sequence, answers, used at."""
+"""Id, last sequence, number of answers, time of last use."""
 
 
 def name_of(producer_id: ProducerId) -> int:
-    """Return a producer's public name, 64 bits: the id can't be told from it."""
+    """Return a producer's public name, 64 bits, from which its id cannot be computed."""
     data = producer_id.to_bytes(8, "little")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
 @dataclass(slots=True)
 class RequestAnswer:
-    """What an applied request is answered: its rows are first_seq, first_seq + 1, …"""
+    """The answer to an applied request. Its rows have the seqs first_seq, first_seq + 1, …"""
 
     sequence: int
     first_seq: Seq
     due_ms: I64
     """Effective due times, (n, int64)."""
     body: int = 0
-    """Checksum of what was asked for (Part.body)."""
+    """Checksum of the request (Part.body)."""
     verdicts: Verdicts | None = None
-    """Set when the whole entry is decided. None: every row is plainly scheduled."""
+    """Set when the whole entry is decided. None: every row is SCHEDULED."""
 
 
 @dataclass(slots=True)
 class ProducerState:
-    """One producer's recent past."""
+    """One producer's recent requests."""
 
     token: bytes
     used_at_ms: UnixMs
     last_sequence: int = 0
     answers: deque[RequestAnswer] = field(default_factory=deque[RequestAnswer])
-    """The answers to the requests up to last_sequence, without gaps; the oldest may be gone."""
+    """Answers to the requests up to last_sequence, without gaps; the oldest may be dropped."""
     answer_rows: int = 0
 
 
@@ -81,18 +80,18 @@ class Producers:
 
     def __init__(self) -> None:
         self._by_id: OrderedDict[ProducerId, ProducerState] = OrderedDict()
-        """In the order of their last use. The first is found at once, unlike in a plain dict."""
+        """In the order of last use. An OrderedDict finds its first item at once."""
         self._by_name = SortedDict()
-        """The ids, by public names."""
+        """Producer id by public name."""
         self._by_token: dict[bytes, ProducerId] = {}
         self._readers: list[set[ProducerId]] = []
         self._hashed: dict[ProducerId, int] = {}
         self._changed = self.reader()
-        """Those that `_hashed` does not have as they are."""
+        """Producers that changed since `_hashed` was computed."""
         self._sum = 0
 
     def reader(self) -> set[ProducerId]:
-        """Return a new reader's set: producers that change, come or go from now on come into it."""
+        """Return the set of a new reader; producers that change from now on are added to it."""
         changed: set[ProducerId] = set()
         self._readers.append(changed)
         return changed
@@ -102,7 +101,7 @@ class Producers:
             changed.add(producer_id)
 
     def _use(self, producer_id: ProducerId, now_ms: UnixMs) -> ProducerState:
-        """Return a producer that is used now: it is the last one to be forgotten."""
+        """Return a producer that is used now; it becomes the last to expire."""
         producer = self._by_id[producer_id]
         self._by_id.move_to_end(producer_id)
         producer.used_at_ms = now_ms
@@ -110,13 +109,14 @@ class Producers:
         return producer
 
     def knows(self, token: bytes) -> bool:
-        """Return whether the producer with that token has an id."""
+        """Return whether a producer with that token is registered."""
         return token in self._by_token
 
     def register(self, token: bytes, producer_id: ProducerId, now_ms: UnixMs) -> ProducerId | None:
-        """Return the id of the producer with that token: the one that it has, or this one.
+        """Register a producer; return its id.
 
-        None: another producer has this id.
+        The id is the one that the token has already, or `producer_id`. None: another producer has
+        `producer_id`.
         """
         known = self._by_token.get(token)
         if known is not None:
@@ -128,20 +128,20 @@ class Producers:
         return producer_id
 
     def restore(self, producer_id: ProducerId, producer: ProducerState) -> None:
-        """Put back a producer that a manifest holds; those that were used earlier come before."""
+        """Put back a producer that a manifest holds; call in the order of last use."""
         self._by_id[producer_id] = producer
         self._by_token[producer.token] = producer_id
         self._by_name[name_of(producer_id)] = producer_id
         self._note(producer_id)
 
     def repeated(self, producer_id: ProducerId, sequence: int, body: int) -> RequestAnswer | None:
-        """Return the stored answer of a repeated request; None: it is the next one.
+        """Return the stored answer of a repeated request. None: it is the next one.
 
         Raises:
             UnknownProducerError: the id was never issued or has expired.
             SequenceGapError: a request before this one is missing.
-            OutcomeForgottenError: it was applied so long ago that its answer is gone.
-            InvalidRequestError: the sequence was another request's.
+            OutcomeForgottenError: it was applied so long ago that its answer was dropped.
+            InvalidRequestError: another request used the sequence.
         """
         producer = self._by_id.get(producer_id)
         if producer is None:
@@ -155,7 +155,7 @@ class Producers:
             raise OutcomeForgottenError(sequence)
         answer = producer.answers[-1 - back]
         if answer.body != body:
-            limit = "was another request's of this producer, which was applied"
+            limit = "was used by another request of this producer"
             raise InvalidRequestError("sequence", sequence, limit)
         return answer
 
@@ -172,7 +172,7 @@ class Producers:
             producer.answer_rows -= len(producer.answers.popleft().due_ms)
 
     def expire(self, now_ms: UnixMs, idle_ms: int = IDLE_MS_MAX) -> Iterator[None]:
-        """Forget producers idle for more than so long on the log's clock; yield now and then."""
+        """Forget producers idle for more than `idle_ms` on the log's clock; yield at times."""
         for number in count(1):
             first = next(iter(self._by_id.items()), None)
             if first is None or now_ms - first[1].used_at_ms <= idle_ms:
@@ -183,7 +183,7 @@ class Producers:
                 yield
 
     def end(self, producer_id: ProducerId) -> ProducerId:
-        """Forget a producer, if it is there; return its id."""
+        """Forget a producer if it exists; return its id."""
         producer = self._by_id.pop(producer_id, None)
         if producer is not None:
             del self._by_token[producer.token], self._by_name[name_of(producer_id)]
@@ -191,13 +191,13 @@ class Producers:
         return producer_id
 
     def sum(self) -> int:
-        """Return the sum of all hashes, modulo 2 ** 64; those that changed are hashed."""
+        """Return the sum of all hashes, modulo 2 ** 64; changed producers are hashed first."""
         while self._changed:
             self._hash(self._changed.pop())
         return self._sum
 
     def keep_up(self) -> bool:
-        """Hash some, if many have changed; return whether many still have."""
+        """Hash some producers if many have changed; return whether many changed ones remain."""
         for producer_id in many(self._changed):
             self._hash(producer_id)
         return len(self._changed) > MANY
@@ -210,11 +210,11 @@ class Producers:
         self._sum = (self._sum - gone) & _MASK
 
     def sum_anew(self) -> int:
-        """Return the same, with no part taken for granted: for checkers."""
+        """Return the sum computed from all producers anew, for checkers."""
         return sum(_hash(*each) for each in self._by_id.items()) & _MASK
 
     def get(self, producer_id: ProducerId) -> ProducerState | None:
-        """Return a producer; None: there is none of that id."""
+        """Return a producer; None: the id is unknown."""
         return self._by_id.get(producer_id)
 
     def ids(self) -> list[ProducerId]:
@@ -222,7 +222,7 @@ class Producers:
         return [*self._by_id]
 
     def last_sequence(self, producer_id: ProducerId) -> int | None:
-        """Return the last applied sequence of a producer. None: unknown."""
+        """Return the last applied sequence of a producer. None: the id is unknown."""
         producer = self._by_id.get(producer_id)
         return None if producer is None else producer.last_sequence
 
@@ -235,7 +235,7 @@ class Producers:
         """Return the producer of a name.
 
         Raises:
-            UnknownProducerError: there is none, or it has expired.
+            UnknownProducerError: no producer has the name, or it has expired.
         """
         if name not in self._by_name:
             raise UnknownProducerError(name)

@@ -61,7 +61,7 @@ class RequestIds:
         if kept is None or kept.request.until_ms < now_ms:
             return None
         if kept.request.body != request.body:
-            limit = f"was another request's, which is remembered until {kept.request.until_ms} ms"
+            limit = f"belongs to another request, remembered until {kept.request.until_ms} ms"
             raise InvalidRequestError("request_id", request.text.decode(errors="replace"), limit)
         return kept.answer
 

@@ -1,10 +1,10 @@
-"""Which topics let go of messages, and when: retention costs what it lets go of.
+"""Retention: drops messages at checkpoints, at a cost that depends only on the messages dropped.
 
-    topic changed --> when it lets go next, as it is now --> at a checkpoint after that it does
+    topic changed --> time of its next drop, as things are --> dropped at a checkpoint after it
 
-Stretches of time end at the same instants for many topics: each checkpoint lets some of them go.
-A replica that starts anew works it out from the topics: it is no state of its own, and letting go
-at the same checkpoints is what makes replicas alike.
+Retention's time intervals end at the same instants for many topics. Each checkpoint drops messages
+of some of them. A replica that starts anew computes the plan from the topics, so the plan is not
+part of the state. Replicas stay equal because they drop at the same checkpoints.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,11 +17,11 @@ from timer.ready.topic import Topic
 from timer.state.dirty_topics import MANY, many
 
 TOPICS_MAX: Final = 256
-"""That let go at one checkpoint: a few milliseconds."""
+"""Topics that drop messages at one checkpoint: a few milliseconds."""
 
 
 class Retention:
-    """See the module. `changed`: the topics that changed since the last `let_go`."""
+    """The plan of drops. `changed`: the topics that changed since the last `let_go`."""
 
     def __init__(self, changed: set[TopicId]) -> None:
         self._changed = changed
@@ -29,22 +29,22 @@ class Retention:
         self._order: SortedList[tuple[UnixMs, TopicId]] = SortedList()
 
     def let_go(self, topics: Mapping[TopicId, Topic], now_ms: UnixMs) -> Iterator[TopicId]:
-        """Let topics forget what they keep no longer; yield those that did."""
+        """Drop messages past their retention; yield the topics that dropped some."""
         self.catch_up(topics)
         for at_ms, topic_id in self._order[:TOPICS_MAX]:
             if at_ms > now_ms:
                 break
-            self._plan(topic_id, None)  # until it changes, and it does now
+            self._plan(topic_id, None)  # planned anew as the topic changes now
             topics[topic_id].forget(now_ms)
             yield topic_id
 
     def catch_up(self, topics: Mapping[TopicId, Topic]) -> None:
-        """Look at all that have changed."""
+        """Look at all changed topics."""
         while self._changed:
             self._look(topics, self._changed.pop())
 
     def keep_up(self, topics: Mapping[TopicId, Topic]) -> bool:
-        """Look at some, if many have changed; return whether many still have."""
+        """Look at some topics if many have changed; return whether many changed ones remain."""
         for topic_id in many(self._changed):
             self._look(topics, topic_id)
         return len(self._changed) > MANY

@@ -3,8 +3,8 @@
     RESCHEDULE of A: B begins; of B: C begins        the successor of A, and of B, is C
 
 An id holds the due time, so a reschedule makes a new id. An application may still hold the old one.
-The state keeps the pair of seqs of each of the last reschedules. Half of them are forgotten at a
-time, at an entry that all replicas agree on. They decide nothing: answers alone use them.
+The state holds the two seqs of each of the last reschedules. The older half of them is forgotten at
+once, at an entry on which all replicas agree. They decide nothing and serve answers only.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,11 +17,11 @@ from timer.entries.payloads import Ids
 from timer.model.columns import I64, U64
 
 HALF_ROWS: Final = 65_536
-"""So many reschedules at least are known, and twice as many at most: 24 bytes each."""
+"""Reschedules known: at least this number, at most twice as many, at 24 bytes each."""
 LOOKS_MAX: Final = 1 << 18
-"""Of one request: a longer way is followed in part, and ends at a timer that was rescheduled."""
+"""Look-ups of one request. A longer chain is followed in part, to a timer that was rescheduled."""
 ROUND_LOOKS_MIN: Final = 256
-"""Charged for each step: one timer is followed over 1,024 reschedules."""
+"""Least look-ups charged for each step: one timer is followed over 1,024 reschedules."""
 
 
 class Links(NamedTuple):
@@ -29,27 +29,27 @@ class Links(NamedTuple):
 
     old: U64
     due_ms: I64
-    """Of the timer that began, as its seq."""
+    """Due time of the timer that began; `seq` is its seq."""
     seq: U64
 
     @classmethod
     def of(cls, old: U64, due_ms: I64, seq: U64) -> "Links":
-        """Return these, sorted."""
+        """Return the links, sorted."""
         order = np.argsort(old, kind="stable")
         return cls(old[order], due_ms[order], seq[order])
 
 
 @dataclass(slots=True)
 class Successors:
-    """See the module."""
+    """The last reschedules; see the module."""
 
     _older: list[Links] = field(default_factory=list)
     _newer: list[Links] = field(default_factory=list)
     _rows: int = 0
-    """In the newer ones."""
+    """Rows in the newer half."""
 
     def add(self, old: U64, due_ms: I64, seq: U64) -> None:
-        """Note that timers were rescheduled: `old` ended, the others began, (n,) each."""
+        """Note that the timers `old` were rescheduled; the other columns are the new ones, (n,)."""
         if not len(old):
             return
         self._newer.append(Links.of(old, due_ms, seq))
@@ -68,16 +68,16 @@ class Successors:
 
     @property
     def links(self) -> Sequence[Links]:
-        """All that is known, for `last_of` in a thread."""
+        """All known reschedules, for `last_of` in a thread."""
         return [*self._older, *self._newer]
 
     def pack(self) -> list[Any]:
-        """Return what a manifest holds; nothing in it changes later."""
+        """Return the fields for a manifest; nothing in them changes later."""
         halves = self._older, self._newer
         return [[[old, due_ms.view(np.uint64), seq] for old, due_ms, seq in h] for h in halves]
 
     def restore(self, packed: Iterable[Iterable[Sequence[bytes]]]) -> None:
-        """Put back what a manifest holds."""
+        """Put back the fields that a manifest holds."""
         self._older, self._newer = (
             [
                 Links(
@@ -93,7 +93,7 @@ class Successors:
 
 
 def last_of(links: Sequence[Links], seq: U64) -> Ids:
-    """Return the last known successor of each of these, (n,); seq = 0: none is known."""
+    """Return the last known successor of each timer, (n,); seq = 0: none is known."""
     unique, places = np.unique(seq, return_inverse=True)
     last = Ids(np.zeros(len(unique), np.int64), np.zeros(len(unique), np.uint64))
     rows, left = np.arange(len(unique)), LOOKS_MAX

@@ -1,16 +1,16 @@
-"""The story of one timer, from the entries of the log: a pure core that is fed with them.
+"""The story of one timer, read from the entries of the log: a pure core fed with entries.
 
-    SCHEDULE, RESCHEDULE, MOVE    it begins        place of its seq: timer/state/firing_trace.py
+    SCHEDULE, RESCHEDULE, MOVE    the timer begins    place of its seq: timer/state/firing_trace.py
     CANCEL, RESCHEDULE, a key     it ends before its time
-    TOPIC                         with its topic it ends, or what is left of it
-    FIRE                          it fires         offset: timer/state/firing_trace.py
-                                  it is dropped    as its topic resumes: timer/state/firing_trace.py
-    GROUP                         nacks, ended leases, acks, moves, expiry of its offset; seeks,
-                                  ends of groups
+    TOPIC                         it ends with its topic, or its message does
+    FIRE                          it fires            offset: timer/state/firing_trace.py
+                                  it is dropped at its topic's resume, likewise
+    GROUP                         nacks, ended leases, acks, moves, expiry of its offset; seeks and
+                                  deletions of groups
 
-What is known of the timer, its state for one, decides where there is nothing to look for: a timer
-that is pending has not ended, and one that fired was not cancelled before. So most stories are read
-from two short stretches of the log.
+The machine's knowledge of the timer shows where nothing needs to be read. A pending timer has not
+ended, and a fired one was not cancelled before. Most stories are therefore read from two short
+stretches of the log.
 """
 
 import enum
@@ -30,7 +30,7 @@ from timer.state.firing_trace import FiringPlace, SeqMark
 
 
 class What(enum.IntEnum):
-    """What happened; the numbers are the contract's."""
+    """The kind of an event; the numbers are the contract's."""
 
     SCHEDULED = 1
     RESCHEDULED_FROM = 2
@@ -54,7 +54,7 @@ class What(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoryEvent:
-    """One thing that happened; what does not apply is as it is by default."""
+    """One event in a timer's story. Fields that do not apply have their default values."""
 
     what: What
     entry: Entry
@@ -72,47 +72,47 @@ class StoryEvent:
 
 
 class Known(NamedTuple):
-    """What the machine knows of a timer."""
+    """The machine's knowledge of a timer."""
 
     pending: bool
     ended: bool
-    """It was cancelled, replaced or rescheduled, not long ago."""
+    """The timer was cancelled, replaced or rescheduled within the horizon."""
     fired: FiringPlace | None
     topic: TopicId | None
     key: bytes
-    """Of a pending one."""
+    """Key of a pending timer."""
     dropped: LogIndex | None = None
-    """The entry that dropped it."""
+    """The entry that dropped the timer. None: none did, or it is not known."""
     deleted: bool = False
-    """Its topic is known, and gone."""
+    """The topic is known, and was deleted."""
 
     @property
     def goal(self) -> LogIndex | None:
-        """The entry that fired or dropped it."""
+        """The entry that fired or dropped the timer. None: not known."""
         return self.fired.entry if self.fired is not None else self.dropped
 
 
 @dataclass(slots=True)
 class StoryReader:
-    """Feed it entry `next`, then that which is next, until `over`."""
+    """Reads a story: feed it the entry `next`, again and again, until `over`."""
 
     target: TimerKey
     known: Known
     marks: Sequence[SeqMark]
-    """Ascending, those of the machine."""
+    """The machine's marks, ascending."""
     groups: frozenset[GroupId]
-    """Of its topic, if that is known: the story is over when all of them are done with it."""
+    """The topic's groups, if known: the story is over when all are done with the message."""
     next: LogIndex = LogIndex(0)
-    """The entry to be fed next."""
+    """The entry to feed next."""
     over: bool = False
     begun: bool = False
-    """Where it begins was met."""
+    """The entry that scheduled the timer was fed."""
     dropped: bool = False
-    """Its topic was deleted before it fired."""
+    """The topic was deleted before the timer fired."""
     fired_at: LogIndex | None = None
-    """The entry that fired it; of one of which no firing is noted the first that could have."""
+    """The entry that fired the timer; if no firing is noted, the first that could have done so."""
     _next_seq: int | None = None
-    """None: not known here."""
+    """Seq that the next entry issues first. None: not known at this entry."""
     _topic: TopicId | None = None
     _key: bytes = b""
     _marks: dict[int, SeqMark] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class StoryReader:
     _done: set[GroupId] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        """Begin where the seq was issued; the first entry of all if nobody knows."""
+        """Begin at the last mark before the seq; at the first entry if there is no such mark."""
         before = [mark for mark in self.marks if mark.next_seq <= self.target.seq]
         self.next = before[-1].entry if before else LogIndex(1)
         self._marks = {mark.entry: mark for mark in self.marks}
@@ -128,11 +128,11 @@ class StoryReader:
 
     @property
     def located(self) -> bool:
-        """Whether it is known where in the log it begins."""
+        """Whether a mark shows where in the log the story begins."""
         return bool(self.marks) and self.marks[0].next_seq <= self.target.seq
 
     def skip_to(self, index: LogIndex) -> None:
-        """The log begins there: what came before is not told."""
+        """Note that the log begins at `index`; earlier events are left out."""
         if index <= self.next:
             return
         self.next, fired = index, self.known.fired
@@ -146,7 +146,7 @@ class StoryReader:
             self.over = True
 
     def feed(self, entry: Entry) -> list[StoryEvent]:
-        """Take the next entry; return what it says of the timer."""
+        """Read the next entry; return the timer's events in it."""
         assert entry.index == self.next, (entry.index, self.next)
         self.next = LogIndex(self.next + 1)
         mark = self._marks.get(entry.index)
@@ -159,7 +159,7 @@ class StoryReader:
             if self.begun and self.known.pending:
                 self.over = True
             elif self.begun and goal is not None and entry.index < goal:
-                self.next, self._next_seq = goal, None  # nothing in between is about it
+                self.next, self._next_seq = goal, None  # the entries between do not concern it
         if not self.over and entry.index == self.known.dropped:
             events.append(self._ends(What.DROPPED, entry))
         if not self.over and self._fires(entry):
@@ -171,7 +171,7 @@ class StoryReader:
             self.over |= self.groups <= self._done and not self.known.deleted
         return events
 
-    # ---- until it fires
+    # ---- before it fires
 
     def _before(self, entry: Entry, mark: SeqMark | None) -> Iterator[StoryEvent]:
         match entry.kind:
@@ -193,7 +193,7 @@ class StoryReader:
                 pass
 
     def _deletes(self, entry: Entry) -> bool:
-        """Whether its topic is deleted here."""
+        """Return whether the entry deletes the timer's topic."""
         said = payloads.decode_topic(entry.payload)
         return isinstance(said, DeleteTopic) and said.topic == self._topic and not self.over
 
@@ -227,7 +227,7 @@ class StoryReader:
                 yield from self._replaced(entry, schedule, slice(first, start))
 
     def _replaced(self, entry: Entry, schedule: Schedule, rows: slice) -> Iterator[StoryEvent]:
-        """Whether one of these rows, the last of a part, takes over its key."""
+        """Yield the end of the timer if one of these rows, the last of a part, replaces it."""
         if self.known.pending or self.known.goal is not None:
             return
         mine = schedule.rows[rows]
@@ -280,7 +280,7 @@ class StoryReader:
             )
 
     def _issued(self, count: int) -> int | None:
-        """Count seqs that are issued; return which of them is the timer's."""
+        """Count issued seqs; return the place of the timer's seq among them, or None."""
         if self._next_seq is None:
             return None
         first, self._next_seq = self._next_seq, self._next_seq + count
@@ -292,7 +292,7 @@ class StoryReader:
         self._topic, self._key = topic or self._topic, key or self._key
 
     def _is_target(self, targets: Targets) -> int | None:
-        """Return which of the targets of a change is the timer, if it is there to be changed."""
+        """Return the timer's place among the targets of a change; None: it is not changed."""
         if self.known.pending or self.known.goal is not None or self.over:
             return None
         if isinstance(targets, Ids):
@@ -333,7 +333,7 @@ class StoryReader:
             return StoryEvent(what=What.FIRED, entry=entry, topic=self._topic or TopicId(0))
         return StoryEvent(what=What.FIRED, entry=entry, topic=fired.topic, offset=fired.offset)
 
-    # ---- after that
+    # ---- after it fired
 
     def _after(self, entry: Entry) -> Iterator[StoryEvent]:
         fired = self.known.fired
@@ -364,7 +364,7 @@ class StoryReader:
                 yield self._group_event(entry, op, int(at[0]))
 
     def _new_life(self, entry: Entry, op: GroupOp) -> StoryEvent:
-        """The group goes on elsewhere under another id, or not at all."""
+        """Return the event of a seek, which gives the group a new id, or of its deletion."""
         offset = QueueOffset(int(op.offsets[0])) if op.op is Op.SEEK else None
         what = What.SOUGHT if op.op is Op.SEEK else What.GROUP_DELETED
         return StoryEvent(what=what, entry=entry, topic=op.topic, group=op.group, offset=offset)

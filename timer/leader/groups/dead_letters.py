@@ -1,17 +1,17 @@
 """Dead letters: messages that failed too often, on their way to a topic of their own and back.
 
     topic ──MOVE──► dead-letter topic, group `dead-letters` ──MOVE (redrive)──► topic
-            + headers that say what it was                    - those headers
+            + headers that describe its death                 - those headers
 
-A dead letter that dies again, in a group of its own topic, keeps the headers of its first death:
-they are put off, `prior-dead-letter-…`, and those of one before that `prior-prior-…`. A redrive
-takes the newest away and brings back those before, so that a letter goes home step by step.
+A dead letter may die again, in a group of its own topic. The headers of its earlier death then get
+the prefix `prior-`, and those of a death before that `prior-prior-`. A redrive removes the newest
+headers and one prefix of the others. A letter thus returns step by step.
 
-A MOVE (timer/entries/payloads.py) acks a message in one place and makes it a new one in the other,
-in one
-op: it is in one of them, whatever fails. It carries the bytes: a replica may have them on disk
-only, and applying reads no file. Pure functions; who calls them is the leader
-(timer/leader/groups/group_dispatch.py).
+A MOVE (timer/entries/payloads.py) is one op that acks a message in one topic and makes it a new one
+in the other. After any failure the message is in exactly one of them. The op carries the bytes,
+because a replica may have them only on disk, and apply reads no file.
+
+Pure functions, called by the leader (timer/leader/groups/group_dispatch.py).
 """
 
 from collections.abc import Callable, Mapping
@@ -38,8 +38,8 @@ from timer.ready.group import Group
 from timer.ready.queue import Queue
 
 GROUP: Final = "dead-letters"
-"""The group that every dead-letter topic has from its first message on: what it holds unacked is
-what a redrive takes. So nothing is let go before somebody looked at it."""
+"""Group that every dead-letter topic has from its first message on. A redrive moves the messages
+that the group has not acked. Dead letters are therefore never dropped before they are handled."""
 REASON: Final = "dead-letter-reason"
 TOPIC: Final = "dead-letter-topic"
 FROM_GROUP: Final = "dead-letter-group"
@@ -48,25 +48,25 @@ OFFSET: Final = "dead-letter-offset"
 ATTEMPTS: Final = "dead-letter-attempts"
 HEADERS: Final = (REASON, TOPIC, FROM_GROUP, TIMER_ID, OFFSET, ATTEMPTS)
 PRIOR: Final = "prior-"
-"""Before the name of a header of an earlier death, once for each since."""
+"""Prefix of a header of an earlier death, once for each death since."""
 DEATHS_MAX: Final = 8
-"""A letter tells of so many, the newest: one that goes in circles must not grow for ever."""
+"""Deaths described in the headers, the newest ones: a letter in a loop must not grow for ever."""
 NACKED: Final = "nacked"
 LEASE_ENDED: Final = "lease ended"
 
 Edit = Callable[[dict[str, str], int], dict[str, str]]
-"""A message's headers and its place among those that move -> its headers from then on."""
+"""(A message's headers, its place among those that move) -> its new headers."""
 
 
 def topic_of(topic: str, group: str, wanted: str = "") -> str:
-    """Return the name of the topic that a group's dead letters go to."""
+    """Return the name of a group's dead-letter topic: `wanted`, or the default if it is empty."""
     return wanted or f"{topic}.{group}.dead"
 
 
 def bury(group: Group, topic: str, queue: Queue, offsets: U64, due_ms: UnixMs, salt: int) -> Move:
-    """Return the op that makes dead letters of messages, which are at hand.
+    """Return the op that makes dead letters of messages, which must be in memory.
 
-    `due_ms` is one that has been read: they fire as the op is applied.
+    `due_ms` must not be after the read time, so that they fire when the op is applied.
     """
     rows, bufs = _rows(queue, offsets)
     raw = timer_id.encode(rows["due_ms"], rows["seq"], salt)
@@ -91,10 +91,10 @@ def bury(group: Group, topic: str, queue: Queue, offsets: U64, due_ms: UnixMs, s
 def redrive(
     group: Group, queue: Queue, offsets: U64, due_ms: UnixMs, goes: Callable[[str], bool]
 ) -> list[Move]:
-    """Return the ops that send dead letters back, one for each topic that they came from.
+    """Return the ops that move dead letters back, one for each topic of origin.
 
-    Anybody may write such headers: `goes` tells to which topic something may go. What says of no
-    such topic that it came from there is in none of the ops.
+    Any client may write such headers, so `goes` decides whether a topic is allowed. Letters whose
+    headers name no allowed topic are left out.
     """
     rows, bufs = _rows(queue, offsets)
     places: dict[str, list[int]] = {}
@@ -115,7 +115,7 @@ def redrive(
 
 
 def _put_off(headers: dict[str, str]) -> dict[str, str]:
-    """Return headers in which nothing is said of the newest death, but all of those before it."""
+    """Return headers with one more prefix: the newest death becomes an earlier one."""
     return {
         PRIOR + name if deaths else name: value
         for name, value in headers.items()
@@ -124,7 +124,7 @@ def _put_off(headers: dict[str, str]) -> dict[str, str]:
 
 
 def _brought_back(headers: dict[str, str]) -> dict[str, str]:
-    """Return headers without those of the newest death; undoes `_put_off`."""
+    """Return headers without those of the newest death; the inverse of `_put_off`."""
     return {
         name.removeprefix(PRIOR) if _deaths_at(name) else name: value
         for name, value in headers.items()
@@ -133,7 +133,7 @@ def _brought_back(headers: dict[str, str]) -> dict[str, str]:
 
 
 def _deaths_at(name: str) -> int:
-    """Return of which death a header tells: 1 is the newest; 0: of none."""
+    """Return the death that a header describes: 1 is the newest. 0: an ordinary header."""
     of = name
     while of.startswith(PRIOR):
         of = of.removeprefix(PRIOR)
@@ -141,7 +141,7 @@ def _deaths_at(name: str) -> int:
 
 
 def _rows(queue: Queue, offsets: U64) -> tuple[RowArray, Buffers]:
-    """Return messages that are at hand as rows with buffers of their own numbers."""
+    """Return messages in memory as rows, with renumbered buffers."""
     rows, bufs = [np.empty(0, ROW)], dict[int, bytes | memoryview]()
     for page, at in queue.slices(offsets):
         mine = page.rows[at.astype(np.int64)]  # a copy

@@ -109,7 +109,7 @@ IN_FLIGHT_MAX: Final = 2
 OPS_MAX: Final = 256
 """Most ops that wait; above that dead letters stay in their group. An op may have a megabyte."""
 OVERLOAD_RETRY_MS: Final = 50
-_DOOMED: Final = "the topic is being deleted; ask again"
+_DOOMED: Final = "the topic is being deleted; retry"
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ class Serving:
         check_group_id(self.machine)
         queue = self.machine.topics[group.topic].queue
         if not queue.begin <= offset <= queue.end:
-            limit = f"the topic keeps {queue.begin} to {queue.end} (its end)"
+            limit = f"must be {queue.begin} to {queue.end} (the queue's end)"
             raise InvalidRequestError("offset", offset, limit)
         op = GroupOp(Op.SEEK, group.topic, group.group_id, np.array([offset], np.uint64))
         self._batch.asked.append(PendingOp(op, done))

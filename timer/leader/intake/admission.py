@@ -225,7 +225,7 @@ class Admission:
         floor_ms = self._machine.last_read_time_ms
         if topics is None:
             if self.differs:
-                raise NotReadyError("a policy has changed meanwhile; ask again")
+                raise NotReadyError("a policy changed meanwhile; retry")
             return self.rules(0).times(when, rows, now, floor_ms)
         requested, due = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
         for topic in np.unique(topics).tolist():
@@ -247,7 +247,9 @@ class Admission:
             if name not in FIELDS:
                 raise InvalidRequestError("unset", name, f"must be one of {', '.join(FIELDS)}")
             if getattr(said, name) is not None:
-                raise InvalidRequestError(name, getattr(said, name), "either set or unset")
+                raise InvalidRequestError(
+                    name, getattr(said, name), "must not be both set and unset"
+                )
         said.check()
         for name in NODE_BOUNDS:
             value, most = getattr(said, name), getattr(self._node, name)

@@ -1,28 +1,30 @@
 """The cluster's clock: the median of the voters' clocks, as a pure core.
 
-The leader alone runs one. Whatever answers it tells the voter's wall clock; with the moments of
-sending and receiving on our CLOCK_BOOTTIME that gives the voter's *offset*, wall minus boottime:
+Only the leader runs one. Every answer to the leader holds the voter's wall clock. The times of
+sending and receiving, on the leader's CLOCK_BOOTTIME, give the voter's *offset*, wall minus
+boottime:
 
     ours   ---sent_ms-------------------received_ms--->  boottime
                    \\                 /
     theirs  --------+---- wall_ms ---+---------------->  wall      offset = wall - the middle
 
-Ordered by offset, the middle one is the median. With an even number there are two in the middle
-and every instant between them is a median: we can't tell which of them is wrong. So the median is
-an interval, and the clock has one rule: *run with boottime; outside of the interval, approach its
-nearer end at no more than half again or half that rate.*
+The median is the middle offset in ascending order. An even number of offsets has two in the middle,
+and every instant between them is a median, because nothing shows which one is wrong. The median is
+therefore an interval, and the clock has one rule: *run with boottime; outside of the interval,
+approach its nearer end at no more than half again or half that rate.*
 
     2 voters    A |......... now ...............| B      differ by an hour: it runs on, between
     3 voters    A ............... B=now ........ C       one is wrong: the middle one is not
 
-With one wrong clock of three, ours stays among the honest ones: it neither fires early nor
-stands still, whether the wrong one is ahead, behind or jumps, and also when it is the leader's
-own. It never goes back, and never below the last header's time or `last_read_time_ms`.
+With one wrong clock of three, the cluster's clock stays among the right ones. It neither fires
+early nor stands still. The wrong clock may be ahead, behind or jump, and may be the leader's own.
+The cluster's clock never goes back, and never below the last header's time or `last_read_time_ms`.
 
-A new leader starts from the fence's answers: at the instant of the interval nearest to where the
-old leader's clock would be now, which is the last thing that the old majority agreed on. After an
-outage of all nodes that is where it stopped, if one of the two that answered first is behind: so,
-once a third is known and outvotes it, the clock moves to the median again, if that is later.
+A new leader starts from the answers to its fence. It chooses the instant of the interval nearest to
+the time that the old leader's clock would show now: the last time that the old majority agreed on.
+After an outage of all nodes the clock may start where the old one stopped: one of the first two
+answers is then from a clock that is behind. Once a third clock is known and outvotes that one, the
+clock jumps to the median, if the median is later.
 """
 
 from collections.abc import Collection, Iterable
@@ -33,37 +35,38 @@ from timer.model.units import DUE_MS_MAX, MonoMs, ReplicaId, UnixMs
 
 FORGET_MS: Final = 60_000
 """A voter that has not answered for this long no longer counts. A dead voter's clock is still
-worth more than none: its offset is good to 30 ms by then (500 ppm, the most that NTP slews)."""
+useful until then: its offset is exact to 30 ms (500 ppm, the most that NTP slews)."""
 OUTVOTES: Final = 3
-"""Among so many clocks one that is wrong is not the median."""
+"""Number of known clocks among which a single wrong one is not the median."""
 WELL_MS: Final = 100
-"""A clock is known well if it is known within this: a slow answer says little."""
+"""A clock is known well if its error is at most this; a slow answer has a greater error."""
 TRUST_DECAY: Final = 20
-"""A sample loses one millisecond of trust in so many: a better one from before it prevails over
-a slow answer, but not for long, for the voter's clock may have been set."""
+"""A sample's error grows by one millisecond in so many. An older, better sample prevails over a
+slow answer for a while only, because the voter's clock may have been set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What one answer tells of a voter's clock."""
+    """One reading of a voter's clock, from one answer."""
 
     voter: ReplicaId
     wall_ms: UnixMs
-    """Its clock when it answered."""
+    """The voter's wall clock when it answered."""
     sent_ms: MonoMs
-    """Our boottime at sending, plus how long the voter held its answer back. Our own: now."""
+    """Our boottime at sending, plus the time for which the voter delayed its answer. For our own
+    clock: the time of the reading."""
     received_ms: MonoMs
 
     @classmethod
     def at(cls, voter: ReplicaId, wall_ms: UnixMs, at_ms: MonoMs, error_ms: int) -> Self:
-        """Return the sample that says: it showed `wall_ms` at our `at_ms`, give or take."""
+        """Return the sample of a clock that showed `wall_ms` at our `at_ms`, ± `error_ms`."""
         sent_ms, received_ms = MonoMs(at_ms - error_ms), MonoMs(at_ms + error_ms)
         return cls(voter=voter, wall_ms=wall_ms, sent_ms=sent_ms, received_ms=received_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class _Estimate:
-    """A voter's offset, in half milliseconds, give or take `error_ms`, as of `at_ms`."""
+    """A voter's offset, in half milliseconds, ± `error_ms`, as of `at_ms`."""
 
     offset_halves: int
     error_ms: int
@@ -71,8 +74,8 @@ class _Estimate:
 
 
 class ClusterClock:
-    """Runs from construction to the end of one leadership. Times inside are half milliseconds,
-    so that half a millisecond's correction per millisecond is a whole number.
+    """The clock of one leadership. Times inside are half milliseconds, so that a correction of half
+    a millisecond per millisecond is a whole number.
     """
 
     def __init__(
@@ -86,8 +89,8 @@ class ClusterClock:
     ) -> None:
         """Start at `boot_ms`.
 
-        `floor_ms` is the greater of the last header's time and `last_read_time_ms`; `floor_at_ms`
-        our boottime when we learned it (`boot_ms` if it was read from disk).
+        `floor_ms`: the greater of the last header's time and `last_read_time_ms`. `floor_at_ms`:
+        our boottime when this node learned it (`boot_ms` if it was read from disk).
         """
         assert floor_at_ms <= boot_ms, (floor_at_ms, boot_ms)
         self._voters = frozenset(voters)
@@ -95,17 +98,17 @@ class ClusterClock:
         self._boot_ms = boot_ms
         for sample in samples:
             self.observe(sample)
-        # Where the old leader's clock would be, moved into the median. It jumps here, and once more
-        # as soon as one wrong clock is outvoted (`now`), if it is not yet.
+        # The old leader's clock, run on and moved into the median. The clock jumps here. It jumps
+        # once more, in `now`, when three clocks are known, if they are not known yet.
         floor = 2 * floor_ms
         run_on = floor + 2 * (boot_ms - floor_at_ms)
         self._now = max(floor, run_on + self._error(run_on, boot_ms))
         self._is_sure = self._outvotes(boot_ms)
 
-    # ---- what is known
+    # ---- the voters' clocks
 
     def observe(self, sample: Sample) -> None:
-        """Take note of a voter's clock; nonsense and those who don't vote are ignored."""
+        """Note a voter's clock; impossible times and nodes that are no voters are ignored."""
         if sample.voter not in self._voters or not 0 <= sample.wall_ms <= DUE_MS_MAX:
             return
         sent_ms = min(sample.sent_ms, sample.received_ms)
@@ -119,18 +122,18 @@ class ClusterClock:
         self._estimates[sample.voter] = _Estimate(offset, error_ms, sample.received_ms)
 
     def known(self, boot_ms: MonoMs) -> int:
-        """Return how many voters' clocks count at `boot_ms`."""
+        """Return the number of voters' clocks that count at `boot_ms`."""
         return len(self._offsets(boot_ms))
 
     def spread_ms(self, boot_ms: MonoMs) -> int:
-        """Return by how much the clocks that count differ at most; an alarm above a second."""
+        """Return the greatest difference of the clocks that count; over a second is an alarm."""
         offsets = self._offsets(boot_ms)
         return (offsets[-1] - offsets[0]) // 2 if offsets else 0
 
     # ---- the clock
 
     def now(self, boot_ms: MonoMs) -> UnixMs:
-        """Return the cluster's time at `boot_ms`; never less than was returned before."""
+        """Return the cluster's time at `boot_ms`; never less than before."""
         elapsed_ms = boot_ms - self._boot_ms
         if elapsed_ms > 0:
             self._boot_ms = boot_ms
@@ -144,11 +147,11 @@ class ClusterClock:
         return UnixMs(self._now // 2)
 
     def wait_ms(self, until_ms: UnixMs, boot_ms: MonoMs) -> int:
-        """Return after how many milliseconds `now` reads `until_ms`, unless samples change it."""
+        """Return the milliseconds until `now` reaches `until_ms`, if no sample changes that."""
         self.now(boot_ms)
         left = 2 * until_ms - self._now
         error = self._error(self._now, self._boot_ms)
-        # In each millisecond it covers 3 halves (or 1) while it approaches the median, then 2.
+        # Each millisecond covers 3 halves (or 1) during the approach to the median, then 2.
         if left <= 0:
             return 0
         if error >= 0:
@@ -156,7 +159,7 @@ class ClusterClock:
         return left if left <= -error else -(-(left - error) // 2)
 
     def _error(self, now: int, boot_ms: MonoMs) -> int:
-        """Return what is to be added to `now` to be at the median: 0 inside of it."""
+        """Return the difference from `now` to the median, in half milliseconds; 0 inside it."""
         offsets = self._offsets(boot_ms)
         if not offsets:
             return 0
@@ -165,7 +168,7 @@ class ClusterClock:
         return min(max(now, low), high) - now
 
     def _outvotes(self, boot_ms: MonoMs) -> bool:
-        """Return whether so many clocks are known well that a wrong one is not the median."""
+        """Return whether enough clocks are known well that a wrong one is not the median."""
         well = [each for each in self._estimates.values() if each.error_ms <= WELL_MS]
         return sum(boot_ms - each.at_ms <= FORGET_MS for each in well) >= OUTVOTES
 

@@ -1,8 +1,7 @@
-"""How many topics, groups and producers there may be: the leader refuses what would exceed it.
+"""Limits on the numbers of topics, groups and producers: the leader rejects new ones above them.
 
-Each is kept by every replica, in memory and in each manifest, whether anybody uses it or not. As
-with quotas (timer/leader/intake/quotas.py) nothing of this is decided at apply, and what is there
-stays.
+Every replica holds each of them in memory and in each manifest, used or not. As with quotas
+(timer/leader/intake/quotas.py), replicas check no limit at apply, and existing ones stay.
 """
 
 from collections.abc import Collection
@@ -16,36 +15,36 @@ from timer.ready.topic import Topic
 from timer.state.machine import Machine
 
 RARE_SHARE: Final = 10
-"""Once no more than a tenth of all producers may come, those that sent nothing for …"""
+"""Once at most a tenth of producers_max is free, producers idle for RARE_MS are forgotten …"""
 RARE_MS: Final = 3_600_000
-"""… so long are forgotten, whatever limits.producer_idle_ms says: those of a crash loop, say."""
+"""… even if limits.producer_idle_ms is longer. A client in a crash loop leaves many of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountLimits:
-    """Names are those of the settings."""
+    """Most topics, groups and producers; the names are those of the settings."""
 
     topics_max: int = 100_000
     namespace_topics_max: int = 10_000
-    """Of each namespace."""
+    """In each namespace."""
     groups_max: int = 100_000
-    """Of all topics together."""
+    """In all topics together."""
     topic_groups_max: int = 1_000
-    """Of each topic."""
+    """In each topic."""
     producers_max: int = 100_000
 
 
 IDS_LEFT: Final = 1 << 20
-"""Ids of topics, and of groups, that are kept for what nobody asks for: dead letters' topics, seeks
-of groups. Ids are never used again."""
+"""Topic and group ids reserved for internal use: topics of dead letters, seeks of groups. An id is
+never used again."""
 OPS_LEFT: Final = 4096
-"""More than ops that are on their way."""
+"""Ids left free at the very end; more than the ops that can be in flight."""
 TOPIC_IDS_MAX: Final = TOMBSTONE - IDS_LEFT
 GROUP_IDS_MAX: Final = (1 << 32) - IDS_LEFT
 
 
 class GroupName(NamedTuple):
-    """A group that is about to be made."""
+    """A group that is being created."""
 
     topic: int
     name: str
@@ -54,10 +53,11 @@ class GroupName(NamedTuple):
 def check_topic(
     limits: CountLimits, machine: Machine, name: str, on_the_way: Collection[str] = ()
 ) -> None:
-    """Check that one more topic may be made.
+    """Check that one more topic may be created. `on_the_way`: names of topics being created.
 
     Raises:
-        LimitReachedError: the cluster, or its namespace, has as many as it may; or has ever had.
+        LimitReachedError: the cluster or the namespace has the most topics that it may have, or
+            all topic ids are used.
     """
     made = machine.next_topic_id + len(on_the_way)
     if made >= TOPIC_IDS_MAX:
@@ -76,7 +76,7 @@ def check_group(
     """Check that a topic may have one more group.
 
     Raises:
-        LimitReachedError: it, or the cluster, has as many as it may.
+        LimitReachedError: the topic or the cluster has the most groups that it may have.
     """
     check_group_id(machine, len(on_the_way))
     there = len(topic.groups) + sum(each.topic == topic.topic_id for each in on_the_way)
@@ -85,10 +85,10 @@ def check_group(
 
 
 def check_group_id(machine: Machine, on_the_way: int = 0) -> None:
-    """Check that there is one more id for a group.
+    """Check that one more group id is free.
 
     Raises:
-        LimitReachedError: all but a few have been used.
+        LimitReachedError: all ids except the reserved ones are used.
     """
     made = machine.next_group_id + on_the_way
     if made >= GROUP_IDS_MAX:
@@ -96,7 +96,7 @@ def check_group_id(machine: Machine, on_the_way: int = 0) -> None:
 
 
 def has_ids(machine: Machine) -> bool:
-    """Return whether there are ids for topics, and groups, that dead letters make."""
+    """Return whether ids are left for the topics and groups that dead letters create."""
     return max(machine.next_topic_id, machine.next_group_id) < TOMBSTONE - OPS_LEFT
 
 
@@ -104,14 +104,14 @@ def check_producer(limits: CountLimits, machine: Machine, on_the_way: int) -> No
     """Check that one more producer may register.
 
     Raises:
-        LimitReachedError: the cluster has as many as it may.
+        LimitReachedError: the cluster has the most producers that it may have.
     """
     there = len(machine.producers) + on_the_way
     _check("producers_max", limits.producers_max, "the cluster", there)
 
 
 def producer_idle_ms(limits: CountLimits, machine: Machine, idle_ms: int) -> int:
-    """Return how long a producer may be idle from now on, of `idle_ms` at most."""
+    """Return the idle time after which producers are forgotten now, ms; at most `idle_ms`."""
     few = limits.producers_max // RARE_SHARE
     return idle_ms if limits.producers_max - len(machine.producers) > few else min(idle_ms, RARE_MS)
 

@@ -1,10 +1,12 @@
-"""Fairness in the table of request ids: whoever sends most leaves as much to the others.
+"""Shares in the table of request ids: no sender may use more than it leaves to the others.
 
-    a new request, from an address --> its share, with this <= what is left then?  no --> refused
+    a new request of a sender --> sender's entries with it <= free entries after it?
+                                      no --> rejected
 
-So one sender gets half of the table at most, two get a third each, and there is always some room
-for one that has nothing yet. What each has is the leader's memory: a new leader counts from nothing
-on. A part of timer/leader/leader.py, and as pure.
+One sender therefore gets at most half of the table, two get a third each, and some room is always
+left for a sender that has none yet. The sender is an address. The counts are in the leader's
+memory, and a new leader starts them at zero. A part of timer/leader/leader.py, and a pure core,
+too.
 """
 
 from typing import Final, NamedTuple
@@ -15,21 +17,21 @@ from timer.model.units import UnixMs
 from timer.state.request_ids import REQUEST_ROWS_MAX, REQUESTS_MAX, RequestIds
 
 RETRY_MS: Final = 1000
-"""When ids that were refused may find room: the oldest are forgotten one by one."""
+"""Pause before a rejected sender retries: the oldest ids are forgotten one by one."""
 
 
 class Use(NamedTuple):
-    """Of the table."""
+    """Entries of the table in use, and the rows of their answers."""
 
     ids: int = 0
     rows: int = 0
 
     def plus(self, other: "Use") -> "Use":
-        """Return both together."""
+        """Return the sum of both."""
         return Use(self.ids + other.ids, self.rows + other.rows)
 
     def minus(self, other: "Use") -> "Use":
-        """Return what is left without the other."""
+        """Return the difference."""
         return Use(self.ids - other.ids, self.rows - other.rows)
 
 
@@ -44,7 +46,7 @@ class _Taken(NamedTuple):
 
 
 class Fairness:
-    """See the module."""
+    """The senders' shares; see the module."""
 
     def __init__(self, requests: RequestIds, window_ms: int) -> None:
         self._requests = requests
@@ -53,14 +55,14 @@ class Fairness:
         """By id, in the order in which they are forgotten."""
         self._on_the_way: dict[bytes, Use] = {}
         self._way = _NONE
-        """All of these."""
+        """Sum over `_on_the_way`."""
         self._of: dict[str, Use] = {}
 
     def check(self, whose: str, rows: int, now_ms: UnixMs) -> None:
         """Check that there is room for one more request.
 
         Raises:
-            OverloadedError: there is none, or not in this sender's share; says which.
+            OverloadedError: the table or the sender's share is full; the message says which.
         """
         self._forget(now_ms)
         there = Use(len(self._requests), self._requests.rows).plus(self._way)
@@ -71,14 +73,14 @@ class Fairness:
                 full = f"the table of request ids ({whole - rest} of {whole} {name}"
             elif has > rest:
                 full = f"the share of {whose} in the table of request ids ({has} {name} of {whole},"
-                full += f" where {rest} would be left for others"
+                full += f" with {rest} left for others"
             else:
                 continue
-            full += f"; of the last {self._window_ms} ms, limits.request_window_ms)"
+            full += f"; each counts for {self._window_ms} ms, limits.request_window_ms)"
             raise OverloadedError(full, retry_after_ms=RETRY_MS)
 
     def take(self, request: RequestId, whose: str, rows: int) -> None:
-        """A request was taken: it is on its way."""
+        """Count an accepted request as in flight."""
         self.settle(request)
         use = self._on_the_way[request.text] = Use(1, rows)
         self._way = self._way.plus(use)
@@ -87,7 +89,7 @@ class Fairness:
         self._of[whose] = self._of.get(whose, _NONE).plus(use)
 
     def settle(self, request: RequestId, *, applied: bool = True) -> None:
-        """It is not on its way any more, and remembered only if it was applied."""
+        """Stop counting a request as in flight; forget it if it was not applied."""
         self._way = self._way.minus(self._on_the_way.pop(request.text, _NONE))
         if not applied:
             self._end(request.text)
