@@ -100,7 +100,7 @@ class LeaderConfig:
     limits: CountLimits = field(default_factory=CountLimits)
     """Most topics, groups and producers."""
     fire_topics_max: int = FIRE_TOPICS_MAX
-    """Topics of one FIRE: some 10 µs for each, even with few timers."""
+    """Topics with timers in one FIRE: some 10 µs for each, even with few timers."""
     id_salt: int = 0
     """The cluster's salt of timer ids: the headers of a dead letter hold its first timer id."""
 
@@ -209,10 +209,10 @@ class Leader:
         self.bytes_in_flight += size
 
     def _applied_before(self, part: Part, charges: list[Charge], whose: str) -> bool:
-        """Return whether the request repeats an applied one; reject it if that is impossible.
+        """Return whether a request is known to repeat an applied one; reject a bad new one.
 
-        A repeat may be an applied request, or one in flight. It must not be rejected as "no
-        effect", because the first request has an effect.
+        Only a request that is certainly new is checked. The errors mean "no effect", which would be
+        wrong for the repeat of a request that was applied or is in flight.
         """
         if part.producer_id:
             return self._admit(part, charges)
@@ -270,7 +270,7 @@ class Leader:
         return requests.repeated(request, self._taken_at_ms(request)) is not None
 
     def _taken_at_ms(self, request: RequestId) -> UnixMs:
-        """Return when a request was accepted. The log's last time may be long before, if idle."""
+        """Return when a request was accepted; the last time of an idle log may be long before."""
         return UnixMs(max(self._time_ms, request.until_ms - self._config.request_window_ms))
 
     def request_id(self, text: bytes, body: int, now: Now) -> RequestId:
@@ -517,7 +517,7 @@ class Leader:
         self._propose(EntryKind.CHECKPOINT, [expiry], now, self._checkpointed)
 
     def _next_checkpoint_ms(self) -> MonoMs:
-        """Return when a checkpoint is due; never in a drain, so that the log's end is committed."""
+        """Return when a checkpoint is due. In a drain none is, so an idle log stays committed."""
         return MonoMs(DUE_MS_MAX) if self._refusing else self._checkpoint_at_ms
 
     def wake_at_ms(self, now: Now) -> MonoMs:

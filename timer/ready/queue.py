@@ -253,7 +253,7 @@ class Queue:
         return max(self.begin, QueueOffset(block.first + at))
 
     def drop_below(self, offset: QueueOffset) -> None:
-        """Drop the messages below `offset`; blocks are dropped whole."""
+        """Drop the messages below `offset`; a block leaves memory with its last message."""
         if offset <= self.begin:
             return
         assert offset <= self.end, (offset, self.end)

@@ -1,7 +1,8 @@
 """Shares: rows split by topic, with the sums that each topic's state adds up.
 
-    rows      b a c a b a ...                 in firing order, or in the order of scheduling
-    shares    a: a a a   b: b b   c: c        each in the order of `rows`, in the order of topic ids
+    rows      b a c a b a ...             in firing order, or in the order of scheduling
+
+    shares    a: a a a   b: b b   c: c    by topic id, each in the order of `rows`
 
 The sums of all shares are computed together. Ten calls of numpy for each of a thousand topics
 would block the event loop for 50 ms.

@@ -51,7 +51,7 @@ class ScheduleApplied:
 
     parts: tuple[tuple[RequestAnswer, bool] | EngineError, ...]
     ready: tuple[TopicId, ...]
-    """Topics whose queues grew by rows that were due already."""
+    """Topics with new messages: rows that were due already."""
     keyed: int = 0
     """Rows that have a key; the machine looked up each key."""
     topics: int = 0
@@ -77,7 +77,7 @@ class RescheduleApplied:
     timers: Ids
     """The new timers; valid where the result is RESCHEDULED."""
     ready: tuple[TopicId, ...]
-    """Topics whose queues grew by rows that were due already."""
+    """Topics with new messages: rows that were due already."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ class TopicSum:
                 self._sum += part
 
     def positive(self) -> list[TopicId]:
-        """Return the topics whose number was not 0 at the last look."""
+        """Return the topics for which the last look found a number other than 0."""
         return [*self._parts]
 
 

@@ -1,12 +1,12 @@
 """Pauses: paused topics hold their due timers; a resume releases them.
 
-    due, topic paused --> held (timer/pending/memory/held_rows.py) --resume, a sweep--> its queue,
-    or dropped
-                           | cancelled, rescheduled, replaced
+    due, topic paused --> held --resume, a sweep--> its queue, or dropped
+                           |
+                           +--> cancelled, rescheduled, replaced
 
-A paused topic's timers are held as they come due. Held timers are still pending: they can be
-cancelled, rescheduled and replaced. The resume's catch_up decides about the timers that are overdue
-by then:
+A paused topic's timers are held as they come due (timer/pending/memory/held_rows.py). Held timers
+are still pending: they can be cancelled, rescheduled and replaced. The resume's catch_up decides
+about the timers that are overdue by then:
 
     all      they fire, in (due, seq) order
     latest   the last of them fires, the others are dropped
@@ -247,7 +247,7 @@ class Pauses:
         return Portion(self.swept or BEGIN, min(rows_max, self.portion), bytes_max, only)
 
     def sweep(self, rows_max: int, bytes_max: int) -> tuple[Moved, Moved, bool]:
-        """Move the sweep on; return the fired and the dropped rows, and whether more can go on."""
+        """Move the sweep on; return fired rows, dropped rows, and whether a FIRE must follow."""
         if self.swept is None:
             return [], [], False
         machine, portion = self._machine, self._portion(rows_max, bytes_max)

@@ -1,6 +1,6 @@
 """Retention: drops messages at checkpoints, at a cost that depends only on the messages dropped.
 
-    topic changed --> time of its next drop, as things are --> dropped at a checkpoint after it
+    topic changed --> time of its next drop, if unchanged --> dropped at a checkpoint after it
 
 Retention's time intervals end at the same instants for many topics. Each checkpoint drops messages
 of some of them. A replica that starts anew computes the plan from the topics, so the plan is not

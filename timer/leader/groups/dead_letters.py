@@ -39,7 +39,7 @@ from timer.ready.queue import Queue
 
 GROUP: Final = "dead-letters"
 """Group that every dead-letter topic has from its first message on. A redrive moves the messages
-that the group has not acked. Dead letters are therefore never dropped before they are handled."""
+that the group has not acked. A dead letter is therefore kept until it is acked or redriven."""
 REASON: Final = "dead-letter-reason"
 TOPIC: Final = "dead-letter-topic"
 FROM_GROUP: Final = "dead-letter-group"

@@ -2,9 +2,9 @@
 
 The types that keep an order are in timer/leader/groups/ordered_leases.py.
 
-The log holds a group's state (timer/ready/group.py): its acked messages, the number of ended leases
-per message, and the offset below which the leader may deliver. The leases themselves are only here:
-the consumer and the deadline of each message. They end with the leadership.
+The log holds a group's state (timer/ready/group.py): its acked messages, the number of failures of
+each message, and the offset below which the leader may deliver. The leases themselves are only
+here: the consumer and the deadline of each leased message. They end with the leadership.
 
     fresh --hand out--> leased --ack--> acking --applied--> gone
                           |                ^
@@ -64,7 +64,7 @@ ALREADY_ACKED: Final = 2
 LEASE_LOST: Final = 3
 NOT_DELIVERED: Final = 4
 EXPIRED: Final = 5
-"""The message is done, and may be because its time to live was over."""
+"""The message is done: acked or expired. The group's state does not hold which of the two."""
 DEAD_LETTERED: Final = 6
 """Unacked, the message moved to another topic, as a dead letter or by a redrive, as a new one."""
 
@@ -298,7 +298,7 @@ class Leases:
     def _allowed(self, consumer: ConsumerStream) -> int:
         """Return how many messages a consumer may get now.
 
-        A silent consumer may be frozen and let its messages expire. It gets nothing while another
+        A silent consumer may be frozen and let its leases end. It gets nothing while another
         consumer is not silent. If all are silent and the group bounds failures, it gets one message
         at a time.
         """

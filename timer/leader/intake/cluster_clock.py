@@ -17,7 +17,7 @@ approach its nearer end at no more than half again or half that rate.*
     3 voters    A ............... B=now ........ C       one is wrong: the middle one is not
 
 With one wrong clock of three, the cluster's clock stays among the right ones. It neither fires
-early nor stands still. The wrong clock may be ahead, behind or jump, and may be the leader's own.
+early nor stands still. The wrong clock may be ahead or behind, may jump, or may be the leader's.
 The cluster's clock never goes back, and never below the last header's time or `last_read_time_ms`.
 
 A new leader starts from the answers to its fence. It chooses the instant of the interval nearest to
@@ -98,8 +98,8 @@ class ClusterClock:
         self._boot_ms = boot_ms
         for sample in samples:
             self.observe(sample)
-        # The old leader's clock, run on and moved into the median. The clock jumps here. It jumps
-        # once more, in `now`, when three clocks are known, if they are not known yet.
+        # The old leader's clock, run on and moved into the median. The clock jumps here, and once
+        # more in `now` if three clocks become known well only later.
         floor = 2 * floor_ms
         run_on = floor + 2 * (boot_ms - floor_at_ms)
         self._now = max(floor, run_on + self._error(run_on, boot_ms))

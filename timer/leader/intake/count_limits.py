@@ -15,9 +15,9 @@ from timer.ready.topic import Topic
 from timer.state.machine import Machine
 
 RARE_SHARE: Final = 10
-"""Once at most a tenth of producers_max is free, producers idle for RARE_MS are forgotten …"""
+"""Once at most a tenth of producers_max is free, producers idle for RARE_MS are forgotten."""
 RARE_MS: Final = 3_600_000
-"""… even if limits.producer_idle_ms is longer. A client in a crash loop leaves many of them."""
+"""Holds even if limits.producer_idle_ms is longer: a crash loop leaves many idle producers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

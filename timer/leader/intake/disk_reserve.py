@@ -10,9 +10,10 @@ leader rejects new work in two cases:
 - its own disk is low;
 - another voter's disk is low, and the voters with room are no majority.
 
-One follower that runs out of space therefore costs no more than one lost node. Two of three never
-run out. A voter that has sent no report for SILENT_MS counts as having no room. Silent voters alone
-are no reason to reject: if entries reach no majority, the log handles it.
+One follower that runs out of space therefore costs no more than one lost node. A second of three
+does not run out, because new work is rejected from its reserve on. A voter that has sent no report
+for SILENT_MS counts as having no room. Silent voters alone are no reason to reject: if entries
+reach no majority, the log handles it.
 
 A pure core. The shell measures the disk, collects the other nodes' reports, and passes the result
 of `refusal` to the leader.
