@@ -10,6 +10,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -18,7 +19,17 @@ import pytest
 from cluster.files.disk_room import WAITING, wait_for_room
 from cluster.settings.config import build_config
 from deploy.local import free_ports
-from tests.cluster.running import RPC_S, Running, code_of, columns, error_of, schedule, take, until
+from tests.cluster.running import (
+    CALL_S,
+    RPC_S,
+    Running,
+    code_of,
+    columns,
+    error_of,
+    schedule,
+    take,
+    until,
+)
 from timer.files.disk import RealDisk
 from timer.leader.intake.disk_reserve import START_BYTES
 from timerclient import CancelResult, DiskFull
@@ -124,6 +135,24 @@ def test_refused_schedule_says_what_is_free_and_what_is_kept(nearly: Nearly) -> 
     assert cluster.json("n1", "/v1/status")["nodes"][0]["disk_reserve_bytes"] == nearly.reserve
 
 
+def test_pipelined_batches_name_the_full_disk_and_are_taken_once_there_is_room(
+    nearly: Nearly,
+) -> None:
+    with nearly.cluster.client() as client:
+        client.schedule_batch("far", [b"first"], delay=3600)
+
+        def all_refused() -> bool:
+            batches = [client.submit_batch("far", [b"r"], delay=60, timeout=4) for _ in range(5)]
+            refused = [refused_for_room(partial(each.result, CALL_S)) for each in batches]
+            return all(refused)
+
+        with nearly.full():
+            until(all_refused)
+            waiting = [client.submit_batch("far", [b"w"], delay=3600) for _ in range(5)]
+        due_ms = [batch.result(CALL_S)[0].due_ms for batch in waiting]
+    assert due_ms == sorted(due_ms)
+
+
 class _SmallDisk(RealDisk):
     """One whose room is what the test says."""
 
@@ -162,4 +191,4 @@ def test_node_without_room_waits_for_it_and_says_so(tmp_path: Path) -> None:
 
     status = asyncio.run(run())
     assert (status.role, status.disk_low, status.reachable) == (WAITING, True, False)
-    assert f"{START_BYTES - 1} bytes free, {START_BYTES} are needed" in status.error
+    assert f"{START_BYTES - 1} bytes free; {START_BYTES} are needed" in status.error

@@ -19,6 +19,7 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 
 RETRYABLE = {
+    pb.DISK_FULL,
     pb.GROUP_HELD,
     pb.NOT_LEADER,
     pb.NOT_READY,

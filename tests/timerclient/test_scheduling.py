@@ -248,6 +248,30 @@ async def test_overload_until_the_time_is_up_is_known_to_have_done_nothing(
     assert payloads(cluster) == [b"first", b"q"]
 
 
+@pytest.mark.parametrize("reason", [pb.DISK_FULL, pb.OVERLOADED])
+async def test_refusal_is_named_by_all_that_it_holds_up_and_leaves_no_gap(
+    cluster: Cluster, client: AsyncTimerClient, reason: int
+) -> None:
+    await client.schedule_batch("orders", [b"first"])
+
+    def refused(request: pb.ScheduleRequest) -> pb.Error | None:
+        following = request.sequence == cluster.producers[request.producer_id].last + 1
+        return wire_error(reason, retry_after_ms=4_000) if following else None
+
+    cluster.on_schedule = refused
+    async with client.consumer("quiet", "g"):  # asks the other nodes whether they lead
+        names = [b"a", b"b", b"c"]
+        calls = [client.schedule_batch("orders", [name], timeout=3) for name in names]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+    assert {type(each) for each in results} == {errors.from_wire(wire_error(reason)).__class__}
+    assert all(pb.Reason.Name(reason) in str(each) for each in results)  # type: ignore[arg-type]
+
+    calls = [client.schedule_batch("orders", [name]) for name in (b"d", b"e", b"f")]
+    cluster.on_schedule = once()
+    await asyncio.gather(*calls)
+    assert payloads(cluster) == [b"first", b"d", b"e", b"f"]
+
+
 async def test_quota_is_told_at_once_of_each_of_the_calls_that_were_put_together(
     cluster: Cluster, client: AsyncTimerClient
 ) -> None:

@@ -29,7 +29,14 @@ from timerclient.streams.nodes import (
     write,
 )
 from timerclient.streams.pipeline import Pipeline, PipelinedRequest, Step
-from timerclient.values.errors import Closed, ConnectionLost, LeadershipLost, TimerError, from_wire
+from timerclient.values.errors import (
+    Closed,
+    ConnectionLost,
+    LeadershipLost,
+    TimerError,
+    from_wire,
+    means_move,
+)
 
 TOKEN_SIZE: Final = 16
 UNREGISTER_S: Final = 1.0
@@ -273,6 +280,9 @@ class ProducerStream:
         self._resume_at = 0.0
         self._progress_at = 0.0
         self._answered = False
+        self._refusal: TimerError | None = None
+        """The leader's last refusal, if it has taken nothing since. None: there is none, or the
+        leader is gone."""
 
     # ---- taking calls
 
@@ -320,7 +330,8 @@ class ProducerStream:
         if call.future.done():
             return
         untouched = self._forget(call)
-        error = out_of_time(call.within_s, self._nodes.last_error, sent=not untouched)
+        last = self._refusal or self._nodes.last_error
+        error = out_of_time(call.within_s, last, sent=not untouched)
         call.settle(error)
         self._settled()
 
@@ -377,6 +388,7 @@ class ProducerStream:
                 return
             except TimerError as error:
                 self._nodes.failed(node, error)
+                self._refusal = None if means_move(error) else error
                 # A node that refuses the whole stream, having answered nothing, took nothing.
                 taken = self._answered or not error.outcome_known
                 self._settle(self._pipeline.broken(taken=taken), None)
@@ -442,12 +454,13 @@ class ProducerStream:
             self._answered = True
             self._progress_at = loop.time()
             error = from_wire(answer.error) if answer.HasField("error") else None
-            self._nodes.last_error = error
             if error is None:
+                self._refusal = self._nodes.last_error = None
                 self._pauses.reset()
             step = self._pipeline.answer(answer.request_no, error)
             self._settle(step, answer)
-            if step.pause_ms is not None:
+            if step.pause_ms is not None:  # not a gap: that only follows from such a refusal
+                self._refusal = error
                 self._resume_at = loop.time() + self._pauses.take(step.pause_ms / 1000)
             if step.move is not None:
                 raise step.move
