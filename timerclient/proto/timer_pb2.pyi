@@ -3,11 +3,11 @@
 isort:skip_file
 The public contract of the timer cluster, version 1.
 
-Everything that exists many times travels as columns: packed repeated fields of equal length,
-and byte strings as their sizes (packed) and their bytes one after the other. Element i of
-every column belongs to row i.
+Rows are sent as columns: packed repeated fields of equal length. A column of byte strings is two
+fields: the sizes (packed) and the bytes, one string after the other. Element i of every column
+belongs to row i.
 
-An RPC that fails carries an `Error` (below) in the trailing metadata `timer-error-bin`.
+A failed RPC carries an `Error` (below) in the trailing metadata `timer-error-bin`.
 """
 
 from collections import abc as _abc
@@ -40,42 +40,42 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     ALREADY_EXISTS: _Reason.ValueType  # 3
     """ALREADY_EXISTS"""
     NOT_LEADER: _Reason.ValueType  # 4
-    """FAILED_PRECONDITION: go to `leader`"""
+    """FAILED_PRECONDITION: send the request to `leader`"""
     NOT_READY: _Reason.ValueType  # 5
-    """UNAVAILABLE: no leader, no majority, starting"""
+    """UNAVAILABLE: no leader, no majority, or the node is starting"""
     OVERLOADED: _Reason.ValueType  # 6
-    """RESOURCE_EXHAUSTED: send it again after `retry_after_ms`"""
+    """RESOURCE_EXHAUSTED: retry after `retry_after_ms`"""
     COMMIT_TIMEOUT: _Reason.ValueType  # 7
     """DEADLINE_EXCEEDED: outcome unknown"""
     LEADERSHIP_LOST: _Reason.ValueType  # 8
     """ABORTED: outcome unknown"""
     SEQUENCE_GAP: _Reason.ValueType  # 9
-    """OUT_OF_RANGE: a producer's sequence is not the one after its last"""
+    """OUT_OF_RANGE: the producer's sequence does not follow its last one"""
     OUTCOME_FORGOTTEN: _Reason.ValueType  # 10
-    """DATA_LOSS: the sequence was applied, its ids are no longer kept"""
+    """DATA_LOSS: the sequence was applied; its ids are no longer kept"""
     UNKNOWN_PRODUCER: _Reason.ValueType  # 11
     """UNAUTHENTICATED: register again"""
     LEASE_LOST: _Reason.ValueType  # 12
-    """FAILED_PRECONDITION: the message is somebody else's, or acked"""
+    """FAILED_PRECONDITION: another consumer has the message, or it is acked"""
     SHUTTING_DOWN: _Reason.ValueType  # 13
-    """UNAVAILABLE: the node drains"""
+    """UNAVAILABLE: the node is stopping and accepts no new requests"""
     STORAGE_FAILED: _Reason.ValueType  # 14
-    """INTERNAL: the node's disk; it stops"""
+    """INTERNAL: the node's disk failed; the node stops"""
     FENCED: _Reason.ValueType  # 15
     """ABORTED: between nodes only"""
     CONFIG: _Reason.ValueType  # 16
     """INVALID_ARGUMENT: between operator and node only"""
     DISK_FULL: _Reason.ValueType  # 17
-    """RESOURCE_EXHAUSTED: as OVERLOADED, until there is room on the disks"""
+    """RESOURCE_EXHAUSTED: as OVERLOADED, until the disks have room"""
     GROUP_HELD: _Reason.ValueType  # 18
-    """FAILED_PRECONDITION: an exclusive group has a consumer already"""
+    """FAILED_PRECONDITION: the exclusive group already has a consumer"""
     QUOTA_REACHED: _Reason.ValueType  # 20
-    """RESOURCE_EXHAUSTED: a topic has as much as it may; names field and limit"""
+    """RESOURCE_EXHAUSTED: the topic is at a quota; names field and limit"""
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
     """---- errors
 
-    Why a request was refused or failed. Each has one gRPC status.
+    The reason why a request was rejected or failed. Each reason has one gRPC status.
     """
 
 REASON_UNSPECIFIED: Reason.ValueType  # 0
@@ -86,37 +86,37 @@ NOT_FOUND: Reason.ValueType  # 2
 ALREADY_EXISTS: Reason.ValueType  # 3
 """ALREADY_EXISTS"""
 NOT_LEADER: Reason.ValueType  # 4
-"""FAILED_PRECONDITION: go to `leader`"""
+"""FAILED_PRECONDITION: send the request to `leader`"""
 NOT_READY: Reason.ValueType  # 5
-"""UNAVAILABLE: no leader, no majority, starting"""
+"""UNAVAILABLE: no leader, no majority, or the node is starting"""
 OVERLOADED: Reason.ValueType  # 6
-"""RESOURCE_EXHAUSTED: send it again after `retry_after_ms`"""
+"""RESOURCE_EXHAUSTED: retry after `retry_after_ms`"""
 COMMIT_TIMEOUT: Reason.ValueType  # 7
 """DEADLINE_EXCEEDED: outcome unknown"""
 LEADERSHIP_LOST: Reason.ValueType  # 8
 """ABORTED: outcome unknown"""
 SEQUENCE_GAP: Reason.ValueType  # 9
-"""OUT_OF_RANGE: a producer's sequence is not the one after its last"""
+"""OUT_OF_RANGE: the producer's sequence does not follow its last one"""
 OUTCOME_FORGOTTEN: Reason.ValueType  # 10
-"""DATA_LOSS: the sequence was applied, its ids are no longer kept"""
+"""DATA_LOSS: the sequence was applied; its ids are no longer kept"""
 UNKNOWN_PRODUCER: Reason.ValueType  # 11
 """UNAUTHENTICATED: register again"""
 LEASE_LOST: Reason.ValueType  # 12
-"""FAILED_PRECONDITION: the message is somebody else's, or acked"""
+"""FAILED_PRECONDITION: another consumer has the message, or it is acked"""
 SHUTTING_DOWN: Reason.ValueType  # 13
-"""UNAVAILABLE: the node drains"""
+"""UNAVAILABLE: the node is stopping and accepts no new requests"""
 STORAGE_FAILED: Reason.ValueType  # 14
-"""INTERNAL: the node's disk; it stops"""
+"""INTERNAL: the node's disk failed; the node stops"""
 FENCED: Reason.ValueType  # 15
 """ABORTED: between nodes only"""
 CONFIG: Reason.ValueType  # 16
 """INVALID_ARGUMENT: between operator and node only"""
 DISK_FULL: Reason.ValueType  # 17
-"""RESOURCE_EXHAUSTED: as OVERLOADED, until there is room on the disks"""
+"""RESOURCE_EXHAUSTED: as OVERLOADED, until the disks have room"""
 GROUP_HELD: Reason.ValueType  # 18
-"""FAILED_PRECONDITION: an exclusive group has a consumer already"""
+"""FAILED_PRECONDITION: the exclusive group already has a consumer"""
 QUOTA_REACHED: Reason.ValueType  # 20
-"""RESOURCE_EXHAUSTED: a topic has as much as it may; names field and limit"""
+"""RESOURCE_EXHAUSTED: the topic is at a quota; names field and limit"""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
 class _OnConflict:
@@ -130,21 +130,21 @@ class _OnConflictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OnConflict
     REPLACE: _OnConflict.ValueType  # 1
     """the pending timer is cancelled"""
     KEEP: _OnConflict.ValueType  # 2
-    """the row is not scheduled; the pending timer stands for it"""
+    """the row is not scheduled; the pending timer's id is returned"""
     UPDATE: _OnConflict.ValueType  # 3
-    """the pending timer is cancelled; if there is none, the row is not scheduled"""
+    """the pending timer is replaced; if there is none, the row is not scheduled"""
 
 class OnConflict(_OnConflict, metaclass=_OnConflictEnumTypeWrapper):
-    """A key is unique among the pending timers of its topic. Rows are decided in their order."""
+    """A key is unique among the pending timers of its topic. Rows are processed in their order."""
 
 REJECT: OnConflict.ValueType  # 0
 """the row is not scheduled"""
 REPLACE: OnConflict.ValueType  # 1
 """the pending timer is cancelled"""
 KEEP: OnConflict.ValueType  # 2
-"""the row is not scheduled; the pending timer stands for it"""
+"""the row is not scheduled; the pending timer's id is returned"""
 UPDATE: OnConflict.ValueType  # 3
-"""the pending timer is cancelled; if there is none, the row is not scheduled"""
+"""the pending timer is replaced; if there is none, the row is not scheduled"""
 Global___OnConflict: _TypeAlias = OnConflict  # noqa: Y015
 
 class _ScheduleResult:
@@ -156,7 +156,7 @@ class _ScheduleResultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Schedu
     SCHEDULE_RESULT_UNSPECIFIED: _ScheduleResult.ValueType  # 0
     SCHEDULED: _ScheduleResult.ValueType  # 1
     REPLACED: _ScheduleResult.ValueType  # 2
-    """scheduled; other_ids: the timer that was cancelled for it"""
+    """scheduled; other_ids: the timer that it replaced, now cancelled"""
     KEPT: _ScheduleResult.ValueType  # 3
     """not scheduled; timer_ids and other_ids: the pending timer with its key"""
     REJECTED: _ScheduleResult.ValueType  # 4
@@ -169,7 +169,7 @@ class ScheduleResult(_ScheduleResult, metaclass=_ScheduleResultEnumTypeWrapper):
 SCHEDULE_RESULT_UNSPECIFIED: ScheduleResult.ValueType  # 0
 SCHEDULED: ScheduleResult.ValueType  # 1
 REPLACED: ScheduleResult.ValueType  # 2
-"""scheduled; other_ids: the timer that was cancelled for it"""
+"""scheduled; other_ids: the timer that it replaced, now cancelled"""
 KEPT: ScheduleResult.ValueType  # 3
 """not scheduled; timer_ids and other_ids: the pending timer with its key"""
 REJECTED: ScheduleResult.ValueType  # 4
@@ -186,27 +186,35 @@ class _CancelResultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CancelRe
     DESCRIPTOR: _descriptor.EnumDescriptor
     CANCEL_RESULT_UNSPECIFIED: _CancelResult.ValueType  # 0
     CANCELLED: _CancelResult.ValueType  # 1
-    """it was pending and will never fire"""
+    """the timer was pending and will never fire"""
     ALREADY_CANCELLED: _CancelResult.ValueType  # 2
     ALREADY_FIRED: _CancelResult.ValueType  # 3
-    """or it was due, and had gone with its topic: nothing is kept of that"""
+    """or the due time has passed and the topic was deleted: then the cluster"""
     TIMER_NOT_FOUND: _CancelResult.ValueType  # 4
-    """never existed, was over ten minutes ago, or went with its topic before it was due"""
+    """does not know whether the timer had fired
+    never existed; or was due or ended more than ten minutes ago; or its
+    """
     DROPPED: _CancelResult.ValueType  # 5
-    """its topic was paused, and went on without it (Policy.catch_up)"""
+    """topic was deleted and its due time has not come
+    dropped when its topic was resumed after a pause (Policy.catch_up)
+    """
 
 class CancelResult(_CancelResult, metaclass=_CancelResultEnumTypeWrapper): ...
 
 CANCEL_RESULT_UNSPECIFIED: CancelResult.ValueType  # 0
 CANCELLED: CancelResult.ValueType  # 1
-"""it was pending and will never fire"""
+"""the timer was pending and will never fire"""
 ALREADY_CANCELLED: CancelResult.ValueType  # 2
 ALREADY_FIRED: CancelResult.ValueType  # 3
-"""or it was due, and had gone with its topic: nothing is kept of that"""
+"""or the due time has passed and the topic was deleted: then the cluster"""
 TIMER_NOT_FOUND: CancelResult.ValueType  # 4
-"""never existed, was over ten minutes ago, or went with its topic before it was due"""
+"""does not know whether the timer had fired
+never existed; or was due or ended more than ten minutes ago; or its
+"""
 DROPPED: CancelResult.ValueType  # 5
-"""its topic was paused, and went on without it (Policy.catch_up)"""
+"""topic was deleted and its due time has not come
+dropped when its topic was resumed after a pause (Policy.catch_up)
+"""
 Global___CancelResult: _TypeAlias = CancelResult  # noqa: Y015
 
 class _RescheduleResult:
@@ -218,11 +226,11 @@ class _RescheduleResultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Resc
     RESCHEDULE_RESULT_UNSPECIFIED: _RescheduleResult.ValueType  # 0
     RESCHEDULED: _RescheduleResult.ValueType  # 1
     RESCHEDULE_ALREADY_CANCELLED: _RescheduleResult.ValueType  # 2
-    """cancelled, replaced or rescheduled before"""
+    """already cancelled, replaced or rescheduled"""
     RESCHEDULE_ALREADY_FIRED: _RescheduleResult.ValueType  # 3
     RESCHEDULE_NOT_FOUND: _RescheduleResult.ValueType  # 4
     RESCHEDULE_LEFT: _RescheduleResult.ValueType  # 5
-    """as it was: too much at once, or too large; ask for it again"""
+    """unchanged: no entry had room for the timer; send it again"""
     RESCHEDULE_DROPPED: _RescheduleResult.ValueType  # 6
     """as CancelResult.DROPPED"""
 
@@ -231,11 +239,11 @@ class RescheduleResult(_RescheduleResult, metaclass=_RescheduleResultEnumTypeWra
 RESCHEDULE_RESULT_UNSPECIFIED: RescheduleResult.ValueType  # 0
 RESCHEDULED: RescheduleResult.ValueType  # 1
 RESCHEDULE_ALREADY_CANCELLED: RescheduleResult.ValueType  # 2
-"""cancelled, replaced or rescheduled before"""
+"""already cancelled, replaced or rescheduled"""
 RESCHEDULE_ALREADY_FIRED: RescheduleResult.ValueType  # 3
 RESCHEDULE_NOT_FOUND: RescheduleResult.ValueType  # 4
 RESCHEDULE_LEFT: RescheduleResult.ValueType  # 5
-"""as it was: too much at once, or too large; ask for it again"""
+"""unchanged: no entry had room for the timer; send it again"""
 RESCHEDULE_DROPPED: RescheduleResult.ValueType  # 6
 """as CancelResult.DROPPED"""
 Global___RescheduleResult: _TypeAlias = RescheduleResult  # noqa: Y015
@@ -252,10 +260,10 @@ class _TimerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TimerState
     TIMER_CANCELLED: _TimerState.ValueType  # 3
     """or replaced, or rescheduled"""
     TIMER_DROPPED: _TimerState.ValueType  # 4
-    """its topic was paused, and went on without it; or was deleted (by a story)"""
+    """dropped when its topic was resumed; in StoryEnd, also if it was deleted"""
 
 class TimerState(_TimerState, metaclass=_TimerStateEnumTypeWrapper):
-    """---- looking in: the leader answers, from what it has applied"""
+    """---- queries: the leader answers from its applied state"""
 
 TIMER_STATE_UNSPECIFIED: TimerState.ValueType  # 0
 TIMER_PENDING: TimerState.ValueType  # 1
@@ -263,7 +271,7 @@ TIMER_FIRED: TimerState.ValueType  # 2
 TIMER_CANCELLED: TimerState.ValueType  # 3
 """or replaced, or rescheduled"""
 TIMER_DROPPED: TimerState.ValueType  # 4
-"""its topic was paused, and went on without it; or was deleted (by a story)"""
+"""dropped when its topic was resumed; in StoryEnd, also if it was deleted"""
 Global___TimerState: _TypeAlias = TimerState  # noqa: Y015
 
 class _GroupStart:
@@ -292,17 +300,17 @@ class _AckResultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AckResult.V
     """committed: never delivered again"""
     ALREADY_ACKED: _AckResult.ValueType  # 2
     ACK_LEASE_LOST: _AckResult.ValueType  # 3
-    """leased to somebody else meanwhile"""
+    """the lease has ended; another consumer may have the message"""
     ACK_NOT_DELIVERED: _AckResult.ValueType  # 4
-    """no such message was handed out"""
+    """no such message was delivered"""
     NACKED: _AckResult.ValueType  # 5
-    """committed: comes again, not before its delay is over"""
+    """committed: delivered again, after its delay"""
     EXTENDED: _AckResult.ValueType  # 6
     """leased for longer, as long as this leader leads"""
     ACK_EXPIRED: _AckResult.ValueType  # 7
-    """it is over, and never delivered again: its ttl was, or an earlier ack counted"""
+    """never delivered again: its ttl is over, or an earlier ack took effect"""
     ACK_DEAD_LETTERED: _AckResult.ValueType  # 8
-    """it is in a dead-letter topic, or was redriven from there: not acked, and it"""
+    """not acked: the message is in a dead-letter topic, or was redriven from"""
 
 class AckResult(_AckResult, metaclass=_AckResultEnumTypeWrapper): ...
 
@@ -311,17 +319,17 @@ ACKED: AckResult.ValueType  # 1
 """committed: never delivered again"""
 ALREADY_ACKED: AckResult.ValueType  # 2
 ACK_LEASE_LOST: AckResult.ValueType  # 3
-"""leased to somebody else meanwhile"""
+"""the lease has ended; another consumer may have the message"""
 ACK_NOT_DELIVERED: AckResult.ValueType  # 4
-"""no such message was handed out"""
+"""no such message was delivered"""
 NACKED: AckResult.ValueType  # 5
-"""committed: comes again, not before its delay is over"""
+"""committed: delivered again, after its delay"""
 EXTENDED: AckResult.ValueType  # 6
 """leased for longer, as long as this leader leads"""
 ACK_EXPIRED: AckResult.ValueType  # 7
-"""it is over, and never delivered again: its ttl was, or an earlier ack counted"""
+"""never delivered again: its ttl is over, or an earlier ack took effect"""
 ACK_DEAD_LETTERED: AckResult.ValueType  # 8
-"""it is in a dead-letter topic, or was redriven from there: not acked, and it"""
+"""not acked: the message is in a dead-letter topic, or was redriven from"""
 Global___AckResult: _TypeAlias = AckResult  # noqa: Y015
 
 @_typing.final
@@ -343,7 +351,7 @@ class Error(_message.Message):
     retryable: _builtins.bool
     """the identical request may succeed later"""
     outcome_known: _builtins.bool
-    """true: it certainly had no effect"""
+    """true: the request certainly had no effect"""
     leader: _builtins.str
     """NOT_LEADER: host:port, empty if unknown"""
     retry_after_ms: _builtins.int
@@ -402,10 +410,11 @@ class RegisterProducerResponse(_message.Message):
     REQUESTS_KEPT_FIELD_NUMBER: _builtins.int
     ROWS_KEPT_FIELD_NUMBER: _builtins.int
     producer_id: _builtins.int
-    """63 random bits; who knows it can send as this producer"""
+    """63 random bits; secret: any client that has it can act as the producer"""
     requests_kept: _builtins.int
-    """Answers that are kept of it: of so many of its last requests, and of so many timers. A client that
-    has no more than that on the wire learns the outcome of each, whatever happens. 0: no bound.
+    """The cluster keeps the answers of the producer's last `requests_kept` requests, and of at most
+    `rows_kept` timers. A client with no more than that in flight always learns the outcome of each
+    request. 0: no bound.
     """
     rows_kept: _builtins.int
     def __init__(
@@ -470,19 +479,19 @@ class ScheduleRequest(_message.Message):
     producer_id: _builtins.int
     """0: not idempotent"""
     sequence: _builtins.int
-    """1, 2, 3, ... per producer; repeated on a retry, with the same"""
+    """1, 2, 3, ... per producer. A retry has the same sequence and"""
     request_no: _builtins.int
-    """ScheduleStream: echoed in the answer"""
+    """ScheduleStream: echoed in the response"""
     on_conflict: Global___OnConflict.ValueType
-    """what becomes of a row whose key a pending timer has"""
+    """for each row whose key a pending timer has"""
     request_id: _builtins.str
-    """Without a producer: the same request under the same id, up to 64 bytes, gets the answer of the
-    first for as long as that is remembered (limits.request_window_ms). Another request under it is
-    refused. Pick one that nobody else does: a UUID, or the name of what it is done for.
+    """Without a producer; up to 64 bytes. A repetition of the request with the same id gets the first
+    one's answer, for limits.request_window_ms. A different request with the same id is rejected.
+    Choose an id that no other request has: a UUID, or the name of the order that it is made for.
     """
     @_builtins.property
     def timers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TimerColumns]:
-        """timers: others are refused
+        """timers; other timers with that sequence are rejected
         one per topic; all or none
         """
 
@@ -506,7 +515,7 @@ Global___ScheduleRequest: _TypeAlias = ScheduleRequest  # noqa: Y015
 
 @_typing.final
 class TimerColumns(_message.Message):
-    """Timers of one topic. Exactly one of due_ms, delay_ms and delay_level is given, with n values, or
+    """Timers of one topic. Exactly one of due_ms, delay_ms and delay_level is set, with n values, or
     with one value for all n rows. payload_sizes has n values.
     """
 
@@ -523,7 +532,7 @@ class TimerColumns(_message.Message):
     HEADERS_FIELD_NUMBER: _builtins.int
     DELAY_LEVEL_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
-    """in the namespace before its first "/", else in `default`"""
+    """its namespace is the part before the first "/"; without "/": `default`"""
     payloads: _builtins.bytes
     keys: _builtins.bytes
     """UTF-8"""
@@ -535,7 +544,7 @@ class TimerColumns(_message.Message):
 
     @_builtins.property
     def delay_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """from the moment the leader takes the request"""
+        """from the time at which the leader accepts the request"""
 
     @_builtins.property
     def payload_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -549,7 +558,7 @@ class TimerColumns(_message.Message):
 
     @_builtins.property
     def delay_level(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """the nth of the topic's delays (Policy); beyond the last = the"""
+        """n = the topic's nth delay (Policy.delay_levels_ms); beyond"""
 
     def __init__(
         self,
@@ -588,16 +597,16 @@ class ScheduleResponse(_message.Message):
     timer_ids: _builtins.bytes
     """n x 15 bytes, in the order of the request's rows; see results"""
     duplicate: _builtins.bool
-    """the sequence had been applied before; these are its ids"""
+    """the sequence was applied before; these are the ids from then"""
     other_ids: _builtins.bytes
     """with results: n x 15 bytes, zeros for a row of SCHEDULED"""
     @_builtins.property
     def due_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """effective due times; empty if all are those asked for"""
+        """effective due times; empty if all are as requested"""
 
     @_builtins.property
     def error(self) -> Global___Error:
-        """ScheduleStream only; set = nothing else is"""
+        """ScheduleStream only; if set, only request_no is set beside it"""
 
     @_builtins.property
     def results(self) -> _containers.RepeatedScalarFieldContainer[Global___ScheduleResult.ValueType]:
@@ -624,7 +633,7 @@ Global___ScheduleResponse: _TypeAlias = ScheduleResponse  # noqa: Y015
 
 @_typing.final
 class TimerKeys(_message.Message):
-    """Pending timers by their keys; no key twice."""
+    """Pending timers by their keys. A key may occur only once."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -662,11 +671,11 @@ class TimerFilter(_message.Message):
     KEY_PREFIX_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     due_from_ms: _builtins.int
-    """effective due at or after it"""
+    """effective due at or after this time"""
     due_to_ms: _builtins.int
-    """and before it; 0: any"""
+    """and before this time; 0: any"""
     key_prefix: _builtins.str
-    """key begins so; empty: any, or none"""
+    """of the key; empty: any key, or none"""
     def __init__(
         self,
         *,
@@ -685,7 +694,7 @@ Global___TimerFilter: _TypeAlias = TimerFilter  # noqa: Y015
 
 @_typing.final
 class CancelRequest(_message.Message):
-    """Exactly one of timer_ids, keys and filter is given."""
+    """Exactly one of timer_ids, keys and filter is set."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -696,7 +705,7 @@ class CancelRequest(_message.Message):
     timer_ids: _builtins.bytes
     """n x 15 bytes"""
     page_token: _builtins.bytes
-    """with filter: of the answer before. The first only gets a token: from"""
+    """with filter: next_page_token of the response before. The first request"""
     @_builtins.property
     def keys(self) -> Global___TimerKeys: ...
     @_builtins.property
@@ -729,16 +738,18 @@ class CancelResponse(_message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     SUCCESSOR_IDS_FIELD_NUMBER: _builtins.int
     timer_ids: _builtins.bytes
-    """with keys: the timers that had them; zeros where none had"""
+    """with keys: the timers that had them; zeros: no timer had the key"""
     cancelled: _builtins.int
-    """not with those of an earlier sending whose answer was lost"""
+    """timers that this request cancelled; without those of an earlier"""
     next_page_token: _builtins.bytes
-    """with filter: there may be more. Empty: there are none"""
+    """attempt whose response was lost
+    with filter: there may be more. Empty: there are none
+    """
     successor_ids: _builtins.bytes
-    """with ids: n x 15 bytes. The timer that fires instead of one that was"""
+    """with ids: n x 15 bytes: the timer that fires instead of one that"""
     @_builtins.property
     def results(self) -> _containers.RepeatedScalarFieldContainer[Global___CancelResult.ValueType]:
-        """of ids and keys, one each. A key: CANCELLED or NOT_FOUND"""
+        """one per id or key. Per key: CANCELLED or TIMER_NOT_FOUND"""
 
     def __init__(
         self,
@@ -759,8 +770,8 @@ Global___CancelResponse: _TypeAlias = CancelResponse  # noqa: Y015
 
 @_typing.final
 class RescheduleRequest(_message.Message):
-    """Exactly one of timer_ids, keys and filter, and exactly one of due_ms, delay_ms and delay_level is
-    given: n values, or one for all (with filter: one). Policies hold as for a new timer.
+    """Exactly one of timer_ids, keys and filter is set, and exactly one of due_ms, delay_ms and
+    delay_level: n values, or one for all (with filter: one). Policies apply as for a new timer.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -779,7 +790,7 @@ class RescheduleRequest(_message.Message):
     def keys(self) -> Global___TimerKeys: ...
     @_builtins.property
     def filter(self) -> Global___TimerFilter:
-        """each timer once, wherever its new time is"""
+        """each timer is rescheduled once, even if its new due time matches too"""
 
     @_builtins.property
     def due_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -816,7 +827,7 @@ class RescheduleResponse(_message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     SUCCESSOR_IDS_FIELD_NUMBER: _builtins.int
     timer_ids: _builtins.bytes
-    """n x 15 bytes: the new ids; zeros where it was not rescheduled"""
+    """n x 15 bytes: the new ids; zeros for a timer that was not rescheduled"""
     rescheduled: _builtins.int
     """as CancelResponse.cancelled"""
     next_page_token: _builtins.bytes
@@ -843,7 +854,7 @@ Global___RescheduleResponse: _TypeAlias = RescheduleResponse  # noqa: Y015
 
 @_typing.final
 class GetTimerRequest(_message.Message):
-    """By timer_id, or by topic and key: then only a pending timer is found."""
+    """Set timer_id, or topic and key. By key, only a pending timer is found."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -878,13 +889,15 @@ class GetTimerResponse(_message.Message):
     HELD_FIELD_NUMBER: _builtins.int
     SUCCESSOR_ID_FIELD_NUMBER: _builtins.int
     state: Global___TimerState.ValueType
-    """what is not known, or no more, is NOT_FOUND"""
+    """a timer that is unknown, or no longer known, is the error NOT_FOUND"""
     topic: _builtins.str
-    """PENDING only, as `timer`"""
+    """PENDING only, as is `timer`"""
     held: _builtins.bool
-    """PENDING: it is overdue, as its topic is paused, or was just now"""
+    """PENDING only: the timer is overdue because its topic is paused, or was"""
     successor_id: _builtins.bytes
-    """CANCELLED: it was rescheduled, and this timer fires instead; or it has"""
+    """paused and is not released entirely
+    CANCELLED by a reschedule: the timer that fires instead. After very
+    """
     @_builtins.property
     def timer(self) -> Global___PendingTimers: ...
     def __init__(
@@ -967,7 +980,7 @@ class ListTimersRequest(_message.Message):
     page_size: _builtins.int
     """1 to 1000; 0: 100"""
     page_token: _builtins.bytes
-    """of the answer before, to the same filter"""
+    """next_page_token of the response before, with the same filter"""
     @_builtins.property
     def filter(self) -> Global___TimerFilter: ...
     def __init__(
@@ -995,7 +1008,7 @@ class ListTimersResponse(_message.Message):
     """empty: there are no more"""
     @_builtins.property
     def timers(self) -> Global___PendingTimers:
-        """perhaps fewer than asked for, or none, where few match"""
+        """may be fewer than page_size, or none, if few match"""
 
     def __init__(
         self,
@@ -1047,7 +1060,7 @@ class CountTimersResponse(_message.Message):
 
     @_builtins.property
     def within(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """pending and due within that from clock_ms on"""
+        """per horizon: timers due at most horizon_ms after clock_ms"""
 
     def __init__(
         self,
@@ -1094,7 +1107,7 @@ class TellStoryResponse(_message.Message):
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoryEvent]: ...
     @_builtins.property
     def end(self) -> Global___StoryEnd:
-        """the last answer only"""
+        """in the last response only"""
 
     def __init__(
         self,
@@ -1112,7 +1125,7 @@ Global___TellStoryResponse: _TypeAlias = TellStoryResponse  # noqa: Y015
 
 @_typing.final
 class StoryEvent(_message.Message):
-    """One line of a story; what does not apply is absent."""
+    """One event of a story. Fields that do not apply are absent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1126,74 +1139,76 @@ class StoryEvent(_message.Message):
         SCHEDULED: StoryEvent._What.ValueType  # 1
         """by producer and sequence, or request_id, or neither"""
         RESCHEDULED_FROM: StoryEvent._What.ValueType  # 2
-        """it goes on for `other_id`, or for the timer with its key"""
+        """created by a reschedule of `other_id`, or of the timer with its key"""
         MOVED_FROM: StoryEvent._What.ValueType  # 3
-        """it goes on for a message of `group`, dead or redriven: topic, queue_offset"""
+        """created from the message at queue_offset of `topic`: a dead letter of"""
         CANCELLED: StoryEvent._What.ValueType  # 4
+        """`group`, or a message that `group` redrove"""
         REPLACED: StoryEvent._What.ValueType  # 5
-        """`other_id` took its key"""
+        """by `other_id`, which has the same key"""
         RESCHEDULED: StoryEvent._What.ValueType  # 6
-        """`other_id` goes on for it"""
+        """`other_id` fires instead"""
         FIRED: StoryEvent._What.ValueType  # 7
         """into the queue of `topic`, at queue_offset"""
         NACKED: StoryEvent._What.ValueType  # 8
-        """not to come again before until_ms"""
+        """not delivered again before until_ms"""
         LEASE_ENDED: StoryEvent._What.ValueType  # 9
         ACKED: StoryEvent._What.ValueType  # 10
         MOVED: StoryEvent._What.ValueType  # 11
-        """`group` gave it up, or sent it back: it goes on in `to_topic`"""
+        """to `to_topic`, as a dead letter of `group` or as a redriven message"""
         NEW_LEADER: StoryEvent._What.ValueType  # 12
-        """what was handed out before may come again"""
+        """messages delivered before may be delivered again"""
         RECALLED: StoryEvent._What.ValueType  # 13
-        """taken back unfailed: one before it in its order came back, the leader handed"""
+        """taken back, not counted as a failure: an earlier message of its order"""
         SOUGHT: StoryEvent._What.ValueType  # 14
-        """over, or the consumer had not looked at it
-        the group goes on from queue_offset, as if it had seen nothing
+        """returned, the leader handed over, or the consumer had not looked at it
+        the group continues at queue_offset and has forgotten its acks
         """
         GROUP_DELETED: StoryEvent._What.ValueType  # 15
         TOPIC_DELETED: StoryEvent._What.ValueType  # 16
         """with its timers, messages and groups"""
         DROPPED: StoryEvent._What.ValueType  # 17
-        """its topic was paused, and went on without it"""
+        """dropped when its topic was resumed after a pause"""
         EXPIRED: StoryEvent._What.ValueType  # 20
-        """not acked within the ttl of its topic: in `group`, or in all that had not"""
+        """not acked within its topic's ttl, in `group`; empty: in all groups that"""
 
     class What(_What, metaclass=_WhatEnumTypeWrapper): ...
     WHAT_UNSPECIFIED: StoryEvent.What.ValueType  # 0
     SCHEDULED: StoryEvent.What.ValueType  # 1
     """by producer and sequence, or request_id, or neither"""
     RESCHEDULED_FROM: StoryEvent.What.ValueType  # 2
-    """it goes on for `other_id`, or for the timer with its key"""
+    """created by a reschedule of `other_id`, or of the timer with its key"""
     MOVED_FROM: StoryEvent.What.ValueType  # 3
-    """it goes on for a message of `group`, dead or redriven: topic, queue_offset"""
+    """created from the message at queue_offset of `topic`: a dead letter of"""
     CANCELLED: StoryEvent.What.ValueType  # 4
+    """`group`, or a message that `group` redrove"""
     REPLACED: StoryEvent.What.ValueType  # 5
-    """`other_id` took its key"""
+    """by `other_id`, which has the same key"""
     RESCHEDULED: StoryEvent.What.ValueType  # 6
-    """`other_id` goes on for it"""
+    """`other_id` fires instead"""
     FIRED: StoryEvent.What.ValueType  # 7
     """into the queue of `topic`, at queue_offset"""
     NACKED: StoryEvent.What.ValueType  # 8
-    """not to come again before until_ms"""
+    """not delivered again before until_ms"""
     LEASE_ENDED: StoryEvent.What.ValueType  # 9
     ACKED: StoryEvent.What.ValueType  # 10
     MOVED: StoryEvent.What.ValueType  # 11
-    """`group` gave it up, or sent it back: it goes on in `to_topic`"""
+    """to `to_topic`, as a dead letter of `group` or as a redriven message"""
     NEW_LEADER: StoryEvent.What.ValueType  # 12
-    """what was handed out before may come again"""
+    """messages delivered before may be delivered again"""
     RECALLED: StoryEvent.What.ValueType  # 13
-    """taken back unfailed: one before it in its order came back, the leader handed"""
+    """taken back, not counted as a failure: an earlier message of its order"""
     SOUGHT: StoryEvent.What.ValueType  # 14
-    """over, or the consumer had not looked at it
-    the group goes on from queue_offset, as if it had seen nothing
+    """returned, the leader handed over, or the consumer had not looked at it
+    the group continues at queue_offset and has forgotten its acks
     """
     GROUP_DELETED: StoryEvent.What.ValueType  # 15
     TOPIC_DELETED: StoryEvent.What.ValueType  # 16
     """with its timers, messages and groups"""
     DROPPED: StoryEvent.What.ValueType  # 17
-    """its topic was paused, and went on without it"""
+    """dropped when its topic was resumed after a pause"""
     EXPIRED: StoryEvent.What.ValueType  # 20
-    """not acked within the ttl of its topic: in `group`, or in all that had not"""
+    """not acked within its topic's ttl, in `group`; empty: in all groups that"""
 
     WHAT_FIELD_NUMBER: _builtins.int
     INDEX_FIELD_NUMBER: _builtins.int
@@ -1218,7 +1233,7 @@ class StoryEvent(_message.Message):
     epoch: _builtins.int
     topic: _builtins.str
     group: _builtins.str
-    """empty: one that was sought or deleted since"""
+    """empty: a group that was sought or deleted since then"""
     queue_offset: _builtins.int
     other_id: _builtins.bytes
     producer: _builtins.int
@@ -1226,11 +1241,11 @@ class StoryEvent(_message.Message):
     sequence: _builtins.int
     request_id: _builtins.str
     requested_ms: _builtins.int
-    """SCHEDULED: what was asked for"""
+    """SCHEDULED: the requested due time"""
     until_ms: _builtins.int
     to_topic: _builtins.str
     attempt: _builtins.int
-    """NACKED, LEASE_ENDED: how many have failed by then"""
+    """NACKED, LEASE_ENDED: attempts that have failed, this one included"""
     def __init__(
         self,
         *,
@@ -1268,16 +1283,16 @@ class StoryEnd(_message.Message):
     LOG_LAST_FIELD_NUMBER: _builtins.int
     GAPS_FIELD_NUMBER: _builtins.int
     state: Global___TimerState.ValueType
-    """UNSPECIFIED: not known, or no more"""
+    """UNSPECIFIED: unknown, or no longer known"""
     log_first: _builtins.int
-    """the log begins with this entry,"""
+    """index of the log's first entry"""
     log_first_ms: _builtins.int
-    """of this time"""
+    """time of that entry"""
     log_last: _builtins.int
-    """and was read up to this one"""
+    """index of the last entry that was read"""
     @_builtins.property
     def gaps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """what it can't tell, and why; empty: the story is whole"""
+        """missing parts, each with its reason; empty: the story is complete"""
 
     def __init__(
         self,
@@ -1307,9 +1322,9 @@ class ConsumeRequest(_message.Message):
     EXTEND_FIELD_NUMBER: _builtins.int
     LEAVING_FIELD_NUMBER: _builtins.int
     credit: _builtins.int
-    """so many messages more may be delivered"""
+    """this many more messages may be delivered"""
     leaving: _builtins.bool
-    """it wants no more; answered behind what was handed out before"""
+    """deliver nothing more; the answer follows the deliveries made before"""
     @_builtins.property
     def open(self) -> Global___OpenConsumer: ...
     @_builtins.property
@@ -1353,11 +1368,11 @@ class ReceiveRequest(_message.Message):
     max_messages: _builtins.int
     """1 to 1000; 0: 1"""
     wait_ms: _builtins.int
-    """until the first message is there; at most 20000"""
+    """for the first message; at most 20000"""
     lease_ms: _builtins.int
-    """0: the group's default. A group that this creates keeps it as its own"""
+    """0: the group's. If the call creates the group: the group's setting"""
     start: Global___GroupStart.ValueType
-    """where the group begins if this creates it"""
+    """if the call creates the group: its first message"""
     def __init__(
         self,
         *,
@@ -1390,14 +1405,14 @@ class OpenConsumer(_message.Message):
     topic: _builtins.str
     group: _builtins.str
     lease_ms: _builtins.int
-    """0: the group's default. A group that this creates keeps it as its own"""
+    """0: the group's. If the call creates the group: the group's setting"""
     start: Global___GroupStart.ValueType
-    """where the group begins if this creates it"""
+    """if the call creates the group: its first message"""
     consumer: _builtins.str
     """a name for people"""
     credit: _builtins.int
     existing: _builtins.bool
-    """NOT_FOUND if the group is not there: it is not made"""
+    """true: a missing group is not created; the call fails with NOT_FOUND"""
     def __init__(
         self,
         *,
@@ -1429,18 +1444,19 @@ class AckRequest(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     CUMULATIVE_FIELD_NUMBER: _builtins.int
     request_no: _builtins.int
-    """echoed in the answer"""
+    """echoed in the response"""
     lease_id: _builtins.int
-    """of the delivery; 0 when it came from an earlier connection. A lease counts"""
+    """of the delivery; 0 if the delivery came over an earlier connection. A"""
     epoch: _builtins.int
-    """only on the stream that it was given on; one of a Receive, only without
+    """lease of Consume is valid on its own stream only, one of Receive in
+    unary requests only
     of the delivery
     """
     topic: _builtins.str
-    """of a unary request, which needs both, as in the two below"""
+    """topic and group: in unary requests only, where both are required"""
     group: _builtins.str
     cumulative: _builtins.bool
-    """everything up to the one offset; exclusive and failover groups only"""
+    """ack everything up to the one offset; exclusive and failover groups only"""
     @_builtins.property
     def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -1464,7 +1480,7 @@ Global___AckRequest: _TypeAlias = AckRequest  # noqa: Y015
 
 @_typing.final
 class NackRequest(_message.Message):
-    """Ends leases now: an attempt is counted, and the messages come again, not before delay_ms."""
+    """Ends leases now. Each message has failed once more, and is delivered again after delay_ms."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1482,9 +1498,9 @@ class NackRequest(_message.Message):
     topic: _builtins.str
     group: _builtins.str
     delay_ms: _builtins.int
-    """0: at once. Absent: as the group backs off"""
+    """0: at once. Absent: the group's backoff"""
     unseen: _builtins.bool
-    """nobody looked at them: they come again at once, and have not failed."""
+    """the application has not seen the messages: they are delivered again at once,"""
     @_builtins.property
     def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -1511,7 +1527,7 @@ Global___NackRequest: _TypeAlias = NackRequest  # noqa: Y015
 
 @_typing.final
 class ExtendRequest(_message.Message):
-    """Holds what is left of a lease for lease_ms from now; never shorter than it is held anyway."""
+    """Extends leases to lease_ms from now; a lease that ends later is left unchanged."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1559,7 +1575,7 @@ class ConsumeResponse(_message.Message):
     ACKED_FIELD_NUMBER: _builtins.int
     LEAVING_FIELD_NUMBER: _builtins.int
     leaving: _builtins.bool
-    """nothing more is handed out on this stream"""
+    """no more deliveries follow on this stream"""
     @_builtins.property
     def opened(self) -> Global___ConsumerOpened: ...
     @_builtins.property
@@ -1614,7 +1630,7 @@ Global___ConsumerOpened: _TypeAlias = ConsumerOpened  # noqa: Y015
 
 @_typing.final
 class Deliveries(_message.Message):
-    """Messages of one topic, leased together for lease_ms from when the leader sent them."""
+    """Messages of one topic, leased together for lease_ms from the time at which the leader sent them."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1636,9 +1652,9 @@ class Deliveries(_message.Message):
     GROUP_ID_FIELD_NUMBER: _builtins.int
     FAILURES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
-    """older than an epoch seen before: drop it"""
+    """drop the deliveries if a later epoch was seen"""
     lease_id: _builtins.int
-    """62 bits that nobody can guess"""
+    """62 random bits"""
     lease_ms: _builtins.int
     timer_ids: _builtins.bytes
     """n x 15 bytes"""
@@ -1648,7 +1664,7 @@ class Deliveries(_message.Message):
     handed_out_ms: _builtins.int
     """when the leader leased them, on the cluster's clock"""
     group_id: _builtins.int
-    """of the group, in this life: a seek gives it another one"""
+    """a seek assigns a new one"""
     @_builtins.property
     def queue_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -1659,11 +1675,11 @@ class Deliveries(_message.Message):
     def fired_at_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def attempts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """how often a consumer may have been given the message, with this"""
+        """how often the message may have been delivered to the group,"""
 
     @_builtins.property
     def payload_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """delivery: 1 = it is the first"""
+        """this delivery included: 1 = the first"""
 
     @_builtins.property
     def key_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -1675,7 +1691,7 @@ class Deliveries(_message.Message):
 
     @_builtins.property
     def failures(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """nacks and ended leases before, which max_attempts counts; none: all"""
+        """earlier nacks and ended leases, which max_attempts limits;"""
 
     def __init__(
         self,
@@ -1722,7 +1738,7 @@ class AckResponse(_message.Message):
 
     @_builtins.property
     def error(self) -> Global___Error:
-        """set: no result is known to have been committed"""
+        """if set, there are no results; see its outcome_known"""
 
     def __init__(
         self,
@@ -1746,9 +1762,9 @@ class GetStatusRequest(_message.Message):
     LOCAL_FIELD_NUMBER: _builtins.int
     LEADERSHIP_FIELD_NUMBER: _builtins.int
     local: _builtins.bool
-    """only the node that is asked"""
+    """only the node that receives the request"""
     leadership: _builtins.bool
-    """as local, and of the node only who it is and whether it leads"""
+    """as local, and only the fields that show its name and whether it leads"""
     def __init__(
         self,
         *,
@@ -1838,7 +1854,7 @@ class NodeStatus(_message.Message):
     address: _builtins.str
     reachable: _builtins.bool
     error: _builtins.str
-    """why it is not reachable"""
+    """the reason why the node is not reachable"""
     replica_id: _builtins.int
     role: _builtins.str
     """leader, follower, candidate, learner, stopping"""
@@ -1860,19 +1876,19 @@ class NodeStatus(_message.Message):
     unsure: _builtins.bool
     rss_bytes: _builtins.int
     disk_bytes: _builtins.int
-    """in the node's data directory"""
+    """size of the node's data directory"""
     disk_free_bytes: _builtins.int
-    """left on that disk"""
+    """free on the disk of that directory"""
     disk_reserve_bytes: _builtins.int
-    """kept for what must go on: storage.reserve_bytes"""
+    """storage.reserve_bytes: with less free, new work is rejected"""
     disk_low: _builtins.bool
-    """less is free than that"""
+    """disk_free_bytes is below disk_reserve_bytes"""
     damage: _builtins.str
-    """a file that its scrub found damaged: which, where, what"""
+    """a file that the scrub found damaged: name, offset, cause"""
     scrubbed_bytes: _builtins.int
-    """read by it since the start"""
+    """read by the scrub since the node's start"""
     scrubbed_at_ms: _builtins.int
-    """when its last whole pass ended; 0: none has"""
+    """when the scrub last completed a pass; 0: never"""
     def __init__(
         self,
         *,
@@ -1922,8 +1938,8 @@ class GetCheckpointRequest(_message.Message):
     AT_INDEX_FIELD_NUMBER: _builtins.int
     local: _builtins.bool
     at_index: _builtins.int
-    """The digest at this CHECKPOINT, if it is still known, and neither queue_offsets nor `shared`;
-    0: all of it, as of the last one.
+    """Index of a CHECKPOINT entry: return its digest, if it is still known, without queue_offsets and
+    `shared`. 0: return everything, as of the last CHECKPOINT.
     """
     def __init__(
         self,
@@ -2014,20 +2030,20 @@ class NodeCheckpoint(_message.Message):
     digest: _builtins.str
     """of the state at checkpoint_index, hex"""
     checkpoint_index: _builtins.int
-    """the last CHECKPOINT entry applied"""
+    """of the last CHECKPOINT entry that is applied"""
     age_ms: _builtins.int
-    """since that entry, on the cluster's clock"""
+    """time since that entry, on the cluster's clock"""
     lag_entries: _builtins.int
-    """behind the leader's log end as this node knows it"""
+    """entries behind the leader's log end, as far as this node knows it"""
     manifest_index: _builtins.int
     runs: _builtins.int
     reachable: _builtins.bool
     error: _builtins.str
     window_end_ms: _builtins.int
-    """what is pending and due before this is in its memory; 0: all is"""
+    """pending timers due before this time are in memory; 0: all are"""
     @_builtins.property
     def queue_offsets(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """topic: the offset after the last fired message"""
+        """per topic, the offset after the last fired message"""
 
     def __init__(
         self,
@@ -2125,13 +2141,13 @@ class ListTopicsRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
-    """only this one; empty: all"""
+    """only this topic; empty: all"""
     lateness: _builtins.bool
-    """with a topic: its histograms too"""
+    """with `topic`: also its histograms"""
     page_size: _builtins.int
     """at most 1,000; 0: 1,000"""
     after: _builtins.str
-    """only topics whose names come later: next_after of the page before"""
+    """only topics with names after this one: next_after of the page before"""
     def __init__(
         self,
         *,
@@ -2156,7 +2172,7 @@ class ListTopicsResponse(_message.Message):
     NEXT_AFTER_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     next_after: _builtins.str
-    """empty: these were the last"""
+    """empty: this is the last page"""
     count: _builtins.int
     """of all topics"""
     @_builtins.property
@@ -2214,29 +2230,29 @@ class TopicStatus(_message.Message):
     ready: _builtins.int
     """fired, and not acked by every group"""
     expired: _builtins.int
-    """messages that ended so in their last group, or without any"""
+    """messages that expired in their last group, or without a group"""
     lag_ms: _builtins.int
-    """age of the oldest timer that is due and has not fired; 0: none is"""
+    """age of the oldest timer that is due and has not fired; 0: none"""
     paused: _builtins.bool
-    """nothing fires, by Policy.paused"""
+    """Policy.paused: nothing fires"""
     held: _builtins.int
-    """of the pending ones: overdue, as the topic is paused, or was"""
+    """pending timers that are overdue because the topic is or was paused"""
     releasing: _builtins.bool
-    """it was resumed, and not all that was held has gone yet"""
+    """the topic was resumed, and some held timers have not yet been released"""
     dropped: _builtins.int
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupStatus]: ...
     @_builtins.property
     def fired_late(self) -> Global___Lateness:
-        """with ListTopicsRequest.lateness: fired after due,"""
+        """with ListTopicsRequest.lateness: from due time to firing"""
 
     @_builtins.property
     def handed_out_late(self) -> Global___Lateness:
-        """first handed out to a group after due"""
+        """likewise: from due time to a group's first delivery"""
 
     @_builtins.property
     def quotas(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuotaStatus]:
-        """those that hold for it"""
+        """that apply to the topic"""
 
     def __init__(
         self,
@@ -2280,10 +2296,10 @@ class QuotaStatus(_message.Message):
     field: _builtins.str
     """of Policy: pending_max, …"""
     used: _builtins.int
-    """as far as it is applied"""
+    """in the leader's applied state"""
     limit: _builtins.int
     source: _builtins.str
-    """who says so: cluster, namespace or topic"""
+    """the scope that sets it: cluster, namespace or topic"""
     def __init__(
         self,
         *,
@@ -2302,8 +2318,8 @@ Global___QuotaStatus: _TypeAlias = QuotaStatus  # noqa: Y015
 
 @_typing.final
 class Lateness(_message.Message):
-    """How late, since this leader began: counts[i] of them by at most at_most_ms[i], and by more than
-    the one before. There is one count more than there are bounds: of all that were later.
+    """A histogram of lateness since this leader began. counts[i] were late by at most at_most_ms[i],
+    and by more than the bound before. The last count has no upper bound.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -2360,10 +2376,10 @@ class GroupStatus(_message.Message):
     expired: _builtins.int
     """messages whose ttl was over before they were acked"""
     undelivered_lag_ms: _builtins.int
-    """age, since it fired, of the oldest message that waits for a"""
+    """time since firing of the oldest message that waits for a"""
     unacked_lag_ms: _builtins.int
-    """consumer; 0: none does
-    of the oldest that is not acked
+    """consumer; 0: none waits
+    time since firing of the oldest message that is not acked
     """
     @_builtins.property
     def settings(self) -> Global___GroupSettings: ...
@@ -2393,7 +2409,7 @@ Global___GroupStatus: _TypeAlias = GroupStatus  # noqa: Y015
 
 @_typing.final
 class GroupSettings(_message.Message):
-    """What is absent is left as it is, or at its default."""
+    """Absent fields: left unchanged by AlterGroup, or the default in CreateGroup."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2405,19 +2421,19 @@ class GroupSettings(_message.Message):
     TYPE_FIELD_NUMBER: _builtins.int
     MAX_IN_FLIGHT_FIELD_NUMBER: _builtins.int
     lease_ms: _builtins.int
-    """how long a message is held; 30 s"""
+    """duration of a lease; default 30 s"""
     max_attempts: _builtins.int
-    """1 to 1000: after so many nacks and ended leases a message is"""
+    """1 to 1000: after this many nacks and ended leases a message"""
     dead_letter_topic: _builtins.str
-    """a dead letter; 0: it never is
+    """becomes a dead letter; 0: never
     empty: TOPIC.GROUP.dead
     """
     backoff_ms_min: _builtins.int
-    """a nack without a delay waits so long, then twice as long, …"""
+    """delay after a first nack without one; doubled each time"""
     backoff_ms_max: _builtins.int
-    """… up to this; 0: always backoff_ms_min"""
+    """highest such delay; 0: always backoff_ms_min"""
     type: _builtins.str
-    """shared, key_shared, exclusive or failover; of a new group"""
+    """of a new group: shared, key_shared, exclusive or failover"""
     max_in_flight: _builtins.int
     """leased to all consumers together; 0: no limit"""
     def __init__(
@@ -2535,7 +2551,7 @@ class SeekGroupRequest(_message.Message):
     offset: _builtins.int
     """queue offset of the next message"""
     time_ms: _builtins.int
-    """the first one that fired then or later, Unix milliseconds"""
+    """the first message that fired at or after this time, Unix milliseconds"""
     start: Global___GroupStart.ValueType
     def __init__(
         self,
@@ -2602,7 +2618,7 @@ class RedriveRequest(_message.Message):
     topic: _builtins.str
     """of the dead letters"""
     max_messages: _builtins.int
-    """1 to 256; 0: 256. Fewer may be redriven: about a megabyte at once"""
+    """1 to 256; 0: 256. A call redrives at most about a megabyte"""
     def __init__(
         self,
         *,
@@ -2627,12 +2643,12 @@ class RedriveResponse(_message.Message):
     HOMELESS_FIELD_NUMBER: _builtins.int
     redriven: _builtins.int
     left: _builtins.int
-    """dead letters that are there yet"""
+    """dead letters that remain"""
     homeless: _builtins.int
-    """looked at, and left: they say of no topic that is there they came from it"""
+    """letters left in place because their headers name no existing topic"""
     @_builtins.property
     def error(self) -> Global___Error:
-        """set: why others could not be; those that are counted were, all the same"""
+        """if set: why other letters were not redriven; `redriven` stays valid"""
 
     def __init__(
         self,
@@ -2671,8 +2687,6 @@ Global___DeleteTopicRequest: _TypeAlias = DeleteTopicRequest  # noqa: Y015
 
 @_typing.final
 class DeleteTopicResponse(_message.Message):
-    """What went with it."""
-
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_ID_FIELD_NUMBER: _builtins.int
@@ -2681,9 +2695,9 @@ class DeleteTopicResponse(_message.Message):
     GROUPS_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.int
     pending: _builtins.int
-    """timers that were dropped"""
+    """pending timers that were deleted"""
     messages: _builtins.int
-    """that it still kept: fired, and not acked by every group"""
+    """messages that were deleted: fired, and not acked by every group"""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeletedGroup]: ...
     def __init__(
@@ -2768,6 +2782,7 @@ class TransferLeadershipRequest(_message.Message):
 
     TARGET_FIELD_NUMBER: _builtins.int
     target: _builtins.str
+    """name of a node; empty: any"""
     def __init__(
         self,
         *,
@@ -2787,7 +2802,7 @@ class TransferLeadershipResponse(_message.Message):
 
     UNCHANGED_FIELD_NUMBER: _builtins.int
     unchanged: _builtins.bool
-    """the target leads already"""
+    """the target was the leader already"""
     def __init__(
         self,
         *,
@@ -2832,11 +2847,11 @@ class Member(_message.Message):
     replica_id: _builtins.int
     voter: _builtins.bool
     role: _builtins.str
-    """as in NodeStatus; unreachable: it does not answer"""
+    """as in NodeStatus; unreachable: the node does not answer"""
     unsure: _builtins.bool
     log_end: _builtins.int
     lag_entries: _builtins.int
-    """behind the leader's log"""
+    """entries behind the leader's log"""
     address: _builtins.str
     def __init__(
         self,
@@ -2898,20 +2913,20 @@ class ChangeMembersRequest(_message.Message):
         DESCRIPTOR: _descriptor.EnumDescriptor
         UNSPECIFIED: ChangeMembersRequest._Change.ValueType  # 0
         ADD: ChangeMembersRequest._Change.ValueType  # 1
-        """the learner under this name becomes a voter"""
+        """the learner of this name becomes a voter"""
         REPLACE: ChangeMembersRequest._Change.ValueType  # 2
-        """the learner under this name takes the place of the voter of this name"""
+        """the learner of this name replaces the voter of the same name"""
         REMOVE: ChangeMembersRequest._Change.ValueType  # 3
-        """this voter becomes a learner"""
+        """the voter of this name becomes a learner"""
 
     class Change(_Change, metaclass=_ChangeEnumTypeWrapper): ...
     UNSPECIFIED: ChangeMembersRequest.Change.ValueType  # 0
     ADD: ChangeMembersRequest.Change.ValueType  # 1
-    """the learner under this name becomes a voter"""
+    """the learner of this name becomes a voter"""
     REPLACE: ChangeMembersRequest.Change.ValueType  # 2
-    """the learner under this name takes the place of the voter of this name"""
+    """the learner of this name replaces the voter of the same name"""
     REMOVE: ChangeMembersRequest.Change.ValueType  # 3
-    """this voter becomes a learner"""
+    """the voter of this name becomes a learner"""
 
     CHANGE_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
@@ -2933,7 +2948,7 @@ Global___ChangeMembersRequest: _TypeAlias = ChangeMembersRequest  # noqa: Y015
 
 @_typing.final
 class PolicyScope(_message.Message):
-    """The cluster; or a namespace, or a topic, if that is given."""
+    """A namespace or a topic, if one is set; else the cluster."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2957,8 +2972,8 @@ Global___PolicyScope: _TypeAlias = PolicyScope  # noqa: Y015
 
 @_typing.final
 class Policy(_message.Message):
-    """What a scope says of its topics' timers. Of what is absent the next wider scope decides: topic,
-    namespace, cluster, the node's settings.
+    """A scope's settings for its topics. A field that is absent has the value of the next wider scope:
+    topic, namespace, cluster, the node's settings.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -2979,20 +2994,23 @@ class Policy(_message.Message):
     PAUSED_FIELD_NUMBER: _builtins.int
     CATCH_UP_FIELD_NUMBER: _builtins.int
     delayed_delivery: _builtins.bool
-    """false: new timers are due at once; nothing below counts"""
+    """false: new timers are due at once; the fields that change"""
     tick_ms: _builtins.int
-    """due times are rounded up to a multiple of it"""
+    """due times have no effect
+    due times are rounded up to a multiple of this
+    """
     delay_ms_min: _builtins.int
-    """what is asked for sooner is due then"""
+    """shorter delays are raised to this"""
     delay_ms_max: _builtins.int
-    """what is asked for later is refused"""
+    """longer delays are rejected"""
     fixed_delay_ms: _builtins.int
-    """all are due after this, whatever is asked for"""
+    """every timer has this delay; the requested time is ignored"""
     payload_bytes_max: _builtins.int
     pending_max: _builtins.int
-    """Quotas: each topic may have so much, by itself. A request that would exceed one is refused whole,
-    as is everything while one is reached. What is there is left alone. Absent: no quota.
-    timers that are pending
+    """Quotas, for each topic separately. A request that would exceed a quota is rejected as a whole.
+    While a topic is at a quota, every request is rejected. Existing timers and messages stay.
+    Absent: no quota.
+    pending timers
     """
     pending_bytes_max: _builtins.int
     """bytes of their payloads"""
@@ -3001,17 +3019,18 @@ class Policy(_message.Message):
     ready_bytes_max: _builtins.int
     """bytes of their payloads"""
     ttl_ms: _builtins.int
-    """what is not acked so long after its due time expires: it is"""
+    """a message not acked so long after its due time expires; it is"""
     retention_ms: _builtins.int
-    """never delivered; 0: it lives as long as it takes
-    what has fired is kept so long, though all groups have acked it
+    """never delivered; 0: messages do not expire
+    messages are kept so long after firing, even if all groups
     """
     paused: _builtins.bool
-    """These two hold at once, for all that is pending.
-    nothing fires; what comes due is held, and pending still
+    """have acked them
+    A change of these two takes effect at once, for all pending timers.
+    nothing fires; timers that come due are held, and stay pending
     """
     catch_up: _builtins.str
-    """what becomes of what is overdue when the pause ends: all (fires),"""
+    """when a pause ends: `all` overdue timers fire, only the `latest`"""
     @_builtins.property
     def delay_levels_ms(self) -> Global___DelayLevels: ...
     def __init__(
@@ -3127,7 +3146,7 @@ class AlterPoliciesRequest(_message.Message):
     UNSET_FIELD_NUMBER: _builtins.int
     EXISTING_FIELD_NUMBER: _builtins.int
     existing: _builtins.bool
-    """NOT_FOUND if the topic is not there: it is not made"""
+    """true: a missing topic is not created; the call fails with NOT_FOUND"""
     @_builtins.property
     def scope(self) -> Global___PolicyScope: ...
     @_builtins.property
@@ -3205,19 +3224,19 @@ class DescribePoliciesResponse(_message.Message):
     def scope(self) -> Global___PolicyScope: ...
     @_builtins.property
     def own(self) -> Global___Policy:
-        """what the scope says itself"""
+        """fields set in the scope itself"""
 
     @_builtins.property
     def effective(self) -> Global___Policy:
-        """what holds for it"""
+        """values that apply to the scope"""
 
     @_builtins.property
     def sources(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """field of `effective`: node, cluster, namespace or topic"""
+        """per field of `effective`: node, cluster, namespace or topic"""
 
     @_builtins.property
     def narrower(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyScope]:
-        """within it, which say something themselves"""
+        """scopes within this one that have fields of their own"""
 
     def __init__(
         self,
@@ -3244,9 +3263,9 @@ class ListProducersRequest(_message.Message):
     AFTER_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     producer: _builtins.int
-    """only this one; 0: all"""
+    """only this producer; 0: all"""
     after: _builtins.int
-    """begin after this one"""
+    """only producers after this one"""
     page_size: _builtins.int
     """1 to 1000; 0: 100"""
     def __init__(
@@ -3272,7 +3291,7 @@ class ListProducersResponse(_message.Message):
     NEXT_AFTER_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     next_after: _builtins.int
-    """there are more after this one; 0: there are none"""
+    """the next page's `after`; 0: this is the last page"""
     count: _builtins.int
     """of all producers"""
     @_builtins.property
@@ -3303,17 +3322,17 @@ class ProducerStatus(_message.Message):
     ANSWERS_FIELD_NUMBER: _builtins.int
     ANSWER_ROWS_FIELD_NUMBER: _builtins.int
     producer: _builtins.int
-    """its public name: a hash of its id, which its client alone knows"""
+    """public name: a hash of the id; only the producer's client has the id"""
     last_sequence: _builtins.int
-    """of its last request that was applied"""
+    """of the last request that was applied"""
     used_at_ms: _builtins.int
-    """when that was, or its registration"""
+    """time of that request, or of the registration"""
     expires_at_ms: _builtins.int
-    """forgotten at the next checkpoint after this, unless it is used"""
+    """if not used until then, forgotten at the next checkpoint"""
     answers: _builtins.int
-    """of its last requests, kept for repetitions"""
+    """answers of the last requests, kept for repetitions"""
     answer_rows: _builtins.int
-    """timers in them"""
+    """timers in those answers"""
     def __init__(
         self,
         *,

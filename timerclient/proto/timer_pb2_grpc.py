@@ -101,7 +101,8 @@ class TimerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UnregisterProducer(self, request, context):
-        """Ends a producer: its client sends nothing more. Its id and answers are forgotten. May be repeated.
+        """Ends a producer. Its id and answers are forgotten, so its client must send nothing more. May be
+        repeated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -115,50 +116,51 @@ class TimerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ScheduleStream(self, request_iterator, context):
-        """The same, pipelined; requests are taken in the order of the stream, each is answered once.
+        """Schedule, pipelined. Requests are accepted in the order of the stream; each is answered once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Cancels timers; one result each.
+        """Cancels timers; returns one result per timer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Reschedule(self, request, context):
-        """Gives timers another due time: each ends, and another with its key, payload and headers begins.
+        """Changes due times. Each timer is cancelled and replaced by a new one with the same key, payload
+        and headers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTimer(self, request, context):
-        """One timer, by its id, or by its key while it is pending.
+        """Returns one timer, by its id, or by its key while it is pending.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListTimers(self, request, context):
-        """The pending timers of a topic, in the order in which they fire, page by page.
+        """Returns the pending timers of a topic, in the order in which they fire, page by page.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CountTimers(self, request, context):
-        """How many timers of a topic are pending, and how soon they are due.
+        """Returns how many timers of a topic are pending, and how soon they are due.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TellStory(self, request, context):
-        """What became of one timer, as far as the leader's log still tells: in the log's order, as it is
-        read. The last answer says how it stands.
+        """Returns the events of one timer that the leader's log still holds, in the log's order, while it
+        reads the log. The last response has the timer's present state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -545,15 +547,16 @@ class ConsumeServiceServicer:
     """
 
     def Consume(self, request_iterator, context):
-        """One consumer of one group. The first request opens; the server then delivers within the
-        credit, and answers every ack.
+        """One consumer of one group. The first request is `open`. The server then delivers at most as
+        many messages as there is credit, and answers every ack, nack and extension.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Receive(self, request, context):
-        """For simple clients, on the same leases: what comes within wait_ms, or nothing.
+        """For simple clients: returns messages that are available within wait_ms, or none. Leases are the
+        same as those of Consume.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -859,7 +862,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetCheckpoint(self, request, context):
-        """The checkpoints of all nodes that answer, and the shared one.
+        """Returns the checkpoints of all nodes that answer, and the shared checkpoint.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -878,31 +881,31 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteTopic(self, request, context):
-        """Deletes a topic with its pending timers, its messages, its groups and its own policy, at one
-        point of the log. Its consumers' streams and their acks end with NOT_FOUND. A topic of the same
-        name that is made later is another one.
+        """Deletes a topic with its pending timers, its messages, its groups and its own policy, with one
+        entry of the log. Its consumers' streams and their acks end with NOT_FOUND. A topic that is
+        created later with the same name is a different topic.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CreateGroup(self, request, context):
-        """Makes a group, and its topic, unless it exists; answers with it as it is then.
+        """Creates a group, and its topic, if it does not exist; returns its status.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AlterGroup(self, request, context):
-        """Changes the settings that are given, at one point of the log.
+        """Changes the settings that are set, with one entry of the log.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SeekGroup(self, request, context):
-        """Lets a group go on elsewhere in what its topic keeps. Its consumers stay; the acks of what they
-        hold are ACK_LEASE_LOST from then on.
+        """Moves a group to another message that its topic keeps. Its consumers stay connected. Acks of
+        deliveries from before the seek return ACK_LEASE_LOST.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -916,16 +919,15 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Redrive(self, request, context):
-        """Sends some dead letters back to the topics that they came from, each exactly once.
+        """Sends dead letters back to the topics from which they came, each exactly once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TransferLeadership(self, request, context):
-        """Hands the data plane's leadership over; the target is a node's name, or empty for any. The
-        target catches up first, while the leader serves; one that lags too far is refused. Answered
-        when the successor serves.
+        """Transfers the data plane's leadership to another node. The target first catches up while the
+        leader serves. A target that lags too far is rejected. Answered when the successor serves.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -938,15 +940,15 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ChangeMembers(self, request, context):
-        """Answered when the log has committed the change; the outcome is unknown if that takes long.
+        """Answered when the change is committed. If that takes too long, the outcome is unknown.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AlterPolicies(self, request, context):
-        """Sets and unsets fields of what one scope says: for what is scheduled from then on; pauses,
-        quotas, time to live and retention for what is there, too.
+        """Sets and unsets fields of one scope's policy. The change applies to timers that are scheduled
+        later. Pauses, quotas, time to live and retention also apply to existing timers and messages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -959,7 +961,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListProducers(self, request, context):
-        """Idempotent producers that have an id, in the order of ids.
+        """Returns the registered idempotent producers, in the order of their public names.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -3,11 +3,11 @@
 isort:skip_file
 The public contract of the timer cluster, version 1.
 
-Everything that exists many times travels as columns: packed repeated fields of equal length,
-and byte strings as their sizes (packed) and their bytes one after the other. Element i of
-every column belongs to row i.
+Rows are sent as columns: packed repeated fields of equal length. A column of byte strings is two
+fields: the sizes (packed) and the bytes, one string after the other. Element i of every column
+belongs to row i.
 
-An RPC that fails carries an `Error` (below) in the trailing metadata `timer-error-bin`.
+A failed RPC carries an `Error` (below) in the trailing metadata `timer-error-bin`.
 """
 
 from collections import abc as _abc
@@ -43,24 +43,28 @@ class TimerServiceStub:
     RegisterProducer: _grpc.UnaryUnaryMultiCallable[_timer_pb2.RegisterProducerRequest, _timer_pb2.RegisterProducerResponse]
     """Issues the id of an idempotent producer. The same token gets the same id."""
     UnregisterProducer: _grpc.UnaryUnaryMultiCallable[_timer_pb2.UnregisterProducerRequest, _timer_pb2.UnregisterProducerResponse]
-    """Ends a producer: its client sends nothing more. Its id and answers are forgotten. May be repeated."""
+    """Ends a producer. Its id and answers are forgotten, so its client must send nothing more. May be
+    repeated.
+    """
     Schedule: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ScheduleRequest, _timer_pb2.ScheduleResponse]
     """Schedules the rows of one request: all or none. Answered once a majority has them on disk."""
     ScheduleStream: _grpc.StreamStreamMultiCallable[_timer_pb2.ScheduleRequest, _timer_pb2.ScheduleResponse]
-    """The same, pipelined; requests are taken in the order of the stream, each is answered once."""
+    """Schedule, pipelined. Requests are accepted in the order of the stream; each is answered once."""
     Cancel: _grpc.UnaryUnaryMultiCallable[_timer_pb2.CancelRequest, _timer_pb2.CancelResponse]
-    """Cancels timers; one result each."""
+    """Cancels timers; returns one result per timer."""
     Reschedule: _grpc.UnaryUnaryMultiCallable[_timer_pb2.RescheduleRequest, _timer_pb2.RescheduleResponse]
-    """Gives timers another due time: each ends, and another with its key, payload and headers begins."""
+    """Changes due times. Each timer is cancelled and replaced by a new one with the same key, payload
+    and headers.
+    """
     GetTimer: _grpc.UnaryUnaryMultiCallable[_timer_pb2.GetTimerRequest, _timer_pb2.GetTimerResponse]
-    """One timer, by its id, or by its key while it is pending."""
+    """Returns one timer, by its id, or by its key while it is pending."""
     ListTimers: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ListTimersRequest, _timer_pb2.ListTimersResponse]
-    """The pending timers of a topic, in the order in which they fire, page by page."""
+    """Returns the pending timers of a topic, in the order in which they fire, page by page."""
     CountTimers: _grpc.UnaryUnaryMultiCallable[_timer_pb2.CountTimersRequest, _timer_pb2.CountTimersResponse]
-    """How many timers of a topic are pending, and how soon they are due."""
+    """Returns how many timers of a topic are pending, and how soon they are due."""
     TellStory: _grpc.UnaryStreamMultiCallable[_timer_pb2.TellStoryRequest, _timer_pb2.TellStoryResponse]
-    """What became of one timer, as far as the leader's log still tells: in the log's order, as it is
-    read. The last answer says how it stands.
+    """Returns the events of one timer that the leader's log still holds, in the log's order, while it
+    reads the log. The last response has the timer's present state.
     """
 
 @_typing.type_check_only
@@ -71,24 +75,28 @@ class TimerServiceAsyncStub(TimerServiceStub):
     RegisterProducer: _aio.UnaryUnaryMultiCallable[_timer_pb2.RegisterProducerRequest, _timer_pb2.RegisterProducerResponse]  # type: ignore[assignment]
     """Issues the id of an idempotent producer. The same token gets the same id."""
     UnregisterProducer: _aio.UnaryUnaryMultiCallable[_timer_pb2.UnregisterProducerRequest, _timer_pb2.UnregisterProducerResponse]  # type: ignore[assignment]
-    """Ends a producer: its client sends nothing more. Its id and answers are forgotten. May be repeated."""
+    """Ends a producer. Its id and answers are forgotten, so its client must send nothing more. May be
+    repeated.
+    """
     Schedule: _aio.UnaryUnaryMultiCallable[_timer_pb2.ScheduleRequest, _timer_pb2.ScheduleResponse]  # type: ignore[assignment]
     """Schedules the rows of one request: all or none. Answered once a majority has them on disk."""
     ScheduleStream: _aio.StreamStreamMultiCallable[_timer_pb2.ScheduleRequest, _timer_pb2.ScheduleResponse]  # type: ignore[assignment]
-    """The same, pipelined; requests are taken in the order of the stream, each is answered once."""
+    """Schedule, pipelined. Requests are accepted in the order of the stream; each is answered once."""
     Cancel: _aio.UnaryUnaryMultiCallable[_timer_pb2.CancelRequest, _timer_pb2.CancelResponse]  # type: ignore[assignment]
-    """Cancels timers; one result each."""
+    """Cancels timers; returns one result per timer."""
     Reschedule: _aio.UnaryUnaryMultiCallable[_timer_pb2.RescheduleRequest, _timer_pb2.RescheduleResponse]  # type: ignore[assignment]
-    """Gives timers another due time: each ends, and another with its key, payload and headers begins."""
+    """Changes due times. Each timer is cancelled and replaced by a new one with the same key, payload
+    and headers.
+    """
     GetTimer: _aio.UnaryUnaryMultiCallable[_timer_pb2.GetTimerRequest, _timer_pb2.GetTimerResponse]  # type: ignore[assignment]
-    """One timer, by its id, or by its key while it is pending."""
+    """Returns one timer, by its id, or by its key while it is pending."""
     ListTimers: _aio.UnaryUnaryMultiCallable[_timer_pb2.ListTimersRequest, _timer_pb2.ListTimersResponse]  # type: ignore[assignment]
-    """The pending timers of a topic, in the order in which they fire, page by page."""
+    """Returns the pending timers of a topic, in the order in which they fire, page by page."""
     CountTimers: _aio.UnaryUnaryMultiCallable[_timer_pb2.CountTimersRequest, _timer_pb2.CountTimersResponse]  # type: ignore[assignment]
-    """How many timers of a topic are pending, and how soon they are due."""
+    """Returns how many timers of a topic are pending, and how soon they are due."""
     TellStory: _aio.UnaryStreamMultiCallable[_timer_pb2.TellStoryRequest, _timer_pb2.TellStoryResponse]  # type: ignore[assignment]
-    """What became of one timer, as far as the leader's log still tells: in the log's order, as it is
-    read. The last answer says how it stands.
+    """Returns the events of one timer that the leader's log still holds, in the log's order, while it
+    reads the log. The last response has the timer's present state.
     """
 
 class TimerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -108,7 +116,9 @@ class TimerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _timer_pb2.UnregisterProducerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.UnregisterProducerResponse, _abc.Awaitable[_timer_pb2.UnregisterProducerResponse]]:
-        """Ends a producer: its client sends nothing more. Its id and answers are forgotten. May be repeated."""
+        """Ends a producer. Its id and answers are forgotten, so its client must send nothing more. May be
+        repeated.
+        """
 
     @_abc_1.abstractmethod
     def Schedule(
@@ -124,7 +134,7 @@ class TimerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_timer_pb2.ScheduleRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_timer_pb2.ScheduleResponse], _abc.AsyncIterator[_timer_pb2.ScheduleResponse]]:
-        """The same, pipelined; requests are taken in the order of the stream, each is answered once."""
+        """Schedule, pipelined. Requests are accepted in the order of the stream; each is answered once."""
 
     @_abc_1.abstractmethod
     def Cancel(
@@ -132,7 +142,7 @@ class TimerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _timer_pb2.CancelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.CancelResponse, _abc.Awaitable[_timer_pb2.CancelResponse]]:
-        """Cancels timers; one result each."""
+        """Cancels timers; returns one result per timer."""
 
     @_abc_1.abstractmethod
     def Reschedule(
@@ -140,7 +150,9 @@ class TimerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _timer_pb2.RescheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.RescheduleResponse, _abc.Awaitable[_timer_pb2.RescheduleResponse]]:
-        """Gives timers another due time: each ends, and another with its key, payload and headers begins."""
+        """Changes due times. Each timer is cancelled and replaced by a new one with the same key, payload
+        and headers.
+        """
 
     @_abc_1.abstractmethod
     def GetTimer(
@@ -148,7 +160,7 @@ class TimerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _timer_pb2.GetTimerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.GetTimerResponse, _abc.Awaitable[_timer_pb2.GetTimerResponse]]:
-        """One timer, by its id, or by its key while it is pending."""
+        """Returns one timer, by its id, or by its key while it is pending."""
 
     @_abc_1.abstractmethod
     def ListTimers(
@@ -156,7 +168,7 @@ class TimerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _timer_pb2.ListTimersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.ListTimersResponse, _abc.Awaitable[_timer_pb2.ListTimersResponse]]:
-        """The pending timers of a topic, in the order in which they fire, page by page."""
+        """Returns the pending timers of a topic, in the order in which they fire, page by page."""
 
     @_abc_1.abstractmethod
     def CountTimers(
@@ -164,7 +176,7 @@ class TimerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _timer_pb2.CountTimersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.CountTimersResponse, _abc.Awaitable[_timer_pb2.CountTimersResponse]]:
-        """How many timers of a topic are pending, and how soon they are due."""
+        """Returns how many timers of a topic are pending, and how soon they are due."""
 
     @_abc_1.abstractmethod
     def TellStory(
@@ -172,8 +184,8 @@ class TimerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _timer_pb2.TellStoryRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_timer_pb2.TellStoryResponse], _abc.AsyncIterator[_timer_pb2.TellStoryResponse]]:
-        """What became of one timer, as far as the leader's log still tells: in the log's order, as it is
-        read. The last answer says how it stands.
+        """Returns the events of one timer that the leader's log still holds, in the log's order, while it
+        reads the log. The last response has the timer's present state.
         """
 
 def add_TimerServiceServicer_to_server(servicer: TimerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
@@ -186,11 +198,13 @@ class ConsumeServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ConsumeServiceAsyncStub: ...
     Consume: _grpc.StreamStreamMultiCallable[_timer_pb2.ConsumeRequest, _timer_pb2.ConsumeResponse]
-    """One consumer of one group. The first request opens; the server then delivers within the
-    credit, and answers every ack.
+    """One consumer of one group. The first request is `open`. The server then delivers at most as
+    many messages as there is credit, and answers every ack, nack and extension.
     """
     Receive: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ReceiveRequest, _timer_pb2.Deliveries]
-    """For simple clients, on the same leases: what comes within wait_ms, or nothing."""
+    """For simple clients: returns messages that are available within wait_ms, or none. Leases are the
+    same as those of Consume.
+    """
     Ack: _grpc.UnaryUnaryMultiCallable[_timer_pb2.AckRequest, _timer_pb2.AckResponse]
     Nack: _grpc.UnaryUnaryMultiCallable[_timer_pb2.NackRequest, _timer_pb2.AckResponse]
     Extend: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ExtendRequest, _timer_pb2.AckResponse]
@@ -201,11 +215,13 @@ class ConsumeServiceAsyncStub(ConsumeServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Consume: _aio.StreamStreamMultiCallable[_timer_pb2.ConsumeRequest, _timer_pb2.ConsumeResponse]  # type: ignore[assignment]
-    """One consumer of one group. The first request opens; the server then delivers within the
-    credit, and answers every ack.
+    """One consumer of one group. The first request is `open`. The server then delivers at most as
+    many messages as there is credit, and answers every ack, nack and extension.
     """
     Receive: _aio.UnaryUnaryMultiCallable[_timer_pb2.ReceiveRequest, _timer_pb2.Deliveries]  # type: ignore[assignment]
-    """For simple clients, on the same leases: what comes within wait_ms, or nothing."""
+    """For simple clients: returns messages that are available within wait_ms, or none. Leases are the
+    same as those of Consume.
+    """
     Ack: _aio.UnaryUnaryMultiCallable[_timer_pb2.AckRequest, _timer_pb2.AckResponse]  # type: ignore[assignment]
     Nack: _aio.UnaryUnaryMultiCallable[_timer_pb2.NackRequest, _timer_pb2.AckResponse]  # type: ignore[assignment]
     Extend: _aio.UnaryUnaryMultiCallable[_timer_pb2.ExtendRequest, _timer_pb2.AckResponse]  # type: ignore[assignment]
@@ -219,8 +235,8 @@ class ConsumeServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_timer_pb2.ConsumeRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_timer_pb2.ConsumeResponse], _abc.AsyncIterator[_timer_pb2.ConsumeResponse]]:
-        """One consumer of one group. The first request opens; the server then delivers within the
-        credit, and answers every ack.
+        """One consumer of one group. The first request is `open`. The server then delivers at most as
+        many messages as there is credit, and answers every ack, nack and extension.
         """
 
     @_abc_1.abstractmethod
@@ -229,7 +245,9 @@ class ConsumeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _timer_pb2.ReceiveRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.Deliveries, _abc.Awaitable[_timer_pb2.Deliveries]]:
-        """For simple clients, on the same leases: what comes within wait_ms, or nothing."""
+        """For simple clients: returns messages that are available within wait_ms, or none. Leases are the
+        same as those of Consume.
+        """
 
     @_abc_1.abstractmethod
     def Ack(
@@ -263,41 +281,40 @@ class AdminServiceStub:
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     GetStatus: _grpc.UnaryUnaryMultiCallable[_timer_pb2.GetStatusRequest, _timer_pb2.GetStatusResponse]
     GetCheckpoint: _grpc.UnaryUnaryMultiCallable[_timer_pb2.GetCheckpointRequest, _timer_pb2.GetCheckpointResponse]
-    """The checkpoints of all nodes that answer, and the shared one."""
+    """Returns the checkpoints of all nodes that answer, and the shared checkpoint."""
     ListTopics: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ListTopicsRequest, _timer_pb2.ListTopicsResponse]
     CreateTopic: _grpc.UnaryUnaryMultiCallable[_timer_pb2.CreateTopicRequest, _timer_pb2.CreateTopicResponse]
     DeleteTopic: _grpc.UnaryUnaryMultiCallable[_timer_pb2.DeleteTopicRequest, _timer_pb2.DeleteTopicResponse]
-    """Deletes a topic with its pending timers, its messages, its groups and its own policy, at one
-    point of the log. Its consumers' streams and their acks end with NOT_FOUND. A topic of the same
-    name that is made later is another one.
+    """Deletes a topic with its pending timers, its messages, its groups and its own policy, with one
+    entry of the log. Its consumers' streams and their acks end with NOT_FOUND. A topic that is
+    created later with the same name is a different topic.
     """
     CreateGroup: _grpc.UnaryUnaryMultiCallable[_timer_pb2.CreateGroupRequest, _timer_pb2.GroupStatus]
-    """Makes a group, and its topic, unless it exists; answers with it as it is then."""
+    """Creates a group, and its topic, if it does not exist; returns its status."""
     AlterGroup: _grpc.UnaryUnaryMultiCallable[_timer_pb2.AlterGroupRequest, _timer_pb2.GroupStatus]
-    """Changes the settings that are given, at one point of the log."""
+    """Changes the settings that are set, with one entry of the log."""
     SeekGroup: _grpc.UnaryUnaryMultiCallable[_timer_pb2.SeekGroupRequest, _timer_pb2.GroupStatus]
-    """Lets a group go on elsewhere in what its topic keeps. Its consumers stay; the acks of what they
-    hold are ACK_LEASE_LOST from then on.
+    """Moves a group to another message that its topic keeps. Its consumers stay connected. Acks of
+    deliveries from before the seek return ACK_LEASE_LOST.
     """
     DeleteGroup: _grpc.UnaryUnaryMultiCallable[_timer_pb2.DeleteGroupRequest, _timer_pb2.DeleteGroupResponse]
     """Deletes a group: its consumers' streams and their acks end with NOT_FOUND."""
     Redrive: _grpc.UnaryUnaryMultiCallable[_timer_pb2.RedriveRequest, _timer_pb2.RedriveResponse]
-    """Sends some dead letters back to the topics that they came from, each exactly once."""
+    """Sends dead letters back to the topics from which they came, each exactly once."""
     TransferLeadership: _grpc.UnaryUnaryMultiCallable[_timer_pb2.TransferLeadershipRequest, _timer_pb2.TransferLeadershipResponse]
-    """Hands the data plane's leadership over; the target is a node's name, or empty for any. The
-    target catches up first, while the leader serves; one that lags too far is refused. Answered
-    when the successor serves.
+    """Transfers the data plane's leadership to another node. The target first catches up while the
+    leader serves. A target that lags too far is rejected. Answered when the successor serves.
     """
     ListMembers: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ListMembersRequest, _timer_pb2.ListMembersResponse]
     ChangeMembers: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ChangeMembersRequest, _timer_pb2.ListMembersResponse]
-    """Answered when the log has committed the change; the outcome is unknown if that takes long."""
+    """Answered when the change is committed. If that takes too long, the outcome is unknown."""
     AlterPolicies: _grpc.UnaryUnaryMultiCallable[_timer_pb2.AlterPoliciesRequest, _timer_pb2.DescribePoliciesResponse]
-    """Sets and unsets fields of what one scope says: for what is scheduled from then on; pauses,
-    quotas, time to live and retention for what is there, too.
+    """Sets and unsets fields of one scope's policy. The change applies to timers that are scheduled
+    later. Pauses, quotas, time to live and retention also apply to existing timers and messages.
     """
     DescribePolicies: _grpc.UnaryUnaryMultiCallable[_timer_pb2.DescribePoliciesRequest, _timer_pb2.DescribePoliciesResponse]
     ListProducers: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ListProducersRequest, _timer_pb2.ListProducersResponse]
-    """Idempotent producers that have an id, in the order of ids."""
+    """Returns the registered idempotent producers, in the order of their public names."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -306,41 +323,40 @@ class AdminServiceAsyncStub(AdminServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_timer_pb2.GetStatusRequest, _timer_pb2.GetStatusResponse]  # type: ignore[assignment]
     GetCheckpoint: _aio.UnaryUnaryMultiCallable[_timer_pb2.GetCheckpointRequest, _timer_pb2.GetCheckpointResponse]  # type: ignore[assignment]
-    """The checkpoints of all nodes that answer, and the shared one."""
+    """Returns the checkpoints of all nodes that answer, and the shared checkpoint."""
     ListTopics: _aio.UnaryUnaryMultiCallable[_timer_pb2.ListTopicsRequest, _timer_pb2.ListTopicsResponse]  # type: ignore[assignment]
     CreateTopic: _aio.UnaryUnaryMultiCallable[_timer_pb2.CreateTopicRequest, _timer_pb2.CreateTopicResponse]  # type: ignore[assignment]
     DeleteTopic: _aio.UnaryUnaryMultiCallable[_timer_pb2.DeleteTopicRequest, _timer_pb2.DeleteTopicResponse]  # type: ignore[assignment]
-    """Deletes a topic with its pending timers, its messages, its groups and its own policy, at one
-    point of the log. Its consumers' streams and their acks end with NOT_FOUND. A topic of the same
-    name that is made later is another one.
+    """Deletes a topic with its pending timers, its messages, its groups and its own policy, with one
+    entry of the log. Its consumers' streams and their acks end with NOT_FOUND. A topic that is
+    created later with the same name is a different topic.
     """
     CreateGroup: _aio.UnaryUnaryMultiCallable[_timer_pb2.CreateGroupRequest, _timer_pb2.GroupStatus]  # type: ignore[assignment]
-    """Makes a group, and its topic, unless it exists; answers with it as it is then."""
+    """Creates a group, and its topic, if it does not exist; returns its status."""
     AlterGroup: _aio.UnaryUnaryMultiCallable[_timer_pb2.AlterGroupRequest, _timer_pb2.GroupStatus]  # type: ignore[assignment]
-    """Changes the settings that are given, at one point of the log."""
+    """Changes the settings that are set, with one entry of the log."""
     SeekGroup: _aio.UnaryUnaryMultiCallable[_timer_pb2.SeekGroupRequest, _timer_pb2.GroupStatus]  # type: ignore[assignment]
-    """Lets a group go on elsewhere in what its topic keeps. Its consumers stay; the acks of what they
-    hold are ACK_LEASE_LOST from then on.
+    """Moves a group to another message that its topic keeps. Its consumers stay connected. Acks of
+    deliveries from before the seek return ACK_LEASE_LOST.
     """
     DeleteGroup: _aio.UnaryUnaryMultiCallable[_timer_pb2.DeleteGroupRequest, _timer_pb2.DeleteGroupResponse]  # type: ignore[assignment]
     """Deletes a group: its consumers' streams and their acks end with NOT_FOUND."""
     Redrive: _aio.UnaryUnaryMultiCallable[_timer_pb2.RedriveRequest, _timer_pb2.RedriveResponse]  # type: ignore[assignment]
-    """Sends some dead letters back to the topics that they came from, each exactly once."""
+    """Sends dead letters back to the topics from which they came, each exactly once."""
     TransferLeadership: _aio.UnaryUnaryMultiCallable[_timer_pb2.TransferLeadershipRequest, _timer_pb2.TransferLeadershipResponse]  # type: ignore[assignment]
-    """Hands the data plane's leadership over; the target is a node's name, or empty for any. The
-    target catches up first, while the leader serves; one that lags too far is refused. Answered
-    when the successor serves.
+    """Transfers the data plane's leadership to another node. The target first catches up while the
+    leader serves. A target that lags too far is rejected. Answered when the successor serves.
     """
     ListMembers: _aio.UnaryUnaryMultiCallable[_timer_pb2.ListMembersRequest, _timer_pb2.ListMembersResponse]  # type: ignore[assignment]
     ChangeMembers: _aio.UnaryUnaryMultiCallable[_timer_pb2.ChangeMembersRequest, _timer_pb2.ListMembersResponse]  # type: ignore[assignment]
-    """Answered when the log has committed the change; the outcome is unknown if that takes long."""
+    """Answered when the change is committed. If that takes too long, the outcome is unknown."""
     AlterPolicies: _aio.UnaryUnaryMultiCallable[_timer_pb2.AlterPoliciesRequest, _timer_pb2.DescribePoliciesResponse]  # type: ignore[assignment]
-    """Sets and unsets fields of what one scope says: for what is scheduled from then on; pauses,
-    quotas, time to live and retention for what is there, too.
+    """Sets and unsets fields of one scope's policy. The change applies to timers that are scheduled
+    later. Pauses, quotas, time to live and retention also apply to existing timers and messages.
     """
     DescribePolicies: _aio.UnaryUnaryMultiCallable[_timer_pb2.DescribePoliciesRequest, _timer_pb2.DescribePoliciesResponse]  # type: ignore[assignment]
     ListProducers: _aio.UnaryUnaryMultiCallable[_timer_pb2.ListProducersRequest, _timer_pb2.ListProducersResponse]  # type: ignore[assignment]
-    """Idempotent producers that have an id, in the order of ids."""
+    """Returns the registered idempotent producers, in the order of their public names."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """---- administration"""
@@ -358,7 +374,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _timer_pb2.GetCheckpointRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.GetCheckpointResponse, _abc.Awaitable[_timer_pb2.GetCheckpointResponse]]:
-        """The checkpoints of all nodes that answer, and the shared one."""
+        """Returns the checkpoints of all nodes that answer, and the shared checkpoint."""
 
     @_abc_1.abstractmethod
     def ListTopics(
@@ -380,9 +396,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _timer_pb2.DeleteTopicRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.DeleteTopicResponse, _abc.Awaitable[_timer_pb2.DeleteTopicResponse]]:
-        """Deletes a topic with its pending timers, its messages, its groups and its own policy, at one
-        point of the log. Its consumers' streams and their acks end with NOT_FOUND. A topic of the same
-        name that is made later is another one.
+        """Deletes a topic with its pending timers, its messages, its groups and its own policy, with one
+        entry of the log. Its consumers' streams and their acks end with NOT_FOUND. A topic that is
+        created later with the same name is a different topic.
         """
 
     @_abc_1.abstractmethod
@@ -391,7 +407,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _timer_pb2.CreateGroupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.GroupStatus, _abc.Awaitable[_timer_pb2.GroupStatus]]:
-        """Makes a group, and its topic, unless it exists; answers with it as it is then."""
+        """Creates a group, and its topic, if it does not exist; returns its status."""
 
     @_abc_1.abstractmethod
     def AlterGroup(
@@ -399,7 +415,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _timer_pb2.AlterGroupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.GroupStatus, _abc.Awaitable[_timer_pb2.GroupStatus]]:
-        """Changes the settings that are given, at one point of the log."""
+        """Changes the settings that are set, with one entry of the log."""
 
     @_abc_1.abstractmethod
     def SeekGroup(
@@ -407,8 +423,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _timer_pb2.SeekGroupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.GroupStatus, _abc.Awaitable[_timer_pb2.GroupStatus]]:
-        """Lets a group go on elsewhere in what its topic keeps. Its consumers stay; the acks of what they
-        hold are ACK_LEASE_LOST from then on.
+        """Moves a group to another message that its topic keeps. Its consumers stay connected. Acks of
+        deliveries from before the seek return ACK_LEASE_LOST.
         """
 
     @_abc_1.abstractmethod
@@ -425,7 +441,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _timer_pb2.RedriveRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.RedriveResponse, _abc.Awaitable[_timer_pb2.RedriveResponse]]:
-        """Sends some dead letters back to the topics that they came from, each exactly once."""
+        """Sends dead letters back to the topics from which they came, each exactly once."""
 
     @_abc_1.abstractmethod
     def TransferLeadership(
@@ -433,9 +449,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _timer_pb2.TransferLeadershipRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.TransferLeadershipResponse, _abc.Awaitable[_timer_pb2.TransferLeadershipResponse]]:
-        """Hands the data plane's leadership over; the target is a node's name, or empty for any. The
-        target catches up first, while the leader serves; one that lags too far is refused. Answered
-        when the successor serves.
+        """Transfers the data plane's leadership to another node. The target first catches up while the
+        leader serves. A target that lags too far is rejected. Answered when the successor serves.
         """
 
     @_abc_1.abstractmethod
@@ -451,7 +466,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _timer_pb2.ChangeMembersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.ListMembersResponse, _abc.Awaitable[_timer_pb2.ListMembersResponse]]:
-        """Answered when the log has committed the change; the outcome is unknown if that takes long."""
+        """Answered when the change is committed. If that takes too long, the outcome is unknown."""
 
     @_abc_1.abstractmethod
     def AlterPolicies(
@@ -459,8 +474,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _timer_pb2.AlterPoliciesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.DescribePoliciesResponse, _abc.Awaitable[_timer_pb2.DescribePoliciesResponse]]:
-        """Sets and unsets fields of what one scope says: for what is scheduled from then on; pauses,
-        quotas, time to live and retention for what is there, too.
+        """Sets and unsets fields of one scope's policy. The change applies to timers that are scheduled
+        later. Pauses, quotas, time to live and retention also apply to existing timers and messages.
         """
 
     @_abc_1.abstractmethod
@@ -476,6 +491,6 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _timer_pb2.ListProducersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.ListProducersResponse, _abc.Awaitable[_timer_pb2.ListProducersResponse]]:
-        """Idempotent producers that have an id, in the order of ids."""
+        """Returns the registered idempotent producers, in the order of their public names."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
