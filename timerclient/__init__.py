@@ -1,4 +1,4 @@
-"""Client of the timer cluster: schedule messages for later, cancel them, consume them when due.
+"""Client of the timer cluster: schedule messages for later, cancel them, consume them once due.
 
     from datetime import timedelta
     from timerclient import TimerClient
@@ -10,8 +10,8 @@
             for message in consumer:
                 message.ack()
 
-`TimerClient` is for threads, `AsyncTimerClient` for asyncio; their methods are the same. Errors
-are in `timerclient.errors`, as one tree.
+`TimerClient` is for threads, `AsyncTimerClient` for asyncio; their methods are the same. All
+errors are in `timerclient.errors`, as one tree.
 """
 
 import timerclient.values.quiet  # noqa: F401 -- before grpc

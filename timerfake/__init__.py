@@ -1,6 +1,6 @@
-"""A cluster in memory for tests of applications: the real one's behaviour, and a clock to turn.
+"""An in-memory cluster for tests of applications: a real node's behaviour on a manual clock.
 
-`FakeCluster` is for threads, `AsyncFakeCluster` for asyncio; docs/testing.md shows their use.
+`FakeCluster` is for threads, `AsyncFakeCluster` for asyncio. docs/testing.md shows their use.
 """
 
 from timerfake.cluster import AsyncFakeCluster, FakeCluster

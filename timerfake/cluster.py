@@ -6,9 +6,9 @@
         cluster.advance(timedelta(minutes=30))
         [message] = consumer.receive(timeout=0)
 
-Time passes in `advance` alone, and from one thing that is due to the next: what is seen afterwards
-is the same every time. Waiting is done in real time, as ever: a `timeout` passes on the machine's
-clock, while nothing comes because of it.
+The cluster's clock moves only in `advance`, and stops at each due event on the way. The result is
+therefore the same in every run. A `timeout` is in real time: it passes on the machine's clock, and
+does not move the cluster's clock.
 """
 
 import asyncio
@@ -32,34 +32,36 @@ from timerfake.fake_node import ADDRESS, FakeNode
 from timerfake.loopback import Channel, Server
 
 QUIET_TURNS: Final = 20
-"""Turns of the event loop in which nothing happens, after which nothing will: what leads from one
-message or entry to the next takes at most six, in all tests of the fake."""
+"""Turns of the event loop without an event, after which no further event will come. In all tests
+of the fake cluster, one message or entry follows another within six turns."""
 NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 
 
 class FakeDial:
-    """Makes channels to a cluster in memory, and brings its clock along."""
+    """Makes channels to an in-memory cluster; `clock` is the cluster's clock."""
 
     def __init__(self, clock: FakeClock, server: Callable[[], Server]) -> None:
         self.clock = clock
         self._server = server
 
     def __call__(self, address: str) -> grpc.aio.Channel:
-        """Return a channel, whatever the address."""
+        """Return a channel; the address is ignored."""
         del address
         return Channel(self._server())
 
 
 class AsyncFakeCluster:
-    """A cluster in memory, for the event loop that it is entered on.
+    """An in-memory cluster, for the event loop on which it is entered.
 
-    `start`: what its clock shows at first, an aware datetime; by default the present, cut to
-    a whole second: due times are rounded up to the tick, and a delay should end when it says.
-    `settings`: of its node, by key, as timerd's --set has them: {"limits.key_bytes_max": 64}.
+    Args:
+        start: First time of the cluster's clock, an aware datetime. None: the present, rounded
+            down to a second. Due times are rounded up to the tick; from a whole second, a delay
+            of whole seconds ends exactly.
+        settings: Settings of the node by key, as timerd's --set: {"limits.key_bytes_max": 64}.
     """
 
     address = ADDRESS
-    """What a client is given as its cluster, beside `dial`."""
+    """Address of the cluster for a client, used with `dial`."""
 
     def __init__(
         self, *, start: datetime | None = None, settings: Mapping[str, object] = NOTHING
@@ -72,7 +74,7 @@ class AsyncFakeCluster:
         self._advancing = asyncio.Lock()
         self._node: FakeNode | None = None
         self.dial = FakeDial(self._clock, lambda: self._running().server)
-        """How clients reach it: what they take as `dial`, whatever the address is."""
+        """The clients' argument `dial`. Its channels lead to this cluster, for any address."""
 
     # ---- clients
 
@@ -82,36 +84,36 @@ class AsyncFakeCluster:
         timeout: Seconds | None = None,
         settings: ClientSettings = ClientSettings(),  # noqa: B008 -- frozen
     ) -> AsyncTimerClient:
-        """Return a new client of it; the arguments are AsyncTimerClient's."""
+        """Return a new client of this cluster; the arguments are AsyncTimerClient's."""
         return AsyncTimerClient(self.address, timeout=timeout, dial=self.dial, settings=settings)
 
     # ---- time
 
     @property
     def now(self) -> datetime:
-        """What the cluster's clock shows, in UTC."""
+        """The cluster's time, in UTC."""
         return datetime.fromtimestamp(self.now_ms / 1000, UTC)
 
     @property
     def now_ms(self) -> int:
-        """What the cluster's clock shows, Unix milliseconds."""
+        """The cluster's time, Unix milliseconds."""
         return self._clock.wall_ms()
 
     async def advance(self, by: Seconds) -> None:
-        """Let time pass: a timedelta, or seconds.
+        """Advance the cluster's clock by a timedelta or by seconds.
 
-        What is due by then happens, in order, each thing at its time; what can be handed out has
-        arrived at consumers when this returns.
+        All events that are due by then happen in order, each at its time. When this returns,
+        consumers have received all messages that can be delivered.
 
         Raises:
-            InvalidRequest: time goes neither back nor beyond what a timer's id can hold.
+            InvalidRequest: `by` is negative, or the time would exceed the limit of a timer's id.
         """
         by_ms = span_ms("by", by, DUE_MS_MAX - self.now_ms)
         self._running()
         async with self._advancing:
             end_ms = self._clock.mono_ms() + by_ms
             await self.settle()
-            # How far firing had come by then is what is forgotten at the end.
+            # The outcomes of timers that had fired by this time are forgotten at end_ms.
             await self._pass_to(end_ms - HORIZON_MS)
             await self._pass_to(end_ms)
 
@@ -129,9 +131,9 @@ class AsyncFakeCluster:
         await self.settle()
 
     async def settle(self) -> None:
-        """Wait until nothing happens any more at this time.
+        """Wait until all effects of the present time have happened.
 
-        So acks have had their effect, and what can be handed out has arrived at consumers.
+        Acks have then taken effect, and consumers have received all messages that can be delivered.
         """
         node, quiet = self._running(), 0
         while quiet < QUIET_TURNS:
@@ -140,51 +142,51 @@ class AsyncFakeCluster:
             quiet = quiet + 1 if node.steps == before else 0
         node.server.check()
 
-    # ---- mishaps
+    # ---- failures
 
     async def fail_over(self) -> None:
-        """Let another leader begin: leases end, and clients connect again by themselves.
+        """Start a new epoch, as another leader would. Leases end; clients reconnect by themselves.
 
-        That takes them some real milliseconds.
+        The clients need some real milliseconds to reconnect.
         """
         self._running().fail_over()
         await self.settle()
 
     async def disconnect(self) -> None:
-        """Break all connections, with what is on its way, and take none until `reconnect`.
+        """Break all connections and lose messages in flight. Reject calls until `reconnect`.
 
-        To clients the cluster is unreachable; time may pass meanwhile.
+        Clients find the cluster unreachable. `advance` may be called in the meantime.
         """
         self._running().server.disconnect()
 
     async def reconnect(self) -> None:
-        """Take connections again; clients find back within some real milliseconds."""
+        """Accept connections again. Clients reconnect within some real milliseconds."""
         self._running().server.reconnect()
 
     # ---- life
 
     async def start(self) -> None:
-        """Begin to serve, on the running event loop."""
+        """Start to serve, on the running event loop."""
         if self._node is None:
             self._node = FakeNode(self._clock, self._settings)
             self._node.start()
             await self.settle()
 
     async def close(self) -> None:
-        """End; close its clients before."""
+        """Stop the cluster. Close its clients first."""
         if self._node is not None:
             await self._node.stop()
             self._node.server.check()
 
     async def __aenter__(self) -> Self:
-        """Start, and return the cluster."""
+        """Start the cluster and return it."""
         await self.start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        """Close."""
+        """Close the cluster."""
         await self.close()
 
     def _running(self) -> FakeNode:
@@ -194,13 +196,13 @@ class AsyncFakeCluster:
 
 
 class FakeCluster:
-    """A cluster in memory, for threads; the arguments are AsyncFakeCluster's.
+    """An in-memory cluster for threads; the arguments are AsyncFakeCluster's.
 
-    It runs on the thread that all clients of the process share.
+    The cluster runs on the thread that all clients of the process share.
     """
 
     address = ADDRESS
-    """What a client is given as its cluster, beside `dial`."""
+    """Address of the cluster for a client, used with `dial`."""
 
     def __init__(
         self, *, start: datetime | None = None, settings: Mapping[str, object] = NOTHING
@@ -208,7 +210,7 @@ class FakeCluster:
         self._cluster = AsyncFakeCluster(start=start, settings=settings)
         self._cluster.dial.clock.settle = self._cluster.settle
         self.dial = self._cluster.dial
-        """How clients reach it: what a TimerClient takes as `dial`, whatever the address is."""
+        """The clients' argument `dial`. Its channels lead to this cluster, for any address."""
         self._background = Background()
         self._background.call(self._cluster.start())
 
@@ -218,29 +220,29 @@ class FakeCluster:
         timeout: Seconds | None = None,
         settings: ClientSettings = ClientSettings(),  # noqa: B008 -- frozen
     ) -> TimerClient:
-        """Return a new client of it; the arguments are TimerClient's."""
+        """Return a new client of this cluster; the arguments are TimerClient's."""
         return TimerClient(self.address, timeout=timeout, dial=self.dial, settings=settings)
 
     @property
     def now(self) -> datetime:
-        """What the cluster's clock shows, in UTC."""
+        """The cluster's time, in UTC."""
         return self._cluster.now
 
     @property
     def now_ms(self) -> int:
-        """What the cluster's clock shows, Unix milliseconds."""
+        """The cluster's time, Unix milliseconds."""
         return self._cluster.now_ms
 
     def advance(self, by: Seconds) -> None:
-        """Let time pass; see AsyncFakeCluster.advance."""
+        """Advance the cluster's clock; see AsyncFakeCluster.advance."""
         self._background.call(self._cluster.advance(by))
 
     def settle(self) -> None:
-        """Wait until nothing happens any more at this time; see AsyncFakeCluster.settle."""
+        """Wait until all effects of the present time have happened; see AsyncFakeCluster.settle."""
         self._background.call(self._cluster.settle())
 
     def fail_over(self) -> None:
-        """Let another leader begin; see AsyncFakeCluster.fail_over."""
+        """Start a new epoch; see AsyncFakeCluster.fail_over."""
         self._background.call(self._cluster.fail_over())
 
     def disconnect(self) -> None:
@@ -248,11 +250,11 @@ class FakeCluster:
         self._background.call(self._cluster.disconnect())
 
     def reconnect(self) -> None:
-        """Take connections again; see AsyncFakeCluster.reconnect."""
+        """Accept connections again; see AsyncFakeCluster.reconnect."""
         self._background.call(self._cluster.reconnect())
 
     def close(self) -> None:
-        """End; close its clients before."""
+        """Stop the cluster. Close its clients first."""
         if not self._background.stopped:
             try:
                 self._background.call(self._cluster.close())
@@ -266,7 +268,7 @@ class FakeCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        """Close."""
+        """Close the cluster."""
         self.close()
 
 

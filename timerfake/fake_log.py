@@ -1,7 +1,7 @@
-"""What lies under a fake node: a clock that is told the time, a log in memory, no disk.
+"""The ground under a fake node: a manual clock, a log in memory, no disk.
 
-The log is the replica's part (cluster/state/host.py) for a cluster that never loses a node: what is
-appended is committed with the next turn of the event loop.
+The log takes the place of the replica (cluster/state/host.py) in a cluster that never loses a node.
+An entry is committed in the next turn of the event loop after its append.
 """
 
 import asyncio
@@ -21,22 +21,22 @@ REPLICA = ReplicaId(1)
 NEVER: Final = 1 << 62
 """Milliseconds, bytes, entries."""
 KEPT_BYTES: Final = 16 << 20
-"""Of entries that are applied already."""
+"""Bytes of applied entries that the log keeps for stories."""
 
 
 class FakeAlarm:
-    """Rings once, at a time of the clock, unless it is cancelled."""
+    """A callback at one time of the clock."""
 
     def __init__(self, callback: Callable[[], object]) -> None:
         self.callback: Callable[[], object] | None = callback
 
     def cancel(self) -> None:
-        """Let it not ring."""
+        """Prevent the callback."""
         self.callback = None
 
 
 class FakeClock:
-    """Both clocks of a node, and that of its clients; they stand still."""
+    """The wall clock and the monotonic clock of a node and its clients. Only `pass_by` moves it."""
 
     def __init__(self, wall_ms: int) -> None:
         self._wall_ms = wall_ms
@@ -45,23 +45,23 @@ class FakeClock:
         self._made = 0
         self.now_s: Callable[[], float] = lambda: self._mono_ms / 1000
         self.settle: Callable[[], Coroutine[Any, Any, None]] | None = None
-        """Consumers of threads wait for this before and after each look for messages."""
+        """Consumers for threads await this before and after each look for messages."""
 
     def call_at(self, when_s: float, callback: Callable[[], object]) -> FakeAlarm:
-        """Call back when that time has come: see timerclient/values/lease_clock.py."""
+        """Schedule `callback` for `when_s`; see timerclient/values/lease_clock.py."""
         alarm = FakeAlarm(callback)
         self._made += 1
         heapq.heappush(self._alarms, (math.ceil(when_s * 1000), self._made, alarm))
         return alarm
 
     def alarm_ms(self) -> MonoMs:
-        """Return when the next alarm rings."""
+        """Return the time of the next alarm; NEVER: there is none."""
         while self._alarms and self._alarms[0][2].callback is None:
             heapq.heappop(self._alarms)
         return MonoMs(self._alarms[0][0] if self._alarms else NEVER)
 
     def ring(self) -> None:
-        """Let the alarms ring whose time has come."""
+        """Call the callbacks of all alarms that are due."""
         while self.alarm_ms() <= self._mono_ms:
             _, _, alarm = heapq.heappop(self._alarms)
             callback, alarm.callback = alarm.callback, None
@@ -77,19 +77,19 @@ class FakeClock:
         return MonoMs(self._mono_ms)
 
     def pass_by(self, ms: int) -> None:
-        """Let time pass."""
+        """Advance both clocks."""
         self._wall_ms += ms
         self._mono_ms += ms
 
 
 class MemoryLog:
-    """The log of one voter: who leads it, leads."""
+    """The log of a cluster with one voter, which always leads."""
 
     def __init__(self) -> None:
         self.on_commit: Callable[[LogIndex], None] = lambda _: None
-        """Hears up to where entries may be applied."""
+        """Called with the commit index when it rises."""
         self._entries: dict[LogIndex, Entry] = {}
-        """What was not applied yet, and before it what stories are told from."""
+        """Entries that are not applied yet, and applied ones that stories are read from."""
         self.first_index = LogIndex(1)
         self._size = 0
         self._announced = True
@@ -98,18 +98,18 @@ class MemoryLog:
         self._last_time_ms = UnixMs(0)
 
     def begin_epoch(self) -> Epoch:
-        """Let the next epoch begin; its first entry is appended."""
+        """Begin the next epoch: append its first entry, and return it."""
         self.epoch = Epoch(self.epoch + 1)
         start = EpochStart(self.epoch, REPLICA, (REPLICA,))
         self.propose(EntryKind.EPOCH, [encode_epoch(start)], self._last_time_ms)
         return self.epoch
 
     def propose(self, kind: EntryKind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
-        """Append an entry; it is committed soon."""
+        """Append an entry and return its index. The next turn of the event loop commits it."""
         self.last_index = LogIndex(self.last_index + 1)
         self._last_time_ms = time_ms
         frame = encode(kind, self.epoch, self.last_index, time_ms, payload)
-        entry = frame_at(memoryview(frame), 0)  # what is applied has been through the codec
+        entry = frame_at(memoryview(frame), 0)  # an applied entry has passed through the codec
         assert isinstance(entry, Entry), entry
         self._entries[entry.index] = entry
         self._size += len(frame)
@@ -123,18 +123,18 @@ class MemoryLog:
         self.on_commit(self.last_index)
 
     def cached(self, first: LogIndex, last: LogIndex) -> Sequence[Entry]:
-        """Return entries; those before the first were applied, and some of them are kept."""
+        """Return entries `first` to `last`. Entries before `first` are applied: drop most."""
         while self._size > KEPT_BYTES and self.first_index < first:
             self._size -= HEADER_SIZE + len(self._entries.pop(self.first_index).payload)
             self.first_index = LogIndex(self.first_index + 1)
         return [self._entries[LogIndex(index)] for index in range(first, last + 1)]
 
     async def entries(self, first: LogIndex, last: LogIndex) -> Sequence[Entry]:
-        """Return entries."""
+        """Return entries `first` to `last`, as `cached`."""
         return self.cached(first, last)
 
     def kept(self, first: LogIndex, last: LogIndex, size_max: int) -> Sequence[Entry]:
-        """Return entries from `first` on, about so many bytes; none: it is gone."""
+        """Return entries from `first` on, about `size_max` bytes. Empty: `first` was dropped."""
         found: list[Entry] = []
         while size_max > 0 and first <= last and (entry := self._entries.get(first)) is not None:
             found.append(entry)
@@ -148,77 +148,77 @@ class MemoryLog:
         return self._last_time_ms
 
     def lease_held(self) -> bool:
-        """Nobody else could lead."""
+        """Return True: no other node can lead."""
         return True
 
     async def synced(self, index: LogIndex) -> None:
-        """There is no disk to wait for."""
+        """Return at once: there is no disk."""
 
     def drop_before(self, index: LogIndex, *, keep: bool) -> None:
-        """What is kept is little anyway."""
+        """Drop nothing: `cached` bounds the log."""
 
 
 class NoDisk(Disk):
-    """Empty, and nothing is ever written: what is pending or unread stays in memory."""
+    """An empty disk that is never written to: pending timers and messages stay in memory."""
 
     def exists(self, path: Path) -> bool:
-        """Nothing does."""
+        """Return False."""
         del path
         return False
 
     def list_dir(self, path: Path) -> list[str]:
-        """Return no name."""
+        """Return an empty list."""
         del path
         return []
 
     def make_dir(self, path: Path) -> None:
-        """Directories are all there."""
+        """Do nothing: every directory counts as made."""
 
     def read(self, path: Path, start: int = 0, size: int | None = None) -> bytes:
-        """Find nothing."""
+        """Raise FileNotFoundError."""
         del start, size
         raise FileNotFoundError(path)
 
     def size(self, path: Path) -> int:
-        """Find nothing."""
+        """Raise FileNotFoundError."""
         raise FileNotFoundError(path)
 
     def remove(self, path: Path) -> None:
-        """Find nothing."""
+        """Raise FileNotFoundError."""
         raise FileNotFoundError(path)
 
     def link(self, path: Path, name: Path) -> None:
-        """Find nothing."""
+        """Raise FileNotFoundError."""
         del name
         raise FileNotFoundError(path)
 
     def open_append(self, path: Path) -> AppendFile:
-        """Never called."""
+        """Fail: this is never called."""
         self._never(path)
 
     def open_mark(self, path: Path) -> MarkFile:
-        """Never called."""
+        """Fail: this is never called."""
         self._never(path)
 
     def write_atomic(self, path: Path, data: Bytes) -> None:
-        """Never called."""
+        """Fail: this is never called."""
         del data
         self._never(path)
 
     def sync_dir(self, path: Path) -> None:
-        """Never called."""
+        """Fail: this is never called."""
         self._never(path)
 
     def free_bytes(self, path: Path) -> int:
-        """Never called."""
+        """Fail: this is never called."""
         self._never(path)
 
     def boot_id(self) -> bytes:
-        """Return what stands for an unknown one."""
+        """Return UNKNOWN_BOOT."""
         return UNKNOWN_BOOT
 
     def lock(self, path: Path) -> FileLock:
-        """Never called."""
+        """Fail: this is never called."""
         self._never(path)
 
     @staticmethod
@@ -227,13 +227,13 @@ class NoDisk(Disk):
 
 
 class Here(Executor):
-    """Threads that are not: what is submitted is done at once, by who submits it."""
+    """An executor without threads: `submit` runs the call at once, on the caller's thread."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
-        """Return the future of a call, which is over."""
+        """Run a call and return its future, which is done."""
         future: Future[Any] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
-        except Exception as error:  # noqa: BLE001 - it is who waits that raises it
+        except Exception as error:  # noqa: BLE001 - raised at the future's result()
             future.set_exception(error)
         return future

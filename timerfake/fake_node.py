@@ -1,4 +1,4 @@
-"""The one node of a fake cluster: a node's own state plane and services over a log in memory."""
+"""The one node of a fake cluster: a node's state plane and services over a log in memory."""
 
 import dataclasses
 import random
@@ -26,21 +26,21 @@ from timerfake.loopback import Server
 
 NAME: Final = "fake"
 ADDRESS: Final = "127.0.0.1:1"
-"""Nobody listens there."""
+"""Only a name: no socket listens there."""
 
 
 def config_of(settings: Mapping[str, object]) -> NodeConfig:
-    """Return a node's configuration with some settings by key, such as `limits.key_bytes_max`.
+    """Return a node's configuration with settings by key, such as `limits.key_bytes_max`.
 
     Raises:
-        ConfigError: one is unknown, of the wrong type or out of range.
+        ConfigError: A setting is unknown, of the wrong type or out of range.
     """
     named = {"name": NAME, "cluster_id": NAME, "data": Path("nowhere"), f"peers.{NAME}": ADDRESS}
     return build_config(settings, named)
 
 
 class FakeNode(TopicView):
-    """It leads, always. For one event loop, the one that it is made on."""
+    """The node of a fake cluster. It always leads. Use it only on the event loop that made it."""
 
     name = NAME
     cluster_id = NAME
@@ -49,10 +49,10 @@ class FakeNode(TopicView):
         config = config_of(settings)
         self.clock = clock
         self._checkpointed = LogIndex(0)
-        """The last entry when a checkpoint was appended."""
+        """Index of the last entry when the last checkpoint was appended."""
         self._checkpoint_at_ms: MonoMs | None = None
-        """When the next one is due. None: nothing has happened since."""
-        # Checkpoints follow what happens, and don't come every few seconds of a year.
+        """Due time of the next checkpoint. None: no entry has followed the last one."""
+        # Checkpoints follow entries only: an advance by a year must not append millions.
         leader = dataclasses.replace(leader_config(config), checkpoint_interval_ms=NEVER)
         self.log = MemoryLog()
         self.server = Server()
@@ -80,43 +80,43 @@ class FakeNode(TopicView):
         services.add_to(self.server)
 
     def start(self) -> None:
-        """Begin to lead."""
+        """Start to lead."""
         self.host.on_lead(self.log.begin_epoch())
         self.host.start()
 
     def fail_over(self) -> None:
-        """Let the next epoch begin, as if another node led it."""
+        """Begin the next epoch, as another leader would."""
         self.host.on_stepdown(self.log.epoch)
         self.host.on_lead(self.log.begin_epoch())
 
     async def stop(self) -> None:
-        """Answer everybody, send the consumers away."""
+        """Answer all calls, and end the consumers' streams."""
         await self.host.stop()
         self._consumers.end_streams()
 
     # ---- time
 
     def wake_at_ms(self) -> MonoMs:
-        """When `step` must be called next, on the monotonic clock."""
+        """Return when `step` must be called next, on the monotonic clock."""
         wake_ms = self.host.require_leader().wake_at_ms(self.host.now())
         if self._checkpoint_at_ms is None and self.log.last_index > self._checkpointed:
             self._checkpoint_at_ms = MonoMs(self.clock.mono_ms() + FIRE_MARK_MS)
         return wake_ms if self._checkpoint_at_ms is None else min(wake_ms, self._checkpoint_at_ms)
 
     def step(self) -> None:
-        """Let what is due by now happen."""
+        """Carry out all work that is due by now."""
         self.host.kick()
         if self._checkpoint_at_ms is not None and self.clock.mono_ms() >= self._checkpoint_at_ms:
             self.checkpoint()
 
     def checkpoint(self) -> None:
-        """Append a CHECKPOINT: so outcomes, producers and messages are forgotten in their time."""
+        """Append a CHECKPOINT, which forgets outcomes, producers and messages at their times."""
         self.host.require_leader().checkpoint(self.host.now())
         self._checkpointed, self._checkpoint_at_ms = self.log.last_index, None
 
     @property
     def steps(self) -> tuple[int, int, int]:
-        """Return what differs as long as anything happens."""
+        """Return counts, at least one of which rises with every event."""
         applied = self.host.engine.machine.applied_index
         return self.server.moved, self.log.last_index, applied
 
@@ -138,7 +138,7 @@ class FakeNode(TopicView):
     def _samples(self) -> Iterable[Sample]:
         return [Sample.at(REPLICA, self.clock.wall_ms(), self.clock.mono_ms(), 0)]
 
-    # ---- what it tells of itself: cluster/api/admin_service.py's View
+    # ---- the View of cluster/api/admin_service.py
 
     def node_status(self) -> pb.NodeStatus:
         """Return the status of the one node."""
@@ -166,11 +166,11 @@ class FakeNode(TopicView):
         )
 
     def node_leadership(self) -> pb.NodeStatus:
-        """Return the same: there is little of it to look at."""
+        """Return `node_status()`, which costs little here."""
         return self.node_status()
 
     def node_checkpoint(self, at_index: LogIndex = LogIndex(0)) -> pb.NodeCheckpoint:
-        """Return the last checkpoint, or the one at `at_index`."""
+        """Return the last checkpoint, or with `at_index` only the digest at that entry."""
         engine, checkpoint = self.host.engine, self.host.engine.machine.checkpoint
         machine = engine.machine
         digest = checkpoint.digest if checkpoint else ""
@@ -190,21 +190,21 @@ class FakeNode(TopicView):
         )
 
     def shared_checkpoint(self) -> None:
-        """Return none: there is nobody to share it with."""
+        """Return None: no other node shares a checkpoint."""
 
     def leadership(self) -> tuple[int, str, str]:
         """Return (epoch, leader's name, controller's name)."""
         return self.log.epoch, NAME, NAME
 
     def leader_address(self) -> None:
-        """Return none: no other node leads."""
+        """Return None: no other node leads."""
 
     def peers(self) -> Peers:
-        """Return the other nodes: there are none."""
+        """Return an empty mapping: there are no other nodes."""
         return {}
 
     async def transfer(self, target: str) -> bool:
-        """Let the next epoch begin: no other node is there to lead it."""
+        """Begin the next epoch; no other node could lead it."""
         del target
         self.host.on_drain()
         self.fail_over()
@@ -224,9 +224,9 @@ class FakeNode(TopicView):
         return pb.ListMembersResponse(epoch=status.epoch, leader=NAME, members=[member])
 
     async def change_members(self, change: Change, name: str) -> NoReturn:
-        """Refuse.
+        """Reject every change of members.
 
         Raises:
-            InvalidRequestError: always; nobody can come, and the last one can't go.
+            InvalidRequestError: Always: there is no other node, and the last voter can't leave.
         """
         raise InvalidRequestError("name", name, f"can't {change}: a fake cluster has one node")

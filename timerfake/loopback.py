@@ -2,11 +2,11 @@
 
     stub --bytes--> Channel --> Server --> servicer        and back the same way
 
-Messages are serialised and parsed as on the wire, a stream holds so many unread messages and then
-makes its writer wait, and who ends a call with a status has its trailing metadata arrive with it.
-The generated stubs and servicers can't tell the difference.
+Messages are serialised and parsed as on the wire. A stream holds at most UNREAD_MAX unread
+messages; beyond it the writer waits. A status arrives with its trailing metadata. Generated stubs
+and servicers work unchanged.
 
-`moved` counts what happens, so that somebody can tell when nothing does any more.
+`Server.moved` counts events; a caller finds by it when no more events come.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ Parse = Callable[[bytes], Any]
 
 
 class Aborted(Exception):
-    """A servicer ended the call."""
+    """A servicer ended the call with a status."""
 
     def __init__(self, error: grpc.aio.AioRpcError) -> None:
         super().__init__(error.details())
@@ -34,7 +34,7 @@ class Aborted(Exception):
 def failed(
     code: grpc.StatusCode, details: str, trailer: tuple[tuple[str, Any], ...] = ()
 ) -> grpc.aio.AioRpcError:
-    """Return what a caller gets of a call that failed."""
+    """Return the error that the caller of a failed call receives."""
     return grpc.aio.AioRpcError(
         code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailer), details=details
     )
@@ -45,18 +45,18 @@ def _unavailable() -> grpc.aio.AioRpcError:
 
 
 class Context:
-    """What a servicer is told of its caller."""
+    """A servicer's view of its caller."""
 
     def __init__(self, within_s: float | None) -> None:
         self._loop = asyncio.get_running_loop()
         self._deadline_s = None if within_s is None else self._loop.time() + within_s
 
     def peer(self) -> str:
-        """Return where the caller is: all are in this process."""
+        """Return the caller's address: that of this process."""
         return "loopback:here:0"
 
     def time_remaining(self) -> float | None:
-        """Return seconds until the caller gives up; None: it has set no deadline."""
+        """Return the seconds until the caller's deadline; None: there is none."""
         return None if self._deadline_s is None else self._deadline_s - self._loop.time()
 
     async def abort(
@@ -65,38 +65,38 @@ class Context:
         details: str = "",
         trailing_metadata: tuple[tuple[str, Any], ...] = (),
     ) -> NoReturn:
-        """End the call.
+        """End the call with a status.
 
         Raises:
-            Aborted: always.
+            Aborted: Always.
         """
         raise Aborted(failed(code, details, trailing_metadata))
 
 
 class Server:
-    """Servicers by method; the event loop that it is made on is the only one that calls it."""
+    """Servicers by method. Call it only on the event loop that made it."""
 
     def __init__(self) -> None:
         self.failure: BaseException | None = None
-        """A bug: nothing that is seen from then on can be relied on."""
+        """The first bug. After a bug, no result can be relied on."""
         self.moved = 0
-        """Messages that were sent or taken, calls that began or ended."""
+        """Count of messages sent and received, and of calls begun and ended."""
         self._loop = asyncio.get_running_loop()
         self._handlers: dict[str, Any] = {}
         self.streams: set[Stream] = set()
-        """Those that are open."""
+        """The open streams."""
         self._down = False
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        """Serve methods of a service: what generated code calls."""
+        """Serve methods of a service. Generated code calls this."""
         for name, handler in handlers.items():
             self._handlers[f"/{service}/{name}"] = handler
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
-        """Serve nothing more: generated code says the same twice."""
+        """Do nothing: generated code has already added these handlers."""
 
     def disconnect(self) -> None:
-        """Break all streams, with what is on its way, and take no call until `reconnect`."""
+        """Break all streams and lose messages in flight. Reject calls until `reconnect`."""
         self._down = True
         self._break(_unavailable())
 
@@ -105,40 +105,40 @@ class Server:
             stream.lose(error)
 
     def reconnect(self) -> None:
-        """Take calls again."""
+        """Accept calls again."""
         self._down = False
 
     def fail(self, bug: BaseException) -> None:
-        """End all streams, and refuse all calls, because of a bug."""
+        """End all streams and reject all calls, because of a bug."""
         self.failure = self.failure or bug
         self._break(failed(grpc.StatusCode.UNKNOWN, repr(bug)))
 
     def check(self) -> None:
-        """Make a bug known.
+        """Report a bug.
 
         Raises:
-            RuntimeError: there was one.
+            RuntimeError: `fail` was called.
         """
         if self.failure is not None:
             raise RuntimeError("the fake cluster failed") from self.failure
 
     def enter(self) -> None:
-        """Note that a call begins.
+        """Count the begin of a call.
 
         Raises:
-            RuntimeError: on another event loop, or after a bug.
+            RuntimeError: On another event loop, or after a bug.
         """
         if asyncio.get_running_loop() is not self._loop:
-            msg = "a fake cluster is of one event loop: coroutines use their own AsyncFakeCluster"
+            msg = "a fake cluster serves one event loop: make an AsyncFakeCluster on this one"
             raise RuntimeError(msg)
         self.check()
         self.moved += 1
 
     def handler(self, method: str) -> Any:
-        """Return what serves a method.
+        """Return the handler of a method.
 
         Raises:
-            Aborted: it is disconnected.
+            Aborted: The server is disconnected.
         """
         if self._down:
             raise Aborted(_unavailable())
@@ -146,7 +146,7 @@ class Server:
 
 
 class Stream:
-    """One call of a method that gives a stream, and perhaps takes one, as its client holds it."""
+    """The client's side of a call that returns a stream, and may take a stream."""
 
     def __init__(self, server: Server, method: str, serialize: Serialize, parse: Parse) -> None:
         server.enter()
@@ -154,9 +154,9 @@ class Stream:
         self._serialize = serialize
         self._parse = parse
         self._up: asyncio.Queue[bytes | None] = asyncio.Queue(UNREAD_MAX)
-        """None: the client has done writing."""
+        """Requests. None: the client has ended its stream."""
         self._down: asyncio.Queue[bytes | None] = asyncio.Queue(UNREAD_MAX)
-        """None: it is over, as `_error` says."""
+        """Responses. None: the call has ended, with `_error` if that is set."""
         self._error: grpc.aio.AioRpcError | None = None
         self._cancelled = False
         self._task = asyncio.ensure_future(self._serve(method))
@@ -171,14 +171,14 @@ class Stream:
                     await self._put(self._down, handler.response_serializer(answer))
         except Aborted as aborted:
             self._error = aborted.error
-        except Exception as bug:  # noqa: BLE001 - it is told to who can
+        except Exception as bug:  # noqa: BLE001 - Server.check raises it
             self._server.fail(bug)
         finally:
             self._server.streams.discard(self)
         await self._put(self._down, None)
 
     async def _begin(self, handler: Any) -> Any:
-        """Return the answers to come."""
+        """Return the iterator of responses."""
         if handler.request_streaming:
             return handler.stream_stream(self._requests(handler), Context(None))
         data = await self._get(self._up)
@@ -198,52 +198,52 @@ class Stream:
         return data
 
     async def write(self, message: Any) -> None:
-        """Send a message, when there is room for it.
+        """Send a message; wait until there is room for it.
 
         Raises:
-            asyncio.InvalidStateError: the call is over.
+            asyncio.InvalidStateError: The call has ended.
         """
         if self._task.done():
             raise asyncio.InvalidStateError("the call is over")
         await self._put(self._up, self._serialize(message))
 
     def begin(self, request: Any) -> None:
-        """Send the one request of a call that takes no more."""
+        """Send the only request of a unary-stream call."""
         self._up.put_nowait(self._serialize(request))
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        """Iterate over the messages up to the end."""
+        """Iterate over the messages until the call ends."""
         while (message := await self.read()) is not grpc.aio.EOF:
             yield message
 
     async def done_writing(self) -> None:
-        """Send no more."""
+        """End the stream of requests."""
         await self._put(self._up, None)
 
     async def read(self) -> Any:
-        """Return the next message, or grpc.aio.EOF once there are no more.
+        """Return the next message, or grpc.aio.EOF after the last one.
 
         Raises:
-            grpc.aio.AioRpcError: the call has failed.
-            asyncio.CancelledError: it was cancelled here.
+            grpc.aio.AioRpcError: The call has failed.
+            asyncio.CancelledError: The call was cancelled by `cancel`.
         """
         if self._cancelled:
             raise asyncio.CancelledError
         data = await self._get(self._down)
         if data is not None:
             return self._parse(data)
-        self._down.put_nowait(None)  # whoever reads on is told the same
+        self._down.put_nowait(None)  # a further read returns the same
         if self._error is not None:
             raise self._error
         return grpc.aio.EOF
 
     def cancel(self) -> bool:
-        """End the call; return whether that made a difference."""
+        """Cancel the call; return whether it was still running or was cancelled before."""
         self._cancelled = self._task.cancel() or self._cancelled
         return self._cancelled
 
     def lose(self, error: grpc.aio.AioRpcError) -> None:
-        """Break the connection: what is on its way is lost."""
+        """Break the connection and lose messages in flight."""
         self._error = error
         self._task.cancel()
         while not self._down.empty():
@@ -252,13 +252,13 @@ class Stream:
 
 
 class Channel(grpc.aio.Channel):
-    """The way to a server, or to nobody."""
+    """A channel to a server, which may be disconnected."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
 
     def unary_unary(self, method: str, *serializers: Any, **more: Any) -> Any:
-        """Return the method, to be called with a request and perhaps a `timeout`, in seconds."""
+        """Return the method. Its arguments: a request, and optionally `timeout` in seconds."""
         serialize, parse = _serializers(serializers, more)
 
         async def call(request: Any, *, timeout: float | None = None) -> Any:  # noqa: ASYNC109
@@ -284,12 +284,12 @@ class Channel(grpc.aio.Channel):
         return call
 
     def stream_stream(self, method: str, *serializers: Any, **more: Any) -> Any:
-        """Return the method, whose call is a Stream."""
+        """Return the method; each call returns a Stream."""
         serialize, parse = _serializers(serializers, more)
         return lambda: Stream(self._server, method, serialize, parse)
 
     def unary_stream(self, method: str, *serializers: Any, **more: Any) -> Any:
-        """Return the method, whose call with a request is a Stream that is read alone."""
+        """Return the method; each call takes a request and returns a Stream that is only read."""
         serialize, parse = _serializers(serializers, more)
 
         def call(request: Any) -> Stream:
@@ -300,34 +300,34 @@ class Channel(grpc.aio.Channel):
         return call
 
     def stream_unary(self, method: str, *serializers: Any, **more: Any) -> NoReturn:
-        """No service has such a method."""
+        """Fail: no service has such a method."""
         raise NotImplementedError(method)
 
     async def close(self, grace: float | None = None) -> None:
-        """Nothing was open."""
+        """Do nothing: a channel has no resources."""
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:  # noqa: FBT001, FBT002
-        """Return that it is ready."""
+        """Return READY."""
         del try_to_connect
         return grpc.ChannelConnectivity.READY
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """Wait for what never comes."""
+        """Wait for ever: the state never changes."""
         await asyncio.get_running_loop().create_future()
 
     async def channel_ready(self) -> None:
-        """It always is."""
+        """Return at once: the channel is always ready."""
 
     async def __aenter__(self) -> Self:
         """Return the channel."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close it."""
+        """Close the channel."""
 
 
 def _serializers(given: tuple[Any, ...], more: dict[str, Any]) -> tuple[Serialize, Parse]:
-    """Return how requests are written and answers read; bytes stay bytes."""
+    """Return the serializer of requests and the parser of responses; by default bytes."""
     names = ("request_serializer", "response_deserializer")
     named = dict(zip(names, given, strict=False)) | more
     return named.get(names[0]) or bytes, named.get(names[1]) or bytes

@@ -1,7 +1,7 @@
-"""Events of a client's life: each is logged, and passed to the application's `on_event`.
+"""Events of a client. Each is logged, and passed to the application's `on_event`.
 
-The logger is `timerclient`. An application that configures no logging sees the warnings on stderr,
-as of any library. A warning that comes again within a minute is logged at level DEBUG.
+The logger is `timerclient`. If the application configures no logging, Python writes the warnings
+to stderr. A warning that is repeated within a minute is logged at level DEBUG.
 """
 
 import logging
@@ -13,12 +13,12 @@ from typing import Final
 
 LOG: Final = logging.getLogger("timerclient")
 QUIET_S: Final = 60.0
-"""The same warning is not logged as one again for so long."""
+"""Seconds after a warning in which the same warning is logged at level DEBUG."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The leader was found: for the first time, or after a `LeaderMissing`."""
+    """The client found the leader, for the first time or after a `LeaderMissing`."""
 
     address: str
     epoch: int
@@ -29,7 +29,7 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class LeaderChanged:
-    """Another leadership began, on another node or on the same."""
+    """A new epoch began, on another node or on the same one."""
 
     address: str
     epoch: int
@@ -40,19 +40,19 @@ class LeaderChanged:
 
 @dataclass(frozen=True, slots=True)
 class LeaderMissing:
-    """No node that leads was found for a second; told again after 2, 4, 8 … seconds."""
+    """The client has found no leader for a second. Repeated after 2, 4, 8 … seconds."""
 
     for_s: float
     trouble: str
     """The last error of a node."""
 
     def __str__(self) -> str:
-        return f"unreachable: no leader for {self.for_s:.0f} s; the last trouble: {self.trouble}"
+        return f"unreachable: no leader for {self.for_s:.0f} s; the last error: {self.trouble}"
 
 
 @dataclass(frozen=True, slots=True)
 class LeasesLost:
-    """The application had these messages, and they are not its consumer's any more."""
+    """The leases of these messages ended while the application had the messages."""
 
     topic: str
     group: str
@@ -62,13 +62,13 @@ class LeasesLost:
     def __str__(self) -> str:
         return (
             f"lease lost: topic {self.topic!r}, group {self.group!r}: {len(self.offsets)} messages"
-            f" from queue offset {self.offsets[0]}; their group gets them again"
+            f" from queue offset {self.offsets[0]}; the group receives them again"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitBlocked:
-    """A submit waits, as too many bytes are unanswered (`Settings.submitted_bytes_max`)."""
+    """A submit blocks: `ClientSettings.submitted_bytes_max` bytes are unanswered."""
 
     unanswered_bytes: int
 
@@ -78,14 +78,14 @@ class SubmitBlocked:
 
 Event = Connected | LeaderChanged | LeaderMissing | LeasesLost | SubmitBlocked
 OnEvent = Callable[[Event], object]
-"""Is called on the thread that runs the client's event loop, or of SubmitBlocked on the caller's.
-It must not wait. An error that it raises is logged."""
+"""Called on the thread of the client's event loop; for SubmitBlocked, on the caller's thread.
+It must not block. An error that it raises is logged."""
 
 _SELDOM: Final = (LeasesLost, SubmitBlocked)
 
 
 class Events:
-    """One client's events, for any thread."""
+    """Reports one client's events; for any thread."""
 
     def __init__(self, on_event: OnEvent | None = None) -> None:
         self._on_event = on_event
@@ -93,7 +93,7 @@ class Events:
         self._warned_s: dict[object, float] = {}
 
     def tell(self, event: Event) -> None:
-        """Log an event, and pass it on."""
+        """Log an event, and pass it to `on_event`."""
         LOG.log(self._level(event), "%s", event)
         if self._on_event is not None:
             try:

@@ -1,4 +1,4 @@
-"""How a client behaves: one frozen set of numbers, each with its unit and reason."""
+"""Settings of a client: one frozen set of numbers, each with its unit and reason."""
 
 from dataclasses import dataclass
 
@@ -7,41 +7,45 @@ from timerclient.values.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
-    """The defaults suit a cluster in one network; tests shorten the waits."""
+    """Limits and waits of a client. The defaults suit a cluster in one network."""
 
     call_s: float = 30.0
-    """How long a call may take, failovers included, unless it says otherwise."""
+    """Seconds that a call may take, failovers included, if the call has no timeout of its own."""
     stall_s: float = 1.5
-    """Silence after which the other nodes are asked whether one of them leads by now: a node
-    that is paused, or cut off, closes no connection."""
+    """Seconds without an answer after which the client looks for a leader among the other nodes.
+    A node that is paused or cut off closes no connection."""
     probe_s: float = 0.7
-    """How long one node may take to say whether it leads."""
+    """Seconds that one node may take to answer whether it leads."""
     pause_s_min: float = 0.02
-    """First pause between attempts; each is twice the last, with jitter."""
+    """First pause between attempts, in seconds. Each pause is twice the last, with jitter."""
     pause_s_max: float = 0.15
-    """A failover takes half a second; who looks seldom adds his pause to it."""
+    """Longest pause between attempts, in seconds. A failover takes half a second; a long pause
+    would delay the first call after it."""
     wire_requests_max: int = 64
     """Requests that are sent and not answered."""
     wire_bytes_max: int = 32 << 20
+    """Bytes of requests that are sent and not answered."""
     collect_rows_max: int = 1_000
-    """Rows of single calls that go into one request."""
+    """Rows of single calls that share one request."""
     collect_bytes_max: int = 1 << 20
+    """Bytes of single calls that share one request."""
     submitted_bytes_max: int = 64 << 20
-    """Bytes of `submit` and `submit_batch` that wait for their answers before the next blocks."""
+    """Bytes of `submit` and `submit_batch` without an answer; beyond it, the next call blocks."""
     ack_requests_max: int = 16
-    """Ack requests that are sent and not answered; more acks wait and share the next one."""
+    """Ack requests that are sent and not answered. Further acks wait and share the next one."""
     ack_offsets_max: int = 10_000
     """Acks in one request."""
 
     hold_s_max: float = 600.0
-    """So long a consumer renews the lease of a message by itself, from when the application got
-    it; 0: not at all. `hold_max` of a consumer overrides it."""
+    """Seconds in which a consumer extends the lease of a message by itself, counted from its
+    receipt by the application. 0: leases are not extended. A consumer's `hold_max` overrides it."""
 
     def __post_init__(self) -> None:
-        """Check the relations.
+        """Check the numbers.
 
         Raises:
-            InvalidRequest: a number is not positive, or the pauses are the wrong way round.
+            InvalidRequest: A number is not positive (`hold_s_max`: is negative), or `pause_s_min`
+                exceeds `pause_s_max`.
         """
         if self.hold_s_max < 0:
             raise InvalidRequest.of("hold_s_max", self.hold_s_max, "must be 0 or more")

@@ -1,41 +1,41 @@
-"""Everything that the cluster, or the way to it, lets a call of this package raise: one tree.
+"""Errors of calls: one tree for those of the cluster, of the transport and of this client.
 
 TimerError
-+-- InvalidRequest         change the request; names field and limit (a ValueError, too)
++-- InvalidRequest         change the request; names field and limit (also a ValueError)
 +-- NotFound               the topic, group or timer does not exist
-|   +-- NotPending         the timer to be rescheduled is pending no more; says why
-+-- AlreadyExists          it exists with other settings; a pending timer has the key
-+-- Unavailable            nobody took it in time; it certainly had no effect
-|   +-- NotLeader          (followed by the client itself)
-|   +-- NotReady           no leader, no majority, starting
-|   +-- ShuttingDown       the node drains
+|   +-- NotPending         the timer to reschedule is no longer pending; gives the reason
++-- AlreadyExists          it exists with other settings, or a pending timer has the key
++-- Unavailable            no node accepted the call in time; it certainly had no effect
+|   +-- NotLeader          (handled by the client)
+|   +-- NotReady           no leader, no majority, or the node is starting
+|   +-- ShuttingDown       the node is stopping
 |   +-- Unreachable        no node answers, or none leads
-+-- Overloaded             the cluster asked for a pause; the client's own patience ended first
-+-- DiskFull               the cluster's disks have too little room; likewise
-+-- QuotaReached           a topic has as much as it may; it is not sent again by itself
-+-- OutcomeUnknown         IT MAY HAVE HAPPENED: the answer did not come
++-- Overloaded             the cluster was busy until the call's time was up
++-- DiskFull               the cluster's disks had too little room until the call's time was up
++-- QuotaReached           a topic is at a quota; the client does not retry
++-- OutcomeUnknown         MAY HAVE BEEN APPLIED: the answer did not arrive
 |   +-- CommitTimeout      no majority in time
-|   +-- LeadershipLost     the leader was deposed, or stopped answering, with it in flight
-|   +-- ConnectionLost     the connection broke with it in flight
-+-- SequenceGap            (handled by the client itself)
-+-- UnknownProducer        (handled by the client itself)
-+-- OutcomeForgotten       IT HAPPENED, long ago; its ids are no longer kept
-+-- LeaseLost              an ack came too late: the message is somebody else's
+|   +-- LeadershipLost     the leader was deposed or stopped answering during the request
+|   +-- ConnectionLost     the connection broke during the request
++-- SequenceGap            (handled by the client)
++-- UnknownProducer        (handled by the client)
++-- OutcomeForgotten       WAS APPLIED, long ago; its ids are no longer kept
++-- LeaseLost              an ack came after the lease had ended
 +-- GroupHeld              another consumer has the exclusive group
-+-- NotDelivered           an ack of a message that was never handed out
-+-- StorageFailed          a node's disk
-+-- Fenced                 between nodes
-+-- BadConfig              between operator and node
-+-- RpcFailed              the transport or a proxy refused it, without a reason of the cluster's
++-- NotDelivered           an ack of a message that was never delivered
++-- StorageFailed          a node's disk failed
++-- Fenced                 between nodes only
++-- BadConfig              between operator and node only
++-- RpcFailed              rejected by the transport or a proxy, without a reason of the cluster
 +-- Closed                 you closed the client or the consumer
 
-A RuntimeError is none of these, but a misuse that nothing was asked by: a client that was made
-before a fork, or while the parent had one open (see timerclient/client/sync.py); waiting in the
+A misuse raises RuntimeError before anything is sent: use of a client that was created before a
+fork, a fork while the parent had a client open (see timerclient/client/sync.py), or a wait in the
 callback of a future.
 
-Two flags decide what to do: `retryable` (the identical call may succeed later) and
-`outcome_known` (True: it certainly had no effect). The client itself already retries, as the
-same producer sequence, until the call's time is up; what it raises is what is left after that.
+Two flags help to handle an error: `retryable` (the identical call may succeed later) and
+`outcome_known` (True: the call certainly had no effect). The client retries by itself, with the
+same producer sequence, until the call's time is up. It raises the last error.
 """
 
 from collections.abc import Sequence
@@ -49,25 +49,25 @@ from timerclient.values.reasons import Reason
 from timerclient.values.results import RescheduleResult
 
 TRAILER = "timer-error-bin"
-"""The trailing metadata in which an RPC that failed carries its `timer.v1.Error`."""
+"""Trailing metadata of a failed RPC: its `timer.v1.Error`."""
 
 
 class TimerError(Exception):
-    """Base of every failure that a caller can act on."""
+    """Base class of the errors that a caller can handle."""
 
     reason: ClassVar[Reason] = Reason.REASON_UNSPECIFIED
     retryable: bool = False
     """The identical call may succeed later."""
     outcome_known: bool = True
-    """True: it certainly had no effect. False: it may have been applied."""
+    """True: the call certainly had no effect. False: it may have been applied."""
     retry_after_ms: int = 0
-    """How long the cluster asks to wait before it is sent again."""
+    """Milliseconds that the cluster asks to wait before a retry; 0: none."""
     done: int = 0
-    """Of a call that is many requests: so much was done before this one failed, at least."""
+    """Of a call that sends several requests: the least that was done before one failed."""
 
 
 class InvalidRequest(TimerError, ValueError):
-    """The request breaks a documented limit."""
+    """The request exceeds a documented limit."""
 
     reason = Reason.INVALID_REQUEST
     field: str = ""
@@ -75,7 +75,7 @@ class InvalidRequest(TimerError, ValueError):
 
     @classmethod
     def of(cls, field: str, value: object, limit: str) -> "InvalidRequest":
-        """Return the refusal of a value, before anything was sent."""
+        """Return the error of a value that is rejected before anything is sent."""
         error = cls(f"{field} = {value!r}: {limit}")
         error.field, error.limit = field, limit
         return error
@@ -88,30 +88,30 @@ class NotFound(TimerError):
 
 
 class NotPending(NotFound):
-    """The timer fired, was cancelled, or is not known: it was not changed."""
+    """The timer fired, was cancelled, or is not known. It was not changed."""
 
     result: RescheduleResult = RescheduleResult.NOT_FOUND
-    """Why. NOT_FOUND if the timer was named by its key."""
+    """The reason. NOT_FOUND if the timer was named by its key."""
     replaced_by: str | None = None
     """Id of the timer that fires instead, if this one was rescheduled before; None: not known."""
 
     @classmethod
     def of(cls, name: str, result: RescheduleResult, replaced_by: str | None) -> "NotPending":
-        """Return the refusal to reschedule a timer."""
-        instead = f"; it was rescheduled, and goes on as {replaced_by}" if replaced_by else ""
+        """Return the error of a timer that can't be rescheduled."""
+        instead = f"; it was rescheduled as {replaced_by}" if replaced_by else ""
         error = cls(f"timer {name}: {result.name}{instead}")
         error.result, error.replaced_by = result, replaced_by
         return error
 
     @classmethod
     def of_key(cls, key: str) -> "NotPending":
-        """Return the refusal to update a timer."""
+        """Return the error of a key that no pending timer has."""
         named = f"key = {key!r}: " if key else ""
         return cls(f"{named}no pending timer of the topic has the key; nothing was scheduled")
 
 
 class AlreadyExists(TimerError):
-    """The named thing exists, with other settings; or a pending timer has the key."""
+    """The named thing exists with other settings, or a pending timer has the key."""
 
     reason = Reason.ALREADY_EXISTS
     existing: str = ""
@@ -119,7 +119,7 @@ class AlreadyExists(TimerError):
 
     @classmethod
     def of_timer(cls, existing: str, key: str = "") -> "AlreadyExists":
-        """Return the refusal of a timer whose key is taken."""
+        """Return the error of a timer with the key of the pending timer `existing`."""
         named = f"key = {key!r}: " if key else ""
         error = cls(f"{named}a pending timer of the topic has the key: {existing}")
         error.existing = existing
@@ -127,27 +127,27 @@ class AlreadyExists(TimerError):
 
 
 class Unavailable(TimerError):
-    """No node took the request; it certainly had no effect."""
+    """No node accepted the request; it certainly had no effect."""
 
     retryable = True
 
 
 class NotLeader(Unavailable):
-    """The node that was asked does not lead the cluster."""
+    """The node that received the request does not lead the cluster."""
 
     reason = Reason.NOT_LEADER
     leader: str = ""
-    """Address (host:port) of the leader; empty: unknown at the moment."""
+    """Address (host:port) of the leader; empty: unknown."""
 
 
 class NotReady(Unavailable):
-    """The node can't serve at the moment: it starts, or has no majority or leader."""
+    """The node can't serve at the moment: it is starting, or has no majority or leader."""
 
     reason = Reason.NOT_READY
 
 
 class ShuttingDown(Unavailable):
-    """The node drains and takes nothing new."""
+    """The node is stopping and accepts no new requests."""
 
     reason = Reason.SHUTTING_DOWN
 
@@ -164,93 +164,94 @@ class Overloaded(TimerError):
 
 
 class DiskFull(TimerError):
-    """The cluster's disks are nearly full: it takes nothing new until there is room."""
+    """The cluster's disks are nearly full. New timers are rejected until there is room."""
 
     reason = Reason.DISK_FULL
     retryable = True
 
 
 class QuotaReached(TimerError):
-    """A topic has as many timers or messages as its policy allows, or would have more.
+    """A topic is at a quota of its policy, or the request would exceed the quota.
 
-    It is told at once: what makes room, such as an ack, may take any time, or be the caller's own.
+    The client raises it at once and does not retry: room may take any time, or depend on acks of
+    the caller.
     """
 
     reason = Reason.QUOTA_REACHED
     retryable = True
     field: str = ""
-    """Of the policy, such as pending_max."""
+    """Name of the quota, such as pending_max."""
     limit: str = ""
 
 
 class OutcomeUnknown(TimerError):
-    """The answer did not come; the request may have been applied."""
+    """The answer did not arrive; the request may have been applied."""
 
     retryable = True
     outcome_known = False
 
 
 class CommitTimeout(OutcomeUnknown):
-    """No majority acknowledged in time; it may still commit."""
+    """No majority acknowledged the request in time; it may still be committed."""
 
     reason = Reason.COMMIT_TIMEOUT
 
 
 class LeadershipLost(OutcomeUnknown):
-    """The leader was deposed or stopped answering with the request in flight."""
+    """The leader was deposed or stopped answering during the request."""
 
     reason = Reason.LEADERSHIP_LOST
 
 
 class ConnectionLost(OutcomeUnknown):
-    """The connection broke with the request in flight."""
+    """The connection broke during the request."""
 
 
 class SequenceGap(TimerError):
-    """A producer's sequence was not the one after its last."""
+    """A producer's sequence does not follow its last one."""
 
     reason = Reason.SEQUENCE_GAP
     expected_sequence: int = 0
 
 
 class OutcomeForgotten(TimerError):
-    """A repeated sequence was applied long ago: its timers exist, their ids are no longer kept."""
+    """The request was applied long ago: its timers exist, and their ids are no longer kept."""
 
     reason = Reason.OUTCOME_FORGOTTEN
     outcome_known = False
 
 
 class UnknownProducer(TimerError):
-    """The producer id was never issued by this cluster, or it expired idle."""
+    """The producer id was never issued by this cluster, or has expired."""
 
     reason = Reason.UNKNOWN_PRODUCER
 
 
 class LeaseLost(TimerError):
-    """The message was redelivered or acked meanwhile; drop the work."""
+    """The lease has ended: the message may be delivered again, or is acked. Drop its work."""
 
     reason = Reason.LEASE_LOST
     offsets: tuple[int, ...] = ()
-    """Queue offsets of the messages whose lease was lost."""
+    """Queue offsets of the messages whose leases have ended."""
 
     @classmethod
     def of(cls, lost: Sequence[int], among: int) -> "LeaseLost":
-        """Return the error of some messages among those of a call."""
+        """Return the error of the messages `lost`, of `among` messages of a call."""
         more = " …" if len(lost) > 1 else ""
-        text = f"{len(lost)} of {among} messages are not this consumer's any more"
+        text = f"the leases of {len(lost)} of {among} messages have ended"
         error = cls(f"queue_offset = {lost[0]}{more}: {text}")
         error.offsets = tuple(lost)
         return error
 
 
 class GroupHeld(TimerError):
-    """Another consumer has the group, which is exclusive; the error names both."""
+    """Another consumer has the exclusive group; the error names both."""
 
     reason = Reason.GROUP_HELD
 
 
 class NotDelivered(TimerError):
-    """The acked message was never handed out to this group."""
+    """The message was never delivered to this group."""
 
 
 class StorageFailed(TimerError):
@@ -272,7 +273,7 @@ class BadConfig(TimerError):
 
 
 class RpcFailed(TimerError):
-    """The call was refused without one of the cluster's reasons: a proxy, another version."""
+    """The call was rejected without a reason of the cluster, for example by a proxy."""
 
 
 class Closed(TimerError):
@@ -286,7 +287,7 @@ def _family(base: type[TimerError]) -> list[type[TimerError]]:
 BY_REASON: dict[Reason, type[TimerError]] = {
     c.reason: c for c in _family(TimerError) if "reason" in vars(c) and c is not TimerError
 }
-"""The class of each reason on the wire: the one that names it, not what is derived from that."""
+"""The class of each reason on the wire: the class that defines `reason`, no subclass of it."""
 
 _MOVE = (Unavailable, LeadershipLost, ConnectionLost, StorageFailed, Fenced)
 _WAIT = (Overloaded, CommitTimeout)
@@ -294,17 +295,17 @@ _NO_WAIT = (*_MOVE, QuotaReached)
 
 
 def means_move(error: TimerError) -> bool:
-    """Return whether this node is of no use at the moment: look for the leader again."""
+    """Return whether to look for the leader again, as this node can't serve."""
     return isinstance(error, _MOVE)
 
 
 def means_wait(error: TimerError) -> bool:
-    """Return whether the same node may take the same request after a pause."""
+    """Return whether the same node may accept the same request after a pause."""
     return isinstance(error, _WAIT) or (error.retryable and not isinstance(error, _NO_WAIT))
 
 
 def from_wire(wire: pb.Error) -> TimerError:
-    """Return the exception that an error of the contract stands for."""
+    """Return the exception of an error of the contract."""
     error = BY_REASON.get(Reason(wire.reason), RpcFailed)(wire.message)
     error.retryable = wire.retryable
     error.outcome_known = wire.outcome_known
@@ -327,15 +328,15 @@ _REFUSED = frozenset(
         grpc.StatusCode.INVALID_ARGUMENT,
     }
 )
-"""Statuses of a call that nobody took up; all others may come in the middle of the work."""
+"""Statuses of a call that was rejected unprocessed. Others may come after it had an effect."""
 
 
 _HTTP_SIGNS: Final = ("Failed parsing HTTP/2", "Trying to connect an http1.x server")
-"""In what gRPC says of a server that answers in HTTP/1."""
+"""Parts of gRPC's message about a server that answers in HTTP/1."""
 
 
 def from_rpc(failed: grpc.aio.AioRpcError) -> TimerError:
-    """Return the exception for an RPC that failed, by its trailer, else by its status."""
+    """Return the exception of a failed RPC: by its trailer, else by its status."""
     for name, value in failed.trailing_metadata() or ():
         if name == TRAILER and isinstance(value, bytes):
             try:
@@ -350,6 +351,6 @@ def from_rpc(failed: grpc.aio.AioRpcError) -> TimerError:
 
 
 def as_unknown(error: TimerError) -> TimerError:
-    """Return `error`, marked: an earlier sending of the same request may have been applied."""
+    """Mark `error` and return it: an earlier attempt of the request may have been applied."""
     error.outcome_known = False
     return error

@@ -1,6 +1,7 @@
 """Timer ids: 15 opaque bytes on the wire, 24 characters of lower-case base32hex as text.
 
-The first six bytes are the effective due time, big-endian: ids sort as their timers fire.
+The first six bytes are the effective due time, big-endian. Ids therefore sort in the order in
+which their timers fire.
 """
 
 import base64
@@ -22,7 +23,7 @@ def from_text(text: str) -> bytes:
     """Return the raw bytes of an id's text form.
 
     Raises:
-        InvalidRequest: it is not 24 characters of base32hex.
+        InvalidRequest: The text is not 24 characters of base32hex.
     """
     try:
         raw = base64.b32hexdecode(text.upper().encode())

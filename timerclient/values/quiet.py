@@ -1,7 +1,7 @@
-"""Keeps gRPC's C core from writing to stderr: what it has to say comes back as errors of calls.
+"""Stops gRPC's C core from writing to stderr; its failures are raised as errors of calls.
 
-The core reads its environment once, as grpc is imported; so this is imported before. An application
-that sets GRPC_VERBOSITY, or imports grpc before, has its own way.
+The core reads its environment once, when grpc is imported, so this module is imported first. It
+has no effect if the application sets GRPC_VERBOSITY or has already imported grpc.
 """
 
 import os

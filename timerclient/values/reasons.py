@@ -1,13 +1,13 @@
-"""Why a request was refused or failed: the enum `timer.v1.Reason` of the contract, in Python."""
+"""Reasons why a request was rejected or failed: the contract's enum `timer.v1.Reason`."""
 
 from enum import IntEnum
 
 
 class Reason(IntEnum):
-    """The reason that an error carries on the wire; its comments are in proto/timer.proto."""
+    """The reason in an error on the wire. Each is explained in proto/timer.proto."""
 
     REASON_UNSPECIFIED = 0
-    """None was given: the failure is the client's own, or the transport's."""
+    """No reason was sent: the failure is one of the client or of the transport."""
     INVALID_REQUEST = 1
     NOT_FOUND = 2
     ALREADY_EXISTS = 3
@@ -30,5 +30,5 @@ class Reason(IntEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> "Reason":
-        """Read a reason of a later version as unspecified: the error's flags still tell."""
+        """Return REASON_UNSPECIFIED for a later version's reason; the error's flags stay valid."""
         return cls.REASON_UNSPECIFIED

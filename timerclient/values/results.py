@@ -1,47 +1,47 @@
-"""What schedules, changes and acks are answered: the result enums of the contract, in Python."""
+"""Results of schedules, cancels, reschedules, acks, nacks and extensions."""
 
 from enum import IntEnum
 
 
 class Result(IntEnum):
-    """A result prints as its name."""
+    """An enum of the contract; a result prints as its name."""
 
     def __str__(self) -> str:
         return self.name
 
 
 class CancelResult(Result):
-    """What became of a cancel; the truth while the timer is pending and for a while after.
+    """Outcome of a cancel. It is exact until ten minutes after the timer's due time or end.
 
     Only CANCELLED is true: `if client.cancel(timer):`.
     """
 
     CANCELLED = 1
-    """It was pending and will never fire."""
+    """The timer was pending and will never fire."""
     ALREADY_CANCELLED = 2
-    """An earlier cancel did it: perhaps this one, if its answer was lost and it was retried."""
+    """An earlier cancel took effect: perhaps an attempt of this call whose answer was lost."""
     ALREADY_FIRED = 3
-    """Or it was due, and had gone with its topic: nothing is kept of that."""
+    """The timer fired; or it was due, and its topic was deleted, so that its end is not known."""
     NOT_FOUND = 4
-    """It never existed; was due, or ended, over ten minutes ago; or went with its topic, and is not
-    due yet."""
+    """The timer never existed; or was due or ended more than ten minutes ago; or its topic was
+    deleted and its due time has not come."""
     DROPPED = 5
-    """Its topic was paused, and went on without it: it never fires."""
+    """The timer was dropped when its topic was resumed after a pause. It never fires."""
     RESCHEDULED = 6
-    """It was rescheduled before, and another timer fires instead: `get_timer(…).replaced_by`."""
+    """The timer was rescheduled before; `get_timer(…).replaced_by` fires instead."""
 
     def __bool__(self) -> bool:
         return self is CancelResult.CANCELLED
 
 
 class ScheduleResult(Result):
-    """What became of one timer of a request."""
+    """Outcome of one timer of a request."""
 
     SCHEDULED = 1
     REPLACED = 2
     """Scheduled; the pending timer with its key was cancelled."""
     KEPT = 3
-    """Not scheduled: the pending timer with its key stands for it."""
+    """Not scheduled: a pending timer has its key; the id of that timer is returned."""
     REJECTED = 4
     """Not scheduled: a pending timer has its key."""
     NOT_PENDING = 5
@@ -49,64 +49,64 @@ class ScheduleResult(Result):
 
 
 class RescheduleResult(Result):
-    """What became of a reschedule; true as a cancel's."""
+    """Outcome of a reschedule, exact as long as that of a cancel."""
 
     RESCHEDULED = 1
     ALREADY_CANCELLED = 2
-    """Cancelled, replaced or rescheduled before: see `replaced_by`."""
+    """The timer was already cancelled, replaced or rescheduled; see `replaced_by`."""
     ALREADY_FIRED = 3
     NOT_FOUND = 4
-    """It never existed, or ended longer ago than the cluster remembers; nobody has the key."""
+    """The timer never existed or is no longer known; or no pending timer has the key."""
     DROPPED = 6
-    """As of a cancel."""
+    """As CancelResult.DROPPED."""
 
 
 class TimerState(Result):
-    """What the cluster knows of a timer."""
+    """State of a timer, as far as the cluster knows it."""
 
     PENDING = 1
     FIRED = 2
     CANCELLED = 3
-    """Or replaced, or rescheduled."""
+    """Cancelled, replaced or rescheduled."""
     DROPPED = 4
-    """Its topic was deleted while it was pending (told by a story only), or was paused, and went on
-    without it."""
+    """Dropped when its topic was resumed after a pause. In a story, also: deleted with its topic
+    while it was pending."""
 
 
 class AckResult(Result):
-    """What became of an ack. The other two answers are raised: LeaseLost and NotDelivered."""
+    """Outcome of an ack. The other two outcomes are raised: LeaseLost and NotDelivered."""
 
     ACKED = 1
     """On a majority of disks: the message is never delivered again to this group."""
     ALREADY_ACKED = 2
     EXPIRED = 7
-    """It is over, and is never delivered again: the time to live of its topic was over before the
-    ack, unless an earlier ack of it, whose answer was lost, has counted."""
+    """The message is never delivered again. Its time to live was over before the ack, or an
+    earlier ack took effect and its answer was lost."""
     DEAD_LETTERED = 8
-    """The message failed too often before the ack: it is a dead letter, or was redriven as a new
-    message, and stays so. Of a cumulative ack: at least one message is, the others are acked."""
+    """Not acked: the message had failed too often and is a dead letter, or was redriven as a new
+    message. Cumulative ack: true of at least one message; the others are acked."""
 
 
 class NackResult(Result):
-    """What became of a nack. The other two answers are raised: LeaseLost and NotDelivered."""
+    """Outcome of a nack. The other two outcomes are raised: LeaseLost and NotDelivered."""
 
     ALREADY_ACKED = 2
-    """It is done: it does not come again."""
+    """The message was acked before; it is not delivered again."""
     NACKED = 5
-    """On a majority of disks: the message comes again, not before its delay is over."""
+    """On a majority of disks: the message is delivered again, after its delay."""
     EXPIRED = 7
-    """It is over: it does not come again."""
+    """The message is never delivered again: it expired or was acked."""
     DEAD_LETTERED = 8
-    """It is a dead letter by now, or was redriven."""
+    """The message is a dead letter, or was redriven."""
 
 
 class ExtendResult(Result):
-    """What became of an extension. The other two answers are raised, as of a nack."""
+    """Outcome of an extension. The other two outcomes are raised: LeaseLost and NotDelivered."""
 
     ALREADY_ACKED = 2
     EXTENDED = 6
-    """The message is this consumer's for so much longer, as long as the same node leads."""
+    """The lease is extended, as long as the same node leads."""
     EXPIRED = 7
-    """It is over, as of a nack."""
+    """As NackResult.EXPIRED."""
     DEAD_LETTERED = 8
-    """It is a dead letter, as of a nack."""
+    """As NackResult.DEAD_LETTERED."""
