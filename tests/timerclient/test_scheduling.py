@@ -450,7 +450,7 @@ async def test_one_text_is_no_list_of_keys(
         client.reschedule_keys("orders", keys, delay=60),
         client.schedule_batch("orders", [b"a", b"b"], delay=60, keys=keys),
     ):
-        with pytest.raises(errors.InvalidRequest, match="must be a sequence of texts"):
+        with pytest.raises(errors.InvalidRequest, match="must be a sequence of strings"):
             await call
     assert not cluster.rows
 

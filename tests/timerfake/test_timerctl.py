@@ -180,7 +180,7 @@ def test_topic_that_is_made_while_its_namespace_is_deleted_goes_too(
         assert client.delete_namespace("pay") == ["pay/a", "pay/b0"]
         assert client.namespaces() == []
     else:
-        with pytest.raises(NotReady, match="are made while they are deleted") as failed:
+        with pytest.raises(NotReady, match="are created during their deletion") as failed:
             client.delete_namespace("pay")
         assert failed.value.done == ROUNDS_MAX
         assert client.describe_policies(namespace="pay").own.tick_ms == 50

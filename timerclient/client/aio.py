@@ -6,13 +6,13 @@
             async for message in consumer:
                 message.ack()
 
-One client is one idempotent producer: what it retries becomes one set of timers, through failovers
-too. Its first single calls need no producer (timerclient/streams/first_calls.py). Requests are sent
-in the order in which their calls began, so that plain concurrency (tasks, `asyncio.gather`) is
-pipelining. Calls of `schedule` that are made close together share a request. What waits for its
-answer is held in memory: the callers bound that by how many calls they make at a time.
+A client is one idempotent producer: a retried request schedules its timers once, through failovers
+too. The first single calls need no producer (timerclient/streams/first_calls.py). Requests are sent
+in the order of the calls, so concurrent calls (tasks, `asyncio.gather`) are pipelined. Calls of
+`schedule` that are made close together share a request. Calls without an answer are held in memory;
+the number of concurrent calls bounds that memory.
 
-A client belongs to the event loop that it is used on first.
+A client belongs to the event loop on which it is first used.
 """
 
 import asyncio
@@ -56,22 +56,23 @@ T = TypeVar("T")
 C = TypeVar("C", bound="Registered")
 
 WINDOW = 1_000
-"""Messages on their way or waiting, unless a consumer says otherwise."""
+"""Default of a consumer's `window`."""
 BLOCKED_S = 0.01
-"""An application that blocks the event loop for longer may keep it from renewing leases …"""
+"""Seconds between two receives after which the consumer first yields to the event loop. The
+application may have blocked the loop, and with it the extension of leases."""
 TURNS = 5
-"""… so the loop gets some turns: a request is on its way after four."""
+"""Turns of the event loop that the consumer then yields. A request is sent after four."""
 Change = Literal["add", "replace", "remove"]
-"""Of the voters."""
+"""A change of the voters."""
 CHANGES: dict[str, pb.ChangeMembersRequest.Change.ValueType] = {
     "add": pb.ChangeMembersRequest.ADD,
     "replace": pb.ChangeMembersRequest.REPLACE,
     "remove": pb.ChangeMembersRequest.REMOVE,
 }
 WINDOW_MAX = 1_000_000
-"""Of one consumer; the leader grants no more."""
+"""Highest `window` of a consumer; the leader's limit."""
 REPEAT_NAMED_S = 240.0
-"""How long a request with an id is sent again: less than a cluster remembers it by default."""
+"""Seconds in which a request with an id is retried; below the default limits.request_window_ms."""
 CLOSE_AFTER_ERROR_S = 2.0
 
 
@@ -83,15 +84,15 @@ def make_row(
     on_conflict: OnConflict,
     when: DueTime,
 ) -> SingleRow:
-    """Return one call's row.
+    """Return the row of one call.
 
     Raises:
-        InvalidRequest: an argument is of the wrong kind, or out of range.
+        InvalidRequest: An argument is of the wrong type, or out of range.
     """
     way, values = rows.moment(when)
     if len(values) != 1:
         raise InvalidRequest.of("when", values, "one timer has one due time")
-    rows.utf8("topic", topic)  # here, or it would break the request that others share with it
+    rows.utf8("topic", topic)  # checked here: other calls may share the request
     row = SingleRow(topic, rows.payload_bytes(payload), way, values[0])
     mode = rows.conflict_mode(on_conflict)
     rows.check_keyed(mode, [key])
@@ -106,10 +107,10 @@ def make_row(
 
 
 def encode_together(timers: Iterable[NewTimer], on_conflict: OnConflict) -> tuple[bytes, list[int]]:
-    """Return what `encode_rows` makes of new timers.
+    """Return the request of new timers and the order of its rows, as `encode_rows`.
 
     Raises:
-        InvalidRequest: there is none, or one breaks a limit.
+        InvalidRequest: There is no timer, or one exceeds a limit.
     """
     mode = rows.conflict_mode(on_conflict)
     made = [make_row(t.topic, t.payload, t.key, t.headers, on_conflict, t.when) for t in timers]
@@ -120,18 +121,18 @@ def encode_together(timers: Iterable[NewTimer], on_conflict: OnConflict) -> tupl
 
 
 def in_order(order: Sequence[int], outcome: RequestOutcome) -> Timers:
-    """Return the timers that `encode_together` has put in another order."""
+    """Return the timers in the caller's order, from the order that `encode_together` returned."""
     return Timers(outcome.ordered(order))
 
 
 def make_opening(
     topic: str, group: str, lease: Seconds | None, start: Start, name: str
 ) -> pb.OpenConsumer:
-    """Return what opens a consumer.
+    """Return the first request of a consumer.
 
     Raises:
         InvalidRequest: `start` is neither "earliest" nor "latest", the lease is not positive or
-            far too long, or a name is no text.
+            too long, or a name is not a string.
     """
     for field, text in (("topic", topic), ("group", group), ("name", name)):
         rows.utf8(field, text)
@@ -148,7 +149,7 @@ def make_credit(window: int, max_messages: int | None) -> Credit:
     """Return the credit of a consumer.
 
     Raises:
-        InvalidRequest: a number is not positive, or the window is beyond WINDOW_MAX.
+        InvalidRequest: A number is not positive, or the window exceeds WINDOW_MAX.
     """
     if max_messages is not None:
         rows.whole("max_messages", max_messages, 1, rows.UINT64_MAX)
@@ -156,10 +157,10 @@ def make_credit(window: int, max_messages: int | None) -> Credit:
 
 
 def hold_max_s(hold_max: Seconds | None, settings: ClientSettings) -> float:
-    """Return for how long a consumer renews leases, in seconds.
+    """Return the seconds for which a consumer extends leases.
 
     Raises:
-        InvalidRequest: it is negative, or no duration; names `hold_max`.
+        InvalidRequest: `hold_max` is negative or not a duration.
     """
     if hold_max is None:
         return settings.hold_s_max
@@ -167,33 +168,36 @@ def hold_max_s(hold_max: Seconds | None, settings: ClientSettings) -> float:
 
 
 class Registered(Protocol):
-    """A consumer, as its client sees it."""
+    """A client's view of its consumers."""
 
     @property
     def _over(self) -> bool:
-        """It needs no closing any more."""
+        """The consumer need not be closed."""
 
 
 def register(consumer: C, consumers: set[C]) -> None:
-    """Put a consumer among a client's, and let those go that are over.
+    """Add a consumer to a client's consumers, and remove those that are over.
 
-    Without a moment at which one that another thread puts there could be lost.
+    Another thread may add a consumer at the same time; none is lost.
     """
     consumers.add(consumer)
     for each in [*consumers]:
-        if each._over:  # noqa: SLF001 -- no business of who has the consumer
+        if each._over:  # noqa: SLF001 -- not for the consumer's user
             consumers.discard(each)
 
 
 class AsyncTimerClient(TopicCalls):
-    """A connection to a cluster, for one event loop.
+    """A client of a cluster, for one event loop.
 
-    `cluster`: "host:port,host:port", or a sequence of addresses; some of the nodes are enough.
-    `timeout`: how long a call may take, failovers included, unless it says otherwise.
-    `credentials`: of TLS; None: there is none.
-    `dial`: makes the channel to an address, if that is not TCP; `credentials` don't count then.
-    `on_event`: is called with each event of timerclient/values/client_events.py; the log gets them,
-    too.
+    Args:
+        cluster: "host:port,host:port", or a sequence of addresses. Some of the nodes suffice.
+        timeout: Time that a call may take, failovers included, if the call has no timeout of its
+            own; a timedelta or seconds. None: `ClientSettings.call_s`.
+        credentials: TLS credentials. None: no TLS.
+        dial: Makes the channel to an address; `credentials` are then ignored. None: TCP.
+        settings: Limits and waits.
+        on_event: Called with each event of timerclient/values/client_events.py. Events are logged
+            with and without it. None: not called.
     """
 
     def __init__(
@@ -233,29 +237,30 @@ class AsyncTimerClient(TopicCalls):
         timeout: Seconds | None = None,  # noqa: ASYNC109 -- it says what the error means, too
         **when: Unpack[DueTime],
     ) -> Timer:
-        """Return the timer, once a majority of the cluster has it on disk.
+        """Schedule a timer; return it once a majority of the cluster has it on disk.
 
-        When it fires: `delay` (a timedelta, or seconds), `delay_level` (the nth of the topic's
-        delays), `due` (an aware datetime) or `due_ms` (Unix milliseconds); none is at once.
-        Policies may have the last word: see `describe_policies`.
+        The due time is one of `delay` (a timedelta, or seconds), `delay_level` (n: the topic's nth
+        delay), `due` (an aware datetime) and `due_ms` (Unix milliseconds). Without any, the timer
+        fires at once. Policies may change the due time: see `describe_policies`.
 
-        A `key` is unique among the pending timers of its topic. If one has it, `on_conflict` says:
-        "reject" this one, "replace" it, which cancels it, or "keep" it and return it. With none
-        pending, as when it has just fired, each of these schedules this one. "update" replaces a
-        pending timer, and schedules nothing if there is none.
+        A `key` is unique among the pending timers of its topic. If a pending timer has the key,
+        `on_conflict` decides: "reject" raises AlreadyExists, "replace" cancels the pending timer,
+        "keep" returns the pending timer and schedules nothing. If no pending timer has the key (the
+        last may just have fired), these three schedule the new timer. "update" replaces a pending
+        timer; if there is none, it raises NotPending.
 
-        A `request_id` (up to 64 bytes) makes the call one that may be made again, by whatever
-        process: within the cluster's window (limits.request_window_ms, five minutes) the same call
-        under the same id schedules nothing more and returns the same timer. The call sends it again
-        itself, for four minutes: where the window is shorter, keep `timeout` below it.
+        A `request_id` (up to 64 bytes) lets any process repeat the call. Within the cluster's
+        window (limits.request_window_ms, five minutes) the same call with the same id schedules
+        nothing more and returns the same timer. The client retries for four minutes. If the window
+        is shorter, use a `timeout` below it.
 
         Raises:
-            AlreadyExists: a pending timer has the key; `existing` is its id.
-            NotPending: on_conflict is "update", and no pending timer has the key.
-            InvalidRequest: an argument breaks a limit; a naive datetime, for one. Or the request
-                id was another call's.
-            OutcomeUnknown: no answer in time; the timer may have been scheduled, or be yet.
-            TimerError: it was refused, and not scheduled.
+            AlreadyExists: A pending timer has the key; `existing` is its id.
+            NotPending: `on_conflict` is "update", and no pending timer has the key.
+            InvalidRequest: An argument exceeds a limit, a datetime is naive, or a different call
+                had the request id.
+            OutcomeUnknown: No answer in time; the timer may have been scheduled, or may still be.
+            TimerError: The call was rejected; no timer was scheduled.
         """
         began_s = time.monotonic()
         row = make_row(topic, payload, key, headers, on_conflict, when)
@@ -266,7 +271,7 @@ class AsyncTimerClient(TopicCalls):
         make = partial(RequestOutcome.timer, key=key) if key else RequestOutcome.timer
         call = WaitingCall(future, 1, make, self.within_s(timeout))
         if self.is_new:
-            with contextlib.suppress(Overloaded):  # too many ids are remembered: a producer's turn
+            with contextlib.suppress(Overloaded):  # too many request ids are kept: use a producer
                 return (await self._schedule_first(row, timeout)).timer(key or "")
         else:
             await self._first_calls.wait(call.within_s)
@@ -276,7 +281,7 @@ class AsyncTimerClient(TopicCalls):
 
     @property
     def is_new(self) -> bool:
-        """Whether the next single call names its request, so that it needs no producer."""
+        """Whether the next single call sends a request id, and needs no producer."""
         return self._producer is None and self._first_calls.is_one
 
     async def _schedule_first(
@@ -302,17 +307,17 @@ class AsyncTimerClient(TopicCalls):
         timeout: Seconds | None = None,  # noqa: ASYNC109 -- it says what the error means, too
         **when: Unpack[WhenMany],
     ) -> Timers:
-        """Return the timers of one request, all or none, once a majority has them on disk.
+        """Schedule the timers of one request, all or none; return once a majority has them on disk.
 
-        When they fire is one value for all, or one for each payload; see `schedule`. Timers whose
-        keys are taken are decided one by one: see its `on_conflict`, and `Timers.results`. A
-        `request_id` names the whole batch. A request holds up to 65,536 timers, of which up to
-        1,024 have keys.
+        The due time is one value for all, or one for each payload; see `schedule`. A key that a
+        pending timer has concerns its own timer only: see `on_conflict` there, and
+        `Timers.results`. A `request_id` is of the whole batch. A request holds up to 65,536 timers,
+        of which up to 1,024 have keys.
 
         Raises:
-            InvalidRequest: an argument breaks a limit; a naive datetime, for one.
-            OutcomeUnknown: no answer in time; the timers may have been scheduled, or be yet.
-            TimerError: the batch was refused, and none of it scheduled.
+            InvalidRequest: An argument exceeds a limit, or a datetime is naive.
+            OutcomeUnknown: No answer in time; the timers may have been scheduled, or may still be.
+            TimerError: The batch was rejected; no timer was scheduled.
         """
         body, n = rows.encode_batch(topic, payloads, when, keys, headers, on_conflict)
         if request_id is not None:
@@ -331,15 +336,15 @@ class AsyncTimerClient(TopicCalls):
         request_id: str | None = None,
         timeout: Seconds | None = None,  # noqa: ASYNC109 -- it says what the error means, too
     ) -> Timers:
-        """Return the timers of one request, of whatever topics, in their order: all or none.
+        """Schedule timers of any topics in one request, all or none; return them in their order.
 
-        One entry of the log holds them all. Those whose keys are taken are decided one by one, as
-        in a batch. Up to 1,024 have keys.
+        One entry of the log holds all of them. A key that a pending timer has concerns its own
+        timer only, as in a batch. Up to 1,024 timers have keys.
 
         Raises:
-            InvalidRequest: an argument breaks a limit; there is no timer, for one.
-            OutcomeUnknown: no answer in time; all may have been scheduled, or be yet.
-            TimerError: they were refused, and none was scheduled.
+            InvalidRequest: An argument exceeds a limit, or there is no timer.
+            OutcomeUnknown: No answer in time; all may have been scheduled, or may still be.
+            TimerError: The request was rejected; no timer was scheduled.
         """
         body, order = encode_together(timers, on_conflict)
         if request_id is not None:
@@ -360,7 +365,7 @@ class AsyncTimerClient(TopicCalls):
         repeat_s: float | None = None,
         at_once: tuple[type[TimerError], ...] = (),
     ) -> RequestOutcome:
-        """Send a request that has an id, again and again, while the cluster remembers it."""
+        """Send a request with an id, and retry while the cluster knows the id."""
         request = pb.ScheduleRequest.FromString(body)
         request.request_id = rows.request_name(request_id)
         answer = await self.nodes().call(
@@ -378,7 +383,7 @@ class AsyncTimerClient(TopicCalls):
             self.producer().withdraw(call)
             raise
 
-    # ---- consuming
+    # ---- consumers
 
     def consumer(  # noqa: PLR0913 -- options, by keyword
         self,
@@ -392,15 +397,21 @@ class AsyncTimerClient(TopicCalls):
         max_messages: int | None = None,
         name: str = "",
     ) -> "AsyncConsumer":
-        """Return a consumer of a group; the group and the topic are made if they don't exist.
+        """Return a consumer of a group. It connects when it is entered or first used.
 
-        `lease`: how long a message is this consumer's before others may get it; None: the group's
-        default. The consumer renews it, at most for `hold_max` (a timedelta, or seconds; 0: not at
-        all; None: `ClientSettings.hold_s_max`, ten minutes) after the application got the message.
-        `start`: where the group begins if this creates it; it then keeps `lease` as its default,
-        too. `window`: how many messages may be on their way or waiting here; fewer, if the
-        application takes them one by one and is slow. `max_messages`: iteration ends after so
-        many; no more are leased. `name` is for people.
+        Args:
+            topic: Its name. A missing topic is created, if topics are created automatically.
+            group: Its name. A missing group is created.
+            lease: Duration of a lease, a timedelta or seconds; None: the group's setting. A group
+                that is created by this call has it as its setting.
+            hold_max: The consumer extends a lease until this time after the application received
+                the message; a timedelta or seconds. 0: leases are not extended. None:
+                `ClientSettings.hold_s_max`, ten minutes.
+            start: First message of a group that is created by this call.
+            window: Messages in flight or waiting in the consumer, 1 to 1,000,000. Fewer, if the
+                application receives single messages slowly.
+            max_messages: The iteration ends after this many; no more are leased. None: no limit.
+            name: Of the consumer, for people.
         """
         credit = make_credit(window, max_messages)
         opening = make_opening(topic, group, lease, start, name)
@@ -409,13 +420,13 @@ class AsyncTimerClient(TopicCalls):
         register(consumer, self._consumers)
         return consumer
 
-    # ---- administration: the answers are messages of the contract
+    # ---- administration: the results are messages of the contract
 
     async def status(self, *, local: bool = False) -> pb.GetStatusResponse:
-        """Return the status of the cluster as one node sees it.
+        """Return the cluster's status, as one node knows it.
 
-        It is the first one that sees a leader serve. If none does, it is one of the highest epoch:
-        nodes that wait, heal or are cut off know less. `local`: of the first node that answers.
+        The status is that of the first node that knows a serving leader; if there is none, of the
+        node with the highest epoch. `local`: the first answer, with that node's own status only.
         """
         request = pb.GetStatusRequest(local=local)
 
@@ -433,18 +444,18 @@ class AsyncTimerClient(TopicCalls):
         )
 
     async def checkpoint(self, *, local: bool = False) -> pb.GetCheckpointResponse:
-        """Return the nodes' checkpoints and the shared one, from the first node that answers."""
+        """Return the nodes' checkpoints and the shared checkpoint; the first node's answer."""
         request = pb.GetCheckpointRequest(local=local)
         return await self._anywhere(
             lambda node, left_s: node.admin.GetCheckpoint(request, timeout=left_s)
         )
 
     async def topics(self) -> list[pb.TopicStatus]:
-        """Return all topics with their groups, by name, as the leader has them page by page."""
+        """Return all topics with their groups, by name, from the leader."""
         return [topic async for topic in self._all_topics()]
 
     async def create_topic(self, topic: str) -> int:
-        """Return the id of a topic that exists from now on."""
+        """Create a topic if it does not exist; return its id."""
         rows.utf8("topic", topic)
         request = pb.CreateTopicRequest(topic=topic)
         answer = await self.nodes().call(
@@ -454,12 +465,12 @@ class AsyncTimerClient(TopicCalls):
         return answer.topic_id
 
     async def transfer(self, target: str = "") -> bool:
-        """Hand the leadership over to the node named `target`; empty: to any other.
+        """Transfer the leadership to the node named `target`; empty: to any other node.
 
-        Returns when the successor serves. False: the target leads already, and nothing changed.
+        Returns True when the successor serves, and False if the target was the leader already.
 
         Raises:
-            InvalidRequest: the target lags, and did not catch up; the leader stays.
+            InvalidRequest: The target lags and did not catch up; the leader is unchanged.
         """
         rows.utf8("target", target)
         request = pb.TransferLeadershipRequest(target=target)
@@ -473,8 +484,8 @@ class AsyncTimerClient(TopicCalls):
     async def members(self) -> pb.ListMembersResponse:
         """Return the voters, and the learners that answer.
 
-        The answer is the first one of a node that sees a leader and a majority of the voters. If
-        no node does, it is one of the highest epoch. A node that is cut off knows old voters only.
+        The answer is that of the first node that reaches the leader and a majority of the voters;
+        if there is none, of the node with the highest epoch.
         """
         request = pb.ListMembersRequest()
 
@@ -491,11 +502,11 @@ class AsyncTimerClient(TopicCalls):
         )
 
     async def change_members(self, change: Change, name: str) -> pb.ListMembersResponse:
-        """Let a learner become a voter (`add`, `replace`) or a voter a learner (`remove`).
+        """Make a learner a voter (`add`, `replace`), or a voter a learner (`remove`).
 
         Raises:
-            InvalidRequest: there is no such change.
-            OutcomeUnknown: it was proposed and may be made yet.
+            InvalidRequest: There is no such change.
+            OutcomeUnknown: The change was proposed and may still be committed.
         """
         rows.utf8("name", name)
         request = pb.ChangeMembersRequest(change=rows.choice("change", change, CHANGES), name=name)
@@ -508,10 +519,10 @@ class AsyncTimerClient(TopicCalls):
     async def describe_policies(
         self, *, namespace: str | None = None, topic: str | None = None
     ) -> pb.DescribePoliciesResponse:
-        """Return what the cluster, a namespace or a topic says of timers, and what holds for it.
+        """Return the policy of the cluster, a namespace or a topic: own and effective fields.
 
         Raises:
-            NotFound: there is no such topic.
+            NotFound: There is no such topic.
         """
         request = pb.DescribePoliciesRequest(scope=policy_fields.scope(namespace, topic))
         return await self.nodes().call(
@@ -528,23 +539,24 @@ class AsyncTimerClient(TopicCalls):
         topic: str | None = None,
         cluster: bool = False,
     ) -> pb.DescribePoliciesResponse:
-        """Set policy fields of one scope, and unset others, by name.
+        """Set and unset policy fields of one scope.
 
-        A field holds for timers that are scheduled from then on. Pauses, quotas, ttl and retention
-        hold for those that exist, too.
+        A field applies to timers that are scheduled later. Pauses, quotas, ttl and retention also
+        apply to existing timers and messages.
 
         Args:
-            said: fields to set, and their values.
-            unset: fields to leave to the wider scope again.
-            namespace: the scope is this namespace; or
-            topic: the scope is this topic; or
-            cluster: True: the scope is the whole cluster.
+            said: Names and values of fields to set.
+            unset: Names of fields to unset; they follow the wider scope again.
+            namespace: Scope: this namespace.
+            topic: Scope: this topic.
+            cluster: True: the scope is the cluster.
 
         Raises:
-            InvalidRequest: not exactly one scope is given, a field is unknown, or its value is out
+            InvalidRequest: Not exactly one scope is given, a field is unknown, or a value is out
                 of range.
-            NotFound: there is no such topic, and this sets nothing of it, or none may be made so.
-            OutcomeUnknown: no answer in time; it may have been changed.
+            NotFound: There is no such topic, and it is not created: `said` is empty, or topics are
+                not created automatically.
+            OutcomeUnknown: No answer in time; the policy may have been changed.
         """
         scope = policy_fields.altered(namespace, topic, cluster=cluster)
         policy = policy_fields.policy(said)
@@ -561,25 +573,26 @@ class AsyncTimerClient(TopicCalls):
     # ---- life
 
     async def close(self, timeout: Seconds | None = None) -> None:  # noqa: ASYNC109
-        """Wait for what was submitted, close all consumers, then all connections.
+        """Wait for submitted calls, close all consumers, then close all connections.
 
-        What is not answered in time is given up: its future says whether it may have happened.
+        A call without an answer in time fails; the error of its future says whether it may have
+        been applied.
 
         Raises:
-            OutcomeUnknown: of some consumer's acks; all is closed nonetheless.
+            OutcomeUnknown: A consumer's acks were not answered; everything is closed nonetheless.
         """
         if self._closed:
             return
         await self.close_with([each.close for each in self._consumers], self.within_s(timeout))
 
     async def __aenter__(self) -> Self:
-        """Return the client; it connects with its first call."""
+        """Return the client; it connects at its first call."""
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        """Close; after an error don't wait long for what is unanswered."""
+        """Close the client; after an error, within two seconds."""
         if error is None:
             await self.close()
             return
@@ -591,10 +604,10 @@ class AsyncTimerClient(TopicCalls):
     async def close_with(
         self, consumers: Iterable[Callable[[float], Awaitable[None]]], within_s: float
     ) -> None:
-        """Close consumers and the producer, side by side in the same time; then all connections.
+        """Close consumers and the producer concurrently, then all connections.
 
         Raises:
-            OutcomeUnknown: of some consumer's acks; all is closed nonetheless.
+            OutcomeUnknown: A consumer's acks were not answered; everything is closed nonetheless.
         """
         self._closed = True
         closing = [close(within_s) for close in consumers]
@@ -612,14 +625,14 @@ class AsyncTimerClient(TopicCalls):
                 raise error
 
     def within_s(self, timeout: Seconds | None) -> float:
-        """Return the time that a call has, in seconds."""
+        """Return the seconds that a call may take."""
         return self._call_s if timeout is None else timeout_s(timeout)
 
     def nodes(self) -> Nodes:
         """Return the cluster's nodes, on the running event loop.
 
         Raises:
-            Closed: the client is closed.
+            Closed: The client is closed.
         """
         if self._closed:
             raise Closed("the client is closed")
@@ -634,10 +647,10 @@ class AsyncTimerClient(TopicCalls):
         return self._nodes
 
     def producer(self) -> ProducerStream:
-        """Return the client's one producer.
+        """Return the client's producer.
 
         Raises:
-            Closed: the client is closed.
+            Closed: The client is closed.
         """
         if self._producer is None:
             self._producer = ProducerStream(self.nodes())
@@ -645,7 +658,7 @@ class AsyncTimerClient(TopicCalls):
 
 
 class AsyncConsumer:
-    """Iterates over the messages of a group until it is closed; reconnects through failovers."""
+    """A consumer: iterates over a group's messages until it is closed; reconnects by itself."""
 
     def __init__(
         self,
@@ -661,18 +674,18 @@ class AsyncConsumer:
         self._hold_max_s = hold_max_s
         self._call_s = call_s
         self._given_s = 0.0
-        """When the application got something last, on the monotonic clock."""
+        """When the application last received messages, on the monotonic clock."""
         self._arrived = asyncio.Event()
         self._subscription: Subscription | None = None
         self.closed = False
-        """It was closed, by its user or with the client."""
+        """The consumer was closed, by its user or with the client."""
 
     async def __aenter__(self) -> Self:
-        """Return the consumer, once a leader has opened it.
+        """Return the consumer, once a leader has accepted it.
 
         Raises:
-            Unreachable: none did in time.
-            TimerError: it was refused.
+            Unreachable: No leader accepted it in time.
+            TimerError: The consumer was rejected.
         """
         try:
             await self._open().opened(self._call_s)
@@ -685,7 +698,7 @@ class AsyncConsumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        """Confirm all acks and leave the group; after an error don't wait long for that."""
+        """Wait for all acks and leave the group; after an error, within two seconds."""
         if error is None:
             await self.close()
         else:
@@ -693,22 +706,22 @@ class AsyncConsumer:
 
     @property
     def dropped_stale(self) -> int:
-        """Messages dropped unseen, as their leases were over: their group gets them again."""
+        """Count of messages dropped unseen as their leases had ended; the group gets them again."""
         return 0 if self._subscription is None else self._subscription.dropped_stale
 
     @property
     def leases_lost(self) -> int:
-        """Messages that the application had, and that were not this consumer's any more."""
+        """Count of messages whose leases ended while the application had them."""
         return 0 if self._subscription is None else self._subscription.leases_lost
 
     @property
     def _over(self) -> bool:
-        """It was closed, or ended by itself, and has nothing to tell."""
+        """The consumer was closed, or it ended and its error, if any, was raised."""
         ended = self._subscription
         return self.closed or (ended is not None and ended.told)
 
     def __aiter__(self) -> Self:
-        """Iterate over messages; an error that ends the consumer is raised."""
+        """Iterate over messages. An error that ends the consumer is raised."""
         return self
 
     async def __anext__(self) -> Message:
@@ -719,7 +732,7 @@ class AsyncConsumer:
         return message
 
     async def batches(self) -> AsyncIterator[Batch]:
-        """Iterate over batches as the leader leased them: the fastest way."""
+        """Iterate over batches, as the leader leased them. This is the fastest way to consume."""
         while (batch := await self._wait(self._open().take, None)) is not None:
             yield batch
 
@@ -729,9 +742,9 @@ class AsyncConsumer:
         *,
         timeout: Seconds | None = None,  # noqa: ASYNC109
     ) -> list[Message]:
-        """Return 1 to `max_messages` messages; none if none comes in time, or it was closed.
+        """Return 1 to `max_messages` messages. Empty: none arrived in time, or it was closed.
 
-        `timeout`: None waits for ever, 0 not at all.
+        `timeout`: a timedelta or seconds. None: wait without limit. 0: do not wait.
         """
         rows.whole("max_messages", max_messages, 1, rows.UINT64_MAX)
         within_s = None if timeout is None else timeout_s(timeout, zero=True)
@@ -739,7 +752,7 @@ class AsyncConsumer:
         return await self._wait(partial(subscription.receive, max_messages), within_s) or []
 
     async def _wait(self, look: Callable[[], T | None], within_s: float | None) -> T | None:
-        """Return what `look` finds. None: nothing came in time, or the consumer was closed."""
+        """Return the result of `look`. None: nothing came in time, or the consumer was closed."""
         subscription = self._open()
         if time.monotonic() - self._given_s > BLOCKED_S:
             for _ in range(TURNS):
@@ -759,22 +772,23 @@ class AsyncConsumer:
         return found
 
     async def flush(self, timeout: Seconds | None = None) -> None:  # noqa: ASYNC109
-        """Wait until every ack that was made by now is answered.
+        """Wait until all acks made so far are answered.
 
         Raises:
-            OutcomeUnknown: some are not, in time. They are still sent again.
+            OutcomeUnknown: Some were not answered in time. They are still retried.
         """
         within_s = self._call_s if timeout is None else timeout_s(timeout)
         await self._open().flush(within_s)
 
     async def close(self, timeout: Seconds | None = None) -> None:  # noqa: ASYNC109
-        """Confirm all acks, then leave the group: its messages go to others at once.
+        """Wait for all acks, then leave the group. Its messages are delivered to others at once.
 
-        What was fetched ahead has not failed by that; what is unacked otherwise has.
+        This counts as a failure of messages that the application received and did not ack. It is
+        no failure of messages that were fetched ahead.
 
         Raises:
-            OutcomeUnknown: some acks were not answered in time, or failed as it ended by an error;
-                their futures say which.
+            OutcomeUnknown: Some acks were not answered in time, or failed because the consumer had
+                ended with an error. Their futures have the errors.
         """
         self.closed = True
         if self._subscription is not None:

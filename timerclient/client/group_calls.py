@@ -1,4 +1,4 @@
-"""The part of the client that is about consumer groups: their life, and their dead letters."""
+"""The client's calls about consumer groups and their dead letters."""
 
 from collections.abc import Callable, Coroutine
 from datetime import datetime
@@ -14,7 +14,7 @@ from timerclient.values.errors import InvalidRequest, NotFound, from_wire
 T = TypeVar("T")
 
 Start = Literal["earliest", "latest"]
-"""Where a group begins."""
+"""First message of a group."""
 GroupType = Literal["shared", "key_shared", "exclusive", "failover"]
 STARTS: Final[dict[str, pb.GroupStart.ValueType]] = {"earliest": pb.EARLIEST, "latest": pb.LATEST}
 REDRIVE_MAX: Final = 256
@@ -22,18 +22,18 @@ REDRIVE_MAX: Final = 256
 
 
 class GroupOptions(TypedDict, total=False):
-    """Settings of a group. What is not given is left as it is, or at its default."""
+    """Settings of a group. Missing ones are unchanged, or in a new group the default."""
 
     lease: Seconds
-    """How long a consumer holds a message, unless it asks for something else."""
+    """Duration of a lease, if the consumer sets none."""
     max_attempts: int
-    """After so many nacks and ended leases a message is a dead letter. 0: it never is."""
+    """Nacks and ended leases after which a message becomes a dead letter. 0: no limit."""
     dead_letter_topic: str
-    """Where dead letters go. Empty: TOPIC.GROUP.dead."""
+    """Topic of the dead letters. Empty: TOPIC.GROUP.dead."""
     backoff_min: Seconds
-    """How long a nack without a delay waits the first time; then twice as long each time …"""
+    """Delay after a message's first nack without a delay. It doubles with each further one."""
     backoff_max: Seconds
-    """… but never longer than this. 0: always as long as the first time."""
+    """Longest such delay. 0: always `backoff_min`."""
     type: GroupType
     """Of a new group only."""
     max_in_flight: int
@@ -49,11 +49,11 @@ _TIMES: Final = {
 
 
 def encode_options(options: GroupOptions) -> pb.GroupSettings:
-    """Return settings as the contract has them.
+    """Return the contract's message of settings.
 
     Raises:
-        InvalidRequest: a value is of the wrong kind, or out of range.
-        TypeError: an option of another name.
+        InvalidRequest: A value is of the wrong type, or out of range.
+        TypeError: There is no such setting.
     """
     settings = pb.GroupSettings()
     for name, value in options.items():
@@ -78,11 +78,11 @@ class GroupCalls(Existing):
         start: Start = "earliest",
         **options: Unpack[GroupOptions],
     ) -> pb.GroupStatus:
-        """Return a group that exists from now on, as it is: one that was there stays as it was.
+        """Create a group, if it does not exist; return its status. An existing one is unchanged.
 
         Raises:
-            AlreadyExists: it was there, and is not of the type that is asked for.
-            InvalidRequest: an argument breaks a limit.
+            AlreadyExists: The group exists and has another type than the requested one.
+            InvalidRequest: An argument exceeds a limit.
         """
         request = pb.CreateGroupRequest(
             topic=rows.utf8("topic", topic).decode(),
@@ -97,11 +97,11 @@ class GroupCalls(Existing):
     async def alter_group(
         self, topic: str, group: str, **options: Unpack[GroupOptions]
     ) -> pb.GroupStatus:
-        """Change the settings that are given; return the group as it is then.
+        """Change the given settings of a group; return its status.
 
         Raises:
-            InvalidRequest: an argument breaks a limit.
-            NotFound: there is no such group.
+            InvalidRequest: An argument exceeds a limit.
+            NotFound: There is no such group.
         """
         request = pb.AlterGroupRequest(
             topic=rows.utf8("topic", topic).decode(),
@@ -121,15 +121,16 @@ class GroupCalls(Existing):
         time: datetime | None = None,
         start: Start | None = None,
     ) -> pb.GroupStatus:
-        """Let a group go on elsewhere in what its topic keeps; return it as it is then.
+        """Move a group to another message that its topic keeps; return the group's status.
 
-        At a queue `offset`, at the first message that fired at `time` or later, or at the `start`
-        ("earliest", "latest"): one of them. What was delivered before counts as not acked, and
-        comes as a redelivery; acks of what consumers hold raise LeaseLost from then on.
+        Give one of: a queue `offset`, a `time` (the first message that fired then or later), or
+        `start` ("earliest" or "latest"). Messages from there on are not acked. Those that were
+        delivered before are redeliveries. Acks of deliveries from before the seek raise LeaseLost.
 
         Raises:
-            InvalidRequest: the topic does not keep that offset; not exactly one place is given.
-            NotFound: there is no such group.
+            InvalidRequest: The topic does not keep that offset, or not exactly one argument is
+                given.
+            NotFound: There is no such group.
         """
         places = {"offset": offset, "time": time, "start": start}
         given = [name for name, place in places.items() if place is not None]
@@ -147,14 +148,14 @@ class GroupCalls(Existing):
         return await self._admin(lambda node, left_s: node.admin.SeekGroup(request, timeout=left_s))
 
     async def reset_group(self, topic: str, group: str) -> pb.GroupStatus:
-        """Let a group begin anew with the earliest message that its topic keeps: see seek_group."""
+        """Move a group to the earliest message that its topic keeps; see `seek_group`."""
         return await self.seek_group(topic, group, start="earliest")
 
     async def delete_group(self, topic: str, group: str) -> None:
-        """Delete a group: its consumers end with NotFound, and so do their acks.
+        """Delete a group. Its consumers end with NotFound, and so do their acks.
 
         Raises:
-            NotFound: there is no such group.
+            NotFound: There is no such group.
         """
         request = pb.DeleteGroupRequest(
             topic=rows.utf8("topic", topic).decode(), group=rows.utf8("group", group).decode()
@@ -167,23 +168,27 @@ class GroupCalls(Existing):
                 on_doubt=lambda: doubts.append(None),
             )
         except NotFound:
-            if not doubts:  # else an earlier sending did it, and its answer was lost
+            if not doubts:  # else an earlier attempt has deleted it, and its answer was lost
                 raise
 
     async def redrive(self, topic: str, max_messages: int | None = None) -> Redriven:
-        """Send dead letters of `topic` back to the topics that they came from, each exactly once.
+        """Send dead letters of `topic` back to the topics from which they came, each exactly once.
 
-        Those that are there when it begins, or so many of them; return how many were sent. Others
-        may be leased by a consumer of the group `dead-letters`; `homeless` of what is returned
-        counts those that stay, as they name no topic that is there: it was deleted, or it is
-        `topic` itself, or none is named. Who makes a deleted topic again can redrive its letters.
-        If it fails on the way, the error's `done` says how many were sent; to call it again sends
-        none twice. With `max_messages` a request whose answer was lost is not sent again, as the
-        next would send others: never more than so many are sent.
+        Sends the letters that exist at the begin of the call, at most `max_messages` (None: no
+        limit), and returns how many were sent. Letters that a consumer of the group `dead-letters`
+        has leased are not sent.
+
+        `homeless` of the result counts letters that stay. Their headers name no topic, a deleted
+        topic, or `topic` itself. After a deleted topic is created again, its letters can be
+        redriven.
+
+        If the call fails, the error's `done` is the number of letters sent; a further call sends
+        none of these again. With `max_messages`, a request with a lost answer is not retried,
+        because a retry would send further letters.
 
         Raises:
-            NotFound: there is no such topic, or it has no dead letters.
-            OutcomeUnknown: an answer was lost: some of its letters may have been sent, too.
+            NotFound: There is no such topic, or it has no dead letters.
+            OutcomeUnknown: An answer was lost; its letters may have been sent, too.
         """
         if max_messages is not None:
             rows.whole("max_messages", max_messages, 0, rows.UINT64_MAX)
@@ -207,14 +212,14 @@ class GroupCalls(Existing):
                 if lost or not error.retryable:
                     with part_of(sent, sent):
                         raise error
-            left = min(left, answer.left)  # what came meanwhile is behind it
+            left = min(left, answer.left)  # letters that came during the call are not counted
             wanted = min(wanted, sent + left)
-            # What was looked at is leased for a while, so that the next request gets others. A
-            # failover ends all leases, and these letters come first again: then they are counted
-            # twice. Nothing that can go is behind them if they were all met twice in a row.
+            # The leader leases homeless letters for a while, so that the next request reads others.
+            # A failover ends the leases; the same letters are then read first, and counted twice.
+            # If all were read twice in a row, no letter behind them can be sent.
             fruitless = 0 if answer.redriven else fruitless + answer.homeless
             nothing = not answer.redriven and (not answer.homeless or fruitless >= 2 * left)
-            if nothing or answer.homeless >= answer.left:  # one request meets each but once
+            if nothing or answer.homeless >= answer.left:  # a request reads each letter once
                 break
         redriven = Redriven.of(sent, exact=not doubts)
         redriven.homeless = min(homeless, left)
@@ -235,7 +240,7 @@ class GroupCalls(Existing):
 
 
 class GroupFront:
-    """The same for threads."""
+    """GroupCalls for threads."""
 
     _seen: GroupCalls
     _call: Callable[[Coroutine[Any, Any, Any]], Any]

@@ -1,4 +1,4 @@
-"""The part of the client that pauses topics and lets them go on."""
+"""The client's calls that pause and resume topics."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,31 +10,34 @@ from timerclient.rows.policy_fields import CatchUp
 
 
 class PauseCalls(GroupCalls):
-    """Pauses, for an event loop."""
+    """Pause and resume, for an event loop."""
 
     async def pause_topic(self, topic: str) -> pb.DescribePoliciesResponse:
-        """Let nothing of a topic fire: what comes due is held, and pending still.
+        """Stop the firing of a topic. Timers that come due are held, and stay pending.
 
-        It sets `paused` of the topic's policy; returns what is said of it then.
+        The call sets `paused` in the topic's policy, and returns the policy.
 
         Raises:
-            NotFound: there is no such topic.
-            OutcomeUnknown: no answer in time; it may be paused.
+            NotFound: There is no such topic.
+            OutcomeUnknown: No answer in time; the topic may be paused.
         """
         return await self._say(topic, {"paused": True})
 
     async def resume_topic(
         self, topic: str, *, catch_up: CatchUp | None = None
     ) -> pb.DescribePoliciesResponse:
-        """Let a topic fire again, also where its namespace is paused.
+        """Resume the firing of a topic, even if its namespace is paused. Return its policy.
 
-        `catch_up`, of the topic's policy from then on: what becomes of the timers that are overdue
-        by now. all: they fire, in their order. latest: only the last of them. drop: none of them.
+        Args:
+            topic: Its name.
+            catch_up: The overdue timers that fire: "all" in their order, only the "latest", or
+                none ("drop"). The others are dropped. It is set in the topic's policy, and applies
+                to later resumes, too. None: the policy is unchanged.
 
         Raises:
-            InvalidRequest: that is none of these.
-            NotFound: there is no such topic.
-            OutcomeUnknown: no answer in time; it may go on.
+            InvalidRequest: `catch_up` is none of these.
+            NotFound: There is no such topic.
+            OutcomeUnknown: No answer in time; the topic may be resumed.
         """
         said: dict[str, Any] = {"paused": False}
         return await self._say(topic, said if catch_up is None else said | {"catch_up": catch_up})
@@ -52,7 +55,7 @@ class PauseCalls(GroupCalls):
 
 
 class PauseFront(GroupFront):
-    """The same for threads."""
+    """PauseCalls for threads."""
 
     _seen: PauseCalls
 

@@ -1,4 +1,4 @@
-"""The part of the client that is for looking: the story of a timer, one topic, producers."""
+"""The client's queries: the story of a timer, the statistics of one topic, producers."""
 
 from typing import NamedTuple
 
@@ -10,16 +10,16 @@ from timerclient.streams.nodes import NodeChannel
 
 
 class TimerStory(NamedTuple):
-    """What the log still tells of one timer."""
+    """The events of one timer that the log still holds."""
 
     events: list[pb.StoryEvent]
     """In the order of the log."""
     end: pb.StoryEnd
-    """How it stands, what the log holds, and what it can't tell."""
+    """The timer's present state, the range of the log, and missing parts of the story."""
 
 
 class SeenCalls(PauseCalls):
-    """Calls for looking, for an event loop."""
+    """Queries, for an event loop."""
 
     async def tell_story(
         self,
@@ -27,13 +27,13 @@ class SeenCalls(PauseCalls):
         *,
         timeout: Seconds | None = None,  # noqa: ASYNC109
     ) -> TimerStory:
-        """Return what became of a timer, as far as the leader's log still tells.
+        """Return the events of a timer that the leader's log still holds.
 
-        A log that begins later than what is asked for says so in `end.gaps`.
+        If the log begins after the timer's first events, `end.gaps` says so.
 
         Raises:
-            InvalidRequest: that is no timer.
-            NotFound: this cluster has issued no such id.
+            InvalidRequest: `timer` is not a timer or an id.
+            NotFound: This cluster has not issued the id.
         """
         request = pb.TellStoryRequest(timer_id=raw_ids([timer]))
 
@@ -49,10 +49,10 @@ class SeenCalls(PauseCalls):
         return await self.nodes().call(read, within_s=within_s)
 
     async def describe_topic(self, topic: str) -> pb.TopicStatus:
-        """Return a topic with its groups, their lag, and how late its timers fire and arrive.
+        """Return a topic with its groups, their lag, and the lateness of firing and delivery.
 
         Raises:
-            NotFound: there is no such topic.
+            NotFound: There is no such topic.
         """
         request = pb.ListTopicsRequest(topic=rows.name("topic", topic), lateness=True)
         answer = await self._admin(
@@ -61,7 +61,7 @@ class SeenCalls(PauseCalls):
         return answer.topics[0]
 
     async def producers(self) -> list[pb.ProducerStatus]:
-        """Return all idempotent producers that have an id, in the order of public names."""
+        """Return all registered idempotent producers, in the order of their public names."""
         found: list[pb.ProducerStatus] = []
         request = pb.ListProducersRequest(page_size=1_000)
         while True:
@@ -75,7 +75,7 @@ class SeenCalls(PauseCalls):
         """Return one producer, by its public name.
 
         Raises:
-            UnknownProducer: there is none of that name, or it has expired.
+            UnknownProducer: There is no such producer, or it has expired.
         """
         name = rows.whole("producer", producer, 1, rows.UINT64_MAX)
         answer = await self._producers(pb.ListProducersRequest(producer=name))
@@ -88,7 +88,7 @@ class SeenCalls(PauseCalls):
 
 
 class SeenFront(PauseFront):
-    """The same for threads."""
+    """SeenCalls for threads."""
 
     _seen: SeenCalls
 

@@ -1,4 +1,4 @@
-"""The client for threads: a thin front of the asyncio client.
+"""The client for threads; it runs the asyncio client.
 
     with TimerClient("127.0.0.1:7401,127.0.0.1:7402,127.0.0.1:7403") as client:
         timer = client.schedule("orders", b"cancel 4711", delay=timedelta(minutes=30))
@@ -8,16 +8,16 @@
 
 The asyncio clients of a process run together on one daemon thread.
 
-Threads: a client may be used from any number of threads. A consumer is iterated by one thread at a
-time; its messages may be acked from any. Futures are concurrent.futures.Future.
+Threads: any number of threads may use a client. One thread at a time may iterate over a consumer;
+any thread may ack its messages. Futures are concurrent.futures.Future.
 
-A future's callbacks run on that thread: they may submit, and what would wait there, for the cluster
-or for another future, is refused.
+The callbacks of futures run on the daemon thread. They may submit. A wait for the cluster or for
+another future raises RuntimeError there.
 
-Processes: neither a client nor its connections survive a fork. Make one per process, after the
-fork; a client that was made before one refuses to be used. While a process has a client open, those
-that it forks can't have any: gRPC would bring them no answer. Close it before, or let them begin
-anew (multiprocessing's "spawn" or "forkserver").
+Processes: a client does not survive a fork. Make one per process, after the fork. A client that was
+made before a fork raises RuntimeError in the child. If the parent has a client open at the fork,
+the child can't make one, as gRPC would deliver no answers there. Close the client before the fork,
+or start new processes (multiprocessing's "spawn" or "forkserver").
 """
 
 import contextlib
@@ -73,12 +73,12 @@ T = TypeVar("T")
 
 
 def _at_hand(when: WhenMany) -> WhenMany:
-    """Return due times that the loop's thread need not ask anybody for."""
+    """Return due times as lists, so that no iterator of the caller runs on the loop's thread."""
     return cast("WhenMany", {name: at_hand(values) for name, values in when.items()})
 
 
 class TimerClient(TopicFront):
-    """A connection to a cluster, for threads. The arguments are AsyncTimerClient's."""
+    """A client of a cluster, for threads. The arguments are AsyncTimerClient's."""
 
     def __init__(
         self,
@@ -120,29 +120,30 @@ class TimerClient(TopicFront):
         timeout: Seconds | None = None,
         **when: Unpack[DueTime],
     ) -> Timer:
-        """Return the timer, once a majority of the cluster has it on disk.
+        """Schedule a timer; return it once a majority of the cluster has it on disk.
 
-        When it fires: `delay` (a timedelta, or seconds), `delay_level` (the nth of the topic's
-        delays), `due` (an aware datetime) or `due_ms` (Unix milliseconds); none is at once.
-        Policies may have the last word: see `describe_policies`.
+        The due time is one of `delay` (a timedelta, or seconds), `delay_level` (n: the topic's nth
+        delay), `due` (an aware datetime) and `due_ms` (Unix milliseconds). Without any, the timer
+        fires at once. Policies may change the due time: see `describe_policies`.
 
-        A `key` is unique among the pending timers of its topic. If one has it, `on_conflict` says:
-        "reject" this one, "replace" it, which cancels it, or "keep" it and return it. With none
-        pending, as when it has just fired, each of these schedules this one. "update" replaces a
-        pending timer, and schedules nothing if there is none.
+        A `key` is unique among the pending timers of its topic. If a pending timer has the key,
+        `on_conflict` decides: "reject" raises AlreadyExists, "replace" cancels the pending timer,
+        "keep" returns the pending timer and schedules nothing. If no pending timer has the key (the
+        last may just have fired), these three schedule the new timer. "update" replaces a pending
+        timer; if there is none, it raises NotPending.
 
-        A `request_id` (up to 64 bytes) makes the call one that may be made again, by whatever
-        process: within the cluster's window (limits.request_window_ms, five minutes) the same call
-        under the same id schedules nothing more and returns the same timer. The call sends it again
-        itself, for four minutes: where the window is shorter, keep `timeout` below it.
+        A `request_id` (up to 64 bytes) lets any process repeat the call. Within the cluster's
+        window (limits.request_window_ms, five minutes) the same call with the same id schedules
+        nothing more and returns the same timer. The client retries for four minutes. If the window
+        is shorter, use a `timeout` below it.
 
         Raises:
-            AlreadyExists: a pending timer has the key; `existing` is its id.
-            NotPending: on_conflict is "update", and no pending timer has the key.
-            InvalidRequest: an argument breaks a limit; a naive datetime, for one. Or the request
-                id was another call's.
-            OutcomeUnknown: no answer in time; the timer may have been scheduled, or be yet.
-            TimerError: it was refused, and not scheduled.
+            AlreadyExists: A pending timer has the key; `existing` is its id.
+            NotPending: `on_conflict` is "update", and no pending timer has the key.
+            InvalidRequest: An argument exceeds a limit, a datetime is naive, or a different call
+                had the request id.
+            OutcomeUnknown: No answer in time; the timer may have been scheduled, or may still be.
+            TimerError: The call was rejected; no timer was scheduled.
         """
         if request_id is not None or self._client.is_new:
             return self._background.call(
@@ -157,7 +158,7 @@ class TimerClient(TopicFront):
                     **when,
                 )
             )
-        check_wait()  # before anything is on its way
+        check_wait()  # before anything is sent
         return self.submit(
             topic,
             payload,
@@ -179,9 +180,9 @@ class TimerClient(TopicFront):
         timeout: Seconds | None = None,
         **when: Unpack[DueTime],
     ) -> "Future[Timer]":
-        """Return the future of `schedule` at once; requests keep the order of submission.
+        """Return the future of `schedule` at once. Requests keep the order of submission.
 
-        Blocks while too many bytes are unanswered.
+        Blocks while `ClientSettings.submitted_bytes_max` bytes are unanswered.
         """
         row = make_row(topic, payload, key, headers, on_conflict, when)
         future: Future[Timer] = GuardedFuture()
@@ -201,17 +202,17 @@ class TimerClient(TopicFront):
         timeout: Seconds | None = None,
         **when: Unpack[WhenMany],
     ) -> Timers:
-        """Return the timers of one request, all or none, once a majority has them on disk.
+        """Schedule the timers of one request, all or none; return once a majority has them on disk.
 
-        When they fire is one value for all, or one for each payload; see `schedule`. Timers whose
-        keys are taken are decided one by one: see its `on_conflict`, and `Timers.results`. A
-        `request_id` names the whole batch. A request holds up to 65,536 timers, of which up to
-        1,024 have keys.
+        The due time is one value for all, or one for each payload; see `schedule`. A key that a
+        pending timer has concerns its own timer only: see `on_conflict` there, and
+        `Timers.results`. A `request_id` is of the whole batch. A request holds up to 65,536 timers,
+        of which up to 1,024 have keys.
 
         Raises:
-            InvalidRequest: an argument breaks a limit; a naive datetime, for one.
-            OutcomeUnknown: no answer in time; the timers may have been scheduled, or be yet.
-            TimerError: the batch was refused, and none of it scheduled.
+            InvalidRequest: An argument exceeds a limit, or a datetime is naive.
+            OutcomeUnknown: No answer in time; the timers may have been scheduled, or may still be.
+            TimerError: The batch was rejected; no timer was scheduled.
         """
         if request_id is not None:
             return self._background.call(
@@ -226,7 +227,7 @@ class TimerClient(TopicFront):
                     **_at_hand(when),
                 )
             )
-        check_wait()  # before anything is on its way
+        check_wait()  # before anything is sent
         return self.submit_batch(
             topic,
             payloads,
@@ -248,9 +249,10 @@ class TimerClient(TopicFront):
         timeout: Seconds | None = None,
         **when: Unpack[WhenMany],
     ) -> "Future[Timers]":
-        """Return the future of `schedule_batch` at once: this is how to pipeline.
+        """Return the future of `schedule_batch` at once. Use it to pipeline requests.
 
-        Requests keep the order of submission. Blocks while too many bytes are unanswered.
+        Requests keep the order of submission. Blocks while `ClientSettings.submitted_bytes_max`
+        bytes are unanswered.
         """
         body, n = rows.encode_batch(topic, payloads, when, keys, headers, on_conflict)
         future: Future[Timers] = GuardedFuture()
@@ -265,15 +267,15 @@ class TimerClient(TopicFront):
         request_id: str | None = None,
         timeout: Seconds | None = None,
     ) -> Timers:
-        """Return the timers of one request, of whatever topics, in their order: all or none.
+        """Schedule timers of any topics in one request, all or none; return them in their order.
 
-        One entry of the log holds them all. Those whose keys are taken are decided one by one, as
-        in a batch. Up to 1,024 have keys.
+        One entry of the log holds all of them. A key that a pending timer has concerns its own
+        timer only, as in a batch. Up to 1,024 timers have keys.
 
         Raises:
-            InvalidRequest: an argument breaks a limit; there is no timer, for one.
-            OutcomeUnknown: no answer in time; all may have been scheduled, or be yet.
-            TimerError: they were refused, and none was scheduled.
+            InvalidRequest: An argument exceeds a limit, or there is no timer.
+            OutcomeUnknown: No answer in time; all may have been scheduled, or may still be.
+            TimerError: The request was rejected; no timer was scheduled.
         """
         return self._background.call(
             self._client.schedule_all(
@@ -299,7 +301,7 @@ class TimerClient(TopicFront):
         else:
             submit(producer)
 
-    # ---- cancelling, rescheduling, looking in: see AsyncTimerClient's methods of the same names
+    # ---- cancels, reschedules, queries: see AsyncTimerClient's methods of the same names
 
     def cancel(
         self,
@@ -309,16 +311,18 @@ class TimerClient(TopicFront):
         topic: str | None = None,
         timeout: Seconds | None = None,
     ) -> CancelResult:
-        """Return what became of the cancel of one timer: by its id, or by its key and topic.
+        """Cancel one timer, by its id, or by its key and topic; return the outcome.
 
-        By id it is sent again through failovers; if a first answer was lost, the next may be
-        ALREADY_CANCELLED of its own work. RESCHEDULED: it was rescheduled before, and fires under
-        another id, `get_timer(timer).replaced_by`. By key only a pending timer is found, and it is
-        sent once: when the answer is lost the key may be another timer's by now.
+        A cancel by id is retried through failovers. If the answer of an earlier attempt was lost,
+        the outcome may be ALREADY_CANCELLED through the call itself. RESCHEDULED: the timer was
+        rescheduled before; `get_timer(timer).replaced_by` is the id that fires. A cancel by key
+        finds pending timers only. It is sent once: after a lost answer, another timer may have the
+        key.
 
         Raises:
-            NotFound: there is no such topic.
-            OutcomeUnknown: no answer; it may have been cancelled. By id ask again, by key look.
+            NotFound: There is no such topic.
+            OutcomeUnknown: No answer; the timer may be cancelled. Repeat a cancel by id; after one
+                by key, call `get_timer` first.
         """
         call = self._client.cancel(timer, key=key, topic=topic, timeout=timeout)
         return self._background.call(call)
@@ -326,15 +330,15 @@ class TimerClient(TopicFront):
     def cancel_batch(
         self, timers: Iterable[TimerLike], *, timeout: Seconds | None = None
     ) -> list[CancelResult]:
-        """Return what became of the cancels of many timers, one each; as `cancel` otherwise."""
+        """Cancel many timers; return one outcome per timer, in their order; see `cancel`."""
         return self._background.call(self._client.cancel_batch(at_hand(timers), timeout=timeout))
 
     def cancel_keys(
         self, topic: str, keys: Iterable[str], *, timeout: Seconds | None = None
     ) -> list[CancelResult]:
-        """Return what became of the cancels of the timers that have the keys, one each.
+        """Cancel pending timers by their keys; return one outcome per key, in their order.
 
-        Up to 256 are cancelled together. Sent once, as `cancel` by key.
+        Each request has up to 256 keys and is sent once, as `cancel` by key.
         """
         call = self._client.cancel_keys(topic, at_hand(keys), timeout=timeout)
         return self._background.call(call)
@@ -342,14 +346,15 @@ class TimerClient(TopicFront):
     def cancel_where(
         self, topic: str, *, timeout: Seconds | None = None, **where: Unpack[Where]
     ) -> Changed:
-        """Cancel the pending timers of a topic that `where` picks; return how many these were.
+        """Cancel the pending timers of a topic that `where` selects; return their number.
 
-        Timers scheduled while it runs are left alone. `timeout` is of each of its pages, which
-        are sent again through failovers: then the count may be too low, and says so.
+        Timers that are scheduled during the call are not cancelled. The call sends one request per
+        page; `timeout` applies to each. A page is retried through failovers. The number may then
+        be too low; `exact` of the result is False.
 
         Raises:
-            NotFound: there is no such topic.
-            OutcomeUnknown: no answer in time; some may have been cancelled.
+            NotFound: There is no such topic.
+            OutcomeUnknown: No answer in time; some timers may be cancelled.
         """
         return self._background.call(self._client.cancel_where(topic, timeout=timeout, **where))
 
@@ -362,18 +367,19 @@ class TimerClient(TopicFront):
         timeout: Seconds | None = None,
         **when: Unpack[DueTime],
     ) -> Timer:
-        """Return the timer that fires instead of a pending one, named by id, or by key and topic.
+        """Change the due time of a pending timer, named by id, or by key and topic.
 
-        It has a new id, and the old one's key, payload and headers. When: as `schedule`, but it has
-        to be said. The old id stays known: `get_timer` of it returns the new one in `replaced_by`,
-        as does the error of another reschedule; a cancel returns RESCHEDULED. The cluster knows its
-        last 65,536 reschedules at least.
+        Returns the new timer, which has a new id, and the key, payload and headers of the old one.
+        The due time is as in `schedule`, and required. The cluster knows at least its last 65,536
+        reschedules. For an old id, `get_timer` returns the new id in `replaced_by`; so does the
+        error of a further reschedule. A cancel returns RESCHEDULED.
 
         Raises:
-            NotPending: the timer fired, was cancelled, was rescheduled before (`replaced_by`), or
-                is not known; nothing was changed.
-            NotFound: there is no such topic.
-            OutcomeUnknown: no answer in time; it may have been rescheduled. Look by key.
+            NotPending: The timer fired, was cancelled, was rescheduled before (`replaced_by`), or
+                is not known. It was not changed.
+            NotFound: There is no such topic.
+            OutcomeUnknown: No answer in time; the timer may be rescheduled. Call `get_timer`, by
+                its key if it has one.
         """
         call = self._client.reschedule(timer, key=key, topic=topic, timeout=timeout, **when)
         return self._background.call(call)
@@ -385,7 +391,7 @@ class TimerClient(TopicFront):
         timeout: Seconds | None = None,
         **when: Unpack[WhenMany],
     ) -> list[Rescheduled]:
-        """Return what became of each reschedule; as `reschedule`, but none raises NotPending."""
+        """Reschedule many timers; one outcome per timer; see AsyncTimerClient.reschedule_batch."""
         call = self._client.reschedule_batch(at_hand(timers), timeout=timeout, **_at_hand(when))
         return self._background.call(call)
 
@@ -397,7 +403,7 @@ class TimerClient(TopicFront):
         timeout: Seconds | None = None,
         **when: Unpack[WhenMany],
     ) -> list[Rescheduled]:
-        """Return what became of the reschedule of each timer that has a key; see the batch's."""
+        """Reschedule pending timers by their keys; one outcome per key; see `reschedule_batch`."""
         call = self._client.reschedule_keys(topic, at_hand(keys), timeout=timeout, **_at_hand(when))
         return self._background.call(call)
 
@@ -409,9 +415,10 @@ class TimerClient(TopicFront):
         timeout: Seconds | None = None,
         **when: Unpack[DueTime],
     ) -> Changed:
-        """Give the pending timers that `where` picks one new due time; return how many these were.
+        """Reschedule the pending timers that `where` selects to one due time; return their number.
 
-        Each once, wherever its new time is; otherwise as `cancel_where`.
+        Each timer is rescheduled once, even if `where` selects its new due time, too. Otherwise as
+        `cancel_where`.
         """
         call = self._client.reschedule_where(topic, where, timeout=timeout, **when)
         return self._background.call(call)
@@ -424,10 +431,10 @@ class TimerClient(TopicFront):
         topic: str | None = None,
         timeout: Seconds | None = None,
     ) -> TimerInfo:
-        """Return what is known of one timer: by its id, or, while it is pending, by key and topic.
+        """Return the state of one timer, by its id, or, if it is pending, by its key and topic.
 
         Raises:
-            NotFound: there is none, or no more.
+            NotFound: The timer does not exist or is no longer known.
         """
         call = self._client.get_timer(timer, key=key, topic=topic, timeout=timeout)
         return self._background.call(call)
@@ -440,9 +447,9 @@ class TimerClient(TopicFront):
         timeout: Seconds | None = None,
         **where: Unpack[Where],
     ) -> Iterator[TimerInfo]:
-        """Iterate over the pending timers of a topic that `where` picks, as they fire.
+        """Iterate over the pending timers of a topic that `where` selects, in order of due time.
 
-        It reads page by page as it goes: a timer that is there all the while is seen once.
+        Pages are read during the iteration. A timer that is pending throughout is returned once.
         """
         token = b""
         while True:
@@ -458,7 +465,7 @@ class TimerClient(TopicFront):
         """Return how many timers of a topic are pending, and how soon they are due."""
         return self._background.call(self._client.count_timers(topic, timeout=timeout))
 
-    # ---- consuming
+    # ---- consumers
 
     def consumer(  # noqa: PLR0913 -- options, by keyword
         self,
@@ -472,19 +479,25 @@ class TimerClient(TopicFront):
         max_messages: int | None = None,
         name: str = "",
     ) -> "Consumer":
-        """Return a consumer of a group, once a leader has opened it.
+        """Return a consumer of a group, once a leader has accepted it.
 
-        `lease`: how long a message is this consumer's before others may get it; None: the group's
-        default. The consumer renews it, at most for `hold_max` (a timedelta, or seconds; 0: not at
-        all; None: `ClientSettings.hold_s_max`, ten minutes) after the application got the message.
-        `start`: where the group begins if this creates it; it then keeps `lease` as its default,
-        too. `window`: how many messages may be on their way or waiting here; fewer, if the
-        application takes them one by one and is slow. `max_messages`: iteration ends after so
-        many; no more are leased. `name` is for people.
+        Args:
+            topic: Its name. A missing topic is created, if topics are created automatically.
+            group: Its name. A missing group is created.
+            lease: Duration of a lease, a timedelta or seconds; None: the group's setting. A group
+                that is created by this call has it as its setting.
+            hold_max: The consumer extends a lease until this time after the application received
+                the message; a timedelta or seconds. 0: leases are not extended. None:
+                `ClientSettings.hold_s_max`, ten minutes.
+            start: First message of a group that is created by this call.
+            window: Messages in flight or waiting in the consumer, 1 to 1,000,000. Fewer, if the
+                application receives single messages slowly.
+            max_messages: The iteration ends after this many; no more are leased. None: no limit.
+            name: Of the consumer, for people.
 
         Raises:
-            Unreachable: no leader opened it in time.
-            TimerError: it was refused.
+            Unreachable: No leader accepted it in time.
+            TimerError: The consumer was rejected.
         """
         credit = make_credit(window, max_messages)
         opening = make_opening(topic, group, lease, start, name)
@@ -493,53 +506,53 @@ class TimerClient(TopicFront):
         register(consumer, self._consumers)
         return consumer
 
-    # ---- administration: the answers are messages of the contract
+    # ---- administration: the results are messages of the contract
 
     def status(self, *, local: bool = False) -> pb.GetStatusResponse:
-        """Return the status of the cluster as one node sees it.
+        """Return the cluster's status, as one node knows it.
 
-        It is the first one that sees a leader serve. If none does, it is one of the highest epoch:
-        nodes that wait, heal or are cut off know less. `local`: of the first node that answers.
+        The status is that of the first node that knows a serving leader; if there is none, of the
+        node with the highest epoch. `local`: the first answer, with that node's own status only.
         """
         return self._background.call(self._client.status(local=local))
 
     def checkpoint(self, *, local: bool = False) -> pb.GetCheckpointResponse:
-        """Return the nodes' checkpoints and the shared one, from the first node that answers."""
+        """Return the nodes' checkpoints and the shared checkpoint; the first node's answer."""
         return self._background.call(self._client.checkpoint(local=local))
 
     def topics(self) -> list[pb.TopicStatus]:
-        """Return all topics with their groups, as the leader has them."""
+        """Return all topics with their groups, by name, from the leader."""
         return self._background.call(self._client.topics())
 
     def create_topic(self, topic: str) -> int:
-        """Return the id of a topic that exists from now on."""
+        """Create a topic if it does not exist; return its id."""
         return self._background.call(self._client.create_topic(topic))
 
     def transfer(self, target: str = "") -> bool:
-        """Hand the leadership over to the node named `target`; empty: to any other.
+        """Transfer the leadership to the node named `target`; empty: to any other node.
 
-        Returns when the successor serves. False: the target leads already, and nothing changed.
+        Returns True when the successor serves, and False if the target was the leader already.
 
         Raises:
-            InvalidRequest: the target lags, and did not catch up; the leader stays.
+            InvalidRequest: The target lags and did not catch up; the leader is unchanged.
         """
         return self._background.call(self._client.transfer(target))
 
     def members(self) -> pb.ListMembersResponse:
-        """Return the voters and the learners that answer."""
+        """Return the voters, and the learners that answer; see AsyncTimerClient.members."""
         return self._background.call(self._client.members())
 
     def change_members(self, change: Change, name: str) -> pb.ListMembersResponse:
-        """Let a learner become a voter (`add`, `replace`) or a voter a learner (`remove`)."""
+        """Make a learner a voter (`add`, `replace`), or a voter a learner (`remove`)."""
         return self._background.call(self._client.change_members(change, name))
 
     def describe_policies(
         self, *, namespace: str | None = None, topic: str | None = None
     ) -> pb.DescribePoliciesResponse:
-        """Return what the cluster, a namespace or a topic says of timers, and what holds for it.
+        """Return the policy of the cluster, a namespace or a topic: own and effective fields.
 
         Raises:
-            NotFound: there is no such topic.
+            NotFound: There is no such topic.
         """
         call = self._client.describe_policies(namespace=namespace, topic=topic)
         return self._background.call(call)
@@ -553,23 +566,23 @@ class TimerClient(TopicFront):
         topic: str | None = None,
         cluster: bool = False,
     ) -> pb.DescribePoliciesResponse:
-        """Set policy fields of one scope, and unset others, by name.
+        """Set and unset policy fields of one scope.
 
-        A field holds for timers that are scheduled from then on. Pauses, quotas, ttl and retention
-        hold for those that exist, too.
+        A field applies to timers that are scheduled later. Pauses, quotas, ttl and retention also
+        apply to existing timers and messages.
 
         Args:
-            said: fields to set, and their values.
-            unset: fields to leave to the wider scope again.
-            namespace: the scope is this namespace; or
-            topic: the scope is this topic; or
-            cluster: True: the scope is the whole cluster.
+            said: Names and values of fields to set.
+            unset: Names of fields to unset; they follow the wider scope again.
+            namespace: Scope: this namespace.
+            topic: Scope: this topic.
+            cluster: True: the scope is the cluster.
 
         Raises:
-            InvalidRequest: not exactly one scope is given, a field is unknown, or its value is out
+            InvalidRequest: Not exactly one scope is given, a field is unknown, or a value is out
                 of range.
-            NotFound: there is no such topic.
-            OutcomeUnknown: no answer in time; it may have been changed.
+            NotFound: There is no such topic.
+            OutcomeUnknown: No answer in time; the policy may have been changed.
         """
         call = self._client.alter_policies(
             said, unset=at_hand(unset), namespace=namespace, topic=topic, cluster=cluster
@@ -579,21 +592,22 @@ class TimerClient(TopicFront):
     # ---- life
 
     def close(self, timeout: Seconds | None = None) -> None:
-        """Wait for what was submitted, close all consumers, then all connections.
+        """Wait for submitted calls, close all consumers, then close all connections.
 
-        What is not answered in time is given up: its future says whether it may have happened.
+        A call without an answer in time fails; the error of its future says whether it may have
+        been applied.
 
         Raises:
-            OutcomeUnknown: of some consumer's acks; all is closed nonetheless.
+            OutcomeUnknown: A consumer's acks were not answered; everything is closed nonetheless.
         """
         if self._background.stopped:
             return
-        # Whoever may not close it is told so before anything is closed.
+        # A thread that may not wait gets its error before anything is closed.
         within_s = self._client.within_s(timeout)
         self._background.check_process()
         check_wait()
         closing = [
-            each._closing()  # noqa: SLF001 -- no business of who has the consumer
+            each._closing()  # noqa: SLF001 -- not for the consumer's user
             for each in [*self._consumers]
             if not each.closed
         ]
@@ -603,13 +617,13 @@ class TimerClient(TopicFront):
             self._background.stop()
 
     def __enter__(self) -> Self:
-        """Return the client; it connects with its first call."""
+        """Return the client; it connects at its first call."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        """Close; after an error don't wait long for what is unanswered."""
+        """Close the client; after an error, within two seconds."""
         if error is None:
             self.close()
             return
@@ -618,7 +632,7 @@ class TimerClient(TopicFront):
 
 
 class Consumer:
-    """Iterates over the messages of a group until it is closed; reconnects through failovers."""
+    """A consumer: iterates over a group's messages until it is closed; reconnects by itself."""
 
     def __init__(
         self,
@@ -632,7 +646,7 @@ class Consumer:
         self._call_s = client.within_s(None)
         self._arrived = threading.Event()
         self.closed = False
-        """It was closed, by its user or with the client."""
+        """The consumer was closed, by its user or with the client."""
         self._subscription = background.call(self._open(client, opening, credit, hold_max_s))
 
     async def _open(
@@ -652,21 +666,21 @@ class Consumer:
 
     @property
     def dropped_stale(self) -> int:
-        """Messages dropped unseen, as their leases were over: their group gets them again."""
+        """Count of messages dropped unseen as their leases had ended; the group gets them again."""
         return self._subscription.dropped_stale
 
     @property
     def leases_lost(self) -> int:
-        """Messages that the application had, and that were not this consumer's any more."""
+        """Count of messages whose leases ended while the application had them."""
         return self._subscription.leases_lost
 
     @property
     def _over(self) -> bool:
-        """It was closed, or ended by itself, and has nothing to tell."""
+        """The consumer was closed, or it ended and its error, if any, was raised."""
         return self.closed or self._subscription.told
 
     def __iter__(self) -> Self:
-        """Iterate over messages; an error that ends the consumer is raised."""
+        """Iterate over messages. An error that ends the consumer is raised."""
         return self
 
     def __next__(self) -> Message:
@@ -677,25 +691,25 @@ class Consumer:
         return message
 
     def batches(self) -> Iterator[Batch]:
-        """Iterate over batches as the leader leased them: the fastest way."""
+        """Iterate over batches, as the leader leased them. This is the fastest way to consume."""
         while (batch := self._wait(self._subscription.take, None)) is not None:
             yield batch
 
     def receive(self, max_messages: int = 1, *, timeout: Seconds | None = None) -> list[Message]:
-        """Return 1 to `max_messages` messages; none if none comes in time, or it was closed.
+        """Return 1 to `max_messages` messages. Empty: none arrived in time, or it was closed.
 
-        `timeout`: None waits for ever, 0 not at all.
+        `timeout`: a timedelta or seconds. None: wait without limit. 0: do not wait.
         """
         rows.whole("max_messages", max_messages, 1, rows.UINT64_MAX)
         within_s = None if timeout is None else timeout_s(timeout, zero=True)
         return self._wait(partial(self._subscription.receive, max_messages), within_s) or []
 
     def _wait(self, look: Callable[[], T | None], within_s: float | None) -> T | None:
-        """Return what `look` finds. None: nothing came in time, or the consumer was closed."""
+        """Return the result of `look`. None: nothing came in time, or the consumer was closed."""
         self._background.check_process()
         deadline_s = None if within_s is None else time.monotonic() + within_s
         while True:
-            # Cleared before looking: what arrives after the look sets it again.
+            # Cleared before the look: a message that arrives after the look sets it again.
             self._arrived.clear()
             found = self._look(look)
             if found:
@@ -712,10 +726,10 @@ class Consumer:
                 return None
 
     def _look(self, look: Callable[[], T | None]) -> T | None:
-        """Return what `look` finds; in a cluster in memory, when nothing happens any more.
+        """Return the result of `look`; in an in-memory cluster, after all effects of its time.
 
-        There the loop's thread and the application's take turns, so what is found is the same in
-        every run.
+        There the loop's thread and the application's thread alternate, so that the result is the
+        same in every run.
         """
         settle = self._subscription.settle
         if settle is None:
@@ -726,20 +740,20 @@ class Consumer:
         return found
 
     def flush(self, timeout: Seconds | None = None) -> None:
-        """Wait until every ack that was made by now is answered.
+        """Wait until all acks made so far are answered.
 
         Raises:
-            OutcomeUnknown: some are not, in time. They are still sent again.
+            OutcomeUnknown: Some were not answered in time. They are still retried.
         """
         within_s = self._call_s if timeout is None else timeout_s(timeout)
         self._background.call(self._subscription.flush(within_s))
 
     def close(self, timeout: Seconds | None = None) -> None:
-        """Confirm all acks, then leave the group: see AsyncConsumer.close.
+        """Wait for all acks, then leave the group; see AsyncConsumer.close.
 
         Raises:
-            OutcomeUnknown: some acks were not answered in time, or failed as it ended by an error;
-                their futures say which.
+            OutcomeUnknown: Some acks were not answered in time, or failed because the consumer had
+                ended with an error. Their futures have the errors.
         """
         if self.closed:
             return
@@ -749,7 +763,7 @@ class Consumer:
         self._background.call(self._closing()(within_s))
 
     def _closing(self) -> Callable[[float], Coroutine[Any, Any, None]]:
-        """Count as closed; return what is left to do, on the loop, within so many seconds."""
+        """Mark as closed; return the function that closes the subscription, on the loop."""
         self.closed = True
         return self._subscription.close
 
@@ -760,7 +774,7 @@ class Consumer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        """Confirm all acks and leave the group; after an error don't wait long for that."""
+        """Wait for all acks and leave the group; after an error, within two seconds."""
         if error is None:
             self.close()
             return

@@ -1,4 +1,4 @@
-"""The part of the client that is about timers that exist: cancel, reschedule, look in."""
+"""The client's calls about existing timers: cancels, reschedules and queries."""
 
 import threading
 from abc import abstractmethod
@@ -27,18 +27,18 @@ from timerclient.values.results import CancelResult
 T = TypeVar("T")
 
 CANCEL_IDS_MAX: Final = 1_000
-"""Ids in one request; the server takes 1,024."""
+"""Ids in one request; the server's limit is 1,024."""
 TIMEOUT_S_MAX: Final = threading.TIMEOUT_MAX
 Seconds = float | timedelta
 TimerLike = Timer | TimerInfo | str | bytes
-"""A timer, what the cluster tells of one, its id as text, or its raw id."""
+"""A timer, a TimerInfo, an id as text, or a raw id (15 bytes)."""
 
 
 def timeout_s(timeout: Seconds, *, zero: bool = False) -> float:
-    """Return a timeout in seconds; `zero`: it may be none at all. What no clock counts is for ever.
+    """Return a timeout in seconds, at most TIMEOUT_S_MAX. `zero`: 0 is allowed.
 
     Raises:
-        InvalidRequest: it is not positive, or no duration.
+        InvalidRequest: The timeout is not positive, or not a duration.
     """
     if not isinstance(timeout, int | float | timedelta):
         raise InvalidRequest.of("timeout", timeout, "must be a timedelta or a number of seconds")
@@ -53,7 +53,7 @@ def raw_ids(timers: Iterable[TimerLike]) -> bytes:
     """Return the raw ids of timers, one after the other.
 
     Raises:
-        InvalidRequest: one of them is no id.
+        InvalidRequest: One of them is not a timer or an id.
     """
     out = bytearray()
     for timer in timers:
@@ -61,7 +61,7 @@ def raw_ids(timers: Iterable[TimerLike]) -> bytes:
         if isinstance(raw, str):
             raw = ids.from_text(raw)
         if not isinstance(raw, bytes) or len(raw) != ids.SIZE:
-            # Its value may be a payload, or hold one.
+            # The value is not shown: it may be a payload, or hold one.
             limit = f"must be a Timer, a TimerInfo, its id as text, or {ids.SIZE} bytes"
             raise InvalidRequest.of("timer_id", rows.kind_of(raw), limit)
         out += raw
@@ -69,10 +69,10 @@ def raw_ids(timers: Iterable[TimerLike]) -> bytes:
 
 
 def the_timer(timer: TimerLike | None) -> TimerLike:
-    """Return the timer that a call names.
+    """Return `timer`.
 
     Raises:
-        InvalidRequest: it names none.
+        InvalidRequest: It is None.
     """
     if timer is None:
         raise InvalidRequest.of("timer", None, "give a timer or its id, or topic and key")
@@ -80,10 +80,10 @@ def the_timer(timer: TimerLike | None) -> TimerLike:
 
 
 def no_timer(timer: TimerLike | None) -> None:
-    """Refuse a call that names a timer twice.
+    """Check that a call with a key has no `timer`.
 
     Raises:
-        InvalidRequest: it does.
+        InvalidRequest: `timer` is not None.
     """
     if timer is not None:
         raise InvalidRequest.of(
@@ -92,26 +92,26 @@ def no_timer(timer: TimerLike | None) -> None:
 
 
 def cancelling(request: pb.CancelRequest) -> Method[pb.CancelResponse]:
-    """Return what asks a node to cancel."""
+    """Return the method that sends a cancel to a node."""
     return lambda node, left_s: node.timers.Cancel(request, timeout=left_s)
 
 
 def rescheduling(
     request: pb.RescheduleRequest,
 ) -> Method[pb.RescheduleResponse]:
-    """Return what asks a node to reschedule."""
+    """Return the method that sends a reschedule to a node."""
     return lambda node, left_s: node.timers.Reschedule(request, timeout=left_s)
 
 
 def set_times(request: pb.RescheduleRequest, times: Mapping[str, Sequence[int]]) -> None:
-    """Put due_ms, delay_ms or delay_level into a request."""
+    """Set due_ms, delay_ms or delay_level of a request."""
     for name, values in times.items():
         getattr(request, name).extend(values)
 
 
 @contextmanager
 def part_of(done: object, count: int = 0) -> Iterator[None]:
-    """Raise what fails in here as of unknown outcome, if something was `done` before; so much."""
+    """Set `done` of an error in the block to `count`; if `done`, its outcome is unknown."""
     try:
         yield
     except TimerError as error:
@@ -122,7 +122,7 @@ def part_of(done: object, count: int = 0) -> Iterator[None]:
 
 
 class Existing:
-    """See the module; the rest is AsyncTimerClient (timerclient/client/aio.py)."""
+    """Calls about existing timers, for an event loop; a part of AsyncTimerClient."""
 
     @abstractmethod
     def nodes(self) -> Nodes:
@@ -130,9 +130,9 @@ class Existing:
 
     @abstractmethod
     def within_s(self, timeout: Seconds | None) -> float:
-        """Return the time that a call has, in seconds."""
+        """Return the seconds that a call may take."""
 
-    # ---- cancelling and rescheduling
+    # ---- cancels and reschedules
 
     async def cancel(
         self,
@@ -142,16 +142,18 @@ class Existing:
         topic: str | None = None,
         timeout: Seconds | None = None,  # noqa: ASYNC109
     ) -> CancelResult:
-        """Return what became of the cancel of one timer: by its id, or by its key and topic.
+        """Cancel one timer, by its id, or by its key and topic; return the outcome.
 
-        By id it is sent again through failovers; if a first answer was lost, the next may be
-        ALREADY_CANCELLED of its own work. RESCHEDULED: it was rescheduled before, and fires under
-        another id, `get_timer(timer).replaced_by`. By key only a pending timer is found, and it is
-        sent once: when the answer is lost the key may be another timer's by now.
+        A cancel by id is retried through failovers. If the answer of an earlier attempt was lost,
+        the outcome may be ALREADY_CANCELLED through the call itself. RESCHEDULED: the timer was
+        rescheduled before; `get_timer(timer).replaced_by` is the id that fires. A cancel by key
+        finds pending timers only. It is sent once: after a lost answer, another timer may have the
+        key.
 
         Raises:
-            NotFound: there is no such topic.
-            OutcomeUnknown: no answer; it may have been cancelled. By id ask again, by key look.
+            NotFound: There is no such topic.
+            OutcomeUnknown: No answer; the timer may be cancelled. Repeat a cancel by id; after one
+                by key, call `get_timer` first.
         """
         if key is not None:
             no_timer(timer)
@@ -166,7 +168,7 @@ class Existing:
         *,
         timeout: Seconds | None = None,  # noqa: ASYNC109
     ) -> list[CancelResult]:
-        """Return what became of the cancels of many timers, one each; as `cancel` otherwise."""
+        """Cancel many timers; return one outcome per timer, in their order; see `cancel`."""
         raw = timers.raw if isinstance(timers, Timers) else raw_ids(timers)
         results: list[CancelResult] = []
         for start in range(0, len(raw), CANCEL_IDS_MAX * ids.SIZE):
@@ -183,9 +185,9 @@ class Existing:
         *,
         timeout: Seconds | None = None,  # noqa: ASYNC109
     ) -> list[CancelResult]:
-        """Return what became of the cancels of the timers that have the keys, one each.
+        """Cancel pending timers by their keys; return one outcome per key, in their order.
 
-        Up to 256 are cancelled together. Sent once, as `cancel` by key.
+        Each request has up to 256 keys and is sent once, as `cancel` by key.
         """
         listed, results = rows.texts("keys", keys), list[CancelResult]()
         for start in range(0, len(listed), pending_timers.CHANGES_MAX):
@@ -203,14 +205,15 @@ class Existing:
         timeout: Seconds | None = None,  # noqa: ASYNC109
         **where: Unpack[Where],
     ) -> Changed:
-        """Cancel the pending timers of a topic that `where` picks; return how many these were.
+        """Cancel the pending timers of a topic that `where` selects; return their number.
 
-        Timers scheduled while it runs are left alone. `timeout` is of each of its pages, which
-        are sent again through failovers: then the count may be too low, and says so.
+        Timers that are scheduled during the call are not cancelled. The call sends one request per
+        page; `timeout` applies to each. A page is retried through failovers. The number may then
+        be too low; `exact` of the result is False.
 
         Raises:
-            NotFound: there is no such topic.
-            OutcomeUnknown: no answer in time; some may have been cancelled.
+            NotFound: There is no such topic.
+            OutcomeUnknown: No answer in time; some timers may be cancelled.
         """
         request = pb.CancelRequest(filter=pending_timers.where(topic, where))
         return await self._page_by_page(
@@ -226,18 +229,19 @@ class Existing:
         timeout: Seconds | None = None,  # noqa: ASYNC109
         **when: Unpack[DueTime],
     ) -> Timer:
-        """Return the timer that fires instead of a pending one, named by id, or by key and topic.
+        """Change the due time of a pending timer, named by id, or by key and topic.
 
-        It has a new id, and the old one's key, payload and headers. When: as `schedule`, but it has
-        to be said. The old id stays known: `get_timer` of it returns the new one in `replaced_by`,
-        as does the error of another reschedule; a cancel returns RESCHEDULED. The cluster knows its
-        last 65,536 reschedules at least.
+        Returns the new timer, which has a new id, and the key, payload and headers of the old one.
+        The due time is as in `schedule`, and required. The cluster knows at least its last 65,536
+        reschedules. For an old id, `get_timer` returns the new id in `replaced_by`; so does the
+        error of a further reschedule. A cancel returns RESCHEDULED.
 
         Raises:
-            NotPending: the timer fired, was cancelled, was rescheduled before (`replaced_by`), or
-                is not known; nothing was changed.
-            NotFound: there is no such topic.
-            OutcomeUnknown: no answer in time; it may have been rescheduled. Look by key.
+            NotPending: The timer fired, was cancelled, was rescheduled before (`replaced_by`), or
+                is not known. It was not changed.
+            NotFound: There is no such topic.
+            OutcomeUnknown: No answer in time; the timer may be rescheduled. Call `get_timer`, by
+                its key if it has one.
         """
         if key is not None:
             no_timer(timer)
@@ -257,9 +261,10 @@ class Existing:
         timeout: Seconds | None = None,  # noqa: ASYNC109
         **when: Unpack[WhenMany],
     ) -> list[Rescheduled]:
-        """Return what became of each reschedule; as `reschedule`, but none raises NotPending.
+        """Reschedule many timers; return one outcome per timer, in their order; see `reschedule`.
 
-        `delay`, `due` or `due_ms` is one value for all, or one for each timer.
+        `delay`, `delay_level`, `due` or `due_ms` is one value for all, or one for each timer. A
+        timer that is not pending is an outcome, not a NotPending error.
         """
         raw = pending_timers.pieces(timers.raw if isinstance(timers, Timers) else raw_ids(timers))
         times = pending_timers.times(when, len(raw))
@@ -273,7 +278,7 @@ class Existing:
         timeout: Seconds | None = None,  # noqa: ASYNC109
         **when: Unpack[WhenMany],
     ) -> list[Rescheduled]:
-        """Return what became of the reschedule of each timer that has a key; see the batch's."""
+        """Reschedule pending timers by their keys; one outcome per key; see `reschedule_batch`."""
         listed = rows.texts("keys", keys)
         times, by_keys = pending_timers.times(when, len(listed)), pending_timers.by_keys(topic)
         return await self._reschedule(by_keys, listed, times, pending_timers.CHANGES_MAX, timeout)
@@ -286,9 +291,10 @@ class Existing:
         timeout: Seconds | None = None,  # noqa: ASYNC109
         **when: Unpack[DueTime],
     ) -> Changed:
-        """Give the pending timers that `where` picks one new due time; return how many these were.
+        """Reschedule the pending timers that `where` selects to one due time; return their number.
 
-        Each once, wherever its new time is; otherwise as `cancel_where`.
+        Each timer is rescheduled once, even if `where` selects its new due time, too. Otherwise as
+        `cancel_where`.
         """
         request = pb.RescheduleRequest(filter=pending_timers.where(topic, where))
         set_times(request, pending_timers.times(when))
@@ -304,9 +310,10 @@ class Existing:
         rows_max: int,
         timeout: Seconds | None,  # noqa: ASYNC109
     ) -> list[Rescheduled]:
-        """Return what became of each target; what the leader left as it was is asked for again.
+        """Reschedule the targets; return one outcome per target.
 
-        Each is sent once: a retry could not tell its own work from somebody else's.
+        Targets that the leader left unchanged are sent again. A request is sent once: a retry could
+        not distinguish its own effect from that of another request.
         """
         [(name, ms)] = times.items()
         done: dict[int, Rescheduled] = {}
@@ -331,10 +338,10 @@ class Existing:
         count_of: Callable[[T], int],
         timeout: Seconds | None,  # noqa: ASYNC109
     ) -> Changed:
-        """Change what a filter picks; return how many these were.
+        """Change the timers that a filter selects; return their number.
 
-        The first answer is a token, which fixes which timers these are: from then on a page that
-        is sent again changes none twice, and none that came meanwhile.
+        The first response is a token that fixes the set of timers. A page with a token may
+        therefore be retried: it changes no timer twice, and no timer that was scheduled later.
         """
         count, doubts = 0, set[bytes]()
         while True:
@@ -345,9 +352,9 @@ class Existing:
             count += count_of(answer)
             request.page_token = answer.next_page_token
             if not answer.next_page_token:
-                return Changed.of(count, exact=doubts <= {b""})  # the first one changes nothing
+                return Changed.of(count, exact=doubts <= {b""})  # the first request changes nothing
 
-    # ---- looking in
+    # ---- queries
 
     async def get_timer(
         self,
@@ -357,10 +364,10 @@ class Existing:
         topic: str | None = None,
         timeout: Seconds | None = None,  # noqa: ASYNC109
     ) -> TimerInfo:
-        """Return what is known of one timer: by its id, or, while it is pending, by key and topic.
+        """Return the state of one timer, by its id, or, if it is pending, by its key and topic.
 
         Raises:
-            NotFound: there is none, or no more.
+            NotFound: The timer does not exist or is no longer known.
         """
         if key is not None:
             no_timer(timer)
@@ -381,9 +388,9 @@ class Existing:
         timeout: Seconds | None = None,  # noqa: ASYNC109
         **where: Unpack[Where],
     ) -> AsyncIterator[TimerInfo]:
-        """Iterate over the pending timers of a topic that `where` picks, as they fire.
+        """Iterate over the pending timers of a topic that `where` selects, in order of due time.
 
-        It reads page by page as it goes: a timer that is there all the while is seen once.
+        Pages are read during the iteration. A timer that is pending throughout is returned once.
         """
         token = b""
         while True:
@@ -404,9 +411,9 @@ class Existing:
         timeout: Seconds | None = None,  # noqa: ASYNC109
         **where: Unpack[Where],
     ) -> tuple[list[TimerInfo], bytes]:
-        """Return a page of `list_timers`, and the token of the next; empty: it was the last.
+        """Return a page of `list_timers` and the token of the next page; empty: it is the last.
 
-        A page may be short, or empty, and not be the last.
+        A page that is short or empty may have a next page.
         """
         request = pb.ListTimersRequest(filter=pending_timers.where(topic, where), page_token=token)
         rows.put(request, "page_size", page_size)
@@ -437,7 +444,7 @@ class Existing:
         repeatable: bool = True,
         on_doubt: Callable[[], None] = lambda: None,
     ) -> T:
-        """Return the leader's answer to a unary call; see Nodes.call."""
+        """Return the leader's response to a unary call; see Nodes.call."""
         return await self.nodes().call(
             method,
             within_s=self.within_s(timeout),

@@ -1,6 +1,6 @@
-"""The part of the client that is about the life of topics, and of the namespaces they are in.
+"""The client's calls that delete and describe topics and namespaces.
 
-A namespace is there as long as there is a topic in it, or a policy of it: nobody makes one.
+A namespace exists as long as it has a topic or a policy. No call creates one.
 """
 
 from collections import defaultdict
@@ -15,16 +15,16 @@ from timerclient.rows import policy_fields, rows
 from timerclient.values.errors import InvalidRequest, NotFound, NotReady
 
 DEFAULT: Final = "default"
-"""The namespace of topics whose names say none."""
+"""The namespace of topics without a "/" in their names."""
 
 
 class Namespace(NamedTuple):
-    """What is in a namespace, and what it says of it."""
+    """A namespace, its topics and its own policy."""
 
     name: str
     topics: list[pb.TopicStatus]
     policy: dict[str, Any]
-    """What it says itself, by field; see `describe_policies` for what holds."""
+    """Fields set in the namespace itself; `describe_policies` returns the effective ones."""
 
 
 def namespace_of(topic: str) -> str:
@@ -37,13 +37,15 @@ class TopicCalls(SeenCalls):
     """Calls about topics, for an event loop."""
 
     async def delete_topic(self, topic: str) -> pb.DeleteTopicResponse | None:
-        """Delete a topic with its pending timers, messages, groups and policy; return what it had.
+        """Delete a topic with its timers, messages, groups and policy; return how many there were.
 
-        Its consumers end with NotFound, and so do their acks; a timer of it never fires. A topic of
-        the same name that is made later is another one. None: an answer was lost, and it is gone.
+        Consumers of the topic end with NotFound, and so do their acks. None of its timers fires. A
+        topic that is created later with the same name is a different topic.
+
+        Returns None if the topic is deleted, and the answer with the counts was lost.
 
         Raises:
-            NotFound: there is no such topic.
+            NotFound: There is no such topic.
         """
         request = pb.DeleteTopicRequest(topic=rows.utf8("topic", topic).decode())
         doubts: list[None] = []
@@ -54,12 +56,12 @@ class TopicCalls(SeenCalls):
                 on_doubt=lambda: doubts.append(None),
             )
         except NotFound:
-            if not doubts:  # else an earlier sending did it
+            if not doubts:  # else an earlier attempt has deleted it
                 raise
             return None
 
     async def namespaces(self) -> list[Namespace]:
-        """Return all namespaces, by name: those that have a topic, or a policy."""
+        """Return all namespaces that have a topic or a policy, by name."""
         topics = defaultdict[str, list[pb.TopicStatus]](list)
         async for topic in self._all_topics():
             topics[namespace_of(topic.name)].append(topic)
@@ -75,7 +77,7 @@ class TopicCalls(SeenCalls):
         """Return one namespace.
 
         Raises:
-            NotFound: there is neither a topic in it nor a policy of it.
+            NotFound: The namespace has neither a topic nor a policy.
         """
         scope = policy_fields.scope(namespace)
         topics = await self._topics_in(namespace)
@@ -85,24 +87,24 @@ class TopicCalls(SeenCalls):
         return Namespace(namespace, topics, own)
 
     async def delete_namespace(self, namespace: str) -> list[str]:
-        """Delete all topics of a namespace, then its policy; return which topics these were.
+        """Delete all topics of a namespace, then its policy; return the names of the topics.
 
-        One after the other: if it fails on the way the error's `done` says how many topics are
-        gone, and to call it again deletes the others. Each topic goes as by `delete_topic`.
+        Topics are deleted one after the other, each as by `delete_topic`. If the call fails, the
+        error's `done` is the number of deleted topics; a further call deletes the others.
 
         Raises:
-            InvalidRequest: it is the default namespace.
-            NotFound: there is neither a topic in it nor a policy of it.
-            NotReady: somebody goes on making topics in it; its policy stays.
+            InvalidRequest: It is the default namespace.
+            NotFound: The namespace has neither a topic nor a policy.
+            NotReady: Topics are created in the namespace during the call; its policy is kept.
         """
         if namespace in ("", DEFAULT):
-            raise InvalidRequest.of("namespace", namespace, "must be another one than the default")
+            raise InvalidRequest.of("namespace", namespace, "must not be the default namespace")
         found = await self.describe_namespace(namespace)
         gone: list[str] = []
         topics = found.topics
-        for _ in range(ROUNDS_MAX):  # meanwhile somebody may make others
+        for _ in range(ROUNDS_MAX):  # topics may be created in the meantime
             for topic in topics:
-                with part_of(gone, len(gone)), suppress(NotFound):  # by somebody else
+                with part_of(gone, len(gone)), suppress(NotFound):  # deleted by another call
                     await self.delete_topic(topic.name)
                 gone.append(topic.name)
             with part_of(gone, len(gone)):
@@ -111,7 +113,7 @@ class TopicCalls(SeenCalls):
                 break
         else:
             with part_of(gone, len(gone)):
-                raise NotReady(f"topics of {namespace!r} are made while they are deleted")
+                raise NotReady(f"topics of {namespace!r} are created during their deletion")
         request = pb.AlterPoliciesRequest(
             scope=pb.PolicyScope(namespace=namespace), unset=[*found.policy]
         )
@@ -151,7 +153,7 @@ ROUNDS_MAX: Final = 4
 
 
 class TopicFront(SeenFront):
-    """The same for threads."""
+    """TopicCalls for threads."""
 
     _seen: TopicCalls
 

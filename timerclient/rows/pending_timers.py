@@ -1,12 +1,12 @@
-"""What an application sees of timers that exist, and how it names them.
+"""Values of calls about existing timers.
 
-    Where        the pending timers of a topic, by due time and key
-    Changed      how many of them were changed; Redriven: dead letters that were sent back
-    TimerInfo    one timer, whole while it is pending
-    TimerCounts  how many are pending, and how soon they are due
+    Where        selects pending timers of a topic, by due time and key
+    Changed      a number of changed timers; Redriven: of dead letters sent back
+    TimerInfo    one timer, complete while it is pending
+    TimerCounts  how many timers are pending, and how soon they are due
 
-The functions here make the contract's requests of an application's arguments, and results of its
-answers; who sends them is the client (timerclient/client/aio.py).
+The functions convert an application's arguments to requests of the contract, and responses to
+results. The client (timerclient/client/aio.py) sends them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,14 +23,14 @@ from timerclient.values.errors import InvalidRequest, NotPending
 from timerclient.values.results import CancelResult, RescheduleResult, TimerState
 
 CHANGES_MAX: Final = 256
-"""Timers in one request by key; the server takes as many."""
+"""Timers in one request by key; this is also the server's limit."""
 PAGE_SIZE: Final = 1_000
 Instant = datetime | int
 """An aware datetime, or Unix milliseconds."""
 
 
 class Where(TypedDict, total=False):
-    """Pending timers of a topic: effective due in [due_from, due_to), key beginning so."""
+    """Selects pending timers: effective due in [due_from, due_to), key with `key_prefix`."""
 
     due_from: Instant | None
     due_to: Instant | None
@@ -39,23 +39,22 @@ class Where(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class TimerInfo:
-    """What the cluster tells of one timer."""
+    """One timer. Fields from `topic` to `held` are set for a pending timer only."""
 
     raw: bytes
     """Its id, 15 bytes."""
     state: TimerState
     topic: str = ""
-    """As all below, of a pending timer only."""
     requested_ms: int | None = None
-    """When it was asked to fire, Unix milliseconds."""
+    """The requested due time, Unix milliseconds."""
     payload: bytes | None = field(default=None, repr=False)
     key: str | None = None
     headers: Mapping[str, str] | None = field(default=None, repr=False)
     held: bool = False
-    """It is overdue, as its topic is paused, or was just now. Told of one timer, not in lists."""
+    """The timer is overdue because its topic is paused, or was just resumed. False in lists."""
     replaced_by: str | None = None
-    """Of a CANCELLED timer that was rescheduled: id of the timer that fires instead, as long as the
-    cluster knows it. After more than 1,024 reschedules that one may have been rescheduled, too."""
+    """Of a CANCELLED timer that was rescheduled: id of the timer that fires instead. None: not
+    known. After more than 1,024 reschedules, that timer may have been rescheduled, too."""
 
     @property
     def id(self) -> str:
@@ -79,31 +78,31 @@ class TimerCounts:
 
     pending: int
     within: Mapping[timedelta, int]
-    """Due within 5 s, 1 m, 10 m, 1 h, 6 h, 1 d, 7 d, 30 d; each includes the ones before."""
+    """Timers due within 5 s, 1 m, 10 m, 1 h, 6 h, 1 d, 7 d, 30 d. Each includes those before."""
     clock_ms: int
-    """The cluster's clock, from which these count."""
+    """The cluster's time, from which these spans are measured."""
 
     @property
     def beyond(self) -> int:
-        """Due later than all of these."""
+        """Timers due later than the longest span of `within`."""
         return self.pending - max(self.within.values(), default=0)
 
 
 class Rescheduled(NamedTuple):
-    """What became of one reschedule."""
+    """Outcome of one reschedule."""
 
     result: RescheduleResult
     timer: Timer | None
-    """The timer that fires instead. None: it was not rescheduled."""
+    """The new timer. None: it was not rescheduled."""
     replaced_by: str | None = None
     """Id of the timer that fires instead, if this one was rescheduled before; None: not known."""
 
 
 class Changed(int):
-    """How many timers a change by filter changed."""
+    """Number of timers that a change by filter changed."""
 
     exact: bool
-    """False: an answer was lost on the way, a failover's for one; these are at least so many."""
+    """False: an answer was lost, for example in a failover; the true number may be higher."""
 
     @classmethod
     def of(cls, count: int, *, exact: bool) -> Self:
@@ -114,18 +113,18 @@ class Changed(int):
 
 
 class Redriven(Changed):
-    """How many dead letters were sent back."""
+    """Number of dead letters that were sent back."""
 
     homeless: int = 0
-    """How many were not: they say of no topic that is there that they came from it."""
+    """Letters that stay, because their headers name no existing topic."""
 
 
 def where(topic: str, what: Where) -> pb.TimerFilter:
     """Return a filter.
 
     Raises:
-        InvalidRequest: an argument is of the wrong kind, or out of range.
-        TypeError: an argument of another name.
+        InvalidRequest: An argument is of the wrong type, or out of range.
+        TypeError: An argument has another name.
     """
     unknown = what.keys() - Where.__annotations__.keys()
     if unknown:
@@ -135,7 +134,7 @@ def where(topic: str, what: Where) -> pb.TimerFilter:
     rows.utf8("key_prefix", what.get("key_prefix", ""))
     due_from, due_to = what.get("due_from"), what.get("due_to")
     to_ms = 0 if due_to is None else rows.instant_ms("due_to", due_to)
-    if due_to is not None and not to_ms:  # which the contract has for: no end
+    if due_to is not None and not to_ms:  # 0 means "no end" in the contract
         raise InvalidRequest.of("due_to", due_to, "must be after 1970 began; None: no end")
     return pb.TimerFilter(
         topic=topic,
@@ -151,7 +150,7 @@ def by_ids(raw: Sequence[bytes]) -> pb.RescheduleRequest:
 
 
 def by_keys(topic: str | None) -> Callable[[Sequence[str]], pb.RescheduleRequest]:
-    """Return what makes a reschedule of timers of a topic by their keys."""
+    """Return a function that makes a reschedule of a topic's timers by keys."""
     return lambda keys: pb.RescheduleRequest(keys=named(topic, keys))
 
 
@@ -159,10 +158,10 @@ def named(topic: str | None, keys: Sequence[str]) -> pb.TimerKeys:
     """Return timers by their keys.
 
     Raises:
-        InvalidRequest: there is no topic, or a key is empty or no text.
+        InvalidRequest: The topic is missing, or a key is empty or not a string.
     """
     if not topic:
-        raise InvalidRequest.of("topic", topic, "a key is one of a topic")
+        raise InvalidRequest.of("topic", topic, "must be given with a key")
     encoded = [rows.utf8("key", key) for key in keys]
     if not all(encoded):
         raise InvalidRequest.of("key", "", "must not be empty")
@@ -171,12 +170,12 @@ def named(topic: str | None, keys: Sequence[str]) -> pb.TimerKeys:
 
 
 def pieces(raw: bytes) -> list[bytes]:
-    """Return raw ids apart."""
+    """Return raw ids, one by one."""
     return [raw[at : at + ids.SIZE] for at in range(0, len(raw), ids.SIZE)]
 
 
 def rescheduled(answer: pb.RescheduleResponse) -> list[Rescheduled | None]:
-    """Return what became of each timer of a request. None: it was left as it was; ask again."""
+    """Return the outcome of each timer of a request. None: unchanged; send the timer again."""
     out: list[Rescheduled | None] = []
     others = successors(answer.successor_ids, len(answer.results))
     for result, raw, other in zip(answer.results, pieces(answer.timer_ids), others, strict=True):
@@ -195,7 +194,7 @@ def successors(raw: bytes, n: int) -> list[str | None]:
 
 
 def cancelled(answer: pb.CancelResponse) -> list[CancelResult]:
-    """Return what became of each timer of a request."""
+    """Return the outcome of each timer of a request."""
     others = successors(answer.successor_ids, len(answer.results))
     return [
         CancelResult.RESCHEDULED if other else CancelResult(result)
@@ -207,7 +206,7 @@ def only(one: Rescheduled, name: str) -> Timer:
     """Return the new timer.
 
     Raises:
-        NotPending: it was not rescheduled.
+        NotPending: The timer was not rescheduled.
     """
     if one.timer is None:
         raise NotPending.of(name, one.result, one.replaced_by)
@@ -234,7 +233,7 @@ def infos(topic: str, timers: pb.PendingTimers) -> Iterator[TimerInfo]:
 
 
 def info(answer: pb.GetTimerResponse, raw: bytes) -> TimerInfo:
-    """Return one timer; `raw` is the id that it was asked for by."""
+    """Return one timer; `raw` is the id in the request."""
     if answer.state == pb.TIMER_PENDING:
         return replace(next(infos(answer.topic, answer.timer)), held=answer.held)
     replaced_by = ids.to_text(answer.successor_id) if answer.successor_id else None
@@ -252,8 +251,8 @@ def times(when: Mapping[str, Any], n: int | None = None) -> dict[str, Sequence[i
     """Return a request's due_ms, delay_ms or delay_level; one value, or one for each of n.
 
     Raises:
-        InvalidRequest: nothing is given (a new timer would fire at once); neither one value nor n,
-            or a value that names no time.
+        InvalidRequest: No due time is given, there is neither one value nor n, or a value is not a
+            time.
     """
     if all(value is None for value in when.values()):
         raise InvalidRequest.of("when", None, "give delay, delay_level, due or due_ms; 0: at once")

@@ -1,4 +1,4 @@
-"""Policies as an application names them: scopes, and fields of the contract's Policy."""
+"""Policies: scopes and fields, from an application's arguments to the contract."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -9,11 +9,11 @@ from timerclient.rows import rows
 from timerclient.values.errors import InvalidRequest
 
 CatchUp = Literal["all", "latest", "drop"]
-"""What becomes of overdue timers when their topic is resumed."""
+"""The overdue timers that fire when their topic is resumed: all, the latest, or none."""
 
 
 class PolicyFields(TypedDict, total=False):
-    """Fields of a policy; docs/features.md has their meaning. 0 is none, where that makes sense."""
+    """Fields of a policy, explained in docs/features.md."""
 
     delayed_delivery: bool
     tick_ms: int
@@ -40,14 +40,15 @@ TEXTS: Final = ("catch_up",)
 
 
 def scope(namespace: str | None = None, topic: str | None = None) -> pb.PolicyScope:
-    """Return a scope: a namespace's or a topic's; without either the cluster's.
+    """Return the scope of a namespace or a topic; without either, of the cluster.
 
     Raises:
-        InvalidRequest: a name is no text, or empty: nobody means the cluster by that.
+        InvalidRequest: A name is empty or not a string. An empty name is not the cluster: it is
+            probably a mistake.
     """
     for field, name in (("namespace", namespace), ("topic", topic)):
         if name is not None and not rows.utf8(field, name):
-            limit = "must not be empty; the cluster is meant by neither namespace nor topic"
+            limit = "must not be empty; for the cluster, give neither namespace nor topic"
             raise InvalidRequest.of(field, name, limit)
     return pb.PolicyScope(namespace=namespace or "", topic=topic or "")
 
@@ -56,7 +57,7 @@ def altered(namespace: str | None, topic: str | None, *, cluster: bool) -> pb.Po
     """Return the scope of a change; exactly one of the three is given.
 
     Raises:
-        InvalidRequest: none is given, or several are; or a name is no text, or empty.
+        InvalidRequest: None or several are given, or a name is empty or not a string.
     """
     given = [topic is not None, namespace is not None, cluster].count(True)
     if given != 1:
@@ -66,17 +67,17 @@ def altered(namespace: str | None, topic: str | None, *, cluster: bool) -> pb.Po
 
 
 def policy(said: Mapping[str, Any]) -> pb.Policy:
-    """Return what says the fields of `said`; `delay_levels_ms` is a sequence of delays.
+    """Return a Policy with the fields of `said`; `delay_levels_ms` is a sequence of delays.
 
     Raises:
-        InvalidRequest: there is no such field, or it takes no such value.
+        InvalidRequest: There is no such field, or the value is of the wrong type or out of range.
     """
     out = pb.Policy()
     for name, value in said.items():
         if name not in FIELDS:
             raise InvalidRequest.of("policy", name, f"must be one of {', '.join(FIELDS)}")
         if isinstance(value, bool) != (name in FLAGS):
-            limit = "must be a text" if name in TEXTS else "must be a number"
+            limit = "must be a string" if name in TEXTS else "must be a number"
             limit = "must be true or false" if name in FLAGS else limit
             raise InvalidRequest.of(name, value, limit)
         if name == LEVELS:
@@ -95,7 +96,7 @@ def _levels(value: Any) -> pb.DelayLevels:
 
 
 def said(message: pb.Policy) -> dict[str, Any]:
-    """Return the fields that are said, as `policy` takes them."""
+    """Return the fields that are set; the inverse of `policy`."""
     found = {field.name: value for field, value in message.ListFields()}
     if LEVELS in found:
         found[LEVELS] = [*found[LEVELS].ms]

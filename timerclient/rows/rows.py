@@ -1,15 +1,15 @@
-"""From what an application passes to the columns of the contract.
+"""Conversion of an application's arguments to columns of the contract.
 
-A caller says *when* in one of four ways, for one row or for many:
+The due time is given in one of four ways, for one row or for many:
 
-    delay        timedelta, or seconds as int or float; from the moment the leader takes the request
-    delay_level  the nth of the topic's delays; beyond the last = the last; 0 = at once
+    delay        timedelta, or seconds as int or float; from the time the leader accepts the request
+    delay_level  n: the topic's nth delay; beyond the last = the last; 0 = at once
     due          an aware datetime
     due_ms       Unix milliseconds
 
-None of them means at once. In a batch of n rows each may be one value for all or n values, as a
-list, a tuple, or anything with `tolist()` (array.array, a numpy array). Headers travel per row as
-(u16 size, UTF-8) of name, value, name, value, …; little-endian.
+Without any of them, the timer fires at once. In a batch of n rows each may be one value for all, or
+n values: a list, a tuple, or an object with `tolist()` (array.array, a numpy array). The headers of
+a row are encoded as (u16 size, UTF-8) of name, value, name, value, …; little-endian.
 """
 
 import operator
@@ -26,27 +26,27 @@ from timerclient.values.errors import InvalidRequest
 
 DUE_MS_MAX: Final = (1 << 48) - 1
 UINT32_MAX: Final = (1 << 32) - 1
-"""As many milliseconds as some fields of the contract can hold."""
+"""Limit of some fields of the contract, in milliseconds."""
 UINT64_MAX: Final = (1 << 64) - 1
 LEVEL_MAX: Final = (1 << 31) - 1
-"""As high as the contract can tell; every level beyond the last is the last."""
+"""Limit of the contract's field. A level beyond the topic's last is the last."""
 REQUEST_ID_SIZE_MAX: Final = 64
 TEXT_SIZE_MAX: Final = (1 << 16) - 1
 REQUEST_SIZE_MAX: Final = (64 << 20) - 1024
-"""Bytes of one request's rows: a message is 64 MiB at most, its head is small."""
+"""Bytes of one request's rows. A message has at most 64 MiB; its head is small."""
 
 Headers = Mapping[str, str]
 OnConflict = Literal["reject", "replace", "keep", "update"]
-"""What becomes of a new timer whose key a pending one has."""
+"""Treatment of a new timer with the key of a pending timer; see `TimerClient.schedule`."""
 T = TypeVar("T")
 _MS: Final = timedelta(milliseconds=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_MS: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MS
-"""The end of the year 9999: no datetime is later."""
+"""The end of the year 9999, the latest datetime."""
 
 
 class DueTime(TypedDict, total=False):
-    """When one timer fires: at most one of these; none is at once."""
+    """Due time of one timer: at most one of these. None: at once."""
 
     delay: timedelta | float | None
     delay_level: int | None
@@ -55,7 +55,7 @@ class DueTime(TypedDict, total=False):
 
 
 class WhenMany(TypedDict, total=False):
-    """When the timers of a batch fire: at most one of these, one value for all or one each."""
+    """Due times of a batch: at most one of these; one value for all timers, or one for each."""
 
     delay: timedelta | float | Iterable[timedelta | float] | None
     delay_level: int | Iterable[int] | None
@@ -65,7 +65,7 @@ class WhenMany(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class NewTimer:
-    """One timer of several that are scheduled together; when: as of `DueTime`."""
+    """One of several timers that are scheduled together; its due time as in `DueTime`."""
 
     topic: str
     payload: bytes
@@ -78,35 +78,35 @@ class NewTimer:
 
     @property
     def when(self) -> DueTime:
-        """When it fires."""
+        """The due time."""
         return DueTime(
             delay=self.delay, delay_level=self.delay_level, due=self.due, due_ms=self.due_ms
         )
 
 
 Way = Literal["due_ms", "delay_ms", "delay_level"]
-"""How the contract says when; the name of its field."""
+"""A field of the contract that holds due times."""
 
 
 class Moment(NamedTuple):
-    """When the rows of a request fire."""
+    """The due times of a request's rows."""
 
     way: Way
     values: Sequence[int]
-    """One for all rows, or one each: milliseconds, or levels."""
+    """Milliseconds or levels: one for all rows, or one for each."""
 
 
 def moment(when: Mapping[str, Any]) -> Moment:
-    """Return what `delay`, `delay_level`, `due` or `due_ms` says.
+    """Return the due times of `delay`, `delay_level`, `due` or `due_ms`.
 
     Raises:
-        InvalidRequest: more than one is given, a datetime is naive, or a value is out of range.
-        TypeError: an argument of another name.
+        InvalidRequest: More than one is given, a datetime is naive, or a value is out of range.
+        TypeError: An argument has another name.
     """
     given = {name: value for name, value in when.items() if value is not None}
     unknown = when.keys() - _CONVERT.keys()
     if unknown:
-        msg = f"unexpected keyword argument {min(unknown)!r}: when is {', '.join(_CONVERT)}"
+        msg = f"unexpected keyword argument {min(unknown)!r}: give one of {', '.join(_CONVERT)}"
         raise TypeError(msg)
     if not given:
         return Moment("delay_ms", (0,))
@@ -125,7 +125,7 @@ def moment(when: Mapping[str, Any]) -> Moment:
 
 
 def _all_in_range(values: Any) -> bool:
-    """Return whether `values` is a list of due_ms that needs no conversion: the fast way."""
+    """Return whether `values` is a list of valid due_ms, which needs no conversion."""
     return (
         isinstance(values, list)
         and set(map(type, values)) == {int}
@@ -138,12 +138,12 @@ def span_ms(field: str, value: Any, most_ms: int = DUE_MS_MAX) -> int:
     """Return a timedelta, or a number of seconds, in milliseconds.
 
     Raises:
-        InvalidRequest: it is neither, negative, or more than `most_ms`; names `field`.
+        InvalidRequest: It is neither, negative, or more than `most_ms`; names `field`.
     """
     if isinstance(value, timedelta):
         ms = -(-max(-_MS, min(value, timedelta(milliseconds=most_ms + 1))) // _MS)
     elif isinstance(value, int | float):
-        ms = round(max(-1.0, min(value, DUE_MS_MAX)) * 1000)  # no number at all is -1, too
+        ms = round(max(-1.0, min(value, DUE_MS_MAX)) * 1000)  # NaN becomes -1
     else:
         raise InvalidRequest.of(field, value, "must be a timedelta or a number of seconds")
     if not 0 <= ms <= most_ms:
@@ -152,13 +152,13 @@ def span_ms(field: str, value: Any, most_ms: int = DUE_MS_MAX) -> int:
 
 
 def lease_ms(lease: Any) -> int:
-    """Return how long a consumer wants to hold messages.
+    """Return a lease in milliseconds, 1 to UINT32_MAX.
 
     Raises:
-        InvalidRequest: it is no positive duration, or more than the contract can tell.
+        InvalidRequest: It is not a duration, or out of range.
     """
     ms = span_ms("lease", lease, UINT32_MAX)
-    if not ms:  # to the leader that is the group's default
+    if not ms:  # 0 means the group's setting in the contract
         raise InvalidRequest.of("lease", lease, "must be a millisecond or more")
     return ms
 
@@ -171,7 +171,7 @@ def _of_due(value: Any) -> int:
     if not isinstance(value, datetime):
         raise InvalidRequest.of("due", value, "must be an aware datetime")
     if value.utcoffset() is None:
-        limit = "a naive datetime names no instant; give it a tzinfo, such as datetime.UTC"
+        limit = "must be aware: give the datetime a tzinfo, such as datetime.UTC"
         raise InvalidRequest.of("due", value, limit)
     return _of_due_ms(-(-(value - _EPOCH) // _MS))
 
@@ -188,7 +188,7 @@ def whole(field: str, value: Any, least: int, most: int) -> int:
     """Return a whole number.
 
     Raises:
-        InvalidRequest: it is none, or not in least .. most; names `field`.
+        InvalidRequest: It is not a whole number, or not in least .. most; names `field`.
     """
     try:
         number = operator.index(value)
@@ -200,10 +200,10 @@ def whole(field: str, value: Any, least: int, most: int) -> int:
 
 
 def choice(field: str, value: Any, choices: Mapping[str, T]) -> T:
-    """Return what a name stands for.
+    """Return the value of a name in `choices`.
 
     Raises:
-        InvalidRequest: it is none of them; names `field`.
+        InvalidRequest: The name is not in `choices`; names `field`.
     """
     if not isinstance(value, str) or value not in choices:
         raise InvalidRequest.of(field, value, f"must be one of {', '.join(choices)}")
@@ -214,7 +214,7 @@ def put(message: Message, field: str, value: Any) -> None:
     """Set a field of a message of the contract.
 
     Raises:
-        InvalidRequest: it holds no such value; names the field and what it holds.
+        InvalidRequest: The field can't hold the value; names the field and its type.
     """
     try:
         setattr(message, field, value)
@@ -228,9 +228,9 @@ _HOLDS: Final = {
     FieldDescriptor.CPPTYPE_UINT32: f"a whole number in 0 .. {UINT32_MAX}",
     FieldDescriptor.CPPTYPE_UINT64: f"a whole number in 0 .. {UINT64_MAX}",
     FieldDescriptor.CPPTYPE_BOOL: "true or false",
-    FieldDescriptor.CPPTYPE_STRING: "a text",
+    FieldDescriptor.CPPTYPE_STRING: "a string",
 }
-"""What fields of a kind hold that applications set; none of the contract's is negative."""
+"""Values of a field that an application may set, by the field's type. None is negative."""
 
 
 _CONVERT: Final[dict[str, tuple[Way, Callable[[Any], int]]]] = {
@@ -242,10 +242,10 @@ _CONVERT: Final[dict[str, tuple[Way, Callable[[Any], int]]]] = {
 
 
 def utf8(field: str, text: Any) -> bytes:
-    """Return a text as it travels.
+    """Return a string in UTF-8.
 
     Raises:
-        InvalidRequest: it is no str, or holds half a character (a lone surrogate).
+        InvalidRequest: It is not a str, or has a lone surrogate.
     """
     if not isinstance(text, str):
         raise InvalidRequest.of(field, text, "must be str")
@@ -256,10 +256,10 @@ def utf8(field: str, text: Any) -> bytes:
 
 
 def name(field: str, text: Any) -> str:
-    """Return the name of something.
+    """Return a name, checked.
 
     Raises:
-        InvalidRequest: it is empty, or no text; names `field`.
+        InvalidRequest: It is empty, or not a string; names `field`.
     """
     if not utf8(field, text):
         raise InvalidRequest.of(field, text, "must not be empty")
@@ -270,7 +270,7 @@ def request_name(request_id: str) -> str:
     """Return a request id, checked.
 
     Raises:
-        InvalidRequest: it is empty, longer than 64 bytes, or no text.
+        InvalidRequest: It is empty, longer than 64 bytes, has a zero byte, or is not a string.
     """
     size = len(utf8("request_id", request_id))
     if not 1 <= size <= REQUEST_ID_SIZE_MAX or "\0" in request_id:
@@ -288,34 +288,34 @@ MODES: Final = {
 
 
 def conflict_mode(name: str) -> pb.OnConflict.ValueType:
-    """Return what becomes of a row whose key a pending timer has.
+    """Return the contract's value of an `on_conflict`.
 
     Raises:
-        InvalidRequest: it is none of reject, replace, keep and update.
+        InvalidRequest: It is none of reject, replace, keep and update.
     """
     return choice("on_conflict", name, MODES)
 
 
 def check_keyed(mode: pb.OnConflict.ValueType, keys: Iterable[object]) -> None:
-    """Refuse a row without a key that is to update a pending timer.
+    """Check that every row of an update has a key.
 
     Raises:
-        InvalidRequest: there is one.
+        InvalidRequest: A row has none.
     """
     if mode == pb.UPDATE and not all(keys):
         raise InvalidRequest.of("on_conflict", "update", "each timer needs a key")
 
 
 def moment_of(unix_ms: int) -> datetime:
-    """Return Unix milliseconds as an aware datetime, in UTC; its last one, if they are beyond."""
+    """Return Unix milliseconds as an aware datetime in UTC, at most the end of the year 9999."""
     return _EPOCH + timedelta(milliseconds=min(unix_ms, _LAST_MS))
 
 
 def instant_ms(field: str, value: datetime | int) -> int:
-    """Return an aware datetime, or Unix milliseconds, as such.
+    """Return an aware datetime, or Unix milliseconds, as Unix milliseconds.
 
     Raises:
-        InvalidRequest: it is naive, of another kind, or out of range; names `field`.
+        InvalidRequest: It is naive, of another type, or out of range; names `field`.
     """
     try:
         return _of_due(value) if isinstance(value, datetime) else _of_due_ms(value)
@@ -324,10 +324,10 @@ def instant_ms(field: str, value: datetime | int) -> int:
 
 
 def encode_headers(headers: Headers | None) -> bytes:
-    """Return one row's headers as they travel; none is empty.
+    """Return one row's headers, encoded. Without headers: empty.
 
     Raises:
-        InvalidRequest: a name or value is no str, or its UTF-8 is longer than 65,535 bytes.
+        InvalidRequest: A name or value is not a str, or its UTF-8 is longer than 65,535 bytes.
     """
     if not headers:
         return b""
@@ -342,7 +342,7 @@ def encode_headers(headers: Headers | None) -> bytes:
 
 
 def decode_headers(encoded: bytes) -> dict[str, str]:
-    """Return what `encode_headers` was given."""
+    """Return one row's headers; the inverse of `encode_headers`."""
     texts: list[str] = []
     position = 0
     while position < len(encoded):
@@ -353,7 +353,7 @@ def decode_headers(encoded: bytes) -> dict[str, str]:
 
 
 class Columns:
-    """Rows of one topic that are still being collected, one call of `schedule` each."""
+    """Rows of one topic that are being collected, one call of `schedule` each."""
 
     __slots__ = ("headers", "keys", "payloads", "topic", "values", "way")
 
@@ -366,7 +366,7 @@ class Columns:
         self.headers: list[bytes] = []
 
     def write(self, to: pb.TimerColumns) -> None:
-        """Put the rows into a message of the contract."""
+        """Write the rows to a message of the contract."""
         to.topic = self.topic
         getattr(to, self.way).extend(self.values)
         to.payload_sizes.extend(map(len, self.payloads))
@@ -385,7 +385,7 @@ def encode_batch(
     """Return (a ScheduleRequest without its head, its rows n >= 1).
 
     Raises:
-        InvalidRequest: a column has neither one value nor n, or holds what it can't.
+        InvalidRequest: A column has neither one value nor n, or an invalid value.
     """
     request = pb.ScheduleRequest(on_conflict=conflict_mode(on_conflict))
     to = request.timers.add()
@@ -411,10 +411,10 @@ def encode_batch(
 
 
 def checked(body: bytes) -> bytes:
-    """Return `body`, if it fits into one message.
+    """Return `body`, checked to fit into one message.
 
     Raises:
-        InvalidRequest: it does not.
+        InvalidRequest: It is too large.
     """
     if len(body) > REQUEST_SIZE_MAX:
         raise InvalidRequest.of("request", f"{len(body)} bytes", f"at most {REQUEST_SIZE_MAX}")
@@ -425,7 +425,7 @@ def payload_bytes(payload: Any) -> bytes:
     """Return one payload as bytes.
 
     Raises:
-        InvalidRequest: it is not bytes-like.
+        InvalidRequest: It is not bytes-like.
     """
     if isinstance(payload, bytes):
         return payload
@@ -435,13 +435,13 @@ def payload_bytes(payload: Any) -> bytes:
 
 
 def kind_of(value: object) -> str:
-    """Return of which kind a value is, for an error that must not print the value."""
+    """Return the type and size of a value, for an error that must not show the value."""
     size = f" of {len(value)}" if isinstance(value, str | bytes | bytearray) else ""
     return f"{type(value).__name__}{size}"
 
 
 def _write_payloads(to: pb.TimerColumns, payloads: Any) -> int:
-    """Put the payloads into `to`; return how many they are."""
+    """Write the payloads to `to`; return their number."""
     if isinstance(payloads, bytes | bytearray | str):
         raise InvalidRequest.of("payloads", kind_of(payloads), "must be a sequence of bytes")
     table = _table(payloads)
@@ -468,7 +468,7 @@ def _write_payloads(to: pb.TimerColumns, payloads: Any) -> int:
 
 
 def _table(payloads: Any) -> memoryview | None:
-    """Return a two-dimensional buffer of bytes (n, width) as one; None: it is none."""
+    """Return `payloads` as a buffer of bytes (n, width). None: it is not one."""
     if isinstance(payloads, list | tuple):
         return None
     try:
@@ -479,20 +479,20 @@ def _table(payloads: Any) -> memoryview | None:
 
 
 def texts(name: str, values: Iterable[T]) -> Sequence[T]:
-    """Return what is given one by one; a single text is none of that.
+    """Return `values` as a sequence.
 
     Raises:
-        InvalidRequest: it is one text, whose letters would be taken for texts.
+        InvalidRequest: It is a single string. Its letters would be read as strings.
     """
     if isinstance(values, str | bytes):
-        raise InvalidRequest.of(name, values[:32], "must be a sequence of texts")
+        raise InvalidRequest.of(name, values[:32], "must be a sequence of strings")
     return _listed(values)
 
 
 def at_hand(values: T) -> T:
-    """Return what may be iterated over only here and now as a list, and all else as it is.
+    """Return an iterator or another lazy iterable as a list, and any other value unchanged.
 
-    The columns of an array and the texts, bytes and numbers that are no collection are all else.
+    Arrays, sequences, mappings, strings, bytes and numbers are unchanged.
     """
     lazy = isinstance(values, Iterable) and not isinstance(values, str | bytes | Sequence | Mapping)
     return list(values) if lazy and not hasattr(values, "tolist") else values  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""What scheduling returns: one timer, or a lazy sequence over the raw ids of many."""
+"""Results of a schedule: one timer, or a lazy sequence over the raw ids of many."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -11,16 +11,16 @@ from timerclient.values.results import ScheduleResult
 
 
 class RequestOutcome(NamedTuple):
-    """What a request, or some rows of it, was answered."""
+    """The response to a request, or to some of its rows."""
 
     raw: bytes
-    """n x 15 bytes: the timers' ids; zeros for a row that is no timer."""
+    """n x 15 bytes: the timers' ids; zeros for a row that was not scheduled."""
     duplicate: bool = False
-    """An earlier sending had been applied."""
+    """An earlier attempt of the request was applied."""
     results: Sequence[int] = ()
-    """ScheduleResults, one a row. Empty: all are SCHEDULED."""
+    """ScheduleResults, one per row. Empty: all are SCHEDULED."""
     others: bytes = b""
-    """n x 15 bytes, with `results`: the timer replaced, or that has the key."""
+    """n x 15 bytes, with `results`: the timer that was replaced, or that has the key."""
 
     def part(self, first: int, rows: int) -> "RequestOutcome":
         """Return the outcome of some rows."""
@@ -29,7 +29,7 @@ class RequestOutcome(NamedTuple):
         return RequestOutcome(self.raw[span], self.duplicate, results, self.others[span])
 
     def ordered(self, order: Sequence[int]) -> "RequestOutcome":
-        """Return the outcome of rows in another order; `order`: which each of these is there."""
+        """Return the outcome in the caller's order; row i here is row `order[i]` there."""
         places = sorted(range(len(order)), key=order.__getitem__)
         raw, others = _pieces(self.raw), _pieces(self.others)
         return RequestOutcome(
@@ -40,11 +40,11 @@ class RequestOutcome(NamedTuple):
         )
 
     def timer(self, key: str = "") -> "Timer":
-        """Return the one timer of it; `key`: of which the error tells, if it is known.
+        """Return the only timer; `key` is for the error's message; empty: not known.
 
         Raises:
-            AlreadyExists: a pending timer has its key.
-            NotPending: it was to update a pending timer, and none has its key.
+            AlreadyExists: A pending timer has the key.
+            NotPending: on_conflict was "update", and no pending timer has the key.
         """
         result = ScheduleResult(self.results[0]) if self.results else ScheduleResult.SCHEDULED
         if result is ScheduleResult.REJECTED:
@@ -71,11 +71,11 @@ class Timer:
         self.raw = raw
         """Its id, 15 bytes."""
         self.duplicate = duplicate
-        """The request was a repetition: an earlier sending of it had been applied."""
+        """The request was a repetition: an earlier attempt of it was applied."""
         self.result = result
-        """SCHEDULED, REPLACED, or KEPT: it was there before."""
+        """SCHEDULED, REPLACED, or KEPT: the pending timer existed before."""
         self.replaced = replaced
-        """Raw id of the timer that was cancelled for it."""
+        """Raw id of the timer that this one replaced. None: it replaced none."""
 
     @property
     def id(self) -> str:
@@ -84,7 +84,7 @@ class Timer:
 
     @property
     def due_ms(self) -> int:
-        """The effective due time, Unix milliseconds: never before what was asked for."""
+        """The effective due time, Unix milliseconds; never before the requested one."""
         return ids.due_ms_of(self.raw)
 
     @property
@@ -103,10 +103,10 @@ class Timer:
 
 
 class Timers(Sequence[Timer]):
-    """The timers of one batch, in the order of its payloads; each is made when asked for.
+    """The timers of one batch, in the order of its payloads; each is made on access.
 
-    One that was rejected, because a pending timer has its key, is no timer: asking for it raises
-    AlreadyExists, or NotPending of an update that found no timer. `results` tells without asking.
+    Access to a row that was not scheduled raises AlreadyExists (a pending timer has the key) or
+    NotPending (an update found no timer). `results` has all outcomes and raises nothing.
     """
 
     __slots__ = ("_outcome",)
@@ -116,23 +116,23 @@ class Timers(Sequence[Timer]):
 
     @property
     def raw(self) -> bytes:
-        """The ids, n x 15 bytes; zeros for what is no timer."""
+        """The ids, n x 15 bytes; zeros for a row that was not scheduled."""
         return self._outcome.raw
 
     @property
     def duplicate(self) -> bool:
-        """The request was a repetition: an earlier sending of it had been applied."""
+        """The request was a repetition: an earlier attempt of it was applied."""
         return self._outcome.duplicate
 
     @property
     def results(self) -> list[ScheduleResult]:
-        """What became of each."""
+        """The outcome of each row."""
         results = self._outcome.results
         return [*map(ScheduleResult, results)] or [ScheduleResult.SCHEDULED] * len(self)
 
     @property
     def existing(self) -> list[str | None]:
-        """Per timer the id of the one that it replaced, or that has its key."""
+        """Per row, the id of the timer that it replaced or that has its key; or None."""
         others = self._outcome.others or bytes(len(self.raw))
         return [
             ids.to_text(raw) if any(raw) else None
