@@ -37,7 +37,7 @@ class Limit:
 LIMITS = {
     "documents": Limit(5, 0.5),
     "docs/adr": Limit(4),
-    "timerclient": Limit(5.9, 1),
+    "timerclient": Limit(4, 0.7),
     "timer": Limit(10, 0.7),
     "replication": Limit(4),
     "cluster": Limit(11.6, 1.2),

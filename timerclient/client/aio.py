@@ -9,10 +9,8 @@
 A client is one idempotent producer: a retried request schedules its timers once, through failovers
 too. The first single calls need no producer (timerclient/streams/first_calls.py). Requests are sent
 in the order of the calls, so concurrent calls (tasks, `asyncio.gather`) are pipelined. Calls of
-`schedule` that are made close together share a request. Calls without an answer are held in memory;
-the number of concurrent calls bounds that memory.
-
-A client belongs to the event loop on which it is first used.
+`schedule` that are made close together share a request. The number of concurrent calls bounds the
+memory. A client belongs to the event loop on which it is first used.
 """
 
 import asyncio
@@ -58,8 +56,8 @@ C = TypeVar("C", bound="Registered")
 WINDOW = 1_000
 """Default of a consumer's `window`."""
 BLOCKED_S = 0.01
-"""Seconds between two receives after which the consumer first yields to the event loop. The
-application may have blocked the loop, and with it the extension of leases."""
+"""Seconds between two receives after which the consumer first yields to the event loop, which the
+application may have blocked, and with it the extension of leases."""
 TURNS = 5
 """Turns of the event loop that the consumer then yields. A request is sent after four."""
 Change = Literal["add", "replace", "remove"]
@@ -191,13 +189,11 @@ class AsyncTimerClient(TopicCalls):
 
     Args:
         cluster: "host:port,host:port", or a sequence of addresses. Some of the nodes suffice.
-        timeout: Time that a call may take, failovers included, if the call has no timeout of its
-            own; a timedelta or seconds. None: `ClientSettings.call_s`.
+        timeout: Default timeout of calls, failovers included. None: `ClientSettings.call_s`.
         credentials: TLS credentials. None: no TLS.
         dial: Makes the channel to an address; `credentials` are then ignored. None: TCP.
         settings: Limits and waits.
-        on_event: Called with each event of timerclient/values/client_events.py. Events are logged
-            with and without it. None: not called.
+        on_event: Called with each event (timerclient/values/client_events.py). All are also logged.
     """
 
     def __init__(
@@ -400,13 +396,11 @@ class AsyncTimerClient(TopicCalls):
         """Return a consumer of a group. It connects when it is entered or first used.
 
         Args:
-            topic: Its name. A missing topic is created, if topics are created automatically.
-            group: Its name. A missing group is created.
+            topic, group: Missing ones are created (a topic, if topics are created automatically).
             lease: Duration of a lease, a timedelta or seconds; None: the group's setting. A group
                 that is created by this call has it as its setting.
-            hold_max: The consumer extends a lease until this time after the application received
-                the message; a timedelta or seconds. 0: leases are not extended. None:
-                `ClientSettings.hold_s_max`, ten minutes.
+            hold_max: Time after the receipt of a message in which its lease is extended; 0: leases
+                are not extended; None: `ClientSettings.hold_s_max`, ten minutes.
             start: First message of a group that is created by this call.
             window: Messages in flight or waiting in the consumer, 1 to 1,000,000. Fewer, if the
                 application receives single messages slowly.
@@ -547,15 +541,12 @@ class AsyncTimerClient(TopicCalls):
         Args:
             said: Names and values of fields to set.
             unset: Names of fields to unset; they follow the wider scope again.
-            namespace: Scope: this namespace.
-            topic: Scope: this topic.
-            cluster: True: the scope is the cluster.
+            namespace, topic, cluster: The scope: exactly one of them.
 
         Raises:
             InvalidRequest: Not exactly one scope is given, a field is unknown, or a value is out
                 of range.
-            NotFound: There is no such topic, and it is not created: `said` is empty, or topics are
-                not created automatically.
+            NotFound: There is no such topic. Fields of `said` create it, if that is automatic.
             OutcomeUnknown: No answer in time; the policy may have been changed.
         """
         scope = policy_fields.altered(namespace, topic, cluster=cluster)
@@ -575,8 +566,7 @@ class AsyncTimerClient(TopicCalls):
     async def close(self, timeout: Seconds | None = None) -> None:  # noqa: ASYNC109
         """Wait for submitted calls, close all consumers, then close all connections.
 
-        A call without an answer in time fails; the error of its future says whether it may have
-        been applied.
+        The future of a call without an answer in time has an error: OutcomeUnknown or Closed.
 
         Raises:
             OutcomeUnknown: A consumer's acks were not answered; everything is closed nonetheless.

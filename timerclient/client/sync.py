@@ -482,13 +482,11 @@ class TimerClient(TopicFront):
         """Return a consumer of a group, once a leader has accepted it.
 
         Args:
-            topic: Its name. A missing topic is created, if topics are created automatically.
-            group: Its name. A missing group is created.
+            topic, group: Missing ones are created (a topic, if topics are created automatically).
             lease: Duration of a lease, a timedelta or seconds; None: the group's setting. A group
                 that is created by this call has it as its setting.
-            hold_max: The consumer extends a lease until this time after the application received
-                the message; a timedelta or seconds. 0: leases are not extended. None:
-                `ClientSettings.hold_s_max`, ten minutes.
+            hold_max: Time after the receipt of a message in which its lease is extended; 0: leases
+                are not extended; None: `ClientSettings.hold_s_max`, ten minutes.
             start: First message of a group that is created by this call.
             window: Messages in flight or waiting in the consumer, 1 to 1,000,000. Fewer, if the
                 application receives single messages slowly.
@@ -574,9 +572,7 @@ class TimerClient(TopicFront):
         Args:
             said: Names and values of fields to set.
             unset: Names of fields to unset; they follow the wider scope again.
-            namespace: Scope: this namespace.
-            topic: Scope: this topic.
-            cluster: True: the scope is the cluster.
+            namespace, topic, cluster: The scope: exactly one of them.
 
         Raises:
             InvalidRequest: Not exactly one scope is given, a field is unknown, or a value is out
@@ -594,8 +590,7 @@ class TimerClient(TopicFront):
     def close(self, timeout: Seconds | None = None) -> None:
         """Wait for submitted calls, close all consumers, then close all connections.
 
-        A call without an answer in time fails; the error of its future says whether it may have
-        been applied.
+        The future of a call without an answer in time has an error: OutcomeUnknown or Closed.
 
         Raises:
             OutcomeUnknown: A consumer's acks were not answered; everything is closed nonetheless.

@@ -29,7 +29,7 @@ class QueuedAck(NamedTuple):
 
 
 class AwaitedAck:
-    """The application waits for the answer."""
+    """Settles the application's future with the answer."""
 
     __slots__ = ("_acking", "_word")
 
@@ -48,19 +48,19 @@ class AwaitedAck:
         if lost:
             acking.set_exception(LeaseLost.of(lost, len(offsets)))
         elif unknown:
-            acking.set_exception(NotDelivered(f"queue_offset = {unknown[0]}: was never handed out"))
+            acking.set_exception(NotDelivered(f"queue_offset = {unknown[0]}: was never delivered"))
         else:
             done = 0 if word.kind == "ack" else results.count(pb.ALREADY_ACKED)
             done += results.count(pb.ACK_EXPIRED) + results.count(pb.ACK_DEAD_LETTERED)
             acking.set_result(len(offsets) - done)
 
     def failed(self, error: TimerError) -> None:
-        """Let the future raise it."""
+        """Let the future raise the error."""
         self._acking.set_exception(error)
 
 
 class ToldEach:
-    """The application waits for the answers to acks of single messages of one batch."""
+    """Settles the application's futures of acks of single messages of one batch."""
 
     __slots__ = ("_ackings", "offsets")
 
@@ -83,13 +83,13 @@ class ToldEach:
             AwaitedAck(acking, ACK).answered((offset,), (result,))
 
     def failed(self, error: TimerError) -> None:
-        """Let the futures raise it."""
+        """Let the futures raise the error."""
         for acking in self._ackings:
             acking.set_exception(error)
 
 
 class Heard:
-    """The consumer itself waits for the answer."""
+    """Passes the answer to the consumer itself."""
 
     __slots__ = ("_answered", "_failed")
 
@@ -106,7 +106,7 @@ class Heard:
         self._answered(offsets, results)
 
     def failed(self, error: TimerError) -> None:
-        """Pass on that there are none."""
+        """Report that there are no results."""
         del error
         self._failed()
 
@@ -119,9 +119,9 @@ def put(
     word: Word,
     most: int,
 ) -> None:
-    """Put a word of the application behind what waits.
+    """Append the application's ack, nack or extension to `outbox`.
 
-    Acks of single messages of one batch share an entry, up to `most`: the next message adds one
+    Acks of single messages of one batch share an entry, up to `most`. A further message adds one
     offset and one future. Entries, requests and answers are handled as columns.
     """
     if word is not ACK or acking.counts:
@@ -147,14 +147,14 @@ _REQUESTS: Final[dict[str, type[pb.AckRequest] | type[pb.NackRequest] | type[pb.
 
 
 def lost_of(offsets: Sequence[int], results: Sequence[int]) -> list[int]:
-    """Return the offsets of messages that were another's, or nobody's, by then."""
+    """Return the offsets of messages whose leases had ended."""
     if pb.ACK_LEASE_LOST not in results:
         return []
     return [o for o, r in zip(offsets, results, strict=True) if r == pb.ACK_LEASE_LOST]
 
 
 class AckCall:
-    """One request: the same word about messages of one lease, and the receivers of its answer."""
+    """One request: acks, nacks or extensions of one lease, and the receivers of the answer."""
 
     __slots__ = ("entries", "request", "sent", "sent_s", "word")
 
@@ -172,20 +172,20 @@ class AckCall:
             self.request.lease_ms = word.ms or 0
         self.entries: list[QueuedAck] = []
         self.sent = False
-        """It was sent at least once, and may have been applied."""
+        """The request was sent at least once, and may have been applied."""
         self.sent_s = 0.0
-        """When it was last, on this process's monotonic clock."""
+        """When it was last sent, on this process's monotonic clock."""
 
     def fail(self, error: TimerError) -> None:
-        """Give every receiver `error`."""
+        """Pass `error` to every receiver."""
         for entry in self.entries:
             entry.waits.failed(error)
 
     def settle(self, results: Sequence[int]) -> list[tuple[QueuedAck, Sequence[int]]]:
-        """Give every receiver its results; return them, each with its entry.
+        """Pass its results to every receiver; return them, each with its entry.
 
         Raises:
-            ConnectionLost: the answer has not one result per offset.
+            ConnectionLost: The number of results is not that of the offsets.
         """
         if len(results) != len(self.request.offsets):
             msg = f"{len(results)} results for {len(self.request.offsets)} acks"

@@ -1,7 +1,7 @@
-"""The order of a producer's requests: a pure core that makes a retried request one request.
+"""The order of a producer's requests: a pure core that applies each request once, despite retries.
 
-A producer numbers its requests 1, 2, 3, … The cluster applies the number after the last, repeats
-its answer for a recent one, and refuses gaps. Requests are pipelined on one stream:
+A producer numbers its requests 1, 2, 3, … The cluster applies the number after the last one,
+repeats its answer for a recent number, and rejects gaps. Requests are pipelined on one stream:
 
     add ──► queue ──next──► wire ──answer──► settled
               ▲              │
@@ -9,19 +9,19 @@ its answer for a recent one, and refuses gaps. Requests are pipelined on one str
               │              └─ stream broken: in doubt ─────────────┤
               └──────────────────────────────────────────────────────┘
 
-Why nothing is scheduled twice, and nothing is lost behind a refusal:
+No request is scheduled twice, and none is lost behind a rejected one:
 
-- A number is given when a request is first sent, so that one that times out unsent leaves no gap.
-- After a refusal nothing new is sent until everything on the wire is answered: what lay behind
-  it is refused as a gap. Then all go out again, in order.
-- A request that failed for good leaves a *hole*: those behind it are numbered anew. That is safe
-  only if no copy with the old number can still arrive. One may, from an earlier stream; then
-  the producer is *replaced* by a new one, to whom the old numbers mean nothing, as soon as all
-  that carry a number of the old one are settled.
-- What was on a stream that broke is *in doubt*: it keeps its number, whatever comes.
-- A request that a quota refused would cost each one behind it another round trip, to be refused as
-  well. Of those, what asks for as much of the same topic, or more, has the same answer. Not if the
-  quota is one of what is ready: of that, what is due later asks for nothing.
+- A request gets its number when it is first sent. A request that times out unsent leaves no gap.
+- After a rejection no new request is sent until all on the wire are answered. The cluster rejects
+  those behind the rejected one as gaps. Then all are sent again, in order.
+- A request that failed for good leaves a *hole*. The requests behind it get new numbers. This is
+  safe only if no copy with an old number can still arrive. If a copy from an earlier stream can,
+  the producer is *replaced* by a new one, for which the old numbers have no meaning. The
+  replacement takes place when all requests with a number of the old producer are settled.
+- A request on a stream that broke is *in doubt*. It keeps its number.
+- After a request that a quota rejected, each request behind it would cost a further round trip and
+  be rejected, too. A request for as much of the same topic, or more, is therefore settled with the
+  same error. Quotas of ready messages are excepted: they do not count timers that are due later.
 
 No clock, no socket: times, streams and futures are the shell's (timerclient/streams/producer.py).
 """
@@ -46,29 +46,29 @@ from timerclient.values.errors import (
 
 
 class PipelinedRequest:
-    """One ScheduleRequest, and where it stands. The shell subclasses it."""
+    """One ScheduleRequest and its state. The shell subclasses it."""
 
     __slots__ = ("abandoned", "in_doubt", "sequence", "stale_copy")
 
     size: int
-    """Bytes that it will have on the wire, about."""
+    """Approximate bytes on the wire."""
     timers: int = 1
-    """How many it asks for."""
+    """Number of its timers."""
     held: bool = False
-    """It is still being collected and may wait while others of its kind are on the wire."""
+    """Single calls are still added to it; it may wait while others of its kind are on the wire."""
 
     def __init__(self) -> None:
         self.sequence = 0
         """0: not numbered yet."""
         self.in_doubt = False
-        """An earlier sending may have been applied, or may be yet."""
+        """An earlier attempt may have been applied, or may still be."""
         self.stale_copy = False
-        """It was on a stream that broke, which may still bring it. Implies in_doubt."""
+        """A copy on a broken stream may still arrive. Implies in_doubt."""
         self.abandoned = False
-        """Nobody waits for it any more."""
+        """No caller waits for its answer."""
 
     def split(self) -> list[Self]:
-        """Return the requests that it was put together from; empty: it is one of its own."""
+        """Return the single requests that were collected in it; empty: it is a single request."""
         return []
 
     def asks_for(self) -> tuple[str, int, int] | None:
@@ -81,14 +81,14 @@ R = TypeVar("R", bound=PipelinedRequest)
 
 @dataclass(slots=True)
 class Step(Generic[R]):
-    """What an event leads to, carried out in field order."""
+    """Effects of an event, carried out in field order."""
 
     settled: list[tuple[R, TimerError | None]] = field(default_factory=list)
-    """These are over; None: applied, and its answer is the one just given."""
+    """Requests that are settled, each with its error. None: applied, with the present answer."""
     pause_ms: int | None = None
-    """Send nothing for so long. None: no pause."""
+    """Milliseconds in which to send nothing. None: no pause."""
     move: TimerError | None = None
-    """Leave this stream, call `broken`, and look for the leader."""
+    """If set: leave this stream, call `broken`, and look for the leader."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,23 +98,23 @@ class Pipeline(Generic[R]):
     wire_requests_max: int
     wire_bytes_max: int
     held_on_wire_max: int = 2
-    """So many collected requests may be on the wire before the next one waits to fill up."""
+    """Collected requests on the wire; beyond it, the next one waits for more calls."""
     producer_id: int = 0
-    """0: register (again, with a new token) before the next request."""
+    """0: register, with a new token, before the next request."""
     requests_kept: int = 0
     timers_kept: int = 0
-    """Of so many requests and timers the cluster keeps the answers. More are never on the wire: of
-    one whose answer is forgotten nothing is known but that it was applied. 0: no bound."""
+    """The cluster keeps the answers of so many requests and timers. No more are on the wire: if an
+    answer is forgotten, the ids of the request's timers are lost. 0: no bound."""
     queue: deque[R] = field(default_factory=deque)
     wire: dict[int, R] = field(default_factory=dict)
-    """Sent on this stream and not answered, by request_no."""
+    """Requests sent on this stream and not answered, by request_no."""
     _last: int = 0
     _request_no: int = 0
     _wire_bytes: int = 0
     _wire_timers: int = 0
     _held_on_wire: int = 0
     _refused: list[R] = field(default_factory=list)
-    """Not applied; sent again when the wire is empty."""
+    """Requests that were not applied; sent again when the wire is empty."""
     _draining: bool = False
     _hole: int = 0
     """The lowest number that will never be used. 0: none."""
@@ -122,7 +122,7 @@ class Pipeline(Generic[R]):
     _replace: bool = False
     """A new producer numbers the requests that have no number."""
     _full: list[tuple[R, QuotaReached]] = field(default_factory=list)
-    """What a quota of what is pending refused since the last time that the wire was empty."""
+    """Requests that a quota of pending timers has rejected since the wire was last empty."""
 
     # ---- events
 
@@ -131,7 +131,7 @@ class Pipeline(Generic[R]):
         self.queue.append(request)
 
     def registered(self, producer_id: int, requests_kept: int = 0, timers_kept: int = 0) -> None:
-        """Number from 1 as this producer, of which so many answers are kept."""
+        """Number requests from 1, as this producer; see `requests_kept` and `timers_kept`."""
         assert producer_id > 0, producer_id
         self.requests_kept, self.timers_kept = requests_kept, timers_kept
         assert not self.wire, len(self.wire)
@@ -140,7 +140,7 @@ class Pipeline(Generic[R]):
         self._replace = False
 
     def next(self) -> tuple[int, R] | None:
-        """Return (request_no, the request to send now). None: nothing may be sent at the moment."""
+        """Return (request_no, the request to send now). None: none may be sent at the moment."""
         if self._draining or not self.queue or not self._window_open(self.queue[0]):
             return None
         request = self.queue[0]
@@ -160,7 +160,7 @@ class Pipeline(Generic[R]):
         return self._request_no, request
 
     def answer(self, request_no: int, error: TimerError | None) -> Step[R]:
-        """Take the answer to what was sent as `request_no` on this stream."""
+        """Take the answer to the request `request_no` of this stream."""
         step: Step[R] = Step()
         request = self.wire.pop(request_no, None)
         if request is None:
@@ -187,9 +187,9 @@ class Pipeline(Generic[R]):
         return step
 
     def broken(self, *, taken: bool) -> Step[R]:
-        """Take back what is on the wire: the stream is gone.
+        """Take back the requests on the wire, as the stream is broken.
 
-        `taken`: False if the node certainly took none of it.
+        `taken`: False if the node certainly received none of them.
         """
         step: Step[R] = Step()
         unanswered = list(self.wire.values())
@@ -204,9 +204,9 @@ class Pipeline(Generic[R]):
         return step
 
     def withdraw(self, request: R) -> bool:
-        """Forget a request that nobody waits for; return whether it was certainly not applied.
+        """Abandon a request; return whether it was certainly not applied.
 
-        One that is in doubt is still sent: those behind it need their numbers.
+        A request in doubt is still sent, because the requests behind it keep their numbers.
         """
         request.abandoned = True
         if self.may_be_applied(request):
@@ -221,11 +221,11 @@ class Pipeline(Generic[R]):
         return True
 
     def may_be_applied(self, request: R) -> bool:
-        """Return whether an unsettled request may have been applied, or be yet."""
+        """Return whether an unsettled request may have been applied, or may still be."""
         return request.in_doubt or any(request is other for other in self.wire.values())
 
     def close(self) -> Step[R]:
-        """Give up everything that is not settled."""
+        """Settle all requests with an error: unknown, or closed before they were sent."""
         waiting = [*self._refused_or_queued(), *self.wire.values()]
         doubtful = set(map(id, self.wire.values()))
         step: Step[R] = Step()
@@ -242,12 +242,12 @@ class Pipeline(Generic[R]):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is to be sent or answered."""
+        """Whether all requests are settled."""
         return not (self.queue or self.wire or self._refused)
 
     @property
     def awaited(self) -> bool:
-        """Whether somebody waits for what is to be sent or answered."""
+        """Whether a caller waits for an unsettled request."""
         return any(not r.abandoned for r in (*self.queue, *self.wire.values(), *self._refused))
 
     @property
@@ -279,19 +279,19 @@ class Pipeline(Generic[R]):
     def _gap(self, request: R, step: Step[R], error: SequenceGap) -> None:
         before = any(other.sequence < request.sequence for other in self.wire.values())
         if self._draining or before:
-            # The number before it is not applied, so it isn't. A stale copy still may be, later.
+            # The number before it is not applied, so this one is not. A stale copy may be later.
             request.in_doubt = request.stale_copy
             self._refuse(request)
         else:
             # The cluster does not know numbers that it has answered: it lost its state, or is
-            # another one. Start over with a new producer.
+            # another cluster. Start again with a new producer.
             self._unknown_producer(request, step, error)
 
     def _unknown_producer(self, request: R, step: Step[R], error: TimerError) -> None:
         self._open_hole(request)
         self._replace = True
         if request.in_doubt:
-            # The number means nothing any more: nobody can tell whether it was applied.
+            # The number has no meaning any more, so a retry can't find out whether it was applied.
             step.settled.append((request, OutcomeUnknown(f"may have been applied; then: {error}")))
         else:
             self._refuse(request)
@@ -300,7 +300,7 @@ class Pipeline(Generic[R]):
         self._open_hole(request, taken=not error.outcome_known)
         parts = [] if request.in_doubt or not error.outcome_known else request.split()
         if parts:
-            # One bad row has failed the others: let each stand for itself.
+            # One bad row has failed the others: send each by itself.
             for part in parts:
                 part.sequence = request.sequence
             self._refused += parts
@@ -314,17 +314,17 @@ class Pipeline(Generic[R]):
             step.settled.append((request, as_unknown(error) if request.in_doubt else error))
 
     def _open_hole(self, request: R, *, taken: bool = False) -> None:
-        """Never send `request` again. `taken`: its number may be in use all the same."""
+        """Never send `request` again. `taken`: its number may nevertheless be in use."""
         self._draining = True
         doubt = request.in_doubt or taken
-        # Nobody else may get a number that is perhaps in use.
+        # No other request may have a number that may be in use.
         self._replace |= doubt
         if not self._hole or request.sequence < self._hole:
             self._hole = request.sequence
             self._hole_in_doubt = doubt
 
     def _drained(self, step: Step[R]) -> None:
-        """Put the refused back into the queue once nothing is on the wire."""
+        """Once the wire is empty, put the rejected requests back into the queue."""
         if not self._draining or self.wire:
             return
         numbered = self._refused
@@ -338,7 +338,7 @@ class Pipeline(Generic[R]):
                 self._open_hole(request)
         numbered = [request for request in numbered if request.in_doubt or not request.abandoned]
         if all(request.abandoned for request in numbered):
-            # Nobody waits for any of them: their numbers die with the producer.
+            # No caller waits for any of them: their numbers end with the producer.
             self._replace |= bool(numbered)
             numbered = []
         if self._hole:
@@ -348,10 +348,11 @@ class Pipeline(Generic[R]):
         self._draining, self._hole, self._hole_in_doubt = False, 0, False
 
     def _without_full(self, numbered: list[R], step: Step[R]) -> list[R]:
-        """Settle what certainly was not applied, and has no room where less had none before it.
+        """Settle requests that a quota would reject, as it rejected a smaller one before them.
 
-        Only for quotas of what is pending: those of what is ready weigh only what is due by now,
-        which nobody knows here. Each gets an error of its own: its traceback grows as it is raised.
+        Requests in doubt are excepted. Only quotas of pending timers count here: those of ready
+        messages depend on the timers that are due by now, which the client does not know. Each
+        request has its own copy of the error, because a traceback grows each time it is raised.
         """
         full, self._full = [(one, one.asks_for(), error) for one, error in self._full], []
         kept: list[R] = []
@@ -370,14 +371,14 @@ class Pipeline(Generic[R]):
         return kept
 
     def _renumbered(self, numbered: list[R], step: Step[R]) -> list[R]:
-        """Take the numbers from what lies behind the hole; settle what can't go without its own."""
+        """Remove the numbers of requests behind the hole; settle those that can't lose theirs."""
         kept = [request for request in numbered if request.sequence < self._hole]
         for request in numbered[len(kept) :]:
             if request.in_doubt and self._hole_in_doubt:
                 unknown = OutcomeUnknown("its sequence can't be repeated behind one that failed")
                 step.settled.append((request, unknown))
                 continue
-            # The number of the hole was never applied, and never will be: nor is any behind it.
+            # The number of the hole is never applied, so no number behind it is.
             self._replace |= request.stale_copy
             request.sequence, request.in_doubt, request.stale_copy = 0, False, False
             kept.append(request)

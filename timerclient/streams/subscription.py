@@ -1,30 +1,32 @@
-"""The shell of one consumer: its stream to the leader, its credit, its leases, its acks.
+"""The shell of one consumer: its stream to the leader, its credit, leases and acks.
 
     leader ──Deliveries──► inbox ──take──► application
        ▲                     │                  │
        ├──── credit ◄────────┘                  │ ack, nack, extend
        └──── requests ◄───── outbox ◄───────────┘
 
-- **Credit**: at most `window` messages are granted or wait here; what is taken is granted anew,
-  half a window at a time. For an application that takes them one by one only so many wait as its
-  pace lets it finish within half a lease. Others go back unseen, which is no failed attempt.
-- **Leases** are renewed when half of each is over, up to `hold_max` after the application got the
-  message, or, of what waits here, after it last asked for one. Then what waits goes back, and
-  leases of what the application has end. What waited beyond the end of its lease is dropped.
-- **Epochs**: what carries an older epoch than one seen on this client is dropped and counted: a
-  deposed leader handed it out, and the group gets it again from the new one.
-- **Streams**: when one breaks, the leader ends its leases. What came by it and the application has
-  not seen is dropped, too, and counted: the group gets it again, in its order.
-- **Acks** are sent as soon as fewer than `ack_requests_max` requests are unanswered, each with all
-  acks of one lease that wait by then. They survive the stream: an unanswered one is sent again on
-  the next, with the epoch and lease it came from; the answer to a repetition is ALREADY_ACKED.
-  A new stream gets them before its credit, lest the leader hand the same messages out again.
-- **Leaving**: the leader is told that nothing more is wanted, and answers behind what it has handed
-  out. What the application did not get to see goes back then, and has not failed by that.
-- **Nacks and extensions** go the same way, but end with their stream, as the lease does that they
-  are about: one that was sent and not answered is OutcomeUnknown.
+- **Credit**: at most `window` messages are granted or wait here. Credit for messages that the
+  application took is granted again, half a window at a time. If the application takes single
+  messages, only as many wait as it can finish within half a lease at its present pace. The others
+  are returned unseen, which counts as no failure.
+- **Leases** are extended when half of a lease is over. This ends `hold_max` after the application
+  received the message; for waiting messages, `hold_max` after its last call for one. Then waiting
+  messages are returned, and the leases of received messages end. A message that waited beyond the
+  end of its lease is dropped.
+- **Epochs**: messages of an older epoch than one seen by this client are dropped and counted. A
+  deposed leader delivered them, and the new leader delivers them again.
+- **Streams**: when a stream breaks, the leader ends its leases. Its messages that the application
+  has not received are dropped and counted. The group receives them again, in order.
+- **Acks** are sent while fewer than `ack_requests_max` requests are unanswered. A request has all
+  waiting acks of one lease. Acks outlive the stream: an unanswered one is sent again on the next
+  stream, with its epoch and lease. The answer to a repetition is ALREADY_ACKED. On a new stream,
+  acks are sent before the credit; otherwise the leader would deliver the same messages again.
+- **Leaving**: the consumer requests no more messages, and the leader confirms this after its last
+  delivery. Messages that the application has not received are then returned, without a failure.
+- **Nacks and extensions** are sent in the same way. They end with their stream, as their leases do:
+  one that was sent and not answered is OutcomeUnknown.
 
-The inbox and the outbox may be used from any thread; all else belongs to the event loop's.
+Any thread may use the inbox and the outbox. The rest belongs to the event loop's thread.
 """
 
 import asyncio
@@ -68,11 +70,11 @@ from timerclient.values.errors import (
 )
 
 LEAVE_S: Final = 1.0
-"""What a consumer that closes gives itself to give back what it had fetched ahead, …"""
+"""Seconds in which a consumer that closes returns the messages that it has fetched ahead."""
 LEAVE_S_MIN: Final = 0.1
-"""… and at least, if its acks took all the time: or that has failed once more."""
+"""The least of it, even if acks took all the time. Unreturned messages would have failed."""
 LOOK_S_MIN: Final = 0.01
-"""Leases are not looked at more often."""
+"""Seconds between two checks of the leases, at least."""
 
 
 class Subscription:
@@ -87,9 +89,9 @@ class Subscription:
         arrived: Callable[[], None],
     ) -> None:
         self.leases_lost = 0
-        """Messages that the application had, and that were not this consumer's any more."""
+        """Count of messages whose leases ended while the application had them."""
         self.error: TimerError | None = None
-        """Why it ended by itself. None: it did not."""
+        """The error that ended the subscription. None: no error did."""
         self.over = False
         self._nodes = nodes
         self._settings = nodes.settings
@@ -103,35 +105,35 @@ class Subscription:
         self._changed = asyncio.Event()
         self._answered = asyncio.Event()
         self._lock = threading.Lock()
-        """Of the outbox."""
+        """Guards the outbox."""
         self._kicked = False
         self._outbox: list[QueuedAck] = []
         self._holds: dict[int, Hold] = {}
-        """Of this stream, by lease id: those of which something is held."""
+        """Leases of this stream with messages that are still held, by lease id."""
         self._look = asyncio.Event()
-        """The leases should be looked at."""
+        """Set: check the leases now."""
         self._look_at_s = 0.0
-        """When they are, at the latest."""
+        """When the leases are checked next, at the latest."""
         self._transit = Transit()
         self._shedding = 0
-        """Requests on their way that give back what the application does not come to in time."""
+        """Unanswered requests that return messages for which the application is too slow."""
         self._unconfirmed = 0
-        """Acks that failed unanswered as this ended, and that `close` has not told of yet."""
+        """Acks that failed unanswered at the end and that `close` has not reported."""
         self._packed: dict[int, AckCall] = {}
-        """To be sent, by request_no, in that order."""
+        """Requests to be sent, by request_no, in that order."""
         self._on_wire: dict[int, AckCall] = {}
         self._request_no = 0
         self._resent_up_to = 0
-        """Ack requests up to this one were made before this stream."""
+        """The last request_no from before this stream."""
         self._leaving = False
-        """Nothing more is wanted."""
+        """The consumer wants no further messages."""
         self._left = asyncio.Event()
-        """Nothing more comes: the leader said so, or there is no stream."""
+        """Set: no further messages come, as the leader confirmed or there is no stream."""
         self._left.set()
         self._ending = False
-        """Nothing more is to be said, either."""
+        """The consumer sends no further requests."""
         self._gone = asyncio.Event()
-        """There is no stream."""
+        """Set: there is no stream."""
         self._gone.set()
         self._heard_at = 0.0
         self._resume_at = 0.0
@@ -139,34 +141,34 @@ class Subscription:
         self._task = asyncio.ensure_future(self._run())
         self._task.add_done_callback(self._ended)
 
-    # ---- for any thread of the process that made it; another one is told so (a RuntimeError),
-    # before it waits for a lock that was held when it was forked
+    # ---- for any thread of the process that made it. In a forked process these raise
+    # RuntimeError before they wait for a lock that was held at the fork.
 
     def next(self) -> Message | None:
-        """Return the next message. None: none is here."""
+        """Return the next message. None: none waits."""
         check_process(self._nodes.pid)
         return self._inbox.next()
 
     def receive(self, max_messages: int) -> list[Message]:
-        """Return up to so many messages of one batch; none: none is here."""
+        """Return up to `max_messages` messages of one batch. Empty: none waits."""
         check_process(self._nodes.pid)
         return self._inbox.receive(max_messages)
 
     def take(self) -> Batch | None:
-        """Return the next batch. None: none is here."""
+        """Return the next batch. None: none waits."""
         check_process(self._nodes.pid)
         return self._inbox.take()
 
     @property
     def dropped_stale(self) -> int:
-        """Messages dropped because their leases were over before the application saw them."""
+        """Count of messages dropped unseen, because their leases had ended."""
         return self._inbox.dropped
 
     def ack(self, batch: Batch, offsets: Sequence[int], acking: Said, word: Word) -> None:
-        """Send an ack, nack or extension soon; `acking` gets the answer.
+        """Send an ack, nack or extension soon; `acking` receives the answer.
 
         Raises:
-            LeaseLost: the leader has said already that these are not this consumer's any more.
+            LeaseLost: The leader has already reported that the leases have ended.
         """
         check_process(self._nodes.pid)
         hold = batch.hold
@@ -185,7 +187,7 @@ class Subscription:
             self._kick()
 
     def _say(self, *entries: QueuedAck) -> bool:
-        """Send requests soon. False: it is too late."""
+        """Send requests soon. False: the subscription is over."""
         with self._lock:
             if self.over:
                 return False
@@ -194,12 +196,12 @@ class Subscription:
         return True
 
     def _kick(self) -> None:
-        """Wake the event loop's side, once for many calls."""
+        """Wake the event loop's thread, once for many calls."""
         if not self._kicked:
             self._kicked = True
             try:
                 self._loop.call_soon_threadsafe(self._on_kick)
-            except RuntimeError:  # the loop is closed, and so is this
+            except RuntimeError:  # the loop is closed, and this subscription with it
                 self._kicked = False
 
     def _on_kick(self) -> None:
@@ -209,27 +211,27 @@ class Subscription:
 
     @property
     def settle(self) -> Callable[[], Coroutine[Any, Any, None]] | None:
-        """See Clock."""
+        """See LeaseClock."""
         return self._clock.settle
 
     @property
     def ended(self) -> bool:
-        """Whether no message will come any more: closed, failed, or all asked for have come."""
+        """Whether no further message comes: closed, failed, or `max_messages` have come."""
         return self.over or self._inbox.ended
 
     @property
     def told(self) -> bool:
-        """Whether it is over, and `close` has nothing more to say."""
+        """Whether it is over, and `close` has no error to raise."""
         return self.over and not self._unconfirmed
 
     # ---- opening, flushing, closing
 
     async def opened(self, within_s: float) -> None:
-        """Wait until a leader has opened it for the first time.
+        """Wait until a leader has accepted the consumer for the first time.
 
         Raises:
-            Unreachable: none did in time.
-            TimerError: it was refused.
+            Unreachable: No leader did in time.
+            TimerError: The consumer was rejected.
         """
         try:
             async with asyncio.timeout(within_s):
@@ -240,10 +242,10 @@ class Subscription:
             raise self.error
 
     async def flush(self, within_s: float) -> None:
-        """Wait until every ack that was made by now is answered.
+        """Wait until all acks made so far are answered.
 
         Raises:
-            OutcomeUnknown: some are not, in time. They are still sent again.
+            OutcomeUnknown: Some were not answered in time. They are still retried.
         """
         self._pack()
         self._changed.set()
@@ -259,11 +261,11 @@ class Subscription:
             raise self.error
 
     async def close(self, within_s: float) -> None:
-        """Flush, then leave: what is leased and not acked goes to other consumers at once.
+        """Flush, then leave. Unacked messages are delivered to other consumers at once.
 
         Raises:
-            OutcomeUnknown: some acks were not answered, in time or before the consumer ended by
-                itself; their futures say which. It is told once.
+            OutcomeUnknown: Some acks were not answered in time, or before an error ended the
+                consumer. Their futures have the errors. It is raised once.
         """
         until_s = self._loop.time() + within_s
         try:
@@ -271,7 +273,7 @@ class Subscription:
                 try:
                     await self.flush(within_s)
                 except TimerError as error:
-                    if error is not self.error:  # of that the acks are told
+                    if error is not self.error:  # else the futures of the acks raise it
                         raise
                 with contextlib.suppress(TimerError, TimeoutError):
                     left_s = max(LEAVE_S_MIN, until_s - self._loop.time())
@@ -285,7 +287,7 @@ class Subscription:
             raise OutcomeUnknown(f"{text}: {self.error}" if self.error else text) from self.error
 
     async def _give_back(self) -> None:
-        """Let nothing more come; give back what nobody has seen of what came."""
+        """Stop the deliveries, and return the messages that the application has not received."""
         self._leaving = True
         self._changed.set()
         await self._left.wait()
@@ -298,7 +300,7 @@ class Subscription:
         await self._gone.wait()  # the next consumer of an exclusive group finds it free
 
     async def abandon(self) -> None:
-        """Leave without confirming anything; unanswered acks fail."""
+        """Leave without a flush; unanswered acks fail."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._finish(None)
@@ -310,7 +312,7 @@ class Subscription:
         self._inbox.clear()
         self._pack()
         calls = [*self._packed.values(), *self._on_wire.values()]
-        gone = isinstance(self.error, NotFound)  # the group is, and all acks with it: that is known
+        gone = isinstance(self.error, NotFound)  # the group is deleted, and its acks with it
         acks = () if gone else (call for call in calls if call.word.kind == "ack")
         self._unconfirmed += sum(len(call.request.offsets) for call in acks)
         for call in calls:
@@ -347,7 +349,7 @@ class Subscription:
                 await self._stream(node)
             except TimerError as error:
                 self._nodes.failed(node, error)
-                # A group that is held already is waited for only by who had it before.
+                # Only a consumer that has had an exclusive group waits until the group is free.
                 refused = isinstance(error, GroupHeld) and not self._opened.is_set()
                 if refused or not (errors.means_move(error) or errors.means_wait(error)):
                     self._finish(error)
@@ -358,7 +360,7 @@ class Subscription:
                 await asyncio.sleep(self._pauses.take(error.retry_after_ms / 1000))
 
     def _give_up(self, which: Callable[[AckCall], bool]) -> None:
-        """The stream is gone, and with it the leases: a nack can't be repeated as an ack can."""
+        """Fail requests of a broken stream: its leases ended, and only acks can be repeated."""
         lost = "the connection was lost before the answer came"
         for request_no, call in [*self._packed.items()]:
             if which(call):
@@ -371,7 +373,7 @@ class Subscription:
         async with closing_call(node.consuming.Consume()) as stream:
             opening = pb.OpenConsumer()
             opening.CopyFrom(self._opening)
-            opening.existing = self._opened.is_set()  # one that was deleted is not made again
+            opening.existing = self._opened.is_set()  # a deleted group is not created again
             self._pack()
             self._give_up(lambda call: call.word.own)
             self._resent_up_to = self._request_no
@@ -391,7 +393,7 @@ class Subscription:
                 self._leases_ended()
 
     def _leases_ended(self) -> None:
-        """The stream is gone: drop what nobody has seen, before the next one gets its credit."""
+        """Drop the unseen messages of a broken stream, before the next stream gets its credit."""
         self._inbox.stream_broke()
         self._holds.clear()
         self._transit = Transit()
@@ -428,14 +430,14 @@ class Subscription:
         now_s, lease_s = self._clock.now_s(), batch.lease_ms / 1000
         ends_s = now_s + lease_s - self._transit.late_s(batch.handed_out_ms, now_s)
         batch.hold = Hold(batch, ends_s, lease_s)
-        if self._shedding:  # it was handed out behind what goes back, and goes with it
+        if self._shedding:  # delivered before the leader saw the returns: return it, too
             self._inbox.refused(batch)
             self._go_back([(batch, batch.queue_offsets)])
             return
         self._holds[batch.lease_id] = batch.hold
         if batch.hold.renew_at_s < self._look_at_s:
             self._look.set()
-        # Dropped, if its epoch is old, when it is taken: by then it may have become old, too.
+        # An old epoch is checked when the batch is taken; it may become old until then.
         self._inbox.arrived(batch)
         self._arrived()
 
@@ -452,7 +454,7 @@ class Subscription:
         error = from_wire(answer.error)
         self._nodes.last_error = error
         if errors.means_move(error) or errors.means_wait(error):
-            # An ack may be repeated: the answer is the same, or ALREADY_ACKED.
+            # An ack may be repeated. The answer is the same, or ALREADY_ACKED.
             self._packed = {answer.request_no: call, **self._packed}
             if errors.means_move(error):
                 raise error
@@ -518,7 +520,7 @@ class Subscription:
             call.request.offsets.extend(offsets)
 
     def _settle(self, entry: QueuedAck) -> None:
-        """Hold no longer what is acked or given back."""
+        """Mark messages that are acked or returned as no longer held."""
         hold = entry.batch.hold
         if entry.word.kind == "extend":
             return
@@ -532,11 +534,11 @@ class Subscription:
             self._let_go(hold)
 
     def _let_go(self, hold: Hold) -> None:
-        if self._holds.get(hold.batch.lease_id) is hold:  # not that of another epoch
+        if self._holds.get(hold.batch.lease_id) is hold:  # not a lease of another epoch
             del self._holds[hold.batch.lease_id]
 
     def _note(self, entry: QueuedAck, results: Sequence[int], sent_s: float) -> None:
-        """Note what an answer says of leases."""
+        """Update a lease by the answer to a request."""
         hold, word = entry.batch.hold, entry.word
         if word.own or word.unseen:
             return
@@ -559,7 +561,7 @@ class Subscription:
     # ---- leases
 
     async def _hold(self) -> None:
-        """Renew leases in time, as long as the stream stands."""
+        """Extend leases in time, while the stream exists."""
         while True:
             self._look.clear()
             now_s = self._clock.now_s()
@@ -577,9 +579,9 @@ class Subscription:
                     alarm.cancel()
 
     def _look_at(self, hold: Hold, now_s: float) -> float:
-        """Do for a lease what is to be done; return when to look at it again."""
+        """Extend, return or probe one lease if it is time; return when to check it again."""
         if hold.asked:
-            return math.inf  # its answer lets all be looked at
+            return math.inf  # the answer triggers a check of all leases
         if now_s < hold.renew_at_s:
             return hold.renew_at_s
         waits = bool(self._inbox.waits(hold.batch))
@@ -604,7 +606,7 @@ class Subscription:
         return math.inf
 
     def _ask(self, hold: Hold, now_s: float, span_s: float) -> None:
-        """Ask for a lease that ends so many seconds from now, if it stands."""
+        """Request an extension to `span_s` seconds from now."""
         hold.asked = True
         renewed = partial(self._renewed, hold, now_s + span_s)
         heard = Heard(renewed, partial(self._not_renewed, hold))
@@ -622,7 +624,7 @@ class Subscription:
         elif hold.over:
             self._let_go(hold)
         self._look.set()
-        self._arrived()  # a batch whose lease was in doubt
+        self._arrived()  # the application may take a batch whose lease was in doubt
 
     def _not_renewed(self, hold: Hold) -> None:
         hold.asked = False
@@ -631,7 +633,7 @@ class Subscription:
         self._arrived()
 
     def _shed(self) -> None:
-        """Give back what the application does not come to in time."""
+        """Return messages for which the application is too slow."""
         self._go_back(self._inbox.shed())
 
     def _go_back(self, parts: Sequence[Part]) -> None:
@@ -646,7 +648,7 @@ class Subscription:
         self._shedding -= 1
 
     async def _guard(self, node: NodeChannel) -> None:
-        """Raise when the node is silent and another leads; a quiet topic is silent, too."""
+        """Raise when the node is silent and another node leads. A quiet topic is silent, too."""
         stall_s = self._settings.stall_s
         while True:
             await asyncio.sleep(stall_s / 4)
