@@ -1,9 +1,9 @@
 """An engine that leads over a log in memory, and the CPU time of each step of its loop.
 
-The engine processes crowds like its host (cluster/state/host.py). Entries are looked up: on a
-thread in production, here in between. They are then folded in portions, and the leader's step
-follows. A step is the loop's work until another task gets its turn. Its CPU time is the thread's,
-so that a busy machine changes little.
+The engine processes crowds as the state plane does (cluster/state/state_plane.py). Entries are
+looked up: on a thread in production, here in between. They are then folded in portions, and the
+leader's step follows. A step is the loop's work until another task gets its turn. Its CPU time is
+the thread's, so that a busy machine changes little.
 """
 
 import functools
@@ -105,7 +105,7 @@ class Loop:
             self.fold()
 
     def _step(self) -> int:
-        """Do the work of Host._step. Return the number of deliveries."""
+        """Do the work of StatePlane._step. Return the number of deliveries."""
         self.leader.step(self.now)
         out = self.leader.hand_out(self.now)
         for delivery in out:

@@ -1,4 +1,4 @@
-"""The state plane's shell: the engine on the event loop, with its threads and its pace.
+"""The state plane: its decisions, which are pure, and its shell on the event loop with threads.
 
-Read `host.py` first. Services call it.
+Read `state_plane.py` first. Services call `host.py`.
 """

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from cluster.state.host import LOW_FLUSH_MS, TOPICS_AT_ONCE, Host
+from cluster.state.host import Host
+from cluster.state.state_plane import LOW_FLUSH_MS, TOPICS_AT_ONCE
 from tests.timer.machines import START_MS, Log, engine_on, part_of
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.files.disk import RealDisk
@@ -134,7 +135,7 @@ async def test_what_a_leader_appends_is_timed_until_its_commit(
     )
     for index in (2, 3):
         monkeypatch.setattr(follower, "propose", lambda *_, at=index: LogIndex(at))
-        host._append(EntryKind.TOPIC, [], UnixMs(START_MS))
+        host._io.append(EntryKind.TOPIC, [], UnixMs(START_MS))
     host.on_commit(LogIndex(1))
     assert told == []
     host.on_commit(LogIndex(2))
@@ -193,7 +194,7 @@ async def test_no_manifest_goes_beyond_the_log_on_the_same_disk(tmp_path: Path) 
     flushed = asyncio.ensure_future(host.flush())
     while not host.engine.flushing:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
-    assert not host._in_threads, "a thread writes"
+    assert not host._io.in_threads, "a thread writes"
     assert manifest.read(RealDisk(), tmp_path) is None
     follower.on_disk.set()
     await asyncio.wait_for(flushed, 60)

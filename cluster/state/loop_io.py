@@ -1,0 +1,252 @@
+"""The event loop, threads and log as the state plane uses them.
+
+Every piece of work runs under a guard: an error in it ends the process. Half a step was done, so
+neither the state in memory nor the leadership can be trusted after it.
+"""
+
+import asyncio
+import math
+import random
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, ParamSpec, Protocol, TypeVar
+
+from cluster.state.loop_watch import Steps
+from cluster.state.state_plane import StatePlane, ThreadWork
+from cluster.state.write_pace import Abandoned, IngestRate, Pacer
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.leader.intake.cluster_clock import ClusterClock, Sample
+from timer.leader.leader import Delivery
+from timer.model.units import LogIndex, MonoMs, UnixMs
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+SHARE_MIN: Final = 0.75
+"""Of the flush limits. Replicas apply the same entries, and should not all write at once."""
+
+
+class HostLog(Protocol):
+    """The replica's methods that the host needs (replication/shell/replica.py)."""
+
+    def propose(self, kind: EntryKind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
+        """Append an entry as the leader."""
+
+    def cached(self, first: LogIndex, last: LogIndex) -> Sequence[Entry] | None:
+        """Return entries that are in memory."""
+
+    async def entries(self, first: LogIndex, last: LogIndex) -> Sequence[Entry]:
+        """Return entries from memory or disk: at least the first, from it on."""
+
+    @property
+    def first_index(self) -> LogIndex:
+        """The first entry that is kept. Any thread may ask."""
+
+    def kept(self, first: LogIndex, last: LogIndex, size_max: int) -> Sequence[Entry]:
+        """Return entries from the disk, about so many bytes; none: `first` is gone.
+
+        For a thread.
+        """
+
+    @property
+    def last_time_ms(self) -> UnixMs:
+        """Header time of the last entry."""
+
+    def lease_held(self) -> bool:
+        """Whether this node's leadership is certain at this moment."""
+
+    async def synced(self, index: LogIndex) -> None:
+        """Return when the log is on this disk up to the applied `index`."""
+
+    def drop_before(self, index: LogIndex, *, keep: bool) -> None:
+        """This node's restart does not need entries below `index`; keep some for the others."""
+
+
+def draw_share() -> float:
+    """Return the share of the limits at which the next flush is due."""
+    return random.uniform(SHARE_MIN, 1)  # noqa: S311
+
+
+class LoopIo:
+    """Implements StateIo for one plane."""
+
+    plane: StatePlane
+
+    def __init__(  # noqa: PLR0913
+        self,
+        log: HostLog,
+        *,
+        make_clock: Callable[[UnixMs], ClusterClock],
+        samples: Callable[[], Iterable[Sample]],
+        mono_ms: Callable[[], MonoMs],
+        wall_ms: Callable[[], UnixMs],
+        fold_interval_ms: int,
+        draw_share: Callable[[], float],
+        handed_out: Callable[[Delivery], object],
+        leader_address: Callable[[], str | None],
+        on_leading: Callable[[], None],
+        on_committed: Callable[[EntryKind, float], None],
+        steps: Steps,
+        fatal: Callable[[BaseException], None],
+    ) -> None:
+        self.make_clock, self.samples = make_clock, samples
+        self.mono_ms, self.wall_ms = mono_ms, wall_ms
+        self.draw_share = draw_share
+        self.handed_out = handed_out
+        self.leader_address, self.leading_changed = leader_address, on_leading
+        self._on_committed, self._steps, self._fatal = on_committed, steps, fatal
+        self.flush_pace = Pacer(self._flush_rate)
+        self._ingest = IngestRate(asyncio.get_running_loop().time())
+        self.merge_pace = Pacer(self._ingest.writing)
+        self._ingested = 0
+        self._memtable_bytes = 0
+        self._log = log
+        self._fold_interval_s = fold_interval_ms / 1000
+        self._loop = asyncio.get_running_loop()
+        self._wake: asyncio.TimerHandle | None = None
+        self._fold_timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.in_threads: set[asyncio.Future[Any]] = set()
+        """The work that threads are busy with."""
+        self._uncommitted: deque[tuple[LogIndex, EntryKind, float]] = deque()
+        """Entries that this leader has appended, of which kind, and when."""
+
+    def begin(self, plane: StatePlane, memtable_bytes: int) -> None:
+        """Take the plane to call. `memtable_bytes`: from so much on a flush is not paced."""
+        self.plane, self._memtable_bytes = plane, memtable_bytes
+
+    # ---- calls
+
+    def guarded(self, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Call now. An error ends the process, and is raised."""
+        try:
+            return call(*args, **kwargs)
+        except Exception as error:
+            self._fatal(error)
+            raise
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """See StateIo."""
+        self._loop.call_soon(self.guarded, call)
+
+    def wake_in(self, wait_ms: int) -> None:
+        """See StateIo."""
+        self._observe_ingest()
+        if self._wake is not None:
+            self._wake.cancel()
+        self._wake = self._loop.call_later(wait_ms / 1000, self.plane.kick)
+
+    def fold_in(self) -> None:
+        """See StateIo."""
+        self._fold_timer = self._loop.call_later(
+            self._fold_interval_s, self.guarded, self.plane.fold_later
+        )
+
+    def timed(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """See StateIo."""
+        return self._steps.run(work, *args, **kwargs)
+
+    def run(self, kind: ThreadWork, work: Callable[[], _T], done: Callable[[_T], None]) -> None:
+        """See StateIo. A merge that the end of the process abandons is not done."""
+        del kind
+        self._spawn(self._run(work, done))
+
+    async def _run(self, work: Callable[[], _T], done: Callable[[_T], None]) -> None:
+        future = self._loop.run_in_executor(None, work)
+        self.in_threads.add(future)
+        future.add_done_callback(self.in_threads.discard)
+        try:
+            result = await asyncio.shield(future)
+        except Abandoned:
+            return
+        done(result)
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        async def run() -> None:
+            try:
+                await work
+            except Exception as error:  # noqa: BLE001 - it ends the process
+                self._fatal(error)
+
+        task = self._loop.create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ---- the log
+
+    def append(self, kind: EntryKind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
+        """See StateIo."""
+        index = self._log.propose(kind, payload, time_ms)
+        self._uncommitted.append((index, kind, time.perf_counter()))
+        return index
+
+    def committed(self, commit_index: LogIndex) -> None:
+        """Measure how long the entries up to here took."""
+        while self._uncommitted and self._uncommitted[0][0] <= commit_index:
+            _, kind, appended_s = self._uncommitted.popleft()
+            self._on_committed(kind, time.perf_counter() - appended_s)
+
+    def forget_appended(self) -> None:
+        """Leadership has ended: another leader may have replaced the uncommitted entries."""
+        self._uncommitted.clear()
+
+    def last_time_ms(self) -> UnixMs:
+        """See StateIo."""
+        return self._log.last_time_ms
+
+    def lease_held(self) -> bool:
+        """See StateIo."""
+        return self._log.lease_held()
+
+    def cached(self, first: LogIndex, last: LogIndex) -> Sequence[Entry] | None:
+        """See StateIo."""
+        return self._log.cached(first, last)
+
+    def read(
+        self, first: LogIndex, last: LogIndex, done: Callable[[Sequence[Entry]], None]
+    ) -> None:
+        """See StateIo."""
+
+        async def read() -> None:
+            done(await self._log.entries(first, last))
+
+        self._spawn(read())
+
+    def when_synced(self, index: LogIndex, done: Callable[[], None]) -> None:
+        """See StateIo."""
+
+        async def wait() -> None:
+            await self._log.synced(index)
+            done()
+
+        self._spawn(wait())
+
+    def drop_before(self, index: LogIndex, *, keep: bool) -> None:
+        """See StateIo."""
+        self._log.drop_before(index, keep=keep)
+
+    # ---- the pace of writing
+
+    def _observe_ingest(self) -> None:
+        applied = self.plane.engine.applied_bytes
+        self._ingest.add(applied - self._ingested, self._loop.time())
+        self._ingested = applied
+
+    def _flush_rate(self) -> float:
+        hurry = self.plane.engine.unflushed_bytes >= self._memtable_bytes
+        return math.inf if hurry else self._ingest.writing()
+
+    # ---- ending
+
+    async def stop(self) -> None:
+        """Cancel the timers; return after the last thread."""
+        for timer in (self._wake, self._fold_timer):
+            if timer is not None:
+                timer.cancel()
+        self.flush_pace.hurry()
+        self.merge_pace.abandon()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        if self.in_threads:
+            await asyncio.wait(self.in_threads)
