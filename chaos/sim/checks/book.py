@@ -380,8 +380,9 @@ class PromiseBook:
         for topic in machine.topics.values():
             for block in topic.queue.blocks:
                 machine.pages.want(block)
-        while app.engine.begin_fetch() is not None:
-            app.fetch()
+        while (fetch := app.engine.begin_fetch()) is not None:
+            fetch.read()
+            app.engine.end_fetch(fetch)
         fired = self.fired.keys() | {
             TimerName(int(row["due_ms"]), int(row["seq"]))
             for topic in machine.topics.values()

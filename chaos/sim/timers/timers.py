@@ -1,6 +1,6 @@
 """The timer machine as the application of a simulated node: the production engine and leader.
 
-What cluster/state/host.py does on an event loop is done here on the world's timeline.
+The production state plane (cluster/state/state_plane.py) runs it on the world's timeline.
 """
 
 import random
@@ -20,12 +20,14 @@ from chaos.sim.checks.policybook import LEVELS_MS, TakenRequest
 from chaos.sim.checks.requestbook import NamedRequest
 from chaos.sim.timers.keeping import KeeperCalls
 from chaos.sim.timers.node_results import listed, named, rows_of, told
+from chaos.sim.timers.timeline_io import TimelineIo
 from chaos.sim.timers.town import LEASE_MS, NumberedRequest, SimConsumer, Town
 from chaos.sim.world.options import NEVER, WorldOptions
 from chaos.sim.world.paths import STATE_PATH
 from chaos.sim.world.referee import Broken
 from chaos.sim.world.sim_node import WALL_START_MS
 from chaos.sim.world.world import World
+from cluster.state.state_plane import FlushLimits, StatePlane
 from timer.entries.entry_check import check_entry
 from timer.entries.entry_frame import Entry
 from timer.entries.payloads import CreateGroup, GroupStart, Ids, Keys
@@ -33,7 +35,6 @@ from timer.entries.policies import DEFAULTS, Scope, ScopePolicy
 from timer.files.disk import Disk
 from timer.leader.groups.shared_leases import ConsumerStream
 from timer.leader.intake.admission import WantedTimes
-from timer.leader.intake.cluster_clock import ClusterClock, Sample
 from timer.leader.intake.disk_reserve import Rooms
 from timer.leader.leader import Delivery, Leader, LeaderConfig, Now
 from timer.model.columns import Binary, Part
@@ -44,10 +45,8 @@ from timer.model.timer_errors import (
     TopicDeletedError,
 )
 from timer.model.units import Epoch, LeaseId, LogIndex, ProducerId, QueueOffset, ReplicaId, UnixMs
-from timer.pending.runs.merge import Merge
-from timer.pending.runs.read_window import ReadAhead, ReadWindow
 from timer.ready.group import Group
-from timer.recovery.engine import Engine, Flush
+from timer.recovery.engine import Engine
 from timer.state.apply_results import (
     CANCELLED,
     RESCHEDULED,
@@ -71,8 +70,6 @@ SWEEP_ROWS: Final = 3
 SWEEP_TOPICS: Final = 1
 TOPICS_AT_ONCE: Final = 1
 """That a manifest takes before its cut, and that hear of its spill file: some change in between."""
-SYNC_LOOK_US: Final = 1_000
-"""How often a manifest looks whether the log beside it goes as far."""
 APART_MAX: Final = 20
 """Held timers that one FIRE looks at: so releases take some."""
 PRODUCER_IDS: Final = 1_000
@@ -83,8 +80,25 @@ RESERVE: Final = 300_000
 ROOM: Final = 100_000
 """Bytes of a small disk: kept for what must go on, and beside that."""
 ROOM_LOOK_US: Final = 200_000
-SLOW_FILES_US: Final = 8_000_000
-"""Longer than a new run is loaded for before its use (timer/pending/runs/run_set.py)."""
+PRESSED_BYTES: Final = 2_000
+"""The memtable's limit where folding waits for flushes."""
+
+
+class UnaskedEngine(Engine):
+    """An engine whose runs no thread reads before a fold: it reads as it folds."""
+
+    def begin_lookup(self, entries: Sequence[Entry]) -> None:
+        """Return None: the result of a fold must not depend on it."""
+
+
+def _limits(options: WorldOptions) -> FlushLimits:
+    return FlushLimits(
+        memtable_bytes=PRESSED_BYTES if options.pressed else NEVER,
+        log_bytes=NEVER,
+        log_entries=options.manifest_every,
+        interval_ms=NEVER,
+        topics_at_once=TOPICS_AT_ONCE,
+    )
 
 
 class TimerApp(KeeperCalls):
@@ -99,7 +113,8 @@ class TimerApp(KeeperCalls):
         if node.world.options.fleeting:
             config = replace(config, producer_idle_ms=PRODUCER_IDLE_MS)
             self._producer_ids = 1 << 48  # a forgotten producer's id never comes again
-        self.engine = Engine(node.disk, STATE_PATH, config, self._observe, secret)
+        engine = Engine if node.replica % 2 else UnaskedEngine
+        self.engine = engine(node.disk, STATE_PATH, config, self._observe, secret)
         if node.world.options.crowds:
             store = self.engine.machine.store
             store.dead_max, store.chunk = workbook.DEAD_MAX, workbook.CHUNK
@@ -109,16 +124,14 @@ class TimerApp(KeeperCalls):
             frozenset(self.engine.machine.voters) or None if self.engine.manifest_index else None
         )
         self.state_time_ms = self.engine.machine.applied_time_ms
-        self._clock: ClusterClock | None = None
-        self._kicked = False
-        self._reading = self._fetching = False
-        self._wake_us: int | None = None
         self._joined: dict[tuple[SimConsumer, int], tuple[Group, ConsumerStream]] = {}
         self._rng = random.Random(node.world.rng.getrandbits(64))
-        self._flush_every = node.world.options.manifest_every
+        io = TimelineIo(self, random.Random(self._rng.getrandbits(64)))
+        self.plane = StatePlane(self.engine, _limits(node.world.options), io)
         self._rooms: tuple[Leader, Rooms] | None = None
         if node.world.options.tight:
             node.later(0, self._look_at_room)
+        self.plane.kick()
 
     @property
     def applied_index(self) -> LogIndex:
@@ -138,106 +151,24 @@ class TimerApp(KeeperCalls):
             true_ms = self._true_ms()
             for entry in entries:
                 book.on_commit(entry, true_ms)
-        self.engine.committed(entries[-1].index)
-        done = 0
-        while done < len(entries):
-            if self.node.replica % 2:  # the others read as they fold: it is the same
-                lookup = self.engine.begin_lookup(entries[done:])
-                if lookup is not None:
-                    lookup.read()
-                    self.engine.end_lookup(lookup)
-            done += self.engine.fold(entries[done:])
-        every = self._flush_every
-        wanted = self.engine.wants_flush(memtable_bytes=NEVER, log_bytes=NEVER, log_entries=every)
-        if wanted and self.engine.prepare_flush(TOPICS_AT_ONCE):
-            self.flush()
-        self._kick()
+        self.plane.on_commit(entries[-1].index)
 
     def flush(self) -> None:
         """See App."""
-        if (flush := self.engine.begin_flush()) is not None:
-            self.node.later(self._rng.randrange(100_000), self._write, flush)
-
-    def _write(self, flush: Flush) -> None:
-        if self.node.log.durable_index < flush.index:
-            self.node.later(SYNC_LOOK_US, self._write, flush)
-            return
-        flush.write()
-        self._use(self._settle, flush)
-
-    def _settle(self, flush: Flush) -> None:
-        if not self.engine.settle_flush(flush, TOPICS_AT_ONCE):
-            self.node.later(0, self._settle, flush)
-            return
-        self.engine.end_flush(flush)
-        workbook.check_windows(self.node, self.engine.machine.store)
-        self._drop_log()
-        if (merge := self.engine.begin_merge()) is not None:
-            self.node.later(self._rng.randrange(100_000), self._merge, merge)
-
-    def _drop_log(self) -> None:
-        before = LogIndex(self.engine.manifest_index + 1)
-        self.node.drop_before(
-            before, keep=not (self.engine.room.low or self.node.world.options.hasty)
-        )
-
-    def _merge(self, merge: Merge) -> None:
-        self._use(self._end_merge, merge, self.engine.machine.store.write_merge(merge))
-
-    def _end_merge(self, merge: Merge, windows: "Sequence[ReadWindow]") -> None:
-        self.engine.machine.store.install_merge(merge, windows)
-        workbook.check_windows(self.node, self.engine.machine.store)
-
-    def fetch(self) -> None:
-        """Read what is wanted of the spill files."""
-        self._fetching = False
-        fetch = self.engine.begin_fetch()
-        if fetch is not None:
-            fetch.read()
-            self.engine.end_fetch(fetch)
-            self._kick()
-
-    def _read_ahead(self, ahead: ReadAhead) -> None:
-        ahead.read()
-        self._use(self._end_ahead, ahead)
-
-    def _end_ahead(self, ahead: ReadAhead) -> None:
-        self.engine.machine.store.end_ahead(ahead)
-        workbook.check_windows(self.node, self.engine.machine.store)
-        self._reading = False
-
-    def _use(self, call: "Callable[..., None]", *args: object) -> None:
-        """Use what was written or read: at once, or seconds later."""
-        if self.node.world.options.slow_files:
-            self.node.later(self._rng.randrange(SLOW_FILES_US), call, *args)
-        else:
-            call(*args)
+        self.plane.flush()
 
     def on_lead(self, epoch: Epoch) -> None:
         """See App."""
-        mono_ms = self.node.mono_ms()
-        floor_ms = max(self.node.driver.last_time_ms, self.engine.machine.last_read_time_ms)
-        self._clock = ClusterClock(
-            self.node.core.voters,
-            self._samples(),
-            floor_ms=floor_ms,
-            floor_at_ms=mono_ms,
-            boot_ms=mono_ms,
-        )
-        self.engine.lead(epoch, self.node.driver.propose, self._now())
-        self._kick()
+        self.plane.on_lead(epoch)
 
     def on_drain(self) -> None:
         """See App."""
-        if self.engine.leader is not None:
-            self.engine.leader.hand_over(self._now())
+        self.plane.on_drain()
 
     def on_stepdown(self, epoch: Epoch) -> None:
         """See App."""
-        del epoch
         self._joined.clear()
-        self.engine.step_down(NotLeaderError(None))
-        self._clock = None
+        self.plane.on_stepdown(epoch)
 
     def on_stop(self) -> None:
         """See App."""
@@ -256,7 +187,7 @@ class TimerApp(KeeperCalls):
         self._town.book.pauses.check(entry, applied, self.engine.machine)
         self._town.book.requests.check(entry, applied)
         self._town.book.late.check(entry, applied)
-        if isinstance(applied, FireApplied) and self._clock is not None:
+        if isinstance(applied, FireApplied) and self.engine.leader is not None:
             self._town.book.late.fired(self, entry, applied, self.clock_ms())
         self._town.book.quotas.check(entry, applied, self.engine.machine)
         if self.node.world.options.crowds:
@@ -280,78 +211,36 @@ class TimerApp(KeeperCalls):
             return None
         return WALL_START_MS + world.timeline.now_us // 1000
 
-    def _samples(self) -> list[Sample]:
-        now = self.node.mono_ms()
-        own = Sample(
-            voter=self.node.replica, wall_ms=self.node.wall_ms(), sent_ms=now, received_ms=now
-        )
-        others = self.node.core.clock_samples.items()
-        return [own, *(Sample.at(v, s.wall_ms, s.at_ms, s.error_ms) for v, s in others)]
-
     def _now(self) -> Now:
-        assert self._clock is not None
-        mono_ms = self.node.mono_ms()
-        clock_ms = max(self._clock.now(mono_ms), self.node.driver.last_time_ms)
-        return Now(mono_ms, UnixMs(clock_ms))
+        return self.plane.now()
 
     def clock_ms(self) -> int:
         """Return what the clock of this leader shows."""
         return self._now().clock_ms
 
     def _kick(self) -> None:
-        if not self._kicked:
-            self._kicked = True
-            self.node.later(0, self._step)
+        self.plane.kick()
 
-    def _step(self) -> None:
-        self._kicked = False
-        leader = self.engine.leader
-        if leader is None or self._clock is None:
-            return
-        for sample in self._samples():
-            self._clock.observe(sample)
-        now = self._now()
-        ahead = None if self._reading else self.engine.machine.store.begin_ahead(now.clock_ms)
-        if ahead is not None:
-            self._reading = True
-            self.node.later(self._rng.randrange(20_000), self._read_ahead, ahead)
-        leader.step(now)
-        if self.may_hand_out():
-            for delivery in leader.hand_out(now):
-                book, served = self._town.book, self.node.world.referee.served
-                book.handed_out(self.node, delivery, served)
-                book.expiry.handed_out(delivery, self.applied_index + 1)
-                offsets = delivery.lease.offsets.tolist()
-                book.leases.handed_out(leader, delivery.group, offsets, now.mono_ms)
-                delivery.lease.consumer.sink(delivery)
-            leader.step(now)
-        if not self._fetching and self.engine.machine.pages.wanted(1):
-            self._fetching = True
-            self.node.later(self._rng.randrange(20_000), self.fetch)
-        wait_ms = min(500, max(1, leader.wake_at_ms(now) - now.mono_ms))
-        wake_us = self.node.world.timeline.now_us + wait_ms * 1000
-        if self._wake_us is None or wake_us < self._wake_us:
-            self._wake_us = wake_us
-            self.node.later(wait_ms * 1000, self._wake, wake_us)
+    def handed_out(self, delivery: Delivery) -> None:
+        """Judge a delivery that is about to be sent."""
+        book, leader = self._town.book, self.engine.leader
+        assert leader is not None
+        book.handed_out(self.node, delivery, self.node.world.referee.served)
+        book.expiry.handed_out(delivery, self.applied_index + 1)
+        offsets = delivery.lease.offsets.tolist()
+        book.leases.handed_out(leader, delivery.group, offsets, self.node.mono_ms())
 
     def may_hand_out(self) -> bool:
         """Whether nobody else can lead at this moment."""
         return self.node.core.lease_held(self.node.mono_ms())
-
-    def _wake(self, wake_us: int) -> None:
-        if self._wake_us == wake_us:
-            self._wake_us = None
-        self._kick()
 
     # ---- room: what cluster/files/disk_room.py does
 
     def _look_at_room(self) -> None:
         node, before = self.node, self.engine.room
         node.later(ROOM_LOOK_US, self._look_at_room)
-        room = self.engine.room = before.after(node.disk.free_bytes(STATE_PATH), RESERVE)
-        if room.low and not before.low:
-            self._drop_log()
-            self.flush()
+        room = before.after(node.disk.free_bytes(STATE_PATH), RESERVE)
+        self.plane.use_room(room)
         leader, now_ms = self.engine.leader, node.mono_ms()
         if leader is None:
             return

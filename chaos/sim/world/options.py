@@ -63,6 +63,8 @@ CONTROLLER: Final = 0.125
 """In how many the real controller appoints."""
 SLOW_FILES: Final = 0.2
 """In how many files are used seconds after they were written or read."""
+PRESSED: Final = 0.2
+"""In how many a replica flushes every few timers, and folding waits for flushes."""
 CROWDS: Final = 0.1
 """In how many timers of many topics are due at one instant."""
 
@@ -140,6 +142,8 @@ class WorldOptions:
     """Producers ask again for answers that they had: late, and of another leader."""
     slow_files: bool = False
     """Seconds pass between the end of a thread's work on files and the use of its result."""
+    pressed: bool = False
+    """Memtables are flushed soon, and folding waits while a flush is under way."""
     controller: bool = False
     """The real controller appoints (chaos/sim/world/appointing.py), not the model of one."""
     crowds: bool = False
@@ -153,7 +157,7 @@ class WorldOptions:
         shares |= {"expiry": EXPIRY, "quotas": QUOTAS, "deletions": DELETIONS}
         shares |= {"redrives": REDRIVES, "crowds": CROWDS, "hasty": HASTY}
         shares |= {"controller": CONTROLLER, "again": AGAIN, "fleeting": FLEETING}
-        shares |= {"slow_files": SLOW_FILES}
+        shares |= {"slow_files": SLOW_FILES, "pressed": PRESSED}
         extras = {name: aside(rng, name).random() < share for name, share in shares.items()}
         healing = [fault for fault in FAULTS if fault not in (*DAMAGE_FAULTS, *MOMENTS, *RARE)]
         faults = rng.sample(healing, rng.randint(2, len(healing)))

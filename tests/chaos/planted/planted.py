@@ -104,6 +104,7 @@ PLAIN: Final[dict[str, Any]] = dict.fromkeys(
         "again",
         "fleeting",
         "slow_files",
+        "pressed",
     ),
     False,
 )

@@ -10,6 +10,7 @@ import numpy as np
 
 from chaos.sim.timers.timers import TimerApp, TimerWorld
 from chaos.sim.world.simdisk import SimDisk
+from cluster.state.state_plane import StatePlane
 from tests.chaos.planted.planted import ANY_WORLD, SLOW_LINKS, Planting, patch
 from timer.entries.payloads import Fire, GroupOp, Op
 from timer.leader import leader
@@ -141,17 +142,17 @@ def _fire_from_checkpoint(self: Leader, now: Now) -> None:
 def _fire_by_its_own_clock() -> Iterator[None]:
     """What is due is told by the leader's clock, and stamped with the cluster's."""
     walls: dict[int, UnixMs] = {}
-    now_of = TimerApp._now
+    now_of = StatePlane.now
 
-    def now(self: TimerApp) -> Now:
-        walls[id(self.engine.machine)] = self.node.wall_ms()
+    def now(self: StatePlane) -> Now:
+        walls[id(self.engine.machine)] = self._io.wall_ms()
         return now_of(self)
 
     def fire(self: Leader, now: Now) -> None:
         self._read_time_ms = max(self._read_time_ms, walls[id(self.machine)])
         _fire(self, now)
 
-    with mock.patch.object(TimerApp, "_now", now), mock.patch.object(Leader, "_fire", fire):
+    with mock.patch.object(StatePlane, "now", now), mock.patch.object(Leader, "_fire", fire):
         yield
 
 

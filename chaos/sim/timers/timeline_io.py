@@ -1,0 +1,177 @@
+"""The world's timeline, disk and driver as the state plane of a simulated process uses them.
+
+Implements StateIo (cluster/state/state_plane.py). The work of a thread begins some time after its
+order and ends at that instant. Its result is used then, or seconds later.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
+
+from chaos.sim.checks import workbook
+from chaos.sim.world.sim_node import READ_US
+from cluster.state.state_plane import ThreadWork
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.leader.intake.cluster_clock import ClusterClock, Sample
+from timer.leader.leader import Delivery
+from timer.model.units import LogIndex, MonoMs, UnixMs
+from timer.pending.runs.run_writer import Pace, unpaced
+
+if TYPE_CHECKING:
+    from chaos.sim.timers.timers import TimerApp
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+FOLD_US: Final = (1_000, 50_000, 250_000)
+"""The interval of a follower's folds. A process has one of these."""
+SHARE_MIN: Final = 0.75
+SYNC_LOOK_US: Final = 1_000
+"""How often a flush looks whether the log beside it goes as far."""
+WORK_US: Final = {
+    ThreadWork.LOOKUP: 2_000,
+    ThreadWork.FLUSH: 100_000,
+    ThreadWork.MERGE: 100_000,
+    ThreadWork.READ_AHEAD: 20_000,
+    ThreadWork.FETCH: 20_000,
+}
+"""The longest time that a thread takes for each kind of work."""
+SLOW_FILES_US: Final = 8_000_000
+"""Longer than a new run is loaded for before its use (timer/pending/runs/run_set.py)."""
+SLOW_FILES: Final = (ThreadWork.FLUSH, ThreadWork.MERGE, ThreadWork.READ_AHEAD)
+INSTALLS: Final = ("end_flush", "install_merge", "end_ahead")
+"""The calls that take new rows of files into use."""
+
+
+class TimelineIo:
+    """For one process."""
+
+    def __init__(self, app: "TimerApp", rng: random.Random) -> None:
+        self._app, self._node, self._rng = app, app.node, rng
+        self._wake_us = 0
+        self._fold_us = rng.choice(FOLD_US)
+        self._slow = app.node.world.options.slow_files
+
+    @property
+    def flush_pace(self) -> Pace:
+        """See StateIo."""
+        return unpaced
+
+    merge_pace = flush_pace
+
+    # ---- time and turns
+
+    def mono_ms(self) -> MonoMs:
+        """See StateIo."""
+        return self._node.mono_ms()
+
+    def wall_ms(self) -> UnixMs:
+        """See StateIo."""
+        return self._node.wall_ms()
+
+    def samples(self) -> Iterable[Sample]:
+        """See StateIo."""
+        node, now = self._node, self._node.mono_ms()
+        own = Sample(voter=node.replica, wall_ms=node.wall_ms(), sent_ms=now, received_ms=now)
+        others = node.core.clock_samples.items()
+        return [own, *(Sample.at(v, s.wall_ms, s.at_ms, s.error_ms) for v, s in others)]
+
+    def make_clock(self, floor_ms: UnixMs) -> ClusterClock:
+        """See StateIo."""
+        mono_ms = self._node.mono_ms()
+        return ClusterClock(
+            self._node.core.voters,
+            self.samples(),
+            floor_ms=floor_ms,
+            floor_at_ms=mono_ms,
+            boot_ms=mono_ms,
+        )
+
+    def draw_share(self) -> float:
+        """See StateIo."""
+        return self._rng.uniform(SHARE_MIN, 1)
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """See StateIo."""
+        self._node.later(0, call)
+
+    def wake_in(self, wait_ms: int) -> None:
+        """See StateIo. At least a millisecond, as virtual time stands still during a step."""
+        wait_us = max(1, wait_ms) * 1_000
+        self._wake_us = self._node.world.timeline.now_us + wait_us
+        self._node.later(wait_us, self._wake, self._wake_us)
+
+    def _wake(self, wake_us: int) -> None:
+        if wake_us == self._wake_us:
+            self._app.plane.kick()
+
+    def fold_in(self) -> None:
+        """See StateIo."""
+        self._node.later(self._fold_us, self._app.plane.fold_later)
+
+    def run(self, kind: ThreadWork, work: Callable[[], _T], done: Callable[[_T], None]) -> None:
+        """See StateIo."""
+
+        def finish() -> None:
+            result = work()
+            if self._slow and kind in SLOW_FILES:
+                self._node.later(self._rng.randrange(SLOW_FILES_US), done, result)
+            else:
+                done(result)
+
+        self._node.later(self._rng.randrange(WORK_US[kind]), finish)
+
+    def timed(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """See StateIo. Virtual time is not measured; what is taken into use is judged."""
+        result = work(*args, **kwargs)
+        if work.__name__ in INSTALLS:
+            workbook.check_windows(self._node, self._app.engine.machine.store)
+        return result
+
+    # ---- the log
+
+    def append(self, kind: EntryKind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
+        """See StateIo."""
+        return self._node.driver.propose(kind, payload, time_ms)
+
+    def last_time_ms(self) -> UnixMs:
+        """See StateIo."""
+        return self._node.driver.last_time_ms
+
+    def lease_held(self) -> bool:
+        """See StateIo."""
+        return self._app.may_hand_out()
+
+    def cached(self, first: LogIndex, last: LogIndex) -> Sequence[Entry] | None:
+        """See StateIo."""
+        return self._node.driver.cached(first, last)
+
+    def read(
+        self, first: LogIndex, last: LogIndex, done: Callable[[Sequence[Entry]], None]
+    ) -> None:
+        """See StateIo."""
+        self._node.later(READ_US, lambda: done(self._node.entries(first, last)))
+
+    def when_synced(self, index: LogIndex, done: Callable[[], None]) -> None:
+        """See StateIo."""
+        if self._node.log.durable_index < index:
+            self._node.later(SYNC_LOOK_US, self.when_synced, index, done)
+        else:
+            self._node.later(0, done)
+
+    def drop_before(self, index: LogIndex, *, keep: bool) -> None:
+        """See StateIo."""
+        self._node.drop_before(index, keep=keep and not self._node.world.options.hasty)
+
+    # ---- what the node hears
+
+    def leader_address(self) -> str | None:
+        """See StateIo. Simulated clients try every node."""
+        return None
+
+    def handed_out(self, delivery: Delivery) -> None:
+        """See StateIo."""
+        self._app.handed_out(delivery)
+
+    def leading_changed(self) -> None:
+        """See StateIo."""
