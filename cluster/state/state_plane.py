@@ -433,7 +433,7 @@ class StatePlane:
         self._fold()  # it may have waited for this
         self._drop_log()
         logger.info("manifest at %d: %d runs", flush.index, len(self.engine.machine.store.runs))
-        if not self._merging and not self.stopped:
+        if not self._merging:
             self._merging = True
             self._io.soon(self._merge)
         done()

@@ -15,6 +15,7 @@ from tests.chaos.planted.group_mutations import GROUP_MUTATIONS
 from tests.chaos.planted.hidden_mutations import HIDDEN_MUTATIONS
 from tests.chaos.planted.late_mutations import LATE_MUTATIONS
 from tests.chaos.planted.pause_mutations import PAUSE_MUTATIONS
+from tests.chaos.planted.plane_mutations import PLANE_MUTATIONS
 from tests.chaos.planted.planted import ANY_WORLD, Mutation, calm, hunt
 from tests.chaos.planted.policy_mutations import POLICY_MUTATIONS
 from tests.chaos.planted.protocol_mutations import MUTATIONS
@@ -93,6 +94,7 @@ ALL = [
     *LATE_MUTATIONS,
     *HIDDEN_MUTATIONS,
     *CONTROL_MUTATIONS,
+    *PLANE_MUTATIONS,
 ]
 
 every_mutation = pytest.mark.parametrize("mutation", ALL, ids=lambda mutation: mutation.name)

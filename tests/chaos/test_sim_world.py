@@ -67,7 +67,9 @@ def struck_at_once(world: World, kind: str) -> list[str]:
     return world.faults.struck
 
 
-NEEDS_PROCESS = ["power", "power_all", "kill", "pause", "handover", "sync_fails", "lying_disk"]
+NEEDS_PROCESS = [
+    "power", "power_all", "kill", "pause", "handover", "sync_fails", "lying_disk", "terminate",
+]  # fmt: skip
 NEEDS_MOMENT = [
     "full_disk", "newborn", "ambush", "mid_sync", "torn_write", "rival", "late_answer", "overtaken",
 ]  # fmt: skip
@@ -78,7 +80,9 @@ def test_fault_that_finds_nothing_to_strike_does_not_count(kind: str) -> None:
     assert struck_at_once(World(3, options=calm(3)), kind) == []
 
 
-@pytest.mark.parametrize("kind", ["power", "kill", "pause", "sync_fails", "lying_disk"])
+@pytest.mark.parametrize(
+    "kind", ["power", "kill", "pause", "sync_fails", "lying_disk", "terminate"]
+)
 def test_fault_counts_where_processes_run(kind: str) -> None:
     world = running()
     assert 1 <= struck_at_once(world, kind).count(kind) <= FAULTS_MIN

@@ -17,6 +17,7 @@ from chaos.sim.checks import latebook, workbook
 from chaos.sim.checks.book import life_of
 from chaos.sim.checks.keybook import TimerName
 from chaos.sim.checks.policybook import LEVELS_MS, TakenRequest
+from chaos.sim.checks.progress_check import ProgressCheck
 from chaos.sim.checks.requestbook import NamedRequest
 from chaos.sim.timers.keeping import KeeperCalls
 from chaos.sim.timers.node_results import listed, named, rows_of, told
@@ -79,8 +80,9 @@ PRODUCER_IDLE_MS: Final = 2_000
 RESERVE: Final = 300_000
 ROOM: Final = 100_000
 """Bytes of a small disk: kept for what must go on, and beside that."""
+DRAIN_LOOK_US: Final = 5_000
 ROOM_LOOK_US: Final = 200_000
-PRESSED_BYTES: Final = 2_000
+PRESSED_BYTES: Final = 200
 """The memtable's limit where folding waits for flushes."""
 
 
@@ -93,7 +95,7 @@ class UnaskedEngine(Engine):
 
 def _limits(options: WorldOptions) -> FlushLimits:
     return FlushLimits(
-        memtable_bytes=PRESSED_BYTES if options.pressed else NEVER,
+        memtable_bytes=PRESSED_BYTES if options.pressed and not options.slow_files else NEVER,
         log_bytes=NEVER,
         log_entries=options.manifest_every,
         interval_ms=NEVER,
@@ -127,7 +129,11 @@ class TimerApp(KeeperCalls):
         self._joined: dict[tuple[SimConsumer, int], tuple[Group, ConsumerStream]] = {}
         self._rng = random.Random(node.world.rng.getrandbits(64))
         io = TimelineIo(self, random.Random(self._rng.getrandbits(64)))
-        self.plane = StatePlane(self.engine, _limits(node.world.options), io)
+        self.limits = _limits(node.world.options)
+        self.plane = StatePlane(self.engine, self.limits, io)
+        self.draining = False
+        self._open: dict[object, Leader] = {}
+        """The schedule requests that this process has taken and not answered."""
         self._rooms: tuple[Leader, Rooms] | None = None
         if node.world.options.tight:
             node.later(0, self._look_at_room)
@@ -169,6 +175,21 @@ class TimerApp(KeeperCalls):
         """See App."""
         self._joined.clear()
         self.plane.on_stepdown(epoch)
+
+    def drain(self, done: "Callable[[], None]") -> None:
+        """See App."""
+        self.draining = True
+        self.plane.drain()
+        self._look_at_drain(done)
+
+    def _look_at_drain(self, done: "Callable[[], None]") -> None:
+        if not self.plane.is_drained():
+            self.node.later(DRAIN_LOOK_US, self._look_at_drain, done)
+            return
+        waiting = [leader for leader in self._open.values() if leader.closed is None]
+        if waiting:
+            raise Broken("drain", f"{self.node} has drained, and {len(waiting)} requests wait")
+        done()
 
     def on_stop(self) -> None:
         """See App."""
@@ -355,7 +376,18 @@ class TimerApp(KeeperCalls):
         """Hand a request to the leader."""
         last = leader.machine.producers.last_sequence(part.producer_id)
         repeated = part.request is not None or (last is not None and part.sequence <= last)
-        leader.schedule(part, lambda result: reply(told(result)), now)
+        taken = object()
+
+        def answered(result: object) -> None:
+            del self._open[taken]
+            reply(told(result))
+
+        self._open[taken] = leader
+        try:
+            leader.schedule(part, answered, now)
+        except EngineError:
+            self._open.pop(taken, None)
+            raise
         self._town.book.quotas.took(leader, key, part, repeated=repeated)
 
     def cancel(self, names: list[TimerName], reply: "Callable[[object], None]") -> None:
@@ -641,6 +673,7 @@ class TimerWorld(World):
     def __init__(self, seed: int, options: WorldOptions | None = None) -> None:
         holder: list[Town] = []
         super().__init__(seed, lambda node: TimerApp(node, holder[0]), options)
+        self._progress = ProgressCheck()
         self.town = Town(self, random.Random(self.rng.getrandbits(64)))
         holder.append(self.town)
         self.workload = self.town.act
@@ -660,6 +693,7 @@ class TimerWorld(World):
 
     def _look(self) -> None:
         self.timeline.after(latebook.LOOK_US, self._look)
+        self._progress.look(self)
         self.town.book.late.look(self)
 
     def _make_tight(self, rng: random.Random) -> None:

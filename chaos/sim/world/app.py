@@ -52,6 +52,9 @@ class App(Protocol):
     def on_stepdown(self, epoch: Epoch) -> None:
         """Stop serving."""
 
+    def drain(self, done: Callable[[], None]) -> None:
+        """Take nothing new and finish what was taken, then call `done`."""
+
     def on_stop(self) -> None:
         """The process is gone; so is this object."""
 
@@ -128,6 +131,10 @@ class Ledger:
     def on_stepdown(self, epoch: Epoch) -> None:
         """Their outcome is unknown; nobody is told anything."""
         self._pending.clear()
+
+    def drain(self, done: Callable[[], None]) -> None:
+        """Clients wait for nothing but entries."""
+        done()
 
     def on_stop(self) -> None:
         """Nothing to save."""

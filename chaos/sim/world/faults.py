@@ -15,6 +15,7 @@ lists.
     usurp                a leader is not heard, a disk is slow, and another node is appointed
     late_answer          answers of a dead process arrive after its log has lost its end
     overtaken            they arrive after answers of the next process, which dies then, too
+    terminate            SIGTERM: the node drains, hands over and writes a manifest
     rival                waits for a change of the voters: new and old ones are parted
     stale_return         a leader is cut off while others lead; as it is back it is appointed
 
@@ -219,6 +220,13 @@ class FaultInjector:
         ran = self._kill_one(node)
         self._for_a_while(node.start)
         return ran
+
+    def _terminate(self) -> bool:
+        node = self._node()
+        if not node.alive or node.paused:
+            return False
+        node.terminate()
+        return True
 
     def _kill_one(self, node: "SimNode") -> bool:
         ran = _runs(node)

@@ -6,7 +6,8 @@ message and others hardly deliver one; a mix of everything would hide what needs
     FAULTS         what may befall a world
     DAMAGE_FAULTS  those of them that take away for good what was synced: in every other world, as
                    one with them may end waiting for repair (chaos/sim/world/disk_loss.py)
-    RARE           those that are made for one moment of the protocol: in every fifth world
+    RARE           those that are drawn apart, most for one moment of the protocol: each in every
+                   fifth world
     MOMENTS        those of them that fall into a moment, such as a write, or into one lease
 """
 
@@ -17,7 +18,7 @@ from typing import Final
 
 DAMAGE_FAULTS: Final = ("flip", "shorten", "wipe", "forget")
 MOMENTS: Final = ("torn_write", "mid_sync", "burst", "slow_link", "stale_return", "usurp", "rival")
-RARE: Final = ("late_answer", "overtaken")
+RARE: Final = ("late_answer", "overtaken", "terminate")
 FAULTS: Final = (
     "power", "power_all", "kill", "pause", "isolate", "one_way", "split", "flap", "clock", "drift",
     "sync_fails", "full_disk", "slow_disk", "lossy", "lying_disk", "handover", "newborn", "ambush",

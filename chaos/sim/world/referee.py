@@ -42,6 +42,8 @@ CHECKERS: Final = {
     "storage": "durable data can be read after a restart; damage is refused, with its place",
     "doubt": "a replica is unsure only after its machine went down or its disk was damaged",
     "pace": "a replica repeats a question at the heartbeat's pace, not at the speed of the link",
+    "stuck": "a running replica folds, flushes and serves within 5 s of when it could",
+    "drain": "a node that drains answers all requests that it took, while it leads",
     "space": "the disk reserve lasts: no request of a client fills a disk to its end",
     # The state plane.
     "phantom": "a delivered message is one that was scheduled, byte for byte",

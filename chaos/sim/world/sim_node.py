@@ -54,6 +54,9 @@ CURABLE: Final = (STATE_PATH, LOG_PATH, DAMAGED_PATH)
 WALL_START_MS: Final = 1_800_000_000_000
 READ_US: Final = 300
 RESTART_MS: Final = 500
+DRAIN_MS_MAX: Final = 5_000
+RESIGN_MS: Final = 500
+"""For a handover, and for the last manifest."""
 CLUSTER_ID: Final = "simulated"
 
 
@@ -251,6 +254,22 @@ class SimNode:
         if self.alive or self.refetch is not None:
             self._end("is killed")
             self.disk.die()
+
+    def terminate(self) -> None:
+        """End the process as SIGTERM does: drain, hand over, write a manifest; start it again."""
+        self.world.timeline.note(f"node {self.replica}", "terminates")
+        self.world.timeline.after(DRAIN_MS_MAX * 1_000, self._ended_in_time, self.life)
+        self.call(self.app.drain, self._drained)
+
+    def _drained(self) -> None:
+        self.driver.handle(Handover())
+        self.later(RESIGN_MS * 1_000, self.app.flush)
+        self.later(2 * RESIGN_MS * 1_000, self._ended_in_time, self.life)
+
+    def _ended_in_time(self, life: int) -> None:
+        if life == self.life:
+            self.stop()
+            self.world.timeline.after(RESTART_MS * 1_000, self.start)
 
     def _killed_in_write(self) -> None:
         self.stop()

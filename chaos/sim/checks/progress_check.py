@@ -1,0 +1,61 @@
+"""A running replica is never stuck: it folds, flushes and serves soon after it could.
+
+Looked at in all worlds, every 50 ms. A state that allows progress may last STUCK_MS at most, as
+long as the process runs without a pause.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from chaos.sim.world.referee import Broken
+
+if TYPE_CHECKING:
+    from chaos.sim.timers.timers import TimerApp, TimerWorld
+
+STUCK_MS: Final = 5_000
+"""Ten times the longest that a flush takes while no disk is slow, and more than a second more."""
+
+
+@dataclass(slots=True)
+class ProgressCheck:
+    """See the module."""
+
+    _since: dict[tuple[object, ...], int] = field(default_factory=dict)
+    """(replica, life, what waits, since which entry) -> microseconds at which it was seen first."""
+
+    def look(self, world: "TimerWorld") -> None:
+        """Judge all running nodes.
+
+        Raises:
+            Broken: one of them is stuck.
+        """
+        now_us = world.timeline.now_us
+        before, self._since = self._since, {}
+        for node in world.nodes:
+            if not node.alive or node.paused or node.slow_disk != 1:
+                continue
+            app: TimerApp = node.app  # type: ignore[assignment]
+            for what in _waits(app):
+                key = node.replica, node.life, what, app.applied_index
+                since_us = self._since[key] = before.get(key, now_us)
+                if now_us - since_us > STUCK_MS * 1_000:
+                    raise Broken("stuck", f"{node} waits with its {what} at {app.applied_index}")
+
+
+def _waits(app: "TimerApp") -> list[str]:
+    engine, found = app.engine, list[str]()
+    if not engine.flush_fits:
+        return found
+    if engine.behind:
+        found.append("fold")
+    elif app.node.core.serving and engine.leader is None:
+        found.append("promotion")
+    limits = app.limits
+    full = engine.wants_flush(
+        memtable_bytes=limits.memtable_bytes,
+        log_bytes=limits.log_bytes,
+        log_entries=limits.log_entries,
+    )
+    if full and not app.draining:
+        found.append("flush")
+    return found

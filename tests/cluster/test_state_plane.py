@@ -1,0 +1,279 @@
+"""The state plane's decisions, with a shell whose turns and threads the test runs."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from chaos.sim.world.simdisk import SimDisk
+from cluster.state.state_plane import UNSPILLED_FACTOR, FlushLimits, StatePlane, ThreadWork
+from tests.timer.machines import START_MS, Log, engine_on, part_of
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.leader.intake.cluster_clock import ClusterClock, Sample
+from timer.leader.leader import Delivery
+from timer.model.timer_errors import (
+    NotLeaderError,
+    NotReadyError,
+    OverloadedError,
+    ShuttingDownError,
+)
+from timer.model.units import Epoch, LogIndex, MonoMs, ReplicaId, UnixMs
+from timer.pending.runs.run_writer import unpaced
+
+NEVER = 1 << 40
+
+
+class Turns:
+    """A shell that holds everything back: turns, threads and reads."""
+
+    flush_pace = merge_pace = staticmethod(unpaced)
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.turns = deque[Callable[[], None]]()
+        self.threads = deque[tuple[ThreadWork, Callable[[], Any], Callable[[Any], None]]]()
+        self.syncs = deque[Callable[[], None]]()
+        self.in_memory = True
+        self.dropped_before = 0
+        self.folds = 0
+        self.now_ms = 0
+
+    def mono_ms(self) -> MonoMs:
+        return MonoMs(self.now_ms)
+
+    def wall_ms(self) -> UnixMs:
+        return UnixMs(START_MS + self.now_ms)
+
+    def samples(self) -> Iterable[Sample]:
+        return [Sample.at(ReplicaId(1), self.wall_ms(), self.mono_ms(), 0)]
+
+    def make_clock(self, floor_ms: UnixMs, /) -> ClusterClock:
+        now = self.mono_ms()
+        return ClusterClock(
+            {ReplicaId(1)}, self.samples(), floor_ms=floor_ms, floor_at_ms=now, boot_ms=now
+        )
+
+    def draw_share(self) -> float:
+        return 1.0
+
+    def soon(self, call: Callable[[], None]) -> None:
+        self.turns.append(call)
+
+    def wake_in(self, wait_ms: int) -> None:
+        assert wait_ms >= 0
+
+    def fold_in(self) -> None:
+        self.folds += 1
+
+    def run(self, kind: ThreadWork, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        self.threads.append((kind, work, done))
+
+    def timed(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return work(*args, **kwargs)
+
+    def append(self, kind: EntryKind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
+        self.log.now_ms = max(self.log.now_ms, time_ms)
+        return self.log.append(kind, payload).index
+
+    def last_time_ms(self) -> UnixMs:
+        return self.log.entries[-1].time_ms
+
+    def lease_held(self) -> bool:
+        return True
+
+    def cached(self, first: LogIndex, last: LogIndex) -> Sequence[Entry] | None:
+        return self.log.entries[first - 1 : last] if self.in_memory else None
+
+    def read(
+        self, first: LogIndex, last: LogIndex, done: Callable[[Sequence[Entry]], None]
+    ) -> None:
+        self.turns.append(lambda: done(self.log.entries[first - 1 : last]))
+
+    def when_synced(self, index: LogIndex, done: Callable[[], None]) -> None:
+        assert index <= len(self.log.entries)
+        self.syncs.append(done)
+
+    def drop_before(self, index: LogIndex, *, keep: bool) -> None:
+        assert keep
+        self.dropped_before = index
+
+    def leader_address(self) -> str | None:
+        return "elsewhere:1"
+
+    def handed_out(self, delivery: Delivery, /) -> None:
+        raise AssertionError("there are no consumers")
+
+    def leading_changed(self) -> None:
+        """Nothing to do."""
+
+    # ---- for tests
+
+    def turn(self) -> None:
+        """Run the turns that are ordered, and those that they order."""
+        while self.turns:
+            self.turns.popleft()()
+
+    def finish(self, kind: ThreadWork) -> None:
+        """Let the thread do its oldest work, of this kind."""
+        found, work, done = self.threads.popleft()
+        assert found is kind
+        done(work())
+
+
+def plane_of(log: Log, **limits: int) -> tuple[StatePlane, Turns]:
+    io = Turns(log)
+    given = dict.fromkeys(("memtable_bytes", "log_bytes", "log_entries", "interval_ms"), NEVER)
+    return StatePlane(engine_on(SimDisk()), FlushLimits(**given | limits), io), io
+
+
+def log_of(timers: int, size: int = 1, delay_ms: int = 10**9) -> Log:
+    log = Log()
+    log.begin_epoch()
+    log.topic("a")
+    for _ in range(timers):
+        log.schedule(part_of([(1, START_MS + delay_ms, bytes(size))]))
+    return log
+
+
+def last_kind(log: Log) -> EntryKind:
+    return log.entries[-1].kind
+
+
+def serves(plane: StatePlane) -> bool:
+    return plane.engine.leader is not None
+
+
+def end(log: Log) -> LogIndex:
+    return LogIndex(len(log.entries))
+
+
+def test_follower_folds_after_its_interval_once_for_all_commits() -> None:
+    log = log_of(3)
+    plane, io = plane_of(log)
+    for index in range(1, end(log) + 1):
+        plane.on_commit(LogIndex(index))
+    io.turn()
+    assert (io.folds, plane.engine.machine.applied_index) == (1, 0)
+    plane.fold_later()
+    io.turn()
+    assert plane.engine.machine.applied_index == end(log)
+
+
+def test_promoted_replica_serves_when_its_fold_has_reached_the_end_of_the_log() -> None:
+    log = log_of(1_500)
+    plane, io = plane_of(log)
+    io.in_memory = False
+    plane.on_commit(end(log))
+    with pytest.raises(NotLeaderError):
+        plane.require_leader()
+    plane.on_lead(Epoch(log.epoch))
+    while not serves(plane):
+        with pytest.raises(NotReadyError):
+            plane.require_leader()
+        io.turns.popleft()()
+    assert plane.engine.machine.applied_index == end(log)
+    plane.on_stepdown(Epoch(log.epoch))
+    with pytest.raises(NotLeaderError):
+        plane.require_leader()
+
+
+def test_stepdown_before_the_end_of_the_fold_ends_the_promotion() -> None:
+    log = log_of(1_500)
+    plane, io = plane_of(log)
+    plane.on_commit(end(log))
+    plane.on_lead(Epoch(log.epoch))
+    plane.on_stepdown(Epoch(log.epoch))
+    io.turn()
+    assert plane.engine.machine.applied_index == end(log)
+    assert plane.engine.leader is None
+
+
+def fired_log() -> Log:
+    log = log_of(20, size=1_000, delay_ms=1)
+    log.fire(START_MS + 1)
+    log.schedule(part_of([(1, START_MS + 10**9, b"after")]))
+    return log
+
+
+def test_fold_waits_for_a_flush_while_too_much_has_fired_and_goes_on_at_its_end() -> None:
+    log = fired_log()
+    plane, io = plane_of(log, memtable_bytes=20_000 // UNSPILLED_FACTOR // 2)
+    plane.on_commit(LogIndex(end(log) - 1))
+    plane.fold_later()
+    io.turn()
+    assert plane.engine.flushing
+    plane.on_commit(end(log))
+    plane.fold_later()
+    io.turn()
+    assert (plane.waits_for_flush, plane.engine.behind) == (True, True)
+    io.syncs.popleft()()
+    io.finish(ThreadWork.FLUSH)
+    io.turn()
+    assert not plane.engine.behind
+    assert io.dropped_before == end(log)
+
+
+def test_no_manifest_is_written_before_the_log_beside_it_is_synced() -> None:
+    log = log_of(1)
+    plane, io = plane_of(log)
+    plane.on_commit(end(log))
+    plane.fold_later()
+    done = list[bool]()
+    plane.flush(lambda: done.append(True))
+    io.turn()
+    assert not io.threads
+    io.syncs.popleft()()
+    io.finish(ThreadWork.FLUSH)
+    io.turn()
+    assert done == [True]
+    assert plane.engine.manifest_index == end(log)
+
+
+def test_stop_ends_a_flush_whose_manifest_is_durable_and_folds_no_more() -> None:
+    log = log_of(1)
+    for number in range(3):
+        log.topic(f"b{number}")
+    log.fire(START_MS + 10**9)
+    log.schedule(part_of([(topic, START_MS + 10**9 + 1, b"x") for topic in (1, 2, 3)]))
+    log.fire(START_MS + 10**9 + 1)
+    plane, io = plane_of(log, topics_at_once=1)
+    plane.on_commit(end(log))
+    plane.fold_later()
+    done = list[bool]()
+    plane.flush(lambda: done.append(True))
+    io.turn()
+    io.syncs.popleft()()
+    io.finish(ThreadWork.FLUSH)
+    assert plane.engine.flushing, "topics are settled one at a time"
+    plane.stop()
+    assert (done, plane.engine.flushing) == ([True], False)
+    log.topic("more")
+    plane.on_commit(end(log))
+    plane.fold_later()
+    io.turn()
+    assert done == [True]
+    assert plane.engine.behind
+    assert not io.threads, "no merge begins"
+
+
+def test_drain_is_over_when_all_requests_are_answered_and_a_checkpoint_is_committed() -> None:
+    log, told = log_of(1), list[object]()
+    plane, io = plane_of(log)
+    plane.on_commit(end(log))
+    plane.on_lead(Epoch(log.epoch))
+    leader = plane.require_leader()
+    leader.schedule(part_of([(1, START_MS + 10**9, b"x")]), told.append, plane.now())
+    plane.drain()
+    io.turn()
+    with pytest.raises(ShuttingDownError):
+        plane.require_leader()
+    assert not plane.is_drained()
+    assert last_kind(log) is EntryKind.SCHEDULE
+    plane.on_commit(end(log))
+    assert len(told) == 1
+    assert not isinstance(told[0], OverloadedError)
+    assert not plane.is_drained(), "the checkpoint is not committed"
+    assert last_kind(log) is EntryKind.CHECKPOINT
+    plane.on_commit(end(log))
+    assert plane.is_drained()
