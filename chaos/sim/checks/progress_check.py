@@ -21,7 +21,7 @@ class ProgressCheck:
     """See the module."""
 
     _since: dict[tuple[object, ...], int] = field(default_factory=dict)
-    """(replica, life, what waits, since which entry) -> microseconds at which it was seen first."""
+    """(replica, life, what waits, how far it is) -> microseconds at which it was seen first."""
 
     def look(self, world: "TimerWorld") -> None:
         """Judge all running nodes.
@@ -35,21 +35,22 @@ class ProgressCheck:
             if not node.alive or node.paused or node.slow_disk != 1:
                 continue
             app: TimerApp = node.app  # type: ignore[assignment]
-            for what in _waits(app):
-                key = node.replica, node.life, what, app.applied_index
+            for what, reached in _waits(app):
+                key = node.replica, node.life, what, reached
                 since_us = self._since[key] = before.get(key, now_us)
                 if now_us - since_us > STUCK_MS * 1_000:
-                    raise Broken("stuck", f"{node} waits with its {what} at {app.applied_index}")
+                    raise Broken("stuck", f"{node} waits with its {what} at {reached}")
 
 
-def _waits(app: "TimerApp") -> list[str]:
-    engine, found = app.engine, list[str]()
+def _waits(app: "TimerApp") -> list[tuple[str, int]]:
+    """Return what waits, and how far it is: a change of that is progress."""
+    engine, found = app.engine, list[tuple[str, int]]()
     if not engine.flush_fits:
         return found
     if engine.behind:
-        found.append("fold")
+        found.append(("fold", app.applied_index))
     elif app.node.core.serving and engine.leader is None:
-        found.append("promotion")
+        found.append(("promotion", app.node.core.epoch))
     limits = app.limits
     full = engine.wants_flush(
         memtable_bytes=limits.memtable_bytes,
@@ -57,5 +58,5 @@ def _waits(app: "TimerApp") -> list[str]:
         log_entries=limits.log_entries,
     )
     if full and not app.draining:
-        found.append("flush")
+        found.append(("flush", engine.manifest_index))
     return found

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from chaos.sim.timers.timers import TimerWorld
 from cluster.state.state_plane import StatePlane
-from tests.chaos.planted.planted import Planting, patch
+from tests.chaos.planted.planted import ANY_WORLD, Planting, patch
 from timer.entries.entry_frame import Entry
 from timer.leader.leader import Leader, Now
 from timer.model.units import Epoch, LogIndex
@@ -16,13 +16,13 @@ from timer.pending.prefetch import Prepared
 from timer.ready.spill import PageFetch
 from timer.recovery.engine import Flush
 
-_on_lead = StatePlane.on_lead
 _on_stepdown = StatePlane.on_stepdown
 _end_flush = StatePlane._end_flush
 _begin_flush = StatePlane._begin_flush
 _is_flush_due = StatePlane._is_flush_due
 _look_up = StatePlane._look_up
 _serve = StatePlane._serve
+_lead = StatePlane._lead
 
 
 def _begin_flush_unsynced(self: StatePlane, done: Callable[[], None]) -> None:
@@ -97,8 +97,6 @@ def _lead_when_kicked(self: StatePlane, leader: Leader, now: Now) -> int:
     _lead(self, leader, now)
     return 1_000
 
-
-_lead = StatePlane._lead
 
 _mutation: Final = Planting(TimerWorld, mischief=())
 _FLUSHES: Final[dict[str, Any]] = {"manifest_every": 20, "proposals_per_s": 16}
@@ -188,7 +186,7 @@ PLANE_MUTATIONS: Final = (
         "a leader steps once a second and not when a timer is due",
         {"late"},
         20,
-        "a world without any fault in which nothing else wakes the leader",
+        ANY_WORLD,
         patch(StatePlane, "_lead", _lead_when_kicked),
         faults=(),
         loss=0.0,
