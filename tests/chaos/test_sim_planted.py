@@ -73,6 +73,7 @@ SOON = {
     "flush_hides_what_is_due": 1005,
     "sure_by_any_process": 1021,
     "counts_the_retired": 1013,
+    "log_goes_before_manifest": 1006,
 }
 """Where the hunt for those that take long begins, to save time while the worlds stay as they are:
 what is tested is that they are found from there on within their number, and that there is within

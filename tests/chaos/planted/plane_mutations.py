@@ -69,7 +69,6 @@ def _serve_from_here(self: StatePlane, epoch: Epoch) -> None:
     )
     _serve(self, epoch)
     self.engine.commit_index = commit_index
-    self._fold()
 
 
 def _is_drained_early(self: StatePlane) -> bool:
@@ -107,8 +106,8 @@ PLANE_MUTATIONS: Final = (
     _mutation(
         "manifest_before_sync",
         "a manifest goes beyond the log on the same disk",
-        {"storage", "lost", "liveness"},
-        40,
+        {"storage"},
+        20,
         "a power cut after the manifest and before the log's sync",
         patch(StatePlane, "_begin_flush", _begin_flush_unsynced),
         sync_us=8_000,
@@ -119,8 +118,8 @@ PLANE_MUTATIONS: Final = (
     _mutation(
         "log_goes_before_manifest",
         "the log is dropped up to a manifest that is not durable yet",
-        {"storage", "lost", "liveness"},
-        20,
+        {"storage"},
+        40,
         "the end of a process during a flush",
         patch(StatePlane, "_begin_flush", _begin_flush_and_drop),
         segment_bytes=2_000,
@@ -131,7 +130,7 @@ PLANE_MUTATIONS: Final = (
     _mutation(
         "pressure_is_never_released",
         "a fold that waited for a flush waits forever",
-        {"stuck", "liveness"},
+        {"stuck"},
         20,
         "messages that fire so fast that folding waits for a flush",
         patch(StatePlane, "_end_flush", _end_flush_without_fold),
@@ -151,8 +150,8 @@ PLANE_MUTATIONS: Final = (
     _mutation(
         "serves_before_the_end",
         "a promoted replica serves before its fold has reached the log's end",
-        {"twice", "time", "late", "early", "lost", "quota", "key", "conservation", "policy"},
-        40,
+        {"unmarked", "acked"},
+        20,
         "a follower that is behind as it is promoted",
         patch(StatePlane, "on_lead", _serve_from_here),
         again=True,
