@@ -11,7 +11,7 @@ from chaos.sim.world.referee import Broken
 from chaos.sim.world.sim_node import SimNode
 from tests.chaos.planted.planted import calm
 
-PAUSED_US = 6_000_000
+PAUSED_US = 7_000_000
 
 
 def world_of(seed: int) -> TimerWorld:

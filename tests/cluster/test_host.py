@@ -15,6 +15,7 @@ from timer.entries.entry_frame import Entry, EntryKind
 from timer.files.disk import RealDisk
 from timer.leader.intake.cluster_clock import ClusterClock
 from timer.leader.intake.disk_reserve import Room
+from timer.model.timer_errors import DiskFailedError
 from timer.model.units import Epoch, LogIndex, MonoMs, UnixMs
 from timer.pending.runs.run_writer import Pace, unpaced
 from timer.recovery import manifest
@@ -179,6 +180,26 @@ async def test_flush_ends_though_whoever_asked_gave_up(
         await host.stop()
     assert follower.dropped_before == host.engine.manifest_index + 1 == len(log.entries) + 1
     assert errors == []
+
+
+async def test_flush_that_fails_ends_the_process_and_its_caller_does_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, errors = Log(), list[BaseException]()
+    log.begin_epoch()
+    log.topic("a")
+
+    def fail(self: Flush, pace: Pace = unpaced) -> None:
+        raise DiskFailedError("broken")
+
+    monkeypatch.setattr(Flush, "write", fail)
+    host = host_on(tmp_path, Follower(log), errors)
+    host.on_commit(LogIndex(len(log.entries)))
+    await folded(host)
+    await asyncio.wait_for(host.flush(), 60)
+    [error] = errors
+    assert isinstance(error, DiskFailedError)
+    await host.stop()
 
 
 async def test_no_manifest_goes_beyond_the_log_on_the_same_disk(tmp_path: Path) -> None:
