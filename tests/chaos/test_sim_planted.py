@@ -65,7 +65,7 @@ SOON = {
     "failover_forgets_nacks": 1002,
     "new_topic_fires": 1002,
     "leased_when_handed_over": 1001,
-    "extension_is_not_looked_at": 1015,
+    "extension_is_not_looked_at": 1023,
     "epoch_of_its_own": 1016,
     "adopts_without_lease": 1001,
     "restarted_leader_stays": 1001,

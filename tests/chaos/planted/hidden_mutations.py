@@ -103,7 +103,7 @@ HIDDEN_MUTATIONS: Final = (
         "extension_is_not_looked_at",
         "an extended lease ends at its first deadline",
         {"extended"},
-        20,
+        30,
         "a consumer that asks for more time, and acks after its first deadline",
         patch(Leases, "expire", _expire_as_noted),
         proposals_per_s=16,
