@@ -51,7 +51,7 @@ SOON = {
     "old_log_stays": 1002,
     "key_of_two_consumers": 1003,
     "no_guard": 1008,
-    "topic_by_topic": 1011,
+    "topic_by_topic": 1002,
     "guard_under_lease": 1017,
     "count_unsure": 1009,
     "any_leader_of_the_epoch": 1012,
