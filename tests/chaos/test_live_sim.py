@@ -109,7 +109,9 @@ def test_simulated_log_raises_nothing_and_lies_are_raised(
     assert judged(heard) == []
     seqs = [seq for each in heard.given.values() for seq in each]
     raised = 0
-    for seq in some(seqs, 4):
+    for tried, seq in enumerate(some(seqs, len(seqs))):
+        if raised and tried >= 4:
+            break
         lost = [(alert.kind, alert.seq) for alert in judged(heard, without=seq)]
         assert lost in ([], [("lost", seq)])
         raised += bool(lost)
