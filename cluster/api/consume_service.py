@@ -444,6 +444,8 @@ class _Stream:
         held = lease_of(request, self._ids, self._leader, self._group, self._consumer)
         try:
             settle(self._leader, self._group, request, held, self._desk, self._host.now(), done)
+            if isinstance(request, pb.NackRequest) and request.ends_credit and self._consumer:
+                self._consumer.credit = 0  # else the consumer gets the same messages at once
         except EngineError as refused:
             done(refused)
         self._host.kick()

@@ -624,6 +624,7 @@ class Session:
     def _ack(self, ack: Settlement) -> None:
         if isinstance(ack, pb.NackRequest) and ack.unseen:
             self.cluster.given_back += ack.offsets
+            self.credit = 0 if ack.ends_credit else self.credit
             order = None
         else:
             self.cluster.acks.append(ack)

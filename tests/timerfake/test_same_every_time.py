@@ -51,3 +51,25 @@ def test_slow_consumer_sheds_the_same_messages_every_time() -> None:
     assert {step[0] for step in first if len(step) == 5} == {"slow", "quick"}
     for run in range(1, RUNS):
         assert played(random.Random(run)) == first
+
+
+def test_shed_messages_wait_for_a_consumer_that_asks() -> None:
+    attempts = dict[bytes, int]()
+    with FakeCluster(start=START) as cluster, cluster.client() as client:
+        client.schedule_batch("t", [b"%d" % job for job in range(60)], delay=[*range(60)])
+        with (
+            client.consumer("t", "g", lease=4) as slow,
+            client.consumer("t", "g", lease=4) as quick,
+        ):
+            for turn in range(100):
+                cluster.advance(0.5)
+                for message in slow.receive(1, timeout=0):
+                    cluster.advance(5)
+                    attempts[message.payload] = message.attempt
+                    _ = message.ack()
+                for message in quick.receive(2, timeout=0) if turn % 2 else []:
+                    attempts[message.payload] = message.attempt
+                    _ = message.ack()
+                cluster.settle()
+    assert len(attempts) == 60
+    assert max(attempts.values()) <= 5, "each delivery was asked for"

@@ -1492,6 +1492,7 @@ class NackRequest(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     DELAY_MS_FIELD_NUMBER: _builtins.int
     UNSEEN_FIELD_NUMBER: _builtins.int
+    ENDS_CREDIT_FIELD_NUMBER: _builtins.int
     request_no: _builtins.int
     lease_id: _builtins.int
     epoch: _builtins.int
@@ -1501,6 +1502,11 @@ class NackRequest(_message.Message):
     """0: at once. Absent: the group's backoff"""
     unseen: _builtins.bool
     """the application has not seen the messages: they are delivered again at once,"""
+    ends_credit: _builtins.bool
+    """and no failure is counted. Answered when the leader accepts it, before the
+    commit
+    the leader drops the stream's unused credit. Ignored in a unary Nack
+    """
     @_builtins.property
     def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -1514,10 +1520,11 @@ class NackRequest(_message.Message):
         group: _builtins.str = ...,
         delay_ms: _builtins.int | None = ...,
         unseen: _builtins.bool = ...,
+        ends_credit: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "delay_ms", b"delay_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "delay_ms", b"delay_ms", "epoch", b"epoch", "group", b"group", "lease_id", b"lease_id", "offsets", b"offsets", "request_no", b"request_no", "topic", b"topic", "unseen", b"unseen"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "delay_ms", b"delay_ms", "ends_credit", b"ends_credit", "epoch", b"epoch", "group", b"group", "lease_id", b"lease_id", "offsets", b"offsets", "request_no", b"request_no", "topic", b"topic", "unseen", b"unseen"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__delay_ms: _TypeAlias = _typing.Literal["delay_ms"]  # noqa: Y015
     _WhichOneofArgType__delay_ms: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms"]  # noqa: Y015

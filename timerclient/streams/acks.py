@@ -166,6 +166,7 @@ class AckCall:
             self.request.cumulative = word.up_to
         elif isinstance(self.request, pb.NackRequest):
             self.request.unseen = word.unseen
+            self.request.ends_credit = word.unseen and word.own
             if word.ms is not None:
                 self.request.delay_ms = word.ms
         elif isinstance(self.request, pb.ExtendRequest):

@@ -65,6 +65,11 @@ class Credit:
         self.waiting = 0
         """Arrived and not taken."""
 
+    @property
+    def most(self) -> int:
+        """How many messages may be granted or wait here at present."""
+        return min(self.window, max(self.limit, self.wanted))
+
     def due(self) -> bool:
         """Whether enough is free to be worth a request: half the limit, or all that is left."""
         free = self._free()
@@ -79,7 +84,7 @@ class Credit:
         return free
 
     def lost(self) -> None:
-        """Take back what was granted: the stream is gone."""
+        """Take back what was granted: the stream is gone, or its credit was ended."""
         if self._left is not None:
             self._left += self._granted
         self._granted = 0
@@ -105,5 +110,5 @@ class Credit:
         return self._left == 0 and not self._granted and not self.waiting
 
     def _free(self) -> int:
-        free = min(self.window, max(self.limit, self.wanted)) - self._granted - self.waiting
+        free = self.most - self._granted - self.waiting
         return free if self._left is None else min(free, self._left)

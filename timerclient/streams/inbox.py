@@ -212,6 +212,11 @@ class Inbox:
         with self._lock:
             return self._credit.grant() if self._credit.due() else 0
 
+    def credit_ended(self) -> None:
+        """Take back the granted credit: the leader delivers nothing for it any more."""
+        with self._lock:
+            self._credit.lost()
+
     def stream_broke(self) -> None:
         """Drop the messages that were not taken: their leases are over."""
         with self._lock:
@@ -283,11 +288,10 @@ class Inbox:
 
     def _excess(self) -> int:
         """Return the number of messages to send back: 0, or more than remain."""
-        limit = self._credit.limit
-        waiting = self._credit.waiting
-        if not self._one_by_one or self._idle or waiting <= 2 * limit:
+        most, waiting = self._credit.most, self._credit.waiting
+        if not self._one_by_one or self._idle or waiting <= 2 * most:
             return 0
-        return waiting - limit
+        return waiting - most
 
     def _forget(self, going: Sequence[Message]) -> Part:
         self._credit.dropped(len(going))

@@ -8,7 +8,9 @@
 - **Credit**: at most `window` messages are granted or wait here. Credit for messages that the
   application took is granted again, half a window at a time. If the application takes single
   messages, only as many wait as it can finish within half a lease at its present pace. The others
-  are returned unseen, which counts as no failure.
+  are returned unseen, which counts as no failure. That also ends the credit granted before, and the
+  client grants no more until the answer. With the old credit the leader would deliver the same
+  messages here again.
 - **Leases** are extended when half of a lease is over. This ends `hold_max` after the application
   received the message; for waiting messages, `hold_max` after its last call for one. Then waiting
   messages are returned, and the leases of received messages end. A message that waited beyond the
@@ -488,7 +490,7 @@ class Subscription:
             await self._changed.wait()
 
     async def _send_credit(self, stream: Any) -> None:
-        credit = 0 if self._leaving else self._inbox.grant()
+        credit = 0 if self._leaving or self._shedding else self._inbox.grant()
         if credit:
             await write(stream, pb.ConsumeRequest(credit=credit))
 
@@ -646,6 +648,8 @@ class Subscription:
 
     def _went_back(self) -> None:
         self._shedding -= 1
+        if not self._shedding:
+            self._inbox.credit_ended()
 
     async def _guard(self, node: NodeChannel) -> None:
         """Raise when the node is silent and another node leads. A quiet topic is silent, too."""
