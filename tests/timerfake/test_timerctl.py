@@ -52,7 +52,7 @@ def test_namespaces_are_listed_described_and_deleted(ctl: Ctl, client: TimerClie
     assert out == "namespace pay is deleted, with 1 topics\n"
     assert [each.name for each in client.namespaces()] == ["default"]
     code, _, err = ctl("namespaces", "delete", "default", "--yes")
-    assert (code, "namespace = 'default': must be" in err) == (2, True)
+    assert (code, "namespace = 'default': must not be" in err) == (2, True)
 
 
 def test_topics_are_made_listed_and_described(ctl: Ctl, client: TimerClient) -> None:
