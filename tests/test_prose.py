@@ -37,11 +37,11 @@ class Limit:
 LIMITS = {
     "documents": Limit(5, 0.5),
     "docs/adr": Limit(4),
-    "timerclient": Limit(4, 0.7),
+    "timerclient": Limit(4),
     "timer": Limit(10, 0.7),
     "replication": Limit(4),
     "cluster": Limit(11.6, 1.2),
-    "timerfake": Limit(6),
+    "timerfake": Limit(4),
     "deploy": Limit(4),
     "bench": Limit(4),
     "chaos": Limit(21, 3.2),

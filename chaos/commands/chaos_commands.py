@@ -18,13 +18,16 @@ RUNS: Final = Path("run/chaos")
 def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command; its parser sets `run`, called with the parsed arguments."""
     parser = subparsers.add_parser(
-        "audit", help="check a run's folder against the promises (needs Java 17)"
+        "audit", help="check a run's folder against the guarantees (needs Java 17)"
     )
     parser.add_argument(
-        "folder", type=Path, metavar="RUN_DIR", help="the run's folder; with --live the events'"
+        "folder",
+        type=Path,
+        metavar="RUN_DIR",
+        help="the run's folder; with --live, the folder of events",
     )
     add_check_history(parser)
-    live = parser.add_argument_group("following a running cluster (docs/live-audit.md)")
+    live = parser.add_argument_group("audit of a running cluster (docs/live-audit.md)")
     live.add_argument("--live", action="store_true", help="follow exported events until stopped")
     add_live_arguments(live)
     parser.set_defaults(run=_needing(_audit))
@@ -33,47 +36,61 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
 def register_archive(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add `timerctl archive`; see `register`."""
     parser = subparsers.add_parser(
-        "archive", help="keep what nodes drop of their logs, for an audit (docs/audit.md)"
+        "archive", help="archive the log files that nodes delete, for an audit (docs/audit.md)"
     )
     parser.add_argument(
-        "folder", type=Path, nargs="?", metavar="RUN_DIR", help="of a local cluster: all its nodes"
+        "folder",
+        type=Path,
+        nargs="?",
+        metavar="RUN_DIR",
+        help="folder of a local cluster: archives all its nodes",
     )
-    parser.add_argument("--data", type=Path, metavar="DIR", help="or one node's data directory")
     parser.add_argument(
-        "--into", type=Path, metavar="ARCHIVE", help="its archive, on the same disk"
+        "--data", type=Path, metavar="DIR", help="instead of RUN_DIR: one node's data directory"
+    )
+    parser.add_argument(
+        "--into", type=Path, metavar="ARCHIVE", help="with --data: the archive, on the same disk"
     )
     parser.set_defaults(run=_needing(_archive))
 
 
 def register_chaos(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add `timerctl chaos`; see `register`."""
-    chaos = subparsers.add_parser("chaos", help="real nodes under faults, and the audit's verdict")
+    chaos = subparsers.add_parser("chaos", help="run real nodes under faults, then audit the run")
     add_actions(chaos)
 
 
 def add_actions(parser: argparse.ArgumentParser) -> None:
-    """Give a parser the suite's actions."""
+    """Add the suite's actions to a parser."""
     actions = parser.add_subparsers(metavar="ACTION", required=True)
-    listing = actions.add_parser("list", help="the scenarios and the workloads")
+    listing = actions.add_parser("list", help="list the scenarios and the workloads")
     listing.set_defaults(run=_needing(_list))
-    run = actions.add_parser("run", help="play a scenario, audit it")
+    run = actions.add_parser("run", help="run a scenario and audit it")
     run.add_argument("scenario", metavar="SCENARIO")
     run.add_argument("--nodes", type=int, default=3)
     run.add_argument("--minutes", type=float, default=10.0, metavar="M")
-    run.add_argument("--seed", type=int, metavar="S", help="default: another one each time")
+    run.add_argument("--seed", type=int, metavar="S", help="default: random")
     run.add_argument("--workloads", default="", metavar="A,B", help="default: all")
-    run.add_argument("--rate", type=int, default=200, metavar="N", help="timers a second, in all")
     run.add_argument(
-        "--plain", action="store_true", help="plain processes on loopback, also where root"
+        "--rate", type=int, default=200, metavar="N", help="timers per second, in total"
+    )
+    run.add_argument(
+        "--plain", action="store_true", help="plain processes on loopback, even as root"
     )
     run.set_defaults(run=_needing(_run))
-    replay = actions.add_parser("replay", help="play a run's schedule anew, in a new folder")
+    replay = actions.add_parser("replay", help="repeat a run's schedule, in a new folder")
     replay.add_argument("folder", type=Path, metavar="RUN_DIR")
     replay.set_defaults(run=_needing(_replay))
     for each in (run, replay):
-        each.add_argument("--dir", type=Path, metavar="D", help=f"its folder; default: in {RUNS}")
-    clean = actions.add_parser("clean", help="end and remove what crashed runs left behind")
-    clean.add_argument("--dir", type=Path, metavar="D", help=f"runs, or one; default: {RUNS}")
+        each.add_argument(
+            "--dir", type=Path, metavar="D", help=f"folder of the run; default: in {RUNS}"
+        )
+    clean = actions.add_parser(
+        "clean", help="end the processes that crashed runs left, and remove their networks"
+    )
+    clean.add_argument(
+        "--dir", type=Path, metavar="D", help=f"folder of runs, or of one run; default: {RUNS}"
+    )
     clean.set_defaults(run=_needing(_clean))
 
 
@@ -87,9 +104,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _needing(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """Return the command; what it needs and the client's small install lacks is one line on stderr.
+    """Return the command. If a module is not installed, it prints one line on stderr.
 
-    Each imports what it needs when it is called: timerctl starts quickly.
+    A command imports its modules when it is called, so that timerctl starts quickly.
     """
 
     def run(args: argparse.Namespace) -> int:

@@ -60,9 +60,9 @@ def test_status_of_a_cluster_without_a_leader_exits_3(ctl: Ctl, threaded: Thread
 @pytest.mark.parametrize(
     ("change", "trouble"),
     [
-        ({"reachable": False, "role": "", "epoch": 0}, "n1 was appointed, and does not answer"),
-        ({"role": "candidate"}, "n1 is appointed for epoch 1, and does not lead it yet"),
-        ({"serving": False}, "n1 leads, and does not serve yet"),
+        ({"reachable": False, "role": "", "epoch": 0}, "n1 is appointed and does not answer"),
+        ({"role": "candidate"}, "n1 is appointed for epoch 1 and does not lead yet"),
+        ({"serving": False}, "n1 leads and does not serve yet"),
     ],
 )
 def test_status_names_no_leader_that_does_not_serve(
@@ -84,7 +84,7 @@ def test_status_names_no_leader_that_does_not_serve(
     code, out, _ = ctl("status")
     assert code == 3
     assert "leader none" in out
-    assert f"nothing is served: {trouble}" in out
+    assert f"the cluster does not serve: {trouble}" in out
     document = json.loads(ctl("status", "-o", "json")[1])
     assert (document["serves"], document["trouble"]) == (False, trouble)
     if "reachable" in change:  # its figures are unknown, and not 0
@@ -183,7 +183,7 @@ def test_consume_with_a_count_ends_when_fewer_messages_come(ctl: Ctl, threaded: 
         *("consume", "orders", "--group", "g", "--count", "2", "--timeout", "200ms")
     )
     assert (code, out.count("\n")) == (1, 1)
-    assert err == "timerctl: 1 of 2 messages came; none more within 200ms (--idle)\n"
+    assert err == "timerctl: 1 of 2 messages arrived; no further one within 200ms (--idle)\n"
     assert threaded.cluster.groups["orders", "g"].acked == {0}
 
 
@@ -219,7 +219,7 @@ def test_what_messages_hold_neither_breaks_lines_nor_reaches_the_terminal(ctl: C
 def test_transfer_names_its_target_and_a_refusal_exits_1(ctl: Ctl, threaded: Threaded) -> None:
     assert ctl("transfer", "n2")[0] == 0
     assert ctl("transfer")[:2] == (0, "transferred to another node\n")
-    assert ctl("transfer", "n1")[:2] == (0, "n1 leads already: no change\n")
+    assert ctl("transfer", "n1")[:2] == (0, "n1 is the leader already\n")
     code, out, err = ctl("transfer", "nobody")
     assert (code, out) == (1, "")
     assert err == "timerctl: no such node: 'nobody'\n"
@@ -463,7 +463,7 @@ def test_redrive_goes_on_past_letters_that_cannot_go_home_and_says_how_many(
     threaded.cluster.homeless = 300  # in front: one whole request, and some of the next
     code, out, _ = ctl("deadletters", "redrive", "orders.billing.dead")
     assert code == 0
-    assert out == "250 redriven; 300 stay: they name no topic that is there\n"
+    assert out == "250 redriven; 300 stay: their headers name no existing topic\n"
 
 
 @pytest.mark.parametrize(
@@ -495,7 +495,7 @@ def test_redrive_that_fails_on_the_way_says_how_many_went_back(
     threaded.cluster.redrive_errors = [None, wire_error(pb.INVALID_REQUEST, "no more of them")]
     code, _, err = ctl("deadletters", "redrive", "orders.billing.dead")
     assert code == timerctl.UNKNOWN
-    assert err == "timerctl: no more of them (at least 200 were done before)\n"
+    assert err == "timerctl: no more of them (at least 200 were done before the error)\n"
     code, out, _ = ctl("deadletters", "redrive", "orders.billing.dead")
     assert (code, out) == (0, "50 redriven\n")
 

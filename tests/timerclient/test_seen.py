@@ -98,7 +98,7 @@ def test_timerctl_shows_stories_and_producers(
     text = run(capsys, threaded.cluster, "timers", "story", "0" * 24)
     assert "SCHEDULED" in text
     assert "topic=orders  offset=4" in text
-    assert "not told: a gap" in text
+    assert "missing: a gap" in text
     document: Any = json.loads(
         run(capsys, threaded.cluster, "-o", "json", "timers", "story", "0" * 24)
     )

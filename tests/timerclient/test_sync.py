@@ -435,7 +435,7 @@ def test_process_forked_off_one_with_an_open_client_is_told_so(
             child.setattr(os, "getpid", lambda: pid + 1)
             for _ in range(2):
                 for new in (TimerClient, AsyncTimerClient):
-                    with pytest.raises(RuntimeError, match="forked off one with an open client"):
+                    with pytest.raises(RuntimeError, match="forked from one with an open client"):
                         new("127.0.0.1:1")
                 with pytest.raises(RuntimeError, match="made before a fork"):
                     client.close()

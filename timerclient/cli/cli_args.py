@@ -1,4 +1,4 @@
-"""The parts that timerctl's commands share: the parser, durations, instants, tables, questions."""
+"""Shared parts of timerctl's commands: parser, durations, times, tables, confirmations."""
 
 import argparse
 import re
@@ -24,7 +24,7 @@ Add = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.Argumen
 
 
 class UsageError(Exception):
-    """The command line is wrong. `usage` is the usage line of the command that was meant."""
+    """The command line is wrong. `usage` is the usage line of the command."""
 
     def __init__(self, usage: str, message: str) -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
         """Raise the error.
 
         Raises:
-            UsageError: always.
+            UsageError: Always.
         """
         raise UsageError(self.format_usage(), message)
 
@@ -51,8 +51,8 @@ def table(
 ) -> str:
     """Return a table that fits the terminal.
 
-    With `-o wide` every column is there, uncut. Else the columns in `wide_only` are left out, and
-    on a terminal the longest texts are cut until the lines fit.
+    With `-o wide` the table has every column, uncut. Else it has no columns in `wide_only`; on a
+    terminal the longest texts are cut until the lines fit.
     """
     if args.output == "wide":
         return output.table(headings, rows)
@@ -100,11 +100,11 @@ class Commands:
 
 
 def agreed(what: str, so: str) -> bool:
-    """Ask the person at the terminal whether to do that. Without a terminal the answer is no."""
+    """Ask at the terminal to confirm `what`; `so` is its effect. Without a terminal: False."""
     if sys.stdin is None or not sys.stdin.isatty():
         sys.stderr.write(f"timerctl: {what} needs --yes without a terminal\n")
     else:
-        sys.stderr.write(f"{what}? {so} [y/N] ")  # what is printed may go into a file
+        sys.stderr.write(f"{what}? {so} [y/N] ")  # stdout may be a file
         sys.stderr.flush()
         if sys.stdin.readline().strip().lower() in ("y", "yes"):
             return True
@@ -113,10 +113,10 @@ def agreed(what: str, so: str) -> bool:
 
 
 def duration(text: str) -> timedelta:
-    """Return the duration that "90s", "1h30m" or "250ms" stands for; a bare number is seconds."""
+    """Return the duration of "90s", "1h30m" or "250ms"; a bare number is in seconds."""
     plain = f"{text}s" if re.fullmatch(r"\d+(\.\d+)?", text) else text
     if not _DURATION.fullmatch(plain):
-        msg = f"{text!r} is no duration; write 250ms, 90s, 1h30m or 2d"
+        msg = f"{text!r} is not a duration; write 250ms, 90s, 1h30m or 2d"
         raise argparse.ArgumentTypeError(msg)
     parts = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", plain)
     try:
@@ -127,14 +127,14 @@ def duration(text: str) -> timedelta:
 
 
 def aware(text: str) -> datetime:
-    """Return the instant that an ISO 8601 text with an offset names."""
+    """Return the time of an ISO 8601 text with a UTC offset."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        msg = f"{text!r} is no ISO 8601 time"
+        msg = f"{text!r} is not an ISO 8601 time"
         raise argparse.ArgumentTypeError(msg) from None
     if moment.utcoffset() is None:
-        msg = f"{text!r} names no instant without an offset, such as Z or +01:00"
+        msg = f"{text!r} needs a UTC offset, such as Z or +01:00"
         raise argparse.ArgumentTypeError(msg)
     return moment
 
@@ -149,16 +149,16 @@ def duration_text(span: timedelta) -> str:
 
 
 def add_when(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
-    """Add the ways to say when a timer fires; one of them at most."""
+    """Add the options for a due time, of which at most one may be given."""
     when = parser.add_mutually_exclusive_group(required=required)
     when.add_argument("--delay", metavar="DURATION", type=duration, help="such as 90s or 1h30m")
     when.add_argument(
-        "--delay-level", metavar="N", type=int, help="the Nth of the topic's delays; 0: at once"
+        "--delay-level", metavar="N", type=int, help="the topic's Nth delay; 0: at once"
     )
     when.add_argument("--due", metavar="ISO", type=aware, help="such as 2030-01-01T09:00:00+01:00")
     when.add_argument("--due-ms", metavar="MS", type=int, help="Unix milliseconds")
 
 
 def when_of(args: argparse.Namespace) -> DueTime:
-    """Return what was said."""
+    """Return the due time that was given."""
     return DueTime(delay=args.delay, delay_level=args.delay_level, due=args.due, due_ms=args.due_ms)

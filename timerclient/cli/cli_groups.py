@@ -1,4 +1,4 @@
-"""`timerctl groups …` and `timerctl deadletters …`: how groups deliver, and what they gave up.
+"""`timerctl groups …` and `timerctl deadletters …`: consumer groups and their dead letters.
 
 groups list [T]
 groups describe T G
@@ -41,33 +41,42 @@ class GroupCommands(Commands):
     ) -> None:
         """Add the commands to the parsers of `groups` and of `deadletters`."""
         add = self.adding(groups, common)
-        listing = add("list", self._list, "show groups and how they deliver")
+        listing = add("list", self._list, "show groups and their settings")
         listing.add_argument("topic", metavar="TOPIC", nargs="?")
         one = add("describe", self._list, "show one group")
-        create = add("create", self._create, "make a group, unless it exists")
+        create = add("create", self._create, "create a group, if it does not exist")
         create.add_argument("--start", choices=("earliest", "latest"), default="earliest")
-        create.add_argument("--type", choices=TYPES, help="how it delivers; default: shared")
-        alter = add("alter", self._alter, "change settings of a group, and no others")
-        seek = add("seek", self._seek, "let a group go on elsewhere in what its topic keeps")
+        create.add_argument("--type", choices=TYPES, help="default: shared")
+        alter = add("alter", self._alter, "change the given settings of a group")
+        seek = add("seek", self._seek, "move a group to another message that its topic keeps")
         to = seek.add_mutually_exclusive_group(required=True)
         to.add_argument("--offset", metavar="N", type=int, help="queue offset of the next message")
         to.add_argument(
-            "--time", metavar="ISO", type=cli_args.aware, help="the first that fired then or later"
+            "--time",
+            metavar="ISO",
+            type=cli_args.aware,
+            help="the first message that fired then or later",
         )
-        to.add_argument("--latest", action="store_true", help="only what fires from now on")
-        seek.add_argument("--yes", action="store_true", help="don't ask")
-        reset = add("reset", self._reset, "let a group begin anew with the earliest message")
-        reset.add_argument("--yes", action="store_true", help="don't ask")
-        delete = add("delete", self._delete, "delete a group; its consumers are sent away")
-        delete.add_argument("--yes", action="store_true", help="don't ask")
+        to.add_argument("--latest", action="store_true", help="only messages that fire from now on")
+        seek.add_argument("--yes", action="store_true", help="don't ask for confirmation")
+        reset = add(
+            "reset", self._reset, "move a group to the earliest message that its topic keeps"
+        )
+        reset.add_argument("--yes", action="store_true", help="don't ask for confirmation")
+        delete = add("delete", self._delete, "delete a group; its consumers end with NOT_FOUND")
+        delete.add_argument("--yes", action="store_true", help="don't ask for confirmation")
         for command in (one, create, alter, seek, reset, delete):
             command.add_argument("topic", metavar="TOPIC")
             command.add_argument("group", metavar="GROUP")
         for command in (create, alter):
             _add_settings(command)
         add = self.adding(deadletters, common)
-        redrive = add("redrive", self._redrive, "send them back, each exactly once")
-        redrive.add_argument("topic", metavar="TOPIC", help="where they are: TOPIC.GROUP.dead")
+        redrive = add(
+            "redrive", self._redrive, "send dead letters back to their topics, each exactly once"
+        )
+        redrive.add_argument(
+            "topic", metavar="TOPIC", help="topic of the dead letters: TOPIC.GROUP.dead"
+        )
         redrive.add_argument("--limit", metavar="N", type=int, help="default: all")
 
     def _list(self, args: argparse.Namespace) -> int:
@@ -110,7 +119,7 @@ class GroupCommands(Commands):
         return OK
 
     def _may_forget(self, args: argparse.Namespace, what: str) -> bool:
-        so = "It forgets what was acked; what it had before that place, it does not get."
+        so = "The group's acks are forgotten. Messages before that offset are not delivered."
         return bool(args.yes) or cli_args.agreed(f"{what} group {args.group} of {args.topic}", so)
 
     def _reset(self, args: argparse.Namespace) -> int:
@@ -123,7 +132,9 @@ class GroupCommands(Commands):
 
     def _delete(self, args: argparse.Namespace) -> int:
         what = f"group {args.group} of {args.topic}"
-        if not (args.yes or cli_args.agreed(f"delete {what}", "Its unacked messages are let go.")):
+        if not (
+            args.yes or cli_args.agreed(f"delete {what}", "Its unacked messages are not delivered.")
+        ):
             return FAILED
         with self._connect(args) as client:
             client.delete_group(args.topic, args.group)
@@ -136,7 +147,7 @@ class GroupCommands(Commands):
         least = "" if count.exact else "at least "
         text = f"{least}{count} redriven"
         if count.homeless:
-            text += f"; {count.homeless} stay: they name no topic that is there"
+            text += f"; {count.homeless} stay: their headers name no existing topic"
         document = {"redriven": count, "exact": count.exact, "homeless": count.homeless}
         self._put(args, document, text)
         return OK
@@ -162,24 +173,24 @@ class GroupCommands(Commands):
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     duration: dict[str, Any] = {"metavar": "DURATION", "type": cli_args.duration}
-    parser.add_argument("--lease", help="how long a message is held", **duration)
+    parser.add_argument("--lease", help="duration of a lease", **duration)
     parser.add_argument(
         "--max-attempts",
         metavar="N",
         type=int,
-        help="a message that failed so often is a dead letter; 0: none is",
+        help="failures after which a message becomes a dead letter; 0: no limit",
     )
     parser.add_argument(
         "--max-in-flight",
         metavar="N",
         type=int,
-        help="messages that all consumers together hold at most; 0: no limit",
+        help="most messages that all consumers together hold; 0: no limit",
     )
     parser.add_argument("--dead-letter-topic", metavar="TOPIC", help="default: TOPIC.GROUP.dead")
-    parser.add_argument("--backoff-min", help="wait after a first nack without a delay", **duration)
+    parser.add_argument("--backoff-min", help="delay after a first nack without one", **duration)
     parser.add_argument(
         "--backoff-max",
-        help="the longest such wait, each twice the last; 0: always --backoff-min",
+        help="longest such delay; each is twice the last; 0: always --backoff-min",
         **duration,
     )
 

@@ -66,7 +66,7 @@ class MessageCommands(Commands):
         return OK if all(result in done for result in results) else NOT_CANCELLED
 
     def consume(self, args: argparse.Namespace) -> int:
-        """Print a group's messages as they come, and ack them unless told not to."""
+        """Print a group's messages as they arrive; ack them, except with --no-ack."""
         if args.count is not None and args.count < 1:
             raise InvalidRequest.of("--count", args.count, "must be positive")
         idle = args.timeout if args.idle is None and args.count is not None else args.idle
@@ -87,18 +87,18 @@ class MessageCommands(Commands):
                     came += len(messages)
                     for message in messages:
                         print(_line(args, message))
-                    sys.stdout.flush()  # what could not be printed is not acked
+                    sys.stdout.flush()  # a message that could not be printed is not acked
                     if args.no_ack:
                         looked_at += messages
                     else:
                         for message in messages:
-                            _ = message.ack()  # leaving the block confirms it
+                            _ = message.ack()  # confirmed at the end of the block
             finally:
                 for message in looked_at:
                     _ = message.give_back()
         if args.count is not None and came < args.count and idle is not None:
             sys.stderr.write(
-                f"timerctl: {came} of {args.count} messages came; none more within "
+                f"timerctl: {came} of {args.count} messages arrived; no further one within "
                 f"{cli_args.duration_text(idle)} (--idle)\n"
             )
             return FAILED

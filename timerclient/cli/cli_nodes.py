@@ -1,4 +1,4 @@
-"""`timerctl status`, `checkpoint`, `transfer` and `members …`: the nodes, and which of them leads.
+"""`timerctl status`, `checkpoint`, `transfer` and `members …`: the nodes and their roles.
 
 members list
 members add NAME [--yes]
@@ -33,7 +33,7 @@ _CHECKPOINT_WIDE: Final = frozenset(
     ("ROLE", "LOG END", "COMMIT", "CHECKPOINT", "RUNS", "WINDOW END", "QUEUE OFFSETS")
 )
 _IDENTITY: Final = frozenset(("name", "node", "address", "reachable", "error"))
-"""Fields that are known of a node which does not answer. All others are unknown."""
+"""Fields that are known of a node that does not answer. All others are unknown."""
 
 
 def status_document(status: pb.GetStatusResponse) -> dict[str, Any]:
@@ -49,15 +49,15 @@ def _known(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def trouble_of_leader(status: pb.GetStatusResponse) -> str:
-    """Return why the cluster does not serve at the moment; empty: its leader answers and serves."""
+    """Return the reason why the cluster does not serve; empty: its leader answers and serves."""
     if not status.leader:
         return "no node leads"
     named = next((node for node in status.nodes if node.name == status.leader), None)
     if named is None or not named.reachable:
-        return f"{status.leader} was appointed, and does not answer"
+        return f"{status.leader} is appointed and does not answer"
     if named.role != "leader" or named.epoch != status.epoch:
-        return f"{status.leader} is appointed for epoch {status.epoch}, and does not lead it yet"
-    return "" if named.serving else f"{status.leader} leads, and does not serve yet"
+        return f"{status.leader} is appointed for epoch {status.epoch} and does not lead yet"
+    return "" if named.serving else f"{status.leader} leads and does not serve yet"
 
 
 class NodeCommands(Commands):
@@ -66,16 +66,16 @@ class NodeCommands(Commands):
     def register(self, members: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
         """Add the commands to the parser of `members`."""
         add = self.adding(members, common, default=self._list)
-        add("list", self._list, "show which nodes vote")
+        add("list", self._list, "show the voters and the learners")
         for word, text in (
-            ("add", "let the learner NAME vote"),
-            ("replace", "let the learner NAME vote in place of the voter of that name"),
-            ("remove", "let the voter NAME vote no more"),
+            ("add", "make the learner NAME a voter"),
+            ("replace", "replace the voter NAME by the learner of the same name"),
+            ("remove", "make the voter NAME a learner"),
         ):
             command = add(word, self._change, text)
             command.set_defaults(change=word)
             command.add_argument("node", metavar="NAME")
-            command.add_argument("--yes", action="store_true", help="don't ask")
+            command.add_argument("--yes", action="store_true", help="don't ask for confirmation")
 
     def status(self, args: argparse.Namespace) -> int:
         """Show the nodes, the leader and the counters."""
@@ -97,14 +97,14 @@ class NodeCommands(Commands):
             f"leader {'none' if trouble else status.leader}  "
             f"controller {status.controller or 'none'}"
         )
-        head += f"\nnothing is served: {trouble}" if trouble else ""
+        head += f"\nthe cluster does not serve: {trouble}" if trouble else ""
         table = cli_args.table(args, _STATUS, rows, _STATUS_WIDE)
         document = status_document(status) | {"serves": not trouble, "trouble": trouble}
         self._put(args, document, f"{head}\n\n{table}")
         return UNREACHABLE if trouble else OK
 
     def checkpoint(self, args: argparse.Namespace) -> int:
-        """Show how far each node is, and the shared checkpoint."""
+        """Show each node's checkpoint, and the shared checkpoint."""
         with self._connect(args) as client:
             checkpoint = client.checkpoint()
         rows = [
@@ -136,13 +136,13 @@ class NodeCommands(Commands):
         return OK
 
     def transfer(self, args: argparse.Namespace) -> int:
-        """Hand the leadership over. To the node that leads already it changes nothing."""
+        """Transfer the leadership. If the node is the leader already, nothing changes."""
         with self._connect(args) as client:
             moved = client.transfer(args.node)
         document = {"transferred": moved, "target": args.node or None}
         to = args.node or "another node"
         self._put(
-            args, document, f"transferred to {to}" if moved else f"{to} leads already: no change"
+            args, document, f"transferred to {to}" if moved else f"{to} is the leader already"
         )
         return OK
 
@@ -152,7 +152,7 @@ class NodeCommands(Commands):
         return OK
 
     def _change(self, args: argparse.Namespace) -> int:
-        so = "Its present replica votes no more."
+        so = "Its present replica loses its vote."
         sure = args.yes or args.change == "add"
         if not (sure or cli_args.agreed(f"{args.change} {args.node}", so)):
             return FAILED

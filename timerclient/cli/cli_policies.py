@@ -26,17 +26,17 @@ _FLAGS: Final = {"on": True, "true": True, "off": False, "false": False}
 _SIZES: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _MS: Final = timedelta(milliseconds=1)
 _SET_HELP: Final = (
-    "set fields, for what is scheduled from then on;"
-    " pauses, quotas, ttl and retention for what is there, too"
+    "set fields for timers that are scheduled later;"
+    " pauses, quotas, ttl and retention also apply to existing timers and messages"
 )
 
 _TAKE_AWAY: Final = {
-    "ttl_ms": "What is older, and not acked, expires at once, in all groups.",
-    "retention_ms": "What is older, and acked by all groups, is kept no longer.",
-    "catch_up": "Of what is held all or all but the last is dropped when its topic is resumed.",
-    "paused": "What is held fires, or is dropped where catch_up says so.",
+    "ttl_ms": "Older messages without an ack expire at once, in all groups.",
+    "retention_ms": "Older messages that all groups have acked are deleted.",
+    "catch_up": "Held timers may be dropped when their topic is resumed: all, or all but the last.",
+    "paused": "Held timers fire, or are dropped, depending on catch_up.",
 }
-"""Fields that may end what is there, and what they do to it."""
+"""Fields that may end existing timers or messages, each with its effect."""
 
 
 class PolicyCommands(Commands):
@@ -45,18 +45,18 @@ class PolicyCommands(Commands):
     def register(self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
         """Add the commands to the parser of `policies`."""
         add = self.adding(parser, common)
-        shown = add("show", self._show, "show a scope's own fields, and those in force for it")
+        shown = add("show", self._show, "show a scope's own and effective fields")
         _add_scope(shown, required=False)
         fields = f"one of {', '.join(policy_fields.FIELDS)}"
         to_set = add("set", self._alter, _SET_HELP)
         _add_scope(to_set)
         to_set.add_argument("said", metavar="FIELD=VALUE", nargs="+", type=field_value, help=fields)
-        to_set.add_argument("--yes", action="store_true", help="don't ask")
+        to_set.add_argument("--yes", action="store_true", help="don't ask for confirmation")
         to_set.set_defaults(unset=[])
-        unset = add("unset", self._alter, "leave fields to the wider scope again")
+        unset = add("unset", self._alter, "unset fields; they follow the wider scope again")
         _add_scope(unset)
         unset.add_argument("unset", metavar="FIELD", nargs="+", help=fields)
-        unset.add_argument("--yes", action="store_true", help="don't ask")
+        unset.add_argument("--yes", action="store_true", help="don't ask for confirmation")
         unset.set_defaults(said=[])
 
     def _show(self, args: argparse.Namespace) -> int:
@@ -108,7 +108,7 @@ class PolicyCommands(Commands):
 def _is_harmless(
     client: TimerClient, scope: Mapping[str, str], name: str, said: Mapping[str, Any]
 ) -> bool:
-    """Return whether a change of a field that may end what is there certainly ends nothing."""
+    """Return whether a change of a field of `_TAKE_AWAY` certainly ends no timer or message."""
     if name != "paused":
         return name in said and said[name] == {"ttl_ms": 0, "catch_up": CATCH_UP_ALL}.get(name)
     if said.get(name):
@@ -139,7 +139,7 @@ def scope_of(args: argparse.Namespace) -> dict[str, str]:
 
 
 def scope_document(scope: pb.PolicyScope) -> dict[str, str | bool]:
-    """Return a scope for JSON: its kind, and its name."""
+    """Return a scope for JSON: its kind and its name."""
     if scope.topic:
         return {"topic": scope.topic if "/" in scope.topic else f"default/{scope.topic}"}
     return {"namespace": scope.namespace} if scope.namespace else {"cluster": True}
@@ -152,10 +152,10 @@ def scope_text(scope: pb.PolicyScope) -> str:
 
 
 def field_value(text: str) -> tuple[str, Any]:
-    """Return the field and its value of "field=value"."""
+    """Return the field and the value of "field=value"."""
     name, equals, value = text.partition("=")
     if not equals or name not in policy_fields.FIELDS:
-        scopes = "" if equals else " A scope is given by --topic, --namespace or --cluster."
+        scopes = "" if equals else " Give the scope with --topic, --namespace or --cluster."
         msg = f"{text!r} is not FIELD=VALUE with one of {', '.join(policy_fields.FIELDS)}.{scopes}"
         raise argparse.ArgumentTypeError(msg)
     if name in policy_fields.TEXTS:
@@ -170,7 +170,7 @@ def field_value(text: str) -> tuple[str, Any]:
 
 
 def _milliseconds(name: str, text: str) -> int:
-    """Return what "90s", or a bare number of milliseconds, stands for."""
+    """Return the milliseconds of "90s", or of a bare number of milliseconds."""
     if re.fullmatch(r"-?\d+", text):
         return int(text)
     try:

@@ -1,4 +1,4 @@
-"""What timerctl shows of stories, of one topic and of producers.
+"""timerctl's output of stories, of one topic and of producers.
 
 timers story ID
 topics describe TOPIC
@@ -33,7 +33,7 @@ class ProducerCommands(Commands):
     def register(self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
         """Add the commands to the parser of `producers`."""
         add = self.adding(parser, common)
-        listing = add("list", self._list, "show who schedules, last used first")
+        listing = add("list", self._list, "show the producers, last used first")
         listing.add_argument(
             "--limit", metavar="N", type=int, default=LIMIT, help=f"default: {LIMIT}"
         )
@@ -70,22 +70,22 @@ class ProducerCommands(Commands):
 
 
 def _producer(text: str) -> int:
-    """Return a producer's public name, as it is listed: 16 hexadecimal digits."""
+    """Return a producer's public name from its 16 hexadecimal digits."""
     return int(text, 16)
 
 
 def story_text(args: argparse.Namespace, story: TimerStory) -> str:
-    """Return a story for people: a line for each event, then how it stands."""
+    """Return a story for people: a line for each event, then the timer's state."""
     lines = [
         (output.instant(event.time_ms), event.index, event.epoch, _what(event), _details(event))
         for event in story.events
     ]
     headings = ("TIME", "ENTRY", "EPOCH", "WHAT", "")
-    text = cli_args.table(args, headings, lines) if lines else "the log holds nothing of it"
+    text = cli_args.table(args, headings, lines) if lines else "the log holds no event of the timer"
     end = story.end
-    text += f"\n\n{_STATES.get(end.state, 'not known, or no more')}; the log holds entries "
+    text += f"\n\n{_STATES.get(end.state, 'unknown, or no longer known')}; the log holds entries "
     text += f"{end.log_first} (of {output.instant(end.log_first_ms)}) to {end.log_last}"
-    return text + "".join(f"\nnot told: {gap}" for gap in end.gaps)
+    return text + "".join(f"\nmissing: {gap}" for gap in end.gaps)
 
 
 def story_document(story: TimerStory) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def _what(event: pb.StoryEvent) -> str:
 
 
 def _details(event: pb.StoryEvent) -> str:
-    """Return what an event says, as name=value."""
+    """Return the fields of an event, as name=value."""
     said: dict[str, Any] = {"topic": event.topic, "group": event.group}
     if event.what in (pb.StoryEvent.FIRED, pb.StoryEvent.MOVED_FROM, pb.StoryEvent.SOUGHT):
         said["offset"] = str(event.queue_offset)
@@ -128,6 +128,6 @@ def lateness_text(topic: pb.TopicStatus) -> str:
 
 
 def quotas_text(topics: Iterable[pb.TopicStatus]) -> str:
-    """Return what topics use of their quotas, as a table below another; none has one: nothing."""
+    """Return the topics' use of their quotas, as a table; empty: no topic has a quota."""
     rows = [(t.name, q.field, q.used, q.limit, q.source) for t in topics for q in t.quotas]
     return f"\n\n{output.table(('TOPIC', 'QUOTA', 'USED', 'LIMIT', 'FROM'), rows)}" if rows else ""

@@ -1,4 +1,4 @@
-"""`timerctl timers …`: look at pending timers, cancel them, give them another due time.
+"""`timerctl timers …`: show, cancel and reschedule timers.
 
 timers get ID | --topic T --key K
 timers list T [--from --to --key-prefix --limit]
@@ -8,7 +8,7 @@ timers cancel ID... | --topic T --key K... | --topic T --from --to --key-prefix 
               [--yes]
 timers reschedule the same, and --delay, --delay-level, --due or --due-ms
 
-What is not named one by one is changed when somebody agrees, or with --yes.
+A change by filter asks for confirmation, except with --yes.
 """
 
 import argparse
@@ -36,29 +36,29 @@ class TimerCommands(Commands):
         add = self.adding(parser, common)
         get = add("get", self._get, "show one timer")
         get.add_argument("id", metavar="ID", nargs="?")
-        get.add_argument("--topic", help="of the key")
-        get.add_argument("--key", help="the pending timer that has it")
-        listing = add("list", self._list, "show a topic's pending timers, as they will fire")
+        get.add_argument("--topic", help="topic of --key")
+        get.add_argument("--key", help="key of a pending timer")
+        listing = add("list", self._list, "show a topic's pending timers, in order of due time")
         listing.add_argument("topic", metavar="TOPIC")
         _add_where(listing)
         listing.add_argument(
             "--limit", metavar="N", type=int, default=LIMIT, help=f"default: {LIMIT}"
         )
-        count = add("count", self._count, "show how many of a topic are pending, and how soon due")
+        count = add("count", self._count, "count a topic's pending timers, by due time")
         count.add_argument("topic", metavar="TOPIC")
-        story = add("story", self._story, "show what became of one timer, as the log tells it")
+        story = add("story", self._story, "show the events of one timer in the log")
         story.add_argument("id", metavar="ID")
-        cancel = add("cancel", self._cancel, "cancel timers by id, by key, or by what they are")
+        cancel = add("cancel", self._cancel, "cancel timers by id, by key, or by filter")
         _add_targets(cancel)
-        move = add("reschedule", self._reschedule, "give timers another due time")
+        move = add("reschedule", self._reschedule, "change the due time of timers")
         _add_targets(move)
         cli_args.add_when(move, required=True)
         for command in (cancel, move):
             command.add_argument(
-                "--yes", action="store_true", help="with what is not named one by one: don't ask"
+                "--yes", action="store_true", help="with a filter: don't ask for confirmation"
             )
 
-    # ---- looking in
+    # ---- queries
 
     def _get(self, args: argparse.Namespace) -> int:
         with self._connect(args) as client:
@@ -102,13 +102,13 @@ class TimerCommands(Commands):
         self._put(args, cli_seen.story_document(story), cli_seen.story_text(args, story))
         return OK
 
-    # ---- changing
+    # ---- changes
 
     def _cancel(self, args: argparse.Namespace) -> int:
         kind = _kind(args)
         with self._connect(args) as client:
             if kind == "where":
-                if not _may_change(args, "cancel", "All that this picks will never fire."):
+                if not _may_change(args, "cancel", "The selected timers will never fire."):
                     return FAILED
                 count = client.cancel_where(args.topic, **_where(args))
                 self._put(args, *_changed("cancelled", count))
@@ -128,7 +128,7 @@ class TimerCommands(Commands):
         kind, when = _kind(args), cli_args.when_of(args)
         with self._connect(args) as client:
             if kind == "where":
-                if not _may_change(args, "reschedule", "All that this picks get one due time."):
+                if not _may_change(args, "reschedule", "The selected timers get one due time."):
                     return FAILED
                 count = client.reschedule_where(args.topic, _where(args), **when)
                 self._put(args, *_changed("rescheduled", count))
@@ -161,12 +161,12 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to", dest="due_to", metavar="TIME", type=_instant, help=f"{moment}; exclusive"
     )
-    parser.add_argument("--key-prefix", metavar="TEXT", default="", help="key begins so")
+    parser.add_argument("--key-prefix", metavar="TEXT", default="", help="prefix of the key")
 
 
 def _add_targets(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("ids", metavar="ID", nargs="*", help="as `schedule` printed it")
-    parser.add_argument("--topic", help="of the keys; without keys: what --from, --to … pick")
+    parser.add_argument("--topic", help="topic of the keys or of the filter")
     parser.add_argument("--key", dest="keys", action="append", default=[], help="may be repeated")
     parser.add_argument("--all", action="store_true", help="every pending timer of the topic")
     _add_where(parser)
@@ -181,10 +181,10 @@ def _where(args: argparse.Namespace) -> Where:
 
 
 def _kind(args: argparse.Namespace) -> str:
-    """Return what names the timers: ids, keys or where.
+    """Return the way in which timers are named: ids, keys or where.
 
     Raises:
-        InvalidRequest: nothing does, or more than one thing.
+        InvalidRequest: They are not named, or in more than one way.
     """
     picks = args.due_from is not None or args.due_to is not None or bool(args.key_prefix)
     ways = ("ids", bool(args.ids)), ("keys", bool(args.keys)), ("where", picks), ("all", args.all)

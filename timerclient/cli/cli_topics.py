@@ -44,21 +44,18 @@ class TopicCommands(Commands):
         """Add the commands to the parser of `topics`."""
         add = self.adding(parser, common, default=self._list)
         add("list", self._list, "show all topics and their groups")
-        describe = add("describe", self._describe, "show one topic, and how late it fires")
-        create = add("create", self._create, "make a topic, unless it exists")
-        pause = add("pause", self._pause, "let no timer of a topic fire")
-        resume = add("resume", self._resume, "let a paused topic's timers fire again")
+        describe = add("describe", self._describe, "show one topic and its lateness")
+        create = add("create", self._create, "create a topic, if it does not exist")
+        pause = add("pause", self._pause, "pause a topic: its timers do not fire")
+        resume = add("resume", self._resume, "resume a topic: its timers fire again")
         resume.add_argument(
             "--catch-up",
             choices=("all", "latest", "drop"),
-            help="which of the overdue timers fire, after later pauses, too; "
-            "default: as the policies say",
+            help="overdue timers that fire, also after later pauses; default: the topic's policy",
         )
-        resume.add_argument(
-            "--yes", action="store_true", help="don't ask before timers are dropped"
-        )
+        resume.add_argument("--yes", action="store_true", help="drop timers without confirmation")
         delete = add("delete", self._delete, "delete a topic, its timers, messages and groups")
-        delete.add_argument("--yes", action="store_true", help="don't ask")
+        delete.add_argument("--yes", action="store_true", help="don't ask for confirmation")
         for command in (describe, create, pause, resume, delete):
             command.add_argument("topic", metavar="TOPIC")
 
@@ -105,7 +102,7 @@ class TopicCommands(Commands):
     def _resume(self, args: argparse.Namespace) -> int:
         with self._connect(args) as client:
             catch_up = args.catch_up
-            if catch_up is None and not args.yes:  # then the policies say whether it drops
+            if catch_up is None and not args.yes:  # the policy decides whether timers are dropped
                 catch_up = client.describe_policies(topic=args.topic).effective.catch_up
             if not (args.yes or catch_up == ALL or _may_drop(client, args.topic, catch_up)):
                 return FAILED
@@ -115,12 +112,12 @@ class TopicCommands(Commands):
     def _show_change(self, args: argparse.Namespace, answer: pb.DescribePoliciesResponse) -> None:
         holds = policy_fields.said(answer.effective)
         document = {"topic": args.topic, "paused": holds["paused"], "catch_up": holds["catch_up"]}
-        text = "paused" if holds["paused"] else f"goes on, catching up with: {holds['catch_up']}"
+        text = "paused" if holds["paused"] else f"resumed, catch-up: {holds['catch_up']}"
         self._put(args, document, f"{args.topic}: {text}")
 
     def _delete(self, args: argparse.Namespace) -> int:
         topic = args.topic
-        so = "Its pending timers never fire; its messages and groups are gone."
+        so = "Its pending timers never fire. Its messages and groups are deleted."
         if not (args.yes or cli_args.agreed(f"delete topic {topic}", so)):
             return FAILED
         with self._connect(args) as client:
@@ -137,10 +134,10 @@ class TopicCommands(Commands):
 
 
 def _may_drop(client: TimerClient, topic: str, catch_up: str) -> bool:
-    """Ask whether what a topic holds may be dropped; nobody is asked where it holds nothing."""
+    """Ask whether a topic's held timers may be dropped. Without held timers: return True."""
     held = client.describe_topic(topic).held
-    so = f"Of {held} that are overdue " + (
-        "the last one fires." if catch_up == LATEST else "none fires."
+    so = f"Of {held} overdue timers " + (
+        "only the last one fires." if catch_up == LATEST else "none fires."
     )
     return not held or cli_args.agreed(f"resume {topic} with {catch_up}", so)
 
@@ -151,10 +148,10 @@ class NamespaceCommands(Commands):
     def register(self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
         """Add the commands to the parser of `namespaces`."""
         add = self.adding(parser, common)
-        add("list", self._list, "show those that have a topic or a policy")
-        one = add("describe", self._describe, "show one")
-        delete = add("delete", self._delete, "delete all its topics, and its policy")
-        delete.add_argument("--yes", action="store_true", help="don't ask")
+        add("list", self._list, "show the namespaces that have a topic or a policy")
+        one = add("describe", self._describe, "show one namespace")
+        delete = add("delete", self._delete, "delete a namespace's topics and policy")
+        delete.add_argument("--yes", action="store_true", help="don't ask for confirmation")
         for command in (one, delete):
             command.add_argument("namespace", metavar="NAMESPACE")
 
@@ -171,7 +168,7 @@ class NamespaceCommands(Commands):
     def _delete(self, args: argparse.Namespace) -> int:
         with self._connect(args) as client:
             topics = client.describe_namespace(args.namespace).topics
-            so = f"Its {len(topics)} topics are gone, with their timers, messages and groups."
+            so = f"Its {len(topics)} topics are deleted, with their timers, messages and groups."
             if not (args.yes or cli_args.agreed(f"delete namespace {args.namespace}", so)):
                 return FAILED
             gone = client.delete_namespace(args.namespace)
@@ -197,14 +194,14 @@ class NamespaceCommands(Commands):
 
 
 def _note(topic: pb.TopicStatus) -> str:
-    """Return whether a topic fires, in a word."""
+    """Return a note about a topic's pause; empty: the topic fires."""
     if topic.paused:
         return f"paused, {topic.held} held"
     return f"releasing, {topic.held} held" if topic.releasing else ""
 
 
 def _groups(topic: pb.TopicStatus) -> list[tuple[Any, ...]]:
-    """Return the cells of each group of a topic; one row of blanks if it has none."""
+    """Return the cells of each group of a topic; without groups, one row of blanks."""
     groups: list[tuple[Any, ...]] = [
         (
             *(g.name, g.type, g.cursor, g.unacked, g.leased, g.consumers),

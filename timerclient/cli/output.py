@@ -1,4 +1,4 @@
-"""How timerctl prints: messages of the contract as JSON, rows as a table."""
+"""timerctl's output: messages of the contract as JSON, rows as a table."""
 
 import base64
 import json
@@ -13,9 +13,9 @@ from google.protobuf.message import Message
 def as_dict(message: Message) -> dict[str, Any]:
     """Return every field of a message by its name in the contract; absent messages are None.
 
-    Counts and times stay numbers, 64-bit ones too: scripts compare them. A 64-bit id is a text, as
-    JSON's readers round large numbers; an id of 0 stands for none, and is None. The name of a
-    producer has 16 hexadecimal digits, as `timerctl producers` takes it.
+    Counts and times are numbers, even with 64 bits, so that scripts can compare them. A 64-bit id
+    is a string, because many JSON readers round large numbers. An id of 0 means none, and is None.
+    The name of a producer has 16 hexadecimal digits, as in `timerctl producers`.
     """
     return {field.name: _value(message, field) for field in message.DESCRIPTOR.fields}
 
@@ -44,7 +44,7 @@ def payload(data: bytes) -> dict[str, str]:
 
 
 def to_json(value: Any, *, indent: int | None = 2) -> str:
-    """Return one JSON document, in letters that standard output has."""
+    """Return one JSON document; in ASCII, if standard output is not UTF-8."""
     utf8 = (getattr(sys.stdout, "encoding", "") or "").lower().replace("-", "") == "utf8"
     return json.dumps(value, indent=indent, ensure_ascii=not utf8)
 
@@ -53,16 +53,16 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[Any]], width: int | N
     """Return rows under headings, in aligned columns; numbers to the right.
 
     Args:
-        headings: one for each column.
-        rows: their cells. "" and None are shown as "-".
-        width: of the terminal; the longest texts are cut until the lines fit. None: no limit.
+        headings: One for each column.
+        rows: Cells by row. "" and None are shown as "-".
+        width: Of the terminal; the longest texts are cut until the lines fit. None: no limit.
     """
     texts = [[_text(cell) for cell in row] for row in rows]
     right = [_are_numbers([row[i] for row in rows]) for i in range(len(headings))]
     widths = [max(map(len, column)) for column in zip(headings, *texts, strict=True)]
     if width is not None:
         least = [
-            size if heading.endswith("ID") else len(heading)  # an id is of use only as a whole
+            size if heading.endswith("ID") else len(heading)  # a cut id would be useless
             for heading, size in zip(headings, widths, strict=True)
         ]
         widths = _fitting(widths, least, width)
@@ -77,7 +77,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[Any]], width: int | N
 
 
 def _fitting(widths: Sequence[int], least: Sequence[int], total: int) -> list[int]:
-    """Return widths that fit into `total`, as far as no column is below its least width."""
+    """Return widths that fit into `total`, if the columns' least widths allow that."""
     fit = [*widths]
     over = sum(fit) + 2 * (len(fit) - 1) - total
     while over > 0:
@@ -94,14 +94,14 @@ def _cut(text: str, width: int) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a text that stays on its line and tells the terminal nothing: escaped where needed."""
+    """Return a text with control characters escaped: one line, without terminal commands."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def instant(ms: int) -> str:
-    """Return Unix milliseconds as UTC text; "-" for 0, the number for what no calendar holds."""
+    """Return Unix milliseconds as UTC text; "-" for 0; the number, if beyond the calendar."""
     try:
         moment = datetime.fromtimestamp(ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):
@@ -115,7 +115,7 @@ def pairs(mapping: Mapping[str, Any]) -> str:
 
 
 def _are_numbers(cells: Sequence[Any]) -> bool:
-    """Return whether a column has numbers, and nothing else but unknown ones."""
+    """Return whether a column has numbers and unknown cells only."""
     known = [cell for cell in cells if cell is not None]
     return bool(known) and all(
         isinstance(cell, int | float) and not isinstance(cell, bool) for cell in known

@@ -1,20 +1,20 @@
-"""timerctl: the cluster from a terminal.
+"""timerctl: the command line of a timer cluster.
 
 Every command prints a table for people, or with `-o json` one document for programs (`consume`:
 one line per message). An error is one line on stderr, or with `-o json` one document
-{"error": {"reason", "message", "exit_code", ...}}. The exit code says what kind of error:
+{"error": {"reason", "message", "exit_code", ...}}. The exit code is the kind of the error:
 
     0  done
-    1  refused or failed; certainly without effect
+    1  rejected or failed; certainly without effect
     2  the command line, or a value in it, is wrong
     3  the cluster can't be reached, or no leader serves
-    4  the outcome is unknown: it may have happened
+    4  the outcome is unknown: the command may have taken effect
     5  cancel, reschedule: some timer was not changed: it fired, was dropped, or is not known
     130  interrupted
 
 Other packages add commands through the entry-point group `timerctl.commands`: each entry is a
 function `register(subparsers)` that adds its parser with `set_defaults(run=f)`, `f(args) -> int`.
-Its module is imported at each start of timerctl, so it imports the command's needs in `f`.
+Its module is imported at each start of timerctl, so imports that only the command needs are in `f`.
 """
 
 import argparse
@@ -60,10 +60,10 @@ DISTRIBUTION: Final = "timer-cluster"
 _EXIT_CODES: Final = """\
 exit codes:
   0    done
-  1    refused or failed; certainly without effect
+  1    rejected or failed; certainly without effect
   2    the command line, or a value in it, is wrong
   3    the cluster can't be reached, or no leader serves
-  4    the outcome is unknown: it may have happened
+  4    the outcome is unknown: the command may have taken effect
   5    cancel, reschedule: some timer was not changed: it fired, was dropped, or is not known
   130  interrupted
 """
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     words = sys.argv[1:] if argv is None else [*argv]
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a name may have letters that its encoding lacks
+        if isinstance(stream, io.TextIOWrapper):  # for names that the encoding can't write
             stream.reconfigure(errors="backslashreplace")
     code = OK
     try:
@@ -86,10 +86,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             code = INTERRUPTED
         finally:
-            if sys.stdout is not None:  # here: at its end Python would complain of a closed pipe
+            if sys.stdout is not None:  # here: a closed pipe at exit would print an error
                 sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of our output has gone, as `head` does; keep the exit quiet.
+        # The reader of stdout has exited, as `head` does: exit without an error message.
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
@@ -107,7 +107,7 @@ def exit_code(error: TimerError | UsageError) -> int:
 
 
 def wants_json(words: Sequence[str]) -> bool:
-    """Return whether a command line asks for JSON, also one that can't be parsed."""
+    """Return whether a command line has `-o json`, even if it can't be parsed."""
     text = " ".join(words)
     return re.search(r"(?:^| )(?:-o ?|--output[ =])json(?: |$)", text) is not None
 
@@ -125,7 +125,7 @@ def _print_error(error: TimerError | UsageError, code: int, *, as_json: bool) ->
         document["exit_code"] = code
         sys.stderr.write(output.to_json({"error": document}) + "\n")
         return
-    before = f" (at least {done} were done before)" if done else ""
+    before = f" (at least {done} were done before the error)" if done else ""
     usage = error.usage if isinstance(error, UsageError) else ""
     sys.stderr.write(f"{usage}timerctl: {_one_line(error)}{before}\n")
 
@@ -141,7 +141,7 @@ def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands, other packages' included."""
     parser = Parser(
         prog="timerctl",
-        description="Look at a timer cluster, and use it.",
+        description="Inspect, operate and use a timer cluster.",
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -169,7 +169,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     nodes, messages = made(NodeCommands), made(MessageCommands)
     add("status", "show the nodes, the leader and the counters", nodes.status)
-    add("checkpoint", "show each node's checkpoint, and the shared one", nodes.checkpoint)
+    add("checkpoint", "show each node's checkpoint and the shared checkpoint", nodes.checkpoint)
     made(TopicCommands).register(
         add("topics", "show the topics; create, pause, resume or delete one"), common
     )
@@ -179,7 +179,7 @@ def make_parser() -> argparse.ArgumentParser:
     messages.register(
         add("schedule", "schedule one message", messages.schedule),
         add("cancel", "cancel timers by id", messages.cancel),
-        add("consume", "print a group's messages as they come, and ack them", messages.consume),
+        add("consume", "print a group's messages as they arrive, and ack them", messages.consume),
     )
     made(TimerCommands).register(
         add("timers", "show pending timers, cancel and reschedule them"), common
@@ -189,16 +189,14 @@ def make_parser() -> argparse.ArgumentParser:
         common,
     )
     made(GroupCommands).register(
-        add("groups", "show consumer groups, make them, change their settings"),
-        add("deadletters", "return messages that failed too often to their topics"),
+        add("groups", "show, create, change, seek and delete consumer groups"),
+        add("deadletters", "send dead letters back to their topics"),
         common,
     )
-    made(ProducerCommands).register(
-        add("producers", "show the producers that schedule with sequences"), common
-    )
-    transfer = add("transfer", "hand the leadership over to another node", nodes.transfer)
+    made(ProducerCommands).register(add("producers", "show the registered producers"), common)
+    transfer = add("transfer", "transfer the leadership to another node", nodes.transfer)
     transfer.add_argument("node", metavar="NODE", nargs="?", default="", help="default: any other")
-    nodes.register(add("members", "show which nodes vote, or change one of them"), common)
+    nodes.register(add("members", "show or change the voters and learners"), common)
     add_plugins(commands)
     return parser
 
@@ -232,7 +230,7 @@ def _add_common(parser: argparse.ArgumentParser, endpoints: str | None = None) -
         metavar="DURATION",
         type=duration,
         default=absent or timedelta(seconds=10),
-        help="how long to try, failovers included; default: 10s",
+        help="time that the command may take, failovers included; default: 10s",
     )
 
 
@@ -240,7 +238,7 @@ def _add_common(parser: argparse.ArgumentParser, endpoints: str | None = None) -
 
 
 def add_plugins(commands: "argparse._SubParsersAction[Any]") -> None:
-    """Add the commands of other packages; one that can't be loaded says why when it is run."""
+    """Add the commands of other packages. One that can't be loaded prints the reason when run."""
     for entry in sorted(importlib.metadata.entry_points(group=ENTRY_POINTS)):
         try:
             entry.load()(commands)
@@ -250,7 +248,7 @@ def add_plugins(commands: "argparse._SubParsersAction[Any]") -> None:
 
 
 def why_missing(error: Exception) -> str:
-    """Return why a command could not be loaded, and which extra would bring it."""
+    """Return why a command could not be loaded, and the extra that installs its module."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return f"can't be loaded: {type(error).__name__}: {_one_line(error)}"
     extras = _extras_with(error.name.partition(".")[0])
@@ -261,7 +259,7 @@ def why_missing(error: Exception) -> str:
 
 
 def _extras_with(module: str) -> list[str]:
-    """Return the extras of this distribution that bring a module."""
+    """Return the extras of this distribution that install a module."""
     wanted = {module.replace("_", "-").lower(), f"{module.replace('_', '-').lower()}-client"}
     try:
         requirements = importlib.metadata.requires(DISTRIBUTION) or []
@@ -281,7 +279,7 @@ def _add_missing(commands: "argparse._SubParsersAction[Any]", name: str, why: st
         print(f"timerctl: {name} {why}", file=sys.stderr)
         return FAILED
 
-    # The arguments are the absent command's: none is an option here, so that any are taken.
+    # The arguments are those of the missing command: with no options here, any are accepted.
     command = commands.add_parser(
         name, help=why.replace("%", "%%"), add_help=False, prefix_chars="\0"
     )
@@ -289,7 +287,7 @@ def _add_missing(commands: "argparse._SubParsersAction[Any]", name: str, why: st
     command.set_defaults(run=run)
 
 
-# ---- what the commands are given
+# ---- arguments of the commands
 
 
 def _client(args: argparse.Namespace) -> TimerClient:

@@ -1,8 +1,8 @@
-"""The thread that a process' clients for threads share, and how they reach it.
+"""The thread that runs the event loop of all clients for threads of a process.
 
     caller's thread -- coroutine, or a submission --> the loop's thread --> grpc.aio
 
-One loop for all, in a daemon thread that begins with the first client and stays.
+There is one loop for all clients, in a daemon thread. It starts with the first client and stays.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _loop_lock = threading.Lock()
 _loops: dict[int, asyncio.AbstractEventLoop] = {}
-"""Process id -> the loop of all its clients: one, and it stays.
+"""Process id -> the loop of all its clients.
 
-grpc.aio hands the events of all loops to whichever looks first. With a loop for each client, the
-end of one would have made others trip over its late events.
+grpc.aio passes the events of all loops to the first loop that polls. With a loop for each client,
+late events of a closed client would disturb the others.
 """
 
 
 def _loop_of_process() -> asyncio.AbstractEventLoop:
-    """Return the running loop, on a daemon thread of its own, that this process' clients share."""
+    """Return the running loop that this process's clients share, on its own daemon thread."""
     with _loop_lock:
         loop = _loops.get(os.getpid())
         if loop is None:
@@ -47,7 +47,7 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def is_here() -> bool:
-    """Return whether this is the thread of the clients' loop, which must not wait for itself."""
+    """Return whether this is the thread of the clients' loop, which must not block."""
     try:
         return asyncio.get_running_loop() is _loops.get(os.getpid())
     except RuntimeError:
@@ -55,34 +55,35 @@ def is_here() -> bool:
 
 
 def check_process(pid: int) -> None:
-    """Refuse to use a client where its thread is not.
+    """Check that this process made the client.
 
     Raises:
-        RuntimeError: this process was forked off the one, `pid`, that made it.
+        RuntimeError: This process is a fork of the process `pid`, which made the client.
     """
     if os.getpid() != pid:
         raise RuntimeError("this client was made before a fork; make one per process")
 
 
 def check_wait() -> None:
-    """Refuse to wait on that thread.
+    """Check that this thread may wait for the cluster.
 
     Raises:
-        RuntimeError: this is it.
+        RuntimeError: This is the clients' own thread.
     """
     if is_here():
         text = "a future's callback runs on the clients' own thread, which can't wait"
-        raise RuntimeError(f"{text} for the cluster: submit, or hand it to another thread")
+        raise RuntimeError(f"{text} for the cluster: use submit, or another thread")
 
 
 class GuardedFuture(Future[T]):
-    """A future that is not waited for where its outcome would have to arrive.
+    """A future that raises instead of waiting on the clients' own thread.
 
-    Nor does what its callbacks raise there end that thread: it is all clients'.
+    That thread delivers the outcome, so a wait there would never end. Errors of callbacks do not
+    end the thread, which all clients share.
     """
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
-        """Call `fn` with the future once it is done; what it raises then is logged."""
+        """Call `fn` with the future once it is done. An error that `fn` raises is logged."""
 
         def called(future: Future[T]) -> None:
             try:
@@ -100,7 +101,7 @@ class GuardedFuture(Future[T]):
         """Return the result; see concurrent.futures.
 
         Raises:
-            RuntimeError: it is not there, and this is the clients' own thread.
+            RuntimeError: There is no result yet, and this is the clients' own thread.
         """
         if not self.done():
             check_wait()
@@ -114,7 +115,7 @@ class GuardedFuture(Future[T]):
 
 
 class Background:
-    """One client's way to the event loop."""
+    """One client's access to the event loop."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -122,26 +123,26 @@ class Background:
         self.stopped = False
 
     def check_process(self) -> None:
-        """Refuse to be used where the thread is not.
+        """Check that this process made the client.
 
         Raises:
-            RuntimeError: this process was forked off the one that made it.
+            RuntimeError: This process is a fork of the process that made it.
         """
         check_process(self._pid)
 
     def check(self) -> None:
-        """Refuse to be used any more, or where the thread is not.
+        """Check that the client is open, and that this process made it.
 
         Raises:
-            Closed: it was stopped.
-            RuntimeError: see `check_process`.
+            Closed: It was stopped.
+            RuntimeError: See `check_process`.
         """
         self.check_process()
         if self.stopped:
             raise Closed("the client is closed")
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of a coroutine, run on the loop."""
+        """Run a coroutine on the loop and return its result."""
         try:
             self.check()
             check_wait()
@@ -156,35 +157,36 @@ class Background:
             raise
 
     def stop(self) -> None:
-        """Take no more calls."""
+        """Accept no further calls."""
         self.stopped = True
 
 
 def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    # grpc.aio wakes every loop of the process for each event; those that find nothing left raise
-    # this, and no harm is done (grpc/grpc#25364).
+    # grpc.aio wakes every loop of the process for each event. A loop that finds no event raises
+    # this error, which is harmless (grpc/grpc#25364).
     if isinstance(context.get("exception"), BlockingIOError):
         return
     loop.default_exception_handler(context)
 
 
 class Budget:
-    """A number of bytes shared by all submissions that wait for their answers."""
+    """A limit on the bytes of all submissions without an answer."""
 
     def __init__(self, size: int, blocked: Callable[[int], None] = lambda _: None) -> None:
-        """`blocked`: is called with the bytes used before a caller waits."""
+        """`blocked` is called with the bytes in use, before a caller waits."""
         self._size = size
         self._blocked = blocked
         self._used = 0
         self._freed = threading.Condition()
 
     def take(self, size: int, within_s: float) -> float:
-        """Take `size` bytes, once they are free; return after how many seconds.
+        """Take `size` bytes, once they are free; return the seconds of the wait.
 
-        One that is larger than all has it alone. On the clients' own thread nothing is waited for.
+        A submission larger than the limit is accepted when no other is unanswered. On the clients'
+        own thread there is no wait.
 
         Raises:
-            Overloaded: it was not free in time; nothing was sent.
+            Overloaded: The bytes were not free in time; nothing was sent.
         """
         waited_s = 0.0
         with self._freed:
@@ -206,7 +208,7 @@ class Budget:
         return not self._used or self._used + size <= self._size
 
     def give(self, size: int) -> None:
-        """Give back what was taken."""
+        """Release `size` bytes."""
         with self._freed:
             self._used -= size
             self._freed.notify_all()

@@ -1,12 +1,12 @@
-"""What a consumer knows of the leases that it holds: a pure core, which takes the time.
+"""The leases that a consumer holds: a pure core; the time is an argument.
 
-    held ──half of the lease is over──► asked ──EXTENDED──► held, for a whole lease more
+    held ──half of the lease is over──► asked ──EXTENDED──► held, for a further lease
       │                                   └─────LEASE_LOST──► lost
-      └──the hold's maximum is over, and the lease──► asked once more, for nothing: lost
+      └──`hold_max` and the lease are over──► asked once more, as a check: lost
 
-A lease runs on the leader's clock from when the leader handed the batch out. `ends_s` is never
-later than its end: it counts from before a request for more was made, and what a batch took longer
-on its way than the fastest of its stream is subtracted.
+A lease runs on the leader's clock, from the delivery of the batch. `ends_s` is never later than the
+true end. It is counted from the time before an extension was requested. For a batch that took
+longer than the fastest of its stream, the difference is subtracted.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,12 +17,12 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.messages import Batch
 
 RETRY: Final = 1 / 8
-"""Of a lease: so long after a refused renewal it is asked for again."""
+"""Fraction of a lease after which a failed extension is retried."""
 SPAN_S_MIN: Final = 0.1
-"""The shortest lease that a leader gives by default. An extension by so much is also the question
-whether a lease stands that should be over."""
+"""The shortest lease by a leader's default, in seconds. An extension by it also checks whether a
+lease that should be over has ended."""
 MARGIN_S: Final = 0.01
-"""Less is not worth a renewal."""
+"""An extension by less, in seconds, is not requested."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,43 +31,43 @@ class Hold:
 
     batch: Batch
     ends_s: float
-    """The lease lasts until then, at least."""
+    """The lease lasts at least until then."""
     lease_s: float
     given_s: float = 0.0
-    """When the application got the last message of it so far."""
+    """When the application last received a message of the batch."""
     asked: bool = False
-    """More was asked for, and is not answered yet."""
+    """An extension was requested and is not answered."""
     probed: bool = False
     retry_s: float = 0.0
     lost: set[int] = field(default_factory=set)
-    """Queue offsets of messages that are not this consumer's any more."""
+    """Queue offsets of messages whose leases have ended."""
     returned: set[int] = field(default_factory=set)
-    """Queue offsets of messages that the application gave back: nothing is lost of these."""
+    """Queue offsets of messages that the application returned; their leases are not lost."""
     _left: set[int] | None = None
-    """Queue offsets that are neither acked nor given back. None: all."""
+    """Queue offsets that are neither acked nor returned. None: all."""
 
     @property
     def renew_at_s(self) -> float:
-        """When more should be asked for: half of the lease is over."""
+        """When to request an extension: half of the lease is over."""
         return max(self.ends_s - self.lease_s / 2, self.retry_s)
 
     @property
     def probe_at_s(self) -> float:
-        """When a lease that was not renewed is over, as the leader sees it, too."""
+        """When a lease that was not extended is over on the leader's clock, too."""
         return max(self.ends_s + self.lease_s * RETRY, self.retry_s)
 
     @property
     def left(self) -> Sequence[int]:
-        """Queue offsets of what is still held, ascending."""
+        """Queue offsets of messages that are still held, ascending."""
         return self.batch.queue_offsets if self._left is None else sorted(self._left)
 
     @property
     def over(self) -> bool:
-        """Nothing of it is held any more."""
+        """No message of the batch is held."""
         return self._left is not None and not self._left
 
     def settle(self, offsets: Sequence[int]) -> None:
-        """Note that these are acked or given back."""
+        """Mark messages as acked or returned."""
         if offsets is self.batch.queue_offsets:
             self._left = set()
         elif self._left is None:
@@ -76,20 +76,20 @@ class Hold:
             self._left.difference_update(offsets)
 
     def settle_up_to(self, offset: int) -> None:
-        """Note that these, and all before, are acked."""
+        """Mark the message at `offset`, and all before it, as acked."""
         self.settle([each for each in self.left if each <= offset])
 
     def lose(self, offsets: Iterable[int]) -> None:
-        """Note that these are not this consumer's any more."""
+        """Mark the leases of messages as ended."""
         self.lost.update(offsets)
         self.settle([*self.lost])
 
     def extended(self, asked_s: float, lease_s: float) -> None:
-        """Note that the leader gave so many seconds more, asked for then or later."""
+        """Extend the lease to `lease_s` after the request, sent at `asked_s` or later."""
         self.ends_s = max(self.ends_s, asked_s + lease_s)
 
     def answered(self, offsets: Sequence[int], results: Sequence[int], until_s: float) -> list[int]:
-        """Note the answer to a renewal; return which messages were lost."""
+        """Apply the answer to an extension; return the offsets of lost messages."""
         self.asked = False
         lost = [o for o, r in zip(offsets, results, strict=True) if r == pb.ACK_LEASE_LOST]
         if pb.EXTENDED in results:
@@ -100,13 +100,13 @@ class Hold:
 
 
 class Transit:
-    """How much longer than the fastest a batch was on its way."""
+    """Measures how much longer than the fastest a batch of a stream was in flight."""
 
     def __init__(self) -> None:
         self._least_s: float | None = None
 
     def late_s(self, handed_out_ms: int, now_s: float) -> float:
-        """Return the seconds for a batch that arrives now; of the first of a stream none."""
-        took_s = now_s - handed_out_ms / 1000  # and how far the two clocks are apart
+        """Return the seconds for a batch that arrives now; 0 for the first of a stream."""
+        took_s = now_s - handed_out_ms / 1000  # plus the offset of the two clocks
         self._least_s = took_s if self._least_s is None else min(self._least_s, took_s)
         return took_s - self._least_s

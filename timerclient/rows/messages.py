@@ -1,8 +1,7 @@
 """Delivered messages: one batch of columns, and light views of its rows.
 
-A batch is what the leader leased together. It keeps the columns as they came; a payload is sliced
-out only when somebody asks for it, so that a consumer that counts a million messages makes no
-million objects.
+A batch holds the messages that the leader leased together, as columns. A payload is sliced out only
+on access. A consumer that counts a million messages therefore makes no million objects.
 """
 
 import asyncio
@@ -25,17 +24,17 @@ T = TypeVar("T")
 
 
 class Acking(GuardedFuture[T]):
-    """The answer to an ack, nack or extension, once it is there; for threads and for event loops.
+    """The future of an ack, nack or extension; for threads and for event loops.
 
-    `result(timeout)` waits in a thread; `await acking` waits on an event loop. Nobody has to: an
-    ack is on its way as soon as it is made, and `flush` or closing the consumer confirms all.
+    `result(timeout)` waits in a thread, `await acking` on an event loop. Waiting is optional: an
+    ack is sent at once, and `flush` or `close` of the consumer waits for all.
     """
 
     counts = False
-    """The result is a count of messages, not an AckResult."""
+    """True: the result is a count of messages, not an AckResult."""
 
     def cancel(self) -> bool:
-        """Return False: an acknowledgement that was asked for is sent."""
+        """Return False: an ack can't be withdrawn."""
         return False
 
     def __await__(self) -> Generator[object, None, T]:
@@ -46,20 +45,20 @@ class Acking(GuardedFuture[T]):
 
 
 class Word(NamedTuple):
-    """What a consumer says of messages that it holds."""
+    """An ack, nack or extension, without its messages."""
 
     kind: str
-    """As the contract calls it: ack, nack or extend."""
+    """The contract's name: ack, nack or extend."""
     results: type[IntEnum]
-    """What the answer for one message is."""
+    """Type of the result for one message."""
     ms: int | None = None
-    """Delay of a nack, lease of an extension; None: as the group has it."""
+    """Delay of a nack or lease of an extension, milliseconds. None: the group's setting."""
     up_to: bool = False
-    """Of an ack: of all that is before it, too."""
+    """Of an ack: it is cumulative."""
     unseen: bool = False
-    """Of a nack: of what the application did not get to see."""
+    """Of a nack: the application has not seen the messages."""
     own: bool = False
-    """The consumer's own, not the application's: it is of no use on another stream."""
+    """It is from the consumer, not the application. It has no use on another stream."""
 
 
 ACK = Word("ack", AckResult)
@@ -69,7 +68,7 @@ SHED = Word("nack", NackResult, unseen=True, own=True)
 
 
 def renewal(lease_s: float) -> Word:
-    """Return an extension that the consumer asks for by itself."""
+    """Return an extension that the consumer sends by itself."""
     return Word("extend", ExtendResult, max(1, round(lease_s * 1000)), own=True)
 
 
@@ -77,7 +76,7 @@ def nack_after(delay: float | timedelta | None) -> Word:
     """Return a nack.
 
     Raises:
-        InvalidRequest: the delay is negative, or far too long.
+        InvalidRequest: The delay is negative, or too long.
     """
     return Word("nack", NackResult, None if delay is None else span_ms("delay", delay))
 
@@ -86,14 +85,14 @@ def extend_by(lease: float | timedelta | None) -> Word:
     """Return an extension.
 
     Raises:
-        InvalidRequest: the lease is not positive, or far too long.
+        InvalidRequest: The lease is not positive, or too long.
     """
     return Word("extend", ExtendResult, None if lease is None else lease_ms(lease))
 
 
 Said = Acking[AckResult] | Acking[NackResult] | Acking[ExtendResult] | Acking[int]
 SendAck = Callable[["Batch", Sequence[int], Said, Word], None]
-"""How a consumer takes what is said of offsets of a batch."""
+"""A consumer's function that sends an ack, nack or extension of offsets of a batch."""
 
 
 class Message:
@@ -107,17 +106,17 @@ class Message:
 
     @property
     def batch(self) -> "Batch":
-        """What it was leased together with."""
+        """The messages that were leased together with this one."""
         return self._batch
 
     @property
     def topic(self) -> str:
-        """The topic, as its consumer was opened with it."""
+        """The topic, as named when the consumer was made."""
         return self._batch.topic
 
     @property
     def payload(self) -> bytes:
-        """What was scheduled."""
+        """The payload of the timer."""
         return self._batch.payload(self._at)
 
     @property
@@ -133,53 +132,53 @@ class Message:
 
     @property
     def due_ms(self) -> int:
-        """When it was asked to fire, Unix milliseconds."""
+        """The requested due time, Unix milliseconds."""
         return self._batch.due_ms[self._at]
 
     @property
     def due(self) -> datetime:
-        """When it was asked to fire, in UTC."""
+        """The requested due time, in UTC."""
         return moment_of(self.due_ms)
 
     @property
     def fired_at_ms(self) -> int:
-        """When it fired, Unix milliseconds on the cluster's clock."""
+        """When the timer fired, Unix milliseconds on the cluster's clock."""
         return self._batch.fired_at_ms[self._at]
 
     @property
     def fired_at(self) -> datetime:
-        """When it fired, in UTC, on the cluster's clock."""
+        """When the timer fired, in UTC, on the cluster's clock."""
         return moment_of(self.fired_at_ms)
 
     @property
     def attempt(self) -> int:
-        """How often a consumer may have been given the message. 1: this delivery is the first."""
+        """How often the message may have been delivered to the group. 1: this is the first."""
         return self._batch.attempts[self._at]
 
     @property
     def failures(self) -> int:
-        """How many nacks and ended leases the message has had; `max_attempts` bounds them."""
+        """Nacks and ended leases of the message so far; `max_attempts` limits them."""
         failures = self._batch.failures
         return failures[self._at] if failures else 0
 
     @property
     def queue_offset(self) -> int:
-        """Its position in its topic's queue."""
+        """Position of the message in its topic's queue."""
         return self._batch.queue_offsets[self._at]
 
     @property
     def key(self) -> str | None:
-        """The key that it was scheduled with."""
+        """The key of the timer. None: it has none."""
         return self._batch.key(self._at)
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers that it was scheduled with."""
+        """The headers of the timer."""
         return self._batch.headers(self._at)
 
     @property
     def epoch(self) -> int:
-        """The leadership that handed it out."""
+        """The epoch of the leader that delivered the message."""
         return self._batch.epoch
 
     @property
@@ -189,35 +188,35 @@ class Message:
 
     @property
     def group_id(self) -> int:
-        """Of the group, in the life in which it was handed out: a seek begins another one."""
+        """The group's id at the delivery. A seek assigns a new one."""
         return self._batch.group_id
 
     def ack(self) -> Acking[AckResult]:
-        """Say that its work is done; return at once with the future of the answer.
+        """Acknowledge the message: its work is done. Return the future of the result at once.
 
-        That is EXPIRED if its time to live was over before. The future raises LeaseLost if the
-        message is somebody else's by now, and NotDelivered if it never was handed out.
+        The result is EXPIRED if the time to live was over before. The future raises LeaseLost if
+        the lease had ended, and NotDelivered if the message was never delivered.
         """
         acking: Acking[AckResult] = Acking()
         self._batch.send_ack(self._batch, (self.queue_offset,), acking, ACK)
         return acking
 
     def ack_up_to(self) -> Acking[AckResult]:
-        """Say that the work of this message and of all before it is done; return at once.
+        """Acknowledge this message and all before it. Return the future at once.
 
-        In exclusive and failover groups only; elsewhere the future raises InvalidRequest. It raises
-        LeaseLost, and nothing is acked, if another consumer has some of them by now.
+        This is for exclusive and failover groups; in others the future raises InvalidRequest. If
+        some leases have ended, no message is acked, and the future raises LeaseLost.
         """
         acking: Acking[AckResult] = Acking()
         self._batch.send_ack(self._batch, (self.queue_offset,), acking, ACK_UP_TO)
         return acking
 
     def nack(self, delay: float | timedelta | None = None) -> Acking[NackResult]:
-        """Give it back: an attempt is counted, and it comes again, to anyone in the group.
+        """Return the message to the group, which receives it again. This counts as a failure.
 
-        Not before `delay` (a timedelta, or seconds; 0 is at once) is over; None: as the group backs
-        off. Return at once with the future of the answer, which raises LeaseLost if the message was
-        not this consumer's any more, and OutcomeUnknown if the connection was lost meanwhile.
+        The message is delivered again after `delay` (a timedelta, or seconds; 0: at once; None: the
+        group's backoff), to any consumer of the group. The future, returned at once, raises
+        LeaseLost if the lease had ended, and OutcomeUnknown if the connection was lost.
         """
         acking: Acking[NackResult] = Acking()
         word = nack_after(delay)
@@ -225,19 +224,20 @@ class Message:
         return acking
 
     def give_back(self) -> Acking[NackResult]:
-        """Give it back unseen: it comes again at once, to anyone in the group, and has not failed.
+        """Return the message as unseen: it is delivered again at once, and has not failed.
 
-        So does what a consumer has fetched ahead when it closes. Otherwise as `nack`.
+        A consumer that closes returns the messages that it has fetched ahead in this way.
+        Otherwise as `nack`.
         """
         acking: Acking[NackResult] = Acking()
         self._batch.send_ack(self._batch, (self.queue_offset,), acking, UNSEEN)
         return acking
 
     def extend(self, lease: float | timedelta | None = None) -> Acking[ExtendResult]:
-        """Hold it longer: for `lease` from now on; None: as long as the group's default.
+        """Extend the lease to `lease` (a timedelta, or seconds) from now; None: the group's lease.
 
-        So is held whatever else came in the same batch and is not acked or nacked. The future
-        raises LeaseLost if the message was not this consumer's any more. A failover ends it.
+        The call extends all messages of the batch that are neither acked nor nacked. The future
+        raises LeaseLost if the lease had ended. A failover ends the extension.
         """
         acking: Acking[ExtendResult] = Acking()
         word = extend_by(lease)
@@ -273,26 +273,26 @@ class Batch(Sequence[Message]):
         "topic",
     )
     hold: "Hold"
-    """What its consumer knows of its lease."""
+    """The consumer's state of the lease."""
 
     def __init__(
         self, columns: pb.Deliveries, send_ack: SendAck, stream_no: int = 0, topic: str = ""
     ) -> None:
         self._columns = columns
         self.topic = topic
-        """The topic, as the consumer was opened with it."""
+        """The topic, as named when the consumer was made."""
         self.stream_no = stream_no
-        """Of its consumer's streams, the one that it came by: its leases end with it."""
+        """Number of the consumer's stream that delivered it. Its leases end with that stream."""
         self.send_ack = send_ack
         self.epoch = columns.epoch
-        """The leadership that handed it out."""
+        """The epoch of the leader that delivered it."""
         self.lease_id = columns.lease_id
         self.lease_ms = columns.lease_ms
-        """How long the messages are leased, from when the leader sent them."""
+        """Duration of the lease, from the time at which the leader sent the messages."""
         self.handed_out_ms = columns.handed_out_ms
-        """When that was, Unix milliseconds on the cluster's clock."""
+        """That time, Unix milliseconds on the cluster's clock."""
         self.group_id = columns.group_id
-        """Of the group, in the life in which it was handed out: a seek begins another one."""
+        """The group's id at the delivery. A seek assigns a new one."""
         self.queue_offsets: list[int] = list(columns.queue_offsets)
         self.due_ms: Sequence[int] = columns.due_ms
         self.fired_at_ms: Sequence[int] = columns.fired_at_ms
@@ -353,11 +353,10 @@ class Batch(Sequence[Message]):
         return decode_headers(self._columns.headers[ends[at] : ends[at + 1]])
 
     def ack(self) -> Acking[int]:
-        """Say that the work of all its messages is done; return at once.
+        """Acknowledge all messages of the batch. Return the future at once.
 
-        The future gives how many messages that were, less those that had expired. It raises
-        LeaseLost, naming the offsets, if some are somebody else's by now; the others are acked all
-        the same.
+        Its result is the number of messages, without those that had expired or are dead letters.
+        If some leases have ended, it raises LeaseLost with their offsets; the others are acked.
         """
         acking: Acking[int] = Acking()
         acking.counts = True
@@ -365,19 +364,20 @@ class Batch(Sequence[Message]):
         return acking
 
     def nack(self, delay: float | timedelta | None = None) -> Acking[int]:
-        """Give all its messages back: see `Message.nack`.
+        """Return all messages to the group; see `Message.nack`.
 
-        The future gives how many were not acked already, nor expired. It raises LeaseLost, naming
-        the offsets, if some were not this consumer's any more; the others are nacked all the same.
+        The future's result is the number of messages, without those that were acked before, had
+        expired or are dead letters. If some leases have ended, it raises LeaseLost with their
+        offsets; the others are nacked.
         """
         return self._say(nack_after(delay))
 
     def give_back(self) -> Acking[int]:
-        """Give all its messages back unseen: see `Message.give_back`; else as `nack`."""
+        """Return all messages as unseen; see `Message.give_back`. Otherwise as `nack`."""
         return self._say(UNSEEN)
 
     def extend(self, lease: float | timedelta | None = None) -> Acking[int]:
-        """Hold what is left of it longer: see `Message.extend`; the future's result is a count."""
+        """Extend the lease of the batch; see `Message.extend`. The future's result is a count."""
         return self._say(extend_by(lease))
 
     def _say(self, word: Word) -> Acking[int]:

@@ -171,7 +171,7 @@ def _of_due(value: Any) -> int:
     if not isinstance(value, datetime):
         raise InvalidRequest.of("due", value, "must be an aware datetime")
     if value.utcoffset() is None:
-        limit = "must be aware: give the datetime a tzinfo, such as datetime.UTC"
+        limit = "must not be naive; give the datetime a tzinfo, such as datetime.UTC"
         raise InvalidRequest.of("due", value, limit)
     return _of_due_ms(-(-(value - _EPOCH) // _MS))
 

@@ -1,7 +1,7 @@
-"""How much a consumer fetches ahead: two pure cores, which take the time as an argument.
+"""Limits of a consumer's prefetch: two pure cores; the time is an argument.
 
-`WorkPace` measures how long the application works on a message. `Credit` counts the messages that
-are granted, that wait here, and that may come in all.
+`WorkPace` measures how long the application works on a message. `Credit` counts messages that are
+granted, that wait here, and that may come in total.
 """
 
 from typing import Final
@@ -9,7 +9,7 @@ from typing import Final
 FIRST: Final = 100
 """Messages fetched ahead, one by one, before the pace is known."""
 WEIGHT: Final = 0.2
-"""Of the last measurement in the mean."""
+"""Weight of the last measurement in the mean."""
 
 
 class WorkPace:
@@ -19,10 +19,10 @@ class WorkPace:
         self._mean_s: float | None = None
         self._since_s = 0.0
         self.given = 0
-        """Messages that it works on, since then. 0: it waits, or has asked for none yet."""
+        """Messages it has worked on since `_since_s`. 0: it waits, or has requested none yet."""
 
     def asked(self, now_s: float) -> None:
-        """Note that the application asks for more: its work on what it was given is done."""
+        """Note that the application requests messages: its work on the last ones is done."""
         if not self.given:
             return
         each_s = (now_s - self._since_s) / self.given
@@ -31,13 +31,13 @@ class WorkPace:
         self.given = 0
 
     def begins(self, n: int, now_s: float) -> None:
-        """Note that the application got `n` messages."""
+        """Note that the application received `n` messages."""
         self.given, self._since_s = n, now_s
 
     def within(self, span_s: float, now_s: float) -> int | None:
-        """Return how many messages are worked on in so many seconds. None: not known yet.
+        """Return the number of messages that take `span_s` seconds. None: not known yet.
 
-        Work that takes longer than the mean, up to now, counts as it is.
+        If the present work has already taken longer than the mean, its time counts instead.
         """
         each_s = self._mean_s or 0.0
         if self.given:
@@ -49,34 +49,34 @@ class WorkPace:
 
 
 class Credit:
-    """How many messages may come: a window that refills, and perhaps an end."""
+    """Number of messages that may come: a window that refills, and an optional total."""
 
     def __init__(self, window: int, total: int | None = None) -> None:
         self.window = window
-        """Granted, or waiting here, at most."""
+        """Most messages that are granted or wait here."""
         self.limit = window
-        """The same, as the application's pace has it."""
+        """The same, limited by the application's pace."""
         self.wanted = 0
-        """Messages that the application waits for, and nothing is here."""
+        """Messages that the application waits for while none waits here."""
         self._left = total
-        """Messages that may be granted yet. None: no end."""
+        """Messages that may still be granted. None: no limit."""
         self._granted = 0
-        """Granted and not arrived."""
+        """Messages granted and not arrived."""
         self.waiting = 0
-        """Arrived and not taken."""
+        """Messages arrived and not taken."""
 
     @property
     def most(self) -> int:
-        """How many messages may be granted or wait here at present."""
+        """Most messages that may be granted or wait here at present."""
         return min(self.window, max(self.limit, self.wanted))
 
     def due(self) -> bool:
-        """Whether enough is free to be worth a request: half the limit, or all that is left."""
+        """Whether enough credit is free for a request: half the limit, or the rest of the total."""
         free = self._free()
         return free > 0 and (free >= (self.limit + 1) // 2 or free == self._left)
 
     def grant(self) -> int:
-        """Return how many messages may come more, and count them as granted."""
+        """Return how many more messages may come, and count them as granted."""
         free = max(0, self._free())
         self._granted += free
         if self._left is not None:
@@ -84,7 +84,7 @@ class Credit:
         return free
 
     def lost(self) -> None:
-        """Take back what was granted: the stream is gone, or its credit was ended."""
+        """Take back the granted credit: the stream broke, or its credit was ended."""
         if self._left is not None:
             self._left += self._granted
         self._granted = 0
@@ -99,14 +99,14 @@ class Credit:
         self.waiting -= n
 
     def dropped(self, n: int) -> None:
-        """Count `n` arrived messages as not come."""
+        """Count `n` arrived messages as not received."""
         self.waiting -= n
         if self._left is not None:
             self._left += n
 
     @property
     def exhausted(self) -> bool:
-        """Whether all have come and were taken."""
+        """Whether all messages of the total were taken."""
         return self._left == 0 and not self._granted and not self.waiting
 
     def _free(self) -> int:

@@ -1,11 +1,11 @@
 """The first single calls of a client, which need no producer.
 
     one call after the other    each request has a random id, which the cluster remembers a while
-    calls at the same time      they wait for the first one, then the client gets a producer
-    more than FIRST_CALLS       the client gets a producer
+    concurrent calls            they wait for the first one; then the client registers a producer
+    more than FIRST_CALLS       the client registers a producer
 
-A client that lives only for a call or two leaves no producer behind, even if it is killed. A
-producer of such a client would occupy the cluster for days (ADR 0061).
+A client that makes only a call or two leaves no producer behind, even if it is killed. The cluster
+would keep such a producer for days (ADR 0061).
 """
 
 import asyncio
@@ -18,18 +18,18 @@ from timerclient.values.errors import TimerError
 
 FIRST_CALLS: Final = 3
 REPEAT_S: Final = 45.0
-"""How long a request is sent again: every cluster remembers its id for a minute at least."""
+"""Seconds in which a request is retried. Every cluster remembers its id for at least a minute."""
 
 T = TypeVar("T")
 
 
 class FirstCalls:
-    """Runs the first calls, and keeps later ones behind them. For one event loop."""
+    """Runs the first calls; later calls wait for them. For one event loop."""
 
     def __init__(self) -> None:
         self._left = FIRST_CALLS
         self._ahead = 0
-        """Calls that began, and were neither answered nor given to the producer."""
+        """Calls that have begun and were neither answered nor passed to the producer."""
         self._order = asyncio.Lock()
 
     @property
@@ -38,7 +38,7 @@ class FirstCalls:
         return self._left > 0 and not self._ahead
 
     async def run(self, work: Awaitable[T]) -> T:
-        """Return the answer to a first call."""
+        """Run a first call and return its result."""
         self._left -= 1
         self._ahead += 1
         try:
@@ -53,10 +53,10 @@ class FirstCalls:
             await self.wait(within_s)
 
     async def wait(self, within_s: float) -> None:
-        """Return when the calls that began before are over: requests keep the order of calls.
+        """Wait until earlier calls are over, so that requests keep the order of the calls.
 
         Raises:
-            Unreachable: they are not, in this time.
+            Unreachable: They are not over within `within_s`.
         """
         if not self._ahead:
             return

@@ -1,14 +1,15 @@
-"""The nodes of a cluster as a client sees them: channels, and which of them leads.
+"""The nodes of a cluster: their channels, and the search for the leader.
 
     unknown ──probe──► known ──NOT_LEADER, broken, silent──► unknown
 
-The leader is known only by its own word: a node is probed (`GetStatus`, local) before anything is
-sent to it, so that a request is on the wire only once a connection stands. A hint, as NOT_LEADER
-carries one, is probed first. When a node falls silent the others are asked whether one leads by
-now: a paused process closes no connection. A round of probes is short, as nodes that are gone must
-not hold it up; the longer the leader is not found, the longer a node may take to answer. So after
-20 s of looking, when that is 5 s, a node that swallows packets does hold up each round: by as much
-after the live ones have said no.
+A client accepts a leader only by the node's own answer. It probes a node (`GetStatus`, local)
+before it sends a request, so a request is sent only over an open connection. The leader that a
+NOT_LEADER names is probed first. If a node falls silent, the client probes the others, because a
+paused process closes no connection.
+
+A round of probes is short, so that dead nodes do not delay it. The time for an answer grows with
+the duration of the search, to 5 s after 20 s. From then on, a node that drops packets delays each
+round by 5 s after the other nodes' answers.
 """
 
 import asyncio
@@ -46,14 +47,14 @@ T = TypeVar("T")
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_send_message_length", 64 << 20),
     ("grpc.max_receive_message_length", 64 << 20),
-    # A node that restarts is met again soon: the default pause grows to two minutes.
+    # Reconnect soon after a node's restart: the default pause grows to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
-    # Two clients of one process don't share a connection, nor its pauses.
+    # Two clients of one process share neither a connection nor its pauses.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
-    # A node whose machine is gone closes nothing. Without pings its connection would be taken for
-    # one for a quarter of an hour, though another machine may have its name by now, and lead.
+    # A machine that fails closes no connection. Without pings the connection would seem open for
+    # a quarter of an hour, while another machine may have the name and lead.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -62,11 +63,11 @@ CHANNEL_OPTIONS: Final = (
 
 
 Dial = Callable[[str], grpc.aio.Channel]
-"""How a channel to an address (host:port) is made; it connects with its first call."""
+"""Makes a channel to an address (host:port), which connects at its first call."""
 
 
 def tcp(credentials: grpc.ChannelCredentials | None) -> Dial:
-    """Return how to reach nodes over TCP; None: without TLS."""
+    """Return a Dial over TCP. `credentials`: None: without TLS."""
 
     def dial(address: str) -> grpc.aio.Channel:
         if credentials is None:
@@ -88,7 +89,7 @@ class NodeChannel:
             "/timer.v1.TimerService/ScheduleStream",
             response_deserializer=pb.ScheduleResponse.FromString,
         )
-        """ScheduleStream, of requests that are encoded already."""
+        """ScheduleStream; its requests are already encoded."""
         self.admin = rpc.AdminServiceStub(self.channel)
 
     def __repr__(self) -> str:
@@ -96,13 +97,13 @@ class NodeChannel:
 
 
 Method = Callable[[NodeChannel, float], Awaitable[T]]
-"""A call of a node, with the seconds that the node may take."""
+"""A call of a node; its second argument is the deadline in seconds."""
 
 LATER_S: Final = 1.0
-"""A node is given so much longer than is left: the caller's own clock ends the call, and the node
-does not go on with what nobody waits for."""
+"""Seconds from the caller's deadline to the node's. The caller's clock ends the call; the node's
+deadline stops its work on calls that were given up."""
 DEADLINE_S_MAX: Final = 365 * 86_400.0
-"""No message carries a longer deadline; without one the nodes assume ten seconds."""
+"""The longest deadline of a message, in seconds. Without one the nodes assume ten seconds."""
 
 
 class Backoff:
@@ -114,11 +115,11 @@ class Backoff:
         self._next_s = 0.0
 
     def reset(self) -> None:
-        """Begin anew: an attempt succeeded."""
+        """Reset the pauses after a success."""
         self._next_s = 0.0
 
     def take(self, at_least_s: float = 0.0) -> float:
-        """Return the next pause, in seconds; at least what the cluster asked for."""
+        """Return the next pause, in seconds; at least the cluster's retry time `at_least_s`."""
         pause_s = self._next_s * self._rng.uniform(0.5, 1.0)
         low, high = self._settings.pause_s_min, self._settings.pause_s_max
         self._next_s = min(max(2 * self._next_s, low), high)
@@ -126,31 +127,32 @@ class Backoff:
 
 
 RANK_MAX: Final = 1 << 63
-"""Of an answer that no other node's can better."""
+"""Highest rank: an answer with it is returned at once."""
 MISSING_S: Final = 1.0
-"""A leader that is missing for so long is an event; a failover takes half of that."""
+"""Seconds without a leader after which there is an event. A failover takes half of that."""
 PATIENCE_S_MAX: Final = 5.0
+"""Longest time for a node's answer to a probe, in seconds."""
 FORGET_S: Final = 30.0
-"""Who has not looked for the leader for so long begins to look anew. A round may take twice the
-patience: the hinted node's, then that of all."""
+"""Seconds without a search after which a new search starts. A round may take twice the patience:
+for the hinted node, then for all nodes."""
 
 
 _reaching_lock = threading.Lock()
 _reaching: "weakref.WeakSet[Nodes]" = weakref.WeakSet()
-"""Those that are open, over TCP: of this process or, when it was forked, of its parent."""
+"""Open Nodes over TCP, of this process or, after a fork, of its parent."""
 
 
 def check_not_forked() -> None:
-    """Refuse to connect in a process that gRPC would bring no answer.
+    """Check that gRPC can deliver answers in this process.
 
     Raises:
-        RuntimeError: this process was forked off one that had a client open.
+        RuntimeError: This process is a fork of one that had a client open.
     """
     with _reaching_lock:
         theirs = any(each.pid != os.getpid() for each in _reaching)
     if theirs:
-        text = "this process was forked off one with an open client: gRPC answers none here"
-        raise RuntimeError(f"{text}; close that before the fork, or start this process by spawn")
+        text = "this process was forked from one with an open client; gRPC does not work here"
+        raise RuntimeError(f"{text}: close the client before the fork, or use spawn")
 
 
 class Nodes:
@@ -165,7 +167,7 @@ class Nodes:
         events: Events | None = None,
         over_tcp: bool = False,
     ) -> None:
-        """`over_tcp`: `dial` goes by gRPC's own ways, which no fork survives."""
+        """`over_tcp`: `dial` makes gRPC's own channels, which do not survive a fork."""
         self.pid = os.getpid()
         if over_tcp:
             with _reaching_lock:
@@ -183,23 +185,23 @@ class Nodes:
         self._closed = False
         self._leader: NodeChannel | None = None
         self._told: tuple[str, int] | None = None
-        """(address, epoch) of the leader that the events told of last."""
+        """(address, epoch) of the leader in the last event. None: there was no event."""
         self._missing_s = MISSING_S
-        """For so long the leader has to be missing, to be told of next."""
+        """Seconds without a leader after which the next event follows."""
         self._hint = ""
         self._leader_epoch = 0
         self._looking_since: float | None = None
-        """On the loop's clock: since when the leader is not found. None: it is."""
+        """When the search for the leader began, on the loop's clock. None: the leader is known."""
         self._looked_at = 0.0
         self._stayed: tuple[NodeChannel | None, float] = None, 0.0
-        """(which silent node no other has replaced, when that was seen), on the loop's clock."""
+        """(a silent node that no other has replaced, time of that check on the loop's clock)."""
         self._finding = asyncio.Lock()
 
     def node(self, address: str) -> NodeChannel:
-        """Return the node at an address; connecting happens with its first call.
+        """Return the node at an address. It connects at its first call.
 
         Raises:
-            Closed: nothing is to be connected any more.
+            Closed: The client is closed.
         """
         if self._closed:
             raise Closed("the client is closed")
@@ -209,17 +211,17 @@ class Nodes:
         return node
 
     async def close(self) -> None:
-        """Close all channels, for good."""
+        """Close all channels."""
         self._closed = True
         with _reaching_lock:
             _reaching.discard(self)
         nodes, self._nodes, self._leader = list(self._nodes.values()), {}, None
         await asyncio.gather(*(node.channel.close() for node in nodes))
 
-    # ---- who leads
+    # ---- the leader
 
     async def leader(self) -> NodeChannel:
-        """Return the leader, once there is one; look for it as long as it takes."""
+        """Return the leader. Search for it without a time limit."""
         pauses = Backoff(self.settings, self.rng)
         while True:
             async with self._finding:
@@ -249,7 +251,7 @@ class Nodes:
             self.events.tell(LeaderMissing(missing_s, str(self.last_error)))
 
     def failed(self, node: NodeChannel, error: TimerError) -> None:
-        """Note that `node` refused or failed a request: it may not lead any more."""
+        """Note that `node` rejected or failed a request, and may no longer lead."""
         self.last_error = error
         if not errors.means_move(error):
             return
@@ -259,9 +261,9 @@ class Nodes:
             self._hint = error.leader
 
     async def moved(self, node: NodeChannel) -> bool:
-        """Return whether another node than the silent `node` leads by now, and go there.
+        """Return whether another node than the silent `node` leads; if so, use that node.
 
-        A thousand consumers of quiet topics ask this together: the nodes hear one of them.
+        The consumers of quiet topics, perhaps a thousand, call this together. One of them probes.
         """
         now = asyncio.get_running_loop().time
         async with self._finding:
@@ -272,7 +274,7 @@ class Nodes:
                 return False
             leader = await self._probe_all()
             if leader is None or leader is node:
-                self._stayed = node, now()  # at its end: a round in vain may take longer than that
+                self._stayed = node, now()  # after the round, which may take longer than that
                 return False
             self._leader = leader
             self._found(leader)
@@ -290,7 +292,7 @@ class Nodes:
         return node
 
     async def _probe_all(self) -> NodeChannel | None:
-        """Return the node that leads the highest epoch, at the first word of it. None: nobody."""
+        """Return the leader of the highest epoch, as soon as it answers. None: no node leads."""
         addresses = dict.fromkeys([*self._addresses, *self._nodes])
         probes = {
             asyncio.ensure_future(self._leader_epoch_of(self.node(address))): address
@@ -306,7 +308,7 @@ class Nodes:
                 )
                 if not done:
                     break
-                # The others had as much time: don't let a paused node slow down every round.
+                # All nodes had the same time; a paused node must not delay every round.
                 wait_s = max(self.settings.probe_s / 5, self._patience_s)
                 best = max(best, *((probe.result(), probes[probe]) for probe in done))
         finally:
@@ -324,16 +326,16 @@ class Nodes:
 
     @property
     def _patience_s(self) -> float:
-        """How long a node may take at least: a quarter of the time that the leader was looked for.
+        """Least time for a node's answer: a quarter of the search's duration so far.
 
-        One that is too busy to say in time that it leads would never be found, while it serves all
-        who know it.
+        Without it, a leader that is too busy to answer in time would never be found, although it
+        serves clients that already know it.
         """
         since, now = self._looking_since, asyncio.get_running_loop().time()
         return 0.0 if since is None else min(PATIENCE_S_MAX, (now - since) / 4)
 
     async def _leader_epoch_of(self, node: NodeChannel) -> int:
-        """Return the epoch that a node leads; -1: it does not, or does not answer."""
+        """Return the epoch that a node leads; -1: it does not lead, or does not answer."""
         request = pb.GetStatusRequest(local=True, leadership=True)
         timeout_s = max(self.settings.probe_s, self._patience_s)
         try:
@@ -354,10 +356,10 @@ class Nodes:
     # ---- calls
 
     async def attempt(self, node: NodeChannel, call: Callable[[], Awaitable[T]]) -> T:
-        """Return the answer of one unary call; leave a silent node when another leads.
+        """Return the response of one unary call; leave a silent node if another leads.
 
         Raises:
-            TimerError: it failed. LeadershipLost: the node fell silent and another leads.
+            TimerError: The call failed. LeadershipLost: the node fell silent and another leads.
         """
         task = asyncio.ensure_future(_awaited(call))
         try:
@@ -381,16 +383,21 @@ class Nodes:
         on_doubt: Callable[[], None] = lambda: None,
         at_once: tuple[type[TimerError], ...] = (),
     ) -> T:
-        """Return the leader's answer to a unary call, through failovers and refusals to wait.
+        """Return the leader's response to a unary call; retry it through failovers.
 
-        `repeatable`: it does no harm if it is applied twice; but not later than `repeat_s` after
-        the first sending that may have been applied. `on_doubt` hears that there was one whose
-        answer is lost. `at_once`: errors that are raised instead of a retry, if there was none.
+        Args:
+            method: The call.
+            within_s: Seconds that it may take in total.
+            repeatable: It may be applied twice without harm.
+            repeat_s: Seconds after the first attempt that may have been applied in which it may be
+                retried.
+            on_doubt: Called when the response of an attempt that may have been applied is lost.
+            at_once: Errors that are raised without a retry, if no attempt is in doubt.
 
         Raises:
-            OutcomeUnknown: no answer in time, and it may have been applied.
-            Unreachable: no answer in time, and it certainly was not.
-            TimerError: it was refused.
+            OutcomeUnknown: No response in time; the call may have been applied.
+            Unreachable: No response in time; the call was certainly not applied.
+            TimerError: The call was rejected.
         """
         pauses = Backoff(self.settings, self.rng)
         now = asyncio.get_running_loop().time
@@ -439,12 +446,12 @@ class Nodes:
     async def anywhere(
         self, method: Method[T], *, within_s: float, rank: Callable[[T], int] = lambda _: RANK_MAX
     ) -> T:
-        """Return the answer of a node to a reading call; ask each once.
+        """Call each node once; return the first response of rank RANK_MAX, else the highest.
 
-        It is the first of rank RANK_MAX, or the one of the highest rank.
+        For calls that only read.
 
         Raises:
-            Unreachable: no node answers.
+            Unreachable: No node answers.
         """
         each_s = min(within_s, self.settings.stall_s)
         best: list[T] = []
@@ -462,7 +469,7 @@ class Nodes:
                 self.last_error = Unreachable(f"{address}: {error}")
         if best:
             return best[0]
-        text = f"no node answers; the last: {self.last_error}"
+        text = f"no node answers; the last error: {self.last_error}"
         raise Unreachable(text)
 
 
@@ -470,7 +477,7 @@ def parse_addresses(cluster: str | Sequence[str]) -> list[str]:
     """Return the addresses of "host:port,host:port" or of a sequence of them.
 
     Raises:
-        InvalidRequest: there is none, or one is not host:port; says how to mend it.
+        InvalidRequest: There is none, or one is not host:port; the limit has the correct form.
     """
     given = cluster.split(",") if isinstance(cluster, str) else list(cluster)
     addresses = [address.strip() for address in given if address.strip()]
@@ -491,9 +498,9 @@ def _check_address(address: str) -> None:
     elif "/" in address:
         limit = "must be host:port, without a path"
     elif not host or not port.isdecimal():
-        limit = "must be host:port; a node's gRPC port is 7401, unless it is set otherwise"
+        limit = "must be host:port; the default gRPC port is 7401"
     elif not bare:
-        limit = "must be host:port; an IPv6 address stands in brackets, such as [::1]:7401"
+        limit = "must be host:port, with an IPv6 address in brackets, such as [::1]:7401"
     elif not 0 < int(port) < 1 << 16:
         limit = "must be host:port, with a port in 1 .. 65535"
     else:
@@ -502,19 +509,19 @@ def _check_address(address: str) -> None:
 
 
 def deadline_s(left_s: float) -> float:
-    """Return the seconds that a node gets for a call that has so many left."""
+    """Return a node's deadline, in seconds, for a call that has `left_s` left."""
     return min(left_s + LATER_S, DEADLINE_S_MAX)
 
 
 def out_of_time(within_s: float, last: TimerError | None, *, sent: bool) -> TimerError:
     """Return the error of a call whose time is up."""
-    why = f"; the last trouble: {last}" if last is not None else ""
+    why = f"; the last error: {last}" if last is not None else ""
     if sent:
         error: TimerError = OutcomeUnknown(f"no answer within {within_s:g} s{why}")
     elif isinstance(last, errors.Overloaded | errors.DiskFull):
-        error = type(last)(f"not taken within {within_s:g} s{why}")
+        error = type(last)(f"not accepted within {within_s:g} s{why}")
     else:
-        error = Unreachable(f"not taken within {within_s:g} s{why}")
+        error = Unreachable(f"not accepted within {within_s:g} s{why}")
     error.__cause__ = last
     return error
 
@@ -530,7 +537,7 @@ def converted() -> Iterator[None]:
         text = f"the stream is over: {error}"
         raise ConnectionLost(text) from error
     except asyncio.CancelledError:
-        # grpc.aio raises it also when the *server* ended a call as cancelled.
+        # grpc.aio raises this error also if the *server* ended a call as cancelled.
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
@@ -541,8 +548,8 @@ async def write(stream: Any, message: Any) -> None:
     """Write to a stream.
 
     Raises:
-        ConnectionLost: the stream is over. Why, only its reader is told: to a writer grpc.aio
-            reports an internal error, whatever the true status is.
+        ConnectionLost: The stream is over. Only its reader gets the status; grpc.aio reports an
+            internal error to the writer.
     """
     try:
         with converted():
@@ -564,7 +571,7 @@ async def cancelled(tasks: Any) -> None:
 
 
 async def first_to_end(*parts: Coroutine[Any, Any, None]) -> None:
-    """Run the parts side by side until one ends; end the others; raise what that one raised."""
+    """Run the parts concurrently until one ends; cancel the others; raise that one's error."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -576,7 +583,7 @@ async def first_to_end(*parts: Coroutine[Any, Any, None]) -> None:
 
 @asynccontextmanager
 async def closing_call(call: Any) -> AsyncIterator[Any]:
-    """Cancel a streaming call at the end, whatever the end is."""
+    """Cancel a streaming call at the end of the block."""
     try:
         yield call
     finally:

@@ -1,12 +1,12 @@
-"""The shell of a producer: carries the pipeline's requests over one stream to the leader.
+"""The shell of a producer: sends the pipeline's requests over one stream to the leader.
 
     schedule, schedule_batch ──► Call ──► Request ──► pipeline ──► ScheduleStream ──► leader
                                   ▲                       │
                                   └── future, deadline ◄──┴── answers
 
-Single calls that are made close together share one request: those of the same turn of the event
-loop, and those that come while two such requests are on the wire. The future of a call is an
-asyncio or a concurrent one; only the event loop's thread settles it.
+Single calls share one request if they are made in the same turn of the event loop, or while two
+such requests are on the wire. The future of a call is an asyncio or a concurrent one; only the
+event loop's thread settles it.
 """
 
 import asyncio
@@ -40,26 +40,26 @@ from timerclient.values.errors import (
 
 TOKEN_SIZE: Final = 16
 UNREGISTER_S: Final = 1.0
-"""How long a client that closes tries to end its producer."""
+"""Seconds in which a client that closes tries to unregister its producer."""
 COLUMNS_MAX: Final = 1_024
-"""Topics in a request of single calls; the server takes as many."""
+"""Topics in a request of single calls; this is also the server's limit."""
 
 
 class Settles(Protocol):
-    """The part of asyncio's and concurrent's futures that is used here."""
+    """The methods of asyncio's and concurrent's futures that are used here."""
 
     def done(self) -> bool:
-        """Whether it has its outcome, or was cancelled."""
+        """Whether it has an outcome, or was cancelled."""
 
     def set_result(self, result: Any, /) -> None:
-        """Give it a result."""
+        """Set the result."""
 
     def set_exception(self, exception: BaseException, /) -> None:
-        """Give it an error."""
+        """Set the error."""
 
 
 class WaitingCall:
-    """What one caller waits for: the ids of some rows of a request."""
+    """One call, which waits for the ids of some rows of a request."""
 
     __slots__ = ("alarm", "first", "future", "make", "request", "rows", "waited_s", "within_s")
 
@@ -69,17 +69,17 @@ class WaitingCall:
         self.future = future
         self.rows = rows
         self.make = make
-        """Makes a Timer, or Timers, of the outcome of its rows."""
+        """Makes a Timer, or Timers, from the outcome of the call's rows."""
         self.within_s = within_s
         self.waited_s = 0.0
-        """How much of that passed before it came here, in seconds."""
+        """Seconds of `within_s` that passed before the producer received the call."""
         self.first = 0
         """Its first row in the request."""
         self.request: CallsRequest | None = None
         self.alarm: asyncio.TimerHandle | None = None
 
     def settle(self, outcome: RequestOutcome | TimerError) -> None:
-        """Hand over the outcome of the request, unless nobody waits any more."""
+        """Settle the future with the outcome of the request, if it is not done."""
         if self.alarm is not None:
             self.alarm.cancel()
         if self.future.done():
@@ -96,7 +96,7 @@ class WaitingCall:
 
 
 class CallsRequest(PipelinedRequest):
-    """A request, and who waits for it."""
+    """A request and the calls that wait for it."""
 
     __slots__ = ("body", "calls", "size", "timers")
 
@@ -104,15 +104,15 @@ class CallsRequest(PipelinedRequest):
         super().__init__()
         self.calls: list[WaitingCall] = []
         self.body = b""
-        """A ScheduleRequest without its head; empty: still being collected."""
+        """A ScheduleRequest without its head; empty: calls are still added."""
         self.size = 0
 
     def seal(self) -> bytes:
-        """Return the body; from now on it stays as it is."""
+        """Return the body, which does not change from now on."""
         return self.body
 
     def asks_for(self) -> tuple[str, int, int] | None:
-        """See Request. It is asked where something was refused: so it reads what was sent."""
+        """See PipelinedRequest. It is called after a rejection only, so it may decode the body."""
         if len(self.calls) > 1:
             return None
         columns = pb.ScheduleRequest.FromString(self.body).timers
@@ -122,9 +122,9 @@ class CallsRequest(PipelinedRequest):
         return columns[0].topic, rows, sum(len(each.payloads) for each in columns)
 
     def release(self, call: WaitingCall) -> bool:
-        """Take out the rows of one call of several; return False if they can't be told apart.
+        """Remove the rows of one of several calls; return False if they can't be separated.
 
-        Not of what was applied, or may be: the same number would then stand for something else.
+        Never call it for a request that may be applied: its number would then mean other rows.
         """
         return False
 
@@ -157,20 +157,20 @@ class SingleRow:
         self.key = b""
         self.headers = b""
         self.on_conflict: pb.OnConflict.ValueType = pb.REJECT
-        """Of a row with a key."""
+        """For a row with a key."""
 
     @property
     def size(self) -> int:
-        """Bytes on the wire, about."""
+        """Approximate bytes on the wire."""
         return 20 + len(self.payload) + len(self.key) + len(self.headers)
 
 
 def encode_rows(
     rows: Sequence[SingleRow], on_conflict: pb.OnConflict.ValueType
 ) -> tuple[bytes, list[int]]:
-    """Return (a ScheduleRequest without its head, which of `rows` stands at each place of it).
+    """Return (a ScheduleRequest without its head, the index in `rows` of each of its rows).
 
-    Rows of a topic stand together, those that say when in the same way.
+    Rows of one topic with the same kind of due time are adjacent.
     """
     columns: dict[tuple[str, Way], Columns] = {}
     places: dict[tuple[str, Way], list[int]] = {}
@@ -201,14 +201,14 @@ class CollectedRequest(CallsRequest):
         super().__init__()
         self.rows: list[SingleRow] = []
         self.ways: dict[str, Way] = {}
-        """Per topic: how its rows say when. A topic's columns do so in one way."""
+        """Per topic, the kind of its rows' due times: one kind per topic."""
         self.on_conflict: pb.OnConflict.ValueType = pb.REJECT
         self.keyed = 0
-        """Rows with keys, all of which have that mode."""
+        """Number of rows with keys. All of them have the mode `on_conflict`."""
         self.add(row, call)
 
     def takes(self, row: SingleRow, rows_max: int, bytes_max: int) -> bool:
-        """Return whether `row` may join."""
+        """Return whether `row` may be added."""
         return (
             not self.body
             and len(self.rows) < rows_max
@@ -219,7 +219,7 @@ class CollectedRequest(CallsRequest):
         )
 
     def add(self, row: SingleRow, call: WaitingCall) -> None:
-        """Let a row join."""
+        """Add a row."""
         self.rows.append(row)
         self.calls.append(call)
         self.timers = len(self.rows)
@@ -231,7 +231,7 @@ class CollectedRequest(CallsRequest):
         call.request = self
 
     def release(self, call: WaitingCall) -> bool:
-        """Take out the row of one call of several."""
+        """Remove the row of one of several calls."""
         at = self.calls.index(call)
         del self.calls[at]
         self.size -= self.rows.pop(at).size
@@ -240,7 +240,7 @@ class CollectedRequest(CallsRequest):
         return True
 
     def seal(self) -> bytes:
-        """Return the rows encoded, topic by topic; from now on they stay."""
+        """Return the rows encoded, topic by topic. They do not change from now on."""
         if self.body:
             return self.body
         self.body, order = encode_rows(self.rows, self.on_conflict)
@@ -284,10 +284,10 @@ class ProducerStream:
         """The leader's last refusal, if it has taken nothing since. None: there is none, or the
         leader is gone."""
 
-    # ---- taking calls
+    # ---- calls
 
     def submit(self, body: bytes, call: WaitingCall) -> None:
-        """Send the encoded rows of `call` behind all earlier ones."""
+        """Send the encoded rows of `call`, after all earlier ones."""
         if self._refuse_closed(call):
             return
         self._queue(BatchRequest(body, call), call)
@@ -305,7 +305,7 @@ class ProducerStream:
         self._queue(CollectedRequest(row, call), call)
 
     def withdraw(self, call: WaitingCall) -> None:
-        """Forget a call that nobody waits for any more."""
+        """Withdraw a call whose caller no longer waits."""
         self._forget(call)
         self._settled()
 
@@ -336,20 +336,20 @@ class ProducerStream:
         self._settled()
 
     def _forget(self, call: WaitingCall) -> bool:
-        """Withdraw what can be withdrawn; return whether it was certainly not applied."""
+        """Withdraw the call's rows, if possible; return whether they were certainly not applied."""
         request = call.request
         assert request is not None
         if call.alarm is not None:
             call.alarm.cancel()
         if any(not other.future.done() for other in request.calls if other is not call):
-            # It is sent for them, without this row as long as that can't be applied already.
+            # The request is sent for the other calls: without this row, if it can't be applied yet.
             return not self._pipeline.may_be_applied(request) and request.release(call)
         return self._pipeline.withdraw(request)
 
     # ---- sending
 
     async def close(self, within_s: float) -> None:
-        """Wait until everybody is answered, for so long; then give up what is not."""
+        """Wait for all answers, at most `within_s`; then fail the calls without one."""
         self._closed = True
         if self._pipeline.awaited:
             self._quiet.clear()
@@ -362,11 +362,11 @@ class ProducerStream:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._give_up()
-        if self._pipeline.producer_id:  # whatever becomes of it, the client is closed
+        if self._pipeline.producer_id:  # its outcome does not matter
             await asyncio.gather(self._unregister(), return_exceptions=True)
 
     def _give_up(self) -> None:
-        """Answer all: what was sent may have happened."""
+        """Fail all calls; those that were sent have an unknown outcome."""
         self._closed = True
         self._settle(self._pipeline.close(), None)
 
@@ -389,7 +389,7 @@ class ProducerStream:
             except TimerError as error:
                 self._nodes.failed(node, error)
                 self._refusal = None if means_move(error) else error
-                # A node that refuses the whole stream, having answered nothing, took nothing.
+                # A node that rejects the stream before any answer has accepted no request.
                 taken = self._answered or not error.outcome_known
                 self._settle(self._pipeline.broken(taken=taken), None)
                 await asyncio.sleep(self._pauses.take(error.retry_after_ms / 1000))
@@ -412,7 +412,7 @@ class ProducerStream:
         self._pipeline.registered(answer.producer_id, *kept)
 
     async def _unregister(self) -> None:
-        """Let the cluster forget the producer, which else it does when that was idle long."""
+        """Unregister the producer; the cluster would otherwise forget it after a long idle time."""
         request = pb.UnregisterProducerRequest(producer_id=self._pipeline.producer_id)
         async with asyncio.timeout(UNREGISTER_S):
             node = await self._nodes.leader()
@@ -481,7 +481,7 @@ class ProducerStream:
     def _ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or (bug := task.exception()) is None:
             return
-        # A bug of ours: let nobody wait for what will not come.
+        # A bug in this client: fail all calls, as no answer will come.
         self._closed = True
         for request, _ in self._pipeline.close().settled:
             for call in request.calls:
@@ -499,7 +499,7 @@ class ProducerStream:
                 results, others = answer.results, answer.other_ids
                 outcome = RequestOutcome(answer.timer_ids, answer.duplicate, results, others)
             for number, call in enumerate(request.calls):
-                # An error of its own: whoever raises it adds to its traceback, and may change it.
+                # Each call has its own copy of the error: raising it changes the traceback.
                 shared = number and isinstance(outcome, TimerError)
                 call.settle(copy.copy(outcome) if shared else outcome)
         self._settled()
