@@ -3015,7 +3015,7 @@ class Policy(_message.Message):
     payload_bytes_max: _builtins.int
     pending_max: _builtins.int
     """Quotas, for each topic separately. A request that would exceed a quota is rejected as a whole.
-    While a topic is at a quota, every request is rejected. Existing timers and messages stay.
+    While a topic is at a quota, every schedule is rejected. Existing timers and messages stay.
     Absent: no quota.
     pending timers
     """
@@ -3026,9 +3026,9 @@ class Policy(_message.Message):
     ready_bytes_max: _builtins.int
     """bytes of their payloads"""
     ttl_ms: _builtins.int
-    """a message not acked so long after its due time expires; it is"""
+    """messages not acked so long after the due time expire; they are"""
     retention_ms: _builtins.int
-    """never delivered; 0: messages do not expire
+    """never delivered; 0: no message expires
     messages are kept so long after firing, even if all groups
     """
     paused: _builtins.bool
