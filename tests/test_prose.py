@@ -40,7 +40,7 @@ LIMITS = {
     "timerclient": Limit(4),
     "timer": Limit(10, 0.7),
     "replication": Limit(4),
-    "cluster": Limit(11.6, 1.2),
+    "cluster": Limit(6.4, 0.8),
     "timerfake": Limit(4),
     "deploy": Limit(4),
     "bench": Limit(4),

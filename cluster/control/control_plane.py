@@ -12,9 +12,9 @@
        +------^----------------------------------+
               | frames        RaftLink (event loop) <--> peers
 
-It says who *should* lead the log. Nobody may act on its word alone: who can is decided by the
-promises of the log. So whatever goes wrong in here costs time, and no outcome of a command is
-certain unless this node saw it applied.
+The control plane says which node *should* lead the log. No node may lead on its word alone: the
+promises of the log decide which node can. So a failure in here costs time and nothing else. The
+outcome of a command is certain only if this node saw it applied.
 """
 
 import asyncio
@@ -68,9 +68,9 @@ logger = logging.getLogger(__name__)
 COMMANDS_IN_FLIGHT_MAX: Final = 16
 COMMAND_DEADLINE_S: Final = 2.0
 SERVE_DEADLINE_S: Final = 2.0
-"""A transfer's answer waits so long for the appointed leader to serve."""
+"""Seconds that the answer to a transfer waits for the appointed leader to serve."""
 ASK_SPARE_S: Final = 1.0
-"""What is asked of a controller may take this much longer there than all its waits."""
+"""Seconds that a node waits for a controller's answer, beyond all the controller's own waits."""
 REPORT_EVERY_MS: Final = 100
 TICK_S: Final = 0.1
 CONTROLLER_TICK_S: Final = 0.05
@@ -78,29 +78,30 @@ SERVED_POLL_S: Final = 0.01
 
 
 class CommandOutcome(enum.StrEnum):
-    """What became of a command."""
+    """The outcome of a command."""
 
     OK = "ok"
     """This node applied it."""
     REFUSED = "refused"
-    """It can't be done as things are; nothing was tried."""
+    """The command is not possible in the present state; it was not tried."""
     NOT_NOW = "not now"
-    """Nothing was tried; it may be possible soon."""
+    """The command was not tried; it may become possible soon."""
     FAILED = "failed"
-    """It was tried, certainly changed nothing, and won't."""
+    """The command was tried; it changed nothing, and certainly will not later."""
     UNKNOWN = "unknown"
-    """It may have been applied, or may be later."""
+    """The command may have been applied, or may be applied later."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransferAnswer:
-    """What became of an operator's request for another leader."""
+    """The answer to an operator's request for another leader or other voters."""
 
     outcome: CommandOutcome
-    """OK: the leader serves, or the voters are proposed."""
+    """OK: the leader serves, or the new voters are proposed."""
     why: str
+    """The reason, in words."""
     changed: bool = True
-    """False: there was nothing to do."""
+    """False: there was nothing to change."""
 
 
 class ControlPlane:
@@ -129,13 +130,13 @@ class ControlPlane:
         peers: Name to address of the other nodes; the addresses are for `status` only.
         directory: The node's data directory; Raft keeps `raft/` and `raft-member` in it.
         founding: The directory was formatted as a founding voter's.
-        voters: All voters as configured, this node included if it is one.
-        channel_for: Returns a new channel to a peer, made with raft_link.CHANNEL_OPTIONS, with
-            the peer's present address; it will be closed here.
+        voters: All configured voters, this node included if it is one.
+        channel_for: Returns a new channel to a peer at its present address, with
+            raft_link.CHANNEL_OPTIONS. The control plane closes it.
         report: Returns the report of this node's replica. Called ten times a second, and at
             `report_now`; it must be cheap.
         on_state: Called at each change of `state`.
-        raft_lost: An operator says that the Raft files of all absent nodes are lost.
+        raft_lost: An operator has declared that the Raft files of all absent nodes are lost.
         identify: See RaftLink.
         """
         config = config or ControllerConfig()
@@ -172,26 +173,26 @@ class ControlPlane:
         self._reported_at_ms = MonoMs(0)
         self._pending: dict[int, asyncio.Future[CommandOutcome]] = {}
         self._failed: tuple[Command, CommandOutcome] | None = None
-        """The last proposal, if it did not succeed."""
+        """The last proposal and its outcome. None: it succeeded."""
         self._asked: dict[int, tuple[str, asyncio.Future[TransferAnswer]]] = {}
-        """What was asked of which controller, by the ask's id."""
+        """Open requests to controllers: id -> (controller, its answer)."""
         self._complaints = Complaints(logger)
         self._publishing = asyncio.Lock()
         self._published = LogIndex(0)
-        """The checkpoint that this node published last, whole; 0: none, or perhaps not whole."""
+        """The last checkpoint that this node published in whole. 0: none, or one is incomplete."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
-        """Return what the node's gRPC server has to serve."""
+        """Return the handlers for the node's gRPC server."""
         return [self._link]
 
     async def start(self) -> None:
-        """Raft runs, and peers are being dialled.
+        """Start Raft and dial the peers.
 
         Raises:
-            WrongDirectory, UnknownVersion: see raft_files.py.
+            WrongDirectoryError, UnknownVersionError: see raft_files.py.
         """
         self._loop = asyncio.get_running_loop()
         files = raft_files.open_files(
@@ -216,7 +217,7 @@ class ControlPlane:
         self._spawn(self._run())
 
     async def stop(self) -> None:
-        """Links and Raft have ended, and what was asked of them has an answer."""
+        """Stop links and Raft, and cancel all open commands and requests."""
         self._stopping = True
         for task in list(self._tasks):
             task.cancel()
@@ -231,31 +232,31 @@ class ControlPlane:
 
     @property
     def state(self) -> ControlState:
-        """The replicated object as this node last applied it."""
+        """The replicated object after the last command that this node applied."""
         return self._state
 
     @property
     def is_controller(self) -> bool:
-        """Whether this node appoints."""
+        """Whether this node is the controller, which appoints leaders."""
         return self._view.leads
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other node can be reached."""
+        """Whether no link to another node is up."""
         return not any(self._link.is_up(peer) for peer in self._peers)
 
     @property
     def raft_term(self) -> int:
-        """Raft's own counter; for metrics alone."""
+        """Raft's own counter; for metrics only."""
         return self._view.term
 
     @property
     def controller_name(self) -> str | None:
-        """The node that appoints, as far as this one knows."""
+        """The name of the controller. None: this node knows none."""
         return self._view.leader
 
     def report_now(self) -> None:
-        """Something that matters changed: don't wait for the next report."""
+        """Send a report at once, after a change that matters."""
         self._make_report()
 
     async def publish_checkpoint(
@@ -264,7 +265,7 @@ class ControlPlane:
         moved: Mapping[str, QueueOffset | None] = MappingProxyType({}),
         since: LogIndex = LogIndex(0),
     ) -> CommandOutcome:
-        """The shared checkpoint is `checkpoint`, or a newer one stands.
+        """Make `checkpoint` the shared checkpoint. A newer one stays.
 
         `moved`: the queue offsets that differ from those of the checkpoint at `since`.
         """
@@ -282,18 +283,19 @@ class ControlPlane:
     async def publish_members(
         self, epoch: Epoch, voters: Mapping[str, ReplicaId]
     ) -> CommandOutcome:
-        """The replicated object names the voters that the log of `epoch` has."""
+        """Set the voters of the replicated object to those in the log of `epoch`."""
         return await self._submit(Members(epoch=epoch, voters=voters))
 
     async def request_transfer(self, target: ReplicaId | None) -> TransferAnswer:
-        """Have the controller appoint `target`; None: the best voter but the present leader.
+        """Request the appointment of `target`; None: of the best voter except the present leader.
 
-        The target catches up first, while the leader serves. The answer comes when it serves.
+        The target catches up first, while the leader serves. The answer comes when the target
+        serves.
         """
         return await self._request(TransferAsked(target), (target,))
 
     async def request_change(self, change: Change, name: str) -> TransferAnswer:
-        """Have the controller propose other voters with the next appointment."""
+        """Request a change of the voters, which is proposed with the next appointment."""
         return await self._request(ChangeAsked(change, name), (str(change), name))
 
     async def _request(self, asked: Asked, words: tuple[object, ...]) -> TransferAnswer:
@@ -317,7 +319,7 @@ class ControlPlane:
             del self._asked[ask_id]
 
     def status(self) -> dict[str, object]:
-        """Return what operators are shown; plain values."""
+        """Return the state for operators, in plain values."""
         return {
             "name": self.name,
             "replica_id": self.replica_id,
@@ -345,14 +347,14 @@ class ControlPlane:
             now_ms = self._clock()
             self._raft.check_ticking(now_ms - ticked_at_ms)
             ticked_at_ms = now_ms
-            # A little early rather than a whole period late.
+            # Slightly early is better than a whole tick late.
             if now_ms - self._reported_at_ms >= REPORT_EVERY_MS - 10:
                 self._make_report()
             if self._controller.leads:
                 self._step(ControllerTick())
 
     def _make_report(self) -> None:
-        """Tell the controller, wherever it is, how this node's replica is."""
+        """Send this node's report to the controller."""
         if self._stopping:
             return
         report = self._report()
@@ -363,7 +365,7 @@ class ControlPlane:
         if controller == self.name:
             self._step(Reported(report))
         elif controller is not None:
-            # Rides with Raft's own answers, which come as often, unless it is news.
+            # Sent with Raft's own answers, which are as frequent, except if the report is urgent.
             self._link.send(controller, FrameKind.REPORT, astuple(report), lazily=not urgent)
 
     def _step(self, event: Event) -> None:
@@ -380,7 +382,7 @@ class ControlPlane:
     async def _propose(self, command: Command) -> CommandOutcome:
         outcome = await self._submit(command)
         if outcome is not CommandOutcome.OK and (command, outcome) != self._failed:
-            logger.warning("%s: %s; said once", command, outcome)
+            logger.warning("%s: %s; logged once", command, outcome)
         self._failed = None if outcome is CommandOutcome.OK else (command, outcome)
         self._step(ProposalEnded(refused=outcome is CommandOutcome.FAILED))
         return outcome
@@ -410,7 +412,7 @@ class ControlPlane:
         return TransferAnswer(outcome, effects.reason)
 
     async def _served(self, effects: ControllerEffects) -> TransferAnswer:
-        """Wait until the leader that was appointed serves."""
+        """Wait until the appointed leader serves, SERVE_DEADLINE_S at most."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + SERVE_DEADLINE_S
         assert isinstance(effects.propose, Appoint), effects
@@ -422,7 +424,7 @@ class ControlPlane:
         return TransferAnswer(CommandOutcome.OK, effects.reason)
 
     async def _submit(self, command: Command) -> CommandOutcome:
-        """Return what became of `command`, by COMMAND_DEADLINE_S at the latest."""
+        """Return the outcome of `command`, after COMMAND_DEADLINE_S at most."""
         if len(self._pending) >= COMMANDS_IN_FLIGHT_MAX or self._raft is None or self._stopping:
             return CommandOutcome.FAILED
         loop = asyncio.get_running_loop()
@@ -448,19 +450,19 @@ class ControlPlane:
         if settled is not None and not settled.done():
             settled.set_result(outcome)
 
-    # What comes from Raft
+    # Events of Raft
 
     def _wake_loop(self) -> None:
-        """Have `_refresh` run on the loop. From the tick thread."""
+        """Run `_refresh` on the loop. Called on the tick thread."""
         assert self._loop is not None
         if self._register.wake_is_due():
-            with contextlib.suppress(RuntimeError):  # the loop closed first: the process ends
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
                 self._loop.call_soon_threadsafe(self._refresh)
 
     def _refresh(self) -> None:
-        """Take over what Raft changed: the state first, then who leads, then the answers."""
+        """Take over Raft's changes: first the state, then the leadership, then the outcomes."""
         assert self._raft is not None
-        self._register.awake()  # first: what changes from here on wakes the loop again
+        self._register.awake()  # first: a later change wakes the loop again
         view_before, self._view = self._view, self._raft.view
         state, applied = self._register.take()
         if self._stopping:
@@ -468,14 +470,14 @@ class ControlPlane:
         if state is not self._state:
             self._state = state
             if state.cluster_id not in {None, self._cluster_id}:
-                self._fail(Exit.DIVERGED, f"Raft is of cluster {state.cluster_id!r}")
+                self._fail(Exit.DIVERGED, f"Raft's state is of cluster {state.cluster_id!r}")
             self._step(StateApplied(state))
             self._publish_state(state)
         if self._view.leads != view_before.leads:
             logger.info("%s the controller", "became" if self._view.leads else "is no longer")
             self._step(RaftLeadership(self._view.leads))
         if self._view.leader != view_before.leader or self._view.leads != view_before.leads:
-            self._reported = None  # the new controller knows nothing yet
+            self._reported = None  # a new controller has no report of this node
             self._make_report()
         for entry in applied:
             self._settle(
@@ -485,11 +487,11 @@ class ControlPlane:
     def _publish_state(self, state: ControlState) -> None:
         try:
             self._on_state(state)
-        # The node would act on half of what was decided.
+        # The node would act on a part of the new state only.
         except Exception as error:  # noqa: BLE001
             self._fail(Exit.SHELL_FAILED, repr(error))
 
-    # What comes from the link
+    # Events of the links
 
     def _on_raft_message(self, peer: str, message: dict[str, Any]) -> None:
         if self._raft is not None:
@@ -553,7 +555,7 @@ class ControlPlane:
 
 
 class _Register:
-    """The replicated object on the tick thread, and what the loop has not taken over yet."""
+    """The replicated object on the tick thread, with the changes that the loop has yet to take."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed
@@ -580,25 +582,25 @@ class _Register:
         control_state.load(state)
 
     def load(self, state: bytes) -> None:
-        """Go on from a snapshot."""
+        """Replace the state by that of a snapshot."""
         loaded = control_state.load(state)
         with self._lock:
             self._state = loaded
         self._changed()
 
     def wake_is_due(self) -> bool:
-        """Return whether the loop has to be woken: it wasn't since it last took over."""
+        """Return whether the loop must be woken: not if it was, and has not taken over since."""
         with self._lock:
             due, self._is_waking = not self._is_waking, True
         return due
 
     def awake(self) -> None:
-        """The loop is about to take over."""
+        """Note that the loop takes over now."""
         with self._lock:
             self._is_waking = False
 
     def take(self) -> tuple[ControlState, list[Applied]]:
-        """Return the state, and what was applied since the last call."""
+        """Return the state, and the outcomes of the commands applied since the last call."""
         with self._lock:
             applied, self._applied = self._applied, []
             return self._state, applied
@@ -612,7 +614,7 @@ def _plain(checkpoint: SharedCheckpoint | None) -> dict[str, object] | None:
 
 
 def _parse_report(packed: tuple[object, ...], epoch_limit: int) -> ReplicaReport | None:
-    """Return the report. None: no correct node sends it, or of an epoch far above."""
+    """Return the report. None: it is malformed, or one of its epochs is too far above."""
     numbers = [each for each in packed if type(each) is int]
     if not all(0 <= number <= ID_MAX for number in numbers):
         return None

@@ -1,20 +1,21 @@
-"""The replicated object of the control plane: who should lead, and how far the log was read.
+"""The replicated object of the control plane: the appointed leader and the shared checkpoint.
 
-    cluster id, voters    set by the first `Init`; the voters again by `Members`, as the log says
+    cluster id, voters    set by the first `Init`; `Members` sets the voters to those of the log
     epoch, leader         moved by `Appoint`: compare-and-set, the epoch only grows
     proposed voters       set by an `Appoint` that changes them, until the next one, or `Members`
     shared checkpoint     moved by `CheckpointPage`: (epoch, index) never goes back
 
-Every node applies the same commands in the same order with `apply`. It is total: what it does
-not understand, and what is stale, changes nothing. It is deterministic, and each command is
-idempotent, because Raft may tell us that the outcome of one is unknown.
+Every node applies the same commands in the same order with `apply`. `apply` is total: a malformed
+or stale command changes nothing. It is deterministic. Each command is idempotent, because Raft may
+report an unknown outcome, and the command is then sent again.
 
-All of it is a hint for liveness. Who can commit is decided by the promises of the timer log.
-An epoch far above the last one is refused: only a broken node proposes it, and none could follow.
+The object is only a hint for liveness. The promises of the timer log decide which node can commit.
+An epoch far above the last one is refused: only a broken node proposes it, and no node could
+follow it.
 
-A command is a msgpack map of at most COMMAND_SIZE_MAX bytes with the keys `v` (1), `op`,
-`nonce` and those of its class; an unknown version or `op` is ignored, so that old nodes live
-beside newer ones.
+A command is a msgpack map of at most COMMAND_SIZE_MAX bytes with the keys `v` (1), `op`, `nonce`
+and those of its class. Nodes ignore an unknown version or `op`, so old and new nodes can run
+together.
 """
 
 from collections.abc import ItemsView, Iterable, Iterator, Mapping
@@ -30,18 +31,19 @@ COMMAND_SIZE_MAX: Final = 4_000
 NAME_SIZE_MAX: Final = 255
 DIGEST_SIZE_MAX: Final = 128
 CHANGED_MAX: Final = 512
-"""Offsets that pages have changed before they are all put together anew."""
+"""Offsets in pages since the last merge, at most. Above it they are merged into a new mapping."""
 _PAGE_OVERHEAD: Final = 400  # bytes of a page without its offsets, digest included
 _VERSION: Final = 1
 _INT_MAX: Final = (1 << 63) - 1
 EPOCH_STEP_MAX: Final = 1 << 33
-"""Twice what a replica takes at once from another: a promise that one gave is always passed."""
+"""Twice the step that a replica accepts from another one, so that any given promise is passed."""
 
 
 class Offsets(Mapping[str, "QueueOffset | None"]):
-    """Queue offsets by topic that never change; `after` shares what it leaves as it is.
+    """Immutable queue offsets by topic; `after` shares the unchanged ones.
 
-    A node that starts applies the pages of hours: none may cost as much as there are topics.
+    A node that starts applies the pages of hours. The cost of a page must not depend on the number
+    of topics.
     """
 
     __slots__ = ("_base", "_changed")
@@ -51,22 +53,22 @@ class Offsets(Mapping[str, "QueueOffset | None"]):
         self._changed: dict[str, QueueOffset | None] = {}
 
     def after(self, page: Mapping[str, "QueueOffset | None"]) -> "Offsets":
-        """Return what they are after a page; None removes."""
+        """Return the offsets after a page. None removes a topic."""
         after = Offsets(self._base)
         after._changed = {**self._changed, **page}
         return after if len(after._changed) <= CHANGED_MAX else Offsets(after.whole())
 
     def whole(self) -> dict[str, "QueueOffset | None"]:
-        """Return all, in a dict of its own."""
+        """Return all offsets in a new dict."""
         offsets = {**self._base, **self._changed}
         return {topic: offset for topic, offset in offsets.items() if offset is not None}
 
     def items(self) -> ItemsView[str, "QueueOffset | None"]:
-        """Return all, as a dict's: the Mapping's own would look up each."""
+        """Return all offsets as a dict's items; Mapping's own method would look up each topic."""
         return self.whole().items()
 
     def __getitem__(self, topic: str) -> "QueueOffset | None":
-        """Return the offset of a topic that is there."""
+        """Return the offset of a topic; KeyError if it has none."""
         offset = self._changed[topic] if topic in self._changed else self._base[topic]
         if offset is None:
             raise KeyError(topic)
@@ -77,20 +79,20 @@ class Offsets(Mapping[str, "QueueOffset | None"]):
         return iter(self.whole())
 
     def __len__(self) -> int:
-        """Return how many topics there are."""
+        """Return the number of topics."""
         return len(self.whole())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedCheckpoint:
-    """How far the leader of `epoch` had read the timer log, all of it durable on a majority."""
+    """How far the leader of `epoch` had read the log; all of that is durable on a majority."""
 
     epoch: Epoch
     index: LogIndex
     last_read_time_ms: UnixMs
     queue_offsets: Mapping[str, QueueOffset | None]
-    """Topic to the next queue offset. In a published one, topics that are absent stay as they
-    were and None removes; in the replicated one nothing is None."""
+    """Topic to the next queue offset. In a command, absent topics keep their offsets and None
+    removes a topic. In the replicated object no offset is None."""
     digest: str
     """Of the state at `index`, in hex."""
     published_at_ms: UnixMs
@@ -98,18 +100,18 @@ class SharedCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlState:
-    """The replicated object after some command; immutable."""
+    """The replicated object after a command; immutable."""
 
     cluster_id: str | None = None
     voters: Mapping[str, ReplicaId] = field(default_factory=lambda: MappingProxyType({}))
-    """Node name to replica id, as proposed; the log's own voters are what counts."""
+    """Node name to replica id, as proposed. Only the log's own voters count."""
     epoch: Epoch = Epoch(0)
     proposed: Mapping[str, ReplicaId] | None = None
-    """Voters that the appointed leader should write into its EPOCH entry. None: no others."""
+    """Voters for the appointed leader's EPOCH entry. None: no change is proposed."""
     leader: ReplicaId | None = None
-    """Appointed for `epoch`. None: nobody ever was."""
+    """The replica appointed for `epoch`. None: no leader was ever appointed."""
     unfit: tuple[ReplicaId, ...] = ()
-    """Those that led poorly, as the controller that made this appointment knew."""
+    """Replicas that led poorly, as known to the controller that made this appointment."""
     checkpoint: SharedCheckpoint | None = None
 
     def name_of(self, replica_id: ReplicaId | None) -> str | None:
@@ -119,7 +121,7 @@ class ControlState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Init:
-    """Found the cluster."""
+    """Found the cluster: set its id and voters."""
 
     op: ClassVar = "init"
     cluster_id: str
@@ -128,21 +130,21 @@ class Init:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appoint:
-    """Let `leader` lead `epoch`, if the epoch is still `expected_epoch`."""
+    """Appoint `leader` for `epoch`, if the last epoch is still `expected_epoch`."""
 
     op: ClassVar = "appoint"
     epoch: Epoch
     leader: ReplicaId
     expected_epoch: Epoch
     voters: Mapping[str, ReplicaId] | None = None
-    """Who should vote from then on. None: who does already."""
+    """The voters from this epoch on. None: no change."""
     unfit: tuple[ReplicaId, ...] = ()
-    """Those that led poorly lately: see cluster/control/leader_fitness.py."""
+    """Replicas that led poorly of late: see cluster/control/leader_fitness.py."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Members:
-    """The log's voters, as the leader that serves `epoch` has them."""
+    """Set the voters to those of the log, as reported by the leader that serves `epoch`."""
 
     op: ClassVar = "members"
     epoch: Epoch
@@ -151,7 +153,7 @@ class Members:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPage:
-    """Part of a shared checkpoint: its head and some of its offsets."""
+    """A part of a shared checkpoint: its head and some of its offsets."""
 
     op: ClassVar = "checkpoint"
     checkpoint: SharedCheckpoint
@@ -162,15 +164,15 @@ Command: TypeAlias = Init | Appoint | Members | CheckpointPage
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What became of the command `nonce`."""
+    """The result of the command `nonce`."""
 
     nonce: int
     accepted: bool
-    """False: it was stale or malformed, and changed nothing."""
+    """False: the command was stale or malformed, and changed nothing."""
 
 
 def apply(state: ControlState, command: bytes) -> tuple[ControlState, Applied | None]:
-    """Return the next state, and what became of the command. None: not even its nonce reads."""
+    """Return the next state and the result of the command. None: its nonce is unreadable."""
     try:
         fields = msgpack.unpackb(command)
         nonce = _int(fields["nonce"])
@@ -188,7 +190,7 @@ def encode_command(command: Command, *, nonce: int) -> bytes:
     """Return the command's bytes.
 
     Raises:
-        ValueError: they are too many.
+        ValueError: more than COMMAND_SIZE_MAX bytes.
     """
     match command:
         case Init(cluster_id=cluster_id, voters=voters):
@@ -216,10 +218,12 @@ def pages(
     checkpoint: SharedCheckpoint,
     moved: Mapping[str, QueueOffset | None] | None = None,
 ) -> list[CheckpointPage]:
-    """Return the commands that publish `checkpoint`: only offsets that `state` lacks, and topics
-    that are gone; at least one page, each small enough for one command.
+    """Return the commands that publish `checkpoint`: at least one page.
 
-    `moved`: these are known to be them; None: all have to be compared.
+    The pages hold the offsets that differ from those of `state`, and None for deleted topics. Each
+    page fits into one command.
+
+    `moved`: the offsets that differ. None: compare all.
     """
     if moved is None:
         moved = _differing(state, checkpoint.queue_offsets)
@@ -250,7 +254,7 @@ def load(data: bytes) -> ControlState:
     """Return the state that `dump` wrote.
 
     Raises:
-        ValueError: another program wrote it.
+        ValueError: the bytes are malformed or of another version.
     """
     try:
         version, cluster_id, voters, epoch, leader, checkpoint, *later = msgpack.unpackb(data)
@@ -267,11 +271,11 @@ def load(data: bytes) -> ControlState:
             checkpoint=None if checkpoint is None else _parse_checkpoint(checkpoint),
         )
     except (TypeError, AttributeError) as error:
-        raise ValueError(f"no control state: {error}") from error
+        raise ValueError(f"malformed control state: {error}") from error
 
 
 def _apply(state: ControlState, command: Command) -> ControlState | None:
-    """Return the state after `command`. None: it is stale, or of an epoch far above."""
+    """Return the state after `command`. None: the command is stale, or its epoch is too high."""
     if epoch_of(command) > epoch_limit(state.epoch):
         return None
     match command:
@@ -282,7 +286,7 @@ def _apply(state: ControlState, command: Command) -> ControlState | None:
         case Appoint(epoch=epoch, leader=leader, expected_epoch=expected_epoch, unfit=unfit):
             proposed = command.voters
             if (state.epoch, state.leader) == (epoch, leader):
-                return state  # the same command once more
+                return state  # the same command again
             if state.epoch != expected_epoch or epoch <= state.epoch:
                 return None
             if proposed is not None:
@@ -297,7 +301,7 @@ def _apply(state: ControlState, command: Command) -> ControlState | None:
 
 
 def epoch_of(command: Command) -> int:
-    """Return the epoch that a command names; 0: none."""
+    """Return the epoch in a command; 0: it has none."""
     match command:
         case Init():
             return 0
@@ -308,7 +312,7 @@ def epoch_of(command: Command) -> int:
 
 
 def epoch_limit(epoch: Epoch) -> int:
-    """Return the highest epoch that may follow. After none any may: Raft was founded anew."""
+    """Return the highest epoch that may follow; after epoch 0 any may: Raft was founded anew."""
     return min(epoch + EPOCH_STEP_MAX, EPOCH_MAX) if epoch else EPOCH_MAX
 
 
@@ -398,11 +402,11 @@ def _voters(packed: dict[object, object]) -> dict[str, ReplicaId]:
 
 def _int(value: object) -> int:
     if type(value) is not int or not 0 <= value <= _INT_MAX:
-        raise ValueError(f"{value!r:.80} is no number of ours")
+        raise ValueError(f"{value!r:.80} is not an integer from 0 to 2^63 - 1")
     return value
 
 
 def _name(value: object) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= NAME_SIZE_MAX:
-        raise ValueError(f"{value!r:.80} is no name")
+        raise ValueError(f"{value!r:.80} is not a name of 1 to {NAME_SIZE_MAX} characters")
     return value

@@ -1,23 +1,24 @@
-"""Who should lead the timer log: the controller's decisions, as a pure core.
+"""The controller's decisions: which replica should lead the timer log. A pure core.
 
-Every node runs one; it acts while Raft's leadership is local. It watches the nodes through
-their reports and the links to them, and decides four things:
+Every node runs a controller; it acts while its node leads Raft. It watches the nodes through their
+reports and links, and takes four decisions:
 
-    appoint      the leader is gone, stalls or was refused; or an operator asks for another
-    adopt        a node leads an epoch above ours: Raft forgot it, not the log; take note
-    relieve      the leader serves, but poorly, and another would serve better: appoint that
-    hand over    the controller leads the log too: give Raft's leadership to somebody else,
-                 so that one dead node costs one role
+    appoint      the leader is gone, stalls or was refused; or an operator requests another
+    adopt        a node leads a higher epoch than the known one, because Raft's files were lost:
+                 note that epoch
+    relieve      the leader serves poorly, and another would serve better: appoint that one
+    hand over    the controller leads the log, too: give Raft's leadership to another node, so that
+                 the loss of one node costs one role
 
-An appointment is a proposal, compare-and-set on the epoch; the appointee still has to collect
-promises from a majority. So a wrong guess here costs a pause, never data, and two controllers
-at once are harmless.
+An appointment is a proposal, compare-and-set on the epoch. The appointee must still collect
+promises from a majority. So a wrong decision here costs a pause and never data, and two controllers
+at the same time are harmless.
 
     controller's Raft leadership --leads--> watch --gone--> appoint --applied--> watch
                                               ^                |
                                               +--- refused ----+
 
-Time arrives as `now_ms`; no clock, socket or random source is read here.
+Time is passed in as `now_ms`. The core reads no clock, socket or random source.
 """
 
 import enum
@@ -34,14 +35,14 @@ from timer.model.units import Epoch, LogIndex, MonoMs, ReplicaId
 
 _NEVER: Final = MonoMs(-(1 << 62))
 EPOCH_LEAP_MAX: Final = 1 << 32
-"""A promise further above all else was never asked for by a controller: it is passed over."""
+"""A promise that is further above all other epochs is ignored: no controller requested it."""
 
 
 class ReportedRole(enum.StrEnum):
-    """What a replica does in the log."""
+    """The role of a replica in the log, as reported."""
 
     LEARNER = "learner"
-    """It has no vote, as far as its own log tells."""
+    """Without a vote, by the replica's own log."""
     FOLLOWER = "follower"
     PROMOTING = "promoting"
     LEADER = "leader"
@@ -52,45 +53,46 @@ class ControllerConfig:
     """Times and limits of the controller; milliseconds."""
 
     link_grace_ms: int = 150
-    """A broken link that is not rebuilt within this tells a dead leader from a hiccup."""
+    """A leader whose link stays broken for longer counts as gone."""
     report_timeout_ms: int = 1_000
-    """A report older than this says nothing; ten are due in it."""
+    """Older reports do not count. Ten reports are due in this time."""
     lease_grace_ms: int = 1_000
-    """A leader without a lease for this long serves nobody."""
+    """A leader without a lease for longer counts as gone: it serves no client."""
     idle_grace_ms: int = 1_000
-    """An appointee that hasn't begun its promotion by then won't: it restarted or never heard."""
+    """An appointee that has not begun its promotion by then restarted, or was never reached."""
     stall_timeout_ms: int = 3_000
-    """An appointee that doesn't serve by then is replaced. Doubles with each that stalled in a
-    row, so that a slow catch-up isn't cut short for ever."""
+    """An appointee that does not serve by then is replaced. Doubles with each one in a row that
+    stalled, so that a slow catch-up can end."""
     stall_doublings_max: int = 4
     gather_ms: int = 200
-    """Wait this long for reports of nodes that are linked, once a majority has reported."""
+    """Wait this long for reports of further linked nodes, once a majority has reported."""
     gather_first_ms: int = 1_000
-    """The same for the very first appointment, when nodes start one after the other."""
+    """The same for the very first appointment, while nodes start one after another."""
     promise_grace_ms: int = 3_000
-    """A voter whose promise is above the epoch refuses the leader; after this, lead it above."""
+    """A voter with a promise above the epoch refuses the leader. Appoint above it after this."""
     close_entries: int = 256
-    """Logs of the same last epoch that differ by less are as good: reports are 0.1 s old."""
+    """Logs with the same last epoch and a smaller difference count as equal: reports are up to
+    0.1 s old."""
     lag_entries: int = 1_024
-    """Candidates are told apart by what they have yet to apply in portions of this: 0.2 s each. A
-    follower applies four times a second, so it lacks less, unless it has just started."""
+    """Candidates are compared by their unapplied entries in steps of this: 0.2 s each. A follower
+    applies four times a second, so it has fewer, except shortly after its start."""
     propose_timeout_ms: int = 2_500
-    """Propose again when nothing came of a proposal; above the shell's own deadline."""
+    """Propose again if a proposal has no outcome by then; longer than the shell's deadline."""
     refused_wait_ms: int = 1_000
-    """After refusals in a row, wait before the next try; doubles with each."""
+    """Wait before the next proposal after a refusal; doubles with each refusal in a row."""
     refused_wait_ms_max: int = 16_000
     hand_over_after_ms: int = 5_000
-    """Everything must have been well for this long before Raft's leadership is handed over."""
+    """Raft's leadership is handed over only after the log was led well for this long."""
     hand_over_every_ms: int = 30_000
     transfer_ms: int = 3_000
-    """A transfer's target may take this long to catch up; the leader serves meanwhile."""
+    """Time for a transfer's target to catch up. The leader serves meanwhile."""
     transfer_entries: int = 100_000
     """A target that lacks more entries is refused at once."""
     lease_ms: int = 500
-    """The lease: what takes as long is slow."""
+    """The lease. The limits for a slow disk are parts of it."""
     caught_up_ms: int = 300
-    """A target has caught up if it holds all that the leader held this long ago: reports, ten a
-    second, are no sharper, and the rest is fetched while nobody serves."""
+    """A target has caught up if it holds all entries that the leader held this long ago. Reports,
+    ten a second, are no more exact. It fetches the rest while no node serves."""
 
     def __post_init__(self) -> None:
         assert self.link_grace_ms < self.report_timeout_ms <= self.stall_timeout_ms
@@ -98,10 +100,10 @@ class ControllerConfig:
 
     @classmethod
     def of_lease(cls, lease_ms: int) -> Self:
-        """Return times that bear whatever hiccup the lease bears.
+        """Return times that tolerate the same pauses as the lease does.
 
-        They are the defaults up to a lease of half a second. A leader that nobody hears keeps its
-        lease so long, and a successor waits for the end of it before it can serve.
+        Up to a lease of half a second they are the defaults. A leader that is cut off keeps its
+        lease for that time, and its successor waits for the end of the lease before it serves.
         """
         least = cls()
         return cls(
@@ -115,38 +117,38 @@ class ControllerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaReport:
-    """What a node says about its replica of the log, several times a second."""
+    """A node's report on its replica of the log, sent ten times a second."""
 
     replica_id: ReplicaId
     name: str
     role: ReportedRole
     epoch: Epoch
-    """That it leads, is being promoted to or follows."""
+    """The epoch that the replica leads, is being promoted to, or follows."""
     serving: bool
-    """Promoted: it answers clients in `epoch`."""
+    """The replica leads `epoch`, and its promotion is complete: it answers clients."""
     lease_ok: bool
-    """As leader: a majority answered it within the lease."""
+    """On a leader: a majority has answered within the lease."""
     last_epoch: Epoch
     last_index: LogIndex
-    """Its log's last entry."""
+    """The last entry of the replica's log."""
     applied_index: LogIndex
-    """Its state is that after this entry; it serves when it has applied all that is committed."""
+    """The last applied entry. A leader serves when all committed entries are applied."""
     highest_promise: Epoch
-    """The highest that it gave, or met at others when it was refused."""
+    """The highest promise that the replica gave, or that refused it on another node."""
     unsure: bool
-    """Its log was cut or refetched and isn't matched with a leader's yet."""
+    """The log was cut or fetched again, and no leader has matched it yet."""
     refused_epoch: Epoch = Epoch(0)
-    """As leader: the highest epoch for which a voter refused it. At its own epoch, that voter
-    promised another appointee of it, and follows again only from the next epoch on."""
+    """On a leader: the highest epoch for which a voter refused it. If that is its own epoch, the
+    voter promised another leader of it, and follows again from the next epoch on."""
     disk_ms: int = 0
-    """How long its disk took to make an entry durable, or takes with the present one."""
+    """Duration of the last sync of the disk, or of the present one if that is longer."""
     commit_ms: int = 0
-    """As leader: how long a commit took, or takes."""
+    """On a leader: duration of the last commit, or of the present one if that is longer."""
     accepts: bool = True
-    """It can take connections, and open files."""
+    """The node can take connections, and open files."""
 
     def is_urgent_after(self, earlier: "ReplicaReport | None") -> bool:
-        """Return whether this says something that the controller should know at once."""
+        """Return whether the report has changes that the controller should learn at once."""
         return earlier is None or self._news() != earlier._news()  # noqa: SLF001
 
     def _news(self) -> tuple[object, ...]:
@@ -163,7 +165,7 @@ class ReplicaReport:
 
 @dataclass(frozen=True, slots=True)
 class ControllerTick:
-    """Nothing happened but time."""
+    """Time passed, without another event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +177,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class LinkChanged:
-    """The link to a peer was built or broke."""
+    """The link to a peer came up or broke."""
 
     name: str
     up: bool
@@ -190,29 +192,29 @@ class StateApplied:
 
 @dataclass(frozen=True, slots=True)
 class RaftLeadership:
-    """This node became, or ceased to be, Raft's leader with everything before it applied."""
+    """This node became Raft's leader and has applied all earlier commands, or it ceased to be."""
 
     leads: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ProposalEnded:
-    """The last proposal has an outcome, or none is known."""
+    """The last proposal has ended; its outcome may be unknown."""
 
     refused: bool = False
-    """It was applied and changed nothing, or certainly never will be."""
+    """True: the command changed nothing, and certainly never will."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransferAsked:
-    """An operator wants another leader. None: whichever is best."""
+    """An operator requests another leader. None: the best voter."""
 
     target: ReplicaId | None
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeAsked:
-    """An operator wants other voters."""
+    """An operator requests other voters."""
 
     change: Change
     name: str
@@ -229,13 +231,13 @@ class ControllerEffects:
     """Orders for the shell, carried out in field order."""
 
     propose: Init | Appoint | None = None
-    """Submit to Raft; answer with ProposalEnded."""
+    """Submit this command to Raft; answer with ProposalEnded."""
     hand_over_to: str | None = None
-    """Ask Raft to make this node its leader."""
+    """Hand Raft's leadership over to this node."""
     refusal: MembershipRefusal | None = None
-    """Why what was asked for is not proposed."""
+    """The reason to refuse an operator's request."""
     reason: str = ""
-    """Why, for the log."""
+    """The reason for the decision, for the log."""
 
 
 _NOTHING: Final = ControllerEffects()
@@ -248,7 +250,7 @@ def _refused(why: str) -> ControllerEffects:
 
 @dataclass(slots=True)
 class _Node:
-    """What is known of one voter, or of a learner."""
+    """The controller's knowledge of one voter or learner."""
 
     name: str
     replica_id: ReplicaId
@@ -257,7 +259,7 @@ class _Node:
     report: ReplicaReport | None = None
     reported_at_ms: MonoMs = _NEVER
     stalled_in: Epoch = Epoch(0)
-    """The last epoch in which it was appointed and did not serve."""
+    """The last epoch in which the node was appointed and did not serve."""
 
 
 @dataclass(slots=True)
@@ -267,21 +269,21 @@ class Controller:
     name: str
     cluster_id: str
     founders: Mapping[str, ReplicaId]
-    """Voters as configured; they count until the replicated object names some."""
+    """The configured voters; they count until the replicated object has voters."""
     config: ControllerConfig = field(default_factory=ControllerConfig)
     _leads: bool = False
     _state: ControlState = field(default_factory=ControlState)
     _nodes: dict[str, _Node] = field(default_factory=dict)
     _links: dict[str, tuple[bool, MonoMs]] = field(default_factory=dict)
-    """Of every peer, voter or not: whether it is linked, and since when."""
+    """(up, since when) of the link to each peer, voter or not."""
     _learners: dict[str, tuple[ReplicaReport, MonoMs]] = field(default_factory=dict)
-    """What came from replicas that are no voters, and when."""
+    """(report, its time) of replicas that are not voters."""
     _watched_since_ms: MonoMs = _NEVER
-    """Since when this node has led Raft and the appointed leader was the same."""
+    """Time since which this node has led Raft with the same appointed leader."""
     _served: bool = False
     """The appointee was seen serving in this epoch."""
     _service: ServiceRecord = field(default_factory=ServiceRecord)
-    """Of the appointed leader in this epoch."""
+    """The service of the appointed leader in this epoch."""
     _unfit: UnfitReplicas = field(default_factory=UnfitReplicas)
     _lease_bad_since_ms: MonoMs | None = None
     _promise_above_since_ms: MonoMs | None = None
@@ -295,13 +297,13 @@ class Controller:
     _well_since_ms: MonoMs | None = None
     _handed_over_at_ms: MonoMs = _NEVER
     _ends: deque[tuple[MonoMs, LogIndex]] = field(default_factory=deque[tuple[MonoMs, LogIndex]])
-    """The end of the leader's log as it was reported lately, oldest first."""
+    """(time, last index) of the leader's latest reports, oldest first."""
 
     def __post_init__(self) -> None:
         self._meet(self.founders)
 
     def step(self, now_ms: MonoMs, event: Event) -> ControllerEffects:
-        """Advance to `now_ms`, take note of `event`, return what the shell must do."""
+        """Advance to `now_ms`, take note of `event`, return the orders for the shell."""
         match event:
             case ControllerTick():
                 pass
@@ -337,11 +339,11 @@ class Controller:
 
     @property
     def served_epoch(self) -> Epoch:
-        """The epoch in which the appointed leader was seen serving; 0: it was not."""
+        """The epoch in which the appointed leader was seen serving; 0: it was not seen."""
         return self._state.epoch if self._served else Epoch(0)
 
     def describe(self, now_ms: MonoMs) -> list[dict[str, object]]:
-        """Return one row of plain values per voter; reports are known on the controller only."""
+        """Return one row of plain values per voter. Only the controller has reports."""
         return [
             {
                 "name": node.name,
@@ -406,9 +408,9 @@ class Controller:
         )
 
     def _is_heir(self, now_ms: MonoMs, report: ReplicaReport, voter: _Node) -> bool:
-        """Return whether a replica votes in place of a silent one, though nobody has said so.
+        """Return whether a replica votes in the place of a silent voter of the same name.
 
-        By its log it does, and the leader of that change died before it could publish it.
+        The replica's own log says so: the leader of that change failed before it published it.
         """
         silent_ms = now_ms - voter.reported_at_ms
         return (
@@ -422,7 +424,7 @@ class Controller:
             if self._leads and self._state.leader is not None and not self._served:
                 self._stalls = min(self._stalls + 1, self.config.stall_doublings_max)
                 if not self._has_stalled():
-                    self._note_refusal(now_ms)  # this epoch is above what was met
+                    self._note_refusal(now_ms)  # this epoch is above the promise that refused it
             self._watch(now_ms)
             self._unfit.learn(now_ms, state.unfit)
         self._state = state
@@ -441,7 +443,7 @@ class Controller:
         self._refusals += 1
 
     def _watch(self, now_ms: MonoMs) -> None:
-        """Start afresh: nothing that was seen of an earlier leader counts."""
+        """Forget all observations of the earlier leader."""
         self._watched_since_ms = now_ms
         self._served = False
         self._service = ServiceRecord()
@@ -481,7 +483,7 @@ class Controller:
         return self._appoint(now_ms, successor, f"{self._leader_name()}: {reason}")
 
     def _relieve(self, now_ms: MonoMs) -> ControllerEffects | None:
-        """Appoint a better leader in place of one that serves poorly; it takes over in order."""
+        """Appoint a better leader in the place of one that serves poorly, once it is caught up."""
         reason, leader = self._service.why_poor(), self._leader()
         if reason is None or leader is None or not self._served:
             return None
@@ -506,7 +508,7 @@ class Controller:
         return report.disk_ms >= self.config.lease_ms // SLOW_PARTS
 
     def _adopt(self, now_ms: MonoMs) -> ControllerEffects | None:
-        """A node serves an epoch above ours: the log made it leader, and Raft forgot."""
+        """Note the leader of a higher epoch: the log elected it, and Raft's files are lost."""
         for node in self._fresh(now_ms):
             report = node.report
             assert report is not None
@@ -525,11 +527,11 @@ class Controller:
         return None
 
     def _why_gone(self, now_ms: MonoMs) -> str | None:
-        """Return why the appointed leader has to be replaced. None: it needn't."""
+        """Return the reason to replace the appointed leader. None: there is none."""
         config, watched_ms = self.config, now_ms - self._watched_since_ms
         leader = self._leader()
         if leader is None:
-            return "nobody is appointed"
+            return "no leader is appointed"
         if not leader.linked and now_ms - leader.link_changed_at_ms >= config.link_grace_ms:
             return "its link broke"
         heard_at_ms = max(leader.reported_at_ms, self._watched_since_ms)
@@ -544,9 +546,9 @@ class Controller:
             follows = report.role in (ReportedRole.FOLLOWER, ReportedRole.LEARNER)
             if follows and (self._served or promised):
                 return "it stepped down or restarted"
-            bids = report.epoch >= self._state.epoch  # it may wait for the lease of the last one
+            bids = report.epoch >= self._state.epoch  # it may wait for the end of the last lease
             if follows and not bids and watched_ms >= config.idle_grace_ms:
-                return "it does not begin"
+                return "it does not begin its promotion"
         lease_bad_since_ms = self._lease_bad_since_ms
         if lease_bad_since_ms is not None and (
             now_ms - lease_bad_since_ms >= config.lease_grace_ms
@@ -557,7 +559,7 @@ class Controller:
         return self._why_above(now_ms)
 
     def _why_above(self, now_ms: MonoMs) -> str | None:
-        """A voter promised another leadership, and refuses what the leader sends."""
+        """Return the reason if voters have promised another leadership. None: there is none."""
         epoch, most = self._state.epoch, self._epoch_max()
         above = [
             node.name
@@ -578,7 +580,7 @@ class Controller:
         return f"{', '.join(above)} promised, or met, another leadership"
 
     def _is_gathered(self, now_ms: MonoMs) -> bool:
-        """Return whether enough fresh reports are here to choose from."""
+        """Return whether there are enough fresh reports to choose a leader."""
         fresh = self._fresh(now_ms)
         if len(fresh) <= len(self._nodes) // 2:
             return False
@@ -597,10 +599,10 @@ class Controller:
         ]
 
     def _may_lead_again(self) -> bool:
-        """Return whether the leader that has to be replaced is as good a candidate as others.
+        """Return whether the leader that must be replaced may be appointed again.
 
-        It is when it restarted, or was refused by a promise above its epoch; it isn't when it
-        stalls, or has no lease: it may be cut off from the others.
+        True if it restarted, or if a promise above its epoch refused it. False if it stalls or has
+        no lease: it may be cut off from the others.
         """
         return self._lease_bad_since_ms is None and (self._served or not self._has_stalled())
 
@@ -612,7 +614,7 @@ class Controller:
     def _best(
         self, now_ms: MonoMs, candidates: Iterable[_Node], *, may_lead_again: bool
     ) -> _Node | None:
-        """Return the node to appoint: longest log, least of it to apply, then not the controller.
+        """Return the node to appoint: longest log, fewest unapplied entries, not the controller.
 
         Nodes that led poorly, or have a slow disk, come last.
         """
@@ -621,7 +623,7 @@ class Controller:
             return None
         others = [pair for pair in reported if pair[0].replica_id != self._state.leader]
         pool = reported if may_lead_again or not others else others
-        # An unsure log may lack what it once acknowledged: only if there is no other.
+        # An unsure log may lack acknowledged entries: use it only if there is no other.
         pool = [pair for pair in pool if not pair[1].unsure] or pool
         last_epoch = max(report.last_epoch for _, report in pool)
         last_index = max(report.last_index for _, report in pool if report.last_epoch == last_epoch)
@@ -655,7 +657,7 @@ class Controller:
         voters: Mapping[str, ReplicaId] | None = None,
         unfit: frozenset[ReplicaId] | None = None,
     ) -> ControllerEffects:
-        """`unfit`: those that led poorly lately. None: as known, the successor among them."""
+        """`unfit`: replicas that led poorly of late. None: the known ones, maybe the successor."""
         leader = self._leader()
         if leader is not None and not self._served:
             leader.stalled_in = self._state.epoch
@@ -669,7 +671,7 @@ class Controller:
         return self._propose(now_ms, appoint, f"{reason}; appointing {successor.name}")
 
     def _next_epoch(self) -> Epoch:
-        """Return an epoch above all that is known: the log's promises outlive Raft's files."""
+        """Return an epoch above all known ones: the log's promises outlive Raft's files."""
         known: list[int] = [self._state.epoch]
         for node in self._nodes.values():
             if node.report is not None:
@@ -678,7 +680,7 @@ class Controller:
         return Epoch(max(epoch for epoch in known if epoch <= most) + 1)
 
     def _epoch_max(self) -> int:
-        """Return the highest epoch that is believed: of logs, half of them count."""
+        """Return the highest credible epoch: at most EPOCH_LEAP_MAX above the median log's last."""
         logs = sorted(node.report.last_epoch for node in self._nodes.values() if node.report)
         middle = logs[(len(logs) - 1) // 2] if logs else 0
         return max(self._state.epoch, middle) + EPOCH_LEAP_MAX
@@ -686,7 +688,7 @@ class Controller:
     def _propose(self, now_ms: MonoMs, command: Init | Appoint, reason: str) -> ControllerEffects:
         self._proposed_at_ms = now_ms
         if self._refusals == _REFUSALS_SAID:
-            reason += "; refused again: this is said no more until it works"
+            reason += "; refused again: further refusals are not logged"
         return ControllerEffects(
             propose=command, reason=reason if self._refusals <= _REFUSALS_SAID else ""
         )
@@ -716,7 +718,7 @@ class Controller:
         return self._appoint(now_ms, successor, "an operator asked for a transfer", unfit=unfit)
 
     def _why_not_yet(self, successor: _Node, fresh: Collection[_Node]) -> MembershipRefusal | None:
-        """Return why `successor` can't take over at once: the leader serves until it can."""
+        """Return why `successor` can't take over at once. The present leader serves until then."""
         held = self._ends[0][1] if self._ends and self._leader() in fresh else None
         reports = [node.report for node in fresh if node.report is not None]
         ends = [(report.last_epoch, report.last_index) for report in reports]
@@ -724,14 +726,14 @@ class Controller:
         return why_behind(successor.report, max(ends), held, self.config)
 
     def _change(self, now_ms: MonoMs, change: Change, name: str) -> ControllerEffects:
-        """Appoint once more, with other voters: the present leader, if it is still one then."""
+        """Appoint again with other voters: the present leader if it stays a voter."""
         leader, fresh = self._leader(), self._fresh(now_ms)
         if not self._leads:
             return _refused("this node is not the controller")
         if self._proposed_at_ms is not None or self._state.proposed is not None:
             return _refused("another change, or an appointment, is under way")
         if leader is None or leader not in fresh or leader.report is None or not self._served:
-            return _refused("nobody leads")
+            return _refused("no leader serves")
         learner, at_ms = self._learners.get(name, (None, _NEVER))
         if learner is not None and now_ms - at_ms >= self.config.report_timeout_ms:
             learner = None
@@ -755,12 +757,12 @@ class Controller:
         remaining = [node for node in fresh if after.get(node.name) == node.replica_id]
         successor = leader if stays else self._best(now_ms, remaining, may_lead_again=True)
         if successor is None:
-            return _refused("nobody else could lead")
+            return _refused("no other voter could lead")
         why = f"an operator asked to {change} {name}: voters {', '.join(sorted(after))}"
         return self._appoint(now_ms, successor, why, after)
 
     def _hand_over(self, now_ms: MonoMs) -> ControllerEffects:
-        """Give Raft's leadership away when this node leads the log too, and all is well."""
+        """Hand Raft's leadership over if this node also leads the log, and leads it well."""
         config, leader = self.config, self._leader()
         peers = [node for node in self._fresh(now_ms) if node.name != self.name]
         if leader is None or leader.name != self.name or not self._served or not peers:

@@ -1,13 +1,13 @@
-"""How well a leader serves, judged over seconds: its lease, and how fast its log becomes durable.
+"""Judges over seconds how well a leader serves: its lease, its connections, its disk.
 
     a report, ten a second --> without a lease?              share of the time >= LEASELESS --> poor
                            --> can't take connections?       share of the time >= DEAF -------> poor
                            --> far slower than other disks?  share of the time >= SLOW -------> poor
 
-A leader that is dead, cut off or stuck is found otherwise, within a second. This finds one that
-limps. Time counts less and less as it passes, so one hiccup is forgotten, however it was spread
-over the reports. Who was found poor is unfit for UNFIT_MS: with all nodes limping alike, each
-leads once in that time at most, and no leadership goes to and fro.
+Other checks find a dead, cut off or stuck leader within a second. This one finds a leader that
+serves poorly. Older time counts less, so a single pause is soon forgotten, also if several reports
+show it. A replica that led poorly is unfit for UNFIT_MS. If all nodes are equally poor, each leads
+at most once in that time, so leadership does not move to and fro.
 """
 
 import math
@@ -18,31 +18,33 @@ from typing import Final
 from timer.model.units import MonoMs, ReplicaId
 
 MEMORY_MS: Final = 5_000
-"""What was so long ago counts a third of what is now."""
+"""Time that is this old counts a third of the present."""
 LEASELESS: Final = 0.3
-"""Found within five seconds if the lease is held half of the time; not for 1.7 s without it."""
+"""A leader with its lease half of the time is found within five seconds; 1.7 s without it are not
+enough."""
 DEAF: Final = 0.3
-"""Found within two seconds."""
+"""A leader that takes no connections is found within two seconds."""
 SLOW: Final = 0.7
-"""Found after six seconds of it. A sync that took long is the last one until the next: with few
+"""A slow leader is found after six seconds. A slow sync counts until the next sync. With few
 entries that is a CHECKPOINT's, seconds later."""
 SLOW_PARTS: Final = 5
-"""A disk is slow if it takes this part of a lease."""
+"""A disk is slow if a sync takes this part of a lease."""
 SLOWER: Final = 4
-"""A disk as slow as others, or a little slower, is no reason: a leader's has more to do."""
+"""And if it takes this many times as long as the best other disk: a leader's does more work."""
 UNFIT_MS: Final = 600_000
+"""Time for which a replica that led poorly is unfit."""
 
 
 @dataclass(slots=True)
 class TimeShare:
-    """The share of the time in which something was so."""
+    """The share of the time in which a condition was true, from 0 to 1."""
 
     value: float = 0.0
     _is_so: bool = False
     _since_ms: MonoMs | None = None
 
     def note(self, now_ms: MonoMs, *, is_so: bool) -> None:
-        """From now on it is, or is not."""
+        """Note that the condition is true, or false, from now on."""
         if self._since_ms is not None:
             kept = math.exp((self._since_ms - now_ms) / MEMORY_MS)
             self.value = kept * self.value + (1 - kept) * self._is_so
@@ -51,7 +53,7 @@ class TimeShare:
 
 @dataclass(slots=True)
 class ServiceRecord:
-    """What one leader was like since it began to serve."""
+    """The service of one leader since it began to serve."""
 
     _leaseless: TimeShare = field(default_factory=TimeShare)
     _deaf: TimeShare = field(default_factory=TimeShare)
@@ -59,7 +61,7 @@ class ServiceRecord:
     _took_ms: int = 0
     _best_ms: int = 0
 
-    def note(  # noqa: PLR0913 - what a report tells of it
+    def note(  # noqa: PLR0913 - the fields of a report
         self,
         now_ms: MonoMs,
         *,
@@ -73,14 +75,14 @@ class ServiceRecord:
         """Take note of a leader's report.
 
         Args:
-            now_ms: When it came.
-            lease_ok: It held its lease.
-            accepts: It can take connections.
-            disk_ms: How long its own disk takes.
-            commit_ms: How long its commits take.
-            others_ms: How long the disks of the others take.
-            lease_ms: The lease. Commits that take as long, and a disk that takes a fifth of it, are
-                slow, if there is a disk on which they would not be.
+            now_ms: Time of the report.
+            lease_ok: The leader held its lease.
+            accepts: The leader can take connections.
+            disk_ms: Duration of a sync on its disk.
+            commit_ms: Duration of a commit.
+            others_ms: Durations of syncs on the other nodes' disks.
+            lease_ms: The lease. Syncs of a fifth of it and commits of all of it are slow, if they
+                also take four times as long as the fastest of the other disks.
         """
         self._leaseless.note(now_ms, is_so=not lease_ok)
         self._deaf.note(now_ms, is_so=not accepts)
@@ -92,7 +94,7 @@ class ServiceRecord:
             self._took_ms, self._best_ms = max(disk_ms, commit_ms), best_ms
 
     def why_poor(self) -> str | None:
-        """Return why another should lead, if there is a better one. None: it serves well."""
+        """Return the reason to prefer another leader. None: this one serves well."""
         if self._leaseless.value >= LEASELESS:
             return f"it has no lease for {self._leaseless.value:.0%} of the time"
         if self._deaf.value >= DEAF:
@@ -105,18 +107,18 @@ class ServiceRecord:
 
 @dataclass(slots=True)
 class UnfitReplicas:
-    """Replicas that led poorly, and until when that is held against them.
+    """Replicas that led poorly, each with the end of its time as unfit.
 
-    They travel with each appointment, so that the next controller knows them as well.
+    Each appointment carries them, so that the next controller knows them, too.
     """
 
     _until_ms: dict[ReplicaId, MonoMs] = field(default_factory=dict[ReplicaId, MonoMs])
 
     def learn(self, now_ms: MonoMs, replicas: Iterable[ReplicaId]) -> None:
-        """An appointment was made that names these."""
+        """Note the unfit replicas of an appointment. Those known before keep their end."""
         before, until_ms = self._until_ms, MonoMs(now_ms + UNFIT_MS)
         self._until_ms = {replica: before.get(replica, until_ms) for replica in replicas}
 
     def at(self, now_ms: MonoMs) -> frozenset[ReplicaId]:
-        """Return those that are unfit."""
+        """Return the replicas that are unfit at `now_ms`."""
         return frozenset(replica for replica, end_ms in self._until_ms.items() if now_ms < end_ms)

@@ -1,16 +1,16 @@
-"""Raft for the control plane: the one module that imports pysyncobj, held at arm's length.
+"""Raft for the control plane: the only module that imports pysyncobj.
 
-pysyncobj 0.3.17 elects well and commits in a millisecond, but its files, its wire format and
-some of its corners can't be trusted. What this module puts between:
+pysyncobj 0.3.17 elects well and commits in a millisecond. Its files, its wire format and some rare
+cases are not safe. This module replaces or guards them:
 
     files        raft_journal.py and raft_files.py: checksums, fsync, atomic replacement
     wire         raft_codec.py over raft_link.py: checked types, no pickle
-    commands     bytes given to `machine`, on the tick thread; an exception ends the process
+    commands     bytes, passed to `machine` on the tick thread; an exception ends the process
     leadership   `view.leads` only after everything of earlier terms has been applied
-    outcomes     a command succeeded when this node itself applied it; pysyncobj's SUCCESS is
-                 not taken for an answer, its certain failures are
-    votes        withheld, with acknowledgements, while this node may have forgotten some, and
-                 while others can lead without it
+    outcomes     a command has succeeded when this node itself has applied it; pysyncobj's SUCCESS
+                 is ignored, its certain failures are not
+    votes        withheld, with acknowledgements, while this node may have forgotten earlier ones
+                 and the others can lead without it
     appends      records already held from the same leader are not dropped and written again
 
     event loop                          tick thread (ours: `doTick` in a loop)
@@ -20,7 +20,7 @@ some of its corners can't be trusted. What this module puts between:
     hand_over, stop                                      |
     on_change  <------- call_soon_threadsafe ------------+--- frames ---> link
 
-The word *term* stays in here. (Outside: epoch.)
+Only this module and its helpers use the word *term*. Elsewhere: epoch.
 """
 
 import collections
@@ -62,27 +62,28 @@ from timer.model.timer_errors import ConfigError, CorruptFileError, UnknownVersi
 logger = logging.getLogger(__name__)
 
 PYSYNCOBJ_VERSION: Final = "0.3.17"
-"""Private names are touched: another version is refused."""
+"""The only accepted version, because this module uses private names."""
 REST_S_MIN: Final = 0.02
-"""Between ticks of which the last found something due that can't be done yet."""
+"""Seconds between ticks while the next deadline has passed, but its work cannot be done yet."""
 REST_S_MAX: Final = 0.1
-"""Between ticks of a node to which nothing comes: then only deadlines wake its Raft."""
+"""Seconds between ticks of an idle node, at most; messages and commands wake it earlier."""
 BARRIER_EVERY_S: Final = 1.0
+"""Interval of a node's barriers while it withholds votes."""
 RECALL_S: Final = 10.0
-"""A node that withholds votes again when so long none led, though all nodes were linked: too many
-have forgotten. The votes of before are over by then, and no absent node can know more."""
+"""A node that withholds votes ends that after so long without a leader, if all nodes are linked:
+too many nodes have forgotten. Earlier votes are over by then. No absent node has more records."""
 RECALL_LATER_S: Final = 3.0
-"""Then it stands for election so much later: a node that has forgotten nothing comes first."""
+"""It then delays its candidacy by this, so that a node that has forgotten nothing is first."""
 STALL_MS_MAX: Final = 10_000
-"""A tick thread that hasn't come round for this long is stuck, and the process ends."""
+"""A tick thread without a tick for this long is stuck, and the process ends."""
 
 SETTINGS: Final[dict[str, Any]] = {
-    "autoTick": False,  # our own thread ticks: it can be watched, stopped and joined
+    "autoTick": False,  # a thread of this module ticks: it can be watched, stopped and joined
     "appendEntriesUseBatch": False,  # 0.5 ms a commit instead of 100
     "appendEntriesPeriod": 0.1,
-    "raftMinTimeout": 0.4,  # half of it came within 0.1 s of stalls seen under load
+    "raftMinTimeout": 0.4,  # 0.2 s was within 0.1 s of the stalls measured under load
     "raftMaxTimeout": 0.8,
-    "leaderFallbackTimeout": 1.0,  # by default an isolated leader believes in itself for 30 s
+    "leaderFallbackTimeout": 1.0,  # by default an isolated leader steps down only after 30 s
     "connectionTimeout": 2.0,
     "connectionRetryTime": 0.5,
     "dnsCacheTime": 30,
@@ -106,7 +107,7 @@ _BARRIER: Final = b"barrier"  # no msgpack map, so no command of the machine
 
 
 class Exit(enum.IntEnum):
-    """Exit codes of a process whose Raft can't go on; a restart is safe after each."""
+    """Exit codes of a process whose Raft cannot continue; a restart is safe after each."""
 
     APPLY_FAILED = 70
     SNAPSHOT_FAILED = 71
@@ -117,19 +118,19 @@ class Exit(enum.IntEnum):
 
 
 class RaftMachine(Protocol):
-    """The replicated object, as Raft sees it. Called on the tick thread."""
+    """The replicated object, as Raft calls it, on the tick thread."""
 
     def apply(self, command: bytes) -> None:
-        """Apply a committed command. Total: raising ends the process."""
+        """Apply a committed command. An exception ends the process."""
 
     def dump(self) -> bytes:
         """Return the state."""
 
     def check(self, state: bytes) -> None:
-        """Return if `load` can take the state.
+        """Check that `load` can take the state.
 
         Raises:
-            ValueError: it can't.
+            ValueError: it cannot.
         """
 
     def load(self, state: bytes) -> None:
@@ -137,7 +138,7 @@ class RaftMachine(Protocol):
 
 
 class Link(Protocol):
-    """The way out to the peers. Called on the tick thread; returns at once."""
+    """Sends to the peers. Called on the tick thread; returns at once."""
 
     def send_raft(self, peer: str, data: bytes) -> None:
         """Queue one encoded message."""
@@ -145,12 +146,12 @@ class Link(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaftView:
-    """Raft as this node sees it."""
+    """The state of Raft on this node."""
 
     leads: bool = False
-    """This node is leader, and has applied all that earlier leaders committed."""
+    """This node is leader, and has applied all commands that earlier leaders committed."""
     leader: str | None = None
-    """Whom this node follows, itself included; may be out of date."""
+    """The leader that this node follows, or itself; may be out of date. None: unknown."""
     term: int = 0
     may_vote: bool = False
     applied_index: int = 0
@@ -164,7 +165,7 @@ def exit_process(code: Exit, why: str) -> NoReturn:
 
 
 def checked_conf(files: RaftFiles, **hooks: Callable[..., object]) -> SyncObjConf:
-    """Return pysyncobj's configuration; every setting has arrived under its name.
+    """Return pysyncobj's configuration. Each setting is read back under its name.
 
     Raises:
         ConfigError: pysyncobj has another version.
@@ -180,7 +181,7 @@ def checked_conf(files: RaftFiles, **hooks: Callable[..., object]) -> SyncObjCon
     }
     conf = SyncObjConf(**settings)
     known = vars(SyncObjConf())
-    # Misspelt keywords are accepted silently: read everything back.
+    # pysyncobj ignores unknown keywords: read every setting back.
     for key, value in settings.items():
         assert key in known, f"pysyncobj knows no setting {key}"
         assert getattr(conf, key) == value, f"{key} = {getattr(conf, key)!r}, not {value!r}"
@@ -201,7 +202,7 @@ class Raft:
         others_lost: bool = False,
         fail: Callable[[Exit, str], NoReturn] = exit_process,
     ) -> None:
-        """`others_lost`: an operator says that no absent node has its files, either."""
+        """`others_lost`: an operator has declared that all absent nodes lost their files, too."""
         assert name not in peers, name
         self._others_lost = others_lost
         self._name, self._peers, self._files = name, peers, files
@@ -215,10 +216,10 @@ class Raft:
         self._ticks_seen = 0
         self._stalled_ms = 0
         self.view = RaftView(may_vote=files.journal.may_vote)
-        """Replaced as a whole, before each `on_change`."""
+        """Replaced as a whole before each `on_change`."""
 
     def start(self, link: Link) -> None:
-        """Raft runs: the tick thread elects, replicates and applies."""
+        """Start the tick thread, which elects, replicates and applies."""
         assert self._thread is None, "started twice"
         self._link = link
         self._core = _Core(
@@ -230,7 +231,7 @@ class Raft:
         self._thread.start()
 
     def stop(self) -> None:
-        """The tick thread has ended and the files are closed. Waits for a tick."""
+        """End the tick thread and close the files. Waits for the present tick."""
         self._stopping.set()
         if self._thread is not None and self._core is not None:
             self._core.wake()
@@ -238,7 +239,7 @@ class Raft:
             self._core.close()
 
     def deliver(self, peer: str, message: RaftMessage) -> None:
-        """A checked message arrived from `peer`.
+        """Pass a checked message from `peer` to the tick thread.
 
         Raises:
             BadRaftMessage: its term is out of range.
@@ -248,15 +249,15 @@ class Raft:
             self._core.post((peer, message))
 
     def set_connected(self, peer: str, *, up: bool) -> None:
-        """The link to `peer` was built or broke."""
+        """Note that the link to `peer` came up or broke."""
         if self._core is not None:
             self._core.post((peer, up))
 
     def submit(self, command: bytes, on_failure: Callable[[bool], None]) -> None:
-        """Send `command` to the leader; the machine will meet it, if it is committed.
+        """Send `command` to the leader. If it is committed, the machine applies it.
 
-        `on_failure(certain)` may be called, on the tick thread: True means that it will never
-        be applied. Silence means nothing.
+        `on_failure(certain)` may be called, on the tick thread. True: the command will never be
+        applied. Without a call the outcome is open.
         """
         assert self._core is not None, "not started"
 
@@ -267,15 +268,15 @@ class Raft:
         self._core.submit(command, ended)
 
     def hand_over(self, peer: str) -> None:
-        """Ask `peer` to become leader, at the next tick, if this node leads. Best effort."""
+        """Hand leadership over to `peer` at the next tick, if this node leads. May fail."""
         self._hand_over_to = peer
         if self._core is not None:
             self._core.wake()
 
     def check_ticking(self, elapsed_ms: int) -> None:
-        """The watchdog: called every `elapsed_ms` or so, it ends the process when ticks stop.
+        """End the process if ticks have stopped. Call it about every `elapsed_ms`.
 
-        A pause of the whole process isn't one of the thread: each call counts 1 s at most.
+        A pause of the whole process is not one of the thread: each call counts 1 s at most.
         """
         if self._ticks != self._ticks_seen or self._stopping.is_set():
             self._ticks_seen, self._stalled_ms = self._ticks, 0
@@ -301,20 +302,19 @@ class Raft:
                 if view != self.view:
                     self.view = view
                     self._on_change()
-        # A tick that failed half way leaves Raft in a state that nobody has thought through.
+        # A tick that failed half way leaves Raft in an unknown state.
         except BaseException as error:  # noqa: BLE001
             self._fail(Exit.TICK_FAILED, repr(error))
 
 
 class _Core(SyncObj):  # type: ignore[misc]
-    """pysyncobj with its sharp edges covered.
+    """pysyncobj with guards.
 
-    Used on the tick thread, but for `submit`, `post` and `wake`.
-
-    Names that begin with `_SyncObj__` are pysyncobj's private ones.
+    Used on the tick thread, except for `submit`, `post` and `wake`. Names that begin with
+    `_SyncObj__` are pysyncobj's private ones.
     """
 
-    def __init__(  # noqa: PLR0913 - what Raft lends it
+    def __init__(  # noqa: PLR0913 - the parts of Raft
         self,
         name: str,
         peers: frozenset[str],
@@ -327,11 +327,11 @@ class _Core(SyncObj):  # type: ignore[misc]
         self._journal, self._machine = files.journal, machine
         self._fail, self._progressed = fail, progressed
         self._barrier = _BARRIER + secrets.token_bytes(16)
-        """Committed without this node's help, it proves that a leader brought it up to date."""
+        """A command of this process. If others commit it, this node is up to date with a leader."""
         self._barrier_at = 0.0
         self._complaints = Complaints(logger)
         self.links_wanted = len(peers)
-        """So many peers have to be linked before this node votes again without a leader."""
+        """Peers that must be linked before this node votes again without a leader."""
         self._leaderless_at = monotonic()
         conf = checked_conf(files, serializer=self._write_dump, deserializer=self._read_dump)
         with _journal_given(files.journal):
@@ -346,40 +346,40 @@ class _Core(SyncObj):  # type: ignore[misc]
         taken = serializer.setTransmissionData
         serializer.setTransmissionData = lambda chunk: self._take_chunk(chunk) and taken(chunk)
         poll = self._poller.poll
-        # A tick moves the deadlines, and polls as it ends: it can't be told before how long.
+        # A tick moves the deadlines and ends with the poll, so the time is computed in the poll.
         self._poller.poll = lambda _: poll(self.rest_s())
 
     @property
     def withholds(self) -> bool:
-        """Whether votes and acknowledgements of this node would be worth nothing."""
+        """Whether this node withholds votes and acknowledgements."""
         return not self._journal.may_vote
 
     def flush(self) -> None:
-        """What this node is about to say, or apply, is durable."""
+        """Make the journal durable, before a message is sent or a command applied."""
         self._journal.flush()
 
     def post(self, item: tuple[str, RaftMessage | bool]) -> None:
-        """Give a message, or the state of a link, to the tick thread. From any thread."""
+        """Queue a message, or the state of a link, for the tick thread. From any thread."""
         self._transport.post(item)
 
     def wake(self) -> None:
-        """Let the tick thread come round at once. From any thread."""
+        """Start the next tick at once. From any thread."""
         self._transport.wake()
 
     def rest_s(self) -> float:
-        """Return how long the tick thread may wait unless it is woken: by a message or a command.
+        """Return the seconds that the tick thread may wait; messages and commands wake it earlier.
 
-        Raft is idle nearly always, and each tick costs the processor 0.15 ms.
+        Raft is nearly always idle, and each tick costs 0.15 ms of CPU.
         """
         if not self.otherNodes and self.raftCommitIndex < self._SyncObj__getCurrentLogIndex():
-            return 0.0  # nobody's answer comes: the next tick commits
+            return 0.0  # a node alone waits for no answer: the next tick commits
         left_s = self._due_in_s()
         return REST_S_MIN if left_s <= 0 else min(left_s, REST_S_MAX)
 
     def _due_in_s(self) -> float:
         leads = self._isLeader()
         due = self._SyncObj__newAppendEntriesTime if leads else self._SyncObj__raftElectionDeadline
-        left_s: float = due - monotonic() + 0.001  # pysyncobj acts after it, not at it
+        left_s: float = due - monotonic() + 0.001  # pysyncobj acts only after the deadline
         return left_s
 
     def submit(self, command: bytes, ended: Callable[[object, int], None]) -> None:
@@ -395,10 +395,10 @@ class _Core(SyncObj):  # type: ignore[misc]
         self._applyCommand(REGULAR + command, guarded)
 
     def view(self) -> RaftView:
-        """Return what this node believes now."""
+        """Return the present state of Raft on this node."""
         leader = self._getLeader()
-        # A new leader's first record commits all older ones. Before it is applied the
-        # replicated object may lack commands that were acknowledged.
+        # A new leader's first record commits all older ones. Until that is applied the replicated
+        # object may lack acknowledged commands.
         leads = self._isLeader() and self.raftLastApplied >= self._SyncObj__noopIDx
         return RaftView(
             leads=leads,
@@ -409,11 +409,11 @@ class _Core(SyncObj):  # type: ignore[misc]
         )
 
     def close(self) -> None:
-        """The files are closed."""
+        """Close the files."""
         self._doDestroy()
 
     def filtered(self, message: RaftMessage) -> RaftMessage | None:
-        """Return the message as Raft shall see it. None: not at all."""
+        """Return the message to pass to Raft. None: drop it."""
         if message["type"] == "timeout_now" and self.withholds:
             return None
         if message["type"] == "append_entries":
@@ -423,10 +423,10 @@ class _Core(SyncObj):  # type: ignore[misc]
         return message
 
     def may_send(self, message: RaftMessage) -> bool:
-        """Return whether this node can stand for the message.
+        """Return whether this node may send the message.
 
-        While it withholds, its acknowledgements don't count either: what it acknowledged
-        before it lost its files may be committed, and it may help to commit something else.
+        While it withholds votes, it also withholds acknowledgements. Records that it acknowledged
+        before it lost its files may be committed, and it must not help to commit others instead.
         """
         if not self.withholds:
             return True
@@ -436,11 +436,11 @@ class _Core(SyncObj):  # type: ignore[misc]
         )
 
     def _without_held(self, message: RaftMessage) -> RaftMessage:
-        """Cut off records that are held already.
+        """Return the message without records that this node already holds.
 
-        pysyncobj drops everything behind `prevLogIdx` and writes what the message carries, even
-        if all of it matched, acknowledged records included. But when our last record is of the
-        leader's own term, our whole journal is the beginning of its (Raft's log matching).
+        pysyncobj drops everything behind `prevLogIdx` and writes the message's records, also if
+        all of them match, acknowledged ones included. But if the last record is of the leader's own
+        term, this whole journal is a prefix of the leader's (Raft's log matching).
         """
         _, last_index, last_term = self._journal.last
         previous_index = message["prevLogIdx"]
@@ -453,8 +453,8 @@ class _Core(SyncObj):  # type: ignore[misc]
     def _refuse_divergence(self, message: RaftMessage) -> None:
         """End the process before a command that was applied here is replaced by another.
 
-        Can't happen while everybody's disk keeps what it promised. After a restart this node
-        applies from its snapshot on what the leader has.
+        This cannot happen while every disk keeps its durable data. After a restart this node
+        applies the leader's records from its snapshot on.
         """
         entries = message["entries"]
         if message["term"] < self.raftCurrentTerm or not entries:
@@ -467,11 +467,11 @@ class _Core(SyncObj):  # type: ignore[misc]
             if self._journal[held][2] != term:
                 self._fail(Exit.DIVERGED, f"the leader has another command at index {index}")
 
-    # What pysyncobj calls, overridden
+    # Overridden methods that pysyncobj calls
 
     def _onTick(self, timeToWait: float = 0.0) -> None:  # noqa: N802, N803
         if self.withholds:
-            # Never a candidate: its term would rise, and no leader would reach it any more.
+            # Never a candidate: its term would rise, and no leader's messages would be accepted.
             self._SyncObj__raftElectionDeadline = monotonic() + 1e6
             self._propose_barrier()
             self._recall_votes()
@@ -479,14 +479,14 @@ class _Core(SyncObj):  # type: ignore[misc]
 
     def _SyncObj__doApplyCommand(self, command: bytes) -> None:  # noqa: N802
         try:
-            self.flush()  # a cluster of one commits without sending anything
+            self.flush()  # a cluster of one commits without sending a message
             if command[:1] != REGULAR:
                 assert command[:1] == NO_OP, command[:1]
             elif command.startswith(REGULAR + _BARRIER):
                 self._pass_barrier(command[1:])
             else:
                 self._machine.apply(command[1:])
-            self._progressed()  # a start may apply thousands within one tick
+            self._progressed()  # a start may apply thousands of commands within one tick
         except BaseException as error:  # noqa: BLE001
             self._fail(Exit.APPLY_FAILED, repr(error))
 
@@ -503,10 +503,10 @@ class _Core(SyncObj):  # type: ignore[misc]
             self._fail(Exit.SNAPSHOT_FAILED, repr(error))
 
     def _take_chunk(self, chunk: tuple[bytes, bool, bool] | None) -> bool:
-        """Return whether pysyncobj may take part of a leader's snapshot: (bytes, first, last).
+        """Return whether pysyncobj may take a part of a leader's snapshot: (bytes, first, last).
 
-        With the last one, which is empty, it renames what has arrived over what is here: that must
-        be durable and whole, or this node would have none.
+        The last part is empty. With it pysyncobj renames the received file over the present
+        snapshot. The received file must be durable and valid by then, or this node would have none.
         """
         arriving = self._SyncObj__serializer._Serializer__incomingTransmissionFile  # noqa: SLF001
         if chunk is None or not chunk[2] or arriving is None:
@@ -518,7 +518,7 @@ class _Core(SyncObj):  # type: ignore[misc]
             self._machine.check(arrived.state)
             check_term({"type": "snapshot", "term": arrived.last[2]}, self.raftCurrentTerm)
         except (CorruptFileError, UnknownVersionError, ValueError, BadRaftMessage) as error:
-            self._complaints.say("", f"a snapshot from a leader is not taken: {error}")
+            self._complaints.say("", f"rejected a snapshot from a leader: {error}")
             return False
         except BaseException as error:  # noqa: BLE001
             self._fail(Exit.SNAPSHOT_FAILED, repr(error))
@@ -526,7 +526,7 @@ class _Core(SyncObj):  # type: ignore[misc]
 
     def _read_dump(self, path: str) -> tuple[Record, Record, set[Node]]:
         try:
-            # One from a leader: pysyncobj only renamed it, and drops the journal next.
+            # A leader's snapshot was only renamed so far, and pysyncobj drops the journal next.
             fsync_directory(Path(path).parent)
             snapshot = raft_files.read_snapshot(Path(path))
             self._machine.load(snapshot.state)
@@ -534,7 +534,7 @@ class _Core(SyncObj):  # type: ignore[misc]
             self._fail(Exit.SNAPSHOT_FAILED, repr(error))
         return snapshot.last, snapshot.previous, self.otherNodes | {self.selfNode}
 
-    # Getting back the vote
+    # Voting again
 
     def _propose_barrier(self) -> None:
         now = monotonic()
@@ -543,7 +543,7 @@ class _Core(SyncObj):  # type: ignore[misc]
             self.submit(self._barrier, lambda _result, _error: None)
 
     def _recall_votes(self) -> None:
-        """Vote again if none leads, though all are there: too many withhold."""
+        """Vote again if no node leads although all are linked: too many withhold votes."""
         now = monotonic()
         if len(self._SyncObj__connectedNodes) < self.links_wanted:
             self._leaderless_at = now
@@ -551,21 +551,21 @@ class _Core(SyncObj):  # type: ignore[misc]
             self._journal.allow_votes()
             later_s = RECALL_LATER_S + SETTINGS["raftMaxTimeout"] * random.random()  # noqa: S311
             self._SyncObj__raftElectionDeadline = now + later_s
-            logger.warning("nodes are there, and none leads: this one votes again")
+            logger.warning("nodes are linked, and none leads: this one votes again")
 
     def _pass_barrier(self, barrier: bytes) -> None:
         if barrier != self._barrier or not self.withholds:
             return
-        # Committed after this process started, by a majority that this node is no part of:
-        # its leader is the latest, and everything committed before has arrived here.
+        # Committed after this process started, by a majority without this node. So its leader is
+        # the latest, and everything committed before has arrived here.
         self.flush()
         self._journal.allow_votes()
         self._SyncObj__raftElectionDeadline = monotonic() + SETTINGS["raftMaxTimeout"]
-        logger.info("a leader has brought this node up to date: it votes")
+        logger.info("a leader has brought this node up to date: it votes again")
 
 
 class _Transport(Transport):  # type: ignore[misc]
-    """Between pysyncobj's tick thread and the link."""
+    """The transport between pysyncobj's tick thread and the link."""
 
     def __init__(
         self, sync_obj: object, self_node: Node, others: object, *, core: _Core, link: Link
@@ -589,8 +589,8 @@ class _Transport(Transport):  # type: ignore[misc]
         self.wake()
 
     def wake(self) -> None:
-        """Let the tick thread come round at once."""
-        with self._closing, contextlib.suppress(BlockingIOError):  # full of wake-ups: awake it is
+        """Start the next tick at once."""
+        with self._closing, contextlib.suppress(BlockingIOError):  # full: a wake-up waits already
             if not self._closed:
                 os.write(self._wake_write, b"\0")
 
@@ -617,7 +617,7 @@ class _Transport(Transport):  # type: ignore[misc]
             self._onNodeConnected(node)
 
     def send(self, node: Node, message: RaftMessage) -> bool:
-        """Queue a message, if the link is up; what it rests on is durable."""
+        """Queue a message, if the link is up. The journal is flushed first."""
         if node.id not in self._up or not self._core.may_send(message):
             return False
         self._core.flush()
@@ -625,15 +625,15 @@ class _Transport(Transport):  # type: ignore[misc]
         return True
 
     def addNode(self, node: Node) -> None:  # noqa: N802
-        """Refuse: membership is fixed here."""
+        """Refuse: the members of Raft never change."""
         raise AssertionError(f"membership change: add {node.id}")
 
     def dropNode(self, node: Node) -> None:  # noqa: N802
-        """Refuse: membership is fixed here."""
+        """Refuse: the members of Raft never change."""
         raise AssertionError(f"membership change: drop {node.id}")
 
     def destroy(self) -> None:
-        """The pipe is closed."""
+        """Close the pipe."""
         with self._closing:
             self._closed = True
             os.close(self._wake_read)
@@ -645,7 +645,7 @@ _construction = threading.Lock()
 
 @contextlib.contextmanager
 def _journal_given(journal: object) -> Iterator[None]:
-    """Within it, pysyncobj builds with `journal`: it has no parameter for one."""
+    """Make pysyncobj use `journal` in this block; it has no parameter for that."""
     with _construction:
         original = pysyncobj_core.createJournal
         pysyncobj_core.createJournal = lambda _path: journal
@@ -659,5 +659,5 @@ _nonces = itertools.count(secrets.randbits(61) + 1)
 
 
 def next_nonce() -> int:
-    """Return an identity for one command, unique to it for all that matters."""
+    """Return a new number for a command, practically unique in the cluster."""
     return next(_nonces)

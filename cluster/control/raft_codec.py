@@ -1,9 +1,9 @@
 """Raft's messages between nodes: msgpack with checked types. Nothing is ever unpickled.
 
-A message is a dict with the key `type` and the fields of SCHEMA. Records are (command, index,
-term); a command starts with its kind, of which only REGULAR and NO_OP exist here: changes of
-membership and of code version, which pysyncobj would unpickle, are refused, and so are records
-too large for one message, which it would cut up and pickle.
+A message is a dict with the key `type` and the fields of SCHEMA. A record is (command, index,
+term). The first byte of a command is its kind; only REGULAR and NO_OP are accepted. pysyncobj would
+unpickle changes of membership and of code version, so these are refused. It would also split and
+pickle records that are too large for one message, so these are refused, too.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ REGULAR: Final = b"\0"
 NO_OP: Final = b"\1"
 MESSAGE_SIZE_MAX: Final = 1 << 20
 TERM_STEP_MAX: Final = 1 << 32
-"""Terms rise by one with each election: a cluster's whole life takes fewer."""
+"""A term may rise by this at once. Each election adds one, so no cluster needs as many."""
 TERM_MAX: Final = 1 << 62
-"""No term is above it, so that there is always a next one."""
+"""The highest term, so that there is always a next one."""
 
 RaftMessage: TypeAlias = dict[str, Any]
 
@@ -49,7 +49,7 @@ SCHEMA: Final[Mapping[str, Mapping[str, tuple[type, ...]]]] = {
 
 
 class BadRaftMessage(Exception):
-    """A peer sent what no peer of this version sends; its stream is broken off."""
+    """A peer sent a message that no peer of this version sends; its stream is ended."""
 
 
 def encode(message: RaftMessage) -> bytes:
@@ -59,14 +59,14 @@ def encode(message: RaftMessage) -> bytes:
 
 
 def decode(data: bytes) -> RaftMessage:
-    """Return the message; every field has its type, and nothing else is in it.
+    """Return the message. It has all required fields with the right types, and no others.
 
     Raises:
-        BadRaftMessage: it is not one of SCHEMA.
+        BadRaftMessage: it is not a message of SCHEMA.
     """
     message = unpack(data)
     if not isinstance(message, dict) or not isinstance(kind := message.get("type"), str):
-        raise BadRaftMessage("not a message")
+        raise BadRaftMessage("not a message: no dict with a type")
     schema = SCHEMA.get(kind)
     if schema is None:
         raise BadRaftMessage(f"unknown type {kind!r}")
@@ -85,10 +85,10 @@ def decode(data: bytes) -> RaftMessage:
 
 
 def check_term(message: RaftMessage, term: int) -> None:
-    """Return if a node of `term` may take the message. One of term 0 knows none yet.
+    """Check that a node of `term` may take the message. At term 0 a node knows no term yet.
 
     Raises:
-        BadRaftMessage: its term is so far above that elections can't have led there.
+        BadRaftMessage: the message's term is too far above for elections to have led there.
     """
     limit = min(term + TERM_STEP_MAX, TERM_MAX) if term else TERM_MAX
     if message.get("term", 0) > limit:
@@ -96,13 +96,13 @@ def check_term(message: RaftMessage, term: int) -> None:
 
 
 def unpack(data: bytes) -> object:
-    """Return what `data` holds: only msgpack's plain types, sequences as tuples.
+    """Return the unpacked value, of msgpack's plain types only; sequences are tuples.
 
     Raises:
-        BadRaftMessage: it is not msgpack, or too large.
+        BadRaftMessage: the data is not msgpack, or too large.
     """
     if len(data) > MESSAGE_SIZE_MAX:
-        raise BadRaftMessage(f"{len(data)} bytes")
+        raise BadRaftMessage(f"{len(data)} bytes: must be at most {MESSAGE_SIZE_MAX}")
     try:
         unpacked: object = msgpack.unpackb(data, use_list=False)
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
@@ -120,7 +120,7 @@ def _check_fields(kind: str, message: RaftMessage, schema: Mapping[str, tuple[ty
                 raise BadRaftMessage(f"{kind}.{name} is missing")
             continue
         value = message[name]
-        # bool is an int to Python, not here. Raft's numbers are never negative.
+        # bool is a subclass of int, but not accepted as one. Raft's numbers are never negative.
         if type(value) not in types or (type(value) is int and not 0 <= value < 1 << 63):
             raise BadRaftMessage(f"{kind}.{name} = {value!r:.80}")
     if not message.keys() <= allowed:
@@ -132,7 +132,7 @@ def _check_append(message: RaftMessage) -> None:
         raise BadRaftMessage("append_entries carries either records or a part of a snapshot")
     if "prevLogIdx" in message and not {"prevLogTerm", "entries"} <= message.keys():
         raise BadRaftMessage("append_entries without its records")
-    # None: what comes before is not in the sender's journal; nothing is done with the records.
+    # None: the record before is not in the sender's journal; pysyncobj then ignores the records.
     last_index, last_term = message.get("prevLogIdx"), message.get("prevLogTerm")
     if (last_index is None) != (last_term is None):
         raise BadRaftMessage(f"append_entries after {last_index}, term {last_term}")
@@ -145,9 +145,7 @@ def _check_append(message: RaftMessage) -> None:
         if index != (index if last_index is None else last_index + 1):
             raise BadRaftMessage(f"record at index {index} after {last_index}")
         if not (last_term or 0) <= term <= message["term"]:
-            raise BadRaftMessage(
-                f"record of term {term}: must be in {last_term} .. {message['term']}"
-            )
+            raise BadRaftMessage(f"record of term {term}: must be {last_term} to {message['term']}")
         last_index, last_term = index, term
     match message.get("serialized"):
         case None | (bytes(), bool(), False) | (b"", False, True):  # the last part is empty

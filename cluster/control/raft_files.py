@@ -1,28 +1,29 @@
-"""Raft's files on one node, and whether they may be trusted to vote.
+"""Raft's files on one node, and the check whether the node may vote with them.
 
     <data directory>/raft-member         this node was a member: cluster id and name
     <data directory>/raft/journal, meta  raft_journal.py
     <data directory>/raft/snapshot       the state at some index; stands for all records before
 
-A Raft node that loses its files forgets whom it voted for and what it acknowledged, and could
-elect a leader that lacks committed commands. All of it is a hint: the timer log fences itself, and
-its promises keep the epochs. So lost or damaged files stop no node. They are made anew. The node
-*withholds* its votes and acknowledgements, as one that joins later does: until an entry of its own
-was committed by the others without it, or all nodes are there and none of them leads (raft.py).
-Only a founding voter, formatted together with all others, votes from the start, and a node alone.
+A Raft node that loses its files forgets its votes and acknowledgements. It could then elect a
+leader that lacks committed commands. But Raft's state is only a hint: the promises of the timer log
+fence its leaders and keep the epochs. So lost or damaged files stop no node, and are made anew. The
+node then *withholds* its votes and acknowledgements, as a node that joins later does. It withholds
+until the others have committed an entry of this node without it, or until all nodes are linked and
+none leads (raft.py). A founding voter, formatted together with all others, and a node alone vote
+from the start.
 
-    marker           raft/              what happens
+    marker           raft/              effect
     no               no                 created; votes if founding
     no               yes                a crash between creating the two: the marker is written
     yes              no                 created without a vote
     yes              yes                opened
-    damaged          any                as if it were whole; written anew
+    damaged          any                as with a valid marker; the marker is written anew
     another node's   any                WrongDirectoryError
     any              damaged            set aside as `raft.damaged`, created without a vote
 
 A snapshot is a sealed (checksummed) msgpack list: [version, state, last record, record before].
-It and the journal must fit: the journal continues at the snapshot's records, or is replaced by
-them when a crash interrupted a compaction or the installation of a leader's snapshot.
+The journal must continue at the snapshot's two records. After a crash during a compaction, or
+during the installation of a leader's snapshot, the journal is replaced by these records.
 """
 
 import logging
@@ -54,7 +55,7 @@ SNAPSHOT_VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaftSnapshot:
-    """The replicated state after applying `last`."""
+    """The replicated state after `last` was applied."""
 
     state: bytes
     last: Record
@@ -64,30 +65,30 @@ class RaftSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class RaftFiles:
-    """Opened and checked files."""
+    """Raft's open files, checked."""
 
     directory: Path
     journal: Journal
 
     @property
     def journal_path(self) -> Path:
-        """Where the journal lies."""
+        """Path of the journal."""
         return self.directory / "journal"
 
     @property
     def snapshot_path(self) -> Path:
-        """Where the snapshot lies, if there is one."""
+        """Path of the snapshot, which may not exist."""
         return self.directory / "snapshot"
 
 
 def open_files(
     data_directory: Path, *, cluster_id: str, name: str, founding: bool, alone: bool = False
 ) -> RaftFiles:
-    """Raft's directory and its marker exist, verify and fit each other; `alone`: no other node is.
+    """Open Raft's directory and its marker, or make them anew. `alone`: there is no other node.
 
     Raises:
         WrongDirectoryError: the marker is another node's.
-        UnknownVersionError: another program wrote a file.
+        UnknownVersionError: a file has another format version.
     """
     directory = data_directory / "raft"
     marker = data_directory / "raft-member"
@@ -97,7 +98,7 @@ def open_files(
     is_empty = not directory.exists() or not any(directory.iterdir())
     if is_empty:
         if is_member:
-            logger.warning("%s is gone: it is made anew", directory)
+            logger.warning("%s is missing: it is made anew, without a vote", directory)
         _create(directory, may_vote=alone or (founding and not is_member))
     if not is_marked:
         write_atomic(marker, seal(owner))
@@ -105,7 +106,7 @@ def open_files(
         return _opened(directory)
     except CorruptFileError as error:
         aside = directory.with_name("raft.damaged")
-        logger.warning("%s; it is set aside as %s, and made anew", error, aside)
+        logger.warning("%s; moved to %s, and made anew without a vote", error, aside)
         if aside.exists():
             shutil.rmtree(aside)
         directory.rename(aside)
@@ -114,10 +115,10 @@ def open_files(
 
 
 def _is_owner(marker: Path, owner: bytes) -> bool:
-    """Return whether the marker is this node's; False: it is damaged.
+    """Return whether the marker is this node's; False: the marker is damaged.
 
     Raises:
-        WrongDirectoryError: it is another node's.
+        WrongDirectoryError: the marker is another node's.
     """
     try:
         body = unseal(marker)
@@ -126,7 +127,7 @@ def _is_owner(marker: Path, owner: bytes) -> bool:
         return False
     _check_version(marker, body)
     if body != owner:
-        raise WrongDirectoryError(f"{marker}: of another node or cluster than the settings name")
+        raise WrongDirectoryError(f"{marker}: of another node or cluster than configured")
     return True
 
 
@@ -141,9 +142,9 @@ def _opened(directory: Path) -> RaftFiles:
 
 
 def checks(data_directory: Path) -> dict[Path, Callable[[], object]]:
-    """Return what reads and checks each of the files that are there; for a stopped node.
+    """Return a check for each existing file, by path; for a stopped node.
 
-    They raise CorruptFileError or UnknownVersionError.
+    A check raises CorruptFileError or UnknownVersionError.
     """
     directory = data_directory / "raft"
     marker, journal = data_directory / "raft-member", directory / "journal"
@@ -158,9 +159,9 @@ def checks(data_directory: Path) -> dict[Path, Callable[[], object]]:
 
 
 def remove(data_directory: Path, *, alone: bool) -> None:
-    """Remove the files of a stopped node, durably. The next start makes them anew.
+    """Delete the files of a stopped node, durably. The next start makes them anew.
 
-    It makes them without a vote; with one if no other node is left (`alone`).
+    The new files are without a vote, except if no other node is left (`alone`).
     """
     for name in ("raft", "raft.new", "raft.damaged"):
         if (data_directory / name).exists():
@@ -171,7 +172,7 @@ def remove(data_directory: Path, *, alone: bool) -> None:
 
 
 def write_snapshot(path: Path, snapshot: RaftSnapshot) -> None:
-    """`path` durably holds `snapshot`."""
+    """Write `snapshot` to `path`, durably."""
     body = [SNAPSHOT_VERSION, snapshot.state, snapshot.last, snapshot.previous]
     write_atomic(path, seal(msgpack.packb(body)))
 
@@ -180,8 +181,8 @@ def read_snapshot(path: Path) -> RaftSnapshot:
     """Return the snapshot at `path`.
 
     Raises:
-        CorruptFileError: it doesn't verify.
-        FileNotFoundError: there is none.
+        CorruptFileError: the file does not verify.
+        FileNotFoundError: the file does not exist.
     """
     body = unseal(path)
     _check_version(path, body)
@@ -209,10 +210,10 @@ def _check_version(path: Path, body: bytes) -> None:
 
 
 def fitted(path: Path, records: list[Record], snapshot: RaftSnapshot | None) -> list[Record]:
-    """Return the records to go on with: they start with the snapshot's two, if there is one.
+    """Return the records to continue with; they start with the snapshot's two, if there is one.
 
     Raises:
-        CorruptFileError: records that the snapshot doesn't stand for are missing.
+        CorruptFileError: records are missing that the snapshot does not stand for.
     """
     first_index = records[0][1] if records else None
     if snapshot is None:
@@ -236,7 +237,7 @@ def fitted(path: Path, records: list[Record], snapshot: RaftSnapshot | None) -> 
         raise CorruptFileError(
             path, 0, f"another command at index {snapshot.last[1]} than the snapshot"
         )
-    # A leader's snapshot was installed, and the process died before the journal was replaced.
+    # The process died after it installed a leader's snapshot, before it replaced the journal.
     return boundary
 
 
@@ -252,7 +253,7 @@ def _fit(files: RaftFiles) -> None:
 
 
 def _create(directory: Path, *, may_vote: bool) -> None:
-    """Make the directory in one step: a crash leaves it empty or whole."""
+    """Make the directory in one step. After a crash it is empty or complete."""
     fresh = directory.with_name("raft.new")
     if fresh.exists():
         shutil.rmtree(fresh)

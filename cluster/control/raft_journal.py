@@ -1,4 +1,4 @@
-"""Raft's durable memory on one node: its journal of commands, and its term and vote.
+"""Raft's durable state on one node: its journal of commands, and its term and vote.
 
 Two files in Raft's own directory. Little-endian, positions and sizes in bytes, format version 1.
 
@@ -13,17 +13,17 @@ Two files in Raft's own directory. Little-endian, positions and sizes in bytes, 
                       24  4  crc32         of the command
                       28  n  command
 
-    meta:              0  4  crc32         of what follows
+    meta:              0  4  crc32         of the rest
                        4  n  msgpack       [version, term, vote or nil, may_vote]
 
-The two checksums tell three endings apart. *Torn*: the file ends inside a record, or a record
-has a sector that was never written (all zero) and nothing valid follows; it was never promised
-to anybody and is cut. *Corrupt*: anything else that doesn't verify; it was durable once, and the
-files are made anew (raft_files.py). (etcd's WAL draws the same line.) *Clean*: everything else.
+The two checksums tell three cases apart. *Torn*: the file ends inside a record, or a record has a
+sector that was never written (all zero) and no valid record follows. A torn record was never
+acknowledged, and is cut. *Corrupt*: any other bytes that do not verify. They were durable once, and
+the files are made anew (raft_files.py). etcd's WAL draws the same line. *Clean*: everything else.
 
-Records are written as they come and fsynced in groups: whoever sends a message or applies a
-command calls `flush` first. Compaction and replacement write a new file and rename it.
-Term and vote are durable before `setCurrentTerm` returns.
+Records are written at once and synced in groups: `flush` must be called before a message is sent or
+a command applied. Compaction and replacement write a new file and rename it. Term and vote are
+durable before `setCurrentTerm` returns.
 """
 
 import errno
@@ -40,11 +40,11 @@ from timer.model.timer_errors import CorruptFileError, DiskFailedError, UnknownV
 
 MAGIC: Final = b"TIMERAFT"
 DISK: Final = RealDisk()
-"""Says of what can't be read that it is damaged."""
+"""The disk whose `read` reports an unreadable file as damaged."""
 VERSION: Final = 1
 COMMAND_SIZE_MAX: Final = 1 << 16
 TRAILING_RECORDS: Final = 1_000
-"""Kept behind a compaction: a node that lags a little gets records, not a snapshot."""
+"""Records kept at a compaction, so that a follower slightly behind needs no snapshot."""
 
 _FILE_HEAD: Final = struct.Struct("<8sI")
 _RECORD_HEAD: Final = struct.Struct("<IQQI")  # after its own checksum
@@ -60,7 +60,7 @@ Record: TypeAlias = tuple[bytes, int, int]
 class Journal:
     """The journal and meta files of one directory. Used from one thread at a time.
 
-    The methods in camel case are pysyncobj's; their positions count records, not indexes.
+    The methods in camel case are pysyncobj's. Their positions count records, not indexes.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -68,7 +68,7 @@ class Journal:
 
         Raises:
             CorruptFileError: bytes that were durable do not verify, or a file is missing.
-            UnknownVersionError: another program wrote it.
+            UnknownVersionError: a file has another format version.
         """
         self._directory = directory
         self._path = directory / "journal"
@@ -81,20 +81,20 @@ class Journal:
         self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND)
         self._dirty = False
         self._replaced = False
-        """The records are not the file's plus appended ones: `flush` writes a whole new file."""
+        """The records are not an extension of the file: `flush` writes a whole new file."""
         if self._end < len(data):
             os.ftruncate(self._fd, self._end)
             os.fsync(self._fd)
 
     @staticmethod
     def create(directory: Path, *, may_vote: bool) -> None:
-        """Put an empty journal and a first meta into the existing `directory`; both are durable."""
+        """Write an empty journal and a first meta into the existing `directory`, durably."""
         write_atomic(directory / "journal", _file_header())
         _write_meta(directory / "meta", 0, None, may_vote=may_vote)
 
     @property
     def may_vote(self) -> bool:
-        """False: this node lost, or never had, its memory; a leader has to fill it first."""
+        """False: this node lost, or never had, its records; a leader must send them first."""
         return self._may_vote
 
     @property
@@ -104,19 +104,19 @@ class Journal:
 
     @property
     def last(self) -> Record:
-        """The newest record; there always is one once Raft runs."""
+        """The newest record; there is always one once Raft runs."""
         return self._records[-1]
 
     def allow_votes(self) -> None:
-        """Durably end the withholding of votes."""
+        """Stop withholding votes, durably."""
         self._may_vote = True
         self._save_meta()
 
     def flush(self) -> None:
-        """Everything added, deleted or replaced before is durable.
+        """Make all additions, deletions and replacements durable.
 
         Raises:
-            DiskFailedError: it may not be; the process has to stop.
+            DiskFailedError: some may not be durable; the process must stop.
         """
         if not self._dirty:
             return
@@ -130,13 +130,13 @@ class Journal:
         self._dirty = False
 
     def replace(self, records: list[Record]) -> None:
-        """The journal durably holds `records`, and at no moment anything between old and new."""
+        """Replace all records, durably. After a crash the file has either the old or the new."""
         self._records = list(records)
         self._replaced = self._dirty = True
         self.flush()
 
     def _write_file(self) -> None:
-        # A snapshot that these records follow was renamed into the same directory before.
+        # The snapshot before these records was renamed into the same directory earlier.
         fsync_directory(self._directory)
         parts = [_file_header(), *(_encode(*record) for record in self._records)]
         write_atomic(self._path, b"".join(parts))
@@ -160,7 +160,7 @@ class Journal:
             path = self._directory / "meta"
             raise DiskFailedError(f"{path}: {error}", errno=error.errno) from error
 
-    # What follows is the interface that pysyncobj calls.
+    # The interface that pysyncobj calls
 
     def add(self, command: bytes, index: int, term: int) -> None:
         """Append one record; durable after the next `flush`."""
@@ -180,11 +180,11 @@ class Journal:
             raise DiskFailedError(f"{self._path}: {error}", errno=error.errno) from error
         if written != len(data):
             why = f"{self._path}: wrote {written} of {len(data)} bytes"
-            raise DiskFailedError(why, errno=errno.ENOSPC)  # a regular file takes all that fits
+            raise DiskFailedError(why, errno=errno.ENOSPC)  # a short write means a full disk
         self._ends.append(self._end + len(data))
 
     def clear(self) -> None:
-        """Drop everything; what is added next replaces the old file in one step."""
+        """Drop all records. The next `flush` replaces the old file in one step."""
         self._records = []
         self._replaced = self._dirty = True
 
@@ -199,14 +199,14 @@ class Journal:
         del self._ends[position:]
         try:
             os.ftruncate(self._fd, self._end)
-            # Before anything is written there: a power cut would leave the new record and, beyond
-            # it, pieces of the old ones, which look like damage.
+            # Before new records are written: after a power cut, pieces of the old records behind a
+            # new one would look like damage.
             os.fsync(self._fd)
         except OSError as error:
             raise DiskFailedError(f"{self._path}: {error}", errno=error.errno) from error
 
     def deleteEntriesTo(self, position: int) -> None:  # noqa: N802
-        """Compact: drop records before `position`, but for TRAILING_RECORDS of them."""
+        """Compact: drop the records before `position`, except the last TRAILING_RECORDS."""
         position -= TRAILING_RECORDS
         if position > 0:
             self.replace(self._records[position:])
@@ -218,40 +218,40 @@ class Journal:
         return len(self._records)
 
     def setRaftCommitIndex(self, index: int) -> None:  # noqa: N802
-        """Forget it: volatile, as in Raft's paper. A leader tells it again."""
+        """Ignore it: volatile, as in Raft's paper. A leader sends it again."""
 
     def getRaftCommitIndex(self) -> int:  # noqa: N802
-        """Return 1, the index of the record that every journal starts with."""
+        """Return 1, the index of the first record of every journal."""
         return 1
 
     def setCurrentTerm(self, term: int, vote: str | None) -> None:  # noqa: N802
-        """Durably keep term and vote."""
+        """Store term and vote, durably."""
         if (term, vote) != (self._term, self._vote):
             self._term, self._vote = term, vote
             self._save_meta()
 
     def getCurrentTerm(self) -> int:  # noqa: N802
-        """Return the highest term that this node has taken part in."""
+        """Return the highest term in which this node has taken part."""
         return self._term
 
     def getVotedForNodeId(self) -> str | None:  # noqa: N802
-        """Return whom this node voted for in that term."""
+        """Return the node that this node voted for in that term. None: no vote."""
         return self._vote
 
     def onOneSecondTimer(self) -> None:  # noqa: N802
-        """Do nothing: nothing here is written late."""
+        """Do nothing: no write is delayed."""
 
     def _destroy(self) -> None:
         self.flush()
         self.close()
 
     def close(self) -> None:
-        """Close the file as it is."""
+        """Close the file without a flush."""
         os.close(self._fd)
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """`path` durably holds `data`; after a crash it holds either that or what it held before."""
+    """Write `data` to `path`, durably. After a crash the file has the old or the new data."""
     fresh = path.with_name(path.name + ".new")
     with fresh.open("wb") as file:
         file.write(data)
@@ -262,7 +262,7 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def fsync_directory(directory: Path) -> None:
-    """The names in `directory` are durable."""
+    """Make the names in `directory` durable."""
     fd = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -271,7 +271,7 @@ def fsync_directory(directory: Path) -> None:
 
 
 def seal(body: bytes) -> bytes:
-    """Return `body` behind its checksum."""
+    """Return `body` after its checksum."""
     return _U32.pack(zlib.crc32(body)) + body
 
 
@@ -279,8 +279,8 @@ def unseal(path: Path) -> bytes:
     """Return the body of a sealed file.
 
     Raises:
-        CorruptFileError: it doesn't verify.
-        FileNotFoundError: there is none.
+        CorruptFileError: the checksum is wrong.
+        FileNotFoundError: the file does not exist.
     """
     data = DISK.read(path)
     if len(data) < _U32.size or zlib.crc32(data[_U32.size :]) != _U32.unpack_from(data)[0]:
@@ -296,7 +296,7 @@ def read_meta(path: Path) -> tuple[int, str | None, bool]:
     """Return term, vote, and whether this node may vote.
 
     Raises:
-        CorruptFileError, UnknownVersionError: they can't be read.
+        CorruptFileError, UnknownVersionError: the file is missing, damaged or of another version.
     """
     try:
         version, *fields = msgpack.unpackb(unseal(path))
@@ -319,8 +319,8 @@ def _encode(command: bytes, index: int, term: int) -> bytes:
 
 
 def scan(path: Path, data: bytes) -> tuple[list[Record], list[int]]:
-    """Return the records and where each ends; what follows the last end is torn."""
-    # The header was written with the file, before its rename: it can't be torn.
+    """Return the records and the end of each; bytes after the last end are torn."""
+    # The header was written before the file was renamed into place, so it cannot be torn.
     magic, version = _FILE_HEAD.unpack_from(data) if len(data) >= HEADER_SIZE else (b"", 0)
     if magic != MAGIC or data[_FILE_HEAD.size : HEADER_SIZE] != _U32.pack(
         zlib.crc32(data[: _FILE_HEAD.size])
@@ -377,7 +377,7 @@ def _is_torn(data: bytes, position: int) -> bool:
     head = _head_at(data, position)
     end = len(data) if head is None else position + RECORD_HEAD_SIZE + head[0]
     if size >= RECORD_HEAD_SIZE and end <= len(data):
-        # Complete in length. A disk writes whole sectors: one that never arrived is all zero.
+        # Complete in length. A disk writes whole sectors; a sector that was not written is zero.
         sector_starts = range(position - position % _SECTOR_SIZE, end, _SECTOR_SIZE)
         pieces = (
             data[max(start, position) : min(start + _SECTOR_SIZE, end)] for start in sector_starts

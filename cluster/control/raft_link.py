@@ -1,23 +1,23 @@
 """Streams between the control planes of the nodes, over each node's own gRPC port.
 
-Every node dials every peer and sends on that stream only; what comes back on it is one hello.
+Every node dials every peer and sends only on that stream. The peer answers with one hello.
 
     A                                         B
-    |-- stream A -> B: hello, frames ... ---->|   A's word to B
+    |-- stream A -> B: hello, frames ... ---->|   messages from A to B
     |<------------------------------ hello ---|
-    |<---- stream B -> A: hello, frames ... --|   B's word to A
+    |<---- stream B -> A: hello, frames ... --|   messages from B to A
 
-A message on a stream is a msgpack list of frames [kind, body]: whatever waited is sent at once.
-An empty list keeps the stream alive. Nothing is acknowledged and nothing is sent twice: a
-message is lost with its stream, which Raft and the reports can live with. Order holds within a
-stream, and the older of two streams from a peer is broken off.
+A message on a stream is a msgpack list of frames [kind, body]: all waiting frames are sent at once.
+An empty list keeps the stream alive. Nothing is acknowledged or sent twice: a message may be lost
+with its stream. Raft and the reports tolerate that. Frames keep their order within a stream. A
+second stream from the same peer ends the first.
 
-*Up* is said of the stream to a peer. It breaks at once when the peer's process dies (its kernel
-resets the connection), and after `silence_s` without a word from it when the network is cut. It
-is rebuilt with a new channel each time: gRPC's own reconnecting waits longer and longer. That
-it can't be rebuilt at once tells a dead node from a hiccup.
+A link is *up* while the stream to the peer is open. If the peer's process dies, the stream breaks
+at once, because the peer's kernel resets the connection. If the network is cut, it breaks after
+`silence_s` without a message. Each new stream uses a new channel, because gRPC's own reconnects
+wait longer each time. A stream that cannot be opened again at once indicates a dead node.
 
-Everything here runs on the event loop, `send_raft` apart.
+Everything here runs on the event loop, except `send_raft`.
 """
 
 import asyncio
@@ -39,13 +39,14 @@ logger = logging.getLogger(__name__)
 METHOD: Final = "/timer.cluster.Control/Link"
 VERSION: Final = 2
 QUEUE_FRAMES_MAX: Final = 4_096
-"""Frames waiting for a peer; beyond it the stream is broken and both start clean."""
+"""Frames that wait for a peer, at most. Above this the stream is ended, and both start anew."""
 TAKE_SIZE: Final = MESSAGE_SIZE_MAX // 2
-"""Frames go together up to so many bytes, one frame at least; a frame is much smaller."""
+"""Bytes of the frames in one message; a single longer frame is sent alone."""
 _FRAME_OVERHEAD: Final = 16
 KEEPALIVE_S: Final = 0.5
+"""Interval of messages on an idle stream."""
 SILENCE_S: Final = 2.0
-"""Unless told otherwise."""
+"""The default of `silence_s`."""
 HELLO_S: Final = 1.0
 RETRY_S: Final = 0.1
 RETRY_LATER_S: Final = 0.5
@@ -55,11 +56,11 @@ CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.use_local_subchannel_pool", 1),  # a new channel is a new connection, without back-off
     ("grpc.enable_retries", 0),
 )
-"""What the channels given to a link need."""
+"""Options that the channels of a link need."""
 
 
 class FrameKind(enum.IntEnum):
-    """What a frame carries."""
+    """The content of a frame."""
 
     RAFT = 0
     REPORT = 1
@@ -71,25 +72,26 @@ _Call: TypeAlias = grpc.aio.StreamStreamCall[Any, Any]
 
 
 class _Broken(Exception):
-    """The stream is of no use any more."""
+    """The stream must be ended."""
 
 
 @dataclass(slots=True)
 class _Peer:
-    """The way to one peer."""
+    """The link to one peer."""
 
     name: str
     frames: list[tuple[FrameKind, bytes]] = field(default_factory=list)
     lazy: dict[FrameKind, bytes] = field(default_factory=dict)
-    """Frames that go with the next others; a newer one replaces an older."""
+    """Frames that are sent with the next others; a newer one replaces an older of its kind."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     retry: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the peer itself dialled: it lives, don't wait."""
+    """Set when the peer has dialled this node: it is alive, so dial it at once."""
     up: bool = False
     heard_at_s: float = 0.0
+    """Time of the last message from the peer, on the loop's clock."""
 
     def take(self) -> bytes:
-        """Return what waits, as much as the peer takes at once; `wake` stays set for the rest."""
+        """Return the waiting frames, up to TAKE_SIZE; `wake` stays set if some are left."""
         count = size = 0
         for _, body in self.frames:
             size += len(body) + _FRAME_OVERHEAD
@@ -107,7 +109,7 @@ class _Peer:
 
 
 class RaftLink(grpc.GenericRpcHandler):
-    """Streams to and from all peers. Register it with the server before that starts."""
+    """Streams to and from all peers. Register it before the server starts."""
 
     def __init__(  # noqa: PLR0913
         self,
@@ -125,9 +127,9 @@ class RaftLink(grpc.GenericRpcHandler):
         """Args:
         channel_for: Returns a new channel to the peer, made with CHANNEL_OPTIONS; the link
             closes it.
-        silence_s: A peer that says nothing for so long is cut off.
-        identify: Returns the node name in the caller's certificate. None: without TLS a peer
-            is who it says.
+        silence_s: The stream to a peer without a message for so long is ended.
+        identify: Returns the node name in the caller's certificate. None: without TLS a peer's
+            name is not verified.
         """
         self._name, self._cluster_id = name, cluster_id
         self._channel_for = channel_for
@@ -142,7 +144,7 @@ class RaftLink(grpc.GenericRpcHandler):
         self._running = False
 
     def start(self) -> None:
-        """Every peer is being dialled."""
+        """Dial every peer."""
         self._loop = asyncio.get_running_loop()
         self._running = True
         self._dialling = [
@@ -151,7 +153,7 @@ class RaftLink(grpc.GenericRpcHandler):
         ]
 
     async def stop(self) -> None:
-        """All streams have ended."""
+        """End all streams."""
         self._running = False
         tasks = [*self._dialling, *self._inbound.values()]
         for task in tasks:
@@ -159,14 +161,15 @@ class RaftLink(grpc.GenericRpcHandler):
         await asyncio.gather(*self._dialling, return_exceptions=True)
 
     def is_up(self, peer: str) -> bool:
-        """Return whether frames to `peer` leave."""
+        """Return whether the link to `peer` is up."""
         return self._peers[peer].up
 
     def send(self, peer: str, kind: FrameKind, body: object, *, lazily: bool = False) -> None:
-        """Queue a frame; it is dropped when the link is down.
+        """Queue a frame; it is dropped if the link is down.
 
         Args:
-            lazily: Go with the next frame; at the latest with the next call, which replaces it.
+            lazily: Send it with the next frame. A second such frame of the kind replaces it and
+                is sent at once.
         """
         to = self._peers.get(peer)
         if to is None or not to.up:
@@ -181,7 +184,7 @@ class RaftLink(grpc.GenericRpcHandler):
     def send_raft(self, peer: str, data: bytes) -> None:
         """Queue an encoded message of Raft. From any thread."""
         assert self._loop is not None, "not started"
-        with contextlib.suppress(RuntimeError):  # the loop closed first: the process ends
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
             self._loop.call_soon_threadsafe(self._put, self._peers[peer], FrameKind.RAFT, data)
 
     def _put(self, peer: _Peer, kind: FrameKind, body: bytes) -> None:
@@ -192,7 +195,7 @@ class RaftLink(grpc.GenericRpcHandler):
     # Outbound
 
     async def _dial(self, peer: _Peer) -> None:
-        """Build the stream to `peer` again and again."""
+        """Open a stream to `peer`, again and again."""
         loop = asyncio.get_running_loop()
         lost_at_s = loop.time()
         while True:
@@ -204,7 +207,7 @@ class RaftLink(grpc.GenericRpcHandler):
             ) as error:
                 if peer.up:
                     logger.info("link to %s broke: %s", peer.name, _brief(error))
-            except Exception:  # `channel_for` is the node's: resolving a name may fail in any way
+            except Exception:  # `channel_for` resolves a name, which may fail in any way
                 logger.exception("link to %s", peer.name)
             if peer.up:
                 self._set_up(peer, up=False)
@@ -239,7 +242,7 @@ class RaftLink(grpc.GenericRpcHandler):
         peer.heard_at_s = loop.time()
         self._set_up(peer, up=True)
         writing = loop.create_task(self._write(peer, call))
-        ending = loop.create_task(call.read())  # nothing comes: it ends with the stream
+        ending = loop.create_task(call.read())  # the peer sends nothing: it ends with the stream
         try:
             await asyncio.wait({writing, ending}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -297,7 +300,7 @@ class RaftLink(grpc.GenericRpcHandler):
         assert task is not None
         older = self._inbound.get(peer.name)
         if older is not None:
-            older.cancel()  # before the first frame of this one, so that nothing old comes late
+            older.cancel()  # before the first frame of this one, so that no old frame comes later
         self._inbound[peer.name] = task
         try:
             await context.write(_hello(self._name, peer.name, self._cluster_id))
@@ -307,7 +310,7 @@ class RaftLink(grpc.GenericRpcHandler):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except asyncio.CancelledError:
             if self._inbound.get(peer.name) is task and self._running:
-                raise  # the peer went; else it was us, and the peer has to hear of it
+                raise  # the peer ended it; else this node did, and must send that to the peer
             await context.abort(grpc.StatusCode.ABORTED, "superseded, or stopping")
         finally:
             if self._inbound.get(peer.name) is task:
@@ -333,7 +336,7 @@ class RaftLink(grpc.GenericRpcHandler):
     async def _receive(self, peer: _Peer, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            data: object = await context.read()  # EOF is no bytes
+            data: object = await context.read()  # EOF is not bytes
             if not isinstance(data, bytes):
                 return
             peer.heard_at_s = loop.time()
@@ -350,7 +353,7 @@ def _hello(sender: str, receiver: str, cluster_id: str) -> bytes:
 
 
 def _check_hello(data: bytes, sender: str | None, receiver: str, cluster_id: str) -> str:
-    """Return the sender's name; it speaks to us, of our cluster, in our version."""
+    """Return the sender's name, after a check of version, receiver, cluster and sender."""
     match unpack(data):
         case (version, str(name), str(to), str(of)):
             if version != VERSION:
@@ -365,12 +368,12 @@ def _check_hello(data: bytes, sender: str | None, receiver: str, cluster_id: str
 def _frames(data: bytes) -> list[tuple[FrameKind, bytes]]:
     frames = unpack(data)
     if not isinstance(frames, tuple):
-        raise BadRaftMessage("no list of frames")
+        raise BadRaftMessage("not a list of frames")
     parsed: list[tuple[FrameKind, bytes]] = []
     for frame in frames:
         match frame:
             case (int(kind), bytes(body)):
-                # A newer peer may send more kinds; they are for newer nodes.
+                # A newer peer may send more kinds, for newer nodes.
                 if kind in FrameKind.__members__.values():
                     parsed.append((FrameKind(kind), body))
             case _:

@@ -1,4 +1,4 @@
-"""A replica's report to the controller, made of the driver's own."""
+"""Converts the log driver's report on a replica to a report for the controller."""
 
 import logging
 from collections.abc import Callable
@@ -18,15 +18,16 @@ ROLES: Final = {
     core_events.Role.CANDIDATE: ReportedRole.PROMOTING,
     core_events.Role.LEADER: ReportedRole.LEADER,
 }
-"""The protocol's role of a replica -> the controller's word for it."""
+"""The log protocol's role -> the controller's."""
 
 
 def report_of(
     report: driver.LogStatus, *, name: str, applied_index: LogIndex, accepts: bool = True
 ) -> ReplicaReport:
-    """Return the report of the node `name`, whose state is that after `applied_index`.
+    """Return the report of the node `name`.
 
-    `accepts`: the node can take connections, and open files.
+    `applied_index`: the last applied entry. `accepts`: the node can take connections and open
+    files.
     """
     return ReplicaReport(
         replica_id=report.replica,

@@ -1,8 +1,8 @@
-"""Whether a replica can take the leadership over at once.
+"""The check whether a replica can take the leadership over at once.
 
 Raft brings the target of a transfer up to date before the leader stops (Ongaro's thesis, 3.10).
-Here the leader sends every follower all entries anyway. So a target needs time alone, if it is not
-too far behind; until then the leader serves.
+Here the leader sends all entries to every follower anyway. A target that is not too far behind
+therefore only needs time. The leader serves until the target has caught up.
 """
 
 from typing import Protocol
@@ -12,43 +12,43 @@ from timer.model.units import Epoch, LogIndex
 
 
 class LogReport(Protocol):
-    """What a report tells of a log."""
+    """A report's part on the log."""
 
     @property
     def name(self) -> str:
-        """Of the node."""
+        """Name of the node."""
 
     @property
     def last_epoch(self) -> Epoch:
-        """Of the last entry."""
+        """Epoch of the last entry."""
 
     @property
     def last_index(self) -> LogIndex:
-        """Of the last entry."""
+        """Index of the last entry."""
 
     @property
     def applied_index(self) -> LogIndex:
-        """The state is that after this entry."""
+        """Index of the last applied entry."""
 
     @property
     def unsure(self) -> bool:
-        """It lost its tail, and no leader has matched it since."""
+        """The log lost its tail, and no leader has matched it since."""
 
 
 class SuccessionLimits(Protocol):
-    """Of the controller's configuration."""
+    """The limits of the controller's configuration for a transfer, in entries."""
 
     @property
     def transfer_entries(self) -> int:
-        """A target that lacks more is refused at once."""
+        """A target that lacks more entries is refused at once."""
 
     @property
     def close_entries(self) -> int:
-        """A target that lacks less is close."""
+        """A target that lacks at most so many is close enough if the leader does not report."""
 
     @property
     def lag_entries(self) -> int:
-        """A target that has more to apply is not ready."""
+        """A target with more unapplied entries is not ready."""
 
 
 def why_behind(
@@ -57,11 +57,11 @@ def why_behind(
     """Return why a replica can't take over at once. None: it can.
 
     Args:
-        log: The replica's.
-        end: The greatest end of a log that is reported.
-        held: The end of the leader's log a moment ago: to hold that is enough. None: no leader
-            reports.
-        limits: How far behind it may be.
+        log: The replica's log.
+        end: The greatest (epoch, index) of all reported logs.
+        held: The end of the leader's log a moment ago; a log up to there has caught up. None: no
+            leader reports.
+        limits: How far the replica may be behind.
     """
     behind = max(0, end[1] - log.last_index)
     lacks = f"{log.name} is {behind} entries behind"

@@ -1,12 +1,12 @@
-"""`timerctl recover`: last means on the data directory of a stopped node (docs/recovery.md).
+"""`timerctl recover`: last resorts on the data directory of a stopped node (docs/recovery.md).
 
     majority   a majority is lost for good: one directory becomes a cluster of one voter
     epoch      a promise, or a Raft term, that no other node can follow is taken back
-    entry      a committed entry that ends every node at apply becomes one without an effect
+    entry      a committed entry that ends every node at apply is replaced by one without an effect
 
-Each says what may be lost, asks, and appends what it did to `recovered.log`. Each takes the
-directory's lock, as a node does. A crash on the way leaves a directory on which the same command
-can be given again.
+Each command prints the possible losses, asks for consent, and appends its changes to
+`recovered.log`. Each takes the directory's lock, as a node does. After a crash in the middle the
+same command can be run again.
 """
 
 import argparse
@@ -44,26 +44,27 @@ from timer.recovery import manifest
 from timerclient.cli.cli_args import agreed
 
 FAILED: Final = 1
-"""Exit code: nothing was done, or not all of it; the message says which."""
+"""Exit code: nothing was done, or a part; the message has the reason."""
 RECORD_NAME: Final = "recovered.log"
 EPOCH_STEP: Final = 1 << 20
-"""A cluster founded anew begins so far above what is known here: above what the lost nodes may have
-promised each other since."""
+"""Distance of a refounded cluster's first epoch from the known ones, so that it is above the
+epochs that the lost nodes may have promised since."""
 
 
 class RecoveryRefused(EngineError):
-    """The command does not fit the directory. Nothing was changed."""
+    """The command does not fit the directory. No file was changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPlan:
-    """A command that fits the directory; nothing was changed yet."""
+    """A command that fits the directory. No file is changed yet."""
 
     what: str
+    """The change, for the question; empty: there is nothing to do."""
     losses: tuple[str, ...]
-    """What to tell before it is carried out."""
+    """Lines to print before the change."""
     carry_out: Callable[[], str]
-    """Do it; return what was done."""
+    """Make the change; return its description."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +78,9 @@ class Stopped:
     log: Log
     shape: LogShape
     last_time_ms: UnixMs
-    """Of the last entry."""
+    """Time of the last entry."""
     applied: LogIndex
-    """The manifest's index: entries up to here are applied, hence committed. 0: no manifest."""
+    """The manifest's index. Entries up to here are applied, hence committed. 0: no manifest."""
 
     @property
     def name(self) -> str:
@@ -92,7 +93,7 @@ class Stopped:
         return self.directory.identity.replica_id
 
     def record(self, text: str) -> None:
-        """Append a line to `recovered.log`, durably."""
+        """Append a line to `recovered.log`; it is durable on return."""
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         file = self.disk.open_append(self.path / RECORD_NAME)
         try:
@@ -105,15 +106,16 @@ class Stopped:
 
 @contextlib.contextmanager
 def stopped(disk: Disk, path: Path) -> Iterator[Stopped]:
-    """Open a stopped node's files as its start does: an ordered install is carried out.
+    """Open a stopped node's files. A snapshot that is ready is installed, as at the node's start.
 
     Raises:
-        WrongDirectoryError: it is no data directory, or in use.
-        CorruptFileError, UnknownVersion, PromiseLost, DiskFailed: the node would not start either.
+        WrongDirectoryError: it is not a data directory, or a process has locked it.
+        CorruptFileError, UnknownVersionError, PromiseLostError, DiskFailedError: the node would
+            not start either.
     """
     if not disk.exists(path / IDENTITY_NAME):
         raise WrongDirectoryError(
-            f"{path} has no {IDENTITY_NAME}: it is no timerd's data directory"
+            f"{path} has no {IDENTITY_NAME}: it is not a data directory of timerd"
         )
     whose = read_identity(disk, path)
     directory = open_directory(disk, path, cluster_id=whose.cluster_id, name=whose.name)
@@ -148,28 +150,28 @@ def stopped(disk: Disk, path: Path) -> Iterator[Stopped]:
 
 
 def majority(node: Stopped, voters: list[str]) -> RecoveryPlan:
-    """Plan to make a cluster of this directory alone.
+    """Plan to make this directory a cluster of its own.
 
-    The log names its voters. So it goes on with an EPOCH entry that names this replica alone, and
-    an entry of the same epoch behind it: from that on the voters before it count no more.
+    The log names its voters. So an EPOCH entry is appended that names this replica as the only
+    voter, and a second entry of the same epoch. With that the earlier voters no longer count.
     """
     if voters != [node.name]:
-        limit = f"must be {node.name}, the directory's node: others join afterwards, as learners"
+        limit = f"must be {node.name}, the directory's node; others join later as learners"
         raise RecoveryRefused(f"--voters = {','.join(voters)}: {limit}")
     epoch = Epoch(max(node.promise.promise.epoch, node.shape.last_epoch) + EPOCH_STEP)
     if epoch > EPOCH_MAX:
         raise RecoveryRefused(
-            f"epoch = {epoch}: must be at most {EPOCH_MAX}; `timerctl recover epoch` comes first"
+            f"epoch = {epoch}: must be at most {EPOCH_MAX}; run `timerctl recover epoch` first"
         )
     last, identity = node.shape.last_index, node.directory.identity
     where = f"the log of {node.name} ends at entry {last} of epoch {node.shape.last_epoch}"
-    losses = [f"{where}: entries that only the others had behind it are lost, acknowledged or not"]
+    losses = [f"{where}: later entries of other nodes are lost, acknowledged or not"]
     if node.promise.unsure or node.log.tail_was_cut:
-        losses.append(f"{node.name} is unsure: entries that it had acknowledged may be gone")
+        losses.append(f"{node.name} is unsure: entries that it had acknowledged may be lost")
     if last > node.applied:
-        told = f"entries {node.applied + 1} to {last} count as committed from now on"
-        losses.append(f"{told}: also those of which a client heard that they had no effect")
-    losses.append("directories of the other nodes must never be started again")
+        told = f"entries {node.applied + 1} to {last} now count as committed"
+        losses.append(f"{told}, even if a client was told that its request had no effect")
+    losses.append("never start the directories of the other nodes again")
 
     def carry_out() -> str:
         nonce = Nonce(secrets.randbits(62) + 1)
@@ -198,43 +200,41 @@ def majority(node: Stopped, voters: list[str]) -> RecoveryPlan:
 
 
 def epoch(node: Stopped) -> RecoveryPlan:
-    """Plan to take a promise back that no other node can follow, and to make Raft's files anew.
+    """Plan to lower a promise that no other node can follow, and to found Raft's files anew.
 
-    What else was promised is forgotten with it, so the replica is unsure.
+    Other promises are forgotten with it, so the replica becomes unsure.
     """
     promised, last = node.promise.promise, node.shape.last_epoch
     reach = last + EPOCH_STEP_MAX
-    losses = ["raft/ is removed: this node's Raft votes count again when the others have filled it"]
+    losses = ["raft/ is deleted: this node's Raft vote counts again when the others have filled it"]
     if promised.epoch <= reach:
-        losses.insert(0, f"the promise, of epoch {promised.epoch}, is in reach, and is kept")
+        losses.insert(0, f"the promise of epoch {promised.epoch} is within reach and is kept")
     elif not last:
         raise RecoveryRefused(
-            f"the log is empty: nothing tells what {node.name} has promised. Replace it"
+            f"the log is empty: the promises of {node.name} are unknown. Replace the node"
             f" by a new replica: `timerctl members replace {node.name}` (docs/members.md)"
         )
     else:
-        told = (
-            f"the promise, of epoch {promised.epoch}, becomes one of epoch {last}, the log's last"
-        )
+        told = f"the promise of epoch {promised.epoch} becomes one of epoch {last}, the log's last"
         losses = [
-            f"{told}: whatever {node.name} promised above that is forgotten",
-            "until a leader has matched its log, its vote counts only if every voter is there",
+            f"{told}: all promises of {node.name} above that are forgotten",
+            "its vote counts only with all voters present, until a leader has matched its log",
             *losses,
         ]
 
     def carry_out() -> str:
         if promised.epoch > reach:
-            # The leader's process is not known: the last leadership is refused, the next is not.
+            # The leader's process is unknown: the last epoch is refused, the next is not.
             nonce = Nonce(secrets.randbits(62) + 1)
             node.promise.take_back(Promise(last, _leader(node), nonce))
         raft_files.remove(node.path, alone=False)
         return f"epoch: the promise of epoch {promised.epoch} is now {node.promise.promise}"
 
-    return RecoveryPlan(f"take back what {node.name} has promised", tuple(losses), carry_out)
+    return RecoveryPlan(f"take back the promise of {node.name}", tuple(losses), carry_out)
 
 
 def _leader(node: Stopped) -> ReplicaId:
-    """Return who leads the log's last epoch; any other voter if the log does not tell any more."""
+    """Return the leader of the log's last epoch; any other voter if its EPOCH entry is gone."""
     start = node.shape.last_start
     found = _entry(node, start) if start > node.shape.base_index else None
     if found is not None:
@@ -242,24 +242,22 @@ def _leader(node: Stopped) -> ReplicaId:
     return min(node.shape.voters - {node.me}, default=node.me)
 
 
-# ---- an entry that nobody can apply
+# ---- an entry that no node can apply
 
 
 def entry_of(node: Stopped, index: LogIndex, crc32: int) -> RecoveryPlan:
-    """Plan to put an entry without an effect in the place of one that ends every node."""
+    """Plan to replace an entry that ends every node by one without an effect."""
     found = _entry(node, index)
     if found is None:
         first, last = node.log.first_index, node.log.last_index
         raise RecoveryRefused(
-            f"--index = {index}: must be in {first} .. {last}, the log of {node.name}"
+            f"--index = {index}: must be {first} to {last}, the entries in the log of {node.name}"
         )
     frame = node.log.read(index, 1)[0]
     held = int.from_bytes(frame[:4], "little")
     after = entry_frame.encode(EntryKind.CHECKPOINT, found.epoch, index, found.time_ms, [])
     if bytes(frame) == after:
-        return RecoveryPlan(
-            "", (f"entry {index} is without an effect already: nothing is done",), str
-        )
+        return RecoveryPlan("", (f"entry {index} already has no effect: nothing to do",), str)
     if held != crc32:
         raise RecoveryRefused(
             f"--crc32 = {crc32:08x}: must be {held:08x}, that of entry {index},"
@@ -271,19 +269,19 @@ def entry_of(node: Stopped, index: LogIndex, crc32: int) -> RecoveryPlan:
         )
     if index <= node.applied:
         raise RecoveryRefused(
-            f"--index = {index}: must be above {node.applied}, up to which {node.name} has applied"
+            f"--index = {index}: must be above {node.applied}, the last that {node.name} applied"
         )
     told = f"entry {index} ({found.kind.name}, {len(found.payload)} bytes, epoch {found.epoch})"
     losses = (
-        f"{told} loses its effect: all that was asked for with it is lost, acknowledged or not",
-        "a node that keeps the entry differs: give the same command on each before any starts",
+        f"{told} loses its effect: all its requests are lost, acknowledged or not",
+        "run the same command on every node that has the entry, before any node starts",
     )
 
     def carry_out() -> str:
         segment.replace_frame(node.disk, node.directory.log, index, after)
         return (
-            f"entry: {index} of epoch {found.epoch}, {found.kind.name} with crc32 {held:08x}, is a"
-            " CHECKPOINT without an effect now"
+            f"entry: {index} of epoch {found.epoch}, {found.kind.name} with crc32 {held:08x}, is"
+            " now a CHECKPOINT without an effect"
         )
 
     return RecoveryPlan(f"replace entry {index} of {node.name}", losses, carry_out)

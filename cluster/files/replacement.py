@@ -1,15 +1,15 @@
-"""A node whose promise or identity is lost or damaged waits to be replaced, and becomes a learner.
+"""A voter whose promise or identity is lost waits to be replaced, and becomes a learner.
 
-As the voter that it was it must take no part: who can lead hangs on what it has promised. It keeps
-its ports open and says so; one command does the rest, from any machine:
+It must not take part as the former voter, because its promises decide which node can lead. It keeps
+its ports open and reports the wait. One command on any machine does the rest:
 
     timerctl members replace n2 --> the leader --> n2 empties its directory, formats it as a
                                         |          learner's, starts again and catches up
                                         v
                                     the log: the new replica votes in the place of the lost one
 
-The leader alone passes the request on, so a majority of voters is there when the files go. It
-brings the cluster's id, and a nonce that it has read from the waiting node's status.
+Only the leader passes the request on, so a majority of voters is present when the files are
+deleted. The request carries the cluster's id, and a nonce from the waiting node's status.
 """
 
 import asyncio
@@ -41,21 +41,21 @@ from timerclient.proto import timer_pb2 as pb
 logger = logging.getLogger(__name__)
 
 REPLACEABLE: Final = "waiting to be replaced"
-"""The role of such a node."""
+"""The role of a node that waits for its replacement."""
 _KEPT: Final = "lost+found"
 
 
 def is_replaceable(config: NodeConfig, error: StorageError) -> bool:
-    """Return whether another replica in the place of this one is the way out."""
+    """Return whether a new replica in the place of this one solves the error."""
     files = {str(config.data / PROMISE_NAME), str(config.data / IDENTITY_NAME)}
     hurt = isinstance(error, CorruptFileError) and str(error.path) in files
     return len(config.peers) > 1 and (hurt or isinstance(error, PromiseLostError))
 
 
 async def wait_for_replacement(disk: Disk, config: NodeConfig, error: StorageError) -> None:
-    """Return when an operator has asked for it, and the directory is a new learner's."""
+    """Return when an operator has requested it and the directory is formatted as a learner's."""
     asked = asyncio.Event()
-    way_out = f"{error}; `timerctl members replace {config.name}` makes a new replica of it"
+    way_out = f"{error}; replace this replica with `timerctl members replace {config.name}`"
     standby = Standby(config, REPLACEABLE, lambda: way_out, on_replace=asked.set)
     await standby.start()
     logger.warning("takes no part: %s", way_out)
@@ -64,13 +64,13 @@ async def wait_for_replacement(disk: Disk, config: NodeConfig, error: StorageErr
     finally:
         await standby.stop()
     await asyncio.to_thread(format_anew, disk, config)
-    logger.warning("%s was emptied, and formatted as a learner's", config.data)
+    logger.warning("%s was emptied and formatted as a learner's", config.data)
 
 
 async def ask_to_replace(stub: Stub, cluster_id: str, name: str) -> None:
-    """Tell a node that waits to be replaced to become a learner.
+    """Request that a waiting node becomes a learner.
 
-    A lost answer is no error: the node's next status says whether it still waits.
+    A lost answer is not an error: the node's next status shows whether it still waits.
     """
     with contextlib.suppress(grpc.aio.AioRpcError):
         status = stub.GetStatus(pb.GetStatusRequest(local=True), timeout=PART_S)
@@ -81,13 +81,13 @@ async def ask_to_replace(stub: Stub, cluster_id: str, name: str) -> None:
 
 
 def format_anew(disk: Disk, config: NodeConfig) -> None:
-    """Make the node's directory that of a new learner under the same name."""
+    """Empty the node's directory and format it for a new learner under the same name."""
     try:
         voters = dict(read_identity(disk, config.data).founding_voters)
     except (StorageError, FileNotFoundError):
         voters = {name: founding_replica_id(config.cluster_id, name) for name in config.peers}
     voters.pop(config.name, None)
-    # The identity goes last: a directory that has one is met again as this node's.
+    # The identity goes last: after a crash the next start still recognises the directory.
     for path in sorted(config.data.iterdir(), key=lambda path: path.name == IDENTITY_NAME):
         if path.name != _KEPT:
             _remove(path)

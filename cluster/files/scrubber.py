@@ -1,11 +1,11 @@
-"""The slow scrub of a running node: all that it keeps is read again and again, and damage healed.
+"""The slow scrub of a running node: it reads all files again and again, and starts a repair.
 
     pass in a thread, paced --> damage --> wait until the others can go on without this node
-                                       --> hand over, if it leads --> end, heal, come back
+                                       --> hand over, if it leads --> end, repair, come back
 
-timer/recovery/scrub.py reads; cluster/files/repair.py heals. Reads go past the page cache: what the
-disk holds is what counts. A node without others cannot be healed: it says what is damaged, and goes
-on.
+timer/recovery/scrub.py reads; cluster/files/repair.py repairs. Reads bypass the page cache, because
+the bytes on the disk are checked. A node without others cannot be repaired: it reports the damage
+and continues.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ ASK_AGAIN_S: Final = 2.0
 
 
 class Scrubber:
-    """See the module. For the event loop; `run` until cancelled, then `stop`."""
+    """Scrubs one node's files; see the module. `run` on the loop until cancelled, then `stop`."""
 
     def __init__(  # noqa: PLR0913 - what the node lends it
         self,
@@ -45,7 +45,7 @@ class Scrubber:
         wall_ms: Callable[[], UnixMs],
         fatal: Callable[[BaseException], None],
     ) -> None:
-        """`others` asks the other nodes; `fatal` ends the process, for the next to be healed."""
+        """`others` requests the other nodes' status. `fatal` ends the process for a repair."""
         self._disk, self._directory, self._replica = disk, directory, replica
         self._name, self._rate = config.name, config.storage.scrub_bytes_per_s
         self._interval_s = config.storage.scrub_interval_ms / 1000
@@ -55,32 +55,34 @@ class Scrubber:
         self._pacer = Pacer(lambda: self._rate)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scrub")
         self.damage = ""
-        """What is damaged; empty: nothing is known to be."""
+        """The damage in words; empty: none is known."""
         self.bytes_read = 0
+        """Bytes read since the start."""
         self.passes = 0
+        """Whole passes since the start."""
         self.ended_ms = UnixMs(0)
-        """When the last whole pass ended; 0: none has."""
+        """Wall clock at the end of the last whole pass; 0: there was none."""
 
     async def run(self) -> None:
-        """Scrub, again and again; nothing if no rate is set."""
+        """Scrub again and again; return at once if `scrub_bytes_per_s` is 0."""
         loop = asyncio.get_running_loop()
         while self._rate:
             next_s = loop.time() + self._interval_s
             damage = await loop.run_in_executor(self._thread, self._pass)
             self.damage = str(damage or "")
             if damage is not None:
-                hope = "with nobody to heal it from" if self._alone else "to be healed"
+                hope = "with no other node to heal it from" if self._alone else "to be healed"
                 logger.error("the scrub found damage, %s: %s", hope, damage)
                 await self._heal(damage)
             await asyncio.sleep(max(0.0, next_s - loop.time()))
 
     def stop(self) -> None:
-        """End the thread's work at its next step."""
+        """Stop the thread at its next step."""
         self._pacer.abandon()
         self._thread.shutdown()
 
     def _pass(self) -> CorruptFileError | UnknownVersionError | None:
-        """Read everything once; return the first damage."""
+        """Read all files once; return the first damage. None: none was found, or `stop`."""
         state, log = self._directory.state, self._directory.log
         with contextlib.suppress(Abandoned):
             for checked in scrub(self._disk, state=state, log=log, pace=self._step):
@@ -95,7 +97,7 @@ class Scrubber:
         self._pacer(size)
 
     async def _heal(self, damage: CorruptFileError | UnknownVersionError) -> None:
-        """End the process, once the others can go on without this node; never if it is alone."""
+        """End the process when the others can go on without this node; never if it is alone."""
         if self._alone:
             return
         said = ""
@@ -109,7 +111,7 @@ class Scrubber:
         self._fatal(damage)
 
     def _why_wait(self, others: list[pb.NodeStatus]) -> str:
-        """Return why this node had better stay; empty: it can be healed now."""
+        """Return the reason to wait with the repair; empty: there is none."""
         voters = self._replica.voters
         there = [node for node in others if node.reachable and node.replica_id in voters]
         whole = [node for node in there if not node.unsure]

@@ -1,7 +1,7 @@
-"""The ports of a node that takes no part in the cluster for now, and say what it waits for.
+"""The ports of a node that takes no part in the cluster while it waits.
 
-It is healthy and not ready. Its status is its own alone: role, and what it waits for. Nothing else
-is served, so that others take it for absent.
+The node is healthy and not ready. Its status has only its own role and the reason for the wait.
+Nothing else is served, so other nodes take it for absent.
 """
 
 import secrets
@@ -22,13 +22,13 @@ from timerclient.proto import timer_pb2 as pb
 ADMIN: Final = "timer.v1.AdminService"
 CLUSTER_KEY: Final = "timer-cluster-id"
 NONCE_KEY: Final = "timer-replace-nonce"
-"""Metadata: a status carries the nonce of this wait, and a replacement must bring it back."""
+"""Metadata. A status carries the nonce of this wait, and a replacement must send it back."""
 GRACE_S: Final = 0.5
-"""How long open RPCs may still take: those of probes."""
+"""Seconds that open RPCs of probes may still take at `stop`."""
 
 
 class Standby:
-    """Answers from `start` to `stop`."""
+    """Serves both ports from `start` to `stop`."""
 
     def __init__(
         self,
@@ -38,18 +38,19 @@ class Standby:
         free_bytes: Callable[[], int] | None = None,
         on_replace: Callable[[], object] | None = None,
     ) -> None:
-        """`waits_for` says why in words; `free_bytes`, what its disk has left, if that matters.
+        """`waits_for` returns the reason for the wait. `free_bytes` returns the disk's free bytes.
 
-        `on_replace` hears that an operator wants this node's replica replaced. None: it can't be.
+        `on_replace` is called when an operator requests the replacement of this node's replica.
+        None: the replica cannot be replaced.
         """
         self._config, self._role, self._waits_for = config, role, waits_for
         self._free_bytes = free_bytes
         registry = CollectorRegistry()
-        Gauge("timer_standby", "1: takes no part for now", ["role"], registry=registry).labels(
+        Gauge("timer_standby", "1: the node takes no part", ["role"], registry=registry).labels(
             role
         ).set(1)
         if free_bytes is not None:
-            free = Gauge("timer_disk_free_bytes", "Left on the disk", registry=registry)
+            free = Gauge("timer_disk_free_bytes", "Free bytes of the disk", registry=registry)
             free.set_function(free_bytes)
         self._http = HttpServer(config.http, self, registry)
         self._endpoints = Endpoints(config)
@@ -71,7 +72,7 @@ class Standby:
         self._server.add_generic_rpc_handlers((admin,))
 
     async def start(self) -> None:
-        """Listen.
+        """Listen on both ports.
 
         Raises:
             ConfigError: an address is in use, or not this machine's.
@@ -89,7 +90,7 @@ class Standby:
         request: pb.GetStatusRequest,
         context: "grpc.aio.ServicerContext[object, object]",
     ) -> pb.GetStatusResponse:
-        """Tell of this node alone; who leads is not known."""
+        """Return this node's status; the leader is unknown."""
         del request
         await context.send_initial_metadata(((NONCE_KEY, self._nonce),))
         return pb.GetStatusResponse(cluster_id=self._config.cluster_id, nodes=[self._node()])
@@ -99,10 +100,10 @@ class Standby:
         request: pb.ChangeMembersRequest,
         context: "grpc.aio.ServicerContext[object, object]",
     ) -> pb.ListMembersResponse:
-        """Take note that this node's replica is to be replaced; the leader asks for that.
+        """Note a request to replace this node's replica; the leader sends it.
 
-        A request is rejected that is for another node or cluster, or that answers to no status of
-        this wait: a late copy of an earlier request deletes no files.
+        A request is rejected if it is for another node or cluster, or if its nonce is not of a
+        status of this wait. So a late copy of an earlier request deletes no files.
         """
         sent = dict(context.invocation_metadata() or ())
         meant = sent.get(CLUSTER_KEY), sent.get(NONCE_KEY), request.change, request.name
@@ -131,7 +132,7 @@ class Standby:
         return LocalState(role=role, serving=False, leader="", silent_ms=0, silent_ms_max=0)
 
     async def measure(self) -> None:
-        """See NodeView: there is nothing to find out."""
+        """See NodeView: there is nothing to measure."""
 
     async def status(self, *, cluster: bool) -> Mapping[str, object]:
         """See NodeView."""
@@ -148,7 +149,7 @@ class Standby:
         """See NodeView.
 
         Raises:
-            NotReadyError: it has applied nothing.
+            NotReadyError: always; this node has applied no policies.
         """
         del namespace, topic
         raise NotReadyError(self._waits_for())

@@ -89,7 +89,8 @@ def open_storage(
 
     Raises:
         Damaged: state or log must be fetched again. The directory is not locked.
-        WrongDirectory, CorruptFileError, UnknownVersion, PromiseLost, DiskFailed: other failures.
+        WrongDirectoryError, CorruptFileError, UnknownVersionError, PromiseLostError,
+            DiskFailedError: other failures.
     """
     directory = open_directory(disk, config.data, cluster_id=config.cluster_id, name=config.name)
     try:
@@ -136,8 +137,8 @@ def _prepared(disk: Disk, directory: DataDirectory) -> Snapshot | None:
     Returns the installed snapshot. None: no snapshot was ready.
 
     Raises:
-        CorruptFileError, UnknownVersion, PromiseLost: the snapshot's plan or the promise is
-        unreadable.
+        CorruptFileError, UnknownVersionError, PromiseLostError: the snapshot's plan or the promise
+            is unreadable.
     """
     return install_if_ready(
         disk,
@@ -191,6 +192,6 @@ def note_damage(disk: Disk, config: NodeConfig, error: BaseException) -> None:
     """Write a note that makes the next start fetch state and log again.
 
     Raises:
-        DiskFailed: the note may be missing, and the next start may not notice the damage.
+        DiskFailedError: the note may be missing, and the next start may not notice the damage.
     """
     disk.write_atomic(config.data / "damaged", str(error).encode())

@@ -1,7 +1,7 @@
 """`timerctl verify --data DIR`: reads every file of a stopped node and checks every checksum.
 
-It writes nothing but its pid into LOCK, which keeps a node from starting meanwhile. Of a running
-node `timerctl status` shows what its own scrub has found (cluster/files/scrubber.py).
+It writes only its pid, into LOCK, so that no node starts meanwhile. For a running node
+`timerctl status` shows the findings of its own scrub (cluster/files/scrubber.py).
 """
 
 import argparse
@@ -30,18 +30,18 @@ from timer.recovery.snapshot import SnapshotPart, crc32_of
 from timer.recovery.snapshot_receiver import ready
 
 DAMAGED = 1
-"""Exit code: something is."""
+"""Exit code: a file is damaged, or the directory cannot be checked."""
 
 
 def verify(disk: Disk, data: Path) -> Iterator[Checked]:
     """Yield every file of a stopped node's data directory, checked.
 
     Raises:
-        WrongDirectoryError: it is no data directory, or in use.
+        WrongDirectoryError: it is not a data directory, or a process has locked it.
     """
     if not disk.exists(data / IDENTITY_NAME):
         raise WrongDirectoryError(
-            f"{data} has no {IDENTITY_NAME}: it is no timerd's data directory"
+            f"{data} has no {IDENTITY_NAME}: it is not a data directory of timerd"
         )
     lock = disk.lock(data / LOCK_NAME)
     try:
@@ -52,10 +52,10 @@ def verify(disk: Disk, data: Path) -> Iterator[Checked]:
             yield _checked(disk, path, check)
         state, log, incoming = data / "state", data / "log", data / "incoming"
         if disk.exists(incoming / "ready"):
-            # The next start replaces the state, and the log if it is not whole.
+            # The next start replaces the state, and a damaged log.
             yield from _ordered(disk, incoming)
         elif disk.exists(data / "raft") and not disk.exists(log):
-            yield Checked(log, 0, CorruptFileError(log, 0, "it is missing"))
+            yield Checked(log, 0, CorruptFileError(log, 0, "the log is missing"))
         elif disk.exists(state) or disk.exists(log):
             yield from scrub.verify(disk, state=state, log=log)
         noted = data / "damaged"
@@ -67,7 +67,7 @@ def verify(disk: Disk, data: Path) -> Iterator[Checked]:
 
 
 def _ordered(disk: Disk, incoming: Path) -> Iterator[Checked]:
-    """Yield an order to install a snapshot, and the snapshot's files."""
+    """Yield the order to install a snapshot, and the snapshot's files."""
     order = incoming / "ready"
     found = _checked(disk, order, lambda: ready(disk, incoming))
     yield found
@@ -79,9 +79,9 @@ def _ordered(disk: Disk, incoming: Path) -> Iterator[Checked]:
 
 def _check_part(disk: Disk, path: Path, part: SnapshotPart) -> None:
     if not disk.exists(path):
-        raise CorruptFileError(path, 0, "it is missing")
+        raise CorruptFileError(path, 0, "the file is missing")
     if (disk.size(path), crc32_of(disk, path)) != (part.size, part.crc32):
-        raise CorruptFileError(path, 0, "it is not what was to be installed")
+        raise CorruptFileError(path, 0, "size or checksum differs from the install order")
 
 
 def _checked(disk: Disk, path: Path, check: Callable[[], object]) -> Checked:

@@ -1,15 +1,15 @@
-"""The HTTP port: metrics, health, and the node's state as JSON. It reads and changes nothing.
+"""The HTTP port: metrics, health, and the node's state as JSON. No request changes the state.
 
     /metrics         Prometheus
-    /healthz         200: the process works. Else restart it: 503
-    /readyz          200: send clients here; it leads, or knows who does. Else 503, and why
-    /v1/status       this node, or with the others' answers: ?scope=cluster
+    /healthz         200: the process works. 503: restart it
+    /readyz          200: send clients here: the node leads, or knows the leader. 503: the reason
+    /v1/status       this node; with the others' answers: ?scope=cluster
     /v1/checkpoint   likewise
     /v1/policies     the cluster's, or ?namespace=ns, or ?topic=ns/t, as this node has applied them
     /                links, for people
 
-The node is seen through a `NodeView`; what makes it healthy and ready is decided here, from one
-`LocalState`.
+The port reads the node through a `NodeView`. It decides from one `LocalState` whether the node is
+healthy and ready.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ from cluster.settings.config import parse_address
 from timer.model.timer_errors import ConfigError, EngineError, InvalidRequestError, NotFoundError
 
 ANSWER_TIMEOUT_S: Final = 5.0
-"""The others are asked for the whole cluster's status; a probe doesn't wait longer for them."""
+"""Limit for the status of the whole cluster, which needs the other nodes' answers."""
 IDLE_S: Final = 30.0
-"""A connection must have sent a request's headers by then, and after each answer again."""
+"""A connection is closed if no request's headers came for so long, also after each answer."""
 CONNECTIONS_MAX: Final = 256
-"""With one more the oldest is closed, so that a probe comes through."""
+"""With one more the oldest is closed, so that a probe can connect."""
 DRAIN_TIMEOUT_S: Final = 1.0
-"""A stopping server waits so long for answers under way; a scrape can be repeated."""
+"""A stopping server waits so long for open answers; a scrape can be repeated."""
 
 _LINKS: Final = (
     *("/v1/status", "/v1/status?scope=cluster"),
@@ -49,53 +49,53 @@ _STATUSES: Final = {InvalidRequestError: 400, NotFoundError: 404}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalState:
-    """What probes ask about, as this node knows it without asking anybody."""
+    """The node's state for probes, known without requests to other nodes."""
 
     role: str
     """leader, follower, candidate, learner or stopping."""
     serving: bool
-    """It leads, holds its lease and has applied everything from before."""
+    """The node leads, has a valid lease and has applied all entries of earlier epochs."""
     leader: str
-    """Name of the leader that it follows; empty: none is known."""
+    """Name of the leader that the node follows; empty: unknown."""
     silent_ms: int
-    """Since the leader was last heard, on a follower."""
+    """Time since the last message of the leader, on a follower."""
     silent_ms_max: int
-    """A follower that has heard nothing for longer has lost its leader: lease and guard."""
+    """A follower without a message for longer has lost its leader: the lease and its guard."""
     disk_error: str = ""
-    """Why its disk can't be written; empty: it can."""
+    """The reason why the disk can't be written; empty: it can."""
 
 
 class NodeView(Protocol):
-    """A node, as the HTTP port sees it."""
+    """The node's methods that the HTTP port calls."""
 
     def local(self) -> LocalState:
-        """Return what probes ask about; at once."""
+        """Return the state for probes, at once."""
 
     async def measure(self) -> None:
-        """Find out what the registry is about to show, as far as that takes a while."""
+        """Update the metrics of the registry that take a while to read."""
 
     async def status(self, *, cluster: bool) -> Mapping[str, object]:
-        """Return the node's, or the whole cluster's, status; JSON's types only."""
+        """Return the status of the node, or of the whole cluster; JSON's types only."""
 
     async def checkpoint(self, *, cluster: bool) -> Mapping[str, object]:
-        """Return the node's, or all nodes' and the shared, checkpoint; JSON's types only."""
+        """Return the node's checkpoint, or all nodes' and the shared one; JSON's types only."""
 
     async def policies(self, *, namespace: str, topic: str) -> Mapping[str, object]:
         """Return the policies of a scope; JSON's types only."""
 
 
 def why_unhealthy(state: LocalState) -> str:
-    """Return why the process should be restarted; empty: it should not."""
+    """Return the reason to restart the process; empty: there is none."""
     return f"disk: {state.disk_error}" if state.disk_error else ""
 
 
 def why_not_ready(state: LocalState) -> str:
-    """Return why clients should not be sent to this node; empty: they may be."""
+    """Return the reason to send no clients to this node; empty: there is none."""
     if unhealthy := why_unhealthy(state):
         return unhealthy
     match state.role:
         case "leader":
-            return "" if state.serving else "leads, but serves nobody: no lease, or not caught up"
+            return "" if state.serving else "leads, but does not serve: no lease, or not caught up"
         case "follower" | "learner" if not state.leader:
             return "knows no leader"
         case "follower" | "learner" if state.silent_ms > state.silent_ms_max:
@@ -159,7 +159,7 @@ class HttpServer:
         return int(self._listener.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
-        """Take no more requests, let those under way end, close; may be called at any time."""
+        """Refuse new requests, finish those under way, close; allowed at any time."""
         if self._listener is not None:
             self._listener.close()
         if self._runner is not None:
@@ -187,7 +187,7 @@ class HttpServer:
         return web.Response(body=encode(self._registry), headers=headers)
 
     async def _health(self, _: web.Request) -> web.Response:
-        # That we answer says that the event loop runs.
+        # An answer at all shows that the event loop runs.
         return _verdict(why_unhealthy(self._view.local()))
 
     async def _ready(self, _: web.Request) -> web.Response:
@@ -205,7 +205,7 @@ class HttpServer:
 
 
 def _make_room(connections: Sequence[RequestHandler]) -> None:
-    """Close the oldest connection if there are too many: most likely it is idle."""
+    """Close the oldest connection, most likely an idle one, if there are too many."""
     there = [each.transport for each in connections if each.transport is not None]
     there = [each for each in there if not each.is_closing()]
     if len(there) >= CONNECTIONS_MAX:
@@ -221,7 +221,7 @@ def _whole_cluster(request: web.Request) -> bool:
 
 
 async def _json(read: Callable[[], Awaitable[Mapping[str, object]]]) -> web.Response:
-    """Answer with what `read` returns, or with why it can't be had."""
+    """Answer with the result of `read`, or with its error."""
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             return web.json_response(await read())

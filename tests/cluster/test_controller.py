@@ -343,7 +343,7 @@ def test_refusals_in_a_row_are_answered_ever_more_slowly_and_said_twice() -> Non
     assert waits_ms[0] <= 2 * STEP_MS  # the first goes above the promise at once
     assert waits_ms[1:6] == [1_000, 2_000, 4_000, 8_000, 16_000]
     assert len(said) == 3
-    assert "said no more until it works" in said[-1]
+    assert "further refusals are not logged" in said[-1]
     name = next(name for name in "ac" if VOTERS[name] == play.state.leader)
     play.reports[name] = serving(name, epoch=play.state.epoch)
     play.run(STEP_MS)

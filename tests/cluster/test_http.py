@@ -100,7 +100,7 @@ async def page() -> AsyncIterator[Page]:
         (replace(FOLLOWER, silent_ms=551), "has not heard the leader n1 for 551 ms"),
         (replace(FOLLOWER, leader=""), "knows no leader"),
         (LEADER, ""),
-        (replace(LEADER, serving=False), "leads, but serves nobody: no lease, or not caught up"),
+        (replace(LEADER, serving=False), "leads, but does not serve: no lease, or not caught up"),
         (replace(FOLLOWER, role="candidate"), "is candidate"),
         (replace(FOLLOWER, role="learner"), ""),
         (replace(FOLLOWER, role="learner", leader=""), "knows no leader"),

@@ -89,10 +89,10 @@ def test_verify_reads_a_stopped_node_and_names_file_and_byte(
             path.write_bytes(whole[path])
         assert timerctl("--data", str(data)) == 0
         assert timerctl("--data", str(tmp_path)) == DAMAGED
-        assert "it is no timerd's data directory" in capsys.readouterr().err
+        assert "it is not a data directory of timerd" in capsys.readouterr().err
         (data / "log").rename(data / "lost")
         assert timerctl("--data", str(data)) == DAMAGED
-        assert f"{data / 'log'}: corrupt at byte 0: it is missing" in capsys.readouterr().out
+        assert f"{data / 'log'}: corrupt at byte 0: the log is missing" in capsys.readouterr().out
         order = data / "incoming" / "ready"
         order.parent.mkdir(exist_ok=True)
         order.write_bytes(b"no order")
