@@ -1,7 +1,7 @@
-"""Consumer groups as clients and operators name them: opened, found, altered, redriven.
+"""Requests about consumer groups: open, find, alter, seek, delete, redrive.
 
-Everything that a client says of a group is checked here; the error names the field, the value and
-the limit. What groups do is timer/leader/groups/group_dispatch.py's affair.
+All client input about groups is checked here. An error names the field, the value and the limit.
+Delivery to groups is in timer/leader/groups/group_dispatch.py.
 """
 
 import asyncio
@@ -35,17 +35,17 @@ from timerclient.proto import timer_pb2 as pb
 
 ATTEMPTS_MAX: Final = 1000
 DELAY_MS_MAX: Final = 30 * 86_400_000
-"""Thirty days: of a nack, and of backing off."""
+"""Thirty days, for the delay of a nack and for backoff."""
 IN_FLIGHT_MAX: Final = 1_000_000
 REDRIVE_MAX: Final = 256
 SEEKS_MAX: Final = 10
-"""So often something is tried again because the group was sought meanwhile."""
+"""Attempts of a request, at most. It is repeated if the group is sought meanwhile."""
 REDRIVE_WAIT_S: Final = 2.0
-"""Until a redrive gives up: the dead letters are leased to somebody else, or the disk is slow."""
+"""Limit of a redrive: its dead letters may be leased, or the disk may be slow."""
 
 
 class GroupDesk:
-    """Finds groups on the leader, makes them, changes them."""
+    """Finds, creates and changes groups, on the leader."""
 
     def __init__(
         self, host: Host, timers: TimerService, defaults: Groups, name_bytes_max: int
@@ -56,10 +56,10 @@ class GroupDesk:
         self._name_bytes_max = name_bytes_max
 
     def check_lease(self, lease_ms: int, zero: str = "the group's default") -> None:
-        """Check how long a consumer wants to hold messages; 0 is `zero`.
+        """Check a lease's length in milliseconds. 0 means `zero`.
 
         Raises:
-            InvalidRequestError: it may not.
+            InvalidRequestError: the lease is too short or too long.
         """
         low = self._defaults.visibility_timeout_ms_min
         high = self._defaults.visibility_timeout_ms_max
@@ -70,12 +70,12 @@ class GroupDesk:
     async def open(
         self, topic: str, group: str, start: int, changes: pb.GroupSettings
     ) -> tuple[Leader, Group]:
-        """Return the leader and a group, which is made if it isn't there.
+        """Return the leader and a group; a missing group is created.
 
         Raises:
-            AlreadyExistsError: it is of another type than the one that is asked for.
-            InvalidRequestError: a name or a setting may not be.
-            NotLeader: this node does not lead, or not any more.
+            AlreadyExistsError: the group has another type than requested.
+            InvalidRequestError: a name or a setting is not allowed.
+            NotLeaderError: this node does not lead, or no longer.
         """
         topic = wire_rows.topic_name(topic)
         wire_rows.check_name("group", group, wire_rows.GROUP_NAME, self._name_bytes_max)
@@ -89,7 +89,7 @@ class GroupDesk:
         try:
             made = await self._host.ask(lambda done: leader.groups.create(create, done))
         except TopicDeletedError:
-            raise TopicDeletedError(of.name) from None  # it knows but the id
+            raise TopicDeletedError(of.name) from None  # the original error has only the id
         assert isinstance(made, Group)
         if leader.closed is not None:
             raise leader.closed
@@ -98,11 +98,11 @@ class GroupDesk:
         return leader, made
 
     def find(self, topic: str, group: str) -> tuple[Leader, Topic, Group]:
-        """Return the leader, a topic and a group of it.
+        """Return the leader, a topic and a group of that topic.
 
         Raises:
-            NotFoundError: there is no such group.
-            NotLeader: this node does not lead.
+            NotFoundError: the topic or the group does not exist.
+            NotLeaderError: this node does not lead.
         """
         leader = self._host.require_leader()
         of = leader.machine.topic_by_name.get(wire_rows.topic_name(topic))
@@ -114,16 +114,16 @@ class GroupDesk:
         return leader, of, found
 
     async def alter(self, topic: str, group: str, changes: pb.GroupSettings) -> Group:
-        """Change settings of a group; committed when this returns.
+        """Change settings of a group; committed on return.
 
         Raises:
-            InvalidRequestError: a setting may not be.
-            NotFoundError: there is no such group.
+            InvalidRequestError: a setting is not allowed.
+            NotFoundError: the group does not exist.
         """
         leader, of, found = self.find(topic, group)
         changed = self._changed(found.settings, of.name, group, changes)
         if changed.type != found.settings.type:
-            limit = f"stands when a group is made; this one is {found.settings.type}"
+            limit = f"cannot change after the group was created; it is {found.settings.type}"
             raise InvalidRequestError("type", changed.type, limit)
         given = {field.name: value for field, value in changes.ListFields()}
         given.pop("type", None)
@@ -135,25 +135,25 @@ class GroupDesk:
         return found
 
     async def delete(self, topic: str, group: str) -> None:
-        """Delete a group; committed when this returns.
+        """Delete a group; committed on return.
 
         Raises:
-            NotFoundError: there is no such group.
+            NotFoundError: the group does not exist.
         """
         leader, _, found = self.find(topic, group)
         await self._ask(found, lambda done: leader.groups.delete(found, done))
 
     async def seek(self, request: pb.SeekGroupRequest) -> None:
-        """Let a group go on where the request says; committed when this returns.
+        """Move a group to the requested position; committed on return.
 
         Raises:
-            InvalidRequestError: the topic does not keep that offset, or nothing says where.
-            NotFoundError: there is no such group.
+            InvalidRequestError: the topic does not have that offset, or no position is given.
+            NotFoundError: the group does not exist.
         """
         leader, of, found = self.find(request.topic, request.group)
         to, groups, queue = request.WhichOneof("to"), leader.groups, of.queue
         if to is None:
-            raise InvalidRequestError("to", "nothing", "one of offset, time_ms and start")
+            raise InvalidRequestError("to", "nothing", "give one of offset, time_ms and start")
         if to == "time_ms":
             if not 0 <= request.time_ms <= DUE_MS_MAX:
                 raise InvalidRequestError("time_ms", request.time_ms, f"must be 0 to {DUE_MS_MAX}")
@@ -166,10 +166,11 @@ class GroupDesk:
         await self._ask(found, lambda done: groups.seek(found, offset, done))
 
     async def _ask(self, group: Group, start: Callable[[Done], None]) -> None:
-        """Ask for an op of a group, again if a seek has given it another id meanwhile.
+        """Start a group's op; repeat it if a seek has assigned another group id meanwhile.
 
         Raises:
-            NotFoundError: it was deleted meanwhile.
+            NotFoundError: the group was deleted meanwhile.
+            OverloadedError: SEEKS_MAX seeks came in between.
         """
         for _ in range(SEEKS_MAX):
             try:
@@ -184,7 +185,7 @@ class GroupDesk:
     def _changed(
         self, settings: GroupSettings, topic: str, group: str, changes: pb.GroupSettings
     ) -> GroupSettings:
-        """Return settings with changes, checked; the topic's name in them is written plainly."""
+        """Return the changed settings, checked; the dead letter topic's name is in plain form."""
         if changes.dead_letter_topic:
             changes.dead_letter_topic = wire_rows.topic_name(changes.dead_letter_topic)
         limits = {
@@ -220,14 +221,18 @@ class GroupDesk:
         return GroupSettings(**values, dead_letter_topic=to, type=kind)  # type: ignore[arg-type]
 
     async def redrive(self, topic: str, messages: int) -> pb.RedriveResponse:
-        """Send up to `messages` dead letters back where they came from; committed on return.
+        """Send up to `messages` dead letters back to their topics; committed on return.
 
-        If some could not be sent, the answer says why, and how many were sent all the same.
+        If some could not be sent, the answer has the reason and the number of those sent.
+
+        Args:
+            topic: The topic of the dead letters.
+            messages: At most REDRIVE_MAX. 0: REDRIVE_MAX.
 
         Raises:
             InvalidRequestError: too many at once.
             NotFoundError: the topic has no dead letters.
-            EngineError: none is known to have been sent.
+            EngineError: no dead letter is known to have been sent.
         """
         if not 0 <= messages <= REDRIVE_MAX:
             raise InvalidRequestError("max_messages", messages, f"must be at most {REDRIVE_MAX}")
@@ -247,9 +252,9 @@ class GroupDesk:
     async def _redrive(
         self, leader: Leader, group: Group, messages: int, answer: pb.RedriveResponse
     ) -> EngineError | None:
-        """Tell in `answer` how many were sent back; return why others, that could be, were not.
+        """Count the messages sent back in `answer`; return the error of the others. None: no error.
 
-        They go by topic, op by op.
+        They are sent by topic, one op each.
         """
         loop = asyncio.get_running_loop()
         reached: asyncio.Future[None] = loop.create_future()
@@ -262,12 +267,12 @@ class GroupDesk:
             nonlocal waiting
             if reached.done():
                 return
-            try:  # now, while all of it is at hand: soon it may have expired, or left memory
+            try:  # at once: later they may have expired, or left memory
                 moves = leader.groups.redrive(delivery, one)
                 at_home = sum(len(move.offsets) for move in moves)
                 answer.homeless = len(delivery.lease.offsets) - at_home
             except Exception as why:  # noqa: BLE001 - it ends this RPC, and is logged there
-                reached.set_exception(why)  # but not the step of the leader that this is in
+                reached.set_exception(why)  # it must not end the leader's step
                 return
             waiting = len(moves)
             reached.set_result(None)
@@ -280,7 +285,7 @@ class GroupDesk:
             else:
                 assert isinstance(result, MoveApplied), result
                 moved.append(result)
-            # Whoever asked may be gone by now.
+            # The caller may have gone meanwhile.
             if len(moved) + len(failed) == waiting and not answered.done():
                 answered.set_result(None)
 
@@ -295,9 +300,9 @@ class GroupDesk:
             self._host.kick()
             await asyncio.wait([reached], timeout=REDRIVE_WAIT_S)
         finally:
-            # What is not sent back stays leased a while, so that the next call gets others.
+            # The other messages stay leased a while, so that the next call gets different ones.
             took = reached.done() and reached.exception() is None
-            reached.cancel()  # unless it is done: nothing more is taken
+            reached.cancel()  # no effect if it is done; else `take` does nothing more
             (leader.groups.retire if took else leader.groups.give_up)(group, consumer)
             self._host.kick()
         if reached.cancelled():
@@ -309,10 +314,10 @@ class GroupDesk:
 
 
 def check_start(start: int) -> None:
-    """Check where a group is to begin.
+    """Check the position where a new group begins.
 
     Raises:
-        InvalidRequestError: nobody knows what that means.
+        InvalidRequestError: the value is unknown.
     """
     if start not in pb.GroupStart.values():
         known = ", ".join(pb.GroupStart.keys())
@@ -320,7 +325,7 @@ def check_start(start: int) -> None:
 
 
 def status_of(group: Group, queue_end: QueueOffset, leased: int, consumers: int) -> pb.GroupStatus:
-    """Return a group as operators see it."""
+    """Return a group's status for operators."""
     settings = group.settings
     return pb.GroupStatus(
         name=group.name,

@@ -1,11 +1,11 @@
-"""Lease ids as consumers see them: the leader's lease numbers, under a keyed permutation.
+"""Lease ids for consumers: the leader's lease numbers, under a keyed permutation.
 
     number 1, 2, 3, …  <-->  id, 62 bits
 
-A lease id is what a consumer shows to settle messages, so another one must not guess it. The leader
-goes on counting: a number says which lease is older, and stands in columns. The permutation is a
-Feistel network of four rounds, with a key for each leadership; of 2^62 ids those of at most 2^40
-numbers are genuine.
+A consumer needs the lease id to settle messages, so no other consumer may guess it. The leader
+itself uses the number: it shows which lease is older, and fits into columns. The permutation is a
+Feistel network of four rounds, with a key for each leadership. Of the 2^62 ids at most 2^40 are
+genuine.
 """
 
 import hashlib
@@ -17,14 +17,14 @@ _HALF_BITS: Final = 31
 _HALF: Final = (1 << _HALF_BITS) - 1
 _ROUNDS: Final = range(4)
 _NUMBERS: Final = 1 << 40
-"""Leases of one leadership: 100,000 a second for four months."""
+"""Leases of one leadership, at most: 100,000 a second for four months."""
 
 
 class LeaseIds:
     """The ids of the leases of one leadership."""
 
     def __init__(self, secret: bytes, epoch: Epoch) -> None:
-        """`secret` is random, and never told."""
+        """`secret` is random, and never leaves the process."""
         self._keyed = hashlib.blake2b(epoch.to_bytes(8, "little"), key=secret, digest_size=4)
 
     def id_of(self, number: LeaseId) -> int:

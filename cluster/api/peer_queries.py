@@ -1,4 +1,4 @@
-"""Asking the other nodes for their part: who does not answer is shown as such."""
+"""Queries to the other nodes. The answer for an unreachable node says so."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -11,13 +11,12 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 
 PART_S: Final = 1.0
-"""How long another node's part is waited for. Less than a client waits for a node that it asks
-(`stall_s` of timerclient/values/client_settings.py, 1.5 s), with time for the way there and back:
-else one silent node, and no node answers. A leader that asks for the others' room, or before it
-heals, waits so
-long, too, and asks again."""
+"""Limit for another node's answer. It is shorter than the wait of a client for a node (`stall_s` of
+timerclient/values/client_settings.py, 1.5 s), with some time for the network. Otherwise one silent
+node would make all nodes look silent. A leader that queries the others' disk space, or a node
+before a repair, waits as long, too, and then repeats the query."""
 DIGEST_S: Final = 1.5
-"""How long another node's digest is waited for. No client waits; who is late has no say."""
+"""Limit for another node's digest. No client waits for it; a late answer does not count."""
 
 Peers: TypeAlias = "Mapping[str, tuple[str, Stub]]"
 """The other nodes: name -> (address, stub)."""
@@ -26,13 +25,13 @@ _Part = TypeVar("_Part", pb.NodeStatus, pb.NodeCheckpoint)
 
 
 async def ask_all(peers: Peers, ask: Callable[[str, str, Stub], Awaitable[_Part]]) -> list[_Part]:
-    """Return every other node's part, asked at the same time."""
+    """Return every other node's answer; all are queried at the same time."""
     asked = (ask(name, address, stub) for name, (address, stub) in peers.items())
     return list(await asyncio.gather(*asked))
 
 
 async def status_of(name: str, address: str, stub: Stub) -> pb.NodeStatus:
-    """Return a node's status; an unreachable one's says why."""
+    """Return a node's status; for an unreachable node: with the reason."""
     try:
         answer = await stub.GetStatus(pb.GetStatusRequest(local=True), timeout=PART_S)
     except grpc.aio.AioRpcError as error:
@@ -41,7 +40,7 @@ async def status_of(name: str, address: str, stub: Stub) -> pb.NodeStatus:
 
 
 async def checkpoint_of(name: str, address: str, stub: Stub) -> pb.NodeCheckpoint:
-    """Return a node's checkpoint; an unreachable one's says why."""
+    """Return a node's checkpoint; for an unreachable node: with the reason."""
     del address
     try:
         answer = await stub.GetCheckpoint(pb.GetCheckpointRequest(local=True), timeout=PART_S)
@@ -51,19 +50,19 @@ async def checkpoint_of(name: str, address: str, stub: Stub) -> pb.NodeCheckpoin
 
 
 def why(failed: grpc.aio.AioRpcError) -> str:
-    """Return in a few words why a node did not answer."""
+    """Return the reason why a node did not answer, in a few words."""
     details = failed.details() or ""
     if failed.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return f"no answer within {PART_S:g} s"
-    if failed.code() is grpc.StatusCode.UNAVAILABLE:  # the cause stands last, behind every address
+    if failed.code() is grpc.StatusCode.UNAVAILABLE:  # the cause is last, after all addresses
         return details.rpartition(": ")[2].lower() or "not reachable"
     return f"{failed.code().name}: {details}"
 
 
 async def digests_at(peers: Peers, index: LogIndex) -> tuple[dict[str, str], bool]:
-    """Return the voters' digests at a CHECKPOINT, by name, and whether one has yet to get there.
+    """Return the other voters' digests at a CHECKPOINT, by name, and whether one is yet to come.
 
-    Of the others, that is. Who is gone, or has forgotten that checkpoint, is absent.
+    A voter that is unreachable, or has forgotten that checkpoint, is absent.
     """
 
     async def digest_of(name: str, address: str, stub: Stub) -> pb.NodeCheckpoint:
@@ -80,10 +79,10 @@ async def digests_at(peers: Peers, index: LogIndex) -> tuple[dict[str, str], boo
 
 
 def judge(mine: str, others: Mapping[str, str], voters: int, *, votes: bool = True) -> str:
-    """Return why this replica can't go on, or nothing: a majority must hold the same state (P6).
+    """Return the reason why this replica must stop; empty: there is none (P6).
 
-    A replica goes on while a majority of `voters` agrees with it (itself included, if it
-    `votes`), or nobody contradicts it.
+    A replica may go on while a majority of `voters` has its digest, or no other digest differs.
+    The replica itself counts if it `votes`.
     """
     agree = sum(digest == mine for digest in others.values())
     if agree + votes > voters // 2 or agree == len(others):
@@ -92,6 +91,6 @@ def judge(mine: str, others: Mapping[str, str], voters: int, *, votes: bool = Tr
 
 
 def majority_of(others: Mapping[str, str], voters: int) -> bool:
-    """Return whether a majority of `voters`, this replica not among them, agrees."""
+    """Return whether a majority of `voters`, without this replica, has the same digest."""
     digests = [*others.values()]
     return any(digests.count(digest) > voters // 2 for digest in digests)

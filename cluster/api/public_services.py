@@ -1,4 +1,4 @@
-"""The public services of a node: what clients and operators call."""
+"""The public services of a node, for clients and operators."""
 
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
@@ -18,14 +18,14 @@ from timerclient.proto import timer_pb2_grpc as rpc
 
 
 class Services(NamedTuple):
-    """One of each, over one host."""
+    """The three services over one host."""
 
     timers: TimerService
     consumers: ConsumeService
     admin: AdminService
 
     def add_to(self, server: Any) -> None:
-        """Let a gRPC server, or its Registrar, offer them."""
+        """Add them to a gRPC server, or to its Registrar."""
         rpc.add_TimerServiceServicer_to_server(self.timers, server)
         rpc.add_ConsumeServiceServicer_to_server(self.consumers, server)
         rpc.add_AdminServiceServicer_to_server(self.admin, server)
@@ -42,7 +42,7 @@ def services_of(
 ) -> Services:
     """Return the public services of a node with the settings `config`.
 
-    `threads`: run the look-ups. None: threads of the services' own.
+    `threads`: run queries. None: threads of the services' own.
     `outboxes`: bytes that consumers have not read yet. None: the services' own.
     """
     limits = config.limits

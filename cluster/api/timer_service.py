@@ -1,4 +1,4 @@
-"""TimerService: from requests to the leader and back."""
+"""TimerService: passes requests to the leader, and returns the answers."""
 
 import asyncio
 import time
@@ -40,7 +40,7 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 
 UNREAD_ANSWERS_MAX: Final = 1024
-"""Answers of a stream that its client has not read; beyond it no request is read."""
+"""Unread answers of a stream. Above this its requests are not read."""
 
 
 class TimerService(Service, rpc.TimerServiceServicer):
@@ -57,7 +57,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         threads: Executor | None = None,
         hooks: ServiceHooks = NO_HOOKS,
     ) -> None:
-        """`threads` look in; None: threads of its own."""
+        """`threads` run queries; None for threads of its own."""
         super().__init__(hooks)
         self._host = host
         self._limits = limits
@@ -73,7 +73,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
     async def RegisterProducer(  # noqa: N802
         self, request: pb.RegisterProducerRequest, context: Context
     ) -> pb.RegisterProducerResponse:
-        """Issue a producer id through the log."""
+        """Issue a producer id; it is committed on return."""
         size = len(request.token)
         if not 1 <= size <= wire_rows.TOKEN_SIZE_MAX:
             limit = f"must have 1 to {wire_rows.TOKEN_SIZE_MAX} bytes"
@@ -84,7 +84,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         producer_id = await within(asked, context)
         assert isinstance(producer_id, int)
         if not producer_id:
-            raise NotReadyError("the producer id that was drawn is in use; register again")
+            raise NotReadyError("the random producer id is in use already; register again")
         return pb.RegisterProducerResponse(
             producer_id=producer_id, requests_kept=ANSWERS_MAX, rows_kept=ANSWER_ROWS_MAX
         )
@@ -93,7 +93,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
     async def UnregisterProducer(  # noqa: N802
         self, request: pb.UnregisterProducerRequest, context: Context
     ) -> pb.UnregisterProducerResponse:
-        """End a producer through the log."""
+        """End a producer; committed on return."""
         leader, now = self._host.require_leader(), self._host.now()
         producer_id = ProducerId(request.producer_id)
         asked = self._host.ask(lambda done: leader.end_producer(producer_id, now, done))
@@ -104,7 +104,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
     async def Schedule(  # noqa: N802
         self, request: pb.ScheduleRequest, context: Context
     ) -> pb.ScheduleResponse:
-        """Take one request; answer when it is committed and applied."""
+        """Schedule timers; the answer comes when they are committed and applied."""
         future = await self._take(request, caller_of(context))
         response: pb.ScheduleResponse = await within(future, context)
         return response
@@ -113,7 +113,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
     async def ScheduleStream(  # noqa: N802
         self, requests: AsyncIterator[pb.ScheduleRequest], context: Context
     ) -> AsyncGenerator[pb.ScheduleResponse, None]:
-        """Take requests in the order of the stream; answer each once."""
+        """Schedule timers in the order of the stream; answer each request once."""
         unread: list[EngineError] = []
         answers: asyncio.Queue[_Answering | None] = asyncio.Queue()
         room = asyncio.Semaphore(UNREAD_ANSWERS_MAX)
@@ -127,9 +127,9 @@ class TimerService(Service, rpc.TimerServiceServicer):
                     except EngineError as error:
                         self.hooks.on_error("ScheduleStream", error)
                         answers.put_nowait(_failed(request.request_no, error))
-                    del request  # its answer may take a while to be read
+                    del request  # the client may read its answer much later
                     await room.acquire()
-            except EngineError as error:  # nothing that follows is of use
+            except EngineError as error:  # the stream is broken: no later request is readable
                 unread.append(error)
             finally:
                 answers.put_nowait(None)
@@ -143,7 +143,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
                 raise unread.pop()
         finally:
             reader.cancel()
-            while not answers.empty():  # nobody waits for these any more
+            while not answers.empty():  # the client has gone
                 left = answers.get_nowait()
                 if isinstance(left, asyncio.Future):
                     left.cancel()
@@ -151,10 +151,10 @@ class TimerService(Service, rpc.TimerServiceServicer):
     async def _take(
         self, request: pb.ScheduleRequest, whose: str
     ) -> "asyncio.Future[pb.ScheduleResponse]":
-        """Hand a request to the leader; the future has its answer, or a EngineError as exception.
+        """Pass a request to the leader; the future gets its answer, or an EngineError.
 
         Raises:
-            EngineError: it was refused and had no effect.
+            EngineError: the request was refused and had no effect.
         """
         leader = self._host.require_leader()
         wire_rows.check_request(request, self._limits)
@@ -204,12 +204,12 @@ class TimerService(Service, rpc.TimerServiceServicer):
         return {name: (await self.topic(leader, name)).topic_id for name in names}
 
     async def topic(self, leader: Leader, name: str, *, create: bool = False) -> Topic:
-        """Return a topic, created on first use if the node's settings or `create` allow it.
+        """Return a topic. It is created if `create` or the node's settings allow that.
 
         Raises:
-            NotFoundError: it does not exist, and auto_create_topics is off.
-            NotReadyError: likewise, but it is being deleted.
-            InvalidRequestError: its name is longer than a new topic's may be.
+            NotFoundError: the topic does not exist, and auto_create_topics is off.
+            NotReadyError: the same, while the topic is being deleted.
+            InvalidRequestError: the name is too long for a new topic.
         """
         if not (create or self._auto_create_topics):
             return leader.find_topic(name)
@@ -223,10 +223,10 @@ class TimerService(Service, rpc.TimerServiceServicer):
         return topic
 
     async def delete_topic(self, leader: Leader, name: str) -> DeleteTopicApplied:
-        """Delete a topic; committed when this returns.
+        """Delete a topic; committed on return.
 
         Raises:
-            NotFoundError: there is none of that name.
+            NotFoundError: the topic does not exist.
         """
         topic_id, now = wire_timers.topic_of(leader.machine.topic_by_name, name), self._host.now()
         applied = await self._host.ask(lambda done: leader.delete_topic(topic_id, now, done))
@@ -260,7 +260,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
     async def GetTimer(  # noqa: N802
         self, request: pb.GetTimerRequest, context: Context
     ) -> pb.GetTimerResponse:
-        """Tell of one timer."""
+        """Return one timer."""
         del context
         return await self._looking_in.get(request)
 
@@ -268,7 +268,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
     async def ListTimers(  # noqa: N802
         self, request: pb.ListTimersRequest, context: Context
     ) -> pb.ListTimersResponse:
-        """Give a page of pending timers."""
+        """Return a page of pending timers."""
         del context
         return await self._looking_in.list(request)
 
@@ -276,7 +276,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
     async def CountTimers(  # noqa: N802
         self, request: pb.CountTimersRequest, context: Context
     ) -> pb.CountTimersResponse:
-        """Count pending timers."""
+        """Return the number of pending timers."""
         del context
         return await self._looking_in.count(request)
 
@@ -284,7 +284,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
     async def TellStory(  # noqa: N802
         self, request: pb.TellStoryRequest, context: Context
     ) -> AsyncGenerator[pb.TellStoryResponse, None]:
-        """Tell what became of one timer, as it is read."""
+        """Return the events of one timer, while they are read."""
         del context
         async for answer in self._stories.tell(request):
             yield answer
@@ -294,7 +294,7 @@ _Answering: TypeAlias = asyncio.Future[pb.ScheduleResponse] | pb.ScheduleRespons
 
 
 class _NumberedFuture(asyncio.Future[pb.ScheduleResponse]):
-    """A future answer that knows which request it belongs to."""
+    """The future answer to the request with this number."""
 
     def __init__(self, request_no: int) -> None:
         super().__init__()

@@ -1,11 +1,10 @@
-"""Stories of timers: what the leader's log still tells of one (timer/state/timer_story.py), for
-people.
+"""The story of a timer: the events of its life, from the leader's log and memory, for people.
 
-    what the machine knows, on the loop --> Story --> log, in portions, in a thread --> answers
+    the machine's knowledge, on the loop --> Story --> log, in portions, in a thread --> answers
 
-The threads are those of looking in, and each portion takes its turn there: a story of a long log
-neither holds the loop nor keeps others waiting for longer than a portion. Only entries that are
-applied are read.
+The rules are in timer/state/timer_story.py. The threads are those of the queries, and each portion
+takes its turn there. So the story of a long log does not hold the loop, and delays other queries by
+one portion at most. Only applied entries are read.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -31,13 +30,13 @@ from timer.state.timer_story import Known, StoryEvent, StoryReader
 from timerclient.proto import timer_pb2 as pb
 
 PORTION_BYTES: Final = 2 << 20
-"""Of the log, read and looked at before others have their turn."""
+"""Bytes of the log that one turn reads."""
 EVENTS_MAX: Final = 10_000
-"""Lines of one story; a message may be nacked for ever."""
+"""Events of one story, at most; a message may be nacked any number of times."""
 
 
 class Stories:
-    """See the module."""
+    """Reads stories on the leader; see the module."""
 
     def __init__(self, host: Host, looking_in: LookingIn, *, salt: int) -> None:
         self._host = host
@@ -45,11 +44,11 @@ class Stories:
         self._salt = salt
 
     async def tell(self, request: pb.TellStoryRequest) -> AsyncIterator[pb.TellStoryResponse]:
-        """Yield a timer's story, piece by piece, and then how it stands.
+        """Yield a timer's events, in several answers, and at the end its state.
 
         Raises:
-            InvalidRequest: that is no timer id.
-            NotFoundError: it is none of this cluster, or was not issued yet.
+            InvalidRequestError: malformed id.
+            NotFoundError: the id is not of this cluster, or was not issued yet.
         """
         due_ms, seq, genuine = wire_rows.timers_of(request.timer_id, 1, self._salt)
         machine = self._host.require_lease().machine
@@ -105,17 +104,17 @@ class Stories:
         return StoryReader(key, known, marks, groups), state
 
     def _portion(self, story: StoryReader, last: LogIndex) -> list[StoryEvent]:
-        """Feed a story with the next entries. For a thread."""
+        """Pass the next entries to a story; return its events. For a thread."""
         log = self._host.log
         story.skip_to(log.first_index)
         events: list[StoryEvent] = []
         for entry in log.kept(story.next, last, PORTION_BYTES):
-            if entry.index == story.next and not story.over:  # it may jump ahead
+            if entry.index == story.next and not story.over:  # a story may skip entries
                 events += story.feed(entry)
         return events
 
     def _log_begin(self) -> tuple[LogIndex, UnixMs]:
-        """Return index and time of the first entry that is kept. For a thread."""
+        """Return index and time of the log's first entry. For a thread."""
         log = self._host.log
         while True:
             first = log.first_index
@@ -126,7 +125,7 @@ class Stories:
         topic = machine.topics.get(event.topic)
         group = topic.group_by_id.get(event.group) if topic is not None else None
         out = pb.StoryEvent(
-            what=event.what,  # type: ignore[arg-type] # the numbers are the contract's
+            what=event.what,  # type: ignore[arg-type] # the numbers are the API's
             index=event.entry.index,
             time_ms=event.entry.time_ms,
             epoch=event.entry.epoch,
@@ -150,29 +149,29 @@ class Stories:
 def _gaps(
     story: StoryReader, state: int, begin: tuple[LogIndex, UnixMs], *, cut: bool
 ) -> Sequence[str]:
-    """Return what a story that was read to its end lacks, and why."""
+    """Return the parts that a complete story lacks, each with the reason."""
     first, first_ms = begin
     gaps = []
     if not story.begun:
         why = f"the log begins later, with entry {first} of {first_ms} ms"
         if not story.located and first <= story.marks[0].entry:
-            why = "where in the log that is, is not known any more"
+            why = "its place in the log is no longer known"
         gaps.append(f"how it began: {why}")
     if state == pb.TIMER_FIRED and story.known.fired is None:
         gaps.append(
-            "its queue offset, and what groups did with it: too much has fired since, so that is"
-            " not known any more; the entry that fired it is the first that could have"
+            "its queue offset, and the deliveries to groups: too many timers have fired since; its"
+            " firing is shown at the first entry that could have fired it"
         )
     elif story.known.fired is not None and story.known.fired.entry < first:
         fired = story.known.fired
         gaps.append(
-            f"when it fired, which was entry {fired.entry}, to queue offset {fired.offset}: the log"
-            f" begins later, with entry {first} of {first_ms} ms"
+            f"the firing, entry {fired.entry}, to queue offset {fired.offset}: the log begins"
+            f" later, with entry {first} of {first_ms} ms"
         )
     if state == pb.TIMER_CANCELLED and not story.over:
-        gaps.append("what ended it: not found in the log; by its key, perhaps, which is not known")
+        gaps.append("the cancel: not found in the log; perhaps by key, which is not known")
     if state == pb.TIMER_DROPPED and not story.over:
-        gaps.append("what dropped it: not found in the log, or that is not known any more")
+        gaps.append("the drop: not found in the log, or no longer known")
     if cut:
-        gaps.append(f"what came after {EVENTS_MAX} lines")
+        gaps.append(f"the events after the first {EVENTS_MAX}")
     return gaps

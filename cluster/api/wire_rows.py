@@ -1,7 +1,7 @@
-"""Between the public contract (timerclient/proto/timer.proto) and columns.
+"""Conversions between the API's messages (timerclient/proto/timer.proto) and columns.
 
-Everything that a client sent is checked here, before anything is taken: the error names the
-field, the value and the limit.
+All client input is checked here before anything takes effect. An error names the field, the value
+and the limit.
 """
 
 import hashlib
@@ -41,20 +41,20 @@ TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,253}[A-Za-z0-9._-
 GROUP_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 TOKEN_SIZE_MAX: Final = 64
 COLUMNS_MAX: Final = 1_024
-"""`TimerColumns` in one request: looking at so many takes about 70 ms."""
+"""`TimerColumns` in one request, at most: checking so many takes about 70 ms."""
 HEADERS_MAX: Final = 32_768
-"""Names and values in one request: looking at so many takes about 20 ms."""
+"""Names and values in one request, at most: checking so many takes about 20 ms."""
 BYTES: Final = ("payload", "key", "headers")
-"""The columns of a row's own bytes."""
+"""The columns with bytes of variable length."""
 NO_TOPIC: Final = TopicId(0)
-"""Of a repeated request whose topic is gone: it is answered as it was."""
+"""Stands for the deleted topic of a repeated request, which gets its first answer again."""
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """What one request may hold."""
+    """Limits of one request."""
 
     key_bytes_max: int
     headers_bytes_max: int
@@ -63,17 +63,17 @@ class RequestLimits:
 
 
 def id_salt(cluster_id: str) -> int:
-    """Return the salt that the cluster's timer ids are checked with, 64 bits."""
+    """Return the cluster's salt for the check of timer ids, 64 bits."""
     return int.from_bytes(hashlib.sha256(b"timer-id/" + cluster_id.encode()).digest()[:8], "big")
 
 
 def check_name(
     field: str, name: str, pattern: re.Pattern[str] = TOPIC_NAME, bytes_max: int = 255
 ) -> str:
-    """Return `name` if it may name a topic or group.
+    """Return `name` if a topic or group may have it.
 
     Raises:
-        InvalidRequestError: it may not.
+        InvalidRequestError: the name is not allowed.
     """
     if not pattern.fullmatch(name) or len(name) > bytes_max:
         signs = "A-Z a-z 0-9 . _ -" + (" /" if pattern is TOPIC_NAME else "")
@@ -84,23 +84,23 @@ def check_name(
 
 
 def topic_name(name: str, bytes_max: int = 255) -> str:
-    """Return a topic's name as topics are found by it: without the default namespace.
+    """Return a topic's name in its plain form: without the default namespace.
 
     Raises:
-        InvalidRequestError: nothing may have that name.
+        InvalidRequestError: the name is not allowed.
     """
     prefix = f"{DEFAULT_NAMESPACE}/"
     plain = name.removeprefix(prefix)
-    if plain.startswith(prefix):  # it would be listed under a name that finds another topic
+    if plain.startswith(prefix):  # its listed name would find another topic
         raise InvalidRequestError("topic", name, f"must not begin with {prefix} twice")
     return check_name("topic", plain, bytes_max=bytes_max)
 
 
 def check_request(request: pb.ScheduleRequest, limits: RequestLimits) -> None:
-    """Refuse a request that breaks a limit, whatever it is about; write its topics' names plainly.
+    """Check the limits that do not depend on the topic; write topics' names in their plain form.
 
     Raises:
-        InvalidRequestError: it names field, value and limit.
+        InvalidRequestError: a field is out of its limits.
     """
     if request.producer_id and request.sequence < 1:
         raise InvalidRequestError("sequence", request.sequence, "must be 1 or more")
@@ -137,10 +137,10 @@ def check_request(request: pb.ScheduleRequest, limits: RequestLimits) -> None:
 
 
 def check_count(field: str, column: Sized, *counts: int) -> None:
-    """Check how many values a column has, before they are converted.
+    """Check the number of a column's values before they are converted.
 
     Raises:
-        InvalidRequestError: another number than one of `counts`.
+        InvalidRequestError: the number is not one of `counts`.
     """
     if len(column) not in counts:
         limit = f"must have {' or '.join(map(str, dict.fromkeys(counts)))} values"
@@ -155,12 +155,12 @@ def _check_request_id(request: pb.ScheduleRequest) -> None:
     if "\0" in request.request_id:
         raise InvalidRequestError("request_id", request.request_id, "must have no zero byte")
     if request.producer_id:
-        limit = "goes without a producer, whose sequences say the same"
+        limit = "must be empty with a producer: its sequences do the same"
         raise InvalidRequestError("request_id", request.request_id, limit)
 
 
 def body_of(request: pb.ScheduleRequest) -> int:
-    """Return a hash of what a checked request asks for, 64 bits; however it was encoded."""
+    """Return a hash of a checked request's content, 64 bits, the same for each encoding."""
     digest = hashlib.blake2b(bytes([request.on_conflict]), digest_size=8)
     for timers in request.timers:
         digest.update(timers.topic.encode() + b"\0")
@@ -180,10 +180,10 @@ def _request_id_of(request: pb.ScheduleRequest, leader: Leader, now: Now) -> Req
 
 
 def is_repeated(request: pb.ScheduleRequest, leader: Leader, now: Now) -> bool:
-    """Return whether a request was applied before: then it needs no topic any more.
+    """Return whether a request was applied before; it then needs no topic.
 
     Raises:
-        InvalidRequestError: its id was another request's.
+        InvalidRequestError: its id belongs to a request with another content.
     """
     request_id = _request_id_of(request, leader, now)
     return leader.was_applied(ProducerId(request.producer_id), request.sequence, request_id)
@@ -196,10 +196,10 @@ def part_of(
     leader: Leader,
     now: Now,
 ) -> Part:
-    """Return the request as columns, its times decided now.
+    """Return the request as columns, with its times decided by `now`.
 
     Raises:
-        InvalidRequestError: it names field, value and limit.
+        InvalidRequestError: a field is out of its limits.
     """
     producer_id, floor_ms = ProducerId(request.producer_id), leader.machine.last_read_time_ms
     request_id = _request_id_of(request, leader, now)
@@ -229,9 +229,9 @@ def part_of(
 
 
 def _checksum(request: pb.ScheduleRequest, pieces: Sequence["_Columns"]) -> int:
-    """Return 64 bits of what a producer asks: a CRC-32 of the payloads, and one of all else.
+    """Return 64 bits of a producer's request: a CRC-32 of the payloads, and one of the rest.
 
-    It tells a sequence that a client uses twice by mistake; so it may be cheap.
+    It detects a sequence that a client uses twice by mistake, so a cheap checksum is enough.
     """
     payloads, rest = 0, 1 + request.on_conflict
     for timers, piece in zip(request.timers, pieces, strict=True):
@@ -246,7 +246,7 @@ def _checksum(request: pb.ScheduleRequest, pieces: Sequence["_Columns"]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """One TimerColumns, checked."""
+    """One checked TimerColumns."""
 
     requested_ms: I64
     due_ms: I64
@@ -256,7 +256,7 @@ class _Columns:
     texts: int
     """Names and values in `headers`."""
     when: WantedTimes
-    """As it was asked for."""
+    """The times as requested."""
 
     @classmethod
     def of(
@@ -268,7 +268,7 @@ class _Columns:
         floor_ms: UnixMs,
         texts_before: int,
     ) -> "_Columns":
-        """Check one TimerColumns of a request, whose earlier ones have so many texts."""
+        """Check one TimerColumns. `texts_before`: texts in the headers of the request's earlier."""
         rows = len(timers.payload_sizes)
         headers = _binary("headers", timers.headers_sizes, timers.headers, rows)
         _limit_sizes("headers", headers, limits.headers_bytes_max)
@@ -282,10 +282,10 @@ class _Columns:
 
 
 def when_of(request: pb.TimerColumns | pb.RescheduleRequest, rows: int) -> WantedTimes:
-    """Return when a request wants its timers.
+    """Return the times that a request gives for its timers.
 
     Raises:
-        InvalidRequestError: it says so in no way or in several, or in the wrong number of values.
+        InvalidRequestError: none or several ways are given, or a wrong number of values.
     """
     given: dict[str, Sequence[int]] = {way: getattr(request, way) for way in WAYS}
     return when_of_ways(given, rows)
@@ -295,7 +295,7 @@ def checked_keys(sizes: Sequence[int], blob: bytes, rows: int, bytes_max: int) -
     """Return a column of keys.
 
     Raises:
-        InvalidRequestError: it names field, value and limit.
+        InvalidRequestError: a key is too long or not UTF-8, or the sizes do not fit.
     """
     key = _binary("key", sizes, blob, rows)
     _limit_sizes("key", key, bytes_max)
@@ -325,7 +325,7 @@ def _limit_sizes(name: str, column: Binary, bytes_max: int, whose: str = "") -> 
 
 
 def _check_keys(column: Binary) -> None:
-    """Refuse keys that are not UTF-8: the whole column at once, then what stands at the seams."""
+    """Refuse keys that are not UTF-8: check the whole column, then the first byte of each key."""
     if not column.blob:
         return
     data = bytes(column.blob)
@@ -337,14 +337,14 @@ def _check_keys(column: Binary) -> None:
     except UnicodeDecodeError:
         raise InvalidRequestError("keys", "bytes", "must be UTF-8") from None
     if split.any():
-        raise InvalidRequestError("keys", "bytes", "must be UTF-8, each for itself")
+        raise InvalidRequestError("keys", "bytes", "each key must be UTF-8")
 
 
 def _count_headers(column: Binary, texts_max: int) -> int:
-    """Return how many texts the headers of a column are.
+    """Return the number of texts in a column's headers.
 
     Raises:
-        InvalidRequestError: a consumer could not read them, or they are more than `texts_max`.
+        InvalidRequestError: the headers are malformed, or have more than `texts_max` texts.
     """
     position = texts = 0
     for size in column.sizes.tolist() if column.blob else ():
@@ -357,10 +357,10 @@ def _count_headers(column: Binary, texts_max: int) -> int:
 
 
 def count_texts(blob: bytes | memoryview, start: int, end: int, texts_max: int) -> int:
-    """Return how many texts a row's headers are; names and values alike.
+    """Return the number of texts in a row's headers: names and values.
 
     Raises:
-        ValueError: they are malformed, or more than `texts_max`: it stops there.
+        ValueError: the headers are malformed, or have more than `texts_max` texts.
     """
     texts = 0
     while start < end:
@@ -419,7 +419,7 @@ def response_of(
 
 
 def ids_or_zeros(due_ms: I64, seq: U64, salt: int) -> bytes:
-    """Return raw ids, one after the other; zeros where seq = 0."""
+    """Return raw ids, one after another; zeros where seq = 0."""
     raw = timer_id.encode(due_ms, seq, salt)
     if seq.all():
         return raw
@@ -429,10 +429,10 @@ def ids_or_zeros(due_ms: I64, seq: U64, salt: int) -> bytes:
 
 
 def timers_of(raw: bytes, rows_max: int, salt: int) -> tuple[I64, U64, npt.NDArray[np.bool_]]:
-    """Return (due_ms, seq, genuine) of a cancel's ids.
+    """Return (due_ms, seq, genuine) of raw ids, each (n,).
 
     Raises:
-        InvalidRequestError: none, too many, or not a whole number of ids.
+        InvalidRequestError: no ids, too many, or an incomplete one.
     """
     if not 1 <= -(-len(raw) // timer_id.SIZE) <= rows_max:
         value = f"{len(raw)} bytes"
@@ -442,7 +442,7 @@ def timers_of(raw: bytes, rows_max: int, salt: int) -> tuple[I64, U64, npt.NDArr
 
 
 def deliveries_of(delivery: Delivery, ids: LeaseIds, salt: int) -> pb.Deliveries:
-    """Return a lease with its messages, sliced out of the queue's pages here and only here."""
+    """Return a lease with its messages. Only here are they copied from the queue's pages."""
     lease = delivery.lease
     out = pb.Deliveries(epoch=delivery.epoch, lease_ms=lease.consumer.lease_ms)
     out.lease_id = ids.id_of(lease.lease_id)
@@ -469,7 +469,7 @@ def deliveries_of(delivery: Delivery, ids: LeaseIds, salt: int) -> pb.Deliveries
 def put_bytes(
     out: pb.Deliveries | pb.PendingTimers, payload: Binary, key: Binary, headers: Binary
 ) -> None:
-    """Put the columns of n rows into a message; keys and headers only where there is one."""
+    """Put the columns of n rows into a message; keys and headers only if a row has one."""
     out.payload_sizes.extend(payload.sizes.tolist())
     out.payloads = bytes(payload.blob)
     if key.blob:

@@ -1,14 +1,14 @@
-"""Between the contract and timers that exist: names of targets, filters, page tokens, columns.
+"""Conversions of requests for existing timers: targets, filters, page tokens, columns.
 
-As cluster/api/wire_rows.py: everything that a client sent is checked here, before anything is done.
+As in cluster/api/wire_rows.py, all client input is checked here before anything takes effect.
 
-A page token is opaque to clients: where the page ended, for which filter, and up to which timer a
-change by filter goes. It is of one cluster and one filter; any other is refused.
+A page token is opaque to clients. It holds the end of the last page, and the end of the set that a
+change by filter changes. It is valid for one cluster and one filter, and refused elsewhere.
 
-    0   8  check     of all below, the filter and the cluster's salt
-    8   8  due_ms    i64, and
-    16  8  seq       u64: go on after it
-    24  8  seq_end   u64: timers from this seq on are left alone
+    0   8  check     hash of the rest, the filter and the cluster's salt
+    8   8  due_ms    i64
+    16  8  seq       u64; the next page begins after (due_ms, seq)
+    24  8  seq_end   u64; a change by filter leaves timers from this seq on unchanged
 """
 
 import hashlib
@@ -39,10 +39,10 @@ _TOKEN: Final = struct.Struct("<8sqQQ")
 
 
 def check_one_target(request: pb.CancelRequest | pb.RescheduleRequest) -> str:
-    """Return which of timer_ids, keys and filter is given.
+    """Return the given field: timer_ids, keys or filter.
 
     Raises:
-        InvalidRequestError: none is, or more than one; or a page token without a filter.
+        InvalidRequestError: none or several are given, or a page token without a filter.
     """
     given = ["timer_ids"] if request.timer_ids else []
     given += [name for name in ("keys", "filter") if request.HasField(name)]
@@ -50,7 +50,7 @@ def check_one_target(request: pb.CancelRequest | pb.RescheduleRequest) -> str:
         limit = "exactly one must be given"
         raise InvalidRequestError("timer_ids, keys, filter", ", ".join(given) or "none", limit)
     if request.page_token and given != ["filter"]:
-        raise InvalidRequestError("page_token", f"with {given[0]}", "goes with a filter only")
+        raise InvalidRequestError("page_token", f"with {given[0]}", "allowed only with a filter")
     return given[0]
 
 
@@ -58,8 +58,8 @@ def topic_of(topics: Mapping[str, Topic], name: str) -> TopicId:
     """Return the id of a topic.
 
     Raises:
-        InvalidRequestError: nothing may have that name.
-        NotFoundError: nothing has.
+        InvalidRequestError: the name is not allowed.
+        NotFoundError: the topic does not exist.
     """
     topic = topics.get(wire_rows.topic_name(name))
     if topic is None:
@@ -68,21 +68,21 @@ def topic_of(topics: Mapping[str, Topic], name: str) -> TopicId:
 
 
 def ids_of(raw: bytes, salt: int) -> tuple[Ids, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
-    """Return the timers that raw ids name, and which of the ids are genuine (n, bool).
+    """Return the timers of raw ids, and whether each id is genuine (n, bool).
 
     Raises:
-        InvalidRequestError: none, too many, or not a whole number of ids.
+        InvalidRequestError: no ids, too many, or an incomplete one.
     """
     due_ms, seq, genuine = wire_rows.timers_of(raw, CANCEL_ROWS_MAX, salt)
     return Ids(due_ms, seq), genuine
 
 
 def keys_of(keys: pb.TimerKeys, topics: Mapping[str, Topic], bytes_max: int) -> Keys:
-    """Return the timers that keys name.
+    """Return the topic and keys of timers.
 
     Raises:
-        InvalidRequestError: it names field, value and limit.
-        NotFoundError: there is no such topic.
+        InvalidRequestError: a key is out of its limits or given twice, or there are too many.
+        NotFoundError: the topic does not exist.
     """
     n = len(keys.key_sizes)
     if not 1 <= n <= KEYS_MAX:
@@ -96,18 +96,18 @@ def keys_of(keys: pb.TimerKeys, topics: Mapping[str, Topic], bytes_max: int) -> 
     ends = np.cumsum(column.sizes).tolist()
     names = {keys.keys[start:end] for start, end in zip([0, *ends], ends, strict=False)}
     if len(names) < n:
-        raise InvalidRequestError("keys", f"{n}, {len(names)} different", "none may be there twice")
+        raise InvalidRequestError("keys", f"{n}, {len(names)} different", "no key may be repeated")
     return Keys(np.full(n, topic, np.uint32), column)
 
 
 def filter_of(
     what: pb.TimerFilter, topics: Mapping[str, Topic], bytes_max: int, seq_end: int = SEQ_MAX
 ) -> Filter:
-    """Return a filter, checked.
+    """Return the checked form of a filter. `seq_end`: end of the seqs that it matches, exclusive.
 
     Raises:
-        InvalidRequestError: it names field, value and limit.
-        NotFoundError: there is no such topic.
+        InvalidRequestError: a field is out of its limits.
+        NotFoundError: the topic does not exist.
     """
     topic = topic_of(topics, what.topic)
     end = what.due_to_ms or DUE_MS_MAX + 1
@@ -131,21 +131,21 @@ def filter_of(
 
 
 def page_token(what: pb.TimerFilter, after: Position, seq_end: int, salt: int) -> bytes:
-    """Return the token of the page that begins after a position."""
+    """Return the token of the page that begins after the position `after`."""
     return _TOKEN.pack(_check(what, after, seq_end, salt), after.due_ms, after.seq, seq_end)
 
 
 def read_page_token(token: bytes, what: pb.TimerFilter, salt: int) -> tuple[Position, int]:
-    """Return (where the page begins, seq_end) of a token.
+    """Return (position after which the page begins, seq_end) of a token.
 
     Raises:
-        InvalidRequestError: it is of another filter, another cluster, or none of ours.
+        InvalidRequestError: the token is malformed, or of another filter or cluster.
     """
     if len(token) == _TOKEN.size:
         check, due_ms, seq, seq_end = _TOKEN.unpack(token)
         if check == _check(what, Position(due_ms, seq), seq_end, salt):
             return Position(due_ms, seq), seq_end
-    limit = "must be that of an answer to the same filter"
+    limit = "must be the token of an answer to the same filter"
     raise InvalidRequestError("page_token", token[:8].hex() + "…", limit)
 
 
@@ -155,7 +155,7 @@ def _check(what: pb.TimerFilter, after: Position, seq_end: int, salt: int) -> by
 
 
 def pending_of(timers: Whole, salt: int) -> pb.PendingTimers:
-    """Return timers as columns."""
+    """Return pending timers as columns."""
     rows = timers.rows
     out = pb.PendingTimers(timer_ids=timer_id.encode(rows["due_ms"], rows["seq"], salt))
     out.due_ms.extend(rows["requested_ms"].tolist())
@@ -164,10 +164,10 @@ def pending_of(timers: Whole, salt: int) -> pb.PendingTimers:
 
 
 def one_key(topic: TopicId, key: str, bytes_max: int) -> Keys:
-    """Return the timer that one key names.
+    """Return the topic and key of one timer.
 
     Raises:
-        InvalidRequestError: the key is empty, or too long.
+        InvalidRequestError: the key is empty or too long.
     """
     data = key.encode()
     if not 1 <= len(data) <= bytes_max:

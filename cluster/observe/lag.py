@@ -1,12 +1,12 @@
-"""Lag: how old the oldest thing is that waits, as of the moment of asking.
+"""Lag: the age of the oldest waiting timer or message, at the time of the request.
 
     timer is due      --> has it fired?                       per topic
     message has fired --> does it wait for a consumer?        per group: undelivered
                       --> is it acked?                        per group: unacked
 
-Nothing is counted while work goes on: an age is taken from the clock and from the oldest one that
-is there when somebody asks, so it grows while nothing moves, and a group that has caught up costs
-one comparison. Only the leader can tell: who holds a message is its memory.
+Nothing is counted while timers fire. The age is the clock minus the time of the oldest one. So it
+also grows while nothing moves, and a group without lag costs one comparison. Only the leader knows
+lag, because only the leader knows which messages are leased.
 """
 
 import asyncio
@@ -21,14 +21,15 @@ from timer.ready.group import Group
 from timer.ready.topic import Topic
 
 TOPICS_AT_ONCE: Final = 4096
+"""Topics that are checked without a pause."""
 GROUPS_AT_ONCE: Final = 16
-"""Looked at in one go: some milliseconds' work."""
+"""Groups whose lag is computed without a pause: some milliseconds of work."""
 OVERDUE_ROWS_MAX: Final = 65_536
-"""Timers that are due, the oldest first, among which each topic's oldest is looked for."""
+"""Overdue timers that are searched for each topic's oldest, the oldest first."""
 
 
 class GroupLag(NamedTuple):
-    """Ages in milliseconds; 0: there is no such message."""
+    """Ages in milliseconds; 0: no message waits."""
 
     topic: Topic
     group: Group
@@ -37,7 +38,7 @@ class GroupLag(NamedTuple):
 
 
 def of_group(leader: Leader, topic: Topic, group: Group, clock_ms: UnixMs) -> GroupLag:
-    """Return a group's lag."""
+    """Return the lag of a group."""
     queue = topic.queue
     if group.cursor >= queue.end:
         return GroupLag(topic, group, 0, 0)
@@ -49,9 +50,9 @@ def of_group(leader: Leader, topic: Topic, group: Group, clock_ms: UnixMs) -> Gr
 
 
 async def of_groups(leader: Leader, clock_ms: UnixMs, topics: Iterable[TopicId]) -> list[GroupLag]:
-    """Return the lag of every group that has something unacked; `topics`: those that have some.
+    """Return the lag of every group with unacked messages. `topics`: those with ready messages.
 
-    Some at a time, between which the loop does other things.
+    The work pauses now and then, so that the loop serves others meanwhile.
     """
     lags: list[GroupLag] = []
     for number, topic_id in enumerate(topics, 1):
@@ -69,12 +70,12 @@ async def of_groups(leader: Leader, clock_ms: UnixMs, topics: Iterable[TopicId])
 
 
 def of_topics(leader: Leader, clock_ms: UnixMs) -> dict[TopicId, int]:
-    """Return topic -> age of its oldest overdue timer in ms, for those that have one.
+    """Return topic -> age of its oldest overdue timer in ms. Topics without one are absent.
 
-    Of a backlog of more than OVERDUE_ROWS_MAX timers those topics whose oldest is among the first.
+    In a backlog of more than OVERDUE_ROWS_MAX timers only the oldest OVERDUE_ROWS_MAX are searched.
     """
     rows = leader.machine.store.overdue(clock_ms, OVERDUE_ROWS_MAX)
-    rows = rows[~leader.machine.pauses.holds(rows)]  # what will be held is not late
+    rows = rows[~leader.machine.pauses.holds(rows)]  # a timer that will be held is not late
     topics, first = np.unique(rows["topic"], return_index=True)
     ages = clock_ms - rows["due_ms"][first]
     return {TopicId(topic): age for topic, age in zip(topics.tolist(), ages.tolist(), strict=True)}

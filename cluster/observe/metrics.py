@@ -1,12 +1,12 @@
-"""What a node measures of itself, for Prometheus.
+"""The metrics of a node, for Prometheus.
 
-    levels       read when somebody scrapes, from one snapshot of the state: they agree with each
-                 other (scheduled = pending + fired + cancelled + dropped), and cost nothing else
+    levels       read at each scrape from one snapshot of the state: they agree with each other
+                 (scheduled = pending + fired + cancelled + dropped), and cost nothing else
     flows        counters that a batch moves once
     histograms   filled by a batch at once, from a column
 
-Units are Prometheus's: seconds and bytes on the page, milliseconds in our own code. Every node
-has its own registry; nothing is global.
+Metrics have Prometheus's units, seconds and bytes; the code uses milliseconds. Every node has its
+own registry; nothing is global.
 """
 
 import threading
@@ -44,8 +44,8 @@ _ROWS: Final = tuple(float(4**power) for power in range(9))  # 1 .. 65,536
 
 
 LAGS_SHOWN: Final = 100
-"""Groups, and topics, with a label of their own: those that lag most. A series for each of ten
-thousand would cost more than it tells."""
+"""Groups, and topics, with a label of their own: those with most lag. Ten thousand series would
+cost more than they are worth."""
 Lag: TypeAlias = tuple[tuple[str, ...], tuple[int, ...]]
 """Names, and ages in milliseconds."""
 
@@ -54,13 +54,13 @@ class BatchHistogram(Collector):
     """A histogram that takes a column in one call. Any thread may feed it."""
 
     def __init__(self, name: str, text: str, bounds: Sequence[float], *, scale: float = 1) -> None:
-        """Values are multiplied by `scale` on the page; `bounds` are the page's, ascending."""
+        """`bounds`: ascending, in the metric's unit. `scale`: converts observed values to it."""
         self._name, self._text, self._scale = name, text, scale
         self._labels = [str(bound) for bound in bounds] + ["+Inf"]
         # Rounded: 30 ms must be in the bucket "<= 0.03 s".
         self._bounds = np.round(np.asarray(bounds, np.float64) / scale, 9)
         self._limits: list[float] = self._bounds.tolist()
-        """The same, for one value at a time: every few milliseconds there is one."""
+        """The bounds as a list: for single values, of which one comes every few milliseconds."""
         self._counts = np.zeros(len(bounds) + 1, np.int64)
         self._sum = 0.0
         self._lock = threading.Lock()
@@ -84,7 +84,7 @@ class BatchHistogram(Collector):
             self._sum += total
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the histogram as Prometheus wants it: each bucket counts those before it too."""
+        """Yield the histogram in Prometheus's form: each bucket includes those before it."""
         with self._lock:
             counts, total = np.cumsum(self._counts).tolist(), self._sum * self._scale
         buckets = list(zip(self._labels, counts, strict=True))
@@ -93,7 +93,7 @@ class BatchHistogram(Collector):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Levels:
-    """One consistent look at a node; every field has a value also while it starts."""
+    """One consistent snapshot of a node; all fields have values also while the node starts."""
 
     role: str = "follower"
     """One of ROLES."""
@@ -108,38 +108,38 @@ class Levels:
     cancelled: int = 0
     dropped: int = 0
     expired: int = 0
-    """Fired, and not acked in time by every group."""
+    """Fired messages that expired before every group had acked them."""
     pending: int = 0
     producers: int = 0
-    """Idempotent ones that have an id."""
+    """Registered producers."""
     held: int = 0
     ready: int = 0
-    """Fired and not yet acked by every group."""
+    """Fired messages that at least one group has not acked."""
     leased: int = 0
     consumers: int = 0
     inflight_bytes: int = 0
-    """What the leader holds that no majority has."""
+    """Bytes of the leader's entries that are not on a majority yet."""
     memtable_bytes: int = 0
     read_time_lag_ms: int = 0
-    """How long the earliest pending timer is overdue on the cluster's clock; 0: none is."""
+    """How long the earliest pending timer has been overdue on the cluster's clock; 0: none is."""
     undelivered_lag_ms: int = 0
-    """Age of the oldest fired message that waits for a consumer, in any group; 0: none does."""
+    """Age of the oldest fired message that waits for a consumer, in any group; 0: none waits."""
     unacked_lag_ms: int = 0
-    """Of the oldest that some group has not acked."""
+    """Age of the oldest fired message that is not acked, in any group; 0: there is none."""
     lagging_groups: tuple[Lag, ...] = ()
-    """((topic, group), (undelivered, unacked)) of those that lag most."""
+    """((topic, group), (undelivered, unacked)) of the groups with most lag."""
     late_topics: tuple[Lag, ...] = ()
-    """((topic,), (age of its oldest overdue timer,)) of those that are latest."""
+    """((topic,), (age of its oldest overdue timer,)) of the topics with most lag."""
     fullest_quotas: tuple[Lag, ...] = ()
-    """((topic, field), (used, limit)) of those of which most is used."""
+    """((topic, field), (used, limit)) of the quotas with the greatest share used."""
     clock_spread_ms: int = 0
-    """By how much the voters' clocks differ at most, as the leader sees it."""
+    """Greatest difference between two voters' clocks, as the leader sees it."""
     disk_free_bytes: int = 0
     disk_reserve_bytes: int = 0
     disk_low: bool = False
-    """Less is free than the reserve."""
+    """Free space is below the reserve."""
     refusing: bool = False
-    """It leads, and takes nothing new for want of room."""
+    """This leader rejects new timers because disks have too little free space."""
     scrubbed_bytes: int = 0
     scrub_passes: int = 0
     damaged: bool = False
@@ -199,11 +199,11 @@ class _LevelsCollector(Collector):
         self._read = read
 
     def describe(self) -> Iterable[Metric]:
-        """Yield the metrics' names, without reading: the node may not be there yet."""
+        """Yield the metrics' names without values: the node may not exist yet."""
         return self._metrics(Levels())
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the metrics of one look at the node."""
+        """Yield the metrics of one snapshot of the node."""
         return self._metrics(self._read())
 
     @staticmethod
@@ -259,14 +259,14 @@ class _Build(Collector):
         self._labels = labels
 
     def collect(self) -> Iterable[Metric]:
-        """Yield them as labels of one metric."""
+        """Yield the constants as labels of one metric."""
         yield InfoMetricFamily(
             "timer_build", "Name of this node and version of its program", value=self._labels
         )
 
 
 class Telemetry:
-    """The metrics of one node. What has several callers a second is called once per batch."""
+    """The metrics of one node. Frequent events are observed once per batch."""
 
     def __init__(self, *, node: str, version: str, read_levels: Callable[[], Levels]) -> None:
         """`read_levels` is called at each scrape, on the scraper's thread."""
@@ -363,7 +363,7 @@ class Telemetry:
         self._commit_seconds[kind].observe(seconds)
 
     def error(self, method: str, reason: str) -> None:
-        """Count an RPC that failed; `method` is one of ours, never what a caller sent."""
+        """Count a failed RPC. `method` is a name of this program, never text from a caller."""
         self.errors.labels(method, reason).inc()
 
     def _counter(self, name: str, text: str) -> Counter:

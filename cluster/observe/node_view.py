@@ -1,4 +1,4 @@
-"""What a node says about itself: to operators, over gRPC and HTTP, in one place."""
+"""The node's view of itself for operators, over gRPC and HTTP."""
 
 import asyncio
 import heapq
@@ -34,16 +34,18 @@ from timerclient.proto import timer_pb2 as pb
 
 VERSION: Final = "0.1.0"
 DISK_LOOK_MS: Final = 5_000
+"""Interval in which the size of the data directory is read."""
 CHANGE_TIMEOUT_MS: Final = 8_000
+"""Limit for a new learner to catch up, and for a change of the voters to be committed."""
 CHANGE_POLL_S: Final = 0.05
 MEASURE_S: Final = 0.5
-"""A scrape waits so long for what is measured."""
+"""Seconds that a scrape waits for measurements."""
 
 
 class NodeState(TopicView):
     """A node's view of itself and of the cluster."""
 
-    def __init__(  # noqa: PLR0913 - all that it tells of
+    def __init__(  # noqa: PLR0913 - the parts of the node that it shows
         self,
         config: NodeConfig,
         replica: Replica,
@@ -63,20 +65,20 @@ class NodeState(TopicView):
         self._scrubber = scrubber
         self._started_at_ms = mono_ms()
         self._remade: set[str] = set()
-        """Nodes that were made learners in place of lost voters, until they vote."""
+        """Nodes that replaced lost voters as learners and do not vote yet."""
         self._lags: list[lag.GroupLag] = []
         self._quotas: tuple[Lag, ...] = ()
         self._measuring: asyncio.Task[None] | None = None
         self._disk = (mono_ms() - DISK_LOOK_MS, 0)
-        """(when it was looked at, bytes): a walk over the directory, and status is asked often."""
+        """(time, bytes) of the last walk over the directory; status is requested more often."""
 
     # ---- leadership
 
     def leadership(self) -> tuple[int, str, str]:
-        """Return (epoch, leader's name, controller's name); empty: none known.
+        """Return (epoch, leader's name, controller's name); an empty name: unknown.
 
-        Epoch and leader are of one source, the one that knows of the higher epoch: the stream that
-        this node follows, or the appointment. A new epoch is never told with an old leader.
+        Epoch and leader come from the same source, so that a new epoch is never shown with an old
+        leader: the leader's stream to this node, or the appointment if its epoch is higher.
         """
         replica, state = self._replica, self._control.state
         epoch, leader = replica.epoch, replica.leader_id
@@ -85,7 +87,7 @@ class NodeState(TopicView):
         return epoch, self._name_of(leader) or "", self._control.controller_name or ""
 
     def leader_address(self) -> str | None:
-        """Return host:port of the leader, if it is another node and known."""
+        """Return host:port of the leader. None: this node leads, or the leader is unknown."""
         name = self._name_of(self._replica.leader_id)
         return self._config.peers.get(name) if name not in (None, self.name) else None
 
@@ -101,16 +103,16 @@ class NodeState(TopicView):
         return {name: (self._config.peers[name], stub) for name, stub in self._stubs.items()}
 
     async def transfer(self, target: str) -> bool:
-        """Hand leadership over. False: the target leads already.
+        """Transfer leadership. False: the target leads already.
 
         Raises:
-            InvalidRequestError: the target can't lead, or lags and did not catch up.
+            InvalidRequestError: the target cannot lead, or did not catch up in time.
             NotReadyError: no node can be appointed at the moment.
-            CommitTimeoutError: a node was proposed, and was not seen serving yet.
+            CommitTimeoutError: a node was appointed and was not seen serving yet.
         """
         replica_id = self._control.state.voters.get(target) if target else None
         if target and replica_id is None:
-            raise NotReadyError(f"{target} is no voter yet")
+            raise NotReadyError(f"{target} is not a voter yet")
         answer = await self._control.request_transfer(replica_id)
         if answer.outcome is CommandOutcome.UNKNOWN:
             raise CommitTimeoutError(f"transfer: {answer.why}")
@@ -152,12 +154,12 @@ class NodeState(TopicView):
         return pb.ListMembersResponse(epoch=epoch, leader=leader, members=rows)
 
     async def change_members(self, change: Change, name: str) -> None:
-        """Have the voters changed, and wait until the log has committed it.
+        """Change one voter, and wait until the log has committed the change.
 
         Raises:
-            InvalidRequestError: there is nothing that could be changed so.
-            NotReadyError: not at the moment.
-            CommitTimeoutError: it was proposed; whether it comes is not known.
+            InvalidRequestError: the change is not possible in the present state.
+            NotReadyError: the change is not possible at the moment.
+            CommitTimeoutError: the change was proposed; whether it will be committed is unknown.
         """
         fresh = change is Change.REPLACE and name in self._stubs and await self._make_learner(name)
         before = self._control.state.voters.get(name)
@@ -180,11 +182,13 @@ class NodeState(TopicView):
         raise CommitTimeoutError(f"{change} {name}: proposed, not committed yet")
 
     async def _make_learner(self, name: str) -> bool:
-        """Make a node that waits to be replaced a learner that has caught up. False: none waits.
+        """Make a node that waits for its replacement a learner that has caught up.
+
+        False: the node does not wait for a replacement.
 
         Raises:
-            NotLeaderError: another node leads; it has to be asked.
-            NotReadyError: it has not yet.
+            NotLeaderError: another node leads; request it there.
+            NotReadyError: the learner has not caught up yet.
         """
         stub = self._stubs[name]
         deadline_ms, node = self._mono_ms() + CHANGE_TIMEOUT_MS, pb.NodeStatus()
@@ -192,7 +196,7 @@ class NodeState(TopicView):
             node = await status_of(name, self._config.peers[name], stub)
             if node.role == REPLACEABLE:
                 if self._host.leader is None:
-                    raise NotLeaderError(self.leader_address())  # a majority has to be there first
+                    raise NotLeaderError(self.leader_address())  # needs a majority: the leader has
                 await ask_to_replace(stub, self._config.cluster_id, name)
                 self._remade.add(name)
             elif name not in self._remade:
@@ -202,10 +206,10 @@ class NodeState(TopicView):
                 return True
             await asyncio.sleep(CHANGE_POLL_S)
         why = node.error or f"{node.role}, log end {node.log_end}, {self._replica.last_index} here"
-        raise NotReadyError(f"{name} was formatted as a learner, and catches up: {why}")
+        raise NotReadyError(f"{name} was formatted as a learner and still catches up: {why}")
 
     def local(self) -> LocalState:
-        """Return what probes ask about."""
+        """Return the state for probes."""
         replica = self._replica
         return LocalState(
             role=replica.role.value,
@@ -216,16 +220,16 @@ class NodeState(TopicView):
         )
 
     async def measure(self) -> None:
-        """Find out what `levels` shows of groups and quotas.
+        """Measure the lag of groups and the use of quotas for `levels`.
 
-        Of very many that takes longer than a scrape waits: then that shows what was found before,
-        and the next one what is found meanwhile.
+        If that takes longer than MEASURE_S, a scrape shows the results of the last measurement, and
+        the next scrape shows this one's.
         """
         if self._measuring is None or self._measuring.done():
             self._measuring = asyncio.create_task(self._measure())
         await asyncio.wait([self._measuring], timeout=MEASURE_S)
         if self._measuring.done():
-            self._measuring.result()  # or why it failed
+            self._measuring.result()  # raises its error, if it failed
 
     async def _measure(self) -> None:
         leader, engine = self._host.leader, self._host.engine
@@ -237,7 +241,7 @@ class NodeState(TopicView):
         self._quotas = await quota_view.fullest(engine.machine, engine.node_policy, LAGS_SHOWN)
 
     def levels(self) -> Levels:
-        """Return what a scrape shows; of groups, what the last `measure` found."""
+        """Return the values of a scrape; those of groups and quotas are of the last `measure`."""
         replica, engine, leader = self._replica, self._host.engine, self._host.leader
         machine = engine.machine
         now = self._host.now()
@@ -288,7 +292,7 @@ class NodeState(TopicView):
     # ---- status
 
     def node_leadership(self) -> pb.NodeStatus:
-        """Return whether this node leads; it costs the same however much the node has."""
+        """Return identity and leadership of this node; cheap, however much data it has."""
         return pb.NodeStatus(
             name=self.name,
             address=self._config.peers[self.name],
@@ -336,9 +340,10 @@ class NodeState(TopicView):
         return self._disk[1]
 
     def node_checkpoint(self, at_index: LogIndex = LogIndex(0)) -> pb.NodeCheckpoint:
-        """Return this node's part of the checkpoints: the last one, or the one at `at_index`.
+        """Return this node's checkpoint. `at_index`: also the digest at this index; 0: the last.
 
-        Then without offsets: who asks that compares digests, and topics may be many.
+        With `at_index` the queue offsets are left out: the caller compares only digests, and there
+        may be many topics.
         """
         engine, replica = self._host.engine, self._replica
         machine = engine.machine
@@ -367,7 +372,7 @@ class NodeState(TopicView):
         )
 
     def shared_checkpoint(self) -> pb.SharedCheckpoint | None:
-        """Return the shared checkpoint as this node's control plane knows it."""
+        """Return the shared checkpoint of this node's control plane. None: there is none."""
         shared = self._control.state.checkpoint
         if shared is None:
             return None
@@ -410,13 +415,13 @@ class NodeState(TopicView):
         }
 
     async def policies(self, *, namespace: str, topic: str) -> Mapping[str, object]:
-        """Return what a scope says and what holds for it, as this node has applied it, for HTTP."""
+        """Return a scope's own and effective policies on this node, for HTTP."""
         engine, scope = self._host.engine, pb.PolicyScope(namespace=namespace, topic=topic)
         return _as_dict(description(engine.machine, engine.node_policy, scope))
 
 
 def _worst(lags: Iterable[Lag]) -> tuple[Lag, ...]:
-    """Return those with the greatest lags, the first figure counts first."""
+    """Return the LAGS_SHOWN entries with the greatest figures; the first figure decides."""
     return tuple(heapq.nlargest(LAGS_SHOWN, lags, key=lambda each: each[1]))
 
 
@@ -443,11 +448,11 @@ _TEXTS: Final = frozenset(
         "version",
     }
 )
-"""Fields that stay text, also when they look like a number."""
+"""Fields that stay text even if they look like a number."""
 
 
 def _numbers(value: Any) -> Any:
-    """Turn protobuf JSON's 64-bit integers, which are strings, back into numbers; ids stay text."""
+    """Convert the 64-bit integers of protobuf's JSON from strings to numbers; ids stay text."""
     if isinstance(value, dict):
         return {
             key: v if key in _TEXTS or key.endswith("_id") else _numbers(v)
@@ -467,5 +472,5 @@ def _disk_bytes(directory: Path) -> int:
             try:
                 total += (Path(folder) / name).stat().st_size
             except FileNotFoundError:
-                continue  # dropped while we looked
+                continue  # deleted during the walk
     return total

@@ -1,4 +1,4 @@
-"""Producers for operators: who they are, how far they are, when they are forgotten."""
+"""Producers for operators: their ids, last sequences and expiry."""
 
 from typing import Final
 
@@ -14,11 +14,11 @@ PAGE_SIZE_MAX: Final = 1_000
 def page_of(
     machine: Machine, request: pb.ListProducersRequest, idle_ms: int
 ) -> pb.ListProducersResponse:
-    """Return a page of the producers that are applied here, or one of them.
+    """Return a page of the producers applied on this node, or one of them.
 
     Raises:
         InvalidRequestError: the page is too large.
-        UnknownProducer: there is none of that name, or it has expired.
+        UnknownProducerError: no producer has this name, or it has expired.
     """
     known, size = machine.producers, request.page_size or PAGE_SIZE
     if size > PAGE_SIZE_MAX:

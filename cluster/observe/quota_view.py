@@ -1,4 +1,4 @@
-"""What topics use of their quotas, for operators."""
+"""Use of the topics' quotas, for operators."""
 
 import asyncio
 import heapq
@@ -14,11 +14,11 @@ from timerclient.proto import timer_pb2 as pb
 Use: TypeAlias = tuple[tuple[str, str], tuple[int, int]]
 """((topic, field), (used, limit))."""
 TOPICS_AT_ONCE: Final = 256
-"""Looked at in one go: some milliseconds' work."""
+"""Topics whose quotas are read without a pause: some milliseconds of work."""
 
 
 def of_topic(machine: Machine, node: ScopePolicy, topic: Topic) -> list[pb.QuotaStatus]:
-    """Return the quotas that hold for a topic, as they are applied here; `node`: its settings."""
+    """Return a topic's quotas and their use on this node; `node`: the node's own policy."""
     if not machine.policies.limited:
         return []
     rules = Rules(machine.policies.effective(node, namespace_of(topic.name), topic.topic_id))
@@ -34,9 +34,9 @@ def of_topic(machine: Machine, node: ScopePolicy, topic: Topic) -> list[pb.Quota
 
 
 async def fullest(machine: Machine, node: ScopePolicy, count: int) -> tuple[Use, ...]:
-    """Return the quotas of which most is used, of all topics'.
+    """Return the `count` quotas of all topics with the greatest share used.
 
-    Some topics at a time, between which the loop does other things.
+    The work pauses after TOPICS_AT_ONCE, so that the loop serves others meanwhile.
     """
     found: list[Use] = []
     topics = [*machine.topics.values()] if machine.policies.limited else []

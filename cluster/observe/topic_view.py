@@ -1,4 +1,4 @@
-"""Topics, groups and producers as a node has applied them, for operators."""
+"""Topics, groups and producers of the state applied on this node, for operators."""
 
 import asyncio
 from bisect import bisect_right
@@ -24,32 +24,32 @@ from timer.state.machine import Machine
 from timerclient.proto import timer_pb2 as pb
 
 TOPICS_AT_ONCE: Final = 256
-"""Statuses of topics and groups that are made in one go: some three milliseconds' work."""
+"""Topics and groups converted without a pause: about three milliseconds of work."""
 PAGE_SIZE_MAX: Final = 1_000
-"""Topics in one answer, …"""
+"""Topics in one answer, at most."""
 PAGE_GROUPS_MAX: Final = 10_000
-"""… and with their groups: what would exceed it follows in the next."""
+"""Topics and groups together in one answer; further topics follow in the next answer."""
 
 
 class TopicView:
-    """What a node tells of its topics, groups and producers."""
+    """A node's topics, groups and producers, for status."""
 
     def __init__(self, host: Host, config: NodeConfig) -> None:
         self._host = host
         self._config = config
         self._fired_late, self._handed_out_late = Lateness(), Lateness()
-        """Of each topic, since this node began to lead."""
+        """Lateness by topic since this node began to lead."""
         self._names: tuple[tuple[int, int], list[str]] = ((0, 0), [])
-        """(next topic id, topics), and the names of these, sorted."""
+        """((next topic id, number of topics), their sorted names)."""
 
-    # ---- what happens
+    # ---- events
 
     def led(self) -> None:
-        """This node begins to lead."""
+        """Start new histograms: this node begins to lead."""
         self._fired_late, self._handed_out_late = Lateness(), Lateness()
 
     def fired(self, applied: FireApplied, at_ms: UnixMs) -> I64:
-        """Count what fired; return by how much each was late, in ms (n, int64)."""
+        """Count a firing; return the lateness of its timers in ms (n, int64)."""
         if not applied.fired:
             return np.zeros(0, np.int64)
         late_ms = [at_ms - rows["due_ms"] for _, rows in applied.fired]
@@ -59,7 +59,7 @@ class TopicView:
         return together
 
     def handed_out(self, delivery: Delivery) -> I64:
-        """Count what was handed out for the first time; return how late each was (n, int64)."""
+        """Count a delivery; return the lateness of its first attempts in ms (n, int64)."""
         topic = delivery.topic
         slices = topic.queue.slices(delivery.lease.offsets)
         due_ms = np.concatenate([page.rows["due_ms"][at.astype(np.int64)] for page, at in slices])
@@ -68,16 +68,16 @@ class TopicView:
         return late_ms
 
     def deleted(self, topic: TopicId) -> None:
-        """A topic is gone."""
+        """Delete a topic's histograms."""
         self._fired_late.forget(topic)
         self._handed_out_late.forget(topic)
 
-    # ---- what is told
+    # ---- answers
 
     async def topics(self, after: str, page_size: int) -> pb.ListTopicsResponse:
-        """Return a page of topics, by name, as this node has applied them; 0: a page of most.
+        """Return a page of topics, by name. `page_size`: 0 means PAGE_SIZE_MAX.
 
-        Some at a time, between which the loop does other things.
+        The work pauses after TOPICS_AT_ONCE, so that the loop serves others meanwhile.
 
         Raises:
             InvalidRequestError: the page is too large.
@@ -106,10 +106,10 @@ class TopicView:
         )
 
     def topic(self, name: str, *, lateness: bool = False) -> pb.TopicStatus:
-        """Return the topic of this name, as this node has applied it.
+        """Return the topic of this name. `lateness`: with its histograms.
 
         Raises:
-            NotFoundError: there is no such topic.
+            NotFoundError: the topic does not exist.
         """
         topic = self._machine.topic_by_name.get(name)
         if topic is None:
@@ -126,7 +126,7 @@ class TopicView:
         return lag.of_topics(leader, self._host.now().clock_ms) if leader is not None else {}
 
     def _sorted_names(self) -> list[str]:
-        """Return the names of all topics, sorted again only if there are others by now."""
+        """Return the names of all topics; they are sorted again only after a change."""
         machine = self._machine
         made = int(machine.next_topic_id), len(machine.topics)
         if made != self._names[0]:
@@ -134,10 +134,10 @@ class TopicView:
         return self._names[1]
 
     def group(self, topic: str, group: str) -> pb.GroupStatus:
-        """Return a group, as this node has applied it.
+        """Return a group.
 
         Raises:
-            NotFoundError: there is none, or no more.
+            NotFoundError: the group does not exist, or was deleted.
         """
         of = self._machine.topic_by_name.get(wire_rows.topic_name(topic))
         found = of.groups.get(group) if of is not None else None
@@ -150,7 +150,7 @@ class TopicView:
 
         Raises:
             InvalidRequestError: the page is too large.
-            UnknownProducer: there is none of that name.
+            UnknownProducerError: no producer has this name.
         """
         return producers.page_of(self._machine, request, self._config.limits.producer_idle_ms)
 

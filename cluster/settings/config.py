@@ -4,10 +4,11 @@
                  [limits]      TIMERD_LIMITS__         --set limits.key_bytes_max=512
                  key_bytes_max KEY_BYTES_MAX=512
 
-A setting's *key* is its path, such as `limits.key_bytes_max`; all sources become one flat
-mapping of keys to values, the later over the earlier, and that becomes a `NodeConfig`. Texts (of
-the environment and of flags) are read as the setting's type; `peers` as `name=host:port,...`.
-Unknown keys are refused. What stands in a `NodeConfig` is in range and fits together.
+A setting's *key* is its path, such as `limits.key_bytes_max`. All sources become one flat mapping
+of keys to values, in which a later source overrides an earlier one, and then a `NodeConfig`. Text
+from the environment and from flags is parsed as the setting's type; `peers` as
+`name=host:port,...`. Unknown keys are refused. All values of a `NodeConfig` are in range and
+consistent with each other.
 """
 
 import argparse
@@ -32,28 +33,28 @@ KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 ENV_PREFIX: Final = "TIMERD_"
 ENV_FILE: Final = "TIMERD_CONFIG"
-"""Names the TOML file; not a setting itself."""
+"""The variable with the path of the TOML file; not a setting itself."""
 PEERS_MAX: Final = 7
 TEST_CLUSTER: Final = "test-"
-"""What the cluster id of a test cluster begins with: the only ones whose clock can be moved."""
+"""Prefix of the ids of test clusters. Only their clocks can be moved."""
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _NAME_RULE: Final = "1 to 63 letters, digits, '.', '_' and '-', the ends a letter or digit"
-# Kubernetes tells every container of its services so: of one called `timerd`, TIMERD_PORT=tcp://…
+# Kubernetes sets such variables for each service; for one called `timerd`, TIMERD_PORT=tcp://…
 _SERVICE_LINK: Final = re.compile(r"TIMERD_(SERVICE|PORT)(_[A-Z0-9_]+)?")
 _FLAGS: Final = ("name", "data", "grpc", "http")
 
 
 def _int(default: int, low: int, high: int) -> int:
-    """Declare a whole number in low .. high (inclusive)."""
+    """Declare a whole number with its default and its range, both ends inclusive."""
     declared: Any = field(default=default, metadata={"range": (low, high)})
     return declared  # type: ignore[no-any-return]  # dataclass takes it apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """Base of the parts: checks types and ranges."""
+    """Base of the parts; checks types and ranges."""
 
     section: ClassVar[str] = ""
 
@@ -68,28 +69,28 @@ class _Part:
                     raise ConfigError(self.key(each.name), value, f"{low} .. {high}")
 
     def key(self, name: str) -> str:
-        """Return the key of one of its fields."""
+        """Return the key of the field `name`."""
         return f"{self.section}.{name}" if self.section else name
 
     def refuse(self, name: str, limit: str) -> ConfigError:
-        """Return the error that says what its field `name` must be."""
+        """Return an error for the field `name`; `limit`: the rule for its value."""
         return ConfigError(self.key(name), getattr(self, name), limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing(_Part):
-    """When things happen by themselves; milliseconds."""
+    """Intervals and limits of time, in milliseconds."""
 
     section: ClassVar[str] = "timing"
 
     tick_ms: int = _int(10, 1, 1_000)
-    """How finely firings are grouped: smaller is more punctual, larger makes fewer entries."""
+    """Granularity of firings. Smaller: more punctual. Larger: fewer entries."""
     fold_interval_ms: int = _int(250, 10, 5_000)
-    """A follower applies what is committed at least so often; a promotion folds the rest."""
+    """A follower applies committed entries at least so often; a promotion applies the rest."""
     checkpoint_interval_ms: int = _int(3_000, 100, 60_000)
-    """How often all replicas compare digests and the shared checkpoint moves."""
+    """Interval in which replicas compare digests and the shared checkpoint moves."""
     drain_timeout_ms: int = _int(10_000, 0, 600_000)
-    """A stopping node waits this long for a successor and for what it has in flight."""
+    """A stopping node waits this long for a successor and for its requests under way."""
 
     def __post_init__(self) -> None:
         # super() without arguments fails in dataclasses with slots.
@@ -101,15 +102,15 @@ class Timing(_Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeadershipConfig(_Part):
-    """How the loss of the leader is noticed; CLOCK_BOOTTIME milliseconds. The same on all nodes."""
+    """Detection of a lost leader; CLOCK_BOOTTIME milliseconds. The same on all nodes."""
 
     section: ClassVar[str] = "leadership"
 
     lease_ms: int = _int(500, 50, 60_000)
-    """A leader acts alone for this long after sending what a majority answered: the floor of
-    every failover that nobody planned, and the longest hiccup that causes none."""
+    """A leader may act alone for this long after it sent a message that a majority answered. No
+    unplanned failover is faster, and no shorter pause causes one."""
     heartbeat_ms: int = _int(100, 5, 10_000)
-    """An idle leader speaks this often: five chances per lease."""
+    """Interval of an idle leader's messages: five per lease."""
 
     def __post_init__(self) -> None:
         _Part.__post_init__(self)
@@ -120,53 +121,53 @@ class LeadershipConfig(_Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsConfig(_Part):
-    """What a request may ask for, and how much may wait. Texts are counted in bytes of UTF-8."""
+    """Limits of requests, and of waiting data. Text is counted in bytes of UTF-8."""
 
     section: ClassVar[str] = "limits"
 
     payload_bytes_max: int = _int(4 * MIB, 1, 16 * MIB)
-    """Of one timer."""
+    """Payload of one timer."""
     key_bytes_max: int = _int(1024, 0, 64 * KIB)
-    """Of one timer."""
+    """Key of one timer."""
     headers_bytes_max: int = _int(32 * KIB, 0, MIB)
-    """Of one timer, names, values and their sizes."""
+    """Headers of one timer: names, values and their sizes."""
     topic_name_bytes_max: int = _int(255, 1, 255)
-    """The shared checkpoint names topics in pages below 4 KB."""
+    """Topic's name; the shared checkpoint has topic names in pages below 4 KB."""
     group_name_bytes_max: int = _int(255, 1, 255)
+    """Group's name."""
     delay_ms_max: int = _int(DUE_MS_MAX, 1, DUE_MS_MAX)
-    """How far ahead a timer may be scheduled; by default as far as its id can tell."""
+    """How far ahead a timer may be scheduled; by default as far as its id can encode."""
     request_rows_max: int = _int(65_536, 1, 65_536)
     """Timers in one request."""
     request_bytes_max: int = _int(16 * MIB, 1 * KIB, PAYLOAD_SIZE_MAX)
-    """Payloads, keys and headers of one request; with its rows it must fit into one entry of the
-    log."""
+    """Payloads, keys and headers of one request. With its rows it must fit into one log entry."""
     request_window_ms: int = _int(300_000, 60_000, 86_400_000)
-    """How long the answer to a request with a request_id is remembered. 131,072 of them are at a
-    time, beyond which RESOURCE_EXHAUSTED: 437 a second over the default."""
+    """How long the answer to a request with a request_id is stored. At most 131,072 are stored, or
+    437 per second over the default; further requests get RESOURCE_EXHAUSTED."""
     producer_idle_ms: int = _int(7 * 86_400_000, 1_000, 366 * 86_400_000)
-    """A producer that has sent nothing for so long is forgotten at the next checkpoint; its client
-    registers anew by itself."""
+    """A producer idle for so long is forgotten at the next checkpoint; its client registers again
+    by itself."""
     topics_max: int = _int(100_000, 1, 1_000_000)
-    """Every replica keeps each in memory, about two kilobytes, and names it in each manifest."""
+    """Topics, at most. Every replica has each in memory, about 2 KB, and in every manifest."""
     namespace_topics_max: int = _int(10_000, 1, 1_000_000)
-    """Of each namespace: one application's names must not take everybody's."""
+    """Topics of a namespace, at most, so that one application cannot use up topics_max."""
     groups_max: int = _int(100_000, 1, 1_000_000)
-    """Of all topics together."""
+    """Groups of all topics together, at most."""
     topic_groups_max: int = _int(1_000, 1, 100_000)
-    """Of each topic: each of its messages is asked after in every group."""
+    """Groups of a topic, at most; each of its messages is checked for every group."""
     producers_max: int = _int(100_000, 1, 1_000_000)
-    """Where a tenth of these or less is left, those that sent nothing for an hour are forgotten."""
+    """Producers, at most. If a tenth or less is free, those idle for an hour are forgotten."""
     connections_max: int = _int(8_192, 16, 1_000_000)
-    """Of clients and peers on the gRPC port; fewer if the process may not have so many files."""
+    """Connections of clients and peers to the gRPC port; fewer if the open-file limit is low."""
     streams_max: int = _int(1_024, 8, 1_000_000)
-    """RPCs at a time on one connection; a client waits with more."""
+    """RPCs at a time on one connection; further ones wait in the client."""
     memory_bytes_max: int = _int(0, 0, 1 << 50)
-    """Resident memory above which new work is refused and the connections that hold most end.
-    0: three quarters of what the machine, or the process's cgroup, has."""
+    """Above this resident memory new work is refused, and the heaviest connections are ended. 0:
+    three quarters of the memory of the machine or of the process's cgroup."""
     outbox_bytes_max: int = _int(256 * MIB, 16 * MIB, 1 << 40)
-    """What waits for consumers to read it, of all of them; 8 MiB each at most."""
+    """Deliveries that consumers have not read, of all consumers together; of each at most 8 MiB."""
     inflight_bytes_max: int = _int(64 * MIB, 1 * MIB, 4096 * MIB)
-    """What the leader holds that no majority has yet, queued or sent; more is refused with
+    """Bytes at the leader that are not on a majority yet, queued or sent; further requests get
     RESOURCE_EXHAUSTED."""
 
     def __post_init__(self) -> None:
@@ -186,17 +187,17 @@ class LimitsConfig(_Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups(_Part):
-    """What a consumer group gets that does not say otherwise; milliseconds."""
+    """Defaults and limits of consumer groups; milliseconds."""
 
     section: ClassVar[str] = "groups"
 
     visibility_timeout_ms: int = _int(30_000, 1, 43_200_000)
-    """A message that a consumer took and did not ack is delivered again after this. (Not the
-    leader's lease, which is leadership.lease_ms.)"""
+    """A delivered message that is not acknowledged by then is delivered again. (The leader's own
+    lease is leadership.lease_ms.)"""
     visibility_timeout_ms_min: int = _int(100, 1, 43_200_000)
-    """The shortest that a consumer may ask for: less makes redeliveries only."""
+    """The shortest timeout of a consumer; a shorter one would only cause redeliveries."""
     visibility_timeout_ms_max: int = _int(43_200_000, 1, 43_200_000)
-    """The longest (12 hours): a dead consumer that keeps its connection holds them so long."""
+    """The longest timeout (12 hours). A hung consumer with an open connection can use all of it."""
 
     def __post_init__(self) -> None:
         _Part.__post_init__(self)
@@ -210,64 +211,63 @@ class Groups(_Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageConfig(_Part):
-    """When the memtable is written out as a run (at the first of the first four), how much log is
-    kept, and what nodes without it get."""
+    """Limits of files: when the memtable is flushed to a run (by whichever of the first four
+    settings is first), how much log is kept, and how nodes without it get a snapshot."""
 
     section: ClassVar[str] = "storage"
 
     memtable_bytes_flush: int = _int(64 * MIB, 1 * MIB, 4096 * MIB)
     """Bounds memory."""
     log_bytes_flush: int = _int(256 * MIB, 1 * MIB, 65_536 * MIB)
-    """Bounds what a restart replays, and the disk that the log takes."""
+    """Bounds the replay of a restart, and the log's disk space."""
     log_entries_flush: int = _int(8_192, 64, 1_048_576)
-    """Bounds what a restart replays, too: an entry takes it 0.1 to 0.2 ms, however small."""
+    """Bounds the replay of a restart, too: each entry takes 0.1 to 0.2 ms, however small."""
     flush_interval_ms: int = _int(600_000, 1_000, 86_400_000)
     """Bounds the age of a manifest on a quiet node."""
     log_kept_bytes_max: int = _int(1024 * MIB, 0, 1_048_576 * MIB)
-    """Below the manifest the log is kept for nodes that lack it, up to so much. Who lacks more than
-    that gets a snapshot."""
+    """Log below the manifest that is kept for nodes behind, at most. A node that is further behind
+    gets a snapshot."""
     reserve_bytes: int = _int(1024 * MIB, 0, 1 << 50)
-    """Kept free for what must go on: below it nothing new is taken
-    (timer/leader/intake/disk_reserve.py). A flush, what
-    is in flight, and messages that fire while nobody reads them have to fit. 0: none is kept."""
+    """Free space for necessary work; below it new timers are rejected
+    (timer/leader/intake/disk_reserve.py). It must hold a flush, the entries in flight, and messages
+    that fire while no consumer reads them. 0: no reserve."""
     scrub_bytes_per_s: int = _int(4 * MIB, 0, 65_536 * MIB)
-    """How fast all files are read again, to find damage before it is met. 0: they are not."""
+    """Rate at which the scrub reads all files to find damage. 0: no scrub."""
     scrub_interval_ms: int = _int(3_600_000, 100, 2_592_000_000)
-    """From the start of one such pass to the next, or longer if it takes longer."""
+    """Time from the start of one pass to the next; longer if the pass takes longer."""
     snapshot_bytes_per_s: int = _int(64 * MIB, 64 * KIB, 65_536 * MIB)
-    """How fast a leader sends snapshots, all of them together."""
+    """Rate at which a leader sends snapshots, all together."""
     refetch_timeout_ms: int = _int(300_000, 1_000, 86_400_000)
-    """A node whose files are damaged waits so long for a leader that offers a snapshot, or for the
-    next part of one; then it ends and says what is damaged."""
+    """A node with damaged files waits so long for a leader that offers a snapshot, and for each
+    part of it. Then it ends and reports the damage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig(_Part):
-    """Everything that a node is told."""
+    """All settings of a node."""
 
     name: str
-    """Of this node; one of `peers`. A replaced node keeps its name."""
+    """Name of this node, one of `peers`. A replaced node keeps its name."""
     cluster_id: str
     """The same on all nodes; a data directory of another cluster is refused."""
     data: Path
-    """Directory of this node alone; made by `timerd init`."""
+    """Directory of this node alone; created by `timerd init`."""
     peers: Mapping[str, str]
-    """Name -> host:port at which the others and clients reach its gRPC port; all nodes, this one
-    included; 1 .. 7."""
+    """Name -> host:port of the gRPC port for other nodes and clients; all 1 to 7 nodes, this one
+    included."""
     grpc: str = ""
     """host:port to bind for clients and peers; empty: this node's address in `peers`."""
     http: str = "127.0.0.1:8080"
     """host:port to bind for metrics, health and status; port 0: any free one."""
     insecure: bool = False
-    """Bind beyond loopback without TLS: whoever reaches the ports may read and write all."""
+    """Bind beyond loopback, without TLS: any host that reaches the ports can read and write."""
     auto_create_topics: bool = True
-    """A schedule or a consumer may name a topic that doesn't exist yet."""
+    """A schedule or a consumer creates a topic that does not exist."""
     log_level: str = "info"
     """debug, info, warning or error."""
     test_clock: str = ""
-    """A file that moves this node's wall clock (cluster/settings/wall_clock.py). Refused unless
-    `cluster_id`
-    begins with `test-`: no cluster with data that matters has one."""
+    """Path of a file that moves this node's wall clock (cluster/settings/wall_clock.py). Allowed
+    only if `cluster_id` begins with `test-`, so never in a cluster with real data."""
     timing: Timing = field(default_factory=Timing)
     leadership: LeadershipConfig = field(default_factory=LeadershipConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
@@ -289,7 +289,7 @@ class NodeConfig(_Part):
         if self.grpc == self.http:
             raise self.refuse("http", "another port than grpc")
         if self.test_clock and not self.cluster_id.startswith(TEST_CLUSTER):
-            raise self.refuse("test_clock", f"empty, unless cluster_id begins with {TEST_CLUSTER}")
+            raise self.refuse("test_clock", f"empty, or cluster_id must begin with {TEST_CLUSTER}")
         if self.log_level not in LOG_LEVELS:
             raise self.refuse("log_level", f"one of {', '.join(LOG_LEVELS)}")
         if self.storage.memtable_bytes_flush < self.limits.request_bytes_max:
@@ -315,7 +315,7 @@ class NodeConfig(_Part):
     def _check_bound(self, name: str, *, port_min: int) -> None:
         address = parse_address(name, getattr(self, name), port_min=port_min)
         if not self.insecure and not address.is_loopback:
-            raise self.refuse(name, "loopback; elsewhere there is no TLS yet: insecure = true")
+            raise self.refuse(name, "a loopback address; others have no TLS: set insecure = true")
 
     def _check_data(self) -> None:
         try:
@@ -326,7 +326,7 @@ class NodeConfig(_Part):
             raise self.refuse("data", "a directory of its own")
 
     def replication(self) -> ReplicationConfig:
-        """Return the settings of the replication; the rest of them are its defaults."""
+        """Return the settings of the replication; further ones have their defaults."""
         return ReplicationConfig(
             lease_ms=self.leadership.lease_ms,
             heartbeat_ms=self.leadership.heartbeat_ms,
@@ -342,7 +342,7 @@ _P = TypeVar("_P", bound=_Part)
 
 
 class Address(NamedTuple):
-    """Where to listen or connect."""
+    """An address to listen on or to connect to."""
 
     host: str
     """Without brackets."""
@@ -350,7 +350,7 @@ class Address(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it. A name other than localhost might be anything."""
+        """Whether only this machine can reach it; False for names other than localhost."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -358,10 +358,10 @@ class Address(NamedTuple):
 
 
 def parse_address(key: str, text: str, *, port_min: int = 1) -> Address:
-    """Return the parts of host:port; an IPv6 address stands in brackets.
+    """Return the parts of host:port; an IPv6 address is in brackets.
 
     Raises:
-        ConfigError: it is none; names `key`.
+        ConfigError: the text is malformed; the error names `key`.
     """
     host, _, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
@@ -393,7 +393,7 @@ TYPES: Final[Mapping[str, type]] = MappingProxyType(dict(_types_of(NodeConfig)))
 
 
 def _check_key(key: str, value: object) -> None:
-    """Refuse a key that is none, and suggest the one that was meant."""
+    """Refuse an unknown key, and suggest a similar one."""
     if key in TYPES or key.startswith("peers."):
         return
     by_leaf = {each.rpartition(".")[2]: each for each in TYPES}
@@ -404,7 +404,7 @@ def _check_key(key: str, value: object) -> None:
 
 
 def _read_as(key: str, value: object) -> object:
-    """Return a value as the type of its setting: texts are parsed, all else must have it."""
+    """Return a value of its setting's type: text is parsed, other values must have the type."""
     kind = str if key.startswith("peers.") else TYPES[key]
     if kind is Path and isinstance(value, str | Path):
         return Path(value)
@@ -425,12 +425,12 @@ def _read_as(key: str, value: object) -> object:
 def _whole(key: str, text: str) -> int:
     try:
         return int(text)
-    except ValueError:  # thousands of digits
+    except ValueError:  # too many digits
         raise ConfigError(key, f"{text[:20]}…", "a whole number") from None
 
 
 def _peers(text: object) -> dict[str, object]:
-    """Return the table that `name=host:port,name=host:port` stands for."""
+    """Return the table of `name=host:port,name=host:port`."""
     if not isinstance(text, str):
         raise ConfigError("peers", text, "a table of name = host:port")
     table: dict[str, object] = {}
@@ -466,7 +466,7 @@ def from_env(env: Mapping[str, str]) -> dict[str, object]:
 
 
 def build_config(*sources: Mapping[str, object]) -> NodeConfig:
-    """Return the configuration that the sources make, the later over the earlier.
+    """Return the configuration of all sources; a later source overrides an earlier one.
 
     Raises:
         ConfigError: a setting is unknown, missing, of the wrong type or out of range.
@@ -504,10 +504,10 @@ def _assemble(part: type[_P], settings: Mapping[str, object]) -> _P:
 def load_config(
     path: Path | None, env: Mapping[str, str], overrides: Mapping[str, str]
 ) -> NodeConfig:
-    """Return the configuration of a file (None: there is none), the environment and the flags.
+    """Return the configuration of a file (None: no file), the environment and the flags.
 
     Raises:
-        ConfigError: the file can't be read, or as `build_config`.
+        ConfigError: the file cannot be read, or as for `build_config`.
     """
     tables: dict[str, Any] = {}
     if path is not None:
@@ -521,7 +521,7 @@ def load_config(
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Give a program the flags of the configuration."""
+    """Add the flags of the configuration to a program's parser."""
     parser.add_argument("--config", type=Path, help=f"TOML file (or {ENV_FILE})")
     for name in _FLAGS:
         parser.add_argument(f"--{name}", help=f"the setting {name!r}")
@@ -536,7 +536,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def flags_of(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return the settings that the flags of `add_flags` give, by key.
+    """Return the settings of the flags of `add_flags`, by key.
 
     Raises:
         ConfigError: a `--set` without "=".
@@ -555,7 +555,7 @@ def flags_of(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def print_config(config: NodeConfig) -> str:
-    """Return TOML from which `load_config` makes the same configuration."""
+    """Return TOML from which `load_config` builds the same configuration."""
     return "\n".join(_lines(config, config.section)) + "\n"
 
 
@@ -582,5 +582,5 @@ def _toml(value: object) -> str:
         return str(value).lower()
     if isinstance(value, int):
         return str(value)
-    # TOML's texts are JSON's, but for DEL.
+    # TOML's strings are JSON's, except for DEL.
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
