@@ -1,12 +1,12 @@
-"""A consumer group, as far as the audit needs it: which entry acked what, after how many attempts.
+"""A consumer group by the log: acks, attempts, returns and expiry of its messages.
 
     start        cursor                                reserved
       | A A A A A A | . A E . A . . . . . . . . . . . . . |
-      every offset below the cursor is acked; only what is at or above it is kept here
+      Every offset below the cursor is acked. Only offsets from the cursor on are stored here.
 
-A lease that ended unacked (E) counts one attempt, and so does an epoch that finds a message
-handed out and unacked: that is how a redelivery is marked, and how its place in the log's order
-is known (chaos/audit/rules/verdict.py).
+A lease that ended without an ack (E) counts as one attempt. A message that was delivered and not
+acked before a new epoch also counts one attempt more. The attempts mark a redelivery and give its
+place in the log's order (chaos/audit/rules/verdict.py).
 """
 
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from timer.model.columns import I64, U64
 ACK: Final = np.dtype(
     [
         ("queue_offset", "<i8"),
-        ("attempts", "<i8"),  # the highest that was given out before this ack, in the log's order
+        ("attempts", "<i8"),  # the highest attempt delivered before this ack, in the log's order
         ("index", "<i8"),
         ("epoch", "<i8"),
         ("time_ms", "<i8"),
@@ -30,12 +30,12 @@ ACK: Final = np.dtype(
 )
 
 EXPIRED: Final = np.dtype([*ACK.descr, ("ttl_ms", "<i8")])
-"""`ttl_ms`: the time to live by the policies of that entry; 0: none."""
+"""The time to live by the policies of that entry, in ms; 0: none."""
 
 RETURN: Final = np.dtype(
     [
         ("queue_offset", "<i8"),
-        ("attempts", "<i8"),  # the number of the delivery that came back, at most
+        ("attempts", "<i8"),  # the highest possible number of the returned delivery
         ("why", "<U8"),
         ("not_before_ms", "<i8"),
         ("index", "<i8"),
@@ -43,7 +43,7 @@ RETURN: Final = np.dtype(
     ]
 )
 ENDED, NACKED, RECALLED = "ended", "nacked", "recalled"
-"""Why: its lease ended unacked; a consumer gave it back; one that it came behind came back."""
+"""The cause of a return: an ended lease; a nack; a recall, as an earlier message came back."""
 
 
 @dataclass(slots=True)
@@ -54,41 +54,41 @@ class GroupStory:
     topic: int
     name: str
     start: int
-    """First queue offset that it is given."""
+    """First queue offset of the group."""
     reserved: int
-    """The leader of this epoch may hand out offsets below this one."""
+    """The leader of this epoch may deliver offsets below this one."""
     cursor: int
     """Every offset below is acked."""
     delivered_to: int = 0
-    """Offsets below this one may have been handed out in an earlier epoch."""
+    """Offsets below this one may have been delivered in an earlier epoch."""
     acked_count: int = 0
     ended_count: int = 0
-    """Leases that ended unacked."""
+    """Leases that ended without an ack."""
     expired_count: int = 0
     kept: int = 0
-    """The first offset that its topic kept as it began."""
+    """The first offset that the topic retained when the group began."""
     type: str = SHARED
     over: bool = False
-    """It was sought, and lives on under another id, or it was deleted, or its topic was."""
+    """The group was deleted, its topic was deleted, or a seek gave it another id."""
     deleted: bool = False
-    """It was, by itself: not with its topic."""
+    """The group itself was deleted, not its topic."""
     again: bool = False
-    """One of this name and topic was sought or deleted before."""
+    """An earlier group of this name and topic was sought or deleted."""
     settings: list[GroupSettings] = field(default_factory=list)
-    """What it was made with, and what each ALTER made of that."""
+    """The settings at the creation and after each ALTER."""
     _marks: list[int] = field(default_factory=list)
-    """One per later epoch that found messages handed out: those below count once more."""
+    """One offset for each later epoch with delivered messages; those below count one more."""
     base: int = 0
-    """The offset that element 0 of the arrays belongs to."""
+    """The offset of element 0 of the arrays."""
     _acked: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     _ended: npt.NDArray[np.uint16] = field(default_factory=lambda: np.zeros(0, np.uint16))
     _failed: npt.NDArray[np.uint16] = field(default_factory=lambda: np.zeros(0, np.uint16))
-    """Of these, how often it was given back or its lease ended: a recall is no failure."""
+    """Per offset, the nacks and ended leases. A recall is no failure."""
 
     def sought(self, group_id: int, start: int, kept: int, queue_end: int) -> "GroupStory":
-        """Be over; return the life that begins elsewhere in the queue, under another id.
+        """End this life; return the next one, which begins at another offset under another id.
 
-        What may have been handed out counts as delivered once there.
+        Messages that may have been delivered count as delivered once in the next life.
         """
         self.over = True
         mark = min(max(self.reserved, self.delivered_to), queue_end)
@@ -100,13 +100,13 @@ class GroupStory:
         return anew
 
     def ack(self, offsets: U64, item: Entry) -> npt.NDArray[np.void]:
-        """Count the acks of offsets that were reserved and are not acked yet; return them (ACK)."""
+        """Apply the acks of reserved offsets that are not acked yet; return them (ACK)."""
         at = self._open(offsets)
         self.acked_count += len(at)
         return self._done(at, item)
 
     def expire(self, offsets: U64, item: Entry, ttl_ms: int) -> npt.NDArray[np.void]:
-        """Be done with offsets that have expired, handed out or not; return them (EXPIRED)."""
+        """Expire offsets, delivered or not; return them (EXPIRED)."""
         below = int(offsets.max(initial=0)) + 1
         at = self._open(offsets, max(self.reserved, self.delivered_to, below))
         self.expired_count += len(at)
@@ -115,7 +115,7 @@ class GroupStory:
         return expired
 
     def expire_below(self, offset: int, item: Entry, ttl_ms: int) -> npt.NDArray[np.void]:
-        """Be done with all below an offset; return what was not done yet (EXPIRED)."""
+        """Expire all offsets below one; return those that had not ended (EXPIRED)."""
         return self.expire(np.arange(self.cursor, offset, dtype=np.uint64), item, ttl_ms)
 
     def _done(
@@ -135,14 +135,14 @@ class GroupStory:
     def take_back(
         self, why: str, offsets: U64, item: Entry, not_before_ms: I64 | None = None
     ) -> npt.NDArray[np.void]:
-        """Count an attempt more for offsets that came back unacked; return those (RETURN)."""
+        """Count an attempt more for offsets that came back without an ack; return them (RETURN)."""
         at = self._open(offsets)
         returns = np.zeros(len(at), RETURN)
         returns["queue_offset"] = at + self.base
         returns["attempts"] = self._attempts(at)
         returns["why"], returns["index"], returns["time_ms"] = why, item.index, item.time_ms
         if not_before_ms is not None:
-            places = np.argsort(offsets, kind="stable")  # of a repeated one the first counts
+            places = np.argsort(offsets, kind="stable")  # the first of repeated offsets counts
             first = places[np.searchsorted(offsets[places], (at + self.base).astype(np.uint64))]
             returns["not_before_ms"] = not_before_ms[first]
         self._ended[at] += 1
@@ -152,7 +152,7 @@ class GroupStory:
         return returns
 
     def failures(self, offsets: U64) -> npt.NDArray[np.int64]:
-        """Return how often messages that are not acked yet failed, (n, int64), in their order."""
+        """Return the number of failures of messages without an ack, (n, int64), in their order."""
         at = self._open(offsets)
         failed = np.zeros(len(offsets), np.int64)
         known = np.isin(offsets.astype(np.int64), at + self.base)
@@ -160,28 +160,28 @@ class GroupStory:
         return failed
 
     def _attempts(self, at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the number of the delivery that these were given out with last, at most."""
+        """Return the highest possible number of the last delivery of each message."""
         attempts = 1 + self._ended[at].astype(np.int64)
         for mark in self._marks:
             attempts += at + self.base < mark
         return attempts
 
     def begin_epoch(self, queue_end: int) -> None:
-        """Count what the old leader may have handed out as given once more."""
+        """Count one delivery more for messages that the old leader may have delivered."""
         mark = min(self.reserved, queue_end)
         if mark > self.cursor:
             self._marks.append(mark)
         self.hand_over(mark)
 
     def hand_over(self, offset: int) -> None:
-        """Take note that the old leader handed out nothing at or above an offset."""
+        """Note that the old leader delivered no message at or above an offset."""
         self.delivered_to = max(self.delivered_to, offset)
         self.reserved = self.cursor
 
     def _open(self, offsets: U64, below: int | None = None) -> npt.NDArray[np.int64]:
-        """Return where the arrays tell of those offsets that are not acked, once.
+        """Return the places in the arrays of offsets without an ack, each once.
 
-        Of those that are reserved, or lie below an offset.
+        Only offsets that are reserved, or lie below `below` if it is given.
         """
         below = max(self.reserved, self.delivered_to) if below is None else below
         known = np.unique(offsets[(offsets >= self.cursor) & (offsets < below)])

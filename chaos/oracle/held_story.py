@@ -1,21 +1,23 @@
-"""What paused topics hold back, as the log says it: a part of the story.
+"""Timers that paused topics hold, by the log; a part of the story.
 
-    POLICY    `paused` of the narrowest scope that says it: topic, namespace, cluster. A topic that
-              goes on releases: what was scheduled before and is due by this entry's time is overdue
-    FIRE      what comes due in a topic that is paused or releases is held, in (due, seq) order, and
-              so is what is scheduled as due there. Then a sweep goes on over what its topics hold,
-              from where it was: SWEEP_ROWS rows, or as many as the FIRE's limits allow. They
-              fire, but overdue ones by their topic's `catch_up`: `drop` drops them, `latest` all
-              but the last, which fires when later ones do, or the sweep is through. If more than
-              APART_MAX are held in all, or APART_BYTES of their payloads, the rows of other topics
-              count, and stay.
-    A topic releases until a sweep is through, firing has passed the entry's time, and it holds
-    nothing; one that held nothing takes part at once, and with `all` does not release at all. A
-    sweep begins with a resume; and behind it another one, while topics wait for one,
-    or what was scheduled behind it is held. The next SWEEP_TOPICS of those that wait, by the time
-    of the resume, take part in one that begins; where so much is held, all.
+    POLICY    `paused` of the narrowest scope that sets it: topic, namespace, cluster. A resumed
+              topic releases its held timers. Timers that were scheduled before the resume and are
+              due by the entry's time are overdue.
+    FIRE      Timers that become due in a paused or releasing topic are held, in (due, seq) order.
+              So are timers that are scheduled there with a due time in the past. Then a sweep over
+              the held timers of the releasing topics continues from its last place: SWEEP_ROWS
+              rows, or as many as the FIRE's limits allow. The rows fire, except overdue ones by
+              their topic's `catch_up`: `drop` drops them; `latest` drops all but the last, which
+              fires when later ones fire or when the sweep ends. If more than APART_MAX rows, or
+              APART_BYTES of payloads, are held in all, rows of other topics count towards the sweep
+              and stay.
+    A topic releases until a sweep has ended, firing has passed the entry's time, and the topic
+    holds no timer. A topic that held none takes part at once; with `all` it does not release. A
+    resume begins a sweep. Another sweep follows while topics wait for one, or timers scheduled
+    behind the sweep are held. The next SWEEP_TOPICS of the waiting topics, by the time of their
+    resume, take part in a sweep that begins; if many timers are held, all of them.
 
-What is held is in memory, some hundred bytes a timer: fewer than all that is pending, as a rule.
+Held timers are in memory, some hundred bytes each.
 """
 
 from collections.abc import Callable
@@ -30,7 +32,7 @@ from chaos.oracle.pending_rows import I64, ROW, Rows
 from chaos.oracle.policy_story import Said
 
 RELEASE_MS: Final = 60_000
-"""How long, on the log's clock, a topic that goes on may take for what it holds: millions."""
+"""The longest time, on the log's clock, that a topic may take to release millions of timers."""
 SWEEP_ROWS: Final = 4_096
 SWEEP_TOPICS: Final = 16
 APART_MAX: Final = 1 << 18
@@ -44,19 +46,19 @@ _BEGIN: Final = (-1, _LAST)
 
 @dataclass(slots=True)
 class ReleaseStory:
-    """How a topic goes on."""
+    """The release of one topic."""
 
     catch_up: str
     until_ms: int
     seq_end: int
     last: Place | None = None
-    """The last of what is overdue that was met, if only that is to fire."""
+    """The last overdue timer so far, if only that one is to fire."""
     waits: bool = True
-    """For a sweep to begin."""
+    """The topic waits for a sweep to begin."""
 
 
 class ReleasedRows(NamedTuple):
-    """Rows that are held no more, in the order in which they go."""
+    """Rows that are no longer held, in the order of their release."""
 
     fired: bool
     rows: Rows
@@ -64,18 +66,18 @@ class ReleasedRows(NamedTuple):
 
 @dataclass(slots=True)
 class HeldStory:
-    """See the module. `name_of` tells a topic's name, `said` what policies say by now."""
+    """See the module. `name_of` returns a topic's name, `said` the policies in force."""
 
     name_of: Callable[[int], str]
     said: Said
     rows: SortedDict = field(default_factory=SortedDict)
     """(due, seq) -> its row: pending ones at or before `position`."""
     of: dict[int, SortedDict] = field(default_factory=dict)
-    """Topic -> the same, of its own."""
+    """Topic -> the same for its own rows."""
     size: int = 0
-    """Bytes of their payloads."""
+    """Bytes of the payloads."""
     position: Place = (0, _LAST)
-    """Up to here all has come due."""
+    """All timers up to here have become due."""
     _paused: set[int] = field(default_factory=set)
     _releases: dict[int, ReleaseStory] = field(default_factory=dict)
     _swept: Place | None = None
@@ -83,7 +85,7 @@ class HeldStory:
     # ---- policies
 
     def policy(self, time_ms: int, topics: list[int], read_ms: int, next_seq: int) -> None:
-        """Pause and resume by what is said from an entry of `time_ms` on; `topics`: all there."""
+        """Pause and resume by the policies of an entry of `time_ms`; `topics`: all that exist."""
         for topic in topics:
             paused, catch_up = self._firing(topic)
             if paused == (topic in self._paused):
@@ -100,7 +102,7 @@ class HeldStory:
         self._begin()
 
     def _begin(self) -> None:
-        """Begin a sweep, unless one is under way that some topic does not wait for."""
+        """Begin a sweep, unless one is under way that no topic waits behind."""
         taken = len(self._releases) - len(self._waiting())
         if self._swept in (None, _BEGIN) or not taken:
             self._swept = _BEGIN if self._releases else None
@@ -110,23 +112,23 @@ class HeldStory:
         return [topic for topic, release in self._releases.items() if release.waits]
 
     def _admit(self, count: int) -> None:
-        """Let the next of those that wait take part in a sweep that begins."""
+        """Let the next waiting topics take part in a sweep that begins."""
         turns = sorted(self._waiting(), key=lambda topic: (self._releases[topic].until_ms, topic))
         for topic in turns[: max(count, 0)] if self._apart else turns:
             self._releases[topic].waits = False
 
     @property
     def _apart(self) -> bool:
-        """Whether a sweep meets but the rows of its own topics."""
+        """Return whether a sweep visits only the rows of its own topics."""
         return len(self.rows) <= APART_MAX and self.size <= APART_BYTES
 
     def made(self, topic: int) -> None:
-        """A topic is there from here on."""
+        """Add a topic."""
         if self._firing(topic)[0]:
             self._paused.add(topic)
 
     def gone(self, topic: int) -> Rows:
-        """A topic is there no more: let go of what it holds."""
+        """Remove a deleted topic; return the rows that it held."""
         self._paused.discard(topic)
         self._releases.pop(topic, None)
         rows = _table([self._pop(place) for place in [*self.of.get(topic, ())]])
@@ -139,11 +141,11 @@ class HeldStory:
     # ---- rows
 
     def holds(self, topics: Any) -> Any:
-        """Return which of the topics hold what is due (n, bool)."""
+        """Return for each topic whether it holds due timers (n, bool)."""
         return np.isin(topics, [*self._paused, *self._releases])
 
     def past(self, rows: Rows) -> Any:
-        """Return which rows lie at or before `position` (n, bool)."""
+        """Return for each row whether it lies at or before `position` (n, bool)."""
         due, seq = rows["due_ms"], rows["seq"]
         return (due < self.position[0]) | ((due == self.position[0]) & (seq <= self.position[1]))
 
@@ -156,14 +158,14 @@ class HeldStory:
             self.size += int(row["payload_size"])
 
     def _pop(self, place: Place) -> Any:
-        """Let go of a row."""
+        """Remove and return a row."""
         row = self.rows.pop(place)
         self.size -= int(row["payload_size"])
         del self.of[int(row["topic"])][place]
         return row
 
     def left(self, now_ms: int) -> tuple[Rows, Rows]:
-        """Return what is held, and what should be no more: its topic went on RELEASE_MS ago."""
+        """Return the held rows, and those whose topic resumed more than RELEASE_MS ago."""
         went_on = self._releases.items()
         done = [topic for topic, how in went_on if how.until_ms <= now_ms - RELEASE_MS]
         rows = _table([*self.rows.values()])
@@ -171,7 +173,7 @@ class HeldStory:
         return rows[~late], rows[late]
 
     def split(self, due_ms: I64, seq: I64) -> tuple[Rows, Any]:
-        """Let go of the held ones of n timers; return them, and which are others (n, bool)."""
+        """Remove and return the held ones of n timers, and a mask of the others (n, bool)."""
         found, others = [], np.ones(len(seq), np.bool_)
         for at, place in enumerate(zip(due_ms.tolist(), seq.tolist(), strict=True)):
             if place in self.rows:
@@ -182,7 +184,7 @@ class HeldStory:
     # ---- releasing
 
     def sweep(self, rows_max: int, bytes_max: int) -> list[ReleasedRows]:
-        """Go on with the sweep, behind a FIRE's own rows; return what is held no more."""
+        """Continue the sweep after a FIRE's own rows; return the released rows."""
         if not self._releases:
             return []
         seen = self._swept or _BEGIN
@@ -233,7 +235,7 @@ class HeldStory:
             gone.append(ReleasedRows(fired=True, rows=_table([self._pop(last)])))
 
     def _through(self, seen: Place, gone: list[ReleasedRows]) -> None:
-        """The sweep has passed all that is held."""
+        """Note that the sweep has passed all held rows."""
         again = early = False
         for topic, release in sorted(self._releases.items()):
             if release.waits:

@@ -1,9 +1,9 @@
-"""Which parts of SCHEDULE entries give timers: a part of the story.
+"""The parts of SCHEDULE entries that become timers; a part of the story.
 
-of a producer    if its sequence is the producer's next
-with a request   if its id is not remembered
-neither          always
-with a row of a topic that is gone: never, and it changes nothing
+of a producer         if its sequence is the producer's next
+with a request id     if the id is not remembered
+with neither          always
+with a row of a deleted topic: never, and the part changes nothing
 """
 
 from dataclasses import dataclass, field
@@ -22,18 +22,18 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(slots=True)
 class Intake:
-    """Producers and requests that count, as of the last entry."""
+    """Producers and remembered requests as of the last entry."""
 
     tokens: dict[bytes, int] = field(default_factory=dict)
     last_sequence: dict[int, int] = field(default_factory=dict)
     used_at_ms: dict[int, int] = field(default_factory=dict)
-    """Of those that did not expire, as the one before."""
+    """Time of the last use of each producer that has not expired."""
     requests: dict[bytes, int] = field(default_factory=dict)
-    """Request id -> until when it is remembered."""
+    """Request id -> the time until which it is remembered."""
 
     @classmethod
     def of_manifest(cls, state: dict[str, Any]) -> "Intake":
-        """Return what a node's manifest holds."""
+        """Return the intake of a node's manifest."""
         found = cls()
         for producer, token, used_at_ms, last_sequence, _ in state["producers"]:
             found.tokens[token] = producer
@@ -42,7 +42,7 @@ class Intake:
         return found
 
     def dumps(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return the intake as JSON values."""
         tokens = [(token.hex(), number) for token, number in self.tokens.items()]
         requests = [(text.hex(), until_ms) for text, until_ms in self.requests.items()]
         return {"tokens": tokens, "requests": requests,
@@ -51,7 +51,7 @@ class Intake:
 
     @classmethod
     def loads(cls, fields: dict[str, Any]) -> "Intake":
-        """Return what `dumps` has made, perhaps read from JSON."""
+        """Return the intake that `dumps` made, perhaps read from JSON."""
         tokens, requests = (
             {bytes.fromhex(key): value for key, value in fields[name]}
             for name in ("tokens", "requests")
@@ -60,7 +60,7 @@ class Intake:
         return cls(tokens, last_sequence, used_at_ms, requests)
 
     def producer(self, item: Entry) -> None:
-        """Take in a PRODUCER entry."""
+        """Apply a PRODUCER entry."""
         said = payloads.decode_producer(item.payload)
         if isinstance(said, payloads.EndProducer):
             self._end(said.producer_id)
@@ -69,7 +69,7 @@ class Intake:
         producer = self.tokens.get(token, 0)
         if producer not in self.last_sequence:
             if drawn in self.last_sequence:
-                return  # another producer has it
+                return  # the id belongs to another producer
             self.tokens[token] = producer = drawn
             self.last_sequence[producer] = 0
         self.used_at_ms[producer] = item.time_ms
@@ -80,7 +80,7 @@ class Intake:
         self.tokens = {token: each for token, each in self.tokens.items() if each != producer}
 
     def checkpoint(self, item: Entry) -> None:
-        """Forget producers that were idle for long, and requests whose time is over."""
+        """Forget producers that were idle too long, and requests whose time is over."""
         idle_ms = payloads.decode_checkpoint(item.payload) or IDLE_MS_MAX
         for producer, used_at_ms in [*self.used_at_ms.items()]:
             if item.time_ms - used_at_ms > idle_ms:
@@ -93,7 +93,7 @@ class Intake:
             del self.requests[text]
 
     def taken(self, item: Entry, schedule: Schedule, nowhere: Mask) -> Mask:
-        """Return which rows of a SCHEDULE count (n, bool); `nowhere`: their topic is gone."""
+        """Return which rows of a SCHEDULE count (n, bool); `nowhere`: rows of deleted topics."""
         taken = np.ones(len(schedule.rows), np.bool_)
         start = 0
         lost = nowhere.any()
@@ -105,7 +105,7 @@ class Intake:
                 taken[part] = False
             elif request is not None:
                 if self.requests.get(request.text, -1) >= item.time_ms:
-                    taken[part] = False  # repeated, or another one under its id
+                    taken[part] = False  # repeated, or another request under its id
                 else:
                     self.requests[request.text] = request.until_ms
             elif self.last_sequence.get(producer, -2) + 1 == sequence:

@@ -1,4 +1,4 @@
-"""Pending rows in bounded memory, in the order in which they fire: what a replay waits with.
+"""Pending rows in bounded memory, in the order of firing.
 
     add ──► buckets of due time ──(too many)──► sorted runs in files
                  │ due                              │ read ahead, some thousand rows of each
@@ -10,14 +10,13 @@
                  ▼
                fired, cancelled
 
-Firing only moves forward in (due, seq), so a run is read once, from its beginning to its end. The
-front holds, sorted, all rows of runs up to `_pulled`; `late` holds, sorted, what was due when
-last asked and what the limits of a FIRE left over.
+Firing moves forward in (due, seq) only, so a run is read once, from its beginning to its end. The
+front holds, sorted, all rows of runs up to `_pulled`. `late` holds, sorted, the rows that were due
+at the last FIRE and exceeded its limits.
 
-A cancel is a row too, a *tombstone* beside its target, as in the product's own runs: whether the
-target was pending then, and whether there was such a row at all, shows when both are due. So a
-hundred million pending rows cost what memory holds before a spill, `ROWS_MAX` rows of 76 bytes,
-and about `AHEAD` rows of every run.
+A cancel is a row as well, a *tombstone* beside its target, as in the product's own runs. Its
+effect, and whether there was such a target, is decided when both are due. A hundred million pending
+rows therefore need the memory of ROWS_MAX rows of 76 bytes, and of about AHEAD rows of every run.
 """
 
 import bisect
@@ -42,27 +41,27 @@ ROW: Final = np.dtype(
         ("index", "<i8"),  # of the entry that scheduled it; of a tombstone: that cancels it
         ("time_ms", "<i8"),  # that entry's
         ("other", "<i8"),  # seq of the timer that it replaced, moved, or left alone; 0: none
-        ("old_due_ms", "<i8"),  # of the timer that it moved; 0: it moved none
-        ("key", "<i8"),  # stands for topic and key; 0: it has none
+        ("old_due_ms", "<i8"),  # of the timer that it moved; 0: none
+        ("key", "<i8"),  # a hash of topic and key; 0: no key
         ("topic", "<u4"),
         ("size", "<u4"),  # of payload, key and headers
         ("payload_size", "<u4"),
     ]
 )
 TOMBSTONE: Final = 0xFFFF_FFFF
-"""In `topic`: the end of the row with the same (due_ms, seq); how it ended stands in `mark`."""
+"""In `topic`: the end of the row with the same (due_ms, seq). `mark` holds the kind of end."""
 ROWS_MAX: Final = 4 << 20
 """Rows in memory before a spill."""
 AHEAD: Final = 1 << 15
 """Rows of each run in memory."""
 _BUCKET_BITS: Final = 8
 _PARTS_MAX: Final = 16
-"""Of a bucket in which something is looked for: each takes as long as some thousand rows."""
+"""Parts of a bucket that is searched; each takes as long as some thousand rows."""
 _FIRST: Final = (-1, -1)
 
 
 class TakenRows(NamedTuple):
-    """What left the front."""
+    """The rows that a FIRE removed."""
 
     fired: Rows
     """In the order of firing."""
@@ -70,9 +69,9 @@ class TakenRows(NamedTuple):
     tombstones: Rows
     """Element i cancelled row i of `cancelled`."""
     limited: bool
-    """More rows were due than the limits let go."""
+    """More rows were due than the limits allowed."""
     dropped: Rows
-    """What nothing cancelled, of topics that were deleted."""
+    """Rows without a cancel, of deleted topics."""
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +84,7 @@ class SpilledRun:
     buffer: Rows = field(default_factory=lambda: np.zeros(0, ROW))
 
     def fill(self) -> None:
-        """Have AHEAD rows in memory, of more than one (due, seq), or all that are left."""
+        """Read until AHEAD rows of more than one (due, seq), or all that remain, are in memory."""
         while self.read < self.rows and (
             len(self.buffer) < AHEAD or _key(self.buffer[0]) == _key(self.buffer[-1])
         ):
@@ -94,9 +93,9 @@ class SpilledRun:
             self.buffer = _joined([self.buffer, more])
 
     def bound(self) -> tuple[int, int] | None:
-        """Return the (due, seq) up to which `buffer` knows the run; None: it knows all of it.
+        """Return the (due, seq) up to which `buffer` holds all rows of the run; None: it holds all.
 
-        What is on disk may begin with the tombstone of the buffer's last row.
+        The file may continue with the tombstone of the buffer's last row.
         """
         if self.read == self.rows:
             return None
@@ -110,7 +109,7 @@ class SpilledRun:
         return pulled
 
     def find(self, key: tuple[int, int]) -> Rows:
-        """Return what is left in it of one (due, seq)."""
+        """Return the remaining rows of one (due, seq)."""
         found = _equal(self.buffer, key)
         if self.read == self.rows or _count(self.buffer, key) < len(self.buffer):
             return found
@@ -122,7 +121,7 @@ class SpilledRun:
 
 
 class WaitingRows:
-    """Rows that wait; a folder for what memory does not hold."""
+    """Pending rows, with a folder for those that exceed the memory."""
 
     def __init__(self, folder: Path, *, rows_max: int = ROWS_MAX) -> None:
         self._folder = folder
@@ -138,7 +137,7 @@ class WaitingRows:
         self._deleted: list[int] = []
 
     def drop(self, topic: int) -> None:
-        """Let the rows of a topic never fire: they come out when they would have."""
+        """Never fire the rows of a topic; they are returned as dropped at their time."""
         self._deleted.append(topic)
 
     def _of_deleted(self, rows: Rows) -> npt.NDArray[np.bool_]:
@@ -147,7 +146,7 @@ class WaitingRows:
         return np.isin(rows["topic"], self._deleted)
 
     def add(self, rows: Rows) -> None:
-        """Let rows, or tombstones, wait."""
+        """Add rows or tombstones."""
         if not len(rows):
             return
         self._in_buckets += len(rows)
@@ -164,7 +163,7 @@ class WaitingRows:
             self._spill()
 
     def find(self, due_ms: int, seq: int) -> np.void | None:
-        """Return the row with that (due, seq), unless something ended it; wherever it lies."""
+        """Return the row with that (due, seq), wherever it lies; None if it ended."""
         key = due_ms, seq
         found = [_equal(self._late, key), _equal(self._front, key)]
         found += [run.find(key) for run in self._runs]
@@ -181,11 +180,11 @@ class WaitingRows:
     def take(
         self, read_time_ms: int, rows_max: int, bytes_max: int, topics_max: int = 1 << 32
     ) -> TakenRows:
-        """Remove what one FIRE ends: due by `read_time_ms`, at least one row if any is due."""
+        """Remove the rows of one FIRE: due by `read_time_ms`, at least one row if any is due."""
         self._gather(read_time_ms)
         while True:
             complete = not self._runs or self._pulled[0] > read_time_ms
-            # It may hold more than is due: the read time before this one may have been later.
+            # `late` may hold rows that are not due yet: an earlier read time may have been later.
             end = int(np.searchsorted(self._late["due_ms"], read_time_ms, "right"))
             late = self._late[: end if complete else min(end, _count(self._late, self._pulled))]
             live, dead = _alive(late)
@@ -207,7 +206,7 @@ class WaitingRows:
         return TakenRows(fired, cancelled, late[dead[1]], limited, late[lost])
 
     def rest(self) -> Iterator[TakenRows]:
-        """Remove everything, piece by piece: `fired` is what is still pending."""
+        """Remove all rows, piece by piece; `fired` holds those that are still pending."""
         self._spill()
         self._front = _sorted([self._late, self._front])
         self._late = self._late[:0]
@@ -222,7 +221,7 @@ class WaitingRows:
             yield TakenRows(left, rows[dead[0]], rows[dead[1]], limited=False, dropped=lost)
 
     def _gather(self, read_time_ms: int) -> None:
-        """Move to `late` what is due in the buckets and in the front."""
+        """Move the due rows of the buckets and of the front to `late`."""
         found: list[Rows] = []
         while self._order and self._order[0] <= read_time_ms >> _BUCKET_BITS:
             found += self._buckets.pop(heapq.heappop(self._order))
@@ -238,7 +237,7 @@ class WaitingRows:
             self._front = self._front[end:]
 
     def _pull(self) -> None:
-        """Move the next rows of all runs into the front, up to one (due, seq)."""
+        """Move the next rows of all runs to the front, up to one (due, seq)."""
         for run in self._runs:
             run.fill()
         bounds = [bound for run in self._runs if (bound := run.bound()) is not None]
@@ -252,7 +251,7 @@ class WaitingRows:
             self._runs.remove(run)
 
     def _spill(self) -> None:
-        """Move what the buckets hold to a run; to the front, what the runs were pulled beyond."""
+        """Move the buckets' rows to a run, and to the front if the runs were read further."""
         found = [rows for parts in self._buckets.values() for rows in parts]
         self._buckets.clear()
         self._order.clear()
@@ -274,7 +273,7 @@ class WaitingRows:
 
 
 def _joined(parts: Sequence[Rows]) -> Rows:
-    """Return all rows in one array: of records numpy's concatenate takes twenty times as long."""
+    """Return all rows in one array. Numpy's concatenate of records takes twenty times as long."""
     rows = np.empty(sum(map(len, parts)), ROW)
     start = 0
     for part in parts:
@@ -286,7 +285,7 @@ def _joined(parts: Sequence[Rows]) -> Rows:
 def _sorted(parts: list[Rows]) -> Rows:
     """Return rows sorted by (due, seq), tombstones behind their rows, the oldest first."""
     rows = _joined(parts)
-    ends = rows["topic"] == TOMBSTONE  # one entry may make a row and end it
+    ends = rows["topic"] == TOMBSTONE  # one entry may create a row and end it
     return rows[np.lexsort((ends, rows["index"], rows["seq"], rows["due_ms"]))]
 
 
@@ -295,7 +294,7 @@ def _key(row: Any) -> tuple[int, int]:
 
 
 def _count(rows: Rows, key: tuple[int, int]) -> int:
-    """Return how many of the sorted rows are at or before a (due, seq)."""
+    """Return the number of sorted rows at or before a (due, seq)."""
     due, seq = key
     start = int(np.searchsorted(rows["due_ms"], due, "left"))
     end = int(np.searchsorted(rows["due_ms"], due, "right"))
@@ -308,7 +307,7 @@ def _equal(rows: Rows, key: tuple[int, int]) -> Rows:
 
 
 def _alive(rows: Rows) -> tuple[I64, I64]:
-    """Return positions of the rows that nothing cancels, and (row, tombstone) of the others."""
+    """Return positions of the rows without a tombstone, and (row, tombstone) of the others."""
     is_row = rows["topic"] != TOMBSTONE
     at = np.flatnonzero(is_row)
     if len(at) == len(rows):

@@ -1,8 +1,8 @@
-"""What a topic's queue keeps, as far as the audit needs it: where it begins.
+"""The begin of a topic's queue, as far as the audit needs it.
 
-Acks move that to the least cursor, unless a policy retains what has fired; then a CHECKPOINT does,
-and by when messages fired. That is known by stretches of time, whose length follows from the
-retention at the firing.
+Acks move the begin to the least cursor, unless a policy retains fired messages. Then a CHECKPOINT
+moves it, by the firing times. Firing times are known by stretches of time, whose length follows
+from the retention at the firing.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 WEEK_MS: Final = 7 * 86_400_000
-"""What topics without groups retain, if no policy says."""
+"""The retention of topics without groups and without a policy."""
 _PLAIN_MS: Final = 600_000
 _LEAST_MS: Final = 1_000
 _PARTS: Final = 1_000
@@ -18,22 +18,22 @@ _PARTS: Final = 1_000
 
 @dataclass(slots=True)
 class QueueStory:
-    """One topic."""
+    """The queue of one topic."""
 
     begin: int = 0
     end: int = 0
     retention_ms: int | None = None
-    """As policies say; None: they don't."""
+    """By the policies; None: none sets it."""
     stretches: list[tuple[int, int]] = field(default_factory=list)
     """(its end, the first offset that fired in it)."""
 
     def retain(self, retention_ms: int | None, at_ms: int) -> None:
-        """Policies say so from now on."""
+        """Set the retention from now on."""
         self.retention_ms = retention_ms
         self._shorten(at_ms)
 
     def _shorten(self, at_ms: int) -> int:
-        """Let no stretch end later than one that begins now; return when that ends."""
+        """End every stretch at the latest when one that begins now ends; return that end."""
         retained_ms = self.retention_ms
         long_ms = _PLAIN_MS if retained_ms is None else max(_LEAST_MS, retained_ms // _PARTS)
         end_ms = at_ms - at_ms % long_ms + long_ms
@@ -41,7 +41,7 @@ class QueueStory:
         return end_ms
 
     def fire(self, count: int, at_ms: int) -> int:
-        """Take messages; return the offset of the first."""
+        """Add fired messages; return the offset of the first."""
         end_ms = self._shorten(at_ms)
         last_ms = self.stretches[-1][0] if self.stretches else 0
         if last_ms <= at_ms:
@@ -51,18 +51,18 @@ class QueueStory:
         return first
 
     def let_go(self, below: int) -> None:
-        """Keep nothing before an offset."""
+        """Delete all messages before an offset."""
         self.begin = max(self.begin, below)
         while len(self.stretches) > 1 and self.stretches[1][1] <= self.begin:
             del self.stretches[0]
 
     def acked(self, cursors: Sequence[int]) -> None:
-        """Groups have moved on."""
+        """Delete acked messages after cursors moved."""
         if cursors and not self.retention_ms:
             self.let_go(min(cursors))
 
     def checkpoint(self, cursors: Sequence[int], at_ms: int) -> None:
-        """Let go of what is old enough, if it is to be retained at all."""
+        """Delete messages that are old enough, if the topic has a retention."""
         if cursors and not self.retention_ms:
             self.acked(cursors)
             return

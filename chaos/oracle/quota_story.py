@@ -1,13 +1,13 @@
-"""What quotas of what is pending and ready say where timers are scheduled: a part of the story.
+"""Quotas of pending and ready timers at the entries that schedule; a part of the story.
 
-The leader judges a request as it takes it, by what it has applied by then: some earlier entry, it
-is not known which. Of what is pending it counts what is on its way, too, so what the log has taken
-up to the SCHEDULE entry is exact. Of what is ready it does not know what will have fired, or be
-acked, by then. But a leader begins with all of the log applied, so it has seen no state older than
-that of its own EPOCH entry. If so much has been ready at every entry since, nothing may be taken.
-Of bytes that are ready it has an estimate, of which the log says only that it is not below zero.
+The leader judges a request by the entries that it has applied by then; which ones is unknown. Its
+count of pending timers includes requests that are on their way, so the log up to the SCHEDULE entry
+gives the exact count. Its count of ready messages lags: firings and acks may follow. A leader
+begins with all of the log applied, though, and so has seen no state older than its own EPOCH entry.
+If the quota was reached at every entry since then, the request had to be rejected. Of ready bytes
+the leader has an estimate, and the log says only that the bytes are not below zero.
 
-A topic without groups counts as one of which nothing is ready: it keeps messages for its own sake.
+A topic without groups counts as one without ready messages.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,30 +19,30 @@ READY: Final = ("ready_max", "ready_bytes_max")
 
 
 class Noted(NamedTuple):
-    """A quota that held where timers of its topic were scheduled."""
+    """A quota in force at a schedule of its topic."""
 
     topic: int
     entry: int
     quota: str
     most: int
     ready: int | None
-    """So much of it was ready, at least, whenever the leader looked; None: it is one of pending."""
+    """The least number of ready messages at any look of the leader; None: of pending timers."""
 
 
 @dataclass(slots=True)
 class QuotaStory:
-    """`ready_of` counts what of a topic is ready by now."""
+    """Notes of quotas. `ready_of` returns the number of ready messages of a topic."""
 
     ready_of: Callable[[int], int]
     noted: list[Noted] = field(default_factory=list)
     touched: set[int] = field(default_factory=set)
-    """Topics of which other messages may be ready since the last entry."""
+    """Topics whose ready messages may have changed since the last entry."""
     _ready: dict[int, int] = field(default_factory=dict)
     _least: dict[int, int] = field(default_factory=dict)
-    """The least that was ready since the epoch began, if that has moved since."""
+    """The least number of ready messages since the epoch began, if it has changed since."""
 
     def applied(self) -> None:
-        """An entry is applied: note what is ready behind it."""
+        """Note the ready messages after an entry."""
         for topic in self.touched:
             ready, before = self.ready_of(topic), self._ready.get(topic, 0)
             self._ready[topic] = ready
@@ -50,11 +50,11 @@ class QuotaStory:
         self.touched.clear()
 
     def begin_epoch(self) -> None:
-        """A new leader has applied all before this entry."""
+        """Begin anew: a new leader has applied all entries before this one."""
         self._least.clear()
 
     def note(self, topics: Sequence[int], index: int, said_of: Callable[[int, str], Any]) -> None:
-        """Timers of these topics are scheduled by this entry."""
+        """Note the quotas of these topics, whose timers the entry schedules."""
         self.noted += (
             Noted(topic, index, name, most, ready)
             for topic in topics

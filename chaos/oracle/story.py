@@ -1,36 +1,38 @@
-"""The story that a log tells: what became of every timer, told independently of production.
+"""The story of a log: the fate of every timer, told independently of the product.
 
-The log's entries decide everything (docs/adr/0002-log-entries.md), so their meaning fits on a
-page, and this module is that page: written for the audit, sharing only the codecs with timer/.
-Where it and the machine disagree, one of them is wrong, and the audit says `diverged`.
+The log's entries decide everything (docs/adr/0002-log-entries.md), so their meaning fits on a page.
+This module is that page. It was written for the audit and shares only the codecs with timer/. If it
+and the machine disagree, one of them is wrong, and the audit reports `diverged`.
 
-    SCHEDULE  a part whose (producer, sequence) is the producer's next, or that has no producer and
-              no request id that is remembered, gives its rows the next seqs; any other part
-              changes nothing. Rows due already
-              (due <= last read time) fire at once, in the order of the entry. A row whose key a
-              pending timer of its topic has is rejected or kept, or replaces that timer.
-    FIRE      pending rows with due <= read time fire in (due, seq) order, up to the limits
-    CANCEL    pending rows with that (due, seq), or topic and key, are cancelled
-    RESCHEDULE  takes as many seqs as it has targets. Those that are pending end, and a row with
-              the next seq, the new due time and the same key and payload begins: as many as have
-              payloads of MOVED_BYTES_MAX together, but one at least
-    POLICY    pauses topics and resumes them: held_story.py; quotas of new timers: quota_story.py
-    fires =   gets the next offset of its topic's queue, at this entry's time
-    GROUP     ACK counts for offsets that were reserved and are not acked yet, ENDED and NACK
-              count an attempt more for them, and so does EPOCH for all that may have been handed
-              out. MOVE takes as many seqs as it has offsets; those that are not acked yet are
-              acked, and fire at once in another topic. That was not asked for by a client, so it
-              is no fate: it is *carried*. EXPIRE and EXPIRE_BELOW end what is not acked. SEEK ends
-              one life of a group and begins another, under the next id; DELETE ends one
-    POLICY    a retention keeps what all groups have acked, up to a CHECKPOINT (queue_story.py)
-    TOPIC     makes one, or deletes one: what is pending of it is dropped, its groups are over. A
-              part with a row of it, later, changes nothing, nor does an op; a MOVE takes its seqs.
-              A topic of the same name that is made later has the next number
+    SCHEDULE  A part counts if its (producer, sequence) is the producer's next, or if it has no
+              producer and no remembered request id. Its rows get the next seqs. Any other part
+              changes nothing. Rows that are due already (due <= last read time) fire at once, in
+              the order of the entry. A row whose key a pending timer of its topic has is rejected,
+              is left out, or replaces that timer.
+    FIRE      Pending rows with due <= read time fire in (due, seq) order, up to the limits.
+    CANCEL    Pending rows with that (due, seq), or topic and key, are cancelled.
+    RESCHEDULE  The entry takes as many seqs as it has targets. The pending targets end. For each, a
+              row with the next seq, the new due time and the same key and payload begins. Payloads
+              of MOVED_BYTES_MAX together are the limit, except for the first row.
+    POLICY    Topics are paused and resumed (held_story.py). Quotas hold for new timers
+              (quota_story.py).
+    fires =   gets the next offset of its topic's queue, at this entry's time.
+    GROUP     ACK counts for reserved offsets that are not acked yet. ENDED and NACK count an
+              attempt more for them, and EPOCH does so for all messages that may have been
+              delivered. MOVE takes as many seqs as it has offsets. Those without an ack are acked,
+              and fire at once in another topic. No client scheduled them, so they have no fate:
+              they are *carried*. EXPIRE and EXPIRE_BELOW end messages without an ack. SEEK ends
+              one life of a group and begins another, under the next id. DELETE ends one.
+    POLICY    A retention keeps messages that all groups have acked, up to a CHECKPOINT
+              (queue_story.py).
+    TOPIC     A topic is made or deleted. A deletion drops its pending rows and ends its groups.
+              Later parts with a row of it, and later ops, change nothing; a MOVE takes its seqs.
+              A later topic of the same name has the next number.
 
-A row's fate leaves memory for a table as it ends, so a story of any length is told in one pass:
-what is kept is pending rows (pending_rows.py spills them), per group what is not acked, and who has
-which key. 62 bits of a hash stand for topic and key: that two of a hundred million keys share them
-has a chance of one in a thousand, and would be told as a divergence.
+A row's fate leaves memory for a table when the row ends, so one pass tells a story of any length.
+Memory holds pending rows (pending_rows.py spills them), per group the messages without an ack, and
+the holders of keys. 62 bits of a hash stand for topic and key. Two of a hundred million keys share
+them with a chance of one in a thousand; the audit would report that as a divergence.
 """
 
 import hashlib
@@ -85,64 +87,65 @@ FIRED: Final = 1
 CANCELLED: Final = 2
 DROPPED: Final = 3
 REPLACED: Final = 4
-"""Its key was taken over by another timer."""
+"""Another timer took its key."""
 RESCHEDULED: Final = 5
-"""Another row goes on with its key and payload."""
+"""Another row continues with its key and payload."""
 REJECTED: Final = 6
 KEPT: Final = 7
-"""As REJECTED, no timer: a pending one has its key. REJECTED with no other timer: an update, and no
-pending timer has its key."""
+"""Like REJECTED, the row became no timer: a pending one has its key. REJECTED without another timer
+is an update, and no pending timer has its key.
+"""
 HELD: Final = 8
-"""Pending, and due: its topic is paused, or was."""
+"""Pending and due: its topic is paused, or was."""
 ENDS: Final = (
     *("pending", "fired", "cancelled", "dropped"),
     *("replaced", "rescheduled", "rejected", "kept", "held"),
 )
 MOVED_BYTES_MAX: Final = 4 << 20
 LIFE: Final = "\N{THIN SPACE}#"
-"""Between the name of a topic and its number, if others had the name before it."""
+"""Between the name of a topic and its number, if others had the name before."""
 NEVER: Final = 1 << 62
 NONE: Final = -1
-"""In an integer column: there is none."""
+"""In an integer column: no value."""
 
 
 class StoryBook(Protocol):
-    """Where a story is written down, in any order; tables.py has the one that makes Parquet."""
+    """The place where a story is written, in any order; tables.py has one that makes Parquet."""
 
     def fates(self, rows: Rows, **columns: I64 | int) -> None:
-        """Take timers that reached their end: `end`, `end_index`, `ended_at_ms`, `queue_offset`."""
+        """Add timers that ended: `end`, `end_index`, `ended_at_ms`, `queue_offset`."""
 
     def carried(self, group: GroupStory, rows: Rows, offsets: I64, **columns: I64 | int) -> None:
-        """Take messages that a MOVE took from these offsets of a group: see tables.py."""
+        """Add messages that a MOVE took from these offsets of a group (tables.py)."""
 
     def acks(self, group: GroupStory, acks: Any) -> None:
-        """Take acks that counted, of dtype group.ACK."""
+        """Add acks that counted, of dtype ACK (group_story.py)."""
 
     def returns(self, group: GroupStory, returns: Any) -> None:
-        """Take what came back from consumers, of dtype group.RETURN."""
+        """Add messages that came back from consumers, of dtype RETURN."""
 
     def expired(self, group: GroupStory, expired: Any) -> None:
-        """Take what expired in a group, of dtype group.EXPIRED."""
+        """Add messages that expired in a group, of dtype EXPIRED."""
 
     def payloads(self, marks: I64, crcs: I64) -> None:
-        """Take the marks and the CRC-32 of payloads that were asked for."""
+        """Add the marks and the CRC-32 of scheduled payloads."""
 
     def checkpoint(self, **figures: int) -> None:
-        """Take the figures at one CHECKPOINT entry."""
+        """Add the figures at one CHECKPOINT entry."""
 
 
 class LogStory:
-    """The log's meaning up to the last entry given."""
+    """The meaning of the log up to the last applied entry."""
 
     def __init__(
         self, book: StoryBook, spill: Path, *, pending_max: int = ROWS_MAX, checksums: bool = False
     ) -> None:
-        """`checksums`: tell the CRC-32 of each payload that was asked for, too."""
+        """`checksums`: also report the CRC-32 of each scheduled payload."""
         self.last_index = 0
         self.last_read_time_ms = 0
         self.topics: dict[int, str] = {}
         self.deleted: dict[int, tuple[int, int]] = {}
-        """Of these topics: the entry that deleted them, and its time."""
+        """Deleted topic -> (index of the entry that deleted it, its time)."""
         self.groups: dict[int, GroupStory] = {}
         self.seqs = 0
         """The last seq issued."""
@@ -152,19 +155,19 @@ class LogStory:
         self.epoch_starts: list[tuple[int, int]] = []
         """(index, epoch) of every EPOCH entry."""
         self.leaders: list[EpochStart] = []
-        """What each of them says."""
+        """The contents of every EPOCH entry."""
         self.kept: dict[int, QueueStory] = {}
-        """Topic -> what its queue keeps."""
+        """Topic -> its queue."""
         self.policies: list[tuple[Scope, int, str]] = []
         """(scope, index, JSON of all its fields from then on) of every POLICY entry."""
         self.postponed: dict[int, int] = {}
-        """Topic -> by how many milliseconds its policies ever made timers due later than asked."""
+        """Topic -> the most milliseconds by which its policies ever moved a due time back."""
         self.ttls: dict[int, list[tuple[int, int]]] = {}
-        """Topic -> (from when, time to live in ms), in order; 0: none."""
+        """Topic -> (from, time to live in ms), in order; 0: none."""
         self.pauses: dict[int, list[tuple[int, int]]] = {}
-        """Topic -> [from, until) of each pause, in order; the last may be going on, until NEVER."""
+        """Topic -> [from, until) of each pause, in order; NEVER ends a pause that continues."""
         self.moved_early: list[tuple[GroupStory, int, int, int]] = []
-        """(group, queue offset, failures, index) of dead letters that were none yet."""
+        """(group, queue offset, failures, index) of messages moved before enough failures."""
         self.quotas = QuotaStory(self._ready)
         self._book = book
         self._checksums = checksums
@@ -174,13 +177,13 @@ class LogStory:
         self._holders: dict[int, tuple[int, int]] = {}
         """Key -> (due, seq) of the pending timer that has it."""
         self._key_of: dict[int, int] = {}
-        """The seq of each of these -> its key."""
+        """Seq of a timer with a key -> its key."""
         self._paused = HeldStory(self.topics.__getitem__, self._said)
         self._undone: list[tuple[int, int]] = []
-        """(due, seq) of rows of this entry that a later one of it replaced."""
+        """(due, seq) of rows of this entry that a later row of it replaced."""
 
     def apply(self, item: Entry) -> None:
-        """Take in the entry after the last one."""
+        """Apply the next entry."""
         assert item.index == self.last_index + 1, (item.index, self.last_index)
         self.last_index = item.index
         match item.kind:
@@ -246,7 +249,7 @@ class LogStory:
             self._note_times(topic, item.time_ms)
 
     def said_of(self, topic: int, name: str) -> Any:
-        """Return what the narrowest scope says of a topic; None: nobody does."""
+        """Return the value of the narrowest scope for a topic; None if no scope sets it."""
         return self._said.of(name, topic, self.topics[topic])
 
     def life(self, topic: int) -> str:
@@ -256,18 +259,18 @@ class LogStory:
         return f"{name}{LIFE}{topic}" if again else name
 
     def life_of(self, group: GroupStory) -> str:
-        """Return a group's name, with its number if it began as an earlier one had ended."""
+        """Return a group's name, with its number if an earlier life of it ended."""
         return f"{group.name}{LIFE}{group.group_id}" if group.again else group.name
 
     def _there(self) -> list[int]:
         return [topic for topic in self.topics if topic not in self.deleted]
 
     def _retain(self, topic: int, at_ms: int) -> None:
-        """Let a topic retain what the narrowest scope says, from a moment on."""
+        """Set a topic's retention, by the narrowest scope, from a moment on."""
         self.kept[topic].retain(self.said_of(topic, "retention_ms"), at_ms)
 
     def end(self) -> None:
-        """Write down what is still pending."""
+        """Write the rows that are still pending."""
         for taken in self._pending.rest():
             self._cancelled(taken)
             self._wait(taken.fired, PENDING)
@@ -302,7 +305,7 @@ class LogStory:
         self._admit(item, new)
 
     def _note_times(self, topic: int, at_ms: int) -> None:
-        """Note what policies say of the times of a topic's timers, from a moment on."""
+        """Note a topic's policies about due times, from a moment on."""
         ttls, ttl_ms = self.ttls.setdefault(topic, []), self._ttl_ms(topic)
         if ttls and ttls[-1][0] == at_ms:
             ttls[-1] = at_ms, ttl_ms
@@ -326,7 +329,7 @@ class LogStory:
             self.quotas.note(np.unique(rows["topic"]).tolist(), item.index, self.said_of)
 
     def _ready(self, topic: int) -> int:
-        """Return how many messages of a topic some group has not acked; without groups 0."""
+        """Return the number of messages that a group of a topic has not acked; 0 without groups."""
         cursors = self._cursors(topic)
         return self.kept[topic].end - max(self.kept[topic].begin, min(cursors)) if cursors else 0
 
@@ -339,7 +342,7 @@ class LogStory:
         return new
 
     def _decided(self, item: Entry, new: Rows, keyed: I64, modes: U32) -> Rows:
-        """Keep keys unique; write down the rows that become no timers, return the others."""
+        """Make keys unique; write the rows that become no timers, return the others."""
         keys = new["key"][keyed].tolist()
         updates = (modes[keyed] == OnConflict.UPDATE).any()
         if not updates and len({*keys}) == len(keys) and self._holders.keys().isdisjoint(keys):
@@ -371,9 +374,9 @@ class LogStory:
         return made
 
     def _hold(self, rows: Rows) -> None:
-        """Let new timers have their keys, which differ, and are free.
+        """Give new timers their keys, which differ and are free.
 
-        What is due already is never pending.
+        Timers that are due already are never pending.
         """
         waits = (rows["due_ms"] > self.last_read_time_ms) | self._paused.holds(rows["topic"])
         key, due_ms, seq = (rows[name][waits].tolist() for name in ("key", "due_ms", "seq"))
@@ -382,7 +385,7 @@ class LogStory:
         self._key_of.update(zip(seq, key, strict=True))
 
     def _free(self, due_ms: I64, seq: I64) -> None:
-        """Timers end: what keys they had, nobody has."""
+        """Free the keys of timers that end."""
         if not self._key_of:
             return
         for timer in zip(due_ms.tolist(), seq.tolist(), strict=True):
@@ -427,7 +430,7 @@ class LogStory:
         self._enqueue(item, rows)
 
     def _ended_held(self, item: Entry, rows: Rows, end: int) -> None:
-        """Write down how timers ended that were held."""
+        """Write the end of held timers."""
         self._free(rows["due_ms"], rows["seq"])
         self._book.fates(
             rows, end=end, end_index=item.index, ended_at_ms=item.time_ms, queue_offset=NONE
@@ -490,7 +493,7 @@ class LogStory:
         return self._pending.find(*target) if held is None else held
 
     def _held(self, targets: Targets) -> list[tuple[int, int] | None]:
-        """Return (due, seq) per target; None: nobody has the key."""
+        """Return (due, seq) per target; None if no pending timer has the key."""
         if isinstance(targets, Ids):
             return list(zip(targets.due_ms.tolist(), targets.seq.tolist(), strict=True))
         keys = zip(targets.topic.tolist(), hashed(targets.topic, targets.key).tolist(), strict=True)
@@ -513,7 +516,7 @@ class LogStory:
         self._pending.add(rows)
 
     def _cancelled(self, taken: TakenRows) -> None:
-        """Write down what ended before its time: what was first counts."""
+        """Write the rows that ended before their time. The first end counts."""
         self._dropped(taken.dropped)
         rows, by = taken.cancelled, taken.tombstones
         if len(rows) and self.deleted:
@@ -554,7 +557,7 @@ class LogStory:
             elif isinstance(op, AlterGroup):
                 group.settings.append(op.of(group.settings[-1]))
             elif group.over:
-                continue  # nobody is meant; or what a group allows, which the leader decides
+                continue  # no such group, or settings that only the leader applies
             elif isinstance(op, Nack):
                 back = group.take_back(NACKED, op.offsets, item, op.not_before_ms)
                 self._book.returns(group, back)
@@ -571,7 +574,7 @@ class LogStory:
                 self._end_some(item, op, group)
 
     def _end_some(self, item: Entry, op: GroupOp, group: GroupStory) -> None:
-        """Some messages of a group end, or its life does."""
+        """End some messages of a group, or its life."""
         if op.op is Op.SEEK:
             self._seek(op, group)
             return
@@ -583,7 +586,7 @@ class LogStory:
         self._trim(group.topic)
 
     def _expire_below(self, item: Entry, op: GroupOp) -> None:
-        """All below an offset ends, in all groups of a topic, and is kept no more."""
+        """Expire all messages below an offset, in all groups of a topic, and delete them."""
         offset = int(op.offsets[0])
         for group in self.groups.values():
             if group.topic == op.topic and not group.over:
@@ -596,14 +599,14 @@ class LogStory:
         return int(self.said_of(topic, "ttl_ms") or 0)
 
     def _ack(self, item: Entry, op: GroupOp, group: GroupStory) -> npt.NDArray[np.bool_]:
-        """Take an ack; return which offsets, all different, it was new for (n, bool)."""
+        """Apply an ack of different offsets; return for which of them it was new (n, bool)."""
         acks = group.ack(op.offsets, item)
         self._book.acks(group, acks)
         self._trim(group.topic)
         return np.isin(op.offsets.astype(np.int64), acks["queue_offset"])
 
     def _trim(self, topic: int) -> None:
-        """What every group has acked is gone: a later group does not start before it."""
+        """Delete messages that every group has acked: a later group does not start before them."""
         self.kept[topic].acked(self._cursors(topic))
         self.quotas.touched.add(topic)
 
@@ -611,7 +614,7 @@ class LogStory:
         return [g.cursor for g in self.groups.values() if g.topic == topic and not g.over]
 
     def _seek(self, op: GroupOp, group: GroupStory) -> None:
-        """A group goes on elsewhere, as another one of the same name."""
+        """Continue a group at another offset, as another group of the same name."""
         kept = self.kept[group.topic]
         start = min(max(int(op.offsets[0]), kept.begin), kept.end)
         number = len(self.groups) + 1
@@ -648,9 +651,9 @@ class LogStory:
             self.quotas.touched.add(to)
 
     def _note_move(self, item: Entry, op: Move, group: GroupStory) -> None:
-        """Note dead letters that failed less often than their group allows.
+        """Note dead letters with fewer failures than their group allows.
 
-        By the settings of now or, as an ALTER may come in between, by those before.
+        The settings of now count or, because an ALTER may come in between, those before.
         """
         allowed = [each.max_attempts or NEVER for each in group.settings[-2:]]
         for offset, failures in zip(op.offsets.tolist(), group.failures(op.offsets).tolist(),
@@ -659,7 +662,7 @@ class LogStory:
                 self.moved_early.append((group, offset, failures, item.index))
 
     def _topic_of(self, name: str) -> TopicId:
-        """Return the number of a topic, which is made if it isn't there."""
+        """Return the number of a topic; make the topic if it does not exist."""
         for number, known in self.topics.items():
             if known == name and number not in self.deleted:
                 return TopicId(number)
@@ -688,10 +691,10 @@ class LogStory:
 
 
 def _check_policy(item: Entry) -> None:
-    """Refuse what makes timers due before the time that was asked for: it would look early.
+    """Check that no timer becomes due before its requested time: it would seem to fire early.
 
     Raises:
-        ValueError: the policy is such a one.
+        ValueError: the policy has a delay below 0.
     """
     _, policy = decode_policy(item.payload)
     for name in ("delayed_delivery", "fixed_delay_ms"):
@@ -701,7 +704,7 @@ def _check_policy(item: Entry) -> None:
 
 
 def hashed(topic: U32, keys: Binary) -> I64:
-    """Return what stands for topics and keys, (n, int64), above 0."""
+    """Return the hashes of topics and keys, (n, int64), above 0."""
     ends = np.cumsum(keys.sizes, dtype=np.int64).tolist()
     blob, spans = bytes(keys.blob), zip([0, *ends], ends, strict=False)
     names = zip(topic.tolist(), spans, strict=True)
@@ -721,7 +724,7 @@ def crcs_of(payload: memoryview, rows: RowArray) -> I64:
 
 
 def marks_of(payload: memoryview, rows: RowArray) -> I64:
-    """Return the marks that a SCHEDULE entry's payloads carry, (n, int64)."""
+    """Return the marks in the payloads of a SCHEDULE entry, (n, int64)."""
     marks = np.full(len(rows), MARK_NONE, np.int64)
     has = rows["payload_size"] >= MARK_SIZE
     starts = rows["payload_start"][has].astype(np.int64)

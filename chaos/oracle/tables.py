@@ -1,47 +1,46 @@
-"""The replay's tables, as Parquet files that Spark reads.
+"""The replay's tables, as Parquet files for Spark.
 
-fates        one row per row of the log that was asked for: seq mark topic due_ms end
-             schedule_index scheduled_at_ms end_index end_epoch ended_at_ms queue_offset, other_seq
-             (the timer that it replaced, moved, or left alone) and old_due_ms (of the one that it
-             moved: a RESCHEDULE made it); what is not known, or is not so, is null; payload_size
-carried      one row per message that a MOVE made of another one, as of fates, and what that was:
-             from_topic from_group from_offset; redriven, or else a dead letter
+fates        one row per scheduled row of the log: seq mark topic due_ms end schedule_index
+             scheduled_at_ms end_index end_epoch ended_at_ms queue_offset; other_seq (the timer that
+             it replaced, moved, or left alone); old_due_ms (of the timer that a RESCHEDULE moved);
+             payload_size. Unknown and inapplicable values are null.
+carried      one row per message that a MOVE made of another one, with the columns of fates, and its
+             origin: from_topic from_group from_offset; redriven, or else a dead letter
 acks         one row per run of messages of a group that one entry acked after as many attempts:
              topic group queue_offset (of the first) attempts ack_index ack_epoch acked_at_ms count
-returns      one row per message that came back unacked: topic group queue_offset attempts (of the
-             delivery that came back, at most) why (`ended`: its lease; `nacked`; `recalled`: one
-             that it came behind came back) not_before_ms (of a nack, else 0) return_index
+returns      one row per message that came back without an ack: topic group queue_offset attempts
+(of
+             the returned delivery, at most) why (`ended`: its lease; `nacked`; `recalled`: an
+             earlier message of its key came back) not_before_ms (of a nack, else 0) return_index
              returned_at_ms
-expired      one row per message that was not acked in time by a group: topic group queue_offset
-             attempts (the highest that was given out before)
-             expire_index expire_epoch expired_at_ms ttl_ms (by the policies of that entry; 0: none)
+expired      one row per message that a group did not ack in time: topic group queue_offset attempts
+             (the highest before) expire_index expire_epoch expired_at_ms ttl_ms (by the policies of
+             that entry; 0: none)
 groups       one row per life of a group: topic group group_id start_offset kept_offset (the first
-             that the topic kept then) acked lease_ends; sought: one of several lives, or one that
-             is over while its topic is there; over: it or its topic was deleted, or it was
-             sought; deleted: it was, by itself; type: shared, key_shared, …
+             that the topic retained then) acked lease_ends; sought: one of several lives, or one
+             that ended before its topic; over: it or its topic was deleted, or it was sought;
+             deleted: the group itself was; type: shared, key_shared, …
 checkpoints  one row per CHECKPOINT entry: index time_ms scheduled fired
-deletions    one row per topic that was deleted: topic topic_id delete_index
+deletions    one row per deleted topic: topic topic_id delete_index
 quotas       one row per SCHEDULE entry and quota of a topic of it: topic schedule_index quota most,
-             ready (where it is one of what is ready: quota_story.py)
-postponed    one row per topic with a policy, at some time, that makes timers due later than was
-             asked for: topic, by_ms (at most)
-ttls         one row per time to live that a topic had, one after the other: topic from_ms ttl_ms
-             (0: none); not of topics that never had one
-pauses       one row per time that a topic was paused: topic from_ms until_ms (of a pause that goes
-             on, beyond all times)
+             ready (for quotas of ready messages: quota_story.py)
+postponed    one row per topic whose policies ever moved due times back: topic, by_ms (at most)
+ttls         one row per time to live of a topic, in order: topic from_ms ttl_ms (0: none); topics
+             that never had one are left out
+pauses       one row per pause of a topic: topic from_ms until_ms (beyond all times if it continues)
 policies     one row per POLICY entry: topic (a namespace's is NAME/, the cluster's /) policy_index
-             fields (a JSON object of all that the scope says from then on)
+             fields (a JSON object of all fields of the scope from then on)
 settings     one row per CREATE and ALTER of a group: topic group lease_ms max_attempts
-             max_in_flight, last (or another ALTER came later)
-moved_early  one row per dead letter that had failed less often than its group allows: topic group
+             max_in_flight, last (or another ALTER followed)
+moved_early  one row per dead letter with fewer failures than its group allows: topic group
              queue_offset failures move_index
-payloads     one row per row that was asked for, if the replay was told to: mark logged (the CRC-32
-             of its payload)
+payloads     one row per scheduled row, if the replay was told to: mark logged (the CRC-32 of its
+             payload)
 leaders      one row per EPOCH entry: epoch_index epoch (of its frame) said_epoch leader voters
              (replica ids, 16 hexadecimal digits)
 
-`topic` is what story.life says: a topic that has the name of a deleted one is another one. So is a
-group that was sought, or has the name of a deleted one: `group` is what story.life_of says.
+`topic` is the text of LogStory.life: a topic with the name of a deleted one is another topic. The
+same holds for `group`, by LogStory.life_of, after a seek or a deletion.
 """
 
 import itertools
@@ -216,7 +215,7 @@ _ENDS: Final = pa.array(ENDS)
 
 
 class _Table:
-    """A Parquet file that grows by pieces; a row group is written once enough rows wait."""
+    """A Parquet file that grows by pieces. A row group is written when enough rows wait."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -226,7 +225,7 @@ class _Table:
         self._rows = 0
 
     def add(self, rows: int, *columns: Any) -> bool:
-        """Take columns of `rows` values; return whether it is time to write."""
+        """Add columns of `rows` values; return whether enough rows wait for a write."""
         self._waiting.append(columns)
         self._rows += rows
         return self._rows >= _ROWS_PER_GROUP
@@ -243,19 +242,19 @@ class _Table:
 
 
 class ParquetBook:
-    """Writes a story down in a folder: the tables of STORY."""
+    """The tables of a story, written to a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.counts = np.zeros(len(ENDS), np.int64)
         """Timers by their end."""
         self.story: LogStory | None = None
-        """Whose topics and epochs name the rows; set before the first row comes."""
+        """The story whose topics and epochs name the rows; set before the first row."""
         self._tables = {
             name: _Table(folder / name / "part-0.parquet", schema) for name, schema in STORY.items()
         }
 
     def fates(self, rows: Rows, **columns: I64 | int) -> None:
-        """Take timers that reached their end."""
+        """Add timers that ended."""
         if not len(rows):
             return
         names = ("end", "end_index", "ended_at_ms", "queue_offset")
@@ -265,14 +264,14 @@ class ParquetBook:
             self._write_fates()
 
     def carried(self, group: GroupStory, rows: Rows, offsets: I64, **columns: I64 | int) -> None:
-        """Take messages that a MOVE took along."""
+        """Add messages that a MOVE carried."""
         names = ("queue_offset", "redriven")
         full = [np.broadcast_to(np.asarray(columns[n]), len(rows)) for n in names]
         if self._tables["carried"].add(len(rows), group.group_id, rows, offsets, *full):
             self._write_carried()
 
     def payloads(self, marks: I64, crcs: I64) -> None:
-        """Take the checksums of payloads."""
+        """Add checksums of payloads."""
         if self._tables["payloads"].add(len(marks), np.ascontiguousarray(marks), crcs):
             self._write_payloads()
 
@@ -283,22 +282,22 @@ class ParquetBook:
             self._tables["payloads"].write([pa.array(np.concatenate(each)) for each in columns])
 
     def acks(self, group: GroupStory, acks: Any) -> None:
-        """Take acks that counted."""
+        """Add acks that counted."""
         if self._tables["acks"].add(len(acks), group.group_id, acks):
             self._write_slots("acks")
 
     def returns(self, group: GroupStory, returns: Any) -> None:
-        """Take what came back from consumers."""
+        """Add messages that came back from consumers."""
         if self._tables["returns"].add(len(returns), group.group_id, returns):
             self._write_slots("returns")
 
     def expired(self, group: GroupStory, expired: Any) -> None:
-        """Take what was not acked in time."""
+        """Add messages that expired."""
         if self._tables["expired"].add(len(expired), group.group_id, expired):
             self._write_slots("expired")
 
     def checkpoint(self, **figures: int) -> None:
-        """Take the figures at one CHECKPOINT entry."""
+        """Add the figures at one CHECKPOINT entry."""
         self._tables["checkpoints"].add(1, *(figures[name] for name in CHECKPOINTS.names))
 
     def _write_fates(self) -> None:
@@ -361,7 +360,7 @@ class ParquetBook:
         )
 
     def _write_slots(self, table: str) -> None:
-        """Write acks, by runs, what came back, or what expired."""
+        """Write acks (by runs), returns, or expired messages."""
         assert self.story is not None
         waiting = [each for each in self._tables[table].drain() if len(each[1])]
         if not waiting:
@@ -390,7 +389,7 @@ class ParquetBook:
         return self.story.life(number) if number in self.story.topics else None
 
     def close(self) -> None:
-        """Write what waits, then the groups and topics."""
+        """Write the waiting rows, then the groups and topics."""
         if self.story is not None:
             self._write_fates()
             self._write_carried()
@@ -427,7 +426,7 @@ class ParquetBook:
 
 
 def _run_starts(numbers: I64, acks: Any) -> I64:
-    """Return where, in acks of groups by number, other ones begin than the next of the same."""
+    """Return the places in acks, sorted by group number, where a new run begins."""
     same = (numbers[1:] == numbers[:-1]) & (np.diff(acks["queue_offset"]) == 1)
     for name in ("attempts", "index"):
         same &= acks[name][1:] == acks[name][:-1]
@@ -439,7 +438,7 @@ def _positive(column: I64) -> pa.Array:
 
 
 def _tables(story: LogStory) -> dict[str, list[tuple[Any, ...]]]:
-    """Return the rows of what is known at the end: groups, deletions, quotas, policies, …"""
+    """Return the rows of tables that are known at the end: groups, deletions, quotas, …"""
     groups = [
         (
             story.life(group.topic), story.life_of(group), group.group_id, group.start, group.kept,
@@ -518,7 +517,7 @@ def write(
 def replay(
     pieces: Sequence[Piece], into: Path, spill: Path, *, checksums: bool = False
 ) -> dict[str, int]:
-    """Replay what pieces of logs hold, each going on where the one before ends; see `write`.
+    """Replay consecutive pieces of logs; see `write`.
 
     Raises:
         CorruptFile: a log is damaged.
