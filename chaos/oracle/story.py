@@ -700,7 +700,7 @@ def _check_policy(item: Entry) -> None:
     for name in ("delayed_delivery", "fixed_delay_ms"):
         value = getattr(policy, name)
         if value is not None and value is not True:
-            raise ValueError(f"entry {item.index}: the audit does not know {name} = {value}")
+            raise ValueError(f"the audit does not know {name} = {value}")
 
 
 def hashed(topic: U32, keys: Binary) -> I64:

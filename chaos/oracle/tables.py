@@ -504,7 +504,11 @@ def write(
         story = LogStory(book, spill, pending_max=pending_max, checksums=checksums)
         book.story = story
         for item in log:
-            story.apply(item)
+            try:
+                story.apply(item)
+            except ValueError as error:
+                text = f"entry {item.index} ({item.kind.name}) can't be replayed: {error}"
+                raise ValueError(text) from error
         story.end()
     return {
         "last_index": story.last_index,

@@ -33,7 +33,7 @@ from chaos.history.history import RunFolder
 from chaos.history.nodelog import Segment
 from chaos.oracle.story import marks_of
 from timer.entries.entry_frame import Entry, EntryKind
-from timer.model.columns import decode_schedule
+from timer.model.columns import Schedule, decode_schedule
 from timer.model.units import LogIndex
 
 ENTRIES: Final = (
@@ -168,7 +168,8 @@ class TimerLogReader(DataSourceReader):
         """Yield one segment's frames, or their rows, as Arrow batches.
 
         Raises:
-            CorruptFile: the segment is damaged.
+            CorruptFileError: the segment is damaged.
+        ValueError: the checksum of a SCHEDULE entry is right, and its payload can't be decoded.
         """
         assert isinstance(partition, SegmentFile)
         found = (
@@ -184,7 +185,7 @@ class TimerLogReader(DataSourceReader):
 def _entries(file: SegmentFile, found: Iterable[tuple[int, Entry]]) -> Iterator[list[Any]]:
     frames: list[tuple[Any, ...]] = []
     for crc32, item in found:
-        rows = len(decode_schedule(item.payload).rows) if item.kind is EntryKind.SCHEDULE else 0
+        rows = len(_schedule(file, item).rows) if item.kind is EntryKind.SCHEDULE else 0
         head = (file.node, file.life, item.index, item.epoch, item.kind.name)
         frames.append((*head, item.time_ms, crc32, rows))
         if len(frames) == _FRAMES_PER_BATCH:
@@ -192,6 +193,13 @@ def _entries(file: SegmentFile, found: Iterable[tuple[int, Entry]]) -> Iterator[
             frames.clear()
     if frames:
         yield _columns(frames)
+
+
+def _schedule(file: SegmentFile, item: Entry) -> Schedule:
+    try:
+        return decode_schedule(item.payload)
+    except ValueError as error:
+        raise ValueError(f"{file.path}: entry {item.index} can't be decoded: {error}") from error
 
 
 def _columns(frames: list[tuple[Any, ...]]) -> list[Any]:
@@ -205,7 +213,7 @@ def _rows(file: SegmentFile, found: Iterable[tuple[int, Entry]]) -> Iterator[lis
     for _, item in found:
         if item.kind is not EntryKind.SCHEDULE:
             continue
-        schedule = decode_schedule(item.payload)
+        schedule = _schedule(file, item)
         rows, sizes = schedule.rows, schedule.parts["rows"]
         n = len(rows)
         yield [

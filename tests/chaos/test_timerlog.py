@@ -6,6 +6,7 @@ import pytest
 
 from chaos.spark.timerlog import ENTRIES, SegmentFile, TimerLogReader
 from tests.chaos.world import Log, write_log
+from timer.entries.entry_frame import EntryKind
 from timer.model.timer_errors import CorruptFileError
 
 NAMES = [part.split()[0] for part in ENTRIES.split(", ")]
@@ -91,3 +92,13 @@ def test_damaged_segment_is_named(run: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(CorruptFileError, match=path.name):
         indexes(reader(run))
+
+
+def test_entry_that_cannot_be_decoded_is_named_with_its_file(tmp_path: Path) -> None:
+    log = Log()
+    log.epoch(1)
+    log.schedule(log.topic("t"), [(100, 1)])
+    log.entry(EntryKind.SCHEDULE, b"garbage")  # its checksum is right
+    write_log(tmp_path / "n1" / "log", log.frames)
+    with pytest.raises(ValueError, match=r"n1/log/.*: entry 4 can't be decoded: SCHEDULE of 7 "):
+        indexes(reader(tmp_path))
