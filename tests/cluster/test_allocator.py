@@ -50,7 +50,7 @@ ARROW_PROGRAM = f"""
 import sys, threading
 from pathlib import Path
 import pyarrow as pa
-from cluster.allocator import (
+from cluster.node.allocator import (
     give_back_free_pages, give_back_large_blocks, use_system_memory_for_arrow
 )
 

@@ -152,7 +152,7 @@ def test_type_stands_when_a_group_is_made(world: World, topic: str) -> None:
     assert client.create_group(topic, "g").type == "key_shared", "as it is"
     with pytest.raises(errors.AlreadyExists, match="its type is key_shared"):
         client.create_group(topic, "g", type="shared")
-    with pytest.raises(errors.InvalidRequest, match="this one is key_shared"):
+    with pytest.raises(errors.InvalidRequest, match="it is key_shared"):
         client.alter_group(topic, "g", type="exclusive")
     with pytest.raises(errors.InvalidRequest, match="shared, key_shared, exclusive, failover"):
         client.create_group(topic, "h", type="other")  # type: ignore[arg-type]
