@@ -1,27 +1,23 @@
 """The audit: a Spark job that gives every timer one verdict, from three independent witnesses.
 
-    asked   what clients asked and were answered      histories/         client_tables.py
-    log     what the nodes' own logs say happened     <node>/log         node_logs.py, chaos/oracle/
-    given   what consumers received and acked         histories/         client_tables.py
+    asked   the clients' requests and their answers   histories/   rules/client_tables.py
+    log     the entries in the nodes' own logs        <node>/log   rules/node_logs.py, chaos/oracle/
+    given   the messages that consumers got and acked histories/   rules/client_tables.py
 
-        asked  --- mark ---  log  --- seq ---  given        full outer joins: whatever any
-                                                            one witness knows is judged
+        asked  --- mark ---  log  --- seq ---  given
 
-The log is the nodes' word, so it is cross-examined: frames on a majority must be the same on all
-nodes (node_logs.py), and what clients were told (ids, due times, offsets, firing times) must be
-what follows from it (verdict.py). Duplicates are counted before anything is grouped away. The audit
-judges a run that was drained: clients went on until everything due had come.
+The joins are full outer joins, so every row of any witness is judged. The nodes wrote the log, and
+the audit does not trust it alone. The frames of a majority must be equal on all nodes
+(node_logs.py). The answers to clients (ids, due times, offsets, firing times) must follow from it
+(verdict.py). Duplicates are counted before any grouping. A run can be judged if it was drained: its
+clients went on until every due timer had arrived.
 
-    clients nodes verdict        DataFrame -> DataFrame, pure: the judgement
-    rules nacks handing_out ordering   what no verdict of a timer shows, into the summary: beside
-    files                        what nodes' state files hold, against their logs
-    plain sieve                  of a large run, what needs no such judgement, by columns
-    faults figures               windows of faults; lateness, gaps, redeliveries, throughput
-    job session command          one run: read, replay, judge, write; Spark; exit status
-    report page chart about      one line, text, JSON, HTML; what the run says of itself
+    command.py        options, exit status           job.py      one run: read, replay, judge, write
+    rules/            pure: DataFrame -> DataFrame   columns/    fast judgement of plainly right
+    rows report/           one line, text, JSON, HTML
 
-docs/audit.md says how to run it, here and on a cluster. Spark lives in a run's folder only:
-Parquet in, Parquet out, nothing collected but figures.
+docs/audit.md describes its use, here and on a cluster. Spark reads and writes Parquet files in the
+run's folder. Only figures are collected.
 """
 
 from chaos.audit.command import main, run_audit

@@ -1,7 +1,7 @@
 """The command: `timerctl audit RUN`, `python -m chaos.audit RUN`, `spark-submit … RUN`.
 
-Exit status: 0 every promise was kept, 1 one was broken or the run itself failed, 2 the input can't
-be audited, 3 none was seen broken, and some could not be looked at.
+Exit status: 0 every promise was kept; 1 a promise was broken, or the run itself failed; 2 the input
+can't be audited; 3 no promise was seen broken, and a part of the run was not looked at.
 """
 
 import argparse
@@ -27,21 +27,21 @@ from chaos.spark.session import spark_session, why_no_java
 from timer.model.timer_errors import StorageError
 
 QUICK_SIZE_MAX: Final = 512 << 20
-"""Bytes of all files of a run's folder up to which it is audited by a `quick` session."""
+"""The most bytes of a run's files for a `quick` session."""
 CHECKED_SIZE_MAX: Final = 256 << 20
-"""Bytes of histories up to which they are held against their format unasked: a dozen seconds."""
+"""The most bytes of histories that are checked by default: a dozen seconds."""
 SPARK_LOG: Final = "spark.log"
 TOLD_MAX: Final = 300
-"""Letters of an error's first line that are printed."""
+"""The most characters of an error's first line that are printed."""
 _UNUSABLE: Final = re.compile(
     r"^(?:timer\.model\.timer_errors\.\w+|ValueError|FileNotFoundError): (.*)$", re.MULTILINE
 )
-"""How an error that makes a run unusable is told by a Python worker."""
+"""The form in which a Python worker reports an error that makes a run unusable."""
 
 
 @contextlib.contextmanager
 def _stderr_to(path: Path) -> Iterator[None]:
-    """Let what is started here, a chatty JVM, write its stderr to a file for good."""
+    """Write stderr to a file, also that of the JVM that starts here and writes much."""
     path.parent.mkdir(parents=True, exist_ok=True)
     ours = os.dup(2)
     with path.open("ab") as file:
@@ -54,9 +54,9 @@ def _stderr_to(path: Path) -> Iterator[None]:
 
 
 def _faulty_histories(run: RunFolder, *, check: bool | None) -> bool:
-    """Print what is wrong with the histories, if anything; return whether something is.
+    """Print the faults of the histories; return whether there are any.
 
-    None: they are looked at if they are small.
+    `check`: False: no check. None: a check if they are small.
     """
     paths = run.history_files()
     size = sum(path.stat().st_size for path in paths)
@@ -85,9 +85,9 @@ def run_audit(
     master: str | None = None,
     check_history: bool | None = None,
 ) -> int:
-    """Audit a folder and print what was found; return the exit status.
+    """Audit a folder and print the report; return the exit status.
 
-    `check_history`: hold the histories against their format first; None: if they are small.
+    `check_history`: check the histories against their format first. None: if they are small.
     """
     run = RunFolder(folder.resolve())
     if not run.root.is_dir():
@@ -119,19 +119,23 @@ def run_audit(
 
 
 def _audited(run: RunFolder, master: str | None) -> Report:
-    """Audit a run in a session of its own; raises what `job.audit` does, or Spark."""
+    """Audit a run in a session of its own.
+
+    Raises:
+        Exception: those of `job.audit`, and Spark's.
+    """
     with _stderr_to(run.audit / SPARK_LOG):
         quick = folder_size(run.root) <= QUICK_SIZE_MAX
         spark = spark_session("timer-audit", quick=quick, master=master)
     try:
         return audit(spark, run, sift=not quick)
     finally:
-        with contextlib.suppress(Exception):  # there is nothing to stop if its JVM has ended
+        with contextlib.suppress(Exception):  # its JVM may have ended
             spark.stop()
 
 
 def _told(failed: Exception, run: RunFolder) -> str:
-    """Return one line about what ended the audit; where it is not the run's, the log has more."""
+    """Return one line about the error that ended the audit. For Spark's own, its log has more."""
     try:
         text = str(failed)
     except Exception:  # noqa: BLE001 - py4j asks the JVM for the text
@@ -148,7 +152,7 @@ def _told(failed: Exception, run: RunFolder) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `python -m chaos.audit`."""
+    """Run `python -m chaos.audit`; return the exit status."""
     parser = argparse.ArgumentParser(description="check a run's folder against the promises")
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")

@@ -1,10 +1,10 @@
-"""The job: one run's folder in, verdicts, figures and reports out.
+"""The job: from a run's folder to verdicts, figures and reports.
 
     histories ─► lines ─► asked, deliveries, acks, cancels ─────────┐
     node logs ─► entries ─► agreed, conflicts ─► replay ─► fates ───┴► verdicts ─► figures ─► report
 
-Between the steps lie Parquet files in the run's `audit/work` folder, so nothing is computed twice
-and no step needs memory for a whole run; only counts and figures are collected.
+The results of the steps are Parquet files in the run's `audit/work` folder. Each is computed once,
+and no step needs memory for a whole run. Only counts and figures are collected.
 """
 
 import contextlib
@@ -59,23 +59,23 @@ from chaos.spark.timerstate import ManifestState
 from timer.model.units import LogIndex
 
 SMALL_SIZE: Final = 512 << 20
-"""Bytes of histories up to which they are kept in memory, parsed."""
+"""The most bytes of histories that are kept in memory, parsed."""
 LINE_SIZE_MAX: Final = 64 << 20
-"""Bytes of a history's last line, at most."""
+"""The most bytes of a history's last line."""
 DAY_MS: Final = 86_400_000
 OFFENDERS_MAX: Final = 100
-"""Named in the summary; the verdict table has all of them."""
+"""The most offenders in the summary. The verdict table has all of them."""
 STRETCHES_MAX: Final = 600
-"""In the timeline."""
+"""The most stretches of the timeline."""
 
 
 GLOBBED: Final = frozenset("[]{}*?:\\,")
-"""Letters of a path that mean something to Spark's readers."""
+"""Characters of a path that have a meaning for Spark's readers."""
 
 
 @contextlib.contextmanager
 def plain_path(run: RunFolder) -> Iterator[RunFolder]:
-    """Yield the run under a path that Spark's readers take as it is: a link to it, if need be."""
+    """Yield the run under a path without such characters: a link to it if necessary."""
     if GLOBBED.isdisjoint(str(run.root)):
         yield run
         return
@@ -88,13 +88,14 @@ def plain_path(run: RunFolder) -> Iterator[RunFolder]:
 def audit(spark: SparkSession, run: RunFolder, *, sift: bool = False) -> Report:
     """Audit a run; write the verdict table, the summary and the report into its `audit` folder.
 
-    `sift`: what is plainly fine is judged apart (sieve.py), which is for large runs.
+    `sift`: judge plainly right rows apart (sieve.py), for large runs.
 
     Raises:
         FileNotFoundError: the folder holds no histories, or no node's log.
         StorageError: a node's log is damaged.
-        ValueError: entries are in no node's log, so it can't be replayed; a history, states.jsonl
-            or run.json is damaged.
+        ValueError: entries are in no node's log, or can't be decoded, so the log can't be replayed;
+        a
+            history, states.jsonl or run.json is damaged.
     """
     with plain_path(run) as reachable:
         return _audit(spark, reachable, sift=sift)
@@ -141,7 +142,7 @@ def _audit(spark: SparkSession, run: RunFolder, *, sift: bool) -> Report:
     all_lines = lines
     if story["groups"].where("sought").head(1):
         named = client_tables.with_group_lives(lines, given, story["groups"])
-        # Kept: what is planned from these joins again and again takes minutes to plan.
+        # Stored: Spark takes minutes to plan queries that repeat these joins.
         lines, given = (_kept(each, run, name) for each, name in zip(named, LIVED, strict=True))
     told = Witnesses(asks, story["fates"], given, disputed)
     found = _judged(run, lines, told, story, clocks=clocks, parts=parts)
@@ -186,14 +187,15 @@ LIVED: Final = ("lived", "given_lived")
 
 
 def read_histories(spark: SparkSession, run: RunFolder) -> DataFrame:
-    """Return the lines of all histories, whichever form they have (history.SCHEMA).
+    """Return the lines of all histories, in any of their forms (history.SCHEMA).
 
-    None was `asked` any more: what became of such a request is told, or unknown.
+    No line is `asked` any more: the outcome of such a request is known by now, or unknown.
 
     Raises:
-        FileNotFoundError: there are none.
-        ValueError: a file is no history by its name; or a line is none, and not the last one, which
-            a crash may have torn.
+        FileNotFoundError: there are no histories.
+        ValueError: a file has no history's name; or a line is malformed. A crash may have torn the
+        last
+            line, which is left out.
     """
     files = run.history_files()
     for number, path in enumerate(files):
@@ -223,7 +225,7 @@ def read_histories(spark: SparkSession, run: RunFolder) -> DataFrame:
 
 
 def _torn(history_file: Path) -> int:
-    """Return how many lines a crash left half written: the last one, if it is no line at all."""
+    """Return the number of lines that a crash left half written: 1 if the last one is malformed."""
     if history_file.suffix != ".jsonl":
         return 0
     with history_file.open("rb") as file:
@@ -237,19 +239,19 @@ def _torn(history_file: Path) -> int:
 
 
 def _kept(table: DataFrame, run: RunFolder, name: str) -> DataFrame:
-    """Write a table into the work folder and return it as it lies there."""
+    """Write a table into the work folder; return the stored table."""
     path = run.audit / "work" / name
     table.write.mode("overwrite").parquet(str(path))
     return _read(table, path)
 
 
 def _read(like: DataFrame, path: Path) -> DataFrame:
-    reader = like.sparkSession.read.schema(like.schema)  # known: no job has to find it out
+    reader = like.sparkSession.read.schema(like.schema)  # given: no job has to infer it
     return reader.parquet(str(path))
 
 
 def _asked_and_given(lines: DataFrame, run: RunFolder, parts: int) -> tuple[DataFrame, DataFrame]:
-    """Return `clients.asked` and `clients.deliveries`, kept; with `parts`, cut by mark."""
+    """Return the tables `asked` and `deliveries` of client_tables.py, stored; with `parts`, cut."""
     if not parts:
         asks = _kept(client_tables.asked(lines), run, "asked")
         return asks, _kept(client_tables.deliveries(lines), run, "given")
@@ -260,14 +262,14 @@ def _asked_and_given(lines: DataFrame, run: RunFolder, parts: int) -> tuple[Data
 
 
 def _parts(common: DataFrame) -> int:
-    """Return into how many parts the sieve cuts the run."""
+    """Return the number of parts into which the sieve cuts the run."""
     row = common.agg(F.sum("rows")).first()
     assert row is not None
     return -(-(row[0] or 1) // sieve.ROWS_PER_PART)
 
 
 def _epochs(common: DataFrame) -> list[Row]:
-    """Return what a majority holds of each epoch, as `nodes.epochs`, in order.
+    """Return the majority's entries of each epoch (`node_logs.epochs`), in order.
 
     Raises:
         ValueError: no entry is on a majority, or some are in no log.
@@ -303,10 +305,12 @@ def _pieces(held: list[dict[str, Any]]) -> list[tuple[dict[str, Any], int]]:
 def _replayed(
     spark: SparkSession, run: RunFolder, held: list[dict[str, Any]], *, checksums: bool
 ) -> dict[str, Any]:
-    """Replay, in a worker, the majority's log; return its figures. `checksums`: of payloads, too.
+    """Replay the majority's log in a worker; return its figures. `checksums`: of payloads, too.
 
     Raises:
-        ValueError: no lives that agree with the majority reach from the first entry to the last.
+        ValueError: no lives that agree with the majority reach from the first entry to the last; or
+        an
+            entry can't be decoded.
     """
     chosen = _pieces(held)
     logs, work = run.logs(), run.audit / "work"
@@ -327,7 +331,7 @@ def _replayed(
 
 
 def _holes(held: list[dict[str, Any]], logs: Iterable[str], end: int) -> list[dict[str, Any]]:
-    """Return which entries a node's own log never held, of all up to `end`: node, from, to."""
+    """Return the entries up to `end` that a node's own log never held: node, from, to."""
     holes = []
     for node in sorted(logs):
         mine = sorted((life["first"], life["last"]) for life in held if life["node"] == node)
@@ -342,7 +346,7 @@ def _holes(held: list[dict[str, Any]], logs: Iterable[str], end: int) -> list[di
 
 
 class Witnesses(NamedTuple):
-    """What was asked for, what the log says, what was given; which entries nodes dispute."""
+    """The three witnesses, and the entries that nodes dispute."""
 
     asks: DataFrame
     fates: DataFrame
@@ -356,7 +360,7 @@ def _judged(
 ) -> DataFrame:  # fmt: skip
     """Write the verdict table; return it. With `parts`, the witnesses are cut so, and sifted.
 
-    What is about few timers is written first: Spark then knows that it is small.
+    Rows about few timers are written first, so that Spark knows that they are few.
     """
     topics = lines.where("op = 'schedule'").select("topic").distinct()
     looked = (
@@ -416,7 +420,7 @@ def _judged(
 
 
 def _cut_crowded(run: RunFolder, lines: DataFrame, asks: DataFrame, parts: int) -> None:
-    """Write the marks of asks whose keys somebody else named, too, cut into parts."""
+    """Write the marks of asks whose keys other asks name as well, cut into parts."""
     folder = run.audit / "work" / "crowded"
     keyed = asks.where("key IS NOT NULL").select("mark", change_answers.key_hash())
     if not keyed.head(1):
@@ -428,7 +432,7 @@ def _cut_crowded(run: RunFolder, lines: DataFrame, asks: DataFrame, parts: int) 
 
 
 def _of_topics(rows: DataFrame, topics: DataFrame) -> DataFrame:
-    """Return the rows of topics, whichever of several that have a name."""
+    """Return the rows whose topic name is in `topics`, whichever life of the topic they are of."""
     asked_of = client_tables.name_of("rows.topic") == F.col("topics.topic")
     return rows.alias("rows").join(F.broadcast(topics).alias("topics"), asked_of, "left_semi")
 
@@ -437,9 +441,9 @@ def _sifted(
     run: RunFolder, told: Witnesses, doubted: DataFrame, named: DataFrame,
     sift: Callable[[SparkSession, Path, Path], DataFrame], parts: int,
 ) -> Witnesses:  # fmt: skip
-    """Write the verdicts of what is plainly fine; return what the witnesses say of the rest.
+    """Write the verdicts of plainly right rows; return the witnesses of the rest.
 
-    `doubted` and `named` as in plain.Facts, `sift`: sieve.sift with the rest of these.
+    `doubted` and `named` as in plain_timers.Facts, `sift`: sieve.sift with its other arguments.
     """
     spark, work, into = named.sparkSession, run.audit / "work", run.audit / "verdicts.parquet"
     sieve.clear(into, work / "named")
@@ -464,11 +468,11 @@ def _sifted(
 
 
 def until_ms(lines: DataFrame, timeline: list[dict[str, Any]], epochs: list[Row]) -> int:
-    """Return when the clients, or the harness, looked last.
+    """Return the time of the last look by the clients or the harness.
 
     Raises:
-        ValueError: the clients' times are not the log's by more than a day: all would be judged as
-            too young.
+        ValueError: the clients' times differ from the log's by more than a day. All timers would be
+            judged as too young.
     """
     latest = F.greatest(F.max("received_ms"), F.max("end_ms"), F.max("start_ms"))
     row = lines.agg(latest).first()
@@ -527,7 +531,7 @@ def _first(rows: DataFrame, *order: str) -> list[dict[str, Any]]:
 
 
 def _known(spoken: DataFrame, states: Iterable[ManifestState]) -> dict[str, int]:
-    """Return node -> the last entry that it told of, or that its manifest has."""
+    """Return node -> the last entry in its reports or in its manifest."""
     rows = spoken.groupBy("node").agg(F.max("index").alias("index")).collect()
     known = {str(row["node"]): int(row["index"]) for row in rows}
     for each in states:
@@ -539,7 +543,7 @@ def _of_logs(
     entries: DataFrame, held: list[dict[str, Any]], known: dict[str, int], lost: Container[str],
     summary: dict[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
-    """Return what is wrong with the nodes' logs as such: falling epochs or times; lost ends."""
+    """Return the faults of the nodes' logs as such: falling epochs or times; lost ends."""
     part = beside.judged(
         summary, "log", {"falling_entries": node_logs.falling(entries)}, offenders_max=OFFENDERS_MAX
     )
@@ -553,7 +557,7 @@ def _of_settings(
     run: RunFolder, lines: DataFrame, epochs: list[Row], story: dict[str, DataFrame],
     summary: dict[str, Any], clocks: verdict.Clocks,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return what is wrong with the settings of groups and policies, and with the epochs."""
+    """Return the faults in settings of groups, in policies, and in epochs."""
     groups = story["settings"]
     found = {
         "policy_untrue": settings_rules.untrue_policies(lines, story["policies"]),
@@ -574,7 +578,7 @@ def _of_settings(
 
 
 def _unfounded(run: RunFolder, given: DataFrame) -> DataFrame:
-    """Return confirmed acks of messages that no client was given, and that the log never acked."""
+    """Return confirmed acks of messages that no client received and that the log never acked."""
     unkept = given.sparkSession.read.parquet(str(run.audit / "work/unkept"))
     slots = given.select(*client_tables.SLOT).distinct()
     return unkept.join(slots, [*client_tables.SLOT], "left_anti")
@@ -583,9 +587,9 @@ def _unfounded(run: RunFolder, given: DataFrame) -> DataFrame:
 def _conserved(
     run: RunFolder, story: dict[str, DataFrame], summary: dict[str, Any], states: DataFrame
 ) -> dict[str, Any]:
-    """Return P7 at the checkpoints, and what nodes said of their states; P6 by their digests.
+    """Return P7 at the checkpoints, the nodes' counts of their states, and P6 by their digests.
 
-    Where one does not hold, that is a violation. `states`: of entries up to the majority's last.
+    A mismatch is a violation. `states`: of entries up to the majority's last.
     """
     checkpoints, states = story["checkpoints"], states.cache()
     at = checkpoints.select("index").union(states.where("digest IS NULL").select("index"))
@@ -619,10 +623,10 @@ def _conserved(
 
 
 def read_states(spark: SparkSession, run: RunFolder) -> DataFrame:
-    """Return what nodes said of their states; a torn last line is left out.
+    """Return the nodes' counts of their states, without a torn last line.
 
     Raises:
-        ValueError: another line is none.
+        ValueError: another line is malformed.
     """
     if not run.states.exists():
         return spark.createDataFrame([], history.STATES_SCHEMA)
@@ -638,7 +642,7 @@ def read_states(spark: SparkSession, run: RunFolder) -> DataFrame:
 def _changed(
     lines: DataFrame, fates: DataFrame, asks: DataFrame, summary: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return what clients did by key and to timers that exist; answers that count wrong."""
+    """Return the changes by key and of existing timers, and answers with wrong counts."""
     order = ("op", "by", "on_conflict", "result")
     operations = change_answers.operations(lines).orderBy(*order).collect()
     filtered = any(row["by"] == "filter" for row in operations)
@@ -686,7 +690,7 @@ def _figures(
 def _redelivered(
     run: RunFolder, lines: DataFrame, given: DataFrame, found: DataFrame, returns: DataFrame
 ) -> dict[str, Any]:
-    """Return redeliveries by reason, and how many came after their ack."""
+    """Return redeliveries by reason, and the number of deliveries after the ack."""
     seqs = _kept(figures.repeated(given, found), run, "repeated")
     some = _kept(given.join(seqs, "seq", "left_semi"), run, "redelivered")
     reasons = figures.redeliveries(some, returns).orderBy("reason").collect()
@@ -697,7 +701,7 @@ def _redelivered(
 
 
 def _lateness(late: list[Row]) -> dict[str, dict[str, dict[str, int]]]:
-    """Return what -> phase -> percentiles, "all" among the phases."""
+    """Return measure -> phase -> percentiles, "all" among the phases."""
     out: dict[str, dict[str, dict[str, int]]] = {"fire": {}, "deliver": {}}
     by_phase = [row for row in late if row["phase"] is not None]
     for row in sorted(by_phase, key=lambda row: (row["what"], row["phase"])):
@@ -725,9 +729,9 @@ def _series(flow: list[Row], late: list[Row]) -> dict[str, Any]:
 
 
 def _failovers(epochs: list[Row], timeline: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return how many entries and failovers there were, and the gap of each killed leader.
+    """Return the numbers of entries and failovers, and the gap of each killed leader.
 
-    The gap ends when a later epoch fires for the first time.
+    The gap ends at the first firing of a later epoch.
     """
     gaps = []
     kills = [line for line in timeline if line["event"] == "kill"]

@@ -1,4 +1,4 @@
-"""Plays seeds, in several processes if asked, and tells what came of each."""
+"""Plays seeds, in several processes if asked, and returns the outcome of each."""
 
 import multiprocessing
 import random
@@ -15,14 +15,14 @@ from chaos.sim.world.world import World
 
 APPS: Final[dict[str, type[World]]] = {"ledger": World, "timers": TimerWorld}
 COUNTS: Final = ("stranded", "calm", "events", "entries", "epochs", "snapshots", "rows")
-"""Of an Outcome: what adds up."""
+"""The summed fields of an outcome."""
 EXIT_PROMISE: Final = 2
 EXIT_FAILED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One seed to play. None: as the seed draws it."""
+    """One seed to play. None in a field: the seed draws it."""
 
     seed: int
     app: str
@@ -32,17 +32,17 @@ class Task:
     mischief: tuple[str, ...] | None = None
 
     def world(self) -> World:
-        """Return the world that it describes.
+        """Return the world of this task.
 
         Raises:
-            ValueError: there is no such fault, mischief or number of nodes.
+            ValueError: a fault, a mischief or the number of nodes is unknown.
         """
         drawn = WorldOptions.draw(random.Random(self.seed))
         options = drawn.aim(nodes=self.nodes, faults=self.faults, mischief=self.mischief)
         return APPS[self.app](self.seed, options=options)
 
     def arguments(self) -> str:
-        """Return what plays it again, behind `--seed`."""
+        """Return the command line that repeats this task, after `--seed`."""
         words = [f"--app {self.app} --seconds {self.seconds}"]
         words += [] if self.nodes is None else [f"--nodes {self.nodes}"]
         for name, chosen in (("faults", self.faults), ("mischief", self.mischief)):
@@ -52,28 +52,28 @@ class Task:
 
 @dataclass(slots=True)
 class SeedOutcome:
-    """What came of it, or of several."""
+    """The outcome of one seed, or the sum of several."""
 
     exit_status: int = 0
     story: str = ""
-    """Of a failure: the last events, what broke, how to run it again."""
+    """Of a failure: the last events, the broken rule, the command that repeats it."""
     trace: str = ""
-    """Of one seed: the hash of all that happened."""
+    """Of one seed: the hash of all events."""
     stranded: int = 0
     """Worlds that ended waiting for repair (chaos/sim/world/disk_loss.py)."""
     calm: int = 0
-    """Worlds that met fewer than FAULTS_MIN faults, as none that they drew could strike."""
+    """Worlds with fewer than FAULTS_MIN faults, because the drawn faults could not strike."""
     events: int = 0
     entries: int = 0
     epochs: int = 0
     snapshots: int = 0
     rows: int = 0
-    """Timers scheduled and fired, and messages acked, in the log: each counts once."""
+    """Timers scheduled, timers fired and messages acked, by the log: each counts once."""
     faults: Counter[str] = field(default_factory=Counter[str])
-    """That struck, by kind (chaos/sim/world/faults.py)."""
+    """Faults that struck, by kind (chaos/sim/world/faults.py)."""
 
     def add(self, other: "SeedOutcome") -> None:
-        """Count what came of another seed."""
+        """Add the outcome of another seed."""
         self.trace = other.trace
         self.faults.update(other.faults)
         for name in COUNTS:
@@ -85,7 +85,7 @@ def play(task: Task) -> SeedOutcome:
     world = task.world()
     try:
         world.run(task.seconds)
-    except Exception as error:  # noqa: BLE001 - whatever it is, its seed is told
+    except Exception as error:  # noqa: BLE001 - any error is reported with its seed
         kind, status = "PROMISE BROKEN", EXIT_PROMISE
         if not isinstance(error, Broken):
             kind, status = type(error).__name__, EXIT_FAILED

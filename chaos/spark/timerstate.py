@@ -58,7 +58,7 @@ class ManifestState:
     topics: frozenset[int] = frozenset()
     """Ids of the topics that exist."""
     blocks: tuple[tuple[Any, ...], ...] = ()
-    """Blocks of their queues, as rows of statefiles.BLOCKS."""
+    """Blocks of their queues, as rows of state_files.BLOCKS."""
     secret: bytes = b""
     """Secret of the hashes in key files."""
     damage: str = ""

@@ -1,12 +1,12 @@
-"""The clients of the chaos suite: what they ask of the cluster, and the histories that they keep.
+"""The clients of the chaos suite: their requests to the cluster, and the histories that they write.
 
     make(names) ─► start ─────────► stop_producing ──► drained? ──► close
-                   consumers open,   nothing new is     everything    acks confirmed,
-                   then it produces  asked for          came          histories closed
+                   consumers open,   no new requests   all messages  acks confirmed,
+                   then it produces                    arrived       histories closed
 
-Each workload has a topic and groups of its own (topic = its name, or NAME/NAME) and writes
-histories (chaos/history/history.py) of its own, as things happen. All of one run share one counter
-of marks, and what the cluster says, which one of them changes.
+Each workload has a topic and groups of its own (topic = its name, or NAME/NAME). It writes its own
+histories (chaos/history/history.py) as events happen. The workloads of one run share one counter of
+marks, and the cluster's policy, which one of them changes.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from chaos.workloads.kinds import KINDS
 from chaos.workloads.workload_clients import Setting, WorkloadClients
 
 NAMES: Final[Mapping[str, str]] = {name: kind.line for name, kind in KINDS.items()}
-"""Name -> what it does, in one line."""
+"""Name -> a description in one line."""
 
 
 class Workload(Protocol):
@@ -27,20 +27,21 @@ class Workload(Protocol):
     name: str
 
     def start(self) -> None:
-        """Start its threads and return at once; it produces as soon as its consumers are open."""
+        """Start the threads and return at once. Requests begin when the consumers are open."""
 
     def stop_producing(self) -> None:
-        """Ask for nothing new from now on but what its end takes. Returns at once."""
+        """Send no new requests from now on, except those that end the workload. Returns at once."""
 
     def drained(self) -> bool:
-        """Return whether all that was asked for is accounted for: acked by every group, or over.
+        """Return whether every request is accounted for: acked by every group, or over.
 
-        Never before `stop_producing`; needs a cluster that serves. What is due beyond the run's
-        end is not waited for. Cheap: poll it.
+        Never true before `stop_producing`. It needs a cluster that serves. Timers that are due
+        after the run's end are not waited for. Poll it: a call is cheap.
 
         Raises:
-            Exception: whatever a thread of this workload failed with; no refusal or failure of
-                the cluster's is one, those are in the histories.
+            Exception: the failure of a thread of this workload. Rejections and failures of the
+            cluster
+                are none: the histories have them.
         """
 
     def close(self) -> None:
@@ -48,7 +49,7 @@ class Workload(Protocol):
 
 
 def check(names: Sequence[str], *, rate_per_s: int, horizon_s: float) -> None:
-    """Return if `make` takes these.
+    """Return if `make` accepts these arguments.
 
     Raises:
         ValueError: a name is unknown or given twice, or a number is not positive.
@@ -72,17 +73,18 @@ def make(
     rate_per_s: int,
     horizon_s: float,
 ) -> list[Workload]:
-    """Return workloads by name, not started yet. Once per run: marks start at 1.
+    """Return workloads by name, not started yet. Call it once per run: marks start at 1.
 
     Args:
         names: of NAMES, each once.
-        run: the folder that the histories go to.
-        endpoints: gives the nodes' addresses, whenever a client is made.
-        seed: of all chance: delays, payload sizes, who is cancelled.
+        run: the folder of the histories.
+        endpoints: returns the nodes' addresses, at each new client.
+        seed: of all random choices: delays, payload sizes, cancels.
         rate_per_s: timers a second over all workloads together, on average.
-        horizon_s: seconds from `start` within which everything expected is due: what is asked
-            for later than that is due within a second. Give it the time until `stop_producing`
-            or a little more: `drained` can't come much before it.
+        horizon_s: seconds from `start`. Expected timers are due within it, and later requests are
+        due
+            within a second. Give the time until `stop_producing` or a little more: `drained` can't
+            become true much earlier.
 
     Raises:
         ValueError: as `check`.

@@ -1,8 +1,8 @@
-"""A client that changes timers that exist, by id, key and filter, their topic and its groups.
+"""A client that changes existing timers, by id, key and filter, and their topic and its groups.
 
-It writes down what it was told, and expects nothing of any one timer: a change whose answer was
-lost may have hit it or not, and so may somebody else's. What fired has no gap in its queue's
-offsets, and the audit has the rest.
+It records the answers, and expects no fate of any single timer. A change without an answer may have
+taken effect or not, and other clients change the same timers. The offsets of fired messages have no
+gap in their queue; the audit checks the rest.
 """
 
 import json
@@ -50,11 +50,11 @@ class Changer:
         self._change("cancel", cancel, topic=self._topic, keys=[*keys])
 
     def cancel_where(self, where: Where) -> None:
-        """Cancel what a filter picks."""
+        """Cancel the timers that match a filter."""
         self._by_filter("cancel", where, lambda: self._client.cancel_where(self._topic, **where))
 
     def reschedule(self, ids: Sequence[str], due_ms: Sequence[int]) -> list[str]:
-        """Give timers other due times; return the new ids, as far as they are known."""
+        """Change the due times of timers; return the new ids that are known."""
         return self._moved(
             lambda: self._client.reschedule_batch(ids, due_ms=due_ms),
             ids=[*ids],
@@ -71,7 +71,7 @@ class Changer:
         )
 
     def reschedule_where(self, where: Where, due_ms: int) -> None:
-        """Give what a filter picks one other due time."""
+        """Give the timers that match a filter one other due time."""
         self._by_filter(
             "reschedule",
             where,
@@ -79,21 +79,21 @@ class Changer:
             due_ms=[due_ms],
         )
 
-    # ---- the topic; each returns whether it certainly was done
+    # ---- the topic; each method returns whether the change certainly took effect
 
     def pause(self) -> bool:
-        """Let nothing of the topic fire."""
+        """Pause the topic."""
         return self._ruled({"paused": True}, lambda: self._client.pause_topic(self._topic))
 
     def resume(self, catch_up: CatchUp) -> bool:
-        """Let the topic fire again."""
+        """Resume the topic."""
         said = {"paused": False, "catch_up": catch_up}
         return self._ruled(said, lambda: self._client.resume_topic(self._topic, catch_up=catch_up))
 
     def rule(self, said: Mapping[str, int], *, among: Iterable[str], scope: str = TOPIC) -> bool:
-        """Let a scope's policy say this, and nothing else of the fields `among`.
+        """Set a scope's policy to these values; unset the other fields of `among`.
 
-        A namespace is written down as NAME/, the cluster as /.
+        The history names a namespace NAME/, and the cluster /.
         """
         unset = sorted({*among} - said.keys())
         namespace = namespace_of(self._topic)
@@ -124,7 +124,7 @@ class Changer:
         self, group: str, *, offset: int | None = None, time_ms: int | None = None,
         start: Start | None = None,
     ) -> bool:  # fmt: skip
-        """Let a group go on elsewhere; return whether it certainly was done."""
+        """Seek a group; return whether it certainly took effect."""
         time = None if time_ms is None else datetime.fromtimestamp(time_ms / 1000, UTC)
 
         def seek() -> dict[str, Any]:
@@ -138,7 +138,7 @@ class Changer:
         return self._change("seek", seek, topic=self._topic, group=group, **where) is not None
 
     def delete_group(self, group: str) -> bool:
-        """Delete a group; return whether it certainly was done."""
+        """Delete a group; return whether it certainly took effect."""
 
         def delete() -> dict[str, Any]:
             self._client.delete_group(self._topic, group)
@@ -147,7 +147,7 @@ class Changer:
         return self._change("delete_group", delete, topic=self._topic, group=group) is not None
 
     def redrive(self, letters: str, most: int | None) -> None:
-        """Send dead letters back. Some may be sent when others fail: then nothing is certain."""
+        """Redrive dead letters. If a part fails, the outcome of the whole is unknown."""
         self._change(
             "redrive", lambda: {"changed": int(self._client.redrive(letters, most))},
             certain=False, topic=letters,
@@ -164,7 +164,7 @@ class Changer:
     # ----
 
     def close(self) -> None:
-        """Close its history; after its client."""
+        """Close the history, after the client."""
         self._history.close()
 
     def _moved(self, call: Callable[[], list[Rescheduled]], **named: Any) -> list[str]:
@@ -177,7 +177,7 @@ class Changer:
         return [each for each in answer.get("new_ids", []) if each is not None]
 
     def _by_filter(self, op: str, where: Where, call: Callable[[], int], **named: Any) -> None:
-        """Change by filter. One page may be done when the next fails: then nothing is certain."""
+        """Change by filter. If a page fails after another, the outcome of the whole is unknown."""
         names = {"due_from": "due_from_ms", "due_to": "due_to_ms", "key_prefix": "key_prefix"}
         picked = {names[name]: value for name, value in where.items()}
         self._change(
@@ -187,7 +187,7 @@ class Changer:
     def _change(
         self, op: str, call: Callable[[], dict[str, Any]], *, certain: bool = True, **named: Any
     ) -> dict[str, Any] | None:
-        """Do it and write it down; return the answer. None: there was none, or it was refused."""
+        """Send a change and record the answer; return it. None: no answer, or a rejection."""
         start_ms, more = now_ms(), dict[str, Any]()
         more["request"] = self._history.asks(op, start_ms=start_ms, **named)
         answer: dict[str, Any] | None = None

@@ -1,11 +1,11 @@
 """Kinds of workload whose messages come back, or whose groups begin anew.
 
-    redriven  messages die, and their letters are redriven: each is acked once in the end
+    redriven  messages become dead letters and are redriven: each is acked once in the end
     sought    groups are sought back and ahead, reset, deleted and made anew
 
-When everything was asked for, both look at the cluster itself for what is left: no letter lies
-anywhere, no group has anything that is not acked. What has to have come until then is for the audit
-to judge, which knows the log: here nobody could say which messages a seek has passed over.
+At the end both ask the cluster for the rest: no dead letter is left, and no group has a message
+without an ack. The audit judges which messages had to arrive before that. It knows the log, and so
+the messages that a seek skipped.
 """
 
 import random
@@ -23,24 +23,24 @@ from timerclient.values.errors import TimerError
 BEAT_S: Final = 0.25
 SHORT_MS: Final = 3_000
 STRICT: Final = "strict"
-"""The group whose messages die."""
+"""The group whose messages become dead letters."""
 REDRIVE_BEATS: Final = 5
-"""From one redrive to the next, and from one seek to the next."""
+"""Beats from one redrive to the next, and from one seek to the next."""
 REDRIVEN: Final = (None, None, 1, 20)
-"""So many letters at most; None: all."""
+"""The most letters of a redrive; None: all."""
 SOUGHT: Final = "sought"
 ANEW: Final = "anew"
 """The group that is deleted and made again."""
 ANEW_BEATS: Final = 14
 RULE_BEATS: Final = 24
-"""From one change of what is kept to the next."""
+"""Beats from one change of the retention to the next."""
 KEPT_MS: Final = 60_000
 BACK_MAX: Final = 200
-"""Messages that a seek goes back."""
+"""The most messages that a seek goes back."""
 
 
 def redriven(clients: WorkloadClients) -> None:
-    """Letters are redriven as more die: all of them, or some."""
+    """Redrive dead letters while more appear: all of them, or some."""
     for number, count in enumerate(clients.beats(BEAT_S)):
         _ask(clients, count)
         if number % REDRIVE_BEATS == REDRIVE_BEATS - 1:
@@ -49,24 +49,24 @@ def redriven(clients: WorkloadClients) -> None:
 
 
 def letters_of(clients: WorkloadClients) -> str:
-    """Return the topic of its dead letters."""
+    """Return the topic of the dead letters."""
     return f"{clients.topic}.{STRICT}.dead"
 
 
 def all_home(clients: WorkloadClients) -> bool:
-    """Redrive what there is; return whether nothing of it, and of what fires, is left to ack."""
+    """Redrive all letters; return whether no letter and no message is left to ack."""
     clients.changer.redrive(letters_of(clients), None)
     if not clients.last_came:
         return False
     topics = {topic.name: topic for topic in clients.client.topics()}
-    # In this order: what dies meanwhile is seen in one of them.
+    # In this order: a message that becomes a letter meanwhile is seen in one of the two.
     names = (clients.topic, letters_of(clients))
     there = [group for name in names if name in topics for group in topics[name].groups]
     return not any(group.unacked for group in there)
 
 
 def sought(clients: WorkloadClients) -> Rest:
-    """Seeks of one group, by offset, time and end; another one is deleted and made again."""
+    """Seek one group by offset, time and end; delete another group and make it again."""
     chance, changer, one_by_one = clients.chance, clients.changer, Lock()
     among = ("retention_ms",)
     for number, count in enumerate(clients.beats(BEAT_S)):
@@ -75,7 +75,7 @@ def sought(clients: WorkloadClients) -> Rest:
         elif number % RULE_BEATS == RULE_BEATS * 3 // 4:
             changer.rule({"retention_ms": chance.choice((0, 1_000))}, among=among)
         _ask(clients, count)
-        dice = random.Random(chance.random())  # it is used on another thread
+        dice = random.Random(chance.random())  # used on another thread
         if number % REDRIVE_BEATS == REDRIVE_BEATS - 1:
             clients.cancels.after(0.0, partial(_alone, one_by_one, partial(_seek, clients, dice)))
         if number % ANEW_BEATS == ANEW_BEATS - 1:
@@ -84,7 +84,7 @@ def sought(clients: WorkloadClients) -> Rest:
             clients.cancels.after(0.0, partial(_alone, one_by_one, work))
 
     def rest() -> bool:
-        """Let both groups have much to come again."""
+        """Seek both groups far back at the end."""
         if not changer.rule({"retention_ms": KEPT_MS}, among=among):
             return False
         return _back(clients, BACK_MAX) and _make_anew(clients, "earliest")
@@ -93,13 +93,13 @@ def sought(clients: WorkloadClients) -> Rest:
 
 
 def _alone(lock: Lock, work: Callable[[], object]) -> None:
-    """Do it while nobody else does: the answer to a seek is that to the last one."""
+    """Call `work` under the lock: the answer to a seek belongs to the last seek."""
     with lock, suppress(TimerError):
         work()
 
 
 def _seek(clients: WorkloadClients, dice: random.Random) -> None:
-    """Seek to some place: most lie behind."""
+    """Seek to a random place, mostly back."""
     way = dice.choice(("back", "back", "ahead", "time", "reset", "latest"))
     if way == "back":
         _back(clients, dice.randint(1, BACK_MAX))
@@ -114,25 +114,23 @@ def _seek(clients: WorkloadClients, dice: random.Random) -> None:
 
 
 def _back(clients: WorkloadClients, count: int) -> bool:
-    """Seek so far back, if so much is kept; return whether it certainly was done."""
+    """Seek back by `count` messages that the topic retains; return whether it surely was done."""
     kept, cursor, _ = _place(clients)
     return clients.changer.seek(SOUGHT, offset=max(kept, cursor - count))
 
 
 def _place(clients: WorkloadClients) -> tuple[int, int, int]:
-    """Return the first offset that is kept, and of the group that is sought its cursor and how much
-    is not acked.
-    """
+    """Return the first retained offset, and cursor and unacked count of the sought group."""
     topic = clients.client.describe_topic(clients.topic)
     groups = {group.name: group for group in topic.groups}
     return topic.queue_begin, groups[SOUGHT].cursor, groups[SOUGHT].unacked
 
 
 def _make_anew(clients: WorkloadClients, start: Start) -> bool:
-    """Delete a group and make it again; its consumers may do that first. Return if both were done.
+    """Delete a group and make it again; return whether both were done.
 
-    It is there when its deletion is asked for: so "there is none" can't be the answer but to
-    somebody who asks twice.
+    The group exists when its deletion is requested. So only a repeated request can get the answer
+    NOT_FOUND. Its consumers may make the group again first.
     """
     clients.client.create_group(clients.topic, ANEW)
     done = clients.changer.delete_group(ANEW)
@@ -141,7 +139,7 @@ def _make_anew(clients: WorkloadClients, start: Start) -> bool:
 
 
 def all_acked(clients: WorkloadClients) -> bool:
-    """Return whether no group has anything left: what has not come was passed over."""
+    """Return whether no group has an unacked message: the missing ones were skipped by seeks."""
     if not clients.last_came:
         return False
     groups = clients.client.describe_topic(clients.topic).groups

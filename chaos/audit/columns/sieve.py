@@ -178,9 +178,9 @@ def not_surely_kept(lines: DataFrame, stretches: DataFrame) -> DataFrame:
 def starts(
     asked_topics: DataFrame, read: DataFrame, groups: DataFrame, deletions: DataFrame
 ) -> dict[str, I64]:
-    """Return plain.Facts.starts: not of topics that were deleted, or with groups that were sought.
+    """Return `starts` of plain_timers.Facts, without deleted topics and those with sought groups.
 
-    `read` as from `clients.consumed`, `groups` and `deletions`: the replay's.
+    `read` as from `client_tables.consumed`, `groups` and `deletions`: the replay's.
     """
     sought = groups.where("sought").select(name_of("topic").alias("topic"))
     several = sought.union(deletions.select(name_of("topic")))
@@ -195,10 +195,10 @@ def sift(
     spark: SparkSession, work: Path, into: Path, parts: int, begin: Mapping[str, I64],
     clock_error_ms: int | None,
 ) -> DataFrame:  # fmt: skip
-    """Judge every part; write the plain ones' verdicts into a folder, return the plain.DOUBTS.
+    """Judge every part; write the plain rows' verdicts into a folder; return the doubtful (DOUBTS).
 
     `work` holds what _TABLES and _FACTS name, the tables cut into so many parts, and `crowded`, cut
-    like them; `begin` as from `starts`, `clock_error_ms` as in plain.Facts.
+    like them; `begin` as from `starts`, `clock_error_ms` as in plain_timers.Facts.
     """
     into.mkdir(parents=True, exist_ok=True)
 

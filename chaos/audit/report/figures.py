@@ -340,7 +340,7 @@ def _table(spark: SparkSession, faults: Sequence[Fault]) -> DataFrame:
 def repeated(given: DataFrame, found: DataFrame) -> DataFrame:
     """Return the seqs of timers that were given more than once to a group, or marked so.
 
-    `given` as from `clients.deliveries`, `found` from `verdict.verdicts`.
+    `given` as from `client_tables.deliveries`, `found` from `verdict.verdicts`.
     """
     several = found.where("deliveries > groups").select("seq")
     return several.union(given.where("attempt > 1").select("seq")).distinct()

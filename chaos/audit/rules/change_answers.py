@@ -31,7 +31,7 @@ class ChangeTables(NamedTuple):
 def changes(
     lines: DataFrame, asks: DataFrame, log: DataFrame, clock_error_ms: int | None = None
 ) -> ChangeTables:
-    """Return what `lines` say; `asks` as from `clients.asked`, `log`: the fates.
+    """Return what `lines` say; `asks` as from `client_tables.asked`, `log`: the fates.
 
     `clock_error_ms`: the clients' clocks and the cluster's differ by at most this; None: unknown.
     """

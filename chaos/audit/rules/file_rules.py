@@ -80,7 +80,7 @@ def in_queues(
 ) -> DataFrame:
     """Return the messages in which spill files and the log differ: node, verdict, seq, topic, …
 
-    `rows`: statefiles.QUEUED.
+    `rows`: state_files.QUEUED.
     """
     fired = "end = 'fired' AND queue_offset IS NOT NULL"
     names = ("seq", "topic", "queue_offset", "due_ms", "ended_at_ms", "end_index")

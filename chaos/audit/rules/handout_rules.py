@@ -35,7 +35,7 @@ def deposed_handed_out(
 ) -> DataFrame | None:
     """Return the deliveries of leaders whose epoch was over: WHOSE, lease_id, over_ms.
 
-    `epochs` as from `nodes.epochs`, in order. None: nothing can be said.
+    `epochs` as from `node_logs.epochs`, in order. None: nothing can be said.
     """
     over, next_ms = [], None
     for row in reversed(epochs):

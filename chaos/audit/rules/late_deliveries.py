@@ -154,7 +154,7 @@ def judged(
 ) -> tuple[dict[str, DataFrame], dict[str, int]]:  # fmt: skip
     """Return violation -> offenders; and how many receipts waited long, and were not judged.
 
-    `excused` as from `late.excuses`, `error_ms`: how far clocks differ; None: nobody knows.
+    `excused` as from `late_firing.excuses`, `error_ms`: how far clocks differ; None: nobody knows.
     """
     if error_ms is None:
         return {}, {"long": 0, "unjudged": 0}

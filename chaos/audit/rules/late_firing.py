@@ -28,7 +28,7 @@ Stretch = tuple[int, int]
 def excuses(phases: Iterable[Phase], epochs: Sequence[Row]) -> list[Stretch]:
     """Return the stretches in which timers may be late: faults, and changes of leader.
 
-    `epochs` as from `nodes.epochs`, in order.
+    `epochs` as from `node_logs.epochs`, in order.
     """
     found = [(phase.start_ms, phase.end_ms + AFTER_MS) for phase in phases]
     for row in epochs:

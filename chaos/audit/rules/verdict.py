@@ -140,8 +140,9 @@ def judged_deliveries(
 ) -> DataFrame:
     """Return one row per timer that was given to somebody; what is wrong with it is counted.
 
-    `given` as from `clients.deliveries`, `unkept` from `unkept_acks`, `log_acks`: the replay's.
-    `reached`: how many groups were given it that are not `over` (topic, group); None: none is.
+    `given` as from `client_tables.deliveries`, `unkept` from `unkept_acks`, `log_acks`: the
+    replay's. `reached`: how many groups were given it that are not `over` (topic, group); None:
+    none is.
     """
     again = (F.col("epoch") > F.col("ack_epoch")) | (F.col("attempt") > F.col("attempts"))
     same = ("topic_hash", "queue_offset", "due_ms", "mark", "fired_at_ms")
@@ -183,7 +184,7 @@ def expiry(expired: DataFrame, given: DataFrame, read: DataFrame) -> DataFrame:
 
     How many groups it expired in unseen, of those that were `read`; whether some group was given it
     after that; `over_ms`: what was due by then may have expired. `expired`: slot, attempts,
-    expire_epoch, expired_at_ms, ttl_ms; `given` as from `clients.deliveries`.
+    expire_epoch, expired_at_ms, ttl_ms; `given` as from `client_tables.deliveries`.
     """
     last = given.groupBy(*SLOT).agg(
         F.max("epoch").alias("epoch"), F.max("attempt").alias("attempt")
@@ -211,7 +212,7 @@ def carried_off(carried: DataFrame, given: DataFrame, read: DataFrame) -> DataFr
     """Return from how many groups that were `read` a message was carried without being given.
 
     topic, queue_offset, carried_groups. `carried`: the replay's, `given` as from
-    `clients.deliveries`.
+    `client_tables.deliveries`.
     """
     from_slot = ("from_topic", "from_group", "from_offset")
     gone = carried.select(

@@ -1,7 +1,7 @@
-"""A running replica is never stuck: it folds, flushes and serves soon after it could.
+"""A running replica makes progress: it folds, flushes and serves soon after it can.
 
-Looked at in all worlds, every 50 ms. A state that allows progress may last STUCK_MS at most, as
-long as the process runs without a pause.
+The check looks at all worlds every 50 ms. A state that allows progress may last STUCK_MS at most,
+while the process runs without a pause.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from chaos.sim.timers.timers import TimerApp, TimerWorld
 
 STUCK_MS: Final = 5_000
-"""Ten times the longest that a flush takes while no disk is slow, and more than a second more."""
+"""Ten times the longest flush while no disk is slow."""
 
 
 @dataclass(slots=True)
@@ -21,13 +21,13 @@ class ProgressCheck:
     """See the module."""
 
     _since: dict[tuple[object, ...], int] = field(default_factory=dict)
-    """(replica, life, what waits, how far it is) -> microseconds at which it was seen first."""
+    """(replica, life, waiting step, its position) -> microseconds at which it was seen first."""
 
     def look(self, world: "TimerWorld") -> None:
         """Judge all running nodes.
 
         Raises:
-            Broken: one of them is stuck.
+            Broken: a node is stuck.
         """
         now_us = world.timeline.now_us
         before, self._since = self._since, {}
@@ -43,7 +43,7 @@ class ProgressCheck:
 
 
 def _waits(app: "TimerApp") -> list[tuple[str, int]]:
-    """Return what waits, and how far it is: a change of that is progress."""
+    """Return the waiting steps with their positions. A changed position is progress."""
     engine, found = app.engine, list[tuple[str, int]]()
     if not engine.flush_fits:
         return found
