@@ -92,8 +92,13 @@ OUTCOME: Final = _one_of(OpOutcome.OK, OpOutcome.FAIL, OpOutcome.UNKNOWN)
 OUTCOME_OR_ASKED: Final = _one_of(*OpOutcome)
 _MAP: Final = ValueKind("a JSON object, as text", _is_map)
 CANCEL_RESULT: Final = _one_of(
-    *("CANCELLED", "ALREADY_CANCELLED", "ALREADY_FIRED", "NOT_FOUND", "TIMER_NOT_FOUND"),
-    *("DROPPED", "RESCHEDULED"),
+    "CANCELLED",
+    "ALREADY_CANCELLED",
+    "ALREADY_FIRED",
+    "NOT_FOUND",
+    "TIMER_NOT_FOUND",
+    "DROPPED",
+    "RESCHEDULED",
 )
 SCHEDULE_RESULT: Final = _one_of("SCHEDULED", "REPLACED", "KEPT", "REJECTED", "NOT_PENDING")
 RESCHEDULE_RESULT: Final = _one_of(

@@ -76,10 +76,10 @@ class Wanted:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> "Wanted":
-        """Return what the options ask for.
+        """Return the filter of the options.
 
         Raises:
-            ValueError: a kind that there is not, or an index that is no number.
+            ValueError: a kind is unknown, or an index is not a number.
         """
         nodes, kinds = (_names(options.get(name)) for name in ("node", "kind"))
         known = {kind.name for kind in EntryKind}
@@ -94,10 +94,10 @@ class Wanted:
         return cls(nodes, kinds, **bounds)
 
     def check(self, nodes: Collection[str]) -> None:
-        """Return if there are the nodes that are asked for.
+        """Return if all nodes of the options exist.
 
         Raises:
-            ValueError: there are not.
+            ValueError: a node does not exist.
         """
         if self.nodes is not None and (unknown := self.nodes - {*nodes}):
             raise ValueError(f"node = {', '.join(sorted(unknown))}: must be of {sorted(nodes)}")
@@ -169,7 +169,7 @@ class TimerLogReader(DataSourceReader):
 
         Raises:
             CorruptFileError: the segment is damaged.
-        ValueError: the checksum of a SCHEDULE entry is right, and its payload can't be decoded.
+            ValueError: the checksum of a SCHEDULE entry is right, and its payload can't be decoded.
         """
         assert isinstance(partition, SegmentFile)
         found = (

@@ -1,17 +1,17 @@
-"""Cyclic garbage is collected without a look at all that a node holds.
+"""Collection of cyclic garbage without visits to all objects of a node.
 
-    made --young--> old --sweep: collected--> (more than 20,000 left?) --> aside, looked at no more
-                                              (twice as much aside?) ----> all of it, once
+    made --young--> old --sweep: collected--> (more than 20,000 left?) --> frozen, visited no more
+                                              (twice as many frozen?) ---> all are visited, once
 
-By itself Python looks at everything that has survived, again each time that there is a quarter
-more: with ten thousand topics that held the event loop for a quarter of a second (P9). What is of
-no use and in no cycle goes at once, here as ever; a cycle that had been set aside waits until there
-is twice as much, and half a million objects more, or for six hours. Then the loop is held for that
-quarter of a second, too. What a flush holds of each topic for a second is not swept meanwhile.
+By default Python visits all surviving objects again whenever their number has grown by a quarter.
+With ten thousand topics that held the event loop for a quarter of a second (P9). Garbage without a
+cycle is freed at once, as always. A frozen cycle waits until twice as many objects, and at least
+half a million more, are frozen, or for six hours. Then the loop is held for that quarter of a
+second as well. The objects of a running flush are not swept.
 
-Few objects can hold much: so bytes decide as well. Memory that has grown by 64 MiB since the last
-sweep is a reason to sweep, and to look at all if it has doubled, by half a gigabyte at least. After
-a burst the free pages go back to the system.
+A few objects can hold much memory, so bytes count, too. Growth by 64 MiB since the last sweep is a
+reason for a sweep. If memory has also doubled, and has grown by at least half a gigabyte, all
+objects are visited. After a burst the free pages return to the system.
 """
 
 import asyncio
@@ -24,57 +24,61 @@ from cluster.rpc.memory import resident_bytes
 
 SWEEP_S: Final = 0.25
 YOUNG_ROUNDS: Final = 4
-"""Collections of what is young between two sweeps: 31,000 new objects, unless most went at once."""
+"""Collections of the young generation between two sweeps: 31,000 objects if most survive."""
 ALL_EVERY_S: Final = 6 * 3600.0
 LEFT_MAX: Final = 20_000
-"""Objects that the next sweep looks at again; a slow core takes 0.3 microseconds for each."""
+"""The most objects that the next sweep visits again; each takes a slow core 0.3 microseconds."""
 SINCE_MIN: Final = 500_000
-"""Objects that are set aside before all are looked at again, however few there were: 50 MB or so,
-if all of them were of no use."""
+"""The least number of objects frozen before all are visited again: about 50 MB if all of them were
+garbage.
+"""
 NEVER: Final = 1 << 30
 GROWN_BYTES: Final = 64 << 20
-"""Resident memory: more than at the last sweep by so much, and the next one is due."""
+"""Growth of resident memory since the last sweep that makes the next one due."""
 GROWN_BYTES_BUSY: Final = 512 << 20
-"""The same while the process is busy; and since all was looked at, besides having doubled."""
+"""The same while the process is busy. Also the least growth, besides a doubling, before all objects
+are visited again.
+"""
 TRIM_BYTES: Final = 16 << 20
-"""Free pages go back to the system once memory has grown by so much, and for so many sweeps it has
-not grown: a burst is over."""
+"""Free pages return to the system after growth by this amount, followed by as many sweeps without
+growth: the burst is over.
+"""
 TRIM_SWEEPS: Final = 4
 
 
 class Collector(Protocol):
-    """The part of the module `gc` that is needed here."""
+    """The functions of the module `gc` that are used here."""
 
     def collect(self) -> int:
-        """Collect everything that is not aside."""
+        """Collect all objects that are not frozen; return the number of collected ones."""
 
     def freeze(self) -> None:
-        """Set aside whatever is there."""
+        """Freeze all present objects."""
 
     def unfreeze(self) -> None:
-        """Bring back what is aside."""
+        """Unfreeze all objects."""
 
     def get_freeze_count(self) -> int:
-        """Return how many objects are aside. It takes a while for many."""
+        """Return the number of frozen objects. It takes a while for many."""
 
     def get_count(self) -> tuple[int, int, int]:
         """Return (new objects, collections of the first, collections of the second generation)."""
 
     def get_objects(self, generation: int | None = None) -> list[Any]:
-        """Return what is not aside, of one generation or all."""
+        """Return the objects that are not frozen, of one generation or all."""
 
     def get_threshold(self) -> tuple[int, int, int]:
-        """Return when each generation is collected."""
+        """Return the thresholds of the three generations."""
 
     def set_threshold(self, young: int, middle: int, old: int, /) -> None:
-        """Set that."""
+        """Set the thresholds of the three generations."""
 
 
 class Sweeper:
-    """See the module. There is one collector in a process.
+    """The sweeper; see the module. A process has one collector.
 
-    From the first moment old objects are looked at in sweeps alone: what a start reads from disk
-    stays, and to look at it on the way would take as long as to read it.
+    Only sweeps visit old objects, from the first moment on. The state that a start reads from disk
+    stays, and visits during the start would double its time.
     """
 
     def __init__(
@@ -84,29 +88,29 @@ class Sweeper:
         self._gc = collector
         self._resident = resident
         self._swept_bytes = 0
-        """Resident after the last sweep, or less: the least since then."""
+        """The least resident memory since the last sweep, in bytes."""
         self._looked_bytes = 0
-        """Resident after all were looked at last."""
+        """Resident memory after the last visit to all objects, in bytes."""
         self._trimmed_bytes = self._last_bytes = 0
-        """Resident after free pages went back last, or less; and at the last sweep."""
+        """The least resident bytes since free pages were returned, and those at the last sweep."""
         self._quiet = 0
-        """Sweeps since memory grew."""
+        """Sweeps since memory last grew."""
         self._aside = 0
-        """Objects that were there when all were looked at last."""
+        """Objects after the last visit to all of them."""
         self._since = 0
-        """Objects that were set aside since then; some of them may be gone."""
+        """Objects frozen since then; some of them may be freed."""
         self._sweeps = 0
         young, middle, _ = collector.get_threshold()
         collector.set_threshold(young, middle, NEVER)
 
     def start(self) -> None:
-        """Set aside what is there."""
+        """Freeze the present objects."""
         self._look_at_all()
 
     def sweep(self, *, busy: bool = False) -> None:
-        """Collect what is not aside, if enough has been made since the last time.
+        """Collect objects that are not frozen, if enough are new since the last sweep.
 
-        Nothing while the process is busy with much that soon goes.
+        Skip the sweep while the process is busy with many short-lived objects.
         """
         self._sweeps += 1
         resident = self._resident()
@@ -144,7 +148,7 @@ class Sweeper:
                 self._trimmed_bytes = self._resident()
 
     def _may_trim(self) -> bool:
-        """Return whether memory has grown, and grows no more."""
+        """Return whether memory has grown, and no longer grows."""
         resident = self._resident()
         self._quiet = self._quiet + 1 if resident - self._last_bytes < TRIM_BYTES // 4 else 0
         self._last_bytes = resident

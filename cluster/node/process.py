@@ -1,4 +1,4 @@
-"""A running node's process: signals, fatal errors, healing by starting again."""
+"""The process of a node: signals, fatal errors, and restarts that repair the node."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-import pyarrow.compute  # noqa: F401 - else a flush imports it, for which there may be no file
+import pyarrow.compute  # noqa: F401 - a flush would import it later, when no file descriptor may be left
 import uvloop
 
 from cluster.files.disk_room import wait_for_room
@@ -38,17 +38,17 @@ logger = logging.getLogger(__name__)
 
 
 class Ending:
-    """Why a node ends. Who asks it to end for good is heard whatever else it is ending for."""
+    """The reason for the end of a node. A request to end for good counts at any time."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
         self.asked = False
-        """By SIGTERM or SIGINT."""
+        """SIGTERM or SIGINT arrived."""
         self._again = False
 
     @property
     def restarts(self) -> bool:
-        """Whether a new process takes its place."""
+        """Whether a new process follows."""
         return self._again and not self.asked
 
     def ask(self) -> None:
@@ -57,7 +57,7 @@ class Ending:
         self.begun.set()
 
     def start_again(self) -> None:
-        """End, and start again: there is a snapshot to install."""
+        """End, and restart to install a snapshot."""
         self._again = True
         self.begun.set()
 
@@ -68,18 +68,18 @@ def run(
     raft_lost: bool = False,
     reload: Callable[[], NodeConfig] | None = None,
 ) -> int:
-    """Run a node until SIGTERM or SIGINT.
+    """Run a node until SIGTERM or SIGINT; return the exit code.
 
     Args:
         config: the settings.
         raft_lost: see Node.
-        reload: reads the settings again, at SIGHUP. None: there is nothing to read.
+        reload: reads the settings again, at SIGHUP. None: there is no file to read.
 
     Raises:
-        ConfigError: the process may have too few files open.
+        ConfigError: the limit of open files is too low.
     """
     setup_logs(level=config.log_level, node=config.name)
-    for number in signal_handlers.HANDLED:  # each would end the process
+    for number in signal_handlers.HANDLED:  # the default action of each ends the process
         signal.signal(number, signal.SIG_IGN)
     raise_limit()
     give_back_large_blocks()
@@ -92,20 +92,20 @@ def run(
             raise
         logger.exception("no room, to be waited for")
         start_again()
-    if ending.restarts:  # asked only now: a signal may have come while the loop ended
+    if ending.restarts:  # read late: a signal may have arrived while the loop ended
         start_again()
     return 0
 
 
 def start_again() -> NoReturn:
-    """Become a new process of the same program and arguments, under the same pid."""
+    """Replace this process by a new one with the same program, arguments and pid."""
     for handler in logging.getLogger().handlers:
         handler.flush()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - ourselves
 
 
 def _curable(config: NodeConfig, error: BaseException) -> bool:
-    """Return whether others have what this node has lost."""
+    """Return whether the other nodes have the data that this node has lost."""
     others = len(config.peers) > 1
     return others and (
         isinstance(error, CorruptFileError) or (isinstance(error, Diverged) and error.curable)
@@ -113,7 +113,7 @@ def _curable(config: NodeConfig, error: BaseException) -> bool:
 
 
 def _was_a_moment(error: BaseException) -> bool:
-    """Return whether what could not be read can be read now."""
+    """Return whether a file that could not be read is readable now."""
     if not isinstance(error, UnreadableFileError):
         return False
     try:
@@ -127,7 +127,7 @@ def _was_a_moment(error: BaseException) -> bool:
 def _begin_anew(
     disk: Disk, config: NodeConfig, ending: Ending, error: BaseException
 ) -> BaseException:
-    """Start again if that helps against `error`; else return what ends the process."""
+    """Restart if that helps against `error`; else return the error that ends the process."""
     if _curable(config, error):
         logger.error("fatal, to be healed: %s", error, exc_info=error)
         try:
@@ -135,7 +135,7 @@ def _begin_anew(
                 note_damage(disk, config, error)
             if not ending.asked:
                 start_again()
-        except DiskFailedError as failed:  # the damage will be met again
+        except DiskFailedError as failed:  # the next start finds the damage again
             error = failed
     if is_full(error) and not ending.asked:
         logger.error("no room, to be waited for: %s", error, exc_info=error)
@@ -149,7 +149,7 @@ async def _run(
     disk = RealDisk()
 
     def fatal(error: BaseException) -> None:
-        """What is in memory can't be trusted: end at once, or begin anew."""
+        """End or restart at once: the state in memory can't be trusted."""
         error = _begin_anew(disk, config, ending, error)
         logger.critical("fatal: %s", error, exc_info=error)
         for handler in logging.getLogger().handlers:
@@ -192,10 +192,10 @@ async def _run(
 
 
 async def _cure(disk: Disk, config: NodeConfig, error: Exception) -> None:
-    """The next start does not meet what kept the node from this one.
+    """Remove the cause that kept the node from starting.
 
     Raises:
-        StorageError: what it was; nothing helps, or not in time.
+        StorageError: the cause, if it cannot be removed in time.
     """
     if isinstance(error, Damaged):
         if len(config.peers) == 1:
@@ -208,7 +208,7 @@ async def _cure(disk: Disk, config: NodeConfig, error: Exception) -> None:
 
 
 async def _unless_ended(work: asyncio.Task[None], ending: Ending) -> bool:
-    """Wait for `work`, and return True; or cancel it when the process is told to end."""
+    """Return True after `work` has ended. Cancel it and return False if the process has to end."""
     stopped = asyncio.create_task(ending.begun.wait())
     await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
     if not work.done():

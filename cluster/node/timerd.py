@@ -3,19 +3,18 @@
     timerd init --data D --name n1 --cluster-id c --voters n1,n2,n3     format a data directory
     timerd --config n1.toml                                             run the node
     timerd --config n1.toml --print-config                              show the settings in force
-    timerd --config n1.toml --raft-lost      with raft/ gone on most nodes (docs/members.md)
+    timerd --config n1.toml --raft-lost      with raft/ lost on most nodes (docs/members.md)
 
-Exit codes: 0 stopped as asked; 2 usage; 64 a setting or a port; 65 the data directory; 66 damaged
-files, another version's, a lost promise, or a founder formatted again; 67 the disk failed; 68 the
-replicas' states differ, and no majority agrees on one; 70-75 the control plane (see
-cluster/control/raft.py); 1 anything else.
+Exit codes: 0 stopped by a signal; 2 usage; 64 a setting or a port; 65 the data directory; 66
+damaged files, another version's, a lost promise, or a founder formatted again; 67 the disk failed;
+68 the replicas' states differ, and no state has a majority; 70-75 the control plane (see
+cluster/control/raft.py); 1 any other error.
 
-A node whose state or log is damaged, or whose state differs from that of a majority, does not end:
-it fetches both anew from the leader (cluster/files/repair.py). To install what was fetched is to
-start
-again: the process replaces itself by a new one with the same pid, so that nothing of what it had in
-memory stays. It ends with 66 if no leader offers a snapshot in time, or there are no others. A node
-whose promise or identity is damaged waits to be replaced (cluster/files/replacement.py).
+A node does not end if its state or log is damaged, or if its state differs from the majority's. It
+fetches both from the leader (cluster/files/repair.py). Then the process replaces itself by a new
+one with the same pid, which installs them. Nothing of the old memory stays. The node ends with 66
+if no leader offers a snapshot in time, or if there are no other nodes. A node whose promise or
+identity is damaged waits for its replacement (cluster/files/replacement.py).
 """
 
 import argparse
@@ -70,14 +69,14 @@ def main(argv: list[str] | None = None) -> int:
     except EngineError as error:
         print(f"timerd: {error}", file=sys.stderr)  # noqa: T201
         return exit_code(error)
-    except ModuleNotFoundError as missing:  # the client alone was installed
+    except ModuleNotFoundError as missing:  # only the client is installed
         text = f"needs {missing.name}: pip install '.[server]' in a clone of timer-cluster"
         print(f"timerd: {text}", file=sys.stderr)  # noqa: T201
         return EXIT_OTHER
 
 
 def init(argv: list[str]) -> int:
-    """Format a data directory."""
+    """Format a data directory; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="timerd init",
         description="Format a data directory, once. The first start of a cluster needs all its "
@@ -119,7 +118,7 @@ def init(argv: list[str]) -> int:
 
 
 def run(argv: list[str]) -> int:
-    """Run a node until SIGTERM or SIGINT, or show its settings."""
+    """Run a node until SIGTERM or SIGINT, or print its settings; return the exit code."""
     from cluster.settings.config import NodeConfig, add_flags, flags_of, load_config, print_config
 
     parser = argparse.ArgumentParser(
@@ -146,7 +145,7 @@ def run(argv: list[str]) -> int:
     if arguments.print_config:
         sys.stdout.write(print_config(config))
         return 0
-    from cluster.node import process  # half a second, which nothing above has to wait for
+    from cluster.node import process  # this import takes half a second, and only a run needs it
 
     return process.run(config, raft_lost=arguments.raft_lost, reload=load)
 

@@ -76,7 +76,7 @@ class Endpoints:
         try:
             server.add_insecure_port(self._address)
         except RuntimeError:
-            limit = "can't listen: in use, or not ours"
+            limit = "cannot listen: in use, or not an address of this machine"
             raise ConfigError("grpc", self._address, limit) from None
         await server.start()
 

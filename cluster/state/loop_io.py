@@ -131,7 +131,7 @@ class LoopIo:
         self._loop.call_soon(self.guarded, call)
 
     def wake_in(self, wait_ms: int) -> None:
-        """See StateIo."""
+        """See StateIo. Each step ends with this call, so the rate of intake is measured here."""
         self._observe_ingest()
         if self._wake is not None:
             self._wake.cancel()

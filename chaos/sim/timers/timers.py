@@ -86,8 +86,8 @@ PRESSED_BYTES: Final = 200
 """The memtable's limit where folding waits for flushes."""
 
 
-class UnaskedEngine(Engine):
-    """An engine whose runs no thread reads before a fold: it reads as it folds."""
+class EngineWithoutLookup(Engine):
+    """An engine that reads its runs while it folds, because no thread has read them before."""
 
     def begin_lookup(self, entries: Sequence[Entry]) -> None:
         """Return None: the result of a fold must not depend on it."""
@@ -115,7 +115,7 @@ class TimerApp(KeeperCalls):
         if node.world.options.fleeting:
             config = replace(config, producer_idle_ms=PRODUCER_IDLE_MS)
             self._producer_ids = 1 << 48  # a forgotten producer's id never comes again
-        engine = Engine if node.replica % 2 else UnaskedEngine
+        engine = Engine if node.replica % 2 else EngineWithoutLookup
         self.engine = engine(node.disk, STATE_PATH, config, self._observe, secret)
         if node.world.options.crowds:
             store = self.engine.machine.store
