@@ -1,6 +1,7 @@
 """The reference pages say what the code does: settings, metrics, options, in both directions."""
 
 import argparse
+import ast
 import re
 import tomllib
 from collections.abc import Iterator
@@ -115,3 +116,20 @@ def test_page_of_proofs_has_each_option() -> None:
     assert told >= options(actions["replay"]) | options(actions["clean"]) >= {"--dir"}
     assert {*re.findall(r"^timerctl chaos (\w+)", suite, re.MULTILINE)} == actions.keys()
     assert {*re.findall(r"^\| `(--[a-z]+)", simulator, re.MULTILINE)} == options(make_parser())
+
+
+def test_arguments_in_the_clients_docstrings_are_parameters() -> None:
+    """The documentation's site is built strictly and fails otherwise."""
+    wrong, seen = [], 0
+    for path in (ROOT / "timerclient").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            listed = re.search(r"^Args:\n((?:    .*\n?|\n)+)", ast.get_docstring(node) or "", re.M)
+            names = re.findall(r"^    (\S.*?):", listed[1], re.M) if listed else []
+            arguments = [*node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
+            seen += len(names)
+            known = {each.arg for each in arguments if each}
+            wrong += [(path.name, node.name, name) for name in names if name not in known]
+    assert seen > 20
+    assert wrong == []

@@ -395,8 +395,9 @@ class AsyncTimerClient(TopicCalls):
     ) -> "AsyncConsumer":
         """Return a consumer of a group. It connects when it is entered or first used.
 
+        A missing group is created, and a missing topic if topics are created automatically.
+
         Args:
-            topic, group: Missing ones are created (a topic, if topics are created automatically).
             lease: Duration of a lease, a timedelta or seconds; None: the group's setting. A group
                 that is created by this call has it as its setting.
             hold_max: Time after the receipt of a message in which its lease is extended; 0: leases
@@ -533,7 +534,7 @@ class AsyncTimerClient(TopicCalls):
         topic: str | None = None,
         cluster: bool = False,
     ) -> pb.DescribePoliciesResponse:
-        """Set and unset policy fields of one scope.
+        """Set and unset policy fields of one scope: a namespace, a topic, or the cluster.
 
         A field applies to timers that are scheduled later. Pauses, quotas, ttl and retention also
         apply to existing timers and messages.
@@ -541,7 +542,6 @@ class AsyncTimerClient(TopicCalls):
         Args:
             said: Names and values of fields to set.
             unset: Names of fields to unset; they follow the wider scope again.
-            namespace, topic, cluster: The scope: exactly one of them.
 
         Raises:
             InvalidRequest: Not exactly one scope is given, a field is unknown, or a value is out
