@@ -58,11 +58,12 @@ $(STAMP): pyproject.toml requirements.lock
 	  --config-settings editable_mode=compat -e .  # a path, which type checkers follow
 	@touch $(STAMP)
 
-check: setup  ## formatting, lint, types, layers, generated stubs
+check: setup  ## formatting, lint, types, layers, code map, generated stubs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(foreach p,$(PACKAGES),$(wildcard $(p)))
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m tests.code_map --check
 	@rm -rf $(GENERATED); mkdir -p $(GENERATED)
 	$(call GENERATE,$(GENERATED))
 	@for f in $$(cd $(GENERATED) && find . -name '*_pb2*'); do \

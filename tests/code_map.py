@@ -1,8 +1,12 @@
-"""ARCHITECTURE.md's code map, made of the folders' doors; `python -m tests.code_map` writes it."""
+"""ARCHITECTURE.md's code map, made of the folders' doors.
+
+`python -m tests.code_map` writes it; `--check` exits 1 if the page's map is not current.
+"""
 
 import ast
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -51,8 +55,13 @@ def code_map() -> str:
 
 
 def main() -> None:
-    """Write the map into ARCHITECTURE.md."""
-    PAGE.write_text(BLOCK.sub(lambda _: code_map(), PAGE.read_text()))
+    """Write the map into ARCHITECTURE.md, or check it."""
+    page = PAGE.read_text()
+    current = BLOCK.sub(lambda _: code_map(), page)
+    if "--check" not in sys.argv:
+        PAGE.write_text(current)
+    elif current != page:
+        sys.exit("ARCHITECTURE.md's code map is not current: make fmt")
 
 
 if __name__ == "__main__":
