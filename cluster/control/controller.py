@@ -29,8 +29,9 @@ from typing import Final, Self, TypeAlias, assert_never
 
 from cluster.control.control_state import Appoint, ControlState, Init
 from cluster.control.leader_fitness import SLOW_PARTS, ServiceRecord, UnfitReplicas
+from cluster.control.leader_loss import AskRefusal, Gone, LeaderLoss
 from cluster.control.membership import Change, Learner, MembershipRefusal, planned
-from cluster.control.succession import why_behind
+from cluster.control.succession import Candidate, best, why_behind
 from timer.model.units import Epoch, LogIndex, MonoMs, ReplicaId
 
 _NEVER: Final = MonoMs(-(1 << 62))
@@ -244,8 +245,8 @@ _NOTHING: Final = ControllerEffects()
 _REFUSALS_SAID: Final = 1
 
 
-def _refused(why: str) -> ControllerEffects:
-    return ControllerEffects(refusal=MembershipRefusal(why))
+def _refused(why: AskRefusal) -> ControllerEffects:
+    return ControllerEffects(refusal=MembershipRefusal(why.value))
 
 
 @dataclass(slots=True)
@@ -468,8 +469,8 @@ class Controller:
         adopted = self._adopt(now_ms)
         if adopted is not None:
             return adopted
-        reason = self._why_gone(now_ms)
-        if reason is None:
+        loss = self._why_gone(now_ms)
+        if loss is None:
             self._gone_since_ms = None
             return self._relieve(now_ms) or self._hand_over(now_ms)
         self._well_since_ms = None
@@ -480,7 +481,7 @@ class Controller:
         successor = self._best(now_ms, self._fresh(now_ms), may_lead_again=self._may_lead_again())
         if successor is None:
             return _NOTHING
-        return self._appoint(now_ms, successor, f"{self._leader_name()}: {reason}")
+        return self._appoint(now_ms, successor, f"{self._leader_name()}: {loss}")
 
     def _relieve(self, now_ms: MonoMs) -> ControllerEffects | None:
         """Appoint a better leader in the place of one that serves poorly, once it is caught up."""
@@ -526,39 +527,39 @@ class Controller:
                 return self._propose(now_ms, appoint, f"{node.name} leads already")
         return None
 
-    def _why_gone(self, now_ms: MonoMs) -> str | None:
+    def _why_gone(self, now_ms: MonoMs) -> LeaderLoss | None:
         """Return the reason to replace the appointed leader. None: there is none."""
         config, watched_ms = self.config, now_ms - self._watched_since_ms
         leader = self._leader()
         if leader is None:
-            return "no leader is appointed"
+            return LeaderLoss(Gone.NOT_APPOINTED)
         if not leader.linked and now_ms - leader.link_changed_at_ms >= config.link_grace_ms:
-            return "its link broke"
+            return LeaderLoss(Gone.LINK_BROKE)
         heard_at_ms = max(leader.reported_at_ms, self._watched_since_ms)
         if now_ms - heard_at_ms >= config.report_timeout_ms:
-            return "it reports nothing"
+            return LeaderLoss(Gone.SILENT)
         reported_since = leader.reported_at_ms >= self._watched_since_ms
         report = leader.report if reported_since else None
         if report is not None:
             if report.highest_promise > self._state.epoch and not self._served:
-                return f"it met a promise of epoch {report.highest_promise}"
+                return LeaderLoss(Gone.PROMISE_ABOVE, epoch=report.highest_promise)
             promised = report.highest_promise == self._state.epoch  # and bids no more
             follows = report.role in (ReportedRole.FOLLOWER, ReportedRole.LEARNER)
             if follows and (self._served or promised):
-                return "it stepped down or restarted"
+                return LeaderLoss(Gone.STEPPED_DOWN)
             bids = report.epoch >= self._state.epoch  # it may wait for the end of the last lease
             if follows and not bids and watched_ms >= config.idle_grace_ms:
-                return "it does not begin its promotion"
+                return LeaderLoss(Gone.IDLE)
         lease_bad_since_ms = self._lease_bad_since_ms
         if lease_bad_since_ms is not None and (
             now_ms - lease_bad_since_ms >= config.lease_grace_ms
         ):
-            return "it has no lease"
+            return LeaderLoss(Gone.NO_LEASE)
         if not self._served and watched_ms >= config.stall_timeout_ms << self._stalls:
-            return "it does not serve"
+            return LeaderLoss(Gone.NOT_SERVING)
         return self._why_above(now_ms)
 
-    def _why_above(self, now_ms: MonoMs) -> str | None:
+    def _why_above(self, now_ms: MonoMs) -> LeaderLoss | None:
         """Return the reason if voters have promised another leadership. None: there is none."""
         epoch, most = self._state.epoch, self._epoch_max()
         above = [
@@ -577,7 +578,7 @@ class Controller:
             self._promise_above_since_ms = now_ms
         if now_ms - self._promise_above_since_ms < self.config.promise_grace_ms:
             return None
-        return f"{', '.join(above)} promised, or met, another leadership"
+        return LeaderLoss(Gone.DISOBEYED, names=tuple(above))
 
     def _is_gathered(self, now_ms: MonoMs) -> bool:
         """Return whether there are enough fresh reports to choose a leader."""
@@ -614,40 +615,31 @@ class Controller:
     def _best(
         self, now_ms: MonoMs, candidates: Iterable[_Node], *, may_lead_again: bool
     ) -> _Node | None:
-        """Return the node to appoint: longest log, fewest unapplied entries, not the controller.
+        """Return the node to appoint; see `succession.best`. None: no candidate has reported.
 
-        Nodes that led poorly, or have a slow disk, come last.
+        `may_lead_again`: the present leader counts as the others do. Otherwise it is appointed only
+        if no other node has reported.
         """
-        reported = [(node, node.report) for node in candidates if node.report is not None]
-        if not reported:
-            return None
-        others = [pair for pair in reported if pair[0].replica_id != self._state.leader]
+        reported = [node for node in candidates if node.report is not None]
+        others = [node for node in reported if node.replica_id != self._state.leader]
         pool = reported if may_lead_again or not others else others
-        # An unsure log may lack acknowledged entries: use it only if there is no other.
-        pool = [pair for pair in pool if not pair[1].unsure] or pool
-        last_epoch = max(report.last_epoch for _, report in pool)
-        last_index = max(report.last_index for _, report in pool if report.last_epoch == last_epoch)
-        close = [
-            (node, report)
-            for node, report in pool
-            if report.last_epoch == last_epoch
-            and report.last_index > last_index - self.config.close_entries
-        ]
         unfit, most = self._unfit.at(now_ms), self._epoch_max()
-        node, _ = min(
-            close,
-            key=lambda pair: (
-                pair[1].highest_promise > most,
-                pair[0].stalled_in,
-                pair[0].replica_id in unfit,
-                self._is_slow(pair[1]) or not pair[1].accepts,
-                (pair[1].last_index - pair[1].applied_index) // self.config.lag_entries,
-                pair[0].name == self.name,
-                -pair[1].last_index,
-                pair[0].replica_id,
-            ),
+        chosen = best(
+            [
+                Candidate(
+                    report=node.report,
+                    stalled_in=node.stalled_in,
+                    led_poorly=node.replica_id in unfit,
+                    is_slow=self._is_slow(node.report),
+                    is_controller=node.name == self.name,
+                    is_bound_above=node.report.highest_promise > most,
+                )
+                for node in pool
+                if node.report is not None
+            ],
+            self.config,
         )
-        return node
+        return self._nodes[chosen.report.name] if chosen is not None else None
 
     def _appoint(
         self,
@@ -695,20 +687,20 @@ class Controller:
 
     def _transfer(self, now_ms: MonoMs, target: ReplicaId | None) -> ControllerEffects:
         if not self._leads:
-            return _refused("this node is not the controller")
+            return _refused(AskRefusal.NOT_CONTROLLER)
         if self._proposed_at_ms is not None:
-            return _refused("an appointment is under way")
+            return _refused(AskRefusal.APPOINTING)
         leader = self._leader()
         fresh = self._fresh(now_ms)
         if len(fresh) <= len(self._nodes) // 2:
-            return _refused("no majority of the voters reports")
+            return _refused(AskRefusal.NO_MAJORITY)
         if target is None:
             others = [node for node in fresh if node is not leader]
             successor = self._best(now_ms, others, may_lead_again=True)
         else:
             successor = next((node for node in fresh if node.replica_id == target), None)
         if successor is None:
-            return _refused("no such voter reports")
+            return _refused(AskRefusal.NO_SUCH_VOTER)
         if successor is leader and self._served:
             return ControllerEffects(reason=f"{successor.name} leads already")
         refusal = self._why_not_yet(successor, fresh)
@@ -729,11 +721,11 @@ class Controller:
         """Appoint again with other voters: the present leader if it stays a voter."""
         leader, fresh = self._leader(), self._fresh(now_ms)
         if not self._leads:
-            return _refused("this node is not the controller")
+            return _refused(AskRefusal.NOT_CONTROLLER)
         if self._proposed_at_ms is not None or self._state.proposed is not None:
-            return _refused("another change, or an appointment, is under way")
+            return _refused(AskRefusal.CHANGING)
         if leader is None or leader not in fresh or leader.report is None or not self._served:
-            return _refused("no leader serves")
+            return _refused(AskRefusal.NO_LEADER)
         learner, at_ms = self._learners.get(name, (None, _NEVER))
         if learner is not None and now_ms - at_ms >= self.config.report_timeout_ms:
             learner = None
@@ -757,7 +749,7 @@ class Controller:
         remaining = [node for node in fresh if after.get(node.name) == node.replica_id]
         successor = leader if stays else self._best(now_ms, remaining, may_lead_again=True)
         if successor is None:
-            return _refused("no other voter could lead")
+            return _refused(AskRefusal.NO_SUCCESSOR)
         why = f"an operator asked to {change} {name}: voters {', '.join(sorted(after))}"
         return self._appoint(now_ms, successor, why, after)
 

@@ -1,18 +1,23 @@
-"""The check whether a replica can take the leadership over at once.
+"""The successor of a leader: the choice among candidates, and the moment of a transfer.
 
-Raft brings the target of a transfer up to date before the leader stops (Ongaro's thesis, 3.10).
-Here the leader sends all entries to every follower anyway. A target that is not too far behind
-therefore only needs time. The leader serves until the target has caught up.
+**Choice.** `best` keeps the logs that end near the longest log of the last epoch. Among these it
+takes the candidate with the lowest rank.
+
+**Transfer.** Raft brings the target of a transfer up to date before the leader stops (Ongaro's
+thesis, 3.10). Here the leader sends all entries to every follower anyway. A target that is not too
+far behind therefore catches up by itself. The leader serves until then.
 """
 
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from cluster.control.membership import MembershipRefusal
-from timer.model.units import Epoch, LogIndex
+from timer.model.units import Epoch, LogIndex, ReplicaId
 
 
 class LogReport(Protocol):
-    """A report's part on the log."""
+    """The part of a report that describes a log."""
 
     @property
     def name(self) -> str:
@@ -32,23 +37,35 @@ class LogReport(Protocol):
 
     @property
     def unsure(self) -> bool:
-        """The log lost its tail, and no leader has matched it since."""
+        """Whether the log may have lost its tail. False again after a leader has matched it."""
+
+
+class CandidateReport(LogReport, Protocol):
+    """The part of a report that ranks a candidate."""
+
+    @property
+    def replica_id(self) -> ReplicaId:
+        """The replica."""
+
+    @property
+    def accepts(self) -> bool:
+        """Whether the node can take connections, and open files."""
 
 
 class SuccessionLimits(Protocol):
-    """The limits of the controller's configuration for a transfer, in entries."""
+    """The part of the controller's configuration that concerns successors."""
 
     @property
     def transfer_entries(self) -> int:
-        """A target that lacks more entries is refused at once."""
+        """A target that lacks more entries is rejected at once."""
 
     @property
     def close_entries(self) -> int:
-        """A target that lacks at most so many is close enough if the leader does not report."""
+        """A log that lacks fewer entries counts as equal to the longest."""
 
     @property
     def lag_entries(self) -> int:
-        """A target with more unapplied entries is not ready."""
+        """A target that has more entries to apply is not ready."""
 
 
 def why_behind(
@@ -57,11 +74,11 @@ def why_behind(
     """Return why a replica can't take over at once. None: it can.
 
     Args:
-        log: The replica's log.
-        end: The greatest (epoch, index) of all reported logs.
-        held: The end of the leader's log a moment ago; a log up to there has caught up. None: no
-            leader reports.
-        limits: How far the replica may be behind.
+        log: The report of that replica.
+        end: Last epoch and index of the greatest reported log.
+        held: End of the leader's log a moment ago. A target that holds this entry has caught up.
+            None: no leader reports.
+        limits: The greatest distances from the end.
     """
     behind = max(0, end[1] - log.last_index)
     lacks = f"{log.name} is {behind} entries behind"
@@ -77,3 +94,70 @@ def why_behind(
     if unapplied > limits.lag_entries:
         return MembershipRefusal(f"{log.name} has {unapplied} entries to apply", soon=True)
     return None
+
+
+class Rank(NamedTuple):
+    """The rank of a candidate. The lowest is appointed. A field outweighs all fields after it."""
+
+    is_bound_above: bool
+    """Its promise is above every epoch that the controller believes: it refuses the next one."""
+    stalled_in: Epoch
+    """The last epoch in which it was appointed and did not serve."""
+    led_poorly: bool
+    """It served poorly in the last minutes."""
+    is_impaired: bool
+    """Its disk is slow, or it takes no connections."""
+    unapplied: int
+    """Entries that it has yet to apply, in portions of `lag_entries`."""
+    is_controller: bool
+    """It is the controller. Two roles on one node are lost together."""
+    missing: int
+    """Entries of the longest log that it lacks."""
+    replica_id: ReplicaId
+    """Orders equal candidates, the same on every controller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A voter that reports, with the controller's findings about it. See `Rank` for the fields."""
+
+    report: CandidateReport
+    stalled_in: Epoch
+    led_poorly: bool
+    is_slow: bool
+    """Whether its disk is slow."""
+    is_controller: bool
+    is_bound_above: bool
+
+    def rank(self, end: LogIndex, lag_entries: int) -> Rank:
+        """Return the rank of this candidate. `end`: last index of the longest log.
+
+        `lag_entries`: unapplied entries count in portions of this size.
+        """
+        report = self.report
+        return Rank(
+            is_bound_above=self.is_bound_above,
+            stalled_in=self.stalled_in,
+            led_poorly=self.led_poorly,
+            is_impaired=self.is_slow or not report.accepts,
+            unapplied=(report.last_index - report.applied_index) // lag_entries,
+            is_controller=self.is_controller,
+            missing=end - report.last_index,
+            replica_id=report.replica_id,
+        )
+
+
+def best(candidates: Sequence[Candidate], limits: SuccessionLimits) -> Candidate | None:
+    """Return the candidate to appoint. None: `candidates` is empty.
+
+    An unsure log may lack entries that it once acknowledged. It is chosen only if all are unsure.
+    A log of an earlier epoch is not chosen, nor one that lacks `close_entries` of the longest.
+    """
+    if not candidates:
+        return None
+    pool = [each for each in candidates if not each.report.unsure] or candidates
+    last_epoch = max(each.report.last_epoch for each in pool)
+    newest = [each for each in pool if each.report.last_epoch == last_epoch]
+    end = max(each.report.last_index for each in newest)
+    close = [each for each in newest if each.report.last_index > end - limits.close_entries]
+    return min(close, key=lambda each: each.rank(end, limits.lag_entries))

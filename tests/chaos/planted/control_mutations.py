@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from cluster.control.controller import Controller, ControllerEffects
+from cluster.control.leader_loss import Gone, LeaderLoss
 from tests.chaos.planted.planted import Mutation, patch
 from timer.model.units import Epoch, MonoMs
 
@@ -37,10 +38,10 @@ def _next_of_its_own(self: Controller) -> Epoch:
     return Epoch(self._state.epoch + 1)
 
 
-def _never_gone(self: Controller, now_ms: MonoMs) -> str | None:
+def _never_gone(self: Controller, now_ms: MonoMs) -> LeaderLoss | None:
     """Keep a leader that stepped down or restarted, as long as it reports."""
-    reason = _why_gone(self, now_ms)
-    return None if reason == "it stepped down or restarted" else reason
+    loss = _why_gone(self, now_ms)
+    return None if loss is not None and loss.reason is Gone.STEPPED_DOWN else loss
 
 
 _WORLDS: Final[dict[str, Any]] = {
