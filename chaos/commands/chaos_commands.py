@@ -1,4 +1,4 @@
-"""`timerctl audit`, `archive` and `chaos`: what chaos/ adds to the operators' command."""
+"""`timerctl audit`, `archive` and `chaos`: the subcommands that chaos/ adds to timerctl."""
 
 import argparse
 import secrets
@@ -11,12 +11,12 @@ from typing import Any, Final
 from chaos.audit_options import LIVE, add_check_history, add_live_arguments
 
 INTERRUPTED: Final = 130
-"""The exit status of what was stopped, by whichever signal: as of timerctl's other commands."""
+"""Exit status of a command that a signal stopped, as of timerctl's other commands."""
 RUNS: Final = Path("run/chaos")
 
 
 def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
-    """Add the command; its parser sets `run`, called with the parsed arguments."""
+    """Add `timerctl audit`. Its parser sets `run`, a function of the parsed arguments."""
     parser = subparsers.add_parser(
         "audit", help="check a run's folder against the guarantees (needs Java 17)"
     )
@@ -179,7 +179,7 @@ def _run(args: argparse.Namespace) -> int:
 def _replay(args: argparse.Namespace) -> int:
     from chaos.suite import suite_commands
 
-    earlier = args.folder.resolve()  # which has a name, whatever it was called by
+    earlier = args.folder.resolve()  # "." has no name; a resolved path has one
     folder = args.dir or earlier.with_name(earlier.name + "-replay")
     return _reported(lambda: suite_commands.replay(earlier, folder))
 
@@ -194,9 +194,9 @@ def _clean(args: argparse.Namespace) -> int:
 
 
 def _reported(command: Callable[[], int]) -> int:
-    """Run a command; what the machine or the command line can't do is one line on stderr.
+    """Return a command's exit status. A fault of the machine or the arguments is a line on stderr.
 
-    SIGTERM ends it as Ctrl-C does: what was made is taken down.
+    SIGTERM ends the command as Ctrl-C does: its processes end and its networks are removed.
     """
     from chaos.suite.stage.network import NetworkError
     from deploy.local import LaunchError

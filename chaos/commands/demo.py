@@ -1,13 +1,13 @@
-"""The demo: timers survive the death of their leader, twice, and an audit says so.
+"""The demo: timers survive two deaths of their leader, and an audit proves it.
 
-    three nodes up -> clients schedule, cancel and consume all along
-                      kill -9 the leader mid-delay, restart it; and once more
-                   -> wait until everything due was delivered and acked -> stop -> audit
+    three nodes up -> clients schedule, cancel and consume all the time
+                      kill -9 the leader while timers wait, restart it; twice
+                   -> wait until all messages are delivered and acknowledged -> stop -> audit
 
-It is a scenario of the chaos suite, with clients of its own, on any machine: plain processes with
-the settings that users get. What the clients do is written to histories (chaos/history/history.py);
-the verdict comes from those and from the nodes' own logs, and knows nothing of this program. Its
-folder stays: `make audit RUN=…`.
+The demo is a scenario of the chaos suite with clients of its own. It runs on any machine: plain
+processes with default settings. Each client writes a history of its calls
+(chaos/history/history.py). The audit reads only the histories and the nodes' logs. The run's folder
+stays, for `make audit RUN=…`.
 """
 
 import argparse
@@ -36,35 +36,35 @@ SOURCE: Final = Source(topic=TOPIC, group=GROUP)
 CONSUMERS: Final = 2
 BATCH_SIZE: Final = 200
 SETTLE_S: Final = 1.0
-"""After the last due time: what nobody was answered may still come, and is due by then."""
+"""After the last due time. Timers of calls without an answer may still be due until then."""
 END_S: Final = 60.0
-"""For the threads, when all is over."""
+"""The longest wait for each thread to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoPlan:
-    """What the demo does, and when; seconds from the first schedule."""
+    """The load and the kills of a demo. Times are in seconds from the first schedule."""
 
     timers: int = 30_000
     batch_size: int = BATCH_SIZE
     scheduling_s: float = 22.0
-    """Schedules are spread over this long, so that some meet a dead leader."""
+    """Schedules are spread over this time, so that some reach a dead leader."""
     delay_s_max: float = 30.0
-    """The last timer is due this long after the start."""
+    """Due times end this long after the start."""
     singles: int = 400
     cancels: int = 600
     kills_at_s: tuple[float, ...] = (8.0, 18.0)
     down_s: float = 3.0
-    """A killed node stays down for so long."""
+    """Time until a killed node is restarted."""
     seed: int = 1
 
     @classmethod
     def of(cls, *, timers: int, kills: int, seed: int) -> "DemoPlan":
-        """Return a plan with so many kills, one every ten seconds, under load until the last."""
+        """Return a plan with a kill every ten seconds and schedules until after the last one."""
         kills_at_s = tuple(8.0 + 10.0 * number for number in range(kills))
         last_s = max(kills_at_s, default=8.0)
         singles = 20 * int(last_s + 4)
-        singles += (timers - singles) % BATCH_SIZE  # the rest comes in whole batches
+        singles += (timers - singles) % BATCH_SIZE  # the other timers fill whole batches
         return cls(
             timers=timers,
             scheduling_s=last_s + 4,
@@ -76,7 +76,7 @@ class DemoPlan:
         )
 
     def bill(self) -> Bill:
-        """Return what the suite has to play."""
+        """Return the demo as a scenario for the suite."""
         kills = [Strike(at_s=at_s, nemesis="kill", for_s=self.down_s) for at_s in self.kills_at_s]
         return Bill(
             scenario="demo",
@@ -106,7 +106,7 @@ class DemoClients:
         self._start_ms = 0
 
     def join(self, stage: Stage) -> Sequence["DemoClients"]:
-        """Take part in what is played on a stage."""
+        """Return the workloads for a stage: these clients."""
         plan, self._endpoints = self._plan, stage.cluster.endpoints
         stage.say(
             f"{plan.timers:,} timers for the next {plan.delay_s_max:g} s, {plan.cancels} cancels"
@@ -114,17 +114,17 @@ class DemoClients:
         return [self]
 
     def progress(self) -> str:
-        """Return where it is."""
+        """Return a line with the counts so far."""
         books = self._books
         return (
-            f"{books.asked:,} timers asked for ({books.unanswered} without an answer),"
+            f"{books.asked:,} timers requested ({books.unanswered} without an answer),"
             f" {books.delivered:,} deliveries"
         )
 
     # ---- the interface of a workload
 
     def start(self) -> None:
-        """Open the consumers, begin to schedule."""
+        """Open the consumers and start the producers."""
         self._start_ms = now_ms()
         for number in range(1, CONSUMERS + 1):
             name = f"consumer-{number}"
@@ -137,17 +137,20 @@ class DemoClients:
             self._threads.append(thread)
 
     def stop_producing(self) -> None:
-        """Nothing: what it asks for is counted, and the count is asked for to the end."""
+        """Do nothing: the demo schedules a fixed number of timers."""
 
     def drained(self) -> bool:
-        """Return whether everything was asked for, and has come."""
+        """Return whether all timers are scheduled and all their messages have arrived.
+
+        Raises the failure of a producer, if one failed.
+        """
         self._books.check()
         over_ms = self._start_ms + int(1000 * (self._plan.delay_s_max + SETTLE_S))
         produced = not any(thread.is_alive() for thread in self._threads)
         return produced and not self._books.missing and now_ms() >= over_ms
 
     def close(self) -> None:
-        """Confirm the acks that are under way, then end."""
+        """Confirm the acknowledgements in flight, then end."""
         for thread in self._threads:
             thread.join(END_S)
         for consumer in self._consumers:
@@ -159,7 +162,7 @@ class DemoClients:
     # ---- producing
 
     def _noting(self, work: Callable[[RecordingProducer, random.Random], None]) -> None:
-        """Run a producer of its own; what it fails with is raised by `drained`."""
+        """Run one producer; `drained` raises its failure."""
         with self._books.noting_failure():
             name = work.__name__.strip("_")
             producer = RecordingProducer(self._run, name, self._client(), self._books, topic=TOPIC)
@@ -174,7 +177,7 @@ class DemoClients:
         for number in range(count):
             at_s = number * plan.scheduling_s / count
             self._sleep_until(at_s)
-            # Some are due within moments, some have been for a moment.
+            # Delays begin at -0.2 s: some timers are due at once, or are overdue.
             delays = [chance.uniform(-0.2, plan.delay_s_max - at_s) for _ in range(plan.batch_size)]
             due_ms = [self._start_ms + int(1000 * (at_s + delay)) for delay in delays]
             marks = [*itertools.islice(self._marks, plan.batch_size)]
@@ -185,7 +188,7 @@ class DemoClients:
                 cancelled += 1
 
     def _singles(self, producer: RecordingProducer, chance: random.Random) -> None:
-        """Schedule one by one, by delays."""
+        """Schedule timers one by one, each with a delay of at most 5 s."""
         plan = self._plan
         for number in range(plan.singles):
             self._sleep_until(number * plan.scheduling_s / plan.singles)

@@ -1,4 +1,4 @@
-"""Spark's part: data sources for logs and states, and the session.
+"""Spark: the session, and data sources that read nodes' logs and states.
 
-The audit and the live audit import from here.
+Imported by the audit and the live audit. Read first: timerlog.py.
 """

@@ -1,4 +1,4 @@
-"""The audit's Spark session: on this machine, quiet, or the one that spark-submit gives."""
+"""The audit's Spark session: a quiet one on this machine, or the one that spark-submit started."""
 
 import atexit
 import os
@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from chaos.spark import timerlog, timerstate
 
 JAVA_MIN: Final = 17
-"""Of Spark 4."""
+"""The oldest Java that Spark 4 runs on."""
 
 
 def spark_session(
@@ -27,11 +27,16 @@ def spark_session(
     master: str | None = None,
     settings: Mapping[str, str] = MappingProxyType({}),
 ) -> SparkSession:
-    """Return a quiet session that knows nodes' files; on this machine unless told.
+    """Return a quiet session that can read the formats "timerlog" and "timerstate".
 
-    Under spark-submit the master and every setting that it was given are left as they are.
-    `quick` is for runs of a few million timers: what starts and compiles soonest wins there.
-    `settings` are Spark's own, and win over those made here.
+    Under spark-submit its master and all settings that it received stay as they are.
+
+    Args:
+        name: the application's name.
+        quick: settings for runs of at most a few million timers: start and compilation are short,
+            long computations are slower.
+        master: Spark's master URL; None: this machine, all cores.
+        settings: Spark settings; they replace the ones made here.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -46,7 +51,10 @@ def spark_session(
 
 
 def why_no_java() -> str:
-    """Return why Spark finds no Java that it can use; empty: it does, or spark-submit has one."""
+    """Return the reason why Spark has no Java that it can use; empty: it has one.
+
+    Under spark-submit it always has one.
+    """
     if _submitted():
         return ""
     home = os.environ.get("JAVA_HOME")
@@ -63,13 +71,14 @@ def why_no_java() -> str:
 
 
 def _submitted() -> bool:
-    """Whether spark-submit started this program, and so has a JVM and a master for it."""
+    """Whether spark-submit started this program, and with it a JVM and a master."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 _ALWAYS: Final[dict[str, bool | float | int | str | None]] = {
-    "spark.sql.execution.arrow.maxBytesPerBatch": "64m",  # a line may have thousands of rows
-    "spark.sql.parquet.columnarReaderBatchSize": 256,  # so a batch of 4,096 of them is gigabytes
+    # A line of a history may hold thousands of rows: Spark's 4,096 lines a batch are gigabytes.
+    "spark.sql.execution.arrow.maxBytesPerBatch": "64m",
+    "spark.sql.parquet.columnarReaderBatchSize": 256,
     "spark.sql.session.timeZone": "UTC",
 }
 
@@ -80,11 +89,12 @@ def _local(*, quick: bool) -> dict[str, bool | float | int | str | None]:
     (scratch / "log4j2.properties").write_text(_LOGGING)
     options = f"-Dlog4j2.configurationFile={(scratch / 'log4j2.properties').as_uri()}"
     if quick:
-        # the first compiler alone would have 48 MB for all that it compiles: a long session ends
+        # With the first compiler alone the code cache is 48 MB: a long session fills it and ends.
         options += " -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
         options += " -XX:+UseSerialGC -Xmn512m"
     else:
-        # the verdict's conditions are one method of more than 8,000 bytes: it would be interpreted
+        # The verdict's conditions compile to one method of more than 8,000 bytes. By default Java
+        # only interprets such a method.
         options += " -XX:-DontCompileHugeMethods"
     return {
         **(_SMALL if quick else {}),
@@ -93,13 +103,17 @@ def _local(*, quick: bool) -> dict[str, bool | float | int | str | None]:
         "spark.driver.memory": "1g" if quick else "3g",
         "spark.local.dir": os.environ.get("SPARK_LOCAL_DIRS", str(scratch)),
         "spark.log.level": "ERROR",
-        # Python's traceback names the line; to note it at each call is half of all calls to the JVM
+        # Recording the Python line of each call doubles the calls to the JVM. Python's own
+        # traceback names the line already.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.sql.dataFrameQueryContext.enabled": "false",
-        "spark.python.authenticate.socketTimeout": "120s",  # a worker starts late on a busy machine
-        "spark.sql.constraintPropagation.enabled": str(not quick).lower(),  # a tenth of planning
+        # A Python worker starts slowly on a busy machine.
+        "spark.python.authenticate.socketTimeout": "120s",
+        # A tenth of the planning time.
+        "spark.sql.constraintPropagation.enabled": str(not quick).lower(),
         "spark.sql.autoBroadcastJoinThreshold": "10m" if quick else "64m",
-        "spark.sql.adaptive.enabled": str(not quick).lower(),  # plans anew after every exchange
+        # Adaptive execution plans again after every exchange.
+        "spark.sql.adaptive.enabled": str(not quick).lower(),
         "spark.sql.shuffle.partitions": "2" if quick else "128",
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
         "spark.ui.enabled": "false",
@@ -108,11 +122,13 @@ def _local(*, quick: bool) -> dict[str, bool | float | int | str | None]:
 
 
 _SMALL: Final = {
-    "spark.broadcast.blockSize": "64k",  # 4m by default, of which each broadcast clears one
-    "spark.buffer.pageSize": "256k",  # megabytes by default, of which each hashed table clears one
+    # Each broadcast zeroes a block, 4 MB by default.
+    "spark.broadcast.blockSize": "64k",
+    # Each hashed table zeroes a page, megabytes by default.
+    "spark.buffer.pageSize": "256k",
     "spark.broadcast.compress": "false",
 }
-"""For tables of which most have some rows."""
+"""Settings for tables that mostly have a few rows."""
 
 _LOGGING: Final = """rootLogger.level = error
 rootLogger.appenderRef.a.ref = a

@@ -1,14 +1,16 @@
 """Key files and spill files of nodes' states, read row by row for the audit.
 
-A key file has to name each row of its run that has a key, once, with the hash that the node's
-secret gives, and no other. A spill file's blocks lie where the manifest says, each row with a seq,
-a due time and a firing time: the log knows which message has that place.
+A key file names each row of its run that has a key exactly once, and no other row. The entry's
+hash is computed with the node's secret.
 
-    node, topic (a name), queue_offset, seq, due_ms, fired_at_ms; damage: what is wrong with a
-    file, and all else but the node is null
+A spill file holds blocks of a topic's queue at the positions that the manifest names. Each row has
+a seq, a due time and a firing time. The audit compares them with the messages of the log. The
+columns of `queued`:
 
-The layouts are those of docs/formats.md. Of production the hash, the filter and the decoder of
-blocks are used.
+    node, topic (a name), queue_offset, seq, due_ms, fired_at_ms
+    damage    the fault of the file; all other columns but `node` are null then
+
+docs/formats.md has the layouts. The product's hash, filter and decoder of blocks are used.
 """
 
 import zlib
@@ -37,7 +39,7 @@ BLOCKS: Final = (
     "node STRING, topic STRING, folder STRING, file STRING, position BIGINT, size BIGINT,"
     " first BIGINT, end BIGINT"
 )
-"""What `queued` reads: one row per block that a manifest names."""
+"""The columns of the input of `queued`: one row per block that a manifest names."""
 
 _COLUMNS: Final = ("due_ms", "seq", "key_size", "topic", "payload_size", "key_at", "hash")
 _HEAD: Final = 32
@@ -49,22 +51,22 @@ _ARROW: Final = (pa.string(), pa.string(), *4 * (pa.int64(),), pa.string())
 
 @dataclass(frozen=True, slots=True)
 class KeyRows:
-    """What a manifest says of a key file."""
+    """A manifest's fields of one key file."""
 
     path: str = ""
     size: int = 0
-    """In bytes; 0: there is none."""
+    """In bytes; 0: the run has no key file."""
     crc32: int = 0
     secret: bytes = b""
-    """Of the node's hashes."""
+    """Secret of the node's hashes."""
 
 
 def check_keys(keys: KeyRows, run: Path) -> None:
-    """Check that a key file is the one that its manifest names, and has its run's keys.
+    """Check that a key file matches its manifest and holds exactly its run's keys.
 
     Raises:
-        CorruptFileError: it is not, or has not.
-        OSError: it can't be read.
+        CorruptFileError: it does not.
+        OSError: a file can't be read.
     """
     wanted = _keys_of(run, KeyHasher(keys.secret))
     if not keys.size:
@@ -78,11 +80,12 @@ def check_keys(keys: KeyRows, run: Path) -> None:
     if (len(data), zlib.crc32(data)) != (keys.size, keys.crc32):
         why = f"{len(data)} bytes, CRC-32 {zlib.crc32(data):08x}"
         raise CorruptFileError(path, 0, f"{why}; the manifest says {keys.size}, {keys.crc32:08x}")
-    checked = key_file.KeyFile(RealDisk(), path)  # its head, and what it answers
+    checked = key_file.KeyFile(RealDisk(), path)  # reads its head; look-ups are checked below
     checked.check(lambda _: None)
     entries = np.sort(_entries(data, checked.entries), order=_COLUMNS)
     if not np.array_equal(entries, np.sort(wanted, order=_COLUMNS)):
-        raise CorruptFileError(path, 0, f"{len(entries)} keys are not the {len(wanted)} of its run")
+        why = f"its {len(entries)} keys differ from the {len(wanted)} keys of its run"
+        raise CorruptFileError(path, 0, why)
     for hashes in np.array_split(np.unique(wanted["hash"]), -(-len(wanted) // _HASHES)):
         lost = len(hashes) - len(np.unique(checked.find(hashes)[0]))
         if lost:
@@ -90,7 +93,7 @@ def check_keys(keys: KeyRows, run: Path) -> None:
 
 
 def _entries(data: bytes, entries: int) -> npt.NDArray[np.void]:
-    """Return all entries of a key file, in its order."""
+    """Return all entries of a key file, in the file's order."""
     blocks, pages = np.frombuffer(data, "<u4", 2, _HEAD - 8).tolist()
     first = _HEAD + _BLOCK * blocks + 8 * pages
     rows = b"".join(data[at + 8 : at + _PAGE] for at in range(first, len(data), _PAGE))
@@ -98,11 +101,11 @@ def _entries(data: bytes, entries: int) -> npt.NDArray[np.void]:
 
 
 def _keys_of(run: Path, hasher: KeyHasher) -> npt.NDArray[np.void]:
-    """Return the entries that a run's key file has to have."""
+    """Return the entries that the key file of this run must have."""
     found = [np.empty(0, key_file.ENTRY)]
     with pa.memory_map(str(run)) as file:
         whole = file.read_buffer()
-        batches = pa.ipc.open_file(pa.BufferReader(whole))  # its arrays lie in `whole`
+        batches = pa.ipc.open_file(pa.BufferReader(whole))  # arrays point into `whole`
         for number in range(batches.num_record_batches):
             batch = batches.get_batch(number)
             keys = batch.column("key")
@@ -129,7 +132,7 @@ def _offsets(column: Any) -> npt.NDArray[np.int32]:
 
 
 def queued(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of the blocks named in rows of BLOCKS: QUEUED."""
+    """Yield the rows of blocks: from batches with the columns BLOCKS to batches with QUEUED."""
     for batch in batches:
         for block in batch.to_pylist():
             yield _rows_of(**block)

@@ -3,18 +3,21 @@
 One partition per segment file. Option `view`:
 
     entries   one row per frame: node, life, index, epoch, kind, time_ms, crc32, rows. A log that
-              began anew has several lives, 0, 1, …: they may hold the same frame
+              began anew has several lives, 0, 1, …: two lives may hold the same frame
     rows      one row per row of a SCHEDULE entry, as it lies in the log: node, index, epoch,
               position, producer, sequence, due_ms, requested_ms, topic_id, payload_size, mark
 
-Options that filter, so that files of other nodes, or before or after the indexes asked for, are not
-opened (and not filters that Spark pushes down: docs/adr/0036-filters-as-options.md):
+Options that filter:
 
     node                    n1 or n1,n2
     kind                    SCHEDULE or SCHEDULE,FIRE
     index_min, index_max    both inclusive
 
-What became of the rows is not in the log as such: it follows from applying it (chaos/oracle/).
+Segments of other nodes, and segments that end before `index_min` or begin after `index_max`, are
+not opened. Filters that Spark would push down are not used (docs/adr/0036-filters-as-options.md).
+
+The log does not hold the outcome of a row. The outcome follows from applying the log
+(chaos/oracle/).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -60,14 +63,14 @@ class SegmentFile(InputPartition):
 
     @property
     def part(self) -> Segment:
-        """The segment, as chaos/history/nodelog.py knows it."""
+        """The segment, as the readers of chaos/history/nodelog.py take it."""
         end = None if self.end is None else LogIndex(self.end)
         return Segment(Path(self.path), LogIndex(self.first), end)
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a reader's options let through; None: everything."""
+    """The filter of a reader's options; None in a field: no limit."""
 
     nodes: frozenset[str] | None = None
     kinds: frozenset[str] | None = None
@@ -103,7 +106,7 @@ class Wanted:
             raise ValueError(f"node = {', '.join(sorted(unknown))}: must be of {sorted(nodes)}")
 
     def file(self, node: str, part: Segment) -> bool:
-        """Whether a segment may hold something wanted."""
+        """Whether a segment may hold an entry that the filter accepts."""
         return (
             (self.nodes is None or node in self.nodes)
             and (part.end is None or part.end > self.index_min)
@@ -111,7 +114,7 @@ class Wanted:
         )
 
     def entry(self, item: Entry) -> bool:
-        """Whether an entry of a wanted node is wanted."""
+        """Whether the filter accepts an entry, whose node it has accepted."""
         return (
             (self.kinds is None or item.kind.name in self.kinds)
             and item.index >= self.index_min
@@ -128,18 +131,18 @@ class TimerLog(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name that `spark.read.format` knows it by."""
+        """Return the name for `spark.read.format`."""
         return "timerlog"
 
     def schema(self) -> str:
         """Return the columns of the view."""
         view = self.options.get("view", "entries")
         if view not in VIEWS:
-            raise ValueError(f"view = {view!r}: one of {sorted(VIEWS)}")
+            raise ValueError(f"view = {view!r}: must be one of {sorted(VIEWS)}")
         return VIEWS[view]
 
     def reader(self, schema: StructType) -> "TimerLogReader":
-        """Return what reads the view."""
+        """Return the reader of the view."""
         return TimerLogReader(schema.names, self.options)
 
 
@@ -153,7 +156,7 @@ class TimerLogReader(DataSourceReader):
         self._wanted = Wanted.of(options)
 
     def partitions(self) -> list[InputPartition]:
-        """Return the segments that may hold something wanted."""
+        """Return the segments that may hold an entry that the filter accepts."""
         logs = RunFolder(Path(self._path)).logs()
         self._wanted.check(logs)
         return [
@@ -169,7 +172,7 @@ class TimerLogReader(DataSourceReader):
 
         Raises:
             CorruptFileError: the segment is damaged.
-            ValueError: the checksum of a SCHEDULE entry is right, and its payload can't be decoded.
+            ValueError: the checksum of a SCHEDULE entry is right; its payload can't be decoded.
         """
         assert isinstance(partition, SegmentFile)
         found = (
@@ -232,5 +235,5 @@ def _rows(file: SegmentFile, found: Iterable[tuple[int, Entry]]) -> Iterator[lis
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format known to a session."""
+    """Register the format "timerlog" in a session."""
     spark.dataSource.register(TimerLog)

@@ -8,10 +8,10 @@ columns:
     weight    1: a timer; -1: a tombstone, which cancels the timer in another run
     damage    the fault of the file; all other columns but `node` are null then
 
-Rows of deleted topics are left out. So a pending timer has a weight of 1 in sum. The key file of a
-run is read with it, and its damage has a row, too (state_files.py). The option `node` (n1 or n1,n2)
-selects nodes. pyarrow reads the files, and the manifest's checksums are compared. Of production
-only the formats are used.
+Rows of deleted topics are left out. The weights of a pending timer add up to 1, of a cancelled one
+to 0. The key file of each run is checked, too; its damage has a row (state_files.py). The option
+`node` (n1 or n1,n2) selects nodes. pyarrow reads the files, and the manifest's checksums are
+compared.
 """
 
 import zlib
@@ -80,9 +80,9 @@ class RunFile(InputPartition):
     position: tuple[int, int] = (0, 0)
     """The fire position (due, seq): rows at or before it have fired, except held ones."""
     topics: bytes = b""
-    """Ids, u32, of the existing topics among those of its rows."""
+    """Ids, u32, of the existing topics that have rows in the run."""
     keys: KeyRows = KeyRows()  # noqa: RUF009 - it is frozen
-    """Its key file."""
+    """The key file of the run."""
 
 
 def node_states(run: RunFolder) -> Iterator[ManifestState]:
@@ -144,11 +144,11 @@ class TimerStateReader(DataSourceReader):
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._path = options["path"]
         if idle := [name for name in ("kind", "index_min", "index_max") if name in options]:
-            raise ValueError(f"{', '.join(idle)}: no option of a table of runs")
+            raise ValueError(f"{', '.join(idle)}: not an option of the format timerstate")
         self._wanted = Wanted.of(options)
 
     def partitions(self) -> list[InputPartition]:
-        """Return the runs of all nodes' newest manifests; those that can't be read once."""
+        """Return the runs of the nodes' newest manifests, and one item per damaged manifest."""
         run, found = RunFolder(Path(self._path)), list[InputPartition]()
         self._wanted.check(run.data())
         for state in node_states(run):
@@ -160,9 +160,9 @@ class TimerStateReader(DataSourceReader):
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield one run's rows, and what is wrong with it."""
+        """Yield one run's rows, and one row with its damage if it has any."""
         if not isinstance(partition, RunFile):
-            return  # so Spark says that there is none
+            return  # Spark calls so if there is no partition
         damage = partition.damage
         if not damage:
             try:
@@ -193,11 +193,11 @@ def _run_file(state: ManifestState, meta: RunMeta) -> RunFile:
 
 
 def _check(file: RunFile) -> None:
-    """Read a run whole.
+    """Read a run and compare its size and checksum with the manifest.
 
     Raises:
-        CorruptFileError: it is not what the manifest names.
-        OSError: it can't be read.
+        CorruptFileError: they differ.
+        OSError: the run can't be read.
     """
     crc32 = 0
     with Path(file.path).open("rb") as source:
@@ -210,10 +210,11 @@ def _check(file: RunFile) -> None:
 
 
 def _rows(file: RunFile) -> Iterator[pa.RecordBatch]:
-    """Yield what counts of a run.
+    """Yield a run's rows that are still pending, with the columns ROWS.
 
     Raises:
-        CorruptFileError: its rows are not in order, or not those that the manifest says.
+        CorruptFileError: the rows are not in order, or their counts and ends differ from the
+            manifest's.
     """
     topics = np.frombuffer(file.topics, np.uint32)
     rows = graves = 0
@@ -230,7 +231,8 @@ def _rows(file: RunFile) -> Iterator[pa.RecordBatch]:
             if not _ascend(due, seq) or (len(ends) > 2 and ends[-2] <= ends[-3]):
                 raise CorruptFileError(Path(file.path), 0, f"batch {number} is not in order")
             there = np.isin(np.where(grave, requested, topic), topics)
-            # Held is what lies beyond all dues, though by its due it would have fired.
+            # A row after the fire position is pending. A row at or before it has fired, except a
+            # held one: its stored due time has the ASIDE bit.
             there &= _after(due & MASK, seq, *file.position) != (due >= ASIDE)
             n = int(there.sum())
             yield _batch(
@@ -264,5 +266,5 @@ def _batch(*columns: Any) -> pa.RecordBatch:
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format known to a session."""
+    """Register the format "timerstate" in a session."""
     spark.dataSource.register(TimerStateSource)

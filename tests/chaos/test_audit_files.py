@@ -190,7 +190,7 @@ def test_option_opens_only_the_files_of_a_node(run: RunFolder) -> None:
 
 
 def test_option_that_runs_know_nothing_of_is_refused(run: RunFolder) -> None:
-    with pytest.raises(ValueError, match="index_min: no option of a table of runs"):
+    with pytest.raises(ValueError, match="index_min: not an option of the format timerstate"):
         TimerStateReader({"path": str(run.root), "index_min": "1"})
 
 

@@ -94,7 +94,9 @@ def test_key_file_with_right_checksums_and_another_entry_is_told(
     entries = _entries(keys)
     entries[field][7] += 1
     told = told_anew(keys, tmp_path / "k", b"".join(key_file.encode(entries)))
-    with pytest.raises(CorruptFileError, match=f"{PENDING} keys are not the {PENDING} of its run"):
+    with pytest.raises(
+        CorruptFileError, match=f"{PENDING} keys differ from the {PENDING} keys of its run"
+    ):
         check_keys(told, path)
 
 
@@ -103,7 +105,7 @@ def test_key_file_that_lacks_a_key_is_told_and_one_that_is_not_there(
 ) -> None:
     keys, path = of_keys(run)
     told = told_anew(keys, tmp_path / "k", b"".join(key_file.encode(_entries(keys)[1:])))
-    with pytest.raises(CorruptFileError, match=f"{PENDING - 1} keys are not the {PENDING}"):
+    with pytest.raises(CorruptFileError, match=f"{PENDING - 1} keys differ from the {PENDING}"):
         check_keys(told, path)
     with pytest.raises(CorruptFileError, match="and there is no key file"):
         check_keys(KeyRows(), path)
