@@ -12,12 +12,14 @@ the audit does not trust it alone. The frames of a majority must be equal on all
 (verdict.py). Duplicates are counted before any grouping. A run can be judged if it was drained: its
 clients went on until every due timer had arrived.
 
-    command.py        options, exit status           job.py      one run: read, replay, judge, write
-    rules/            pure: DataFrame -> DataFrame   columns/    fast judgement of plainly right
-    rows report/           one line, text, JSON, HTML
+    command.py   options and exit status
+    job.py       the audit of one run: read, replay, judge, write
+    rules/       the violations; pure: DataFrame -> DataFrame
+    columns/     fast judgement of plain timers in large runs
+    report/      figures; one line, text, JSON, HTML
 
-docs/audit.md describes its use, here and on a cluster. Spark reads and writes Parquet files in the
-run's folder. Only figures are collected.
+docs/audit.md describes its use, on one machine and on a cluster. Spark reads and writes Parquet
+files in the run's folder. The driver collects only figures.
 """
 
 from chaos.audit.command import main, run_audit

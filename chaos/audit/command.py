@@ -1,7 +1,7 @@
 """The command: `timerctl audit RUN`, `python -m chaos.audit RUN`, `spark-submit … RUN`.
 
 Exit status: 0 every promise was kept; 1 a promise was broken, or the run itself failed; 2 the input
-can't be audited; 3 no promise was seen broken, and a part of the run was not looked at.
+can't be audited; 3 no broken promise was seen, and a part of the run was not judged.
 """
 
 import argparse
@@ -62,8 +62,8 @@ def _faulty_histories(run: RunFolder, *, check: bool | None) -> bool:
     size = sum(path.stat().st_size for path in paths)
     if check is None and size > CHECKED_SIZE_MAX:
         print(
-            f"audit: {size / 1e6:,.0f} MB of histories are not held against their format first;"
-            " --check-history does",
+            f"audit: {size / 1e6:,.0f} MB of histories: their format is not checked;"
+            " --check-history checks it",
             file=sys.stderr,
         )
         return False
@@ -74,7 +74,7 @@ def _faulty_histories(run: RunFolder, *, check: bool | None) -> bool:
     for problem in found:
         print(f"audit: {problem}", file=sys.stderr)
     if found:
-        print("audit: --no-check-history would judge by them all the same", file=sys.stderr)
+        print("audit: --no-check-history audits the run without this check", file=sys.stderr)
     return bool(found)
 
 
@@ -156,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="check a run's folder against the promises")
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
-    parser.add_argument("--master", help="Spark's master; default local[*], or what submits this")
+    parser.add_argument("--master", help="Spark's master; default local[*], or spark-submit's")
     add_check_history(parser)
     args = parser.parse_args(argv)
     return run_audit(

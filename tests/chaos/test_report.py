@@ -232,7 +232,7 @@ def test_run_whose_harness_died_is_bad(
     kept = Report(summary(run=about.about(RunFolder(tmp_path)), violations={}, verdict="OK"))
     monkeypatch.setattr(command, "audit", lambda _, run, **__: write(run, kept))
     assert command.main([str(tmp_path)]) == 1
-    said = "the harness did not come to its end: what its clients waited for may be missing"
+    said = "the harness did not finish: results that its clients waited for may be missing"
     assert said in capsys.readouterr().out.splitlines()
     assert said[1:] in page.html("r", kept.summary, kept.line())
 

@@ -104,7 +104,7 @@ def test_nothing_of_a_crashed_run_is_left_or_lost(tmp_path: Path, spark: SparkSe
     # What fired as the clients were dead and the nodes were not was given to nobody.
     assert report.summary["violations"].keys() <= {"lost"}, report.summary
     assert report.summary["scheduled"] > 0
-    assert report.why_bad.startswith("the harness did not come to its end")
+    assert report.why_bad.startswith("the harness did not finish")
     clear(claimable(folder))
     assert not folder.exists()
 

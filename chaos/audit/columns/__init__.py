@@ -1,4 +1,4 @@
-"""Columns of large runs: plainly correct timers are passed without Spark's joins.
+"""Column judgement for large runs: plain timers get their verdicts without Spark's joins.
 
-The job calls it for runs of many timers.
+The job imports it for large runs.
 """

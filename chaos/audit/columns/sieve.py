@@ -1,12 +1,13 @@
-"""The sieve of a large run: what is plainly fine is judged by columns, and only the rest by rules.
+"""The sieve of a large run: plain timers are judged by columns, and only the others by rules.
 
     asked, log, given ── cut by mark ─► parts ── plain_timers.py ─┬► verdicts of nearly all timers
                                                            └► doubtful marks ── rules ─► the rest
 
-The rules (verdict.py) join three tables of wide rows and look at each timer from all sides; nearly
-every timer needs none of it. So parts of a run, each with all that is said of some marks, are
-judged by plain_timers.py in Spark's Python workers, a part in one go. The rules get the rows of the
-marks that it doubts, and would tell the same of the others: tests hold one against the other.
+The rules (verdict.py) join three tables of wide rows and check each timer for every violation.
+Nearly every timer is plain and needs few of these checks. So the run is cut into parts. A part has
+all rows of some marks. plain_timers.py judges a part at a time, in Spark's Python workers. The
+rules get only the rows of the marks that it doubts. For the other marks the rules would return the
+same verdicts: tests compare the two.
 """
 
 import shutil
@@ -30,15 +31,15 @@ from timer.model.columns import I64
 from timer.model.timer_id import mix
 
 ROWS_PER_PART: Final = 1 << 19
-"""On average; a worker has a part in memory, some 150 bytes a row and as much again."""
+"""Average rows of a part. A worker holds one part in memory, at about 300 bytes a row."""
 ROWS_PER_TASK: Final = 1 << 22
-"""Of the log that one task cuts: it writes a file for every part of which it has a row."""
+"""Rows of the log that one task cuts. The task writes a file for each part that it has rows of."""
 RUN_BITS: Final = 17
-"""So many marks in a row lie in one part: marks are counted up, as a rule."""
+"""2^17 consecutive marks lie in one part. Clients mostly number their timers consecutively."""
 _FULL: Final = 1 << plain_timers.STRETCH_BITS
 _TABLES: Final = {"asked": plain_timers.ASKED, "log": plain_timers.LOG, "given": plain_timers.GIVEN}
 _NAMES: Final = {"topic", "group", "outcome", "told", "end", "on_conflict"}
-"""Columns of texts of which there are few."""
+"""Text columns with few distinct values: they are written as dictionaries."""
 _FACTS: Final = ("acked", "named", "doubted", "disputed")
 
 MARK: Final = pa.schema([("mark", pa.int64())])
@@ -50,14 +51,14 @@ def cut(
     source: DataFrame, rows_of: Callable[[Batches], Batches], schema: pa.Schema, folder: Path,
     parts: int,
 ) -> DataFrame:  # fmt: skip
-    """Write the rows of a table into a folder, cut by mark into parts; return them as they lie.
+    """Write the rows of a table into a folder, cut by mark into `parts`; return the table there.
 
-    `rows_of` makes them, of `schema`, from what the source says. Arrow does all of it: it takes a
-    fraction of what Spark's own writer takes.
+    `rows_of` makes the rows, with the columns of `schema`, from the source's batches. Arrow writes
+    the files, in a fraction of the time of Spark's own writer.
     """
     clear(folder)
     folder.mkdir(parents=True)
-    run_bits = RUN_BITS  # of this process: workers import this module anew
+    run_bits = RUN_BITS  # this process's value: workers import the module again
 
     def each(batches: Batches) -> Batches:
         context = TaskContext.get()
@@ -80,7 +81,7 @@ def cut(
 
 
 def cut_file(spark: SparkSession, file: Path, folder: Path, parts: int) -> DataFrame:
-    """Cut a Parquet file; see `cut`. A task reads some row groups, one after the other."""
+    """Cut a Parquet file; see `cut`. A task reads its row groups one after the other."""
     known = pq.read_metadata(file)
 
     def groups(batches: Batches) -> Batches:
@@ -95,7 +96,7 @@ def cut_file(spark: SparkSession, file: Path, folder: Path, parts: int) -> DataF
 
 
 class _PartFiles:
-    """What one task writes: a file of each part, which is there when it is whole."""
+    """The files of one task, one per part. A file gets its name when it is complete."""
 
     def __init__(self, folder: Path, name: str, parts: int, run_bits: int) -> None:
         self.rows = 0
@@ -125,21 +126,22 @@ class _PartFiles:
         self.rows += len(number)
 
     def close(self) -> None:
-        """Let the files have their names."""
+        """Close the files and rename them to their names."""
         for path, writer in self._writers.items():
             writer.close()
             _unborn(path).replace(path)
 
 
 def _unborn(path: Path) -> Path:
-    """Return the name of a file until it is whole: nobody reads what begins with a dot."""
+    """Return the name of an incomplete file: readers skip names that begin with a dot."""
     return path.with_name(f".{path.name}")
 
 
 def acked(acks: DataFrame) -> DataFrame:
-    """Return what the log has of acks by stretch: topic, group, stretch, ack_epoch, attempts, held.
+    """Return the log's acks by stretch: topic, group, stretch, ack_epoch, attempts, held.
 
-    Of the earliest ack; `held`: how many messages of the stretch are acked.
+    A stretch is 2^STRETCH_BITS queue offsets. `ack_epoch` and `attempts` are the lowest of its
+    acks; `held` is the number of its acked messages.
     """
     bits, end = plain_timers.STRETCH_BITS, F.col("queue_offset") + F.col("count")
     first, last = F.shiftright("queue_offset", bits), F.shiftright(end - 1, bits)
@@ -152,9 +154,9 @@ def acked(acks: DataFrame) -> DataFrame:
 
 
 def not_surely_kept(lines: DataFrame, stretches: DataFrame) -> DataFrame:
-    """Return the lines of acks with some message that is not in a stretch that is all acked.
+    """Return the lines of acks except those whose messages all lie in fully acked stretches.
 
-    `stretches` as from `acked`.
+    `stretches`: from `acked`.
     """
     number = F.row_number().over(Window.partitionBy("topic", "group").orderBy("stretch"))
     full = (
@@ -178,9 +180,9 @@ def not_surely_kept(lines: DataFrame, stretches: DataFrame) -> DataFrame:
 def starts(
     asked_topics: DataFrame, read: DataFrame, groups: DataFrame, deletions: DataFrame
 ) -> dict[str, I64]:
-    """Return `starts` of plain_timers.Facts, without deleted topics and those with sought groups.
+    """Return `starts` of plain_timers.Facts, without deleted topics and topics with sought groups.
 
-    `read` as from `client_tables.consumed`, `groups` and `deletions`: the replay's.
+    `read`: from `client_tables.consumed`. `groups`, `deletions`: tables of the replay.
     """
     sought = groups.where("sought").select(name_of("topic").alias("topic"))
     several = sought.union(deletions.select(name_of("topic")))
@@ -195,10 +197,16 @@ def sift(
     spark: SparkSession, work: Path, into: Path, parts: int, begin: Mapping[str, I64],
     clock_error_ms: int | None,
 ) -> DataFrame:  # fmt: skip
-    """Judge every part; write the plain rows' verdicts into a folder; return the doubtful (DOUBTS).
+    """Judge all parts: write the plain timers' verdicts into a folder, return DOUBTS.
 
-    `work` holds what _TABLES and _FACTS name, the tables cut into so many parts, and `crowded`, cut
-    like them; `begin` as from `starts`, `clock_error_ms` as in plain_timers.Facts.
+    Args:
+        spark: the session.
+        work: a folder with the tables of _TABLES and `crowded`, each cut into `parts`, and the
+            tables of _FACTS, not cut.
+        into: the folder for the verdicts: one file per part.
+        parts: the number of parts.
+        begin: from `starts`.
+        clock_error_ms: as in plain_timers.Facts.
     """
     into.mkdir(parents=True, exist_ok=True)
 
@@ -219,7 +227,7 @@ def sift(
 
 
 def _part(folder: Path, number: int, columns: Iterable[str]) -> pa.Table:
-    """Return one part of a table that is cut; a folder that is not there has no rows."""
+    """Return one part of a cut table; without rows if the part's folder is missing."""
     path = folder / f"part={number}"
     if not path.exists():
         return _EMPTY.select([*columns])
@@ -248,12 +256,12 @@ _EMPTY: Final = pa.schema(
 
 
 def of_marks(table: DataFrame, doubts: DataFrame) -> DataFrame:
-    """Return the rows of a table whose mark is doubtful, or null."""
+    """Return the rows of a table with a doubtful mark or without a mark."""
     marks = doubts.where("mark IS NOT NULL").select("mark").distinct()
     return table.join(marks, "mark", "left_semi").unionByName(table.where("mark IS NULL"))
 
 
 def clear(*folders: Path) -> None:
-    """Remove what an earlier audit left there."""
+    """Remove the folders of an earlier audit."""
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
 """Reports of the audit: figures, text, JSON, charts and the HTML page.
 
-The job writes them at its end.
+The job imports it. Read first: report.py.
 """

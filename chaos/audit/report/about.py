@@ -1,10 +1,10 @@
-"""What a run says of itself in run.json, to be read beside the verdict: it changes none.
+"""The description of a run in run.json, printed beside the verdict. It changes no verdict.
 
-scenario, seed, commit   what was played, by which version of the suite
-state                    `running`: the harness did not come to its end
-failures                 what went wrong with the run itself; with either, nobody may call it good
-left_out, without        what nobody should think was tested
-not_struck               which strikes did not fall, or had no effect, and why
+scenario, seed, commit   the scenario and its seed, and the version of the suite
+state                    `running`: the harness did not finish, so the run is bad
+failures                 faults of the run itself; with any of them the run is bad
+left_out, without        parts that the run did not test
+not_struck               strikes that did not happen or had no effect, with the reason
 """
 
 from collections import Counter
@@ -14,15 +14,17 @@ from typing import Any, Final
 from chaos.history.history import RUNNING, RunFolder
 
 SHOWN_MAX: Final = 10
-"""Failures that the text shows, and strikes of one kind of miss; run.json has all."""
+"""The most failures in the text, and the most strikes that are listed per reason."""
 
 
 def about(run: RunFolder) -> dict[str, Any]:
-    """Return what run.json says of the above; what it does not say is missing.
+    """Return the fields above as run.json has them.
+
+    The scenario, seed, commit and state are left out if missing. The lists are empty if missing or
+    of another type: run.json may belong to another program and use the same names.
 
     Raises:
-        ValueError: run.json is damaged, or its `failures` are no list. The rest may be another's
-            of the same name, and is left out then.
+        ValueError: run.json is damaged, or its `failures` are not a list.
     """
     said = run.said()
     if not isinstance(failures := said.get("failures") or [], list):
@@ -44,7 +46,7 @@ def about(run: RunFolder) -> dict[str, Any]:
 
 
 def _strikes(those: list[dict[str, Any]]) -> str:
-    """Return strikes by number and kind; many of them by kind alone."""
+    """Return strikes by number and kind; more than SHOWN_MAX as counts per kind."""
     if len(those) <= SHOWN_MAX:
         return ", ".join(f"{each.get('strike')} {each.get('nemesis')}" for each in those)
     kinds = Counter(str(each.get("nemesis")) for each in those)
@@ -57,7 +59,7 @@ def _of(said: dict[str, Any], name: str, kind: type, otherwise: Any) -> Any:
 
 
 def title(said: dict[str, Any]) -> str:
-    """Return in words what was played; empty: nobody says."""
+    """Return the scenario, seed and commit in words; empty: run.json has none of them."""
     names = ((name, said.get(name)) for name in ("seed", "commit"))
     words = [f"{name} {value}" for name, value in names if value not in (None, "")]
     scenario = said.get("scenario")
@@ -65,14 +67,14 @@ def title(said: dict[str, Any]) -> str:
 
 
 def limits(said: dict[str, Any]) -> list[str]:
-    """Return in words what the run does not show, whatever its verdict is."""
+    """Return a line for each part that the run did not test."""
     lines = [f"left out: {line}" for line in said["left_out"]]
     lines += [f"without {line}" for line in said["without"]]
     return lines + [f"not struck: {line}" for line in said["not_struck"]]
 
 
 def describe(said: dict[str, Any]) -> Iterator[str]:
-    """Yield all of it as text."""
+    """Yield the description as text, line by line."""
     if words := title(said):
         yield f"run: {words}"
     yield from limits(said)
@@ -80,14 +82,14 @@ def describe(said: dict[str, Any]) -> Iterator[str]:
     for failure in failures[:SHOWN_MAX]:
         yield "the run itself FAILED: " + failure.strip().replace("\n", "\n    ")
     if len(failures) > SHOWN_MAX:
-        yield f"… {len(failures)} failures in all, in run.json"
+        yield f"… {len(failures)} failures in total, see run.json"
 
 
 def why_bad(said: dict[str, Any]) -> str:
-    """Return why the run is not good, whatever the verdict on the promises; empty: it may be."""
+    """Return why the run is bad apart from the verdict on the promises; empty: it is not."""
     number = len(said["failures"])
     if said.get("state") == RUNNING:
-        return "the harness did not come to its end: what its clients waited for may be missing"
+        return "the harness did not finish: results that its clients waited for may be missing"
     if not number:
         return ""
     noun = "failure" if number == 1 else "failures"

@@ -1,4 +1,4 @@
-"""Charts as SVG text: lines over time, with bands behind them. No library, no script, no network.
+"""Charts as SVG text: lines over time, with bands behind them. No library, script or network.
 
 Colours come from the page's CSS variables, so one chart serves light and dark.
 """
@@ -16,14 +16,14 @@ RIGHT: Final = 12
 TOP: Final = 26
 BOTTOM: Final = 26
 LABELS_MAX: Final = 24
-"""More bands than this have their names in the tooltip only."""
+"""If a chart has more bands, their names are only in the tooltips."""
 
 Values = Sequence[float | None]
 
 
 @dataclass(frozen=True, slots=True)
 class ChartLine:
-    """One series: a value per moment of the chart, None where there is none."""
+    """One series: a value per moment of the chart; None: no value."""
 
     name: str
     colour: str
@@ -33,7 +33,7 @@ class ChartLine:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A stretch of time behind the lines: a fault, then, paler, the recovery from it."""
+    """A stretch of time behind the lines: a fault, and its recovery in a paler colour."""
 
     label: str
     start_ms: int
@@ -43,16 +43,16 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """The time that charts of one page share: [start_ms, end_ms), with bands behind the lines."""
+    """The time axis that the charts of a page share: [start_ms, end_ms), and its bands."""
 
     start_ms: int
     end_ms: int
     moments: Sequence[int] = ()
-    """Unix ms, one per value of every line."""
+    """Unix ms, one for each value of a line."""
     bands: Sequence[Band] = ()
 
     def x(self, at_ms: float) -> float:
-        """Return the place of a moment, inside the plot."""
+        """Return the x coordinate of a moment, limited to the plot."""
         share = (at_ms - self.start_ms) / max(1, self.end_ms - self.start_ms)
         return round(LEFT + min(1.0, max(0.0, share)) * (WIDTH - LEFT - RIGHT), 1)
 
@@ -60,7 +60,7 @@ class Axis:
 def chart(
     title: str, unit: str, axis: Axis, lines: Sequence[ChartLine], *, logarithmic: bool = False
 ) -> str:
-    """Return one chart."""
+    """Return one chart as an `<svg>` element. `unit` stands behind each tick's value."""
     top = max((v for line in lines for v in line.values if v is not None), default=1) or 1
     scale = _Scale(top, TOP, HEIGHT - BOTTOM, logarithmic=logarithmic)
     parts = [
@@ -76,7 +76,7 @@ def chart(
 
 
 class _Scale:
-    """Values to heights; logarithmic ones start at 1."""
+    """Values to y coordinates. A logarithmic scale starts at 1."""
 
     def __init__(self, top: float, upper: int, lower: int, *, logarithmic: bool) -> None:
         self._log = logarithmic
@@ -89,7 +89,7 @@ class _Scale:
         )
 
     def y(self, value: float) -> float:
-        """Return the height of a value."""
+        """Return the y coordinate of a value."""
         share = (
             math.log10(max(value, 1)) / math.log10(self._top) if self._log else value / self._top
         )
@@ -103,7 +103,7 @@ class _Scale:
 
 
 def short(value: float) -> str:
-    """Return a number as a chart or a table cell shows it."""
+    """Return a number with about three digits: 12.3k, 4M, 0.25."""
     for limit, letter in ((1_000_000, "M"), (10_000, "k")):
         if abs(value) >= limit:
             return f"{value / (1_000_000 if letter == 'M' else 1000):.3g}{letter}"
@@ -152,7 +152,7 @@ def _bands(axis: Axis) -> Iterator[str]:
 
 
 def _path(axis: Axis, scale: _Scale, line: ChartLine) -> str:
-    """One stroke; where values are missing the stroke is broken."""
+    """Return the stroke of a line; it is interrupted at missing values."""
     text, pen_up = [], True
     for at_ms, value in zip(axis.moments, line.values, strict=True):
         if value is None:

@@ -1,7 +1,7 @@
-"""Figures of a run: lateness, throughput, gaps in service, redeliveries. All counted, none sampled.
+"""Figures of a run: lateness, throughput, gaps in service, redeliveries. None is sampled.
 
-Lateness is in whole milliseconds, so its histogram is small however many timers there are, and
-every percentile is read from it exactly.
+Lateness is in whole milliseconds. So its histogram is small for any number of timers, and the
+percentiles are exact.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,20 +17,20 @@ from chaos.oracle.group_story import ENDED
 
 QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999, "max": 1.0}
 PLANES: Final = ("schedule", "fire", "deliver")
-"""What a client sees working: schedules answered, timers fired, messages delivered."""
+"""The services that a client sees: schedules answered, timers fired, messages delivered."""
 GAP_MS_MIN: Final = 50
-"""Shorter gaps between successes are not looked at."""
+"""Shorter gaps between successes are ignored."""
 WAITED_MS: Final = 1_000
-"""A schedule that failed sooner was refused, which is an answer; else it waited for a leader."""
+"""A schedule that failed sooner was refused, and a refusal is an answer. A slower one waited."""
 AFTERMATH_MS: Final = 2_000
-"""A gap that begins within this time after a strike counts as the fault's, healed or not."""
+"""A gap that begins within this time after a strike belongs to the fault, even after the heal."""
 FAULT_LATE: Final = tuple((what, name) for what in ("fire", "deliver") for name in ("p99", "max"))
-"""What is told of the lateness of what could fire in a fault."""
+"""Lateness figures of a fault, of the timers that could fire in it."""
 _BUCKET_MS: Final = 1000
 
 
 def in_phases(rows: DataFrame, at: str, phases: Sequence[Phase]) -> DataFrame:
-    """Return rows with `phase`: steady, fault or recovery, by a column of Unix ms."""
+    """Return rows with a column `phase`: steady, fault or recovery at the time in column `at`."""
     stretches = ((each.name, each.start_ms, each.end_ms) for each in phases)
     joined = _within(rows, at, stretches, "phase_name STRING", "left")
     return joined.withColumn("phase", F.coalesce("phase_name", F.lit("steady"))).drop("phase_name")
@@ -39,10 +39,10 @@ def in_phases(rows: DataFrame, at: str, phases: Sequence[Phase]) -> DataFrame:
 def _within(
     rows: DataFrame, at: str, stretches: Iterable[tuple[Any, int, int]], name: str, how: str
 ) -> DataFrame:
-    """Return rows joined with the stretches, (name, start_ms, end_ms), that they lie in.
+    """Return rows joined with the stretches, (name, start_ms, end_ms), that contain their time.
 
-    An equi-join by second against the seconds that stretches touch, then the exact bounds. `name`:
-    the added column, with its type.
+    Rows and stretches are joined by equal seconds first, and then by the exact bounds. `name`: the
+    added column, with its type.
     """
     table = [
         (each, second, start_ms, end_ms)
@@ -64,9 +64,9 @@ def _within(
 def lateness(found: DataFrame, phases: Sequence[Phase], bucket_ms: int) -> DataFrame:
     """Return a histogram of the fired timers: what, phase, bucket, late_ms, n.
 
-    `what` is fire or deliver (its first delivery), `bucket` the start of the stretch of
-    `bucket_ms` in which the timer fired or was delivered. What was due before it was asked for
-    could not fire before that; the phase is that of the time when it could.
+    `what` is fire, or deliver for the first delivery. `bucket` is the start of the `bucket_ms` in
+    which the timer fired or was delivered. Lateness counts from the time when the timer could fire:
+    its due time, or the time of its schedule if that is later. The phase is the phase at that time.
     """
     rows = in_phases(_timely(found), "could_fire_ms", phases)
     bucket = F.floor(F.col("at") / bucket_ms) * bucket_ms
@@ -76,14 +76,14 @@ def lateness(found: DataFrame, phases: Sequence[Phase], bucket_ms: int) -> DataF
 
 
 def _could() -> Column:
-    """When a timer could fire: what was due before it was asked for could not before that."""
+    """Return the time when a timer could fire: when it was both due and scheduled."""
     return F.greatest("due_ms", "scheduled_at_ms")
 
 
 def _timely(found: DataFrame) -> DataFrame:
-    """Return what became of timers that fired: what, could_fire_ms, at, late_ms."""
+    """Return a row per firing and first delivery: what, could_fire_ms, at, late_ms."""
     fired = found.where("end = 'fired'")
-    # Two scans of three columns: to make two rows of one takes longer.
+    # Two scans of three columns are faster than one scan that makes two rows of each.
     ended, received = (
         fired.select(
             F.lit(what).alias("what"), _could().alias("could_fire_ms"), F.col(at).alias("at")
@@ -97,10 +97,11 @@ def _timely(found: DataFrame) -> DataFrame:
 def lateness_by_fault(
     found: DataFrame, faults: Sequence[Fault]
 ) -> dict[int, dict[str, dict[str, int]]]:
-    """Return fault number -> what, as in `lateness`, -> the percentiles of what could fire in it.
+    """Return fault number -> what, as in `lateness`, -> percentiles of late_ms, and n.
 
-    That is from the strike to the recovery, at least AFTERMATH_MS. Of faults that overlap, each has
-    all. What never fired is not late, but lost.
+    The timers of a fault are those that could fire from its strike to its recovery, and at least
+    for AFTERMATH_MS. If faults overlap, a timer counts for each. A timer that never fired is not
+    counted here: it is lost.
     """
     if not faults:
         return {}
@@ -119,7 +120,7 @@ def _reach_ms(fault: Fault) -> int:
 
 
 def percentiles(histogram: DataFrame, *by: str) -> DataFrame:
-    """Return the exact QUANTILES of late_ms per group, and n."""
+    """Return the exact QUANTILES of late_ms per group of `by`, and n."""
     per_value = histogram.groupBy(*by, "late_ms").agg(F.sum("n").alias("n"))
     group = Window.partitionBy(*by)
     so_far = group.orderBy("late_ms").rowsBetween(Window.unboundedPreceding, Window.currentRow)
@@ -135,9 +136,10 @@ def percentiles(histogram: DataFrame, *by: str) -> DataFrame:
 
 
 def breakdowns(histogram: DataFrame) -> DataFrame:
-    """Return a histogram of `lateness` by phase, over all phases, and by bucket, in one table.
+    """Return three views of a histogram of `lateness` in one table: by phase, in all, by bucket.
 
-    what, phase, bucket, late_ms, n: `phase` is also `all`, or null where `bucket` is not.
+    Columns: what, phase, bucket, late_ms, n. `phase` is `all` in the second view and null in the
+    third; `bucket` is null except in the third.
     """
     none = F.lit(None)
     views = [
@@ -149,7 +151,7 @@ def breakdowns(histogram: DataFrame) -> DataFrame:
 
 
 def throughput(lines: DataFrame, bucket_ms: int) -> DataFrame:
-    """Return what clients did per stretch of time: bucket, schedule, failed, deliver (rows)."""
+    """Return the numbers of timers per bucket: bucket, schedule, failed, deliver."""
     at = F.coalesce("end_ms", "received_ms")
     bucket = (F.floor(at / bucket_ms) * bucket_ms).alias("bucket")
     answered, given = F.col("outcome") == "ok", F.col("op") == "deliver"
@@ -166,7 +168,7 @@ def throughput(lines: DataFrame, bucket_ms: int) -> DataFrame:
 
 
 def successes(lines: DataFrame, found: DataFrame) -> DataFrame:
-    """Return when something worked: plane, at_ms; each moment once."""
+    """Return the times of all successes: plane, at_ms; no row twice."""
     answers = lines.where("op = 'schedule' AND outcome = 'ok'").select(
         F.lit("schedule").alias("plane"), F.col("end_ms").alias("at_ms")
     )
@@ -180,20 +182,21 @@ def successes(lines: DataFrame, found: DataFrame) -> DataFrame:
 
 
 class Work(NamedTuple):
-    """What one plane had to do, and whether that came to an end."""
+    """The stretch of time in which one plane had work, in Unix ms."""
 
     plane: str
     begin_ms: int
-    """When the first was asked for, could fire, or had fired and was listened for."""
+    """The first request, the first time when a timer could fire, or the first firing that a
+    consumer waited for."""
     end_ms: int
-    """When the last was done; or, if it never was, until when it was waited for: what was asked for
-    until its answer was given up, what was due or had fired until the run's end."""
+    """The last success. If `undone`, the end of the last wait: a client gave the request up, or the
+    run ended."""
     undone: bool
-    """Whether nothing succeeded any more, though some was asked for, due, or had fired later."""
+    """Whether later work was waited for after the last success, and none of it succeeded."""
 
 
 def works(lines: DataFrame, found: DataFrame, end_ms: int) -> list[Work]:
-    """Return the work of each plane that had any. `found` from `verdict.verdicts`."""
+    """Return the work of each plane that had any. `found`: from `verdict.verdicts`."""
     columns = ("plane", "begin_ms", "done_ms", "waited_ms")
     never = F.lit(None).cast("bigint")
     until = F.when(F.col("verdict") == "lost", F.lit(end_ms).cast("bigint"))
@@ -230,10 +233,10 @@ def works(lines: DataFrame, found: DataFrame, end_ms: int) -> list[Work]:
 
 
 def gaps(moments: DataFrame, done: Sequence[Work]) -> DataFrame:
-    """Return the times without a success of a plane: plane, from_ms, to_ms, over.
+    """Return the gaps without a success of at least GAP_MS_MIN: plane, from_ms, to_ms, over.
 
-    They lie between two successes, before the first one since its work began, or, not `over`, after
-    the last one while there was more to do.
+    A gap lies between two successes, or between the begin of the plane's work and its first
+    success. A gap after the last success, with work that never succeeded, is not `over`.
     """
     edges = [(each.plane, each.begin_ms, True) for each in done]
     edges += [(each.plane, each.end_ms, False) for each in done if each.undone]
@@ -251,10 +254,10 @@ def gaps(moments: DataFrame, done: Sequence[Work]) -> DataFrame:
 def recovered(
     moments: DataFrame, between: DataFrame, faults: Sequence[Fault], end_ms: int
 ) -> list[Fault]:
-    """Return the faults with when, from the heal on, schedules were answered and timers fired.
+    """Return the faults with their recoveries: a schedule answered and a timer fired after a heal.
 
-    `between` as from `gaps`. None is recovered from that touches a gap of theirs which is not over.
-    Where nothing was left to do of a plane, it is not waited for.
+    A fault that touches a gap of schedules or firings that is not over is not recovered. A plane
+    without a success after the heal does not delay the recovery otherwise. `between`: from `gaps`.
     """
     if not faults:
         return []
@@ -284,11 +287,11 @@ def recovered(
 def unavailability(
     spark: SparkSession, between: DataFrame, faults: Sequence[Fault]
 ) -> list[dict[str, Any]]:
-    """Return per fault the longest gap of each plane that it touches: its length and its start.
+    """Return the longest gap of each plane per fault: its length, its start, and if it is open.
 
-    `between` as from `gaps`. A gap is the fault's if it ends after the strike and begins before
-    the recovery, or at most AFTERMATH_MS after the strike. 0: nothing longer than GAP_MS_MIN. One
-    that is not over comes before any that is longer, and is told to be `open`.
+    A gap belongs to a fault if it ends after the strike and begins before the recovery, or less
+    than AFTERMATH_MS after the strike. Length 0: no gap of at least GAP_MS_MIN. A gap that is not
+    over is `open`, and is preferred to longer ones. `between`: from `gaps`.
     """
     if not faults:
         return []
@@ -316,7 +319,7 @@ def _gaps_of(fault: Fault, found: dict[Any, Any]) -> Iterator[tuple[str, int | b
 
 
 def late_in(fault: Fault, found: dict[int, dict[str, dict[str, int]]]) -> dict[str, int | None]:
-    """Return a fault's figures of `lateness_by_fault`, None where nothing was due: FAULT_LATE."""
+    """Return a fault's FAULT_LATE from `lateness_by_fault`; None: no timer of that fault."""
     mine = found.get(fault.number, {})
     return {f"{what}_late_{name}_ms": mine.get(what, {}).get(name) for what, name in FAULT_LATE}
 
@@ -338,16 +341,16 @@ def _table(spark: SparkSession, faults: Sequence[Fault]) -> DataFrame:
 
 
 def repeated(given: DataFrame, found: DataFrame) -> DataFrame:
-    """Return the seqs of timers that were given more than once to a group, or marked so.
+    """Return the seqs of timers with more deliveries than groups, or with a redelivery.
 
-    `given` as from `client_tables.deliveries`, `found` from `verdict.verdicts`.
+    `given`: from `client_tables.deliveries`. `found`: from `verdict.verdicts`.
     """
     several = found.where("deliveries > groups").select("seq")
     return several.union(given.where("attempt > 1").select("seq")).distinct()
 
 
 def arrived_after_ack(some: DataFrame, confirmed: DataFrame) -> int:
-    """Return how many deliveries of `repeated` timers came after the ack was confirmed."""
+    """Return the number of deliveries of `repeated` timers that arrived after a confirmed ack."""
     slots = some.select(*SLOT).distinct()
     first = (
         confirmed.join(slots, [*SLOT], "left_semi")
@@ -358,19 +361,19 @@ def arrived_after_ack(some: DataFrame, confirmed: DataFrame) -> int:
 
 
 def redeliveries(some: DataFrame, returns: DataFrame) -> DataFrame:
-    """Return how often messages were given again, by reason: reason, n.
+    """Return the number of redeliveries by reason: reason, n.
 
-    `some`: the deliveries of timers that are `repeated`; `returns`: what came back, as the replay
-    has it (tables.py). What became of the delivery before is known by slot and attempt:
+    `some`: the deliveries of `repeated` timers. `returns`: the replay's table of returned messages
+    (tables.py). The end of the previous delivery is found by slot and attempt:
 
-        nacked          its consumer gave it back
-        lease ended     unacked
-        recalled        one that it came behind, in an ordered group, came back
-        failover        none of these, and it is of a later epoch
-        first to arrive marked as a redelivery, but no consumer has seen an earlier one: it was
-                        reserved or on its way when the leadership or the consumer ended
+        nacked          its consumer nacked the message
+        lease ended     its lease ended before an ack
+        recalled        in an ordered group, an earlier message came back
+        failover        none of these, and the redelivery has a later epoch
+        first to arrive marked as a redelivery, and no consumer received an earlier delivery: it was
+                        reserved or in flight when the leadership or the consumer ended
         unmarked        the same attempt again
-        not in the log  none of these: nothing says why it was given again
+        not in the log  none of these: the reason is unknown
     """
     order = Window.partitionBy("seq", *SLOT).orderBy("attempt", "epoch", "received_ms")
     told = some.select(

@@ -1,4 +1,4 @@
-"""The report as one HTML page: no network, no script, no file beside it; light and dark."""
+"""The report as one HTML page, light and dark. It needs no network, no script and no other file."""
 
 import html as _html
 from collections.abc import Iterator, Sequence
@@ -44,8 +44,8 @@ svg .grid { stroke: var(--rule); } svg .notch { stroke: var(--dim); }
 svg .fault { fill: var(--fault); } svg .recovery { fill: var(--recovery); }
 """
 _NOT_RECOVERED: Final = '<span class="breach">not recovered</span>'
-_LATENESS: Final = """After the due time, or after the request if that came later; exact. The phase
-is that of the moment when the timer could fire."""
+_LATENESS: Final = """Time after the due time, or after the request if that was later. Percentiles
+are exact. The phase is the phase at the time when the timer could fire."""
 
 
 def html(name: str, summary: dict[str, Any], line: str) -> str:
@@ -84,7 +84,7 @@ def _text(value: Any) -> str:
 
 
 def _run(said: dict[str, Any]) -> Iterator[str]:
-    """What the run says of itself: not the verdict's, and told apart from it."""
+    """Yield the run's own description and failures, separate from the verdict."""
     if words := about.title(said):
         yield f"<p>{_text(words)}</p>"
     if why := about.why_bad(said):
@@ -127,12 +127,12 @@ def _charts(s: dict[str, Any]) -> Iterator[str]:
     if bands:
         yield (
             "<p>Red: a fault, from strike to heal. Yellow: recovery, until schedules were answered"
-            " and timers fired again. Time since the run's first success.</p>"
+            " and timers fired again. Times are since the run's first success.</p>"
         )
 
 
 def _filled(flow: dict[str, Any], step: int) -> tuple[list[int], list[dict[str, Any]]]:
-    """Return moments without holes, the middles of stretches, and what is known of each."""
+    """Return the middles of all buckets in Unix ms, and the row of each; empty: no row."""
     names = [name for name, values in flow.items() if isinstance(values, list)]
     columns = zip(*(flow[name] for name in names), strict=True)
     known = {row["bucket"]: row for row in (dict(zip(names, c, strict=True)) for c in columns)}
@@ -143,7 +143,7 @@ def _filled(flow: dict[str, Any], step: int) -> tuple[list[int], list[dict[str, 
 
 
 def _table(heads: Sequence[str], rows: Sequence[Row], *, texts: int = 1) -> str:
-    """Return a table that scrolls if it is wide; the first `texts` columns are texts."""
+    """Return a table that scrolls if it is wide. The first `texts` columns are left-aligned."""
 
     def cells(tag: str, row: Row) -> str:
         return "".join(
@@ -164,7 +164,7 @@ def _cell(value: Any) -> str:
 
 
 class _Html(str):
-    """Text that is markup already."""
+    """Text that is HTML already and is not escaped."""
 
     __slots__ = ()
 
@@ -185,7 +185,7 @@ def _verdicts(s: dict[str, Any]) -> str:
 def _offenders(s: dict[str, Any]) -> Iterator[str]:
     if s["not_looked_at"]:
         lines = "".join(f"<li>{_text(what)}</li>" for what in s["not_looked_at"])
-        yield f"<h2>Not looked at</h2><ul>{lines}</ul>"
+        yield f"<h2>Not judged</h2><ul>{lines}</ul>"
     if not s["violations"]:
         return
     yield "<h2>Violations</h2>"
@@ -193,16 +193,16 @@ def _offenders(s: dict[str, Any]) -> Iterator[str]:
     more = ("due_ms", "asked_due_ms", "scheduled_at_ms", "ended_at_ms", "queue_offset", "copies")
     last = ("key", "told", "other_seq", "old_due_ms", "deliveries", "received_ms")
     if s["offenders"]:
-        yield f"<p>The first {len(s['offenders'])}; verdicts.parquet has every one.</p>"
+        yield f"<p>The first {len(s['offenders'])}; verdicts.parquet has all.</p>"
         heads = (*named, *more, *last)
         rows = [[_raw(row.get(name)) for name in heads] for row in s["offenders"]]
         yield _table(heads, rows, texts=len(named))
     if s["diverged_entries"]:
-        yield "<p>Entries of the log that a node holds otherwise than the majority:</p>"
+        yield "<p>Log entries of a node that differ from the majority's:</p>"
         rows = [[row["node"], row["index"], row["epoch"]] for row in s["diverged_entries"]]
         yield _table(("node", "index", "epoch"), rows)
     if s["overcounted"]:
-        yield "<p>Answers by filter that counted more timers, or fewer, than the log has:</p>"
+        yield "<p>Changes by filter whose answers count more or fewer timers than the log has:</p>"
         told = ("op", "topic", "told", "logged", "least")
         rows = [[row[name] for name in told] for row in s["overcounted"]]
         headings = ("operation", "topic", "answered", "in the log", "by filters alone")
@@ -222,7 +222,7 @@ def _offenders(s: dict[str, Any]) -> Iterator[str]:
 
 
 def _raw(value: Any) -> Any:
-    """Ids and times are looked up elsewhere: digits without commas."""
+    """Return an integer as digits without commas, so that ids and times can be searched for."""
     return str(value) if isinstance(value, int) else value
 
 
@@ -231,10 +231,11 @@ def _faults(s: dict[str, Any]) -> Iterator[str]:
         return
     yield "<h2>Faults</h2>"
     yield (
-        "<p>The longest time without a success that the fault touches, and when after the strike"
-        " it began; &ldquo;to the end&rdquo;: nothing succeeded any more, though it was asked for,"
-        " or due. Where nothing was asked or due, nothing could succeed. Late: what could fire from"
-        " the strike to the recovery, or in the two seconds after the strike.</p>"
+        "<p>For schedules, firings and deliveries: the longest time without a success that the"
+        " fault touches, and its beginning after the strike. &ldquo;To the end&rdquo;: there were"
+        " later requests or due timers, and none succeeded. A time without requests or due timers"
+        " does not count. Late: timers that could fire from the strike to the recovery, and at"
+        " least in the two seconds after the strike.</p>"
     )
     begin = s["timeline"]["from_ms"]
     heads = ["fault", "at, s", "healed after, ms", "recovered after, ms"]
@@ -275,16 +276,16 @@ def _lateness(s: dict[str, Any]) -> str:
 def _redeliveries(s: dict[str, Any]) -> Iterator[str]:
     yield "<h2>Redeliveries</h2>"
     if s["acks_unasked"] is None:
-        yield "<p>Too many acks to look for those that no history asked for.</p>"
+        yield "<p>Too many acks to look for acks that no history requested.</p>"
     elif s["acks_unasked"]:
-        yield f"<p>{s['acks_unasked']:,} messages are acked that no history asked to ack.</p>"
+        yield f"<p>{s['acks_unasked']:,} messages are acked without a request in any history.</p>"
     if not s["redeliveries"]:
         yield "<p>None.</p>"
         return
     yield _table(("reason", "deliveries"), [*s["redeliveries"].items()])
     yield (
         f"<p>{s['arrived_after_ack']:,} deliveries arrived after the ack was confirmed, by the"
-        " clients' clocks: they had been on their way. The log's order decides.</p>"
+        " clients' clocks. They may have been sent before. The verdicts use the log's order.</p>"
     )
 
 
@@ -319,7 +320,7 @@ def _nodes(s: dict[str, Any]) -> str:
 
 
 def pending_in_files(s: dict[str, Any]) -> Iterator[str]:
-    """Yield how much the nodes' files hold, if any of them are in the run's folder."""
+    """Yield a line with the pending timers in the nodes' files; nothing without such files."""
     if s["files"]:
         told = (f"{e['node']} {e['pending']:,} after entry {e['index']:,}" for e in s["files"])
         unread = f"; not read: {', '.join(s['files_unread'])}" if s["files_unread"] else ""
@@ -332,8 +333,8 @@ def _conservation(s: dict[str, Any]) -> Iterator[str]:
     bad = s["violations"].get("unbalanced_checkpoints", 0)
     yield (
         f"<p>scheduled = pending + fired + cancelled + dropped at"
-        f" {points['checkpoints'] - bad:,} of {points['checkpoints']:,} checkpoints. The last, and"
-        " those that do not add up:</p>"
+        f" {points['checkpoints'] - bad:,} of {points['checkpoints']:,} checkpoints. The last"
+        " checkpoints, and those that do not balance:</p>"
     )
     names = ("index", "scheduled", "pending", "fired", "cancelled", "dropped", "balanced")
     rows = [[row[name] for name in names] for row in (*points["last"], *points["unbalanced"])]
@@ -341,13 +342,13 @@ def _conservation(s: dict[str, Any]) -> Iterator[str]:
         yield _table(names, rows, texts=0)
     said = points["said"]
     if not said["nodes"]:
-        yield "<p>No node was asked for its own counts (states.jsonl).</p>"
+        yield "<p>No node reported its own counts (states.jsonl).</p>"
         return
     yield (
-        f"<p>{said['nodes']} nodes said {said['counts']:,} times what they had counted, and"
-        f" {said['digests']:,} times which digest their state had;"
-        f" {s['violations'].get('miscounted', 0):,} of the counts do not follow from the log, and"
-        f" at {s['violations'].get('diverged_states', 0):,} checkpoints digests differ.</p>"
+        f"<p>{said['nodes']} nodes reported their counts {said['counts']:,} times and digests of"
+        f" their states {said['digests']:,} times."
+        f" {s['violations'].get('miscounted', 0):,} counts differ from the log;"
+        f" digests differ at {s['violations'].get('diverged_states', 0):,} checkpoints.</p>"
     )
     for name in ("miscounted", "diverged_states"):
         if points[name]:

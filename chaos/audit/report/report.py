@@ -10,7 +10,7 @@ from chaos.audit.report.figures import PLANES
 from chaos.history.history import RunFolder, leader_kills_told
 
 SHOWN_MAX: Final = 10
-"""Offenders in the text, at most; the summary has more, the verdict table all."""
+"""The most offenders of a kind in the text. The summary has more, the verdict table all."""
 _IN_LINE: Final = ("lost", "duplicate_fire", "early")
 
 
@@ -22,19 +22,19 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every promise was kept, and all of them were looked at."""
+        """Whether all promises were judged and none was broken."""
         return self.verdict == "OK"
 
     @property
     def verdict(self) -> str:
-        """VIOLATED; INCOMPLETE: the folder lacks evidence for a promise; OK."""
+        """VIOLATED: a promise was broken. INCOMPLETE: evidence is missing. OK: neither."""
         if self.summary["violations"]:
             return "VIOLATED"
         return "INCOMPLETE" if self.summary["not_looked_at"] else "OK"
 
     @property
     def why_bad(self) -> str:
-        """The failure of the run itself, apart from the promises; empty: the run did not fail."""
+        """The failure of the run itself, apart from the promises; empty: none."""
         return about.why_bad(self.summary["run"])
 
     def line(self) -> str:
@@ -53,28 +53,28 @@ class Report:
 
 
 def describe(report: Report) -> Iterator[str]:
-    """Yield the report for people, line by line; the verdict last."""
+    """Yield the report as text, line by line; the verdict is last."""
     s = report.summary
     yield from about.describe(s["run"])
     points, unbalanced = s["conservation"], s["violations"].get("unbalanced_checkpoints", 0)
     yield (
-        f"{s['entries']:,} log entries on a majority, {s['stale_entries']} stale ones beside them;"
+        f"{s['entries']:,} log entries on a majority, {s['stale_entries']} stale entries;"
         f" counts balanced at {points['checkpoints'] - unbalanced}"
         f" of {points['checkpoints']} checkpoints"
     )
     said = points["said"]
     if said["nodes"]:
         yield (
-            f"{said['nodes']} nodes said {said['counts']:,} times what they had counted, and"
+            f"{said['nodes']} nodes reported their counts {said['counts']:,} times, and"
             f" {said['digests']:,} digests of their states"
         )
     yield from page.pending_in_files(s)
     for hole in s["holes"]:
         span = f"{hole['from']} .. {hole['to']}"
-        yield f"{hole['node']}'s log never held entries {span}: it began anew, or ended before"
+        yield f"{hole['node']}'s log never held entries {span}: it began later, or ended earlier"
     for part in s["thin"]:
         span = f"{part['from']} .. {part['to']}"
-        yield f"entries {span} are on fewer than a majority, as others began anew"
+        yield f"entries {span} are on fewer than a majority: some logs began later"
     if kills := leader_kills_told(s["leader_kills"]):
         yield kills
     for gap in s["failover_gaps"]:
@@ -91,7 +91,7 @@ def describe(report: Report) -> Iterator[str]:
         yield f"{how}: {row['result']} {row['n']:,}"
     yield "timers: " + ", ".join(f"{name} {n:,}" for name, n in sorted(s["verdicts"].items()))
     yield from _offenders(s)
-    yield from (f"not looked at: {what}" for what in s["not_looked_at"])
+    yield from (f"not judged: {what}" for what in s["not_looked_at"])
     yield report.line()
 
 
@@ -99,16 +99,16 @@ def _of_deliveries(s: dict[str, Any]) -> Iterator[str]:
     if unjudged := s["waits"]["unjudged"]:
         deliveries = s["delivered"] + s["redelivered"]
         yield (
-            f"{unjudged:,} of {deliveries:,} deliveries were late in a fault, or to a consumer that"
-            " was busy: not judged"
+            f"{unjudged:,} of {deliveries:,} deliveries were late during a fault or to a busy"
+            " consumer, and were not judged"
         )
     if s["redeliveries"]:
         reasons = ", ".join(f"{name} {n:,}" for name, n in s["redeliveries"].items())
         yield f"redeliveries: {reasons}"
     if s["acks_unasked"] is None:
-        yield "too many acks to look for those that no history asked for"
+        yield "too many acks to look for acks that no history requested"
     elif s["acks_unasked"]:
-        yield f"{s['acks_unasked']:,} messages are acked that no history asked to ack"
+        yield f"{s['acks_unasked']:,} messages are acked without a request in any history"
 
 
 def _unrecovered(s: dict[str, Any]) -> Iterator[str]:
@@ -144,7 +144,7 @@ def _offenders(s: dict[str, Any]) -> Iterator[str]:
     named = len(s["offenders"])
     total = sum(n for name, n in s["verdicts"].items() if name in s["violations"])
     if total > SHOWN_MAX:
-        yield f"  … {total:,} in all; {named} in summary.json, every one in verdicts.parquet"
+        yield f"  … {total:,} in total; summary.json has {named}, verdicts.parquet has all"
 
 
 def write(run: RunFolder, report: Report) -> Report:
