@@ -250,7 +250,7 @@ def test_history_is_held_against_its_format_unasked_unless_it_is_large(
     assert command.main([str(tmp_path), "--no-check-history"]) == 0
     monkeypatch.setattr(command, "CHECKED_SIZE_MAX", 10)
     assert command.main([str(tmp_path)]) == 0
-    assert "are not held against their format first" in capsys.readouterr().err
+    assert "their format is not checked" in capsys.readouterr().err
     assert command.main([str(tmp_path), "--check-history"]) == 2
 
 
