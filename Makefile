@@ -58,12 +58,13 @@ $(STAMP): pyproject.toml requirements.lock
 	  --config-settings editable_mode=compat -e .  # a path, which type checkers follow
 	@touch $(STAMP)
 
-check: setup  ## formatting, lint, types, layers, code map, generated stubs
+check: setup  ## formatting, lint, types, layers, code map, generated code
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(foreach p,$(PACKAGES),$(wildcard $(p)))
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tests.code_map --check
+	$(BIN)/python -m tests.thread_classes --check
 	@rm -rf $(GENERATED); mkdir -p $(GENERATED)
 	$(call GENERATE,$(GENERATED))
 	@for f in $$(cd $(GENERATED) && find . -name '*_pb2*'); do \
@@ -116,6 +117,7 @@ lock: setup  ## resolve both requirements.lock anew from pyproject.toml
 	@touch -r pyproject.toml $(STAMP)  # older than the lock: the next habit installs it
 
 fmt: setup  ## format, and fix what can be fixed
+	$(BIN)/python -m tests.thread_classes
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 	$(BIN)/python -m tests.code_map

@@ -15,10 +15,12 @@ errors are in `timerclient.errors`, as one tree.
 """
 
 import timerclient.values.quiet  # noqa: F401 -- before grpc
-from timerclient.client.aio import AsyncConsumer, AsyncTimerClient
+from timerclient.client.aio import AsyncTimerClient
+from timerclient.client.consumers import AsyncConsumer
 from timerclient.client.group_calls import GroupType, Start
 from timerclient.client.story_calls import TimerStory
-from timerclient.client.sync import Consumer, TimerClient
+from timerclient.client.sync import Consumer
+from timerclient.client.timer_client import TimerClient
 from timerclient.rows.messages import Acking, Batch, Message
 from timerclient.rows.pending_timers import (
     Changed,

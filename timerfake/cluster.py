@@ -22,7 +22,7 @@ import grpc
 
 from timer.model.units import DUE_MS_MAX
 from timer.state.cancel_outcomes import HORIZON_MS
-from timerclient import AsyncTimerClient, ClientSettings, TimerClient
+from timerclient import AsyncTimerClient, ClientSettings
 from timerclient.client.timer_calls import Seconds
 from timerclient.rows.background import Background
 from timerclient.rows.rows import span_ms
@@ -195,69 +195,30 @@ class AsyncFakeCluster:
         return self._node
 
 
-class FakeCluster:
-    """An in-memory cluster for threads; the arguments are AsyncFakeCluster's.
+class ThreadCluster:
+    """The part of FakeCluster that is written by hand.
 
-    The cluster runs on the thread that all clients of the process share.
+    The other methods each run the method of AsyncFakeCluster of the same name. `make fmt` writes
+    them (tests/thread_classes.py).
     """
 
     address = ADDRESS
     """Address of the cluster for a client, used with `dial`."""
 
-    def __init__(
-        self, *, start: datetime | None = None, settings: Mapping[str, object] = NOTHING
-    ) -> None:
-        self._cluster = AsyncFakeCluster(start=start, settings=settings)
-        self._cluster.dial.clock.settle = self._cluster.settle
-        self.dial = self._cluster.dial
+    def __init__(self, cluster: AsyncFakeCluster) -> None:
+        self._cluster = cluster
+        cluster.dial.clock.settle = cluster.settle
+        self.dial = cluster.dial
         """The clients' argument `dial`. Its channels lead to this cluster, for any address."""
         self._background = Background()
-        self._background.call(self._cluster.start())
-
-    def client(
-        self,
-        *,
-        timeout: Seconds | None = None,
-        settings: ClientSettings = ClientSettings(),  # noqa: B008 -- frozen
-    ) -> TimerClient:
-        """Return a new client of this cluster; the arguments are TimerClient's."""
-        return TimerClient(self.address, timeout=timeout, dial=self.dial, settings=settings)
-
-    @property
-    def now(self) -> datetime:
-        """The cluster's time, in UTC."""
-        return self._cluster.now
-
-    @property
-    def now_ms(self) -> int:
-        """The cluster's time, Unix milliseconds."""
-        return self._cluster.now_ms
-
-    def advance(self, by: Seconds) -> None:
-        """Advance the cluster's clock; see AsyncFakeCluster.advance."""
-        self._background.call(self._cluster.advance(by))
-
-    def settle(self) -> None:
-        """Wait until all effects of the present time have happened; see AsyncFakeCluster.settle."""
-        self._background.call(self._cluster.settle())
-
-    def fail_over(self) -> None:
-        """Start a new epoch; see AsyncFakeCluster.fail_over."""
-        self._background.call(self._cluster.fail_over())
-
-    def disconnect(self) -> None:
-        """Break all connections; see AsyncFakeCluster.disconnect."""
-        self._background.call(self._cluster.disconnect())
-
-    def reconnect(self) -> None:
-        """Accept connections again; see AsyncFakeCluster.reconnect."""
-        self._background.call(self._cluster.reconnect())
+        self._call = self._background.call
+        self._call(cluster.start())
 
     def close(self) -> None:
         """Stop the cluster. Close its clients first."""
         if not self._background.stopped:
             try:
-                self._background.call(self._cluster.close())
+                self._call(self._cluster.close())
             finally:
                 self._background.stop()
 

@@ -36,7 +36,8 @@ from chaos.live.exported_events import WITNESS_GROUP, EventColumns, EventKind, O
 from timer.entries.policies import DEFAULT_NAMESPACE
 from timer.model import timer_id
 from timerclient.client.group_calls import Start
-from timerclient.client.sync import Consumer, TimerClient
+from timerclient.client.sync import Consumer
+from timerclient.client.timer_client import TimerClient
 from timerclient.rows.messages import Batch
 from timerclient.values.errors import Closed, NotFound, TimerError
 

@@ -264,7 +264,7 @@ def test_two_fronts_offer_the_same() -> None:
     def public(of: type) -> dict[str, list[str]]:
         return {
             name: [*inspect.signature(member).parameters] if callable(member) else []
-            for name, member in vars(of).items()
+            for name, member in inspect.getmembers(of)
             if not name.startswith("_") and name != "start"
         }
 

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, NoReturn
 
 from timerclient.cli import output
-from timerclient.client.sync import TimerClient
+from timerclient.client.timer_client import TimerClient
 from timerclient.rows.rows import DueTime
 
 DEFAULT_ENDPOINTS: Final = "127.0.0.1:7401,127.0.0.1:7402,127.0.0.1:7403"

@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 
 from timerclient.cli import cli_args
 from timerclient.cli.cli_args import Commands
-from timerclient.client.sync import TimerClient
+from timerclient.client.timer_client import TimerClient
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import policy_fields
 from timerclient.rows.policy_fields import PolicyFields

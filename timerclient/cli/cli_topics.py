@@ -18,7 +18,7 @@ from typing import Any
 from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import Commands
 from timerclient.cli.cli_seen import lateness_text, quotas_text
-from timerclient.client.sync import TimerClient
+from timerclient.client.timer_client import TimerClient
 from timerclient.client.topic_calls import Namespace
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import policy_fields

@@ -44,7 +44,7 @@ from timerclient.cli.cli_policies import PolicyCommands
 from timerclient.cli.cli_seen import ProducerCommands
 from timerclient.cli.cli_timers import TimerCommands
 from timerclient.cli.cli_topics import NamespaceCommands, TopicCommands
-from timerclient.client.sync import TimerClient
+from timerclient.client.timer_client import TimerClient
 from timerclient.values.errors import InvalidRequest, OutcomeUnknown, TimerError, Unavailable
 
 OK: Final = 0

@@ -17,19 +17,27 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Literal, Protocol, Self, TypeVar, Unpack
+from typing import Literal, Self, TypeVar, Unpack
 
 import grpc
 
-from timerclient.client.group_calls import STARTS, Start
+from timerclient.client.consumers import (
+    CLOSE_AFTER_ERROR_S,
+    WINDOW,
+    AsyncConsumer,
+    hold_max_s,
+    make_credit,
+    make_opening,
+    register,
+)
+from timerclient.client.group_calls import Start
 from timerclient.client.timer_calls import Seconds, timeout_s
 from timerclient.client.topic_calls import TopicCalls
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import policy_fields, rows
-from timerclient.rows.messages import Batch, Message
 from timerclient.rows.policy_fields import PolicyFields
 from timerclient.rows.rows import DueTime, Headers, NewTimer, OnConflict, WhenMany
 from timerclient.rows.scheduled_timers import RequestOutcome, Timer, Timers
@@ -45,21 +53,12 @@ from timerclient.streams.nodes import (
     tcp,
 )
 from timerclient.streams.producer import ProducerStream, SingleRow, WaitingCall, encode_rows
-from timerclient.streams.subscription import Subscription
 from timerclient.values.client_events import Events, OnEvent
 from timerclient.values.client_settings import ClientSettings
 from timerclient.values.errors import Closed, InvalidRequest, Overloaded, TimerError
 
 T = TypeVar("T")
-C = TypeVar("C", bound="Registered")
 
-WINDOW = 1_000
-"""Default of a consumer's `window`."""
-BLOCKED_S = 0.01
-"""Seconds between two receives after which the consumer first yields to the event loop, which the
-application may have blocked, and with it the extension of leases."""
-TURNS = 5
-"""Turns of the event loop that the consumer then yields. A request is sent after four."""
 Change = Literal["add", "replace", "remove"]
 """A change of the voters."""
 CHANGES: dict[str, pb.ChangeMembersRequest.Change.ValueType] = {
@@ -67,11 +66,8 @@ CHANGES: dict[str, pb.ChangeMembersRequest.Change.ValueType] = {
     "replace": pb.ChangeMembersRequest.REPLACE,
     "remove": pb.ChangeMembersRequest.REMOVE,
 }
-WINDOW_MAX = 1_000_000
-"""Highest `window` of a consumer; the leader's limit."""
 REPEAT_NAMED_S = 240.0
 """Seconds in which a request with an id is retried; below the default limits.request_window_ms."""
-CLOSE_AFTER_ERROR_S = 2.0
 
 
 def make_row(
@@ -121,67 +117,6 @@ def encode_together(timers: Iterable[NewTimer], on_conflict: OnConflict) -> tupl
 def in_order(order: Sequence[int], outcome: RequestOutcome) -> Timers:
     """Return the timers in the caller's order, from the order that `encode_together` returned."""
     return Timers(outcome.ordered(order))
-
-
-def make_opening(
-    topic: str, group: str, lease: Seconds | None, start: Start, name: str
-) -> pb.OpenConsumer:
-    """Return the first request of a consumer.
-
-    Raises:
-        InvalidRequest: `start` is neither "earliest" nor "latest", the lease is not positive or
-            too long, or a name is not a string.
-    """
-    for field, text in (("topic", topic), ("group", group), ("name", name)):
-        rows.utf8(field, text)
-    return pb.OpenConsumer(
-        topic=topic,
-        group=group,
-        lease_ms=0 if lease is None else rows.lease_ms(lease),
-        start=rows.choice("start", start, STARTS),
-        consumer=name,
-    )
-
-
-def make_credit(window: int, max_messages: int | None) -> Credit:
-    """Return the credit of a consumer.
-
-    Raises:
-        InvalidRequest: A number is not positive, or the window exceeds WINDOW_MAX.
-    """
-    if max_messages is not None:
-        rows.whole("max_messages", max_messages, 1, rows.UINT64_MAX)
-    return Credit(rows.whole("window", window, 1, WINDOW_MAX), max_messages)
-
-
-def hold_max_s(hold_max: Seconds | None, settings: ClientSettings) -> float:
-    """Return the seconds for which a consumer extends leases.
-
-    Raises:
-        InvalidRequest: `hold_max` is negative or not a duration.
-    """
-    if hold_max is None:
-        return settings.hold_s_max
-    return rows.span_ms("hold_max", hold_max) / 1000
-
-
-class Registered(Protocol):
-    """A client's view of its consumers."""
-
-    @property
-    def _over(self) -> bool:
-        """The consumer need not be closed."""
-
-
-def register(consumer: C, consumers: set[C]) -> None:
-    """Add a consumer to a client's consumers, and remove those that are over.
-
-    Another thread may add a consumer at the same time; none is lost.
-    """
-    consumers.add(consumer)
-    for each in [*consumers]:
-        if each._over:  # noqa: SLF001 -- not for the consumer's user
-            consumers.discard(each)
 
 
 class AsyncTimerClient(TopicCalls):
@@ -392,10 +327,12 @@ class AsyncTimerClient(TopicCalls):
         window: int = WINDOW,
         max_messages: int | None = None,
         name: str = "",
-    ) -> "AsyncConsumer":
-        """Return a consumer of a group. It connects when it is entered or first used.
+    ) -> AsyncConsumer:
+        """Return a consumer of a group.
 
-        A missing group is created, and a missing topic if topics are created automatically.
+        For asyncio, it connects when it is entered or first used, which then raises the errors
+        below. For threads, it is connected on return. A missing group is created, and a missing
+        topic if topics are created automatically.
 
         Args:
             lease: Duration of a lease, a timedelta or seconds; None: the group's setting. A group
@@ -407,9 +344,17 @@ class AsyncTimerClient(TopicCalls):
                 application receives single messages slowly.
             max_messages: The iteration ends after this many; no more are leased. None: no limit.
             name: Of the consumer, for people.
+
+        Raises:
+            Unreachable: No leader accepted it in time.
+            TimerError: The consumer was rejected.
         """
         credit = make_credit(window, max_messages)
-        opening = make_opening(topic, group, lease, start, name)
+        return self._consumer(make_opening(topic, group, lease, start, name), credit, hold_max)
+
+    def _consumer(
+        self, opening: pb.OpenConsumer, credit: Credit, hold_max: Seconds | None
+    ) -> AsyncConsumer:
         hold_s = hold_max_s(hold_max, self.settings)
         consumer = AsyncConsumer(self.nodes(), opening, credit, hold_s, self._call_s)
         register(consumer, self._consumers)
@@ -645,155 +590,3 @@ class AsyncTimerClient(TopicCalls):
         if self._producer is None:
             self._producer = ProducerStream(self.nodes())
         return self._producer
-
-
-class AsyncConsumer:
-    """A consumer: iterates over a group's messages until it is closed; reconnects by itself."""
-
-    def __init__(
-        self,
-        nodes: Nodes,
-        opening: pb.OpenConsumer,
-        credit: Credit,
-        hold_max_s: float,
-        call_s: float,
-    ) -> None:
-        self._nodes = nodes
-        self._opening = opening
-        self._credit = credit
-        self._hold_max_s = hold_max_s
-        self._call_s = call_s
-        self._given_s = 0.0
-        """When the application last received messages, on the monotonic clock."""
-        self._arrived = asyncio.Event()
-        self._subscription: Subscription | None = None
-        self.closed = False
-        """The consumer was closed, by its user or with the client."""
-
-    async def __aenter__(self) -> Self:
-        """Return the consumer, once a leader has accepted it.
-
-        Raises:
-            Unreachable: No leader accepted it in time.
-            TimerError: The consumer was rejected.
-        """
-        try:
-            await self._open().opened(self._call_s)
-        except BaseException:
-            if self._subscription is not None:
-                await self._subscription.abandon()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        """Wait for all acks and leave the group; after an error, within two seconds."""
-        if error is None:
-            await self.close()
-        else:
-            await self._leave(min(self._call_s, CLOSE_AFTER_ERROR_S))
-
-    @property
-    def dropped_stale(self) -> int:
-        """Count of messages dropped unseen as their leases had ended; the group gets them again."""
-        return 0 if self._subscription is None else self._subscription.dropped_stale
-
-    @property
-    def leases_lost(self) -> int:
-        """Count of messages whose leases ended while the application had them."""
-        return 0 if self._subscription is None else self._subscription.leases_lost
-
-    @property
-    def _over(self) -> bool:
-        """The consumer was closed, or it ended and its error, if any, was raised."""
-        ended = self._subscription
-        return self.closed or (ended is not None and ended.told)
-
-    def __aiter__(self) -> Self:
-        """Iterate over messages. An error that ends the consumer is raised."""
-        return self
-
-    async def __anext__(self) -> Message:
-        """Return the next message."""
-        message = await self._wait(self._open().next, None)
-        if message is None:
-            raise StopAsyncIteration
-        return message
-
-    async def batches(self) -> AsyncIterator[Batch]:
-        """Iterate over batches, as the leader leased them. This is the fastest way to consume."""
-        while (batch := await self._wait(self._open().take, None)) is not None:
-            yield batch
-
-    async def receive(
-        self,
-        max_messages: int = 1,
-        *,
-        timeout: Seconds | None = None,  # noqa: ASYNC109
-    ) -> list[Message]:
-        """Return 1 to `max_messages` messages. Empty: none arrived in time, or it was closed.
-
-        `timeout`: a timedelta or seconds. None: wait without limit. 0: do not wait.
-        """
-        rows.whole("max_messages", max_messages, 1, rows.UINT64_MAX)
-        within_s = None if timeout is None else timeout_s(timeout, zero=True)
-        subscription = self._open()
-        return await self._wait(partial(subscription.receive, max_messages), within_s) or []
-
-    async def _wait(self, look: Callable[[], T | None], within_s: float | None) -> T | None:
-        """Return the result of `look`. None: nothing came in time, or the consumer was closed."""
-        subscription = self._open()
-        if time.monotonic() - self._given_s > BLOCKED_S:
-            for _ in range(TURNS):
-                await asyncio.sleep(0)
-        found = look()
-        if not found:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(within_s):
-                    while not (found := look()):
-                        if subscription.error is not None:
-                            raise subscription.error
-                        if subscription.ended:
-                            break
-                        self._arrived.clear()
-                        await self._arrived.wait()
-        self._given_s = time.monotonic()
-        return found
-
-    async def flush(self, timeout: Seconds | None = None) -> None:  # noqa: ASYNC109
-        """Wait until all acks made so far are answered.
-
-        Raises:
-            OutcomeUnknown: Some were not answered in time. They are still retried.
-        """
-        within_s = self._call_s if timeout is None else timeout_s(timeout)
-        await self._open().flush(within_s)
-
-    async def close(self, timeout: Seconds | None = None) -> None:  # noqa: ASYNC109
-        """Wait for all acks, then leave the group. Its messages are delivered to others at once.
-
-        This counts as a failure of messages that the application received and did not ack. It is
-        no failure of messages that were fetched ahead.
-
-        Raises:
-            OutcomeUnknown: Some acks were not answered in time, or failed because the consumer had
-                ended with an error. Their futures have the errors.
-        """
-        self.closed = True
-        if self._subscription is not None:
-            within_s = self._call_s if timeout is None else timeout_s(timeout)
-            await self._subscription.close(within_s)
-
-    async def _leave(self, within_s: float) -> None:
-        with contextlib.suppress(TimerError):  # the error that ends the block matters more
-            await self.close(within_s)
-
-    def _open(self) -> Subscription:
-        if self._subscription is None:
-            if self.closed:
-                raise Closed("the consumer is closed")
-            self._subscription = Subscription(
-                self._nodes, self._opening, self._credit, self._hold_max_s, self._arrived.set
-            )
-        return self._subscription

@@ -1,8 +1,7 @@
 """The client's calls about consumer groups and their dead letters."""
 
-from collections.abc import Callable, Coroutine
 from datetime import datetime
-from typing import Any, Final, Literal, TypedDict, TypeVar, Unpack
+from typing import Final, Literal, TypedDict, TypeVar, Unpack
 
 from timerclient.client.timer_calls import Existing, Seconds, part_of
 from timerclient.proto import timer_pb2 as pb
@@ -237,53 +236,3 @@ class GroupCalls(Existing):
 
     async def _admin(self, method: Method[T]) -> T:
         return await self.nodes().call(method, within_s=self.within_s(None))
-
-
-class GroupFront:
-    """GroupCalls for threads."""
-
-    _seen: GroupCalls
-    _call: Callable[[Coroutine[Any, Any, Any]], Any]
-
-    def create_group(
-        self, topic: str, group: str, *, start: Start = "earliest", **options: Unpack[GroupOptions]
-    ) -> pb.GroupStatus:
-        """See GroupCalls."""
-        made = self._seen.create_group(topic, group, start=start, **options)
-        found: pb.GroupStatus = self._call(made)
-        return found
-
-    def alter_group(
-        self, topic: str, group: str, **options: Unpack[GroupOptions]
-    ) -> pb.GroupStatus:
-        """See GroupCalls."""
-        found: pb.GroupStatus = self._call(self._seen.alter_group(topic, group, **options))
-        return found
-
-    def seek_group(
-        self,
-        topic: str,
-        group: str,
-        *,
-        offset: int | None = None,
-        time: datetime | None = None,
-        start: Start | None = None,
-    ) -> pb.GroupStatus:
-        """See GroupCalls."""
-        sought = self._seen.seek_group(topic, group, offset=offset, time=time, start=start)
-        found: pb.GroupStatus = self._call(sought)
-        return found
-
-    def reset_group(self, topic: str, group: str) -> pb.GroupStatus:
-        """See GroupCalls."""
-        found: pb.GroupStatus = self._call(self._seen.reset_group(topic, group))
-        return found
-
-    def delete_group(self, topic: str, group: str) -> None:
-        """See GroupCalls."""
-        self._call(self._seen.delete_group(topic, group))
-
-    def redrive(self, topic: str, max_messages: int | None = None) -> Redriven:
-        """See GroupCalls."""
-        redriven: Redriven = self._call(self._seen.redrive(topic, max_messages))
-        return redriven

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from timerclient.client.group_calls import GroupCalls, GroupFront
+from timerclient.client.group_calls import GroupCalls
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import policy_fields, rows
 from timerclient.rows.policy_fields import CatchUp
@@ -52,22 +52,3 @@ class PauseCalls(GroupCalls):
             within_s=self.within_s(None),
             repeatable=False,
         )
-
-
-class PauseFront(GroupFront):
-    """PauseCalls for threads."""
-
-    _seen: PauseCalls
-
-    def pause_topic(self, topic: str) -> pb.DescribePoliciesResponse:
-        """See PauseCalls."""
-        found: pb.DescribePoliciesResponse = self._call(self._seen.pause_topic(topic))
-        return found
-
-    def resume_topic(
-        self, topic: str, *, catch_up: CatchUp | None = None
-    ) -> pb.DescribePoliciesResponse:
-        """See PauseCalls."""
-        call = self._seen.resume_topic(topic, catch_up=catch_up)
-        found: pb.DescribePoliciesResponse = self._call(call)
-        return found

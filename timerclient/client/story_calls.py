@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from timerclient.client.pause_calls import PauseCalls, PauseFront
+from timerclient.client.pause_calls import PauseCalls
 from timerclient.client.timer_calls import Seconds, TimerLike, raw_ids
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
@@ -85,29 +85,3 @@ class SeenCalls(PauseCalls):
         return await self._admin(
             lambda node, left_s: node.admin.ListProducers(request, timeout=left_s)
         )
-
-
-class SeenFront(PauseFront):
-    """SeenCalls for threads."""
-
-    _seen: SeenCalls
-
-    def tell_story(self, timer: TimerLike, *, timeout: Seconds | None = None) -> TimerStory:
-        """See SeenCalls."""
-        story: TimerStory = self._call(self._seen.tell_story(timer, timeout=timeout))
-        return story
-
-    def describe_topic(self, topic: str) -> pb.TopicStatus:
-        """See SeenCalls."""
-        found: pb.TopicStatus = self._call(self._seen.describe_topic(topic))
-        return found
-
-    def producers(self) -> list[pb.ProducerStatus]:
-        """See SeenCalls."""
-        found: list[pb.ProducerStatus] = self._call(self._seen.producers())
-        return found
-
-    def describe_producer(self, producer: int) -> pb.ProducerStatus:
-        """See SeenCalls."""
-        found: pb.ProducerStatus = self._call(self._seen.describe_producer(producer))
-        return found

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from timerclient.client.story_calls import SeenCalls, SeenFront
+from timerclient.client.story_calls import SeenCalls
 from timerclient.client.timer_calls import part_of
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import policy_fields, rows
@@ -150,29 +150,3 @@ class TopicCalls(SeenCalls):
 
 ROUNDS_MAX: Final = 4
 """Times that a namespace's topics are listed and deleted."""
-
-
-class TopicFront(SeenFront):
-    """TopicCalls for threads."""
-
-    _seen: TopicCalls
-
-    def delete_topic(self, topic: str) -> pb.DeleteTopicResponse | None:
-        """See TopicCalls."""
-        gone: pb.DeleteTopicResponse | None = self._call(self._seen.delete_topic(topic))
-        return gone
-
-    def namespaces(self) -> list[Namespace]:
-        """See TopicCalls."""
-        found: list[Namespace] = self._call(self._seen.namespaces())
-        return found
-
-    def describe_namespace(self, namespace: str) -> Namespace:
-        """See TopicCalls."""
-        found: Namespace = self._call(self._seen.describe_namespace(namespace))
-        return found
-
-    def delete_namespace(self, namespace: str) -> list[str]:
-        """See TopicCalls."""
-        gone: list[str] = self._call(self._seen.delete_namespace(namespace))
-        return gone

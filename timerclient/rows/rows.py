@@ -498,6 +498,11 @@ def at_hand(values: T) -> T:
     return list(values) if lazy and not hasattr(values, "tolist") else values  # type: ignore[call-overload]
 
 
+def times_at_hand(when: "WhenMany") -> "WhenMany":
+    """Return due times with `at_hand` values."""
+    return cast("WhenMany", {name: at_hand(values) for name, values in when.items()})
+
+
 def _listed(values: Any) -> Sequence[Any]:
     if isinstance(values, list | tuple):
         return values

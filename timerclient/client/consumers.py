@@ -1,0 +1,248 @@
+"""Consumers: the one for asyncio, and the part that is the same for threads."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from timerclient.client.group_calls import STARTS, Start
+from timerclient.client.timer_calls import Seconds, timeout_s
+from timerclient.proto import timer_pb2 as pb
+from timerclient.rows import rows
+from timerclient.rows.messages import Batch, Message
+from timerclient.streams.credit import Credit
+from timerclient.streams.nodes import Nodes
+from timerclient.streams.subscription import Subscription
+from timerclient.values.client_settings import ClientSettings
+from timerclient.values.errors import Closed, TimerError
+
+T = TypeVar("T")
+S = TypeVar("S", bound=Subscription | None)
+C = TypeVar("C", bound="AnyConsumer[Any]")
+
+WINDOW = 1_000
+"""Default of a consumer's `window`."""
+BLOCKED_S = 0.01
+"""Seconds between two receives after which the consumer first yields to the event loop, which the
+application may have blocked, and with it the extension of leases."""
+TURNS = 5
+"""Turns of the event loop that the consumer then yields. A request is sent after four."""
+WINDOW_MAX = 1_000_000
+"""Highest `window` of a consumer; the leader's limit."""
+CLOSE_AFTER_ERROR_S = 2.0
+"""Seconds for the end of a `with` block that an error ends."""
+
+
+def make_opening(
+    topic: str, group: str, lease: Seconds | None, start: Start, name: str
+) -> pb.OpenConsumer:
+    """Return the first request of a consumer.
+
+    Raises:
+        InvalidRequest: `start` is neither "earliest" nor "latest", the lease is not positive or
+            too long, or a name is not a string.
+    """
+    for field, text in (("topic", topic), ("group", group), ("name", name)):
+        rows.utf8(field, text)
+    return pb.OpenConsumer(
+        topic=topic,
+        group=group,
+        lease_ms=0 if lease is None else rows.lease_ms(lease),
+        start=rows.choice("start", start, STARTS),
+        consumer=name,
+    )
+
+
+def make_credit(window: int, max_messages: int | None) -> Credit:
+    """Return the credit of a consumer.
+
+    Raises:
+        InvalidRequest: A number is not positive, or the window exceeds WINDOW_MAX.
+    """
+    if max_messages is not None:
+        rows.whole("max_messages", max_messages, 1, rows.UINT64_MAX)
+    return Credit(rows.whole("window", window, 1, WINDOW_MAX), max_messages)
+
+
+def hold_max_s(hold_max: Seconds | None, settings: ClientSettings) -> float:
+    """Return the seconds for which a consumer extends leases.
+
+    Raises:
+        InvalidRequest: `hold_max` is negative or not a duration.
+    """
+    if hold_max is None:
+        return settings.hold_s_max
+    return rows.span_ms("hold_max", hold_max) / 1000
+
+
+class AnyConsumer(Generic[S]):
+    """The part that is the same for asyncio and for threads."""
+
+    def __init__(self, subscription: S) -> None:
+        self._subscription = subscription
+        self.closed = False
+        """The consumer was closed, by its user or with the client."""
+
+    @property
+    def dropped_stale(self) -> int:
+        """Count of messages dropped unseen as their leases had ended; the group gets them again."""
+        return 0 if self._subscription is None else self._subscription.dropped_stale
+
+    @property
+    def leases_lost(self) -> int:
+        """Count of messages whose leases ended while the application had them."""
+        return 0 if self._subscription is None else self._subscription.leases_lost
+
+    @property
+    def _over(self) -> bool:
+        """The consumer was closed, or it ended and its error, if any, was raised."""
+        ended = self._subscription
+        return self.closed or (ended is not None and ended.told)
+
+
+def register(consumer: C, consumers: set[C]) -> None:
+    """Add a consumer to a client's consumers, and remove those that are over.
+
+    Another thread may add a consumer at the same time; none is lost.
+    """
+    consumers.add(consumer)
+    for each in [*consumers]:
+        if each._over:  # noqa: SLF001 -- not for the consumer's user
+            consumers.discard(each)
+
+
+class AsyncConsumer(AnyConsumer[Subscription | None]):
+    """A consumer: iterates over a group's messages until it is closed; reconnects by itself."""
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        opening: pb.OpenConsumer,
+        credit: Credit,
+        hold_max_s: float,
+        call_s: float,
+    ) -> None:
+        super().__init__(None)
+        self._nodes = nodes
+        self._opening = opening
+        self._credit = credit
+        self._hold_max_s = hold_max_s
+        self._call_s = call_s
+        self._given_s = 0.0
+        """When the application last received messages, on the monotonic clock."""
+        self._arrived = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        """Return the consumer, once a leader has accepted it.
+
+        Raises:
+            Unreachable: No leader accepted it in time.
+            TimerError: The consumer was rejected.
+        """
+        try:
+            await self._open().opened(self._call_s)
+        except BaseException:
+            if self._subscription is not None:
+                await self._subscription.abandon()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """Wait for all acks and leave the group; after an error, within two seconds."""
+        if error is None:
+            await self.close()
+        else:
+            await self._leave(min(self._call_s, CLOSE_AFTER_ERROR_S))
+
+    def __aiter__(self) -> Self:
+        """Iterate over messages. An error that ends the consumer is raised."""
+        return self
+
+    async def __anext__(self) -> Message:
+        """Return the next message."""
+        message = await self._wait(self._open().next, None)
+        if message is None:
+            raise StopAsyncIteration
+        return message
+
+    async def batches(self) -> AsyncIterator[Batch]:
+        """Iterate over batches, as the leader leased them. This is the fastest way to consume."""
+        while (batch := await self._wait(self._open().take, None)) is not None:
+            yield batch
+
+    async def receive(
+        self,
+        max_messages: int = 1,
+        *,
+        timeout: Seconds | None = None,  # noqa: ASYNC109
+    ) -> list[Message]:
+        """Return 1 to `max_messages` messages. Empty: none arrived in time, or it was closed.
+
+        `timeout`: a timedelta or seconds. None: wait without limit. 0: do not wait.
+        """
+        rows.whole("max_messages", max_messages, 1, rows.UINT64_MAX)
+        within_s = None if timeout is None else timeout_s(timeout, zero=True)
+        subscription = self._open()
+        return await self._wait(partial(subscription.receive, max_messages), within_s) or []
+
+    async def _wait(self, look: Callable[[], T | None], within_s: float | None) -> T | None:
+        """Return the result of `look`. None: nothing came in time, or the consumer was closed."""
+        subscription = self._open()
+        if time.monotonic() - self._given_s > BLOCKED_S:
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
+        found = look()
+        if not found:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(within_s):
+                    while not (found := look()):
+                        if subscription.error is not None:
+                            raise subscription.error
+                        if subscription.ended:
+                            break
+                        self._arrived.clear()
+                        await self._arrived.wait()
+        self._given_s = time.monotonic()
+        return found
+
+    async def flush(self, timeout: Seconds | None = None) -> None:  # noqa: ASYNC109
+        """Wait until all acks made so far are answered.
+
+        Raises:
+            OutcomeUnknown: Some were not answered in time. They are still retried.
+        """
+        within_s = self._call_s if timeout is None else timeout_s(timeout)
+        await self._open().flush(within_s)
+
+    async def close(self, timeout: Seconds | None = None) -> None:  # noqa: ASYNC109
+        """Wait for all acks, then leave the group. Its messages are delivered to others at once.
+
+        This counts as a failure of messages that the application received and did not ack. It is
+        no failure of messages that were fetched ahead.
+
+        Raises:
+            OutcomeUnknown: Some acks were not answered in time, or failed because the consumer had
+                ended with an error. Their futures have the errors.
+        """
+        self.closed = True
+        if self._subscription is not None:
+            within_s = self._call_s if timeout is None else timeout_s(timeout)
+            await self._subscription.close(within_s)
+
+    async def _leave(self, within_s: float) -> None:
+        with contextlib.suppress(TimerError):  # the error that ends the block matters more
+            await self.close(within_s)
+
+    def _open(self) -> Subscription:
+        if self._subscription is None:
+            if self.closed:
+                raise Closed("the consumer is closed")
+            self._subscription = Subscription(
+                self._nodes, self._opening, self._credit, self._hold_max_s, self._arrived.set
+            )
+        return self._subscription

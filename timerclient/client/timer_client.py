@@ -1,0 +1,667 @@
+"""TimerClient: made of AsyncTimerClient by `make fmt`, not written by hand."""
+
+# ruff: noqa: B008, PLR0913 -- as in its source
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Unpack
+
+import grpc
+
+from timerclient.client.aio import AsyncTimerClient, Change
+from timerclient.client.consumers import WINDOW, make_credit, make_opening
+from timerclient.client.group_calls import GroupOptions, Start
+from timerclient.client.story_calls import TimerStory
+from timerclient.client.sync import Consumer, ThreadClient
+from timerclient.client.timer_calls import Seconds, TimerLike
+from timerclient.client.topic_calls import Namespace
+from timerclient.proto import timer_pb2 as pb
+from timerclient.rows import pending_timers, policy_fields
+from timerclient.rows.background import check_wait
+from timerclient.rows.pending_timers import (
+    Changed,
+    Redriven,
+    Rescheduled,
+    TimerCounts,
+    TimerInfo,
+    Where,
+)
+from timerclient.rows.policy_fields import CatchUp, PolicyFields
+from timerclient.rows.rows import (
+    DueTime,
+    Headers,
+    NewTimer,
+    OnConflict,
+    WhenMany,
+    at_hand,
+    times_at_hand,
+)
+from timerclient.rows.scheduled_timers import Timer, Timers
+from timerclient.streams.nodes import Dial
+from timerclient.values.client_events import OnEvent
+from timerclient.values.client_settings import ClientSettings
+from timerclient.values.results import CancelResult
+
+
+class TimerClient(ThreadClient):
+    """A client of a cluster, for threads.
+
+    Args:
+        cluster: "host:port,host:port", or a sequence of addresses. Some of the nodes suffice.
+        timeout: Default timeout of calls, failovers included. None: `ClientSettings.call_s`.
+        credentials: TLS credentials. None: no TLS.
+        dial: Makes the channel to an address; `credentials` are then ignored. None: TCP.
+        settings: Limits and waits.
+        on_event: Called with each event (timerclient/values/client_events.py). All are also logged.
+    """
+
+    def __init__(
+        self,
+        cluster: str | Sequence[str],
+        *,
+        timeout: Seconds | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+        dial: Dial | None = None,
+        settings: ClientSettings = ClientSettings(),
+        on_event: OnEvent | None = None,
+    ) -> None:
+        super().__init__(
+            AsyncTimerClient(
+                cluster,
+                timeout=timeout,
+                credentials=credentials,
+                dial=dial,
+                settings=settings,
+                on_event=on_event,
+            )
+        )
+
+    def schedule(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        key: str | None = None,
+        on_conflict: OnConflict = "reject",
+        headers: Headers | None = None,
+        request_id: str | None = None,
+        timeout: Seconds | None = None,
+        **when: Unpack[DueTime],
+    ) -> Timer:
+        """Schedule a timer; return it once a majority of the cluster has it on disk.
+
+        The due time is one of `delay` (a timedelta, or seconds), `delay_level` (n: the topic's nth
+        delay), `due` (an aware datetime) and `due_ms` (Unix milliseconds). Without any, the timer
+        fires at once. Policies may change the due time: see `describe_policies`.
+
+        A `key` is unique among the pending timers of its topic. If a pending timer has the key,
+        `on_conflict` decides: "reject" raises AlreadyExists, "replace" cancels the pending timer,
+        "keep" returns the pending timer and schedules nothing. If no pending timer has the key (the
+        last may just have fired), these three schedule the new timer. "update" replaces a pending
+        timer; if there is none, it raises NotPending.
+
+        A `request_id` (up to 64 bytes) lets any process repeat the call. Within the cluster's
+        window (limits.request_window_ms, five minutes) the same call with the same id schedules
+        nothing more and returns the same timer. The client retries for four minutes. If the window
+        is shorter, use a `timeout` below it.
+
+        Raises:
+            AlreadyExists: A pending timer has the key; `existing` is its id.
+            NotPending: `on_conflict` is "update", and no pending timer has the key.
+            InvalidRequest: An argument exceeds a limit, a datetime is naive, or a different call
+                had the request id.
+            OutcomeUnknown: No answer in time; the timer may have been scheduled, or may still be.
+            TimerError: The call was rejected; no timer was scheduled.
+        """
+        if request_id is None and (not self._client.is_new):
+            check_wait()
+            return self.submit(
+                topic,
+                payload,
+                key=key,
+                on_conflict=on_conflict,
+                headers=headers,
+                timeout=timeout,
+                **when,
+            ).result()
+        return self._call(
+            self._client.schedule(
+                topic,
+                payload,
+                key=key,
+                on_conflict=on_conflict,
+                headers=headers,
+                request_id=request_id,
+                timeout=timeout,
+                **when,
+            )
+        )
+
+    def schedule_batch(
+        self,
+        topic: str,
+        payloads: Iterable[bytes],
+        *,
+        keys: Iterable[str | None] | None = None,
+        on_conflict: OnConflict = "reject",
+        headers: Headers | Iterable[Headers | None] | None = None,
+        request_id: str | None = None,
+        timeout: Seconds | None = None,
+        **when: Unpack[WhenMany],
+    ) -> Timers:
+        """Schedule the timers of one request, all or none; return once a majority has them on disk.
+
+        The due time is one value for all, or one for each payload; see `schedule`. A key that a
+        pending timer has concerns its own timer only: see `on_conflict` there, and
+        `Timers.results`. A `request_id` is of the whole batch. A request holds up to 65,536 timers,
+        of which up to 1,024 have keys.
+
+        Raises:
+            InvalidRequest: An argument exceeds a limit, or a datetime is naive.
+            OutcomeUnknown: No answer in time; the timers may have been scheduled, or may still be.
+            TimerError: The batch was rejected; no timer was scheduled.
+        """
+        if request_id is None:
+            check_wait()
+            return self.submit_batch(
+                topic,
+                payloads,
+                keys=keys,
+                on_conflict=on_conflict,
+                headers=headers,
+                timeout=timeout,
+                **when,
+            ).result()
+        return self._call(
+            self._client.schedule_batch(
+                topic,
+                at_hand(payloads),
+                keys=at_hand(keys),
+                on_conflict=on_conflict,
+                headers=at_hand(headers),
+                request_id=request_id,
+                timeout=timeout,
+                **times_at_hand(when),
+            )
+        )
+
+    def schedule_all(
+        self,
+        timers: Iterable[NewTimer],
+        *,
+        on_conflict: OnConflict = "reject",
+        request_id: str | None = None,
+        timeout: Seconds | None = None,
+    ) -> Timers:
+        """Schedule timers of any topics in one request, all or none; return them in their order.
+
+        One entry of the log holds all of them. A key that a pending timer has concerns its own
+        timer only, as in a batch. Up to 1,024 timers have keys.
+
+        Raises:
+            InvalidRequest: An argument exceeds a limit, or there is no timer.
+            OutcomeUnknown: No answer in time; all may have been scheduled, or may still be.
+            TimerError: The request was rejected; no timer was scheduled.
+        """
+        return self._call(
+            self._client.schedule_all(
+                at_hand(timers), on_conflict=on_conflict, request_id=request_id, timeout=timeout
+            )
+        )
+
+    def consumer(
+        self,
+        topic: str,
+        group: str,
+        *,
+        lease: Seconds | None = None,
+        hold_max: Seconds | None = None,
+        start: Start = "earliest",
+        window: int = WINDOW,
+        max_messages: int | None = None,
+        name: str = "",
+    ) -> Consumer:
+        """Return a consumer of a group.
+
+        For asyncio, it connects when it is entered or first used, which then raises the errors
+        below. For threads, it is connected on return. A missing group is created, and a missing
+        topic if topics are created automatically.
+
+        Args:
+            lease: Duration of a lease, a timedelta or seconds; None: the group's setting. A group
+                that is created by this call has it as its setting.
+            hold_max: Time after the receipt of a message in which its lease is extended; 0: leases
+                are not extended; None: `ClientSettings.hold_s_max`, ten minutes.
+            start: First message of a group that is created by this call.
+            window: Messages in flight or waiting in the consumer, 1 to 1,000,000. Fewer, if the
+                application receives single messages slowly.
+            max_messages: The iteration ends after this many; no more are leased. None: no limit.
+            name: Of the consumer, for people.
+
+        Raises:
+            Unreachable: No leader accepted it in time.
+            TimerError: The consumer was rejected.
+        """
+        credit = make_credit(window, max_messages)
+        return self._consumer(make_opening(topic, group, lease, start, name), credit, hold_max)
+
+    def status(self, *, local: bool = False) -> pb.GetStatusResponse:
+        """Return the cluster's status, as one node knows it.
+
+        The status is that of the first node that knows a serving leader; if there is none, of the
+        node with the highest epoch. `local`: the first answer, with that node's own status only.
+        """
+        return self._call(self._client.status(local=local))
+
+    def checkpoint(self, *, local: bool = False) -> pb.GetCheckpointResponse:
+        """Return the nodes' checkpoints and the shared checkpoint; the first node's answer."""
+        return self._call(self._client.checkpoint(local=local))
+
+    def topics(self) -> list[pb.TopicStatus]:
+        """Return all topics with their groups, by name, from the leader."""
+        return self._call(self._client.topics())
+
+    def create_topic(self, topic: str) -> int:
+        """Create a topic if it does not exist; return its id."""
+        return self._call(self._client.create_topic(topic))
+
+    def transfer(self, target: str = "") -> bool:
+        """Transfer the leadership to the node named `target`; empty: to any other node.
+
+        Returns True when the successor serves, and False if the target was the leader already.
+
+        Raises:
+            InvalidRequest: The target lags and did not catch up; the leader is unchanged.
+        """
+        return self._call(self._client.transfer(target))
+
+    def members(self) -> pb.ListMembersResponse:
+        """Return the voters, and the learners that answer.
+
+        The answer is that of the first node that reaches the leader and a majority of the voters;
+        if there is none, of the node with the highest epoch.
+        """
+        return self._call(self._client.members())
+
+    def change_members(self, change: Change, name: str) -> pb.ListMembersResponse:
+        """Make a learner a voter (`add`, `replace`), or a voter a learner (`remove`).
+
+        Raises:
+            InvalidRequest: There is no such change.
+            OutcomeUnknown: The change was proposed and may still be committed.
+        """
+        return self._call(self._client.change_members(change, name))
+
+    def describe_policies(
+        self, *, namespace: str | None = None, topic: str | None = None
+    ) -> pb.DescribePoliciesResponse:
+        """Return the policy of the cluster, a namespace or a topic: own and effective fields.
+
+        Raises:
+            NotFound: There is no such topic.
+        """
+        return self._call(self._client.describe_policies(namespace=namespace, topic=topic))
+
+    def alter_policies(
+        self,
+        said: PolicyFields = policy_fields.NOTHING,
+        *,
+        unset: Iterable[str] = (),
+        namespace: str | None = None,
+        topic: str | None = None,
+        cluster: bool = False,
+    ) -> pb.DescribePoliciesResponse:
+        """Set and unset policy fields of one scope: a namespace, a topic, or the cluster.
+
+        A field applies to timers that are scheduled later. Pauses, quotas, ttl and retention also
+        apply to existing timers and messages.
+
+        Args:
+            said: Names and values of fields to set.
+            unset: Names of fields to unset; they follow the wider scope again.
+
+        Raises:
+            InvalidRequest: Not exactly one scope is given, a field is unknown, or a value is out
+                of range.
+            NotFound: There is no such topic. Fields of `said` create it, if that is automatic.
+            OutcomeUnknown: No answer in time; the policy may have been changed.
+        """
+        return self._call(
+            self._client.alter_policies(
+                said, unset=at_hand(unset), namespace=namespace, topic=topic, cluster=cluster
+            )
+        )
+
+    def cancel(
+        self,
+        timer: TimerLike | None = None,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+        timeout: Seconds | None = None,
+    ) -> CancelResult:
+        """Cancel one timer, by its id, or by its key and topic; return the outcome.
+
+        A cancel by id is retried through failovers. If the answer of an earlier attempt was lost,
+        the outcome may be ALREADY_CANCELLED through the call itself. RESCHEDULED: the timer was
+        rescheduled before; `get_timer(timer).replaced_by` is the id that fires. A cancel by key
+        finds pending timers only. It is sent once: after a lost answer, another timer may have the
+        key.
+
+        Raises:
+            NotFound: There is no such topic.
+            OutcomeUnknown: No answer; the timer may be cancelled. Repeat a cancel by id; after one
+                by key, call `get_timer` first.
+        """
+        return self._call(self._client.cancel(timer, key=key, topic=topic, timeout=timeout))
+
+    def cancel_batch(
+        self, timers: Iterable[TimerLike], *, timeout: Seconds | None = None
+    ) -> list[CancelResult]:
+        """Cancel many timers; return one outcome per timer, in their order; see `cancel`."""
+        return self._call(self._client.cancel_batch(at_hand(timers), timeout=timeout))
+
+    def cancel_keys(
+        self, topic: str, keys: Iterable[str], *, timeout: Seconds | None = None
+    ) -> list[CancelResult]:
+        """Cancel pending timers by their keys; return one outcome per key, in their order.
+
+        Each request has up to 256 keys and is sent once, as `cancel` by key.
+        """
+        return self._call(self._client.cancel_keys(topic, at_hand(keys), timeout=timeout))
+
+    def cancel_where(
+        self, topic: str, *, timeout: Seconds | None = None, **where: Unpack[Where]
+    ) -> Changed:
+        """Cancel the pending timers of a topic that `where` selects; return their number.
+
+        Timers that are scheduled during the call are not cancelled. The call sends one request per
+        page; `timeout` applies to each. A page is retried through failovers. The number may then
+        be too low; `exact` of the result is False.
+
+        Raises:
+            NotFound: There is no such topic.
+            OutcomeUnknown: No answer in time; some timers may be cancelled.
+        """
+        return self._call(self._client.cancel_where(topic, timeout=timeout, **where))
+
+    def reschedule(
+        self,
+        timer: TimerLike | None = None,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+        timeout: Seconds | None = None,
+        **when: Unpack[DueTime],
+    ) -> Timer:
+        """Change the due time of a pending timer, named by id, or by key and topic.
+
+        Returns the new timer, which has a new id, and the key, payload and headers of the old one.
+        The due time is as in `schedule`, and required. The cluster knows at least its last 65,536
+        reschedules. For an old id, `get_timer` returns the new id in `replaced_by`; so does the
+        error of a further reschedule. A cancel returns RESCHEDULED.
+
+        Raises:
+            NotPending: The timer fired, was cancelled, was rescheduled before (`replaced_by`), or
+                is not known. It was not changed.
+            NotFound: There is no such topic.
+            OutcomeUnknown: No answer in time; the timer may be rescheduled. Call `get_timer`, by
+                its key if it has one.
+        """
+        return self._call(
+            self._client.reschedule(timer, key=key, topic=topic, timeout=timeout, **when)
+        )
+
+    def reschedule_batch(
+        self,
+        timers: Iterable[TimerLike],
+        *,
+        timeout: Seconds | None = None,
+        **when: Unpack[WhenMany],
+    ) -> list[Rescheduled]:
+        """Reschedule many timers; return one outcome per timer, in their order; see `reschedule`.
+
+        `delay`, `delay_level`, `due` or `due_ms` is one value for all, or one for each timer. A
+        timer that is not pending is an outcome, not a NotPending error.
+        """
+        return self._call(
+            self._client.reschedule_batch(at_hand(timers), timeout=timeout, **times_at_hand(when))
+        )
+
+    def reschedule_keys(
+        self,
+        topic: str,
+        keys: Iterable[str],
+        *,
+        timeout: Seconds | None = None,
+        **when: Unpack[WhenMany],
+    ) -> list[Rescheduled]:
+        """Reschedule pending timers by their keys; one outcome per key; see `reschedule_batch`."""
+        return self._call(
+            self._client.reschedule_keys(
+                topic, at_hand(keys), timeout=timeout, **times_at_hand(when)
+            )
+        )
+
+    def reschedule_where(
+        self, topic: str, where: Where, *, timeout: Seconds | None = None, **when: Unpack[DueTime]
+    ) -> Changed:
+        """Reschedule the pending timers that `where` selects to one due time; return their number.
+
+        Each timer is rescheduled once, even if `where` selects its new due time, too. Otherwise as
+        `cancel_where`.
+        """
+        return self._call(self._client.reschedule_where(topic, where, timeout=timeout, **when))
+
+    def get_timer(
+        self,
+        timer: TimerLike | None = None,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+        timeout: Seconds | None = None,
+    ) -> TimerInfo:
+        """Return the state of one timer, by its id, or, if it is pending, by its key and topic.
+
+        Raises:
+            NotFound: The timer does not exist or is no longer known.
+        """
+        return self._call(self._client.get_timer(timer, key=key, topic=topic, timeout=timeout))
+
+    def list_timers(
+        self,
+        topic: str,
+        *,
+        page_size: int = pending_timers.PAGE_SIZE,
+        timeout: Seconds | None = None,
+        **where: Unpack[Where],
+    ) -> Iterator[TimerInfo]:
+        """Iterate over the pending timers of a topic that `where` selects, in order of due time.
+
+        Pages are read during the iteration. A timer that is pending throughout is returned once.
+        """
+        return self._each(
+            lambda token: self._client.list_page(
+                topic, token, page_size=page_size, timeout=timeout, **where
+            )
+        )
+
+    def count_timers(self, topic: str, *, timeout: Seconds | None = None) -> TimerCounts:
+        """Return how many timers of a topic are pending, and how soon they are due."""
+        return self._call(self._client.count_timers(topic, timeout=timeout))
+
+    def create_group(
+        self, topic: str, group: str, *, start: Start = "earliest", **options: Unpack[GroupOptions]
+    ) -> pb.GroupStatus:
+        """Create a group, if it does not exist; return its status. An existing one is unchanged.
+
+        Raises:
+            AlreadyExists: The group exists and has another type than the requested one.
+            InvalidRequest: An argument exceeds a limit.
+        """
+        return self._call(self._client.create_group(topic, group, start=start, **options))
+
+    def alter_group(
+        self, topic: str, group: str, **options: Unpack[GroupOptions]
+    ) -> pb.GroupStatus:
+        """Change the given settings of a group; return its status.
+
+        Raises:
+            InvalidRequest: An argument exceeds a limit.
+            NotFound: There is no such group.
+        """
+        return self._call(self._client.alter_group(topic, group, **options))
+
+    def seek_group(
+        self,
+        topic: str,
+        group: str,
+        *,
+        offset: int | None = None,
+        time: datetime | None = None,
+        start: Start | None = None,
+    ) -> pb.GroupStatus:
+        """Move a group to another message that its topic keeps; return the group's status.
+
+        Give one of: a queue `offset`, a `time` (the first message that fired then or later), or
+        `start` ("earliest" or "latest"). Messages from there on are not acked. Those that were
+        delivered before are redeliveries. Acks of deliveries from before the seek raise LeaseLost.
+
+        Raises:
+            InvalidRequest: The topic does not keep that offset, or not exactly one argument is
+                given.
+            NotFound: There is no such group.
+        """
+        return self._call(
+            self._client.seek_group(topic, group, offset=offset, time=time, start=start)
+        )
+
+    def reset_group(self, topic: str, group: str) -> pb.GroupStatus:
+        """Move a group to the earliest message that its topic keeps; see `seek_group`."""
+        return self._call(self._client.reset_group(topic, group))
+
+    def delete_group(self, topic: str, group: str) -> None:
+        """Delete a group. Its consumers end with NotFound, and so do their acks.
+
+        Raises:
+            NotFound: There is no such group.
+        """
+        self._call(self._client.delete_group(topic, group))
+
+    def redrive(self, topic: str, max_messages: int | None = None) -> Redriven:
+        """Send dead letters of `topic` back to the topics from which they came, each exactly once.
+
+        Sends the letters that exist at the begin of the call, at most `max_messages` (None: no
+        limit), and returns how many were sent. Letters that a consumer of the group `dead-letters`
+        has leased are not sent.
+
+        `homeless` of the result counts letters that stay. Their headers name no topic, a deleted
+        topic, or `topic` itself. After a deleted topic is created again, its letters can be
+        redriven.
+
+        If the call fails, the error's `done` is the number of letters sent; a further call sends
+        none of these again. With `max_messages`, a request with a lost answer is not retried,
+        because a retry would send further letters.
+
+        Raises:
+            NotFound: There is no such topic, or it has no dead letters.
+            OutcomeUnknown: An answer was lost; its letters may have been sent, too.
+        """
+        return self._call(self._client.redrive(topic, max_messages))
+
+    def pause_topic(self, topic: str) -> pb.DescribePoliciesResponse:
+        """Stop the firing of a topic. Timers that come due are held, and stay pending.
+
+        The call sets `paused` in the topic's policy, and returns the policy.
+
+        Raises:
+            NotFound: There is no such topic.
+            OutcomeUnknown: No answer in time; the topic may be paused.
+        """
+        return self._call(self._client.pause_topic(topic))
+
+    def resume_topic(
+        self, topic: str, *, catch_up: CatchUp | None = None
+    ) -> pb.DescribePoliciesResponse:
+        """Resume the firing of a topic, even if its namespace is paused. Return its policy.
+
+        Args:
+            topic: Its name.
+            catch_up: The overdue timers that fire: "all" in their order, only the "latest", or
+                none ("drop"). The others are dropped. It is set in the topic's policy, and applies
+                to later resumes, too. None: the policy is unchanged.
+
+        Raises:
+            InvalidRequest: `catch_up` is none of these.
+            NotFound: There is no such topic.
+            OutcomeUnknown: No answer in time; the topic may be resumed.
+        """
+        return self._call(self._client.resume_topic(topic, catch_up=catch_up))
+
+    def tell_story(self, timer: TimerLike, *, timeout: Seconds | None = None) -> TimerStory:
+        """Return the events of a timer that the leader's log still holds.
+
+        If the log begins after the timer's first events, `end.gaps` says so.
+
+        Raises:
+            InvalidRequest: `timer` is not a timer or an id.
+            NotFound: This cluster has not issued the id.
+        """
+        return self._call(self._client.tell_story(timer, timeout=timeout))
+
+    def describe_topic(self, topic: str) -> pb.TopicStatus:
+        """Return a topic with its groups, their lag, and the lateness of firing and delivery.
+
+        Raises:
+            NotFound: There is no such topic.
+        """
+        return self._call(self._client.describe_topic(topic))
+
+    def producers(self) -> list[pb.ProducerStatus]:
+        """Return all registered idempotent producers, in the order of their public names."""
+        return self._call(self._client.producers())
+
+    def describe_producer(self, producer: int) -> pb.ProducerStatus:
+        """Return one producer, by its public name.
+
+        Raises:
+            UnknownProducer: There is no such producer, or it has expired.
+        """
+        return self._call(self._client.describe_producer(producer))
+
+    def delete_topic(self, topic: str) -> pb.DeleteTopicResponse | None:
+        """Delete a topic with its timers, messages, groups and policy; return how many there were.
+
+        Consumers of the topic end with NotFound, and so do their acks. None of its timers fires. A
+        topic that is created later with the same name is a different topic.
+
+        Returns None if the topic is deleted, and the answer with the counts was lost.
+
+        Raises:
+            NotFound: There is no such topic.
+        """
+        return self._call(self._client.delete_topic(topic))
+
+    def namespaces(self) -> list[Namespace]:
+        """Return all namespaces that have a topic or a policy, by name."""
+        return self._call(self._client.namespaces())
+
+    def describe_namespace(self, namespace: str) -> Namespace:
+        """Return one namespace.
+
+        Raises:
+            NotFound: The namespace has neither a topic nor a policy.
+        """
+        return self._call(self._client.describe_namespace(namespace))
+
+    def delete_namespace(self, namespace: str) -> list[str]:
+        """Delete all topics of a namespace, then its policy; return the names of the topics.
+
+        Topics are deleted one after the other, each as by `delete_topic`. If the call fails, the
+        error's `done` is the number of deleted topics; a further call deletes the others.
+
+        Raises:
+            InvalidRequest: It is the default namespace.
+            NotFound: The namespace has neither a topic nor a policy.
+            NotReady: Topics are created in the namespace during the call; its policy is kept.
+        """
+        return self._call(self._client.delete_namespace(namespace))
