@@ -1,4 +1,5 @@
 """Benchmarks of ingest, delivery, lateness, failover, memory and single steps.
 
-`table.py` lists the measures, `docs/performance.md` their figures. Nothing imports this package.
+Read first: measure.py, and the list MEASURES in __main__.py. docs/performance.md has the figures.
+Nothing imports this package.
 """

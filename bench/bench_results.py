@@ -39,7 +39,7 @@ class MeasureOutcome:
     busy_cores_before: float = 0.0
     """Cores used by other work on this machine just before; such work distorts the figures."""
     error: str | None = None
-    """Why runs are missing. None: no run failed."""
+    """Reason why runs are missing. None: no run failed."""
 
     def add(self, series: Series) -> None:
         """Append the samples of one run."""

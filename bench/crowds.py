@@ -1,7 +1,8 @@
-"""More crowds for P9 (bench/step_times.py): leases, policies, one instant, and producers.
+"""More crowds for P9 (bench/step_times.py).
 
 leases      10,000 groups hold a message each, and all leases end at one instant
-policies    the cluster's policy pauses and resumes 10,000 topics, sets retention and time to live
+policies    the cluster's policy pauses and resumes 10,000 topics, sets retention and time to
+            live
 one_ms      1,000,000 timers, in memory, are due at one millisecond
 grown       2,000,000 timers are scheduled between two flushes
 producers   100,000 producers send a request each, and all expire at one checkpoint

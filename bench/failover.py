@@ -5,7 +5,7 @@ as soon as it leads:
 
     kill -9                                   first message that the successor fired
     |                                         |
-    |<--- fired: what timers wait ----------->|<-- received: what the application waits -->|
+    |<--- fired: wait of the timers --------->|<-- received: wait of the application ----->|
 
 Messages that the old leader fired are delivered again by the successor. They don't count.
 """
@@ -26,7 +26,7 @@ from timerclient.values.errors import OutcomeUnknown
 
 KILLS: Final = {Form.SHORT: 3, Form.FULL: 30}
 PENDING: Final = {Form.SHORT: 0, Form.FULL: 10_000_000}
-"""Timers due in an hour or later. They never fire, and must not matter."""
+"""Timers due in an hour or later. They never fire, and must not lengthen a failover."""
 PACE_MS: Final = 50
 PER_PACE: Final = 10
 """200 timers a second: one is due every 5 ms."""

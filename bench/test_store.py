@@ -322,7 +322,7 @@ def test_wheel_advances_over_600000_rows(benchmark: BenchmarkFixture, spread_ms:
 
 
 def test_tiers_add_and_take(benchmark: BenchmarkFixture) -> None:
-    """Add a thousand pairs and take a thousand, with half a million inside."""
+    """Add a thousand pairs and take a thousand, with half a million in the tiers."""
     random = np.random.default_rng(3)
     tiers = Tiers()
     now, ref = 0, 0

@@ -1,4 +1,4 @@
-"""Rules of the audit: one module per kind of violation, as joins of tables.
+"""Rules of the audit: the violations, as joins of tables. A module has the rules of one subject.
 
-Read `verdict.py` first. The job calls them.
+The job imports them. Read first: verdict.py.
 """

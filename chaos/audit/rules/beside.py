@@ -1,4 +1,4 @@
-"""What is judged beside the table of verdicts: how its violations come into the summary."""
+"""Violations that concern no timer of the verdict table, as a part of the summary."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,10 +10,11 @@ def judged(
     summary: dict[str, Any], about: str, found: Mapping[str, DataFrame], *,
     offenders_max: int, order: Sequence[str] = (),
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the summary's part about one kind of violations: verdict, violations, X_offenders.
+    """Return the summary's part about one subject: verdict, violations, <about>_offenders.
 
-    `about`: that X. `found`: violation -> one row per offender. All are counted, and the first of
-    each collected: by `order`, then by all their columns.
+    `found`: violation -> one row per offender. All rows are counted. The first `offenders_max` of
+    each violation are listed, in order of the columns `order` and then of all columns.
+    `violations` continues those of the summary.
     """
     violations, offenders = dict(summary["violations"]), []
     for name, rows in found.items():

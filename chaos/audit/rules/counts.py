@@ -1,12 +1,15 @@
-"""P7 and P6 by the nodes' own word: what the log's entries add up to, and what nodes say they do.
+"""P7 and P6 by counts and digests: those of the log, of the replay, and of the nodes' own reports.
 
     scheduled = pending + fired + cancelled + dropped
 
-The counts after an entry are those of the fates: timers that it or an earlier one scheduled, and of
-these what ended by then. The replay counts as it goes, and has to have the same at every
-CHECKPOINT. So has a node at every entry after which it said what it had counted, while the run went
-on (RUN/states.jsonl): that comes from its own state, not from its log. What all nodes say of a
-CHECKPOINT's digest has to be one thing.
+The counts after an entry follow from the timers' fates: the timers that were scheduled up to that
+entry, and their ends up to it. They must be equal in three places:
+
+- the fates
+- the replay, which counts separately, at every CHECKPOINT
+- the nodes' reports during the run (RUN/states.jsonl), which come from their states, not their logs
+
+All nodes must report the same digest of their state at a CHECKPOINT.
 """
 
 from typing import Final
@@ -24,12 +27,14 @@ _ENDS: Final = {
 
 
 def counted(fates: DataFrame, carried: DataFrame, at: DataFrame) -> DataFrame:
-    """Return what is counted after each entry of `at` (index): index, and COUNTS.
+    """Return the counts after each entry of `at` (column index): index, and COUNTS.
 
-    `fates` and `carried` are the replay's: a dead letter is a timer that was scheduled and fired.
+    `fates`, `carried`: tables of the replay. A dead letter counts as a timer that was scheduled and
+    fired.
     """
     columns = ("schedule_index", "end_index", "end")
-    rows = fates.where(~F.col("end").isin("rejected", "kept")).select(*columns)  # no timers
+    # A rejected or kept row made no timer.
+    rows = fates.where(~F.col("end").isin("rejected", "kept")).select(*columns)
     rows = rows.unionByName(carried.select(*columns))
     starts = rows.groupBy(F.col("schedule_index").alias("index")).agg(
         F.count("*").alias("scheduled")
@@ -54,8 +59,8 @@ def counted(fates: DataFrame, carried: DataFrame, at: DataFrame) -> DataFrame:
 def conservation(counts: DataFrame, checkpoints: DataFrame) -> DataFrame:
     """Return P7 at every CHECKPOINT entry: index, time_ms, COUNTS, balanced.
 
-    `counts` as from `counted`. `scheduled` is what the replay had counted at the entry, and so was
-    `fired`, or it is not balanced.
+    `counts`: from `counted`. `scheduled` is the replay's own count at the entry. A row is balanced
+    if the replay's `scheduled` and `fired` equal those of `counts`.
     """
     theirs = checkpoints.select(
         "index", "time_ms", F.col("scheduled").alias("told"), F.col("fired").alias("told_fired")
@@ -72,9 +77,9 @@ def conservation(counts: DataFrame, checkpoints: DataFrame) -> DataFrame:
 
 
 def miscounted(counts: DataFrame, states: DataFrame) -> DataFrame:
-    """Return what nodes said that does not follow from the log: node, index, said_*, COUNTS.
+    """Return the nodes' reports that differ from the log: node, index, said_*, COUNTS.
 
-    `counts` as from `counted`, `states`: lines of states.jsonl.
+    `counts`: from `counted`. `states`: lines of states.jsonl.
     """
     said = states.where("scheduled IS NOT NULL")
     theirs = [F.col(name).alias(f"said_{name}") for name in COUNTS]
@@ -84,9 +89,9 @@ def miscounted(counts: DataFrame, states: DataFrame) -> DataFrame:
 
 
 def diverged_states(states: DataFrame) -> DataFrame:
-    """Return the CHECKPOINTs at which nodes, or one of them twice, had other digests: P6.
+    """Return the CHECKPOINTs with more than one digest, of several nodes or of one: P6.
 
-    index, digests: which node said which.
+    index, digests: a text with each node and its digest.
     """
     said = states.where("digest IS NOT NULL").select("index", "digest", "node").distinct()
     by_index = said.groupBy("index").agg(
@@ -99,9 +104,9 @@ def diverged_states(states: DataFrame) -> DataFrame:
 
 
 def frozen_digests(states: DataFrame, counts: DataFrame) -> DataFrame:
-    """Return digests that were told of states with different counts: index (the first), digest.
+    """Return digests that were reported for states with different counts: index (lowest), digest.
 
-    A digest that does not change with its state compares nothing. `counts` as from `counted`.
+    A digest that does not change with its state proves nothing. `counts`: from `counted`.
     """
     said = states.where("digest IS NOT NULL").select("index", "digest").distinct()
     counted = F.struct(*(name for name in COUNTS if name != "pending"))

@@ -1,17 +1,18 @@
-"""The fault timeline: what was done to the cluster, as windows from strike to heal.
+"""The fault timeline: the faults of a run, as windows from strike to heal.
 
-Lines of faults.jsonl that matter here, whatever else they say:
+These lines of faults.jsonl are read. Other fields, and other events, are ignored:
 
     {"event": "strike", "at_ms": …, "strike": 7, "nemesis": "partition"}      begins
     {"event": "healed", "at_ms": …, "strike": 7}                              ends
-    {"event": "fizzled", "at_ms": …, "strike": 7}                             it had no effect
+    {"event": "fizzled", "at_ms": …, "strike": 7}                             had no effect
     {"event": "kill",    "at_ms": …, "node": "n1", "role": "leader", "epoch": 3}
     {"event": "restart", "at_ms": …, "node": "n1"}
     {"event": "pause",   …}, {"event": "resume", …}                           likewise
 
-A kill or a pause is a fault of its own, ended by the restart or resume of its node, unless it is
-part of a strike that is open: that is then known to have hit this node. What nothing healed lasts
-to the run's end. A strike that fizzled is no fault; a kill or a pause in it is one of its own.
+A kill or a pause within an open strike belongs to the strike, and gives the strike its node. Any
+other kill or pause is a fault of its own, which ends with the restart or resume of its node. A
+fault that does not end in the timeline lasts to the run's end. A strike that fizzled is no fault; a
+kill or a pause within it is a fault of its own.
 """
 
 import json
@@ -25,7 +26,7 @@ _ENDS: Final = {"restart": "kill", "resume": "pause"}
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that was done to the cluster: [start_ms, heal_ms), then recovery."""
+    """One fault: it lasts for [start_ms, heal_ms), and then its recovery begins. Unix ms."""
 
     number: int
     kind: str
@@ -34,22 +35,22 @@ class Fault:
     start_ms: int
     heal_ms: int
     recovered_ms: int
-    """When schedules were answered and timers fired again, both; heal_ms until that is known, the
-    run's end if they never did."""
+    """When both schedules were answered and timers fired again. `windows` sets it to heal_ms. The
+    run's end if the cluster did not recover."""
     recovered: bool = True
-    """Whether they did."""
+    """Whether the cluster recovered."""
 
     @property
     def label(self) -> str:
-        """What it is called in the report."""
+        """The fault's name in the report: kind, role and node."""
         return " ".join(filter(None, (self.kind, self.role, self.node)))
 
 
 def windows(lines: Iterable[dict[str, Any]], until_ms: int) -> list[Fault]:
-    """Return the faults of a timeline, in order of their strikes."""
+    """Return the faults of a timeline, in order of their strikes. `until_ms`: the run's end."""
     found: list[Fault] = []
-    strikes: dict[Any, int] = {}  # open ones: strike -> its place in `found`
-    alone: dict[tuple[str, str | None], int] = {}  # open ones: (event, node) -> ditto
+    strikes: dict[Any, int] = {}  # open strikes: number -> place in `found`
+    alone: dict[tuple[str, str | None], int] = {}  # open kills and pauses: (event, node) -> place
     lines = sorted(lines, key=lambda line: int(line["at_ms"]))
     fizzled = {line.get("strike") for line in lines if line["event"] == "fizzled"}
     for line in lines:
@@ -90,13 +91,13 @@ class Phase:
     """A stretch of the run, [start_ms, end_ms), in one phase."""
 
     name: str
-    """fault or recovery; what no phase covers is steady."""
+    """fault or recovery. Times outside all phases are steady."""
     start_ms: int
     end_ms: int
 
 
 def phases(faults: Sequence[Fault]) -> list[Phase]:
-    """Return disjoint stretches, in order; where faults overlap, fault wins over recovery."""
+    """Return disjoint phases, in order. A time in a fault and a recovery belongs to the fault."""
     edges = sorted(
         {ms for each in faults for ms in (each.start_ms, each.heal_ms, each.recovered_ms)}
     )

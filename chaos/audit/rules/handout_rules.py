@@ -1,15 +1,16 @@
-"""Who handed messages out, and who acked them: what no timer's verdict shows.
+"""Deliveries: violations by leaders and order, and acks without a request.
 
-    deposed_handed_out  P5  handed out by a leader after the next epoch had begun: two led at once
-    outlived            P5  handed out after its time to live was over, whatever the log says
-    disordered          handed out in a group that keeps an order, before what it comes behind was
-                        done with (chaos/audit/rules/order_rules.py)
-    acks_unasked            a figure: what the log has acked, though no history asked for it
+    deposed_handed_out  P5  a leader delivered after the next epoch had begun: two led at once
+    outlived            P5  delivered after its time to live was over
+    disordered              delivered in an ordered group while the message before was unfinished
+                            (order_rules.py)
+    acks_unasked            a figure: messages that are acked in the log without a request in any
+                            history
 
-When a message was handed out its leader says (`handed_out_ms`); when the next epoch began, the
-first entry after its EPOCH. They are compared where the run says how far clocks may be apart,
-beyond that. An ack that nobody asked for may be of a client that died before it could write it
-down: only who knows that none did may call it wrong.
+The leader recorded the time of a delivery (`handed_out_ms`). An epoch begins with the first entry
+after its EPOCH entry. The two times are compared only if the run states the greatest difference
+between clocks, and only beyond it. A client that died may not have recorded its last acks. So
+`acks_unasked` is no violation: the suite knows whether clients died, and judges it.
 """
 
 from collections.abc import Sequence
@@ -24,18 +25,19 @@ from chaos.audit.rules.order_rules import WHOSE, disordered, ordered
 from chaos.audit.rules.verdict import Clocks
 
 ACKS_MAX: Final = 5_000_000
-"""Of more acks it is not counted which nobody asked for."""
+"""With more acks in the log, `acks_unasked` is not counted."""
 POLICY_MS: Final = 5_000
-"""So long after a policy changed the old one may be followed, by a leader that was deposed and does
-not know it yet."""
+"""Time for which an old policy may still be applied after its change: by a leader that was deposed
+and has not learned it yet."""
 
 
 def deposed_handed_out(
     lines: DataFrame, epochs: Sequence[Row], clock_error_ms: int | None
 ) -> DataFrame | None:
-    """Return the deliveries of leaders whose epoch was over: WHOSE, lease_id, over_ms.
+    """Return the deliveries by leaders whose epoch was over: WHOSE, lease_id, over_ms.
 
-    `epochs` as from `node_logs.epochs`, in order. None: nothing can be said.
+    None: nothing can be judged, because no epoch was over or `clock_error_ms` is unknown. `epochs`:
+    from `node_logs.epochs`, in order.
     """
     over, next_ms = [], None
     for row in reversed(epochs):
@@ -51,10 +53,11 @@ def deposed_handed_out(
 
 
 def outlived(lines: DataFrame, ttls: DataFrame) -> DataFrame:
-    """Return the messages that were handed out though they had expired: WHOSE, offset, due_ms.
+    """Return the messages that were delivered after they had expired: WHOSE, offset, due_ms.
 
-    `ttls`: the replay's. No time to live that its topic had of late (POLICY_MS) let it live until
-    then. A leader also follows policies that it has appended, and then fails to commit.
+    Such a message was over by each time to live that its topic had at the delivery or within
+    POLICY_MS before. A leader also applies policies that it has appended and then fails to commit.
+    `ttls`: the replay's table.
     """
     until = F.lead("from_ms", 1, 1 << 62).over(Window.partitionBy("of").orderBy("from_ms"))
     spans = ttls.withColumnRenamed("topic", "of").withColumn("until_ms", until)
@@ -76,12 +79,11 @@ def outlived(lines: DataFrame, ttls: DataFrame) -> DataFrame:
 
 
 def unasked_acks(lines: DataFrame, story: dict[str, DataFrame]) -> int | None:
-    """Return how many messages are acked in the log that no history asked to ack.
+    """Return the number of messages that are acked in the log without a request in any history.
 
-    None: there are too many acks to look at each.
-
-    In groups that some history opened. What was moved was acked by the log itself; topics and
-    groups with several lives are left out, since histories need not tell these.
+    None: the log has more than ACKS_MAX acks. Only groups that a history opened count. Moved
+    messages are left out: the log itself acks them. So are topics and groups with several lives:
+    histories need not name the life.
     """
     total = story["acks"].agg(F.sum("count")).first()
     assert total is not None
@@ -109,9 +111,9 @@ def judged(
     lines: DataFrame, epochs: Sequence[Row], story: dict[str, DataFrame], summary: dict[str, Any],
     *, clocks: Clocks, offenders_max: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the summary's part about what was handed out when it may not be.
+    """Return the summary's part about deliveries that were not allowed.
 
-    `lines` with the topics and groups as the replay, whose `story` it is, names them.
+    `lines`: with the replay's names of topics and groups. `story`: the replay's tables.
     """
     ttls = story["ttls"]
     deposed = deposed_handed_out(lines, epochs, clocks.error_ms)

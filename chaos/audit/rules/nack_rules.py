@@ -1,15 +1,15 @@
-"""What became of nacks: promises about messages that were given back, judged by joins.
+"""Nacks: violations of the promises about nacked messages.
 
-    nacked_early  P5  handed out again before the time that its nack named, on the cluster's clock
-    nacked_lost   P1  its time came long ago, it is not acked and has not expired, and nobody was
-                  given it again
-    nack_lost     P5  a consumer was told NACKED, but the log has no nack of the message
-    nack_untrue   P5  a consumer was told NACKED with a delay, and no nack in the log puts the
-                      message off for so long
+    nacked_early  P5  delivered again before the time that its nack set, on the cluster's clock
+    nacked_lost   P1  its time is long over, it is neither acked nor expired, and it was not
+                      delivered again
+    nack_lost     P5  a consumer received NACKED, and the log has no nack of the message
+    nack_untrue   P5  a consumer received NACKED with a delay, and no nack in the log delays the
+                      message for that long
 
-As for acks (chaos/audit/rules/verdict.py) the attempt says on which side of a nack a delivery lies:
-the replay knows the highest that was possible before it. When a message was handed out, the leader
-says (`handed_out_ms`); a history without that is judged by the other two alone.
+The attempt shows whether a delivery was made before or after a nack, as for acks (verdict.py): the
+replay knows the highest attempt before the nack. The leader recorded the time of a delivery
+(`handed_out_ms`). Without `handed_out_ms`, `nacked_early` is not judged.
 """
 
 from typing import Any, Final
@@ -22,18 +22,22 @@ from chaos.audit.rules.client_tables import SLOT, name_of, with_runs
 from chaos.oracle.group_story import NACKED
 
 GRACE_MS: Final = 15_000
-"""After its time a message has so long to come again: the longest lease of a workload, and some."""
+"""The longest wait for a redelivery after the nack's time: more than any lease of a workload."""
 
 
 def judged_nacks(
     lines: DataFrame, log_nacks: DataFrame, log_acks: DataFrame, *, until_ms: int,
     clock_error_ms: int | None = None,
 ) -> dict[str, DataFrame]:  # fmt: skip
-    """Return violation -> one row per message that breaks it, with the evidence.
+    """Return violation -> one row per offending message, with the evidence.
 
-    `log_nacks`: slot, attempts, not_before_ms, return_index; `log_acks`: slot, count, also of what
-    expired; `until_ms`: when the clients looked last; `clock_error_ms`: how far their clocks and
-    the cluster's differ at most, None: unknown.
+    Args:
+        lines: the histories.
+        log_nacks: slot, attempts, not_before_ms, return_index.
+        log_acks: slot, count; expired messages included.
+        until_ms: the time of the clients' last read, Unix ms.
+        clock_error_ms: the greatest difference between the clients' clocks and the cluster's; None:
+            unknown, and `nack_untrue` is not judged.
     """
     given = _given(lines)
     after = (
@@ -61,7 +65,7 @@ def judged_nacks(
 
 
 def _sooner(lines: DataFrame, log_nacks: DataFrame, clock_error_ms: int) -> DataFrame:
-    """Return the messages that no nack of the log puts off for as long as a client was told."""
+    """Return the messages that no nack in the log delays for as long as a confirmed nack."""
     told = (
         lines.where("op = 'nack' AND outcome = 'ok' AND delay_ms IS NOT NULL")
         .select(
@@ -78,7 +82,7 @@ def _sooner(lines: DataFrame, log_nacks: DataFrame, clock_error_ms: int) -> Data
 
 
 def _given(lines: DataFrame) -> DataFrame:
-    """Return each message's deliveries: slot, attempt, handed_out_ms."""
+    """Return one row per delivery of a message: slot, attempt, handed_out_ms."""
     heads, names = ("topic", "group", "handed_out_ms"), ("queue_offset", "attempt")
     rows = lines.where("op = 'deliver'").select(
         *heads, F.inline(F.arrays_zip("offsets", "attempts"))
@@ -87,7 +91,7 @@ def _given(lines: DataFrame) -> DataFrame:
 
 
 def _told(lines: DataFrame) -> DataFrame:
-    """Return the messages of which a consumer was told NACKED."""
+    """Return the slots of messages for which a consumer received NACKED."""
     rows = (
         lines.where("op = 'nack' AND outcome = 'ok'")
         .select("topic", "group", F.inline(F.arrays_zip("offsets", "results")))
@@ -100,7 +104,7 @@ def nacked(
     lines: DataFrame, story: dict[str, DataFrame], summary: dict[str, Any], *, until_ms: int,
     clock_error_ms: int | None, offenders_max: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the summary's part about nacks: how many, and what is wrong with which."""
+    """Return the summary's part about nacks: their number, and the violations."""
     log_nacks = story["returns"].where(F.col("why") == NACKED)
     count = log_nacks.count()
     found: dict[str, DataFrame] = {}

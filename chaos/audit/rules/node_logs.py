@@ -1,15 +1,16 @@
-"""What the nodes' logs say: what a majority of them holds, and who holds something else.
+"""The nodes' logs: the frames that a majority holds, and the frames that differ from them.
 
 **One replay is enough.** Frames are compared first, by epoch, kind, time and CRC-32, entry by entry
-over all nodes. Entries decide everything, so logs whose frames are equal have equal fates: one log
-that agrees with the majority is replayed, for all. A node that differs is judged by its conflict:
-the entry is reported, and every timer that the majority's entry at that index scheduled, fired or
-cancelled is `diverged`.
+over all nodes. Entries decide all fates, so logs with equal frames have equal fates. One log that
+agrees with the majority is replayed, for all nodes. If a node's entry differs, the entry is
+reported. Each timer that the majority's entry at that index scheduled, fired or cancelled is
+`diverged`.
 
-**Lives.** A node that lost its log, or found it damaged, begins anew after a snapshot: it has
-another life, compared with the others from there on. What its old life held was held. A snapshot
-has committed entries alone, so below its end fewer than a majority may be left to bear witness; of
-these the latest epoch's counts. What is replayed is put together of lives that agree.
+**Lives.** A node whose log was lost or damaged begins a new log after a snapshot. The new log is
+another life of the node, and is compared with the other nodes from its beginning. The entries of
+the old life count as held by the node, too. A snapshot covers committed entries only. Below its end
+fewer than a majority of logs may be left. If these differ, the frame of the latest epoch counts.
+The replay reads lives that agree with the majority, one after the other.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -22,8 +23,8 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 def agreed(entries: DataFrame, majority: int, floor: int = 0) -> DataFrame:
     """Return the frames that a majority holds: index, epoch, kind, time_ms, crc32, rows, nodes.
 
-    Up to entry `floor`, which snapshots say to be committed, one of the `nodes` that have it is
-    enough.
+    `nodes` is the number of nodes that hold the frame. Snapshots prove that the entries up to
+    `floor` are committed: for them one node is enough.
     """
     frame = ("index", "epoch", "kind", "time_ms", "crc32", "rows")
     held = entries.groupBy(*frame).agg(F.count_distinct("node").alias("nodes"))
@@ -33,10 +34,11 @@ def agreed(entries: DataFrame, majority: int, floor: int = 0) -> DataFrame:
 
 
 def epochs(common: DataFrame) -> DataFrame:
-    """Return what is held of each epoch: epoch, entries, last (its index), and three times.
+    """Return one row per epoch: epoch, since_ms, entries, last, began_ms, fired_ms.
 
-    since_ms: of its first entry, EPOCH, which has the time of the entry before it; began_ms: of the
-    first entry after that; fired_ms: of its first FIRE. Null where there is none.
+    `entries` is their number, `last` the index of the last one. `since_ms` is the time of the EPOCH
+    entry, which is the time of the entry before it. `began_ms` is the time of the next entry, and
+    `fired_ms` of the first FIRE; null if there is none.
     """
     fired_ms = F.min(F.when(F.col("kind") == "FIRE", F.col("time_ms"))).alias("fired_ms")
     return common.groupBy("epoch").agg(
@@ -49,14 +51,14 @@ def epochs(common: DataFrame) -> DataFrame:
 
 
 def missing(common: DataFrame) -> DataFrame:
-    """Return the entries, from the first to the last in `common`, that it lacks: from, to."""
+    """Return the gaps of `common` from entry 1 to its last entry: from, to, both inclusive."""
     before = F.lag("index", 1, 0).over(Window.orderBy("index"))
     holes = common.select((before + 1).alias("from"), (F.col("index") - 1).alias("to"))
     return holes.where(F.col("from") <= F.col("to"))
 
 
 def thin(common: DataFrame, majority: int) -> DataFrame:
-    """Return the stretches that fewer than a majority have, once others began anew: from, to."""
+    """Return the stretches of entries that fewer than a majority hold: from, to, both inclusive."""
     rows = common.where(F.col("nodes") < majority)
     run = F.col("index") - F.row_number().over(Window.orderBy("index"))
     return (
@@ -68,13 +70,13 @@ def thin(common: DataFrame, majority: int) -> DataFrame:
 
 
 def conflicts(entries: DataFrame, common: DataFrame, end: int) -> DataFrame:
-    """Return a node's frames that are not the majority's: node, life, index, epoch, `stale`.
+    """Return the frames that differ from the majority's: node, life, index, epoch, `stale`.
 
-    A stale one is what a deposed leader had appended and could not commit, on a node that was not
-    back since: of an older epoch than the majority's frame, and at the end of its life. A leader
-    that brings a log up to date cuts such frames off before it appends: a frame of the majority
-    behind one proves that it is none. Anything else is a divergence. Frames above the majority's
-    last, `end`, are not committed, and not judged.
+    A stale frame was appended by a deposed leader and not committed, and its node has not followed
+    a later leader since. It has an older epoch than the majority's frame, and no frame of the
+    majority follows it in its life: a leader removes stale frames before it appends to a log. Any
+    other frame is a divergence. Frames above `end`, the majority's last entry, are not committed
+    and not judged.
     """
     theirs = common.select(
         "index", F.col("epoch").alias("their_epoch"), F.col("crc32").alias("crc")
@@ -91,9 +93,9 @@ def conflicts(entries: DataFrame, common: DataFrame, end: int) -> DataFrame:
 
 
 def falling(entries: DataFrame) -> DataFrame:
-    """Return the frames whose epoch or time is below that of the frame before: node, life, index.
+    """Return the frames whose epoch or time is below the previous frame's.
 
-    In one log neither ever falls.
+    Columns: node, life, index, epoch, time_ms. In a correct log neither value falls.
     """
     order = Window.partitionBy("node", "life").orderBy("index")
     falls = [F.col(name) < F.lag(name).over(order) for name in ("epoch", "time_ms")]
@@ -106,8 +108,8 @@ def short(
 ) -> list[dict[str, Any]]:
     """Return the nodes whose logs end before an entry that they had: node, last, known.
 
-    `held` as from `ends`; `known`: node -> the last entry that its manifest or its own words tell
-    of. Nothing is asked of the `lost`, whose disks are gone.
+    `held`: from `ends`. `known`: node -> the last entry in its manifest or its reports. `lost`:
+    nodes that lost their disks; they are not judged.
     """
     lasts = dict.fromkeys(known, 0)
     for life in held:
@@ -120,9 +122,10 @@ def short(
 
 
 def ends(entries: DataFrame, disputes: DataFrame, end: int) -> DataFrame:
-    """Return what each life of a node's log holds: node, life, first, last, upto, stale, diverged.
+    """Return one row per life of a node's log: node, life, first, last, upto, stale, diverged.
 
-    Up to `upto` it is the majority's, whose last entry is `end`.
+    The life agrees with the majority up to `upto`. `end`: the majority's last entry. `stale` and
+    `diverged` are numbers of frames.
     """
     spans = entries.groupBy("node", "life").agg(
         F.min("index").alias("first"), F.max("index").alias("last")
@@ -140,9 +143,9 @@ def ends(entries: DataFrame, disputes: DataFrame, end: int) -> DataFrame:
 
 
 def disputed(fates: DataFrame, disputes: DataFrame | None) -> DataFrame:
-    """Return the fates with `disagree`: a node holds another entry where this timer's lies.
+    """Return the fates with `disagree`: whether a node's entry differs at one of their indexes.
 
-    `disputes` as from `conflicts`, those that are no stale ones; None: there are none.
+    `disputes`: the frames from `conflicts` that are not stale; None: there are none.
     """
     if disputes is None:
         return fates.withColumn("disagree", no())

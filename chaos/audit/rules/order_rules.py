@@ -1,12 +1,14 @@
-"""Groups that keep an order: nothing is handed out before what it comes behind was done with.
+"""Ordered groups: messages that were delivered while the message before was unfinished.
 
-In `exclusive` and `failover` groups a message comes behind the one at the offset before it, in
-`key_shared` ones behind the one before it with its key. It may be handed out once that one is with
-the same consumer, or is done with: acked, expired, moved. The deliveries of a message name the
-consumer that held it, in the order of epochs and of `handed_out_ms`, or else of `received_ms`.
-(Lease ids are random and have no order.) No history has the moment at which the leader took an ack.
-An ack is not older than its request. So a message that was received before the request for the
-earlier one, by the clients' clocks, came too early.
+A message may be delivered if the message before it is finished, or is held by the same consumer. In
+an `exclusive` or `failover` group, the message before is the one at the previous offset. In a
+`key_shared` group it is the previous one with the same key. A message is finished if it was acked,
+expired or moved. Its holder is the consumer of its last delivery, in the order of epochs and then
+of `handed_out_ms`, or of `received_ms` without that. Lease ids are random and have no order.
+
+No history has the time when the leader processed an ack. An ack is not older than its request. So a
+message came too early if it was received before the ack of the message before was requested, by the
+clients' clocks.
 """
 
 from collections.abc import Mapping
@@ -19,7 +21,7 @@ from chaos.audit.rules.client_tables import SLOT, with_runs
 from timer.entries.payloads import KEY_SHARED, SHARED
 
 WHOSE: Final = ("client", "topic", "group", "epoch", "handed_out_ms")
-"""What the offenders among deliveries are told with."""
+"""Columns that name an offending delivery."""
 _KEY: Final = ("topic", "group", "key")
 
 
@@ -33,9 +35,10 @@ def disordered(
 ) -> DataFrame:
     """Return deliveries that came too early: WHOSE, lease_id, offset, mark, behind, holder.
 
-    `holder`: who had the message `behind` which it comes, null if nobody. `clients_error_ms`: how
-    far the clients' clocks differ at most; None: nobody knows, so that any ack may have been first.
-    Keys are those that the histories' schedules tell; what has none there waits for nobody.
+    `behind` is the offset of the message before; `holder` is the consumer that held it, null if
+    none. Keys come from the schedules in the histories. In a `key_shared` group a message without a
+    known key is not judged. `clients_error_ms`: the greatest difference between the clients'
+    clocks; None: unknown, so any requested ack may have come first.
     """
     given = _given(lines, ordered(story))
     queue = given.select(*_KEY, "offset").distinct()
@@ -58,7 +61,10 @@ def disordered(
 
 
 def _given(lines: DataFrame, groups: DataFrame) -> DataFrame:
-    """Return what the groups were given of what has a place in an order: with its key there."""
+    """Return the messages that ordered groups received: WHOSE, lease_id, offset, mark, key, …
+
+    `key` is empty except in `key_shared` groups.
+    """
     heads = [*WHOSE, "received_ms", "lease_id", "type"]
     rows = (
         lines.where("op = 'deliver' AND lease_id IS NOT NULL")
@@ -77,13 +83,13 @@ def _given(lines: DataFrame, groups: DataFrame) -> DataFrame:
 
 
 def _over(story: dict[str, DataFrame]) -> DataFrame:
-    """Return the slots of what ended otherwise than by an ack."""
+    """Return the slots of messages that expired or were moved."""
     moved = story["carried"].select("from_topic", "from_group", "from_offset").toDF(*SLOT)
     return story["expired"].select(*SLOT).unionByName(moved).distinct()
 
 
 def _asked(lines: DataFrame) -> DataFrame:
-    """Return when somebody first asked to ack a message: slot, asked_ms."""
+    """Return the time of the first request to ack each message: slot, asked_ms."""
     rows = lines.where("op = 'ack' AND outcome != 'fail'").select(
         "topic", "group", "start_ms", F.explode("offsets").alias("queue_offset")
     )
@@ -91,9 +97,9 @@ def _asked(lines: DataFrame) -> DataFrame:
 
 
 def _holders(early: DataFrame, given: DataFrame) -> DataFrame:
-    """Return the last consumer of the message `behind`, up to each of these leases: …, holder.
+    """Return the last consumer of the message `behind` before each early lease: …, holder.
 
-    Deliveries to others in the lease's own millisecond do not count: they may have come later.
+    Deliveries to other consumers in the same millisecond are ignored: they may be later.
     """
 
     def place(epoch: str, given_ms: str) -> Column:

@@ -1,17 +1,19 @@
-"""What clients were told of their topics and groups, and what quotas allow: beside the verdicts.
+"""Topics, groups and quotas: answers that contradict the log, and quotas that were exceeded.
 
-quota_exceeded  P1  a SCHEDULE entry made more timers pending, or bytes of their payloads, than a
-                    quota of its topic allows; or it took what a quota of what is ready forbade,
-                    whatever its leader had applied by then (chaos/oracle/quota_story.py)
-delete_untrue   P1  a topic was said to be deleted, with so many timers, and the log says otherwise
-policy_lost     P1  more changes of a policy, of a topic, namespace or the cluster, were confirmed
+quota_exceeded  P1  a SCHEDULE entry raised the pending timers, or the bytes of their payloads,
+                    above a quota of its topic; or it was accepted although a quota of ready
+                    messages forbade it at every entry that its leader may have applied by then
+                    (chaos/oracle/quota_story.py)
+delete_untrue   P1  the answer reported a deleted topic, and by the log the topic was not deleted,
+                    or with another number of timers
+policy_lost     P1  more changes of a policy (of a topic, a namespace or the cluster) were confirmed
                     than the log has
-seek_untrue     P1  a group was said to have been sought, and no life of it begins where it was to,
-                    or where what its topic kept began, if that was later
-group_delete_lost  P1  a group was said to be deleted more often than it was by the log
-redrive_untrue  P1  more dead letters were said to be redriven than the log has
-carried_untrue  P2  a message was carried on with another one's payload; or redriven to a topic that
-                    it was not carried from
+seek_untrue     P1  a seek was confirmed, and the life of the group that the answer names does not
+                    begin at the requested offset, nor at the first kept message if that is later
+group_delete_lost  P1  more deletions of a group were confirmed than the log has
+redrive_untrue  P1  more redriven dead letters were confirmed than the log has
+carried_untrue  P2  a message became a dead letter, or was redriven, with the payload of another
+                    one; or it was redriven to a topic other than its origin
 """
 
 from typing import Any
@@ -24,7 +26,10 @@ from chaos.audit.rules.client_tables import name_of
 
 
 def exceeded(fates: DataFrame, quotas: DataFrame) -> DataFrame:
-    """Return where a quota was exceeded: topic, index, quota, there, most."""
+    """Return the entries that exceeded a quota: topic, index, quota, there, most.
+
+    `there`: the value after the entry, or the ready messages before it. `most`: the quota's limit.
+    """
     mine = fates.where(~F.col("end").isin("rejected", "kept"))
     mine = mine.join(F.broadcast(quotas.select("topic").distinct()), "topic", "left_semi")
     steps = (
@@ -41,7 +46,7 @@ def exceeded(fates: DataFrame, quotas: DataFrame) -> DataFrame:
     pending = steps.withColumns({n: F.sum(n).over(so_far) for n in ("n", "size")})
     found = quotas.withColumnRenamed("schedule_index", "index").join(pending, ["topic", "index"])
     there = F.expr("coalesce(ready, CASE quota WHEN 'pending_max' THEN n ELSE size END)")
-    # A quota of what is ready takes nothing where it is reached, whatever it would come to.
+    # A quota of ready messages rejects every timer once it is reached.
     over = F.expr("there > most OR (ready IS NOT NULL AND there = most)")
     return (
         found.withColumn("there", there)
@@ -51,7 +56,10 @@ def exceeded(fates: DataFrame, quotas: DataFrame) -> DataFrame:
 
 
 def untrue_deletions(lines: DataFrame, fates: DataFrame, deletions: DataFrame) -> DataFrame:
-    """Return untrue answers to deletions: topic, topic_id, told, dropped (by the log)."""
+    """Return untrue answers to deletions: topic, topic_id, told, dropped.
+
+    `told`, `dropped`: the number of timers by the answer and by the log; null: not deleted.
+    """
     told = lines.where("op = 'delete' AND topic_id IS NOT NULL").select(
         "topic", "topic_id", F.col("pending").alias("told")
     )
@@ -70,7 +78,7 @@ def untrue_deletions(lines: DataFrame, fates: DataFrame, deletions: DataFrame) -
 
 
 def lost_policies(lines: DataFrame, policies: DataFrame) -> DataFrame:
-    """Return topics with more confirmed changes than the log has: topic, told, logged."""
+    """Return scopes with more confirmed policy changes than the log has: topic, told, logged."""
     told = lines.where("op = 'policy' AND outcome = 'ok'").groupBy("topic")
     logged = policies.groupBy(name_of("topic").alias("topic")).agg(F.count("*").alias("logged"))
     both = told.agg(F.count("*").alias("told")).join(logged, "topic", "left").fillna(0, ["logged"])
@@ -78,7 +86,11 @@ def lost_policies(lines: DataFrame, policies: DataFrame) -> DataFrame:
 
 
 def untrue_seeks(lines: DataFrame, groups: DataFrame) -> DataFrame:
-    """Return untrue answers: topic, group, group_id, to_offset, start_offset (by the log)."""
+    """Return untrue answers to seeks: topic, group, group_id, to_offset, start_offset.
+
+    `to_offset`: requested. `start_offset`: the beginning of the life by the log; null: no such
+    life.
+    """
     told = lines.where("op = 'seek' AND outcome = 'ok'").select(
         "topic", "group", "group_id", "to_offset"
     )
@@ -95,7 +107,7 @@ def untrue_seeks(lines: DataFrame, groups: DataFrame) -> DataFrame:
 
 
 def lost_deletions(lines: DataFrame, groups: DataFrame) -> DataFrame:
-    """Return groups that were told to be deleted too often: topic, group, told, logged."""
+    """Return groups with more confirmed deletions than the log has: topic, group, told, logged."""
     told = lines.where("op = 'delete_group' AND outcome = 'ok'").groupBy("topic", "group")
     logged = groups.groupBy(name_of("topic").alias("topic"), name_of("group").alias("group"))
     return (
@@ -107,7 +119,7 @@ def lost_deletions(lines: DataFrame, groups: DataFrame) -> DataFrame:
 
 
 def untrue_redrives(lines: DataFrame, carried: DataFrame) -> DataFrame:
-    """Return topics of which too many letters were told to be redriven: topic, told, logged."""
+    """Return topics with more confirmed redriven letters than the log has: topic, told, logged."""
     told = lines.where("op = 'redrive' AND outcome = 'ok'").groupBy("topic")
     logged = carried.where("redriven").groupBy(name_of("from_topic").alias("topic"))
     return (
@@ -119,10 +131,10 @@ def untrue_redrives(lines: DataFrame, carried: DataFrame) -> DataFrame:
 
 
 def untrue_carries(fates: DataFrame, carried: DataFrame) -> DataFrame:
-    """Return what was carried on as something else, or elsewhere: seq, mark, topic, from_topic, …
+    """Return moved messages with another payload or a wrong topic: seq, mark, topic, from_topic, …
 
-    `was_mark`, `was_from`: of the message that it was, and the topic that this was carried from
-    as it became a dead letter.
+    `was_mark`: the mark of the source message; null: no such message. `was_from`: the topic from
+    which the source message had become a dead letter.
     """
     was_from = F.when(~F.col("redriven"), F.col("from_topic"))
     sources = carried.select("topic", "queue_offset", "mark", was_from.alias("was_from"))
@@ -145,7 +157,7 @@ def untrue_carries(fates: DataFrame, carried: DataFrame) -> DataFrame:
 def broken(
     lines: DataFrame, story: dict[str, DataFrame], summary: dict[str, Any], *, offenders_max: int
 ) -> dict[str, Any]:
-    """Return the summary's part about topics and groups: which is broken, how often, by what."""
+    """Return the summary's part about topics and groups: the violations and their offenders."""
     fates = story["fates"]
     ops = {row["op"] for row in lines.select("op").distinct().collect()}
     found = {}
