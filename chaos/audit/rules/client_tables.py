@@ -1,7 +1,7 @@
-"""What clients say: histories -> one row per timer asked for, answer, delivery or ack.
+"""Tables of the histories: one row per requested timer, delivery or ack.
 
-Lists in a line are columns already; here they become rows. Every function is DataFrame ->
-DataFrame, over lines with the columns of `history.SCHEMA`.
+A line of a history has lists; here they become rows. The functions take and return DataFrames.
+`lines` has the columns of `history.SCHEMA`.
 """
 
 from typing import Final
@@ -14,17 +14,18 @@ from chaos.history import flat
 from chaos.oracle.story import LIFE
 
 SLOT: Final = ("topic", "group", "queue_offset")
-"""What one message of one group is known by."""
+"""Columns that identify a message in a group."""
 LETTERS: Final = "dead-letters"
-"""The group of dead letters that a redrive takes from."""
+"""The group whose dead letters a redrive takes."""
 _STRETCH_BITS: Final = 8
 _SAID: Final = ("ack", "nack", "extend")
 
 
 def with_unanswered(lines: DataFrame) -> DataFrame:
-    """Return what became of each request; unknown, where a line tells only that it was asked.
+    """Return the lines with one outcome per request.
 
-    Nothing of such a one is known after its begin, which is its end here.
+    A request with only a line of outcome `asked` gets the outcome `unknown`, and its start as its
+    end. The other `asked` lines are left out.
     """
     is_asked = F.col("outcome").eqNullSafe("asked")
     if not lines.where(is_asked).head(1):
@@ -39,27 +40,27 @@ def with_unanswered(lines: DataFrame) -> DataFrame:
 
 
 def schedules(lines: DataFrame) -> DataFrame:
-    """Return the lines that `flat.asked` is about."""
+    """Return the lines and columns that `flat.asked` reads."""
     return lines.where("op = 'schedule'").select(*flat.ASKED_OF)
 
 
 def asked(lines: DataFrame) -> DataFrame:
-    """Return what was asked for, one row per timer: `flat.ASKED`."""
+    """Return one row per requested timer: `flat.ASKED`."""
     return schedules(lines).mapInArrow(flat.asked_batches, from_arrow_schema(flat.ASKED))
 
 
 def delivers(lines: DataFrame) -> DataFrame:
-    """Return the lines that `flat.given` is about."""
+    """Return the lines and columns that `flat.given` reads."""
     return lines.where("op = 'deliver'").select(*flat.GIVEN_OF)
 
 
 def deliveries(lines: DataFrame) -> DataFrame:
-    """Return every delivery of a message, none merged: `flat.GIVEN`."""
+    """Return one row per delivery of a message, duplicates included: `flat.GIVEN`."""
     return delivers(lines).mapInArrow(flat.given_batches, from_arrow_schema(flat.GIVEN))
 
 
 def confirmed_acks(lines: DataFrame) -> DataFrame:
-    """Return a message's slot and confirmed_ms for every time that its ack was confirmed."""
+    """Return one row per confirmed ack of a message: slot, confirmed_ms."""
     rows = (
         lines.where("op = 'ack' AND outcome = 'ok'")
         .select("topic", "group", "end_ms", F.inline(F.arrays_zip("offsets", "results")))
@@ -69,7 +70,7 @@ def confirmed_acks(lines: DataFrame) -> DataFrame:
 
 
 def told_expired(lines: DataFrame) -> DataFrame:
-    """Return the slots of messages that some consumer was told to be over, unacked."""
+    """Return the slots of messages for which a consumer received EXPIRED."""
     rows = (
         lines.where("op IN ('ack', 'nack', 'extend') AND outcome = 'ok'")
         .select("topic", "group", F.inline(F.arrays_zip("offsets", "results")))
@@ -79,11 +80,11 @@ def told_expired(lines: DataFrame) -> DataFrame:
 
 
 def with_lives(lines: DataFrame, given: DataFrame, fates: DataFrame) -> tuple[DataFrame, DataFrame]:
-    """Return lines and deliveries with the topics of what consumers say as the replay names them.
+    """Return lines and deliveries in which the consumers' topics have the replay's names.
 
-    A topic that was deleted and one that has its name since are two, and a history names neither's
-    number. The timers' ids tell which of them a delivery is of; what is said later of the messages
-    has the epoch and lease that they came with. What tells neither is left out.
+    A deleted topic and a later one of the same name are two lives with two names in the replay. A
+    history has only the topic's name. The ids of timers assign a delivery to a life. Epoch and
+    lease assign acks and nacks to a delivery. Lines without these are left out.
     """
     lives = fates.select("topic").distinct().where(F.col("topic").contains(LIFE))
     names = [row["topic"].partition(LIFE)[0] for row in lives.collect()]
@@ -113,12 +114,12 @@ def with_lives(lines: DataFrame, given: DataFrame, fates: DataFrame) -> tuple[Da
 def with_group_lives(
     lines: DataFrame, given: DataFrame, groups: DataFrame
 ) -> tuple[DataFrame, DataFrame]:
-    """Return lines and deliveries with the groups of what consumers say as the replay names them.
+    """Return lines and deliveries in which the consumers' groups have the replay's names.
 
-    A group that was sought, or deleted and made again, has several lives, and one name in a
-    history. Deliveries say of which life they are, `group_id`, and so does their lease of what is
-    said later of the messages. What tells none is left out; a group of which some delivery does
-    not tell is left out altogether. `groups`: the replay's.
+    A group that was sought, or deleted and created again, has several lives, and one name in a
+    history. A delivery names its life (`group_id`); acks and nacks are assigned by its lease. Lines
+    without these are left out. A group with a delivery without `group_id` is left out altogether.
+    `groups`: the replay's table.
     """
     named = F.broadcast(groups.where("sought").select(*_names()).distinct())
     names = [name_of("topic").eqNullSafe(F.col("name")), F.col("group") == F.col("group_name")]
@@ -149,19 +150,20 @@ def with_group_lives(
 
 
 def name_of(topic: str) -> Column:
-    """Return the name in a column of topics, or groups, as the replay names them."""
+    """Return the plain name in a column of topics or groups with the replay's names."""
     return F.substring_index(topic, LIFE, 1)
 
 
 def _names() -> tuple[Column, Column]:
-    """Return name and group_name: what a history calls a topic and a group."""
+    """Return the columns name and group_name: the plain names of a topic and a group."""
     return name_of("topic").alias("name"), name_of("group").alias("group_name")
 
 
 def with_runs(rows: DataFrame, runs: DataFrame, how: str) -> DataFrame:
-    """Return `rows`, by slot, joined with what is known of runs of `count` messages.
+    """Return `rows`, which have a slot, joined with the runs of `count` messages that contain them.
 
-    An equi-join by stretches of queue offsets, then the exact bounds.
+    Rows and runs are joined by equal stretches of queue offsets first, and then by the exact
+    bounds. `how`: Spark's kind of join.
     """
     runs = runs.withColumns(
         {"first": F.col("queue_offset"), "end": F.col("queue_offset") + F.col("count")}
@@ -182,10 +184,11 @@ def with_runs(rows: DataFrame, runs: DataFrame, how: str) -> DataFrame:
 
 
 def consumed(lines: DataFrame, groups: DataFrame) -> DataFrame:
-    """Return the (topic, group, start_offset) that the run's consumers read to its end.
+    """Return the groups that clients read to the run's end: topic, group, start_offset.
 
-    `groups`: the replay's. Of each the life that it has at the end, if it has one; of what the log
-    does not know the offset is 0. Whoever redrives dead letters reads them.
+    Groups that were deleted are left out. A group appears with its last life. `start_offset` is 0
+    if the log does not know the group. A client that redrives reads the group `dead-letters`.
+    `groups`: the replay's table.
     """
     read = lines.where("op IN ('open', 'deliver')").select("topic", "group")
     redriven = lines.where("op = 'redrive'").select("topic", F.lit(LETTERS).alias("group"))
@@ -205,7 +208,7 @@ def consumed(lines: DataFrame, groups: DataFrame) -> DataFrame:
 
 
 def or_nulls(name: str, of: str = "bigint") -> Column:
-    """Return a list column; where it is null, as many nulls as the row's `n`."""
+    """Return a list column; a null list becomes a list of `n` nulls, by the row's column `n`."""
     return F.coalesce(name, F.array_repeat(F.lit(None).cast(of), F.col("n"))).alias(name)
 
 

@@ -6,8 +6,9 @@ that a flush or a merge has lost is found even if it is due in a year.
     fates   pending after that entry   ─┬─ count, and sum of hashes, per node: equal, nearly always
     runs    timers less tombstones     ─┘  else joined, to name the timers that differ
 
-A key file has to have the keys of its run (chaos/spark/state_files.py). A spill file holds messages
-that fired by that entry, at the place that the log gave them, and each that a group acked later.
+A key file must have the keys of its run (chaos/spark/state_files.py). The rows of a spill file must
+be messages that fired by that entry, at the places that the log has for them. Each message that a
+group acked after the entry must be in a spill file.
 """
 
 import itertools
@@ -143,10 +144,10 @@ def judged(
     run: RunFolder, story: Mapping[str, DataFrame], summary: dict[str, Any], *,
     states: Sequence[ManifestState], offenders_max: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return what nodes' files hold, and what of it is not what the log says, for the summary.
+    """Return the summary's part about nodes' files: their pending timers, and the violations.
 
-    Violations: `missing_in_files`, `extra_in_files` (or there more than once), `damaged_files`,
-    `untrue_in_queues`, `missing_in_queues`.
+    Violations: `missing_in_files`, `extra_in_files` (not pending, or more than once),
+    `damaged_files`, `untrue_in_queues`, `missing_in_queues`.
     """
     if not states:
         return {"files": [], "files_unread": [], "file_offenders": []}
@@ -190,7 +191,7 @@ def judged(
 
 
 def _said(fates: DataFrame, indexes: list[int]) -> dict[int, tuple[int, int]]:
-    """Return how many timers are pending after each entry, and the sum of their hashes."""
+    """Return entry -> (number of timers pending after it, sum of their hashes)."""
     sums = (_sums(F.when(_is_pending(index), F.lit(1))) for index in indexes)
     row = fates.agg(*itertools.chain(*sums)).first()
     assert row is not None

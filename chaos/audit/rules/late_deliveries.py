@@ -1,19 +1,23 @@
-"""Which messages came late to a consumer with free hands, though nothing was wrong.
+"""Late deliveries to a free consumer, without an excuse.
 
-    delivered_late  P3  a message waited longer than LATE_MS for a consumer that held nothing, plus
-                        a millisecond for each message that came to its group meanwhile (RATE)
+    delivered_late  P3  a message waited for a consumer that held no message, for longer than
+                        LATE_MS plus a millisecond for each message that came to the group (RATE)
 
-A wait begins when the message fired, was carried, or came back and its delay was over. It begins
-anew with each event that explains it: its consumer opened the group; the group was sought, redriven
-or deleted; a fault or a change of leader ended, and a moment passed. So a message that waits long
-after its excuse is late, too.
+A wait begins when the message fired, was moved from another topic, or came back and its delay was
+over. It begins anew with each event that explains it:
 
-A consumer has free hands while each message that it got is acked, nacked or over. In a group that
-keeps an order, or limits what is in flight, all its consumers need free hands. A receipt is told by
-a client's clock: the run has to say how far clocks differ.
+- its consumer opened the group
+- the group was sought, redriven or deleted
+- a fault or a change of leader ended, and its excuse was over (late_firing.AFTER_MS)
 
-Messages that waited long are not judged if an excuse covers the receipt, or if their consumer had
-no free hands for so long. These are counted, and with too many of them no verdict is OK.
+So a message that waits long after an excuse is late, too.
+
+A consumer is free while each message that it received is acked, nacked or over. In an ordered
+group, or one with `max_in_flight`, all consumers of the group must be free. The time of a receipt
+is on a client's clock: the run must state the greatest difference between clocks.
+
+A long wait is not judged if an excuse covers the receipt, or if the consumer was not free for that
+long. Such waits are counted. With too many of them no verdict is OK.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,11 +32,11 @@ from chaos.audit.rules.late_firing import Stretch
 from chaos.audit.rules.order_rules import ordered
 
 LATE_MS: Final = 10_000
-"""Far more than a batch, a busy leader and a thread that waits take on a slow machine."""
+"""Far more than a batch, a busy leader and a waiting thread take on a slow machine."""
 RATE: Final = 1
-"""Messages per millisecond that a group with a backlog gets, at least."""
+"""The least rate at which a group with a backlog receives messages, per millisecond."""
 HELD_MS: Final = 60_000
-"""A message that its consumer neither acked nor gave back is held so long, at most."""
+"""The longest time for which a message that was neither acked nor nacked counts as held."""
 
 _GROUP: Final = ("topic", "group")
 _RECEIPT: Final = (*SLOT, "attempt", "client", "fired_at_ms", "received_ms")
@@ -41,10 +45,10 @@ _RECEIPT: Final = (*SLOT, "attempt", "client", "fired_at_ms", "received_ms")
 def waits(
     lines: DataFrame, story: Mapping[str, DataFrame], excused: Sequence[Stretch], bound_ms: int
 ) -> DataFrame:
-    """Return receipts longer than `bound_ms` after the firing: _RECEIPT, since_ms.
+    """Return the receipts more than `bound_ms` after the firing: _RECEIPT, since_ms.
 
-    Of each attempt the first one. `since_ms`: when the wait began that nothing explains; not before
-    the receipt, if an excuse covers that.
+    An attempt appears once, with its first receipt. `since_ms`: the last event that explains the
+    wait. It is at or after the receipt if an excuse covers the receipt.
     """
     heads = ("client", *_GROUP, "received_ms")
     long = F.col("received_ms") - F.array_min("fired_at_ms") > bound_ms
@@ -72,14 +76,14 @@ def waits(
 
 
 def _back(rows: DataFrame, returns: DataFrame) -> DataFrame:
-    """Return when earlier attempts came back, and could be handed out again: at_ms."""
+    """Return the times when earlier attempts had come back and could be delivered again: at_ms."""
     again = F.greatest("returned_at_ms", "not_before_ms").alias("at_ms")
     before = returns.select(*SLOT, F.col("attempts").alias("before"), again)
     return rows.join(before, [*SLOT]).where("before < attempt")
 
 
 def _opened(rows: DataFrame, lines: DataFrame) -> DataFrame:
-    """Return when the consumer had opened the group, or some client had changed it: at_ms."""
+    """Return the times when the consumer opened the group, or a client changed it: at_ms."""
     group = F.when(F.col("op") == "redrive", F.lit(LETTERS)).otherwise(name_of("group"))
     events = lines.where("op IN ('open', 'seek', 'delete_group', 'redrive')").select(
         F.when(F.col("op") == "open", F.col("client")).alias("by"),
@@ -95,9 +99,11 @@ def _opened(rows: DataFrame, lines: DataFrame) -> DataFrame:
 def free_hands(
     waiting: DataFrame, lines: DataFrame, story: Mapping[str, DataFrame]
 ) -> DataFrame:  # fmt: skip
-    """Return the waits with how long hands were free, and how many messages came: free_ms, came.
+    """Return the waits with two columns: free_ms, came.
 
-    `waiting` as from `waits`. Hands are those of the client, or of the group (`together`).
+    `free_ms`: the part of the wait in which the consumer was free; in an ordered or limited group,
+    in which all its consumers were free (`together`). `came`: the messages that came to the group
+    during the wait. `waiting`: from `waits`.
     """
     together = ordered(story).select(*_GROUP)
     together = together.union(story["settings"].where("max_in_flight > 0").select(*_GROUP))
@@ -126,9 +132,10 @@ def free_hands(
 
 
 def _held(lines: DataFrame) -> DataFrame:
-    """Return what clients held, and until when: client, topic, group, at_ms, over_ms.
+    """Return one row per held message: client, topic, group, together, offset, at_ms, over_ms.
 
-    `lines` with `together`. There a message that was nacked is held until its delay is over.
+    It is held in [at_ms, over_ms). In a group with `together`, a nacked message is held until its
+    delay is over. `lines`: with a column `together`.
     """
     whose = ("client", *_GROUP, "together", "offset")
     heads = ("client", *_GROUP, "together")
@@ -152,9 +159,10 @@ def judged(
     lines: DataFrame, story: Mapping[str, DataFrame], excused: Sequence[Stretch],
     error_ms: int | None,
 ) -> tuple[dict[str, DataFrame], dict[str, int]]:  # fmt: skip
-    """Return violation -> offenders; and how many receipts waited long, and were not judged.
+    """Return violation -> offenders; and the numbers of long waits, and of those not judged.
 
-    `excused` as from `late_firing.excuses`, `error_ms`: how far clocks differ; None: nobody knows.
+    `excused`: from `late_firing.excuses`. `error_ms`: the greatest difference between clocks; None:
+    unknown, and nothing is judged.
     """
     if error_ms is None:
         return {}, {"long": 0, "unjudged": 0}

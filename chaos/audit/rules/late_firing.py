@@ -1,11 +1,13 @@
-"""Which timers fired late, though nothing was wrong with the cluster: the second half of P3.
+"""Late firings without an excuse: the second half of P3.
 
-    late  P3  fired later than LATE_MS after it was due, or after it was scheduled if that was
-              later, with no excuse in between
+    late  P3  fired more than LATE_MS after it was due, or after it was scheduled if that was
+              later, and no excuse overlaps the wait
 
-All times are the log's own, on the cluster's clock. An excuse is a stretch of time that overlaps
-the wait: a fault of the timeline and the recovery from it; a change of leader, which the log shows
-by itself; a pause of the topic, and the release after it.
+All times are those of the log, on the cluster's clock. The excuses are:
+
+- a fault of the timeline, and its recovery
+- a change of leader, by the log
+- a pause of the topic, and the release after it
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +21,7 @@ from chaos.audit.rules.fault_windows import Phase
 LATE_MS: Final = 5_000
 """Far more than the tick, the commit and a full queue of due timers take on a slow machine."""
 AFTER_MS: Final = 5_000
-"""An excuse lasts so long beyond its end: what has piled up fires in order."""
+"""An excuse lasts this much longer than its cause, because overdue timers fire in order."""
 
 Stretch = tuple[int, int]
 """[from, to), Unix milliseconds."""
@@ -28,7 +30,7 @@ Stretch = tuple[int, int]
 def excuses(phases: Iterable[Phase], epochs: Sequence[Row]) -> list[Stretch]:
     """Return the stretches in which timers may be late: faults, and changes of leader.
 
-    `epochs` as from `node_logs.epochs`, in order.
+    `epochs`: from `node_logs.epochs`, in order.
     """
     found = [(phase.start_ms, phase.end_ms + AFTER_MS) for phase in phases]
     for row in epochs:
@@ -51,7 +53,7 @@ def _merged(stretches: Iterable[Stretch]) -> list[Stretch]:
 def late(found: DataFrame, excused: Sequence[Stretch], pauses: DataFrame) -> DataFrame:
     """Return the timers that fired late without an excuse: seq, mark, topic, due_ms, late_ms, …
 
-    `found`: the verdict table; `pauses`: the replay's, topic from_ms until_ms.
+    `found`: the verdict table. `pauses`: the replay's table: topic, from_ms, until_ms.
     """
     spark = found.sparkSession
     since = F.greatest("due_ms", "scheduled_at_ms").alias("since_ms")

@@ -1,20 +1,19 @@
-"""Settings: what clients asked of groups and policies, what the log has, and what followed from it.
+"""Settings of groups, policies, payloads and epochs: answers and effects that contradict the log.
 
-    policy_untrue  P1  a change of a policy was confirmed, and no entry of its scope says so
-    group_untrue   P5  a client was told settings of a group that it never had
-    moved_early    P1  a message became a dead letter that had failed less often than its group
-                       allows
-    lease_cut      P5  a lease ended before its time, while its consumer went on by the same stream
+    policy_untrue  P1  a change of a policy was confirmed, and no entry of its scope has its values
+    group_untrue   P5  a client received settings of a group that the group never had
+    moved_early    P1  a message became a dead letter with fewer failures than its group allows
+    lease_cut      P5  a lease ended before its time, while its consumer continued on its stream
     over_in_flight P5  more messages of a group were certainly held at once than its limit allows
-    payload_untrue P1  the log has other payload bytes than were asked for, by their CRC-32
-    epoch_untrue   P6  an EPOCH entry names another epoch than its frame, a leader that is no voter,
-                       voters that more than one change makes of those before, or, as the last one,
-                       replicas that are none of the folder's nodes
+    payload_untrue P1  the payload bytes in the log differ from the requested ones, by CRC-32
+    epoch_untrue   P6  an EPOCH entry names another epoch than its frame, or a leader that is not a
+                       voter, or voters that differ by more than one change; or the last EPOCH entry
+                       names replicas that are not nodes of the folder
 
-A message is certainly held from its receipt until its consumer asked to ack it, if that ack counted
-under the same lease, the lease had not ended by its length, and no other epoch had begun. So what
-was given back unseen, or went with a stream, is not counted. Times of two clocks are compared where
-the run says how far they differ.
+A message is certainly held from its receipt until its consumer requests its ack. This holds only if
+the ack counted under the same lease, the lease was not over, and no later epoch had begun. Other
+deliveries are not counted: the message may have been returned without the consumer's knowledge.
+Times of two clocks are compared only if the run states their greatest difference.
 """
 
 import itertools
@@ -29,11 +28,11 @@ from chaos.audit.rules.client_tables import SLOT, name_of
 from chaos.oracle.group_story import ENDED
 
 ALIVE_MS: Final = 1_000
-"""A consumer that is given something so long after its lease ended had not lost its stream then."""
+"""A delivery this long after a lease's end, on the same stream, proves that the stream went on."""
 
 
 def untrue_policies(lines: DataFrame, policies: DataFrame) -> DataFrame:
-    """Return confirmed changes that no entry of their scope has: topic, said."""
+    """Return confirmed changes of policies that no entry of their scope has: topic, said."""
     told = lines.where("op = 'policy' AND outcome = 'ok' AND said IS NOT NULL")
     rows = told.select("topic", "said").distinct().collect()
     logged: dict[str, list[dict[str, Any]]] = {}
@@ -51,9 +50,9 @@ def untrue_policies(lines: DataFrame, policies: DataFrame) -> DataFrame:
 
 
 def untrue_groups(lines: DataFrame, settings: DataFrame) -> DataFrame:
-    """Return settings that clients were told, and that the group never had: topic group field told.
+    """Return settings that clients received and the group never had: topic, group, field, told.
 
-    Of groups that the log knows.
+    Groups that the log does not know are left out.
     """
     names = [name_of(name).alias(name) for name in ("topic", "group")]
     fields = {"group_lease_ms": "lease_ms", "max_attempts": "max_attempts"}
@@ -70,7 +69,7 @@ def untrue_groups(lines: DataFrame, settings: DataFrame) -> DataFrame:
 def cut_leases(
     lines: DataFrame, returns: DataFrame, settings: DataFrame, clock_error_ms: int
 ) -> DataFrame:
-    """Return leases that ended too early: slot, client, handed_out_ms, returned_at_ms, lease_ms."""
+    """Return the leases that ended too early: slot, client, handed_out_ms, returned_at_ms, …"""
     held = _held(lines, settings)
     ended = returns.where(F.col("why") == ENDED).select(*SLOT, "attempts", "returned_at_ms")
     early = (
@@ -107,9 +106,9 @@ def cut_leases(
 
 
 def _held(lines: DataFrame, settings: DataFrame) -> DataFrame:
-    """Return deliveries with the lease that they came with: slot, client, attempt, lease_ms, …
+    """Return the deliveries with the length of their lease: slot, client, attempt, lease_ms, …
 
-    The consumer's own, or else the shortest that the group ever had.
+    `lease_ms`: the one that the consumer requested, or else the shortest that the group ever had.
     """
     shortest = settings.groupBy("topic", "group").agg(F.min("lease_ms").alias("least_ms"))
     own = (
@@ -129,7 +128,7 @@ def _held(lines: DataFrame, settings: DataFrame) -> DataFrame:
 def over_in_flight(
     lines: DataFrame, settings: DataFrame, epochs: Sequence[Row], clock_error_ms: int
 ) -> DataFrame:
-    """Return groups that held too many messages at once: topic, group, at_ms, held, most."""
+    """Return the groups that held too many messages at once: topic, group, most, held, at_ms."""
     most = settings.groupBy("topic", "group").agg(
         F.max("max_in_flight").alias("most"), F.min("max_in_flight").alias("least")
     )
@@ -160,7 +159,10 @@ def over_in_flight(
 
 
 def untrue_payloads(lines: DataFrame, payloads: DataFrame) -> DataFrame:
-    """Return timers with another payload than was asked for: mark, topic, asked and logged CRC."""
+    """Return the timers whose payload differs from the request: mark, topic, asked, logged.
+
+    `asked`, `logged`: the CRC-32 of the payload by the history and by the log.
+    """
     asked = lines.where("op = 'schedule' AND payload_crcs IS NOT NULL").select(
         "topic", F.inline(F.arrays_zip("marks", "payload_crcs"))
     )
@@ -169,9 +171,10 @@ def untrue_payloads(lines: DataFrame, payloads: DataFrame) -> DataFrame:
 
 
 def untrue_epochs(leaders: Sequence[Row], replicas: Collection[str]) -> list[dict[str, Any]]:
-    """Return EPOCH entries that can't be: index, epoch, why.
+    """Return the EPOCH entries that contradict the rules: index, epoch, why.
 
-    `leaders`: the replay's, in order. `replicas`: of the folder's nodes; empty: not all are known.
+    `leaders`: the replay's rows, in order. `replicas`: the replicas of the folder's nodes; empty:
+    not all are known.
     """
     found, before = [], frozenset[str]()
     for at, row in enumerate(leaders):
