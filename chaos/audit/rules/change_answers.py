@@ -1,9 +1,9 @@
-"""What clients say of changes: cancels and reschedules, by id, key and filter, and keys taken over.
+"""Answers to changes: cancels and reschedules by id, key and filter, and replacements by key.
 
-Who names an id, or is told one, bears witness to one timer: `tried` and `moves`, by seq. Who names
-a key or a filter learns how many it was, not which: the log says which, and `flags` says per timer
-whether a client asked for what befell it. Answers that count more, or less, than the log has are
-untrue, and so is NOT_FOUND of a key while a timer with it was pending.
+A request or an answer with an id concerns one timer: `tried` and `moves`, by seq. An answer to a
+key or a filter gives only a number of timers. The log shows the timers, and `flags` has for each
+whether a client requested its change. An answer is untrue if it counts more or fewer timers than
+the log has. So is NOT_FOUND for a key while a timer with the key was pending.
 """
 
 from typing import Final, NamedTuple
@@ -18,14 +18,14 @@ _ENDLESS: Final = (1 << 63) - 1
 
 
 class ChangeTables(NamedTuple):
-    """All of it."""
+    """The three tables of changes."""
 
     tried: DataFrame
-    """Per seq: what clients that named this timer were answered, how often."""
+    """A row per timer that was named by id: the numbers of its answers. See `tried`."""
     moves: DataFrame
-    """Per seq of a timer that a client was told to be rescheduled to: what it asked for."""
+    """A row per answer RESCHEDULED, with its request. See `moves`."""
     flags: DataFrame
-    """Per seq of a timer that has a key, or was cancelled, or was rescheduled to: see `flags`."""
+    """A row per timer with a key, and per cancelled or rescheduled timer. See `flags`."""
 
 
 def changes(
@@ -45,9 +45,9 @@ def named(lines: DataFrame, asks: DataFrame) -> DataFrame:
 
 
 def shared_keys(lines: DataFrame, keyed: DataFrame) -> DataFrame:
-    """Return the keys that more than one timer was asked for with, or a change named: `hash`.
+    """Return the keys that several schedules, or a change, named: `hash`.
 
-    `keyed`: asks with a key, and its `hash` (`key_hash`).
+    `keyed`: requested timers with a key, with the `hash` of `key_hash`.
     """
     several = keyed.groupBy("hash").agg(F.count("*").alias("n")).where("n > 1").select("hash")
     changed = lines.where(F.col("op").isin("cancel", "reschedule") & F.col("keys").isNotNull())
@@ -56,7 +56,7 @@ def shared_keys(lines: DataFrame, keyed: DataFrame) -> DataFrame:
 
 
 def key_hash() -> Column:
-    """Return what stands for a key of a topic; two that share one are looked at more closely."""
+    """Return the hash of a topic and a key. Keys with equal hashes are judged by the full rules."""
     return F.xxhash64("topic", "key").alias("hash")
 
 
@@ -70,11 +70,13 @@ def _each(lines: DataFrame, op: str, name: str, *lists: str) -> DataFrame:
 
 
 def tried(lines: DataFrame, asks: DataFrame) -> DataFrame:
-    """Return one row per timer that somebody named: seq, how often each answer.
+    """Return one row per timer that a request, or an answer REPLACED, named: seq, and its answers.
 
-    cancel_* of cancels, move_* of reschedules: ok, already (cancelled), fired, unknown, and
-    missing_ms and fired_ms, when it was first answered that there is no such timer, or that it had
-    fired. `replace_ok`: how many timers were said to have taken over its key.
+    The columns are numbers of answers, except the times.
+
+    cancel_* of cancels, move_* of reschedules: ok, already (cancelled), fired, dropped, unknown.
+    *_missing_ms and *_fired_ms: the first time when an answer was that there is no such timer, or
+    that it had fired. `replace_ok`: the number of schedules that were answered as replacing it.
     """
     named = [
         _each(lines, op, "ids", "results").select(
@@ -113,10 +115,10 @@ def tried(lines: DataFrame, asks: DataFrame) -> DataFrame:
 
 
 def moves(lines: DataFrame) -> DataFrame:
-    """Return the timers that clients were told of as rescheduled: seq, id, told_old_seq, …
+    """Return one row per answer RESCHEDULED: seq, id, told_old_seq, times, …
 
-    `told_old_seq`: of the timer that was named, null if it was by key. A seq that was told `times`
-    times has so many rows.
+    `seq` and `id` are those of the new timer. `told_old_seq` is the seq of the named timer; null if
+    the request named a key. `times` is the number of rows with the same new id.
     """
     lists = ("results", "new_ids", "due_ms")
     rows = _each(lines, "reschedule", "ids", *lists).unionByName(
@@ -137,10 +139,11 @@ def moves(lines: DataFrame) -> DataFrame:
 
 
 def filters(lines: DataFrame) -> DataFrame:
-    """Return what was changed by filter: op, topic, prefix, [from_ms, to_ms), ok, unknown, told.
+    """Return the changes by filter: op, topic, prefix, [from_ms, to_ms), ok, unknown, told, …
 
-    `told`: how many timers those were that were answered; `due_ms_min`: the earliest due time that
-    a reschedule gave.
+    Requests with the same op, topic and prefix are one row, with the earliest `from_ms` and the
+    latest `to_ms`. `ok` and `unknown` are numbers of requests by outcome. `told` is the number of
+    timers in the answers. `due_ms_min` is the earliest due time that a reschedule set.
     """
     asked = lines.where("op IN ('cancel', 'reschedule') AND ids IS NULL AND keys IS NULL")
     beyond = F.when(F.coalesce("due_to_ms", F.lit(0)) == 0, _ENDLESS).otherwise(F.col("due_to_ms"))
@@ -190,18 +193,19 @@ def flags(
     lines: DataFrame, asks: DataFrame, log: DataFrame, named: DataFrame,
     clock_error_ms: int | None,
 ) -> DataFrame:  # fmt: skip
-    """Return what is known of timers by their key and by filters: seq, key, and
+    """Return the evidence of changes by key and by filter, one row per timer: seq, key, and
 
-    overlaps        it was pending while another one of its topic had its key
+    overlaps        it was pending while another timer of its topic had its key
     asked_cancel    a client may have cancelled it by key or filter
-    overtold        cancels of its key were answered more often than the log has them
-    undertold       it was cancelled, cancels of its key alone can have done it, and fewer were
-                    answered than the log has
-    denied          a client was told that its key has no timer, while it was pending
-    moved_outcome   of a timer that a reschedule made: ok or unknown, if it was by key or filter
-    moved_due_ms    the earliest due time that a reschedule by filter gave it
+    overtold        more cancels of its key were confirmed than the log has
+    undertold       it was cancelled, only cancels of its key can have done it, and fewer of them
+                    can have succeeded than the log has
+    denied          a client received NOT_FOUND for its key while it was pending
+    moved_outcome   of a timer made by a reschedule: ok or unknown, if the reschedule may have been
+                    by filter or by key; else null
+    moved_due_ms    the earliest due time that a reschedule by filter may have given it
 
-    `named` as from `tried`; `clock_error_ms` as in `changes`.
+    `named`: from `tried`. `clock_error_ms`: as in `changes`.
     """
     keys = asks.where("key IS NOT NULL").select("mark", "key")
     rows = (
@@ -235,9 +239,10 @@ def flags(
 
 
 def _by_key(lines: DataFrame, rows: DataFrame) -> DataFrame:
-    """Return per seq: overlaps, overtold, undertold, key_cancels and key_moves (may have hit it).
+    """Return one row per timer with a key: overlaps, overtold, undertold, key_cancels, key_moves.
 
-    `rows` with `by_id`, `filter_cancels`: other requests that may have cancelled it.
+    `key_cancels` and `key_moves` are the numbers of requests by key that may have changed it.
+    `rows` has `by_id` and `filter_cancels`: whether other requests may have cancelled it.
     """
     done, unknown = F.col("results") == "CANCELLED", F.col("outcome") == "unknown"
     cancels = (
@@ -272,7 +277,7 @@ def _by_key(lines: DataFrame, rows: DataFrame) -> DataFrame:
 
 
 def _denied(lines: DataFrame, rows: DataFrame, clock_error_ms: int | None) -> DataFrame:
-    """Return the seqs of timers that were pending while a client was told their key has none."""
+    """Return the timers that were pending while a client received NOT_FOUND for their key."""
     if clock_error_ms is None:
         return rows.select("seq", F.lit(None).cast("boolean").alias("denied")).limit(0)
     asked = [_each(lines, op, "keys", "results") for op in ("cancel", "reschedule")]
@@ -288,7 +293,7 @@ def _denied(lines: DataFrame, rows: DataFrame, clock_error_ms: int | None) -> Da
 
 
 def _by_filter(lines: DataFrame, rows: DataFrame) -> DataFrame:
-    """Return per seq whether filters pick it: filter_cancels, filter_ok, filter_unknown, …"""
+    """Return the timers that filters match: seq, filter_cancels, filter_ok, filter_unknown, …"""
     asked = F.broadcast(filters(lines).withColumnsRenamed({"op": "by", "topic": "of"}))
     ends = rows.where("end = 'cancelled'").withColumn("op", F.lit("cancel"))
     starts = rows.where("old_due_ms IS NOT NULL").withColumn("op", F.lit("reschedule"))
@@ -311,10 +316,11 @@ def _by_filter(lines: DataFrame, rows: DataFrame) -> DataFrame:
 
 
 def operations(lines: DataFrame) -> DataFrame:
-    """Return how often clients were answered what: op, by, on_conflict, result, n.
+    """Return the numbers of answers to changes: op, by, on_conflict, result, n.
 
-    Of schedules those with keys. `result`: of answered ones per timer, else the outcome; of a
-    filter, and of a redrive, `changed`, with the number of timers. Topics and groups are named.
+    Only schedules with keys are counted. `result` is the answer per timer, or the outcome of a
+    request without an answer. For a filter and a redrive it is `changed`, and `n` counts timers.
+    Deletions, seeks and redrives are `by` name.
     """
     ruled = lines.where(F.col("op").isin("delete", "seek", "delete_group", "redrive")).select(
         "op", F.lit("name").alias("by"), F.lit("").alias("on_conflict"),

@@ -1,18 +1,21 @@
-"""Which timers of a part of a run are plainly fine: by columns, with numpy, without Spark.
+"""Plain timers of a part of a run, found by columns with numpy, without Spark.
 
-    asked once, answered SCHEDULED with an id, without a key or with one that nothing else names
-    in the log once, under that id, as told; fired, not before it was due; by entries that no node
-        disputes; named by no cancel and no reschedule
-    given as the log has it, once to every group that has to be given it, and as far as is known in
-        rough before its ack; its acks are kept, and it expired in no group
+A timer is plain if all of this holds:
 
-Such a timer's verdict is `ok`, by every rule of verdict.py. Everything else is *doubtful*, and
-judged by those rules. This judgement may doubt what is fine, and never the other way round: so it
-needs none of their cases, and a timer costs a microsecond.
+    asked    requested once, and answered SCHEDULED with an id. It has no key, or a key that no
+             other request names
+    log      there once, with that id and as answered. It fired, and not before it was due. No node
+             disputes its entries. No cancel or reschedule names it
+    given    delivered as the log has it, once to each group that must receive it, and surely before
+             its ack. Its acks are in the log, and it expired in no group
 
-A part holds all rows of some marks. One join of the rules is not by mark: a delivery may name, with
-another mark, a seq of a plain timer. Such seqs are handed out with the doubtful marks, and whoever
-calls this calls it again with them `named`.
+By the rules of verdict.py a plain timer is `ok`. Any other timer is *doubtful*, and is judged by
+those rules. This test may doubt a correct timer, and never passes a wrong one. So it has few cases,
+and a timer costs a microsecond.
+
+A part holds all rows of some marks. One join of the rules is not by mark: a delivery may name the
+seq of a plain timer with another mark. Such seqs are returned beside the doubtful marks. The caller
+then judges again, with these seqs added to `Facts.named`.
 """
 
 from collections.abc import Mapping
@@ -27,9 +30,9 @@ import pyarrow.compute as pc
 from timer.model.columns import I64
 
 STRETCH_BITS: Final = 12
-"""What is known of acks is known by stretches of so many queue offsets."""
+"""Acks are summed up per stretch of 2^12 queue offsets."""
 TICK_MS_MAX: Final = 1_000
-"""Due times are rounded up to a node's tick, of which no log tells (timing.tick_ms)."""
+"""The longest tick of a node. Due times are rounded up to it (timing.tick_ms); it is not logged."""
 _NULL: Final = -(1 << 63)
 _MAX: Final = (1 << 63) - 1
 
@@ -60,41 +63,42 @@ VERDICTS: Final = pa.schema(
         ("from_topic", pa.string()),
     ]
 )
-"""Of the verdict table."""
+"""The columns of the verdict table."""
 DOUBTS: Final = pa.schema([("mark", pa.int64()), ("seq", pa.int64())])
-"""A doubtful mark, or else a seq that somebody was given under a mark that is not its own."""
+"""A row has either a doubtful mark, or a seq that was delivered with a mark of another timer."""
 
 Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known of the run as a whole."""
+    """Facts of the whole run, the same for all parts."""
 
     starts: Mapping[str, I64]
-    """Topic -> the first queue offset of each group that was read, in ascending order. What is in
-    none of these topics is doubtful."""
+    """Topic -> the first queue offset of each group that was read, in ascending order. A timer of
+    another topic is doubtful."""
     acked: pa.Table
-    """The earliest ack of a stretch: topic group stretch ack_epoch attempts."""
+    """The lowest epoch and attempts of the acks of a stretch: topic group stretch ack_epoch
+    attempts."""
     named: I64
-    """Seqs that clients named or were told of otherwise than by a schedule's answer."""
+    """Seqs that a client named, or received in another answer than a schedule's."""
     doubted: pa.Table
-    """Messages that expired, or with an ack that the log does not hold: topic queue_offset."""
+    """Messages that expired, or with a confirmed ack that is not in the log: topic queue_offset."""
     disputed: I64
-    """Indexes of entries about which nodes disagree."""
+    """Indexes of entries that differ between nodes."""
     clock_error_ms: int | None
-    """The most that a client's clock and the cluster's differ; None: nobody knows."""
+    """The greatest difference between the clients' clocks and the cluster's; None: unknown."""
 
 
 class Sifted(NamedTuple):
-    """What is plain (VERDICTS) and what is doubtful (DOUBTS)."""
+    """The verdicts of the plain timers (VERDICTS), and the doubtful ones (DOUBTS)."""
 
     plain: pa.Table
     doubts: pa.Table
 
 
 class _Table:
-    """A part's rows of one table, by columns; each is taken out of its pieces once."""
+    """A part's rows of one table. A column of integers is made contiguous once, and kept."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
@@ -104,7 +108,7 @@ class _Table:
         return int(self._table.num_rows)
 
     def ints(self, name: str) -> I64:
-        """Return a column of integers; _NULL where there is none."""
+        """Return a column of integers; _NULL in place of null."""
         if name not in self._ints:
             column = self._table[name].cast(pa.int64())
             column = pc.fill_null(column, _NULL) if column.null_count else column
@@ -112,7 +116,7 @@ class _Table:
         return self._ints[name]
 
     def codes(self, name: str, values: pa.Array) -> I64:
-        """Return the places of texts among `values`; -1: they are not there, or null."""
+        """Return the position of each text in `values`; -1: it is not in `values`, or null."""
         codes = np.full(len(self), -1, np.int64)
         start = 0
         for chunk in self._table[name].chunks:
@@ -125,12 +129,12 @@ class _Table:
         return codes
 
     def equals(self, name: str, value: str) -> Mask:
-        """Return whether a text is this one."""
+        """Return a mask: whether the text equals `value`."""
         mask: Mask = self.codes(name, pa.array([value])) == 0
         return mask
 
     def none(self, name: str) -> Mask:
-        """Return whether there is no value."""
+        """Return a mask: whether the value is null."""
         column = self._table[name]
         if column.null_count == len(column):
             return np.ones(len(column), np.bool_)
@@ -138,18 +142,18 @@ class _Table:
         return mask
 
     def texts(self, name: str) -> pa.Array:
-        """Return all texts that there are."""
+        """Return the distinct texts of a column."""
         return pc.unique(self._table[name]).cast(pa.string())
 
     def take(self, name: str, rows: I64) -> pa.Array:
-        """Return values of a column."""
+        """Return the values of a column at some rows."""
         return self._table[name].combine_chunks().take(pa.array(rows))
 
 
 def sifted(asks: pa.Table, log: pa.Table, given: pa.Table, crowded: I64, facts: Facts) -> Sifted:
     """Judge a part: all rows of some marks, with the columns ASKED, LOG and GIVEN.
 
-    Texts may be dictionaries. `crowded`: marks whose keys somebody else named, too.
+    Text columns may be dictionaries. `crowded`: marks whose keys another request names, too.
     """
     asked, fates, told = tables = _Table(asks), _Table(log), _Table(given)
     topics = pa.array([*facts.starts], pa.string())
@@ -178,7 +182,7 @@ def sifted(asks: pa.Table, log: pa.Table, given: pa.Table, crowded: I64, facts: 
 def _asked_and_fired(
     asked: _Table, lonely: Mask, log: _Table, facts: Facts, topics: pa.Array
 ) -> tuple[I64, I64]:
-    """Return the rows of asks and of the log that tell the same of timers that fired, by mark."""
+    """Return the rows of `asked` and of `log` that agree about a fired timer, in order of marks."""
     ask = _once(asked.ints("mark"), lonely & _scheduled(asked))
     fate = _once(log.ints("mark"), _fired(log, facts, topics))
     at, found = _owners(asked.ints("mark")[ask], log.ints("mark")[fate])
@@ -230,7 +234,7 @@ def _fired(log: _Table, facts: Facts, topics: pa.Array) -> Mask:
 def _as_logged(
     given: _Table, rows: I64, log: _Table, fate: I64, facts: Facts, topics: pa.Array
 ) -> Mask:
-    """Return which deliveries, `rows`, are as rows of the log have them, surely before the ack."""
+    """Return a mask of the deliveries `rows`: equal to the log's row, and surely before the ack."""
     topic = given.codes("topic", topics)[rows]
     same: Mask = topic == log.codes("topic", topics)[fate]
     of_log = {"fired_at_ms": "ended_at_ms"}
@@ -253,7 +257,7 @@ def _as_logged(
 
 
 def _expected(log: _Table, fate: I64, facts: Facts, topics: pa.Array) -> I64:
-    """Return how many groups have to be given each."""
+    """Return the number of groups that must receive each timer."""
     topic, offset = log.codes("topic", topics)[fate], log.ints("queue_offset")[fate]
     expected = np.zeros(len(fate), np.int64)
     every = [*facts.starts.values()]
@@ -265,7 +269,7 @@ def _expected(log: _Table, fate: I64, facts: Facts, topics: pa.Array) -> I64:
 
 
 def _twice_to_one(given: _Table, rows: I64, owner: I64, count: int) -> Mask:
-    """Return of so many timers which were given to one group more than once."""
+    """Return a mask of `count` timers: delivered to one group more than once."""
     twice = np.zeros(count, np.bool_)
     groups = given.texts("group")
     pairs = np.sort(_pairs(owner, given.codes("group", groups)[rows], len(groups)))
@@ -300,13 +304,13 @@ def _doubts(marks: I64, seqs: I64) -> pa.Table:
 
 
 def _pairs(high: I64, low: I64, size: int = 1 << 46) -> I64:
-    """Return one number for two, the second one below `size`; below 0 if one of them is."""
+    """Return `high * size + low`; -1 if either is negative or `low` is not below `size`."""
     both: I64 = np.where((high < 0) | (low < 0) | (low >= size), -1, high * size + low)
     return both
 
 
 def _once(marks: I64, fine: Mask) -> I64:
-    """Return the rows that are fine, and whose mark no other row has, in order of their marks."""
+    """Return the fine rows whose mark occurs once, in order of marks."""
     order = np.argsort(marks, kind="stable")
     other = np.ones(len(marks) + 1, np.bool_)
     other[1:-1] = np.diff(marks[order]) != 0
@@ -315,12 +319,12 @@ def _once(marks: I64, fine: Mask) -> I64:
 
 
 def _owners(values: I64, among: I64) -> tuple[I64, Mask]:
-    """Return the place of each value `among` others, in ascending order, and if it is there."""
+    """Return the position of each value in `among`, which ascends; and whether it is there."""
     place = np.searchsorted(among, values)
     there = np.append(among, _NULL)[place] == values
     return place, there & (place < len(among))
 
 
 def numbers(table: pa.Table, name: str) -> I64:
-    """Return a column of integers, in ascending order, each once."""
+    """Return the distinct values of a column of integers, in ascending order."""
     return np.unique(_Table(table).ints(name))

@@ -1,53 +1,63 @@
-"""Verdicts: every timer that any witness knows gets one, by joins of the three.
+"""Verdicts: each timer that any of the three witnesses knows gets one, by joins of their tables.
 
-    fine        ok, cancelled, dropped (with its topic, or by a logged resume),
-                pending (due after the run's end), held (by a logged pause, at the run's end),
-                refused (asked, certainly not taken), unknown_not_fired, unknown_fired_once,
-                replaced (its key was taken over), rescheduled (another id goes on in its place),
-                rejected, kept (no timer: a pending one has its key), expired (fired, and not acked
-                in time by some group, which nobody of it was given),
-                carried (a dead letter, or one that was redriven: given as the timer should be)
-    violation   breaks
-    diverged    P6  nodes disagree, or what was asked (of which topic), answered or given is not
-                    what the log says
-    duplicate_fire  P2  one timer asked for, two in the log or two queue offsets
-    phantom     P2  in the log or given, but nobody asked; or given, but the log never fired it
-    key_doubled  P2  pending, or given, or said to be scheduled, while another had its key
-    cancelled_delivered  P4  fired or given although a cancel said CANCELLED
-    replaced_delivered, rescheduled_delivered  P4  likewise, after its replacement or reschedule
-    early       P3  fired before its due time, or due before the time that was asked for; or it came
-                before its time on the clock of a client
-    misdated    P3  due later than the time, or the delay, that was asked for
-    acked_again P5  given after its ack, in the log's order
-    expired_delivered  P5  given after it had expired in that group, in the log's order
-    expired_early  P1  ended before its due time and its time to live were over
-    ack_lost    P5  its ack was confirmed, but the log has none
-    unmarked_redelivery  P5  given twice to one group under the same attempt
-    cancel_untrue, conflict_untrue, reschedule_untrue  P4  the answer to a cancel, of what became of
-                a key, or to a reschedule contradicts the log
-    lost        P1  answered OK, but not in the log, never fired, or neither given to every group,
-                nor expired in it, nor carried from it; or cancelled, though nobody asked for it
+    fine verdict
+    ok                  fired, and delivered to every group
+    cancelled, dropped  ended by a cancel; by the deletion of its topic, or by a logged resume
+    pending, held       due after the run's end; held by a logged pause at the run's end
+    refused             requested, and certainly not accepted
+    unknown_not_fired, unknown_fired_once   the answer was lost
+    replaced            another timer took its key
+    rescheduled         another id replaces it
+    rejected, kept      no timer: a pending timer has its key
+    expired             fired, and expired in a group that did not receive it
+    carried             a dead letter or a redriven one, delivered as a fired timer must be
 
-**A dead letter** is a message of its own, and so is what a redrive makes of it: nobody asked for
-it but the log, which ends the message that it was in one group by the same entry. What is true of a
-timer that fired is true of it.
+    violation           promise
+    diverged            P6  nodes disagree, or the request's topic, an answer or a delivery
+                            contradicts the log
+    duplicate_fire      P2  requested once, and two timers in the log or two queue offsets
+    phantom             P2  in the log or delivered without a request; or delivered, and the log
+                            never fired it
+    key_doubled         P2  pending, delivered or answered as scheduled while another timer had its
+                            key
+    cancelled_delivered P4  fired or delivered although a cancel returned CANCELLED
+    replaced_delivered, rescheduled_delivered
+                        P4  fired or delivered although it was replaced or rescheduled
+    early               P3  fired before its due time, or due before the requested time; or received
+                            before it was due, by a client's clock
+    misdated            P3  due later than the requested time or delay
+    acked_again         P5  delivered after its ack, in the log's order
+    expired_delivered   P5  delivered after it had expired in that group, in the log's order
+    expired_early       P1  expired before its due time plus its time to live
+    ack_lost            P5  its ack was confirmed, and the log has no ack
+    unmarked_redelivery P5  delivered twice to one group with the same attempt
+    cancel_untrue, conflict_untrue, reschedule_untrue
+                        P4  the answer to a cancel, about a taken key, or to a reschedule
+                            contradicts the log
+    lost                P1  answered OK, and not in the log or never fired; or in some group neither
+                            delivered, nor expired, nor moved from it; or cancelled without a
+                            request
 
-**A group that is sought** begins another life, and so does one that is deleted and made again: each
-owes what lies from its start on, and P5 holds within a life. A life that is over owes nothing.
+**Dead letters.** A dead letter is a message of its own, and so is the message that a redrive makes
+of it. No client requests them: the log makes them, by the entry that ends the original message in
+its group. They are judged as fired timers.
 
-**A reschedule** ends one timer, by seq, and begins another: each has a verdict. The first must not
-be given any more; the second is due at the new time, and was asked for by the reschedule.
+**Lives of a group.** A seek, or a deletion and new creation, begins another life of the group. The
+life must receive all messages from its start on. P5 holds within a life. In an earlier life no
+message needs to be delivered.
 
-**No clock accuses** by itself. P5 is judged in the log's order. An attempt is counted in the log,
-either when a lease ended (ENDED, applied before the message may be handed out again) or by an epoch
-that finds it handed out. So one (group, message, attempt) is handed out at most once, and the
-replay knows the highest attempt that was possible before the ack's entry. A delivery is after the
-ack if its attempt is higher than that, or its epoch than that of the ack. When a client received
-something, by its own clock, proves nothing: what was handed out before the ack may have been on its
-way, or its receiver asleep. Such arrivals are counted, as `arrived_after_ack`, not judged. Only a
-run that says how far clocks may differ (clock_error_ms) is judged by them, beyond that: what came
-before its time, or which time a delay was taken for. So a cluster whose own clock is wrong is
-found, which by its log is right.
+**Reschedules.** A reschedule ends one timer, by seq, and begins another. Each has a verdict. The
+first must not be delivered. The second was requested by the reschedule, for the new time.
+
+**Clocks.** P5 is judged by the log's order. The log counts an attempt when a lease ends (ENDED,
+which is applied before the next delivery), or when a new epoch finds the message delivered. So each
+(group, message, attempt) is delivered at most once. The replay knows the highest attempt before the
+ack's entry. A delivery is after the ack if its attempt or its epoch is higher than the ack's.
+
+The time of a receipt proves nothing: a message that was delivered before the ack may have been in
+flight, or its client may have been suspended. Such receipts are counted (`arrived_after_ack`) and
+not judged. Clocks are compared only if the run states their greatest difference (clock_error_ms),
+and only beyond it. These comparisons find a cluster with a wrong clock, whose log looks right.
 """
 
 from functools import reduce
@@ -100,34 +110,35 @@ VIOLATIONS: Final = (
 """In order of precedence: a timer that breaks several promises counts for the first."""
 
 GRACE_MS: Final = 5_000
-"""A timer due this long before the run's end has to have fired."""
+"""A timer that was due this long before the run's end must have fired."""
 _CHANGED: Final = ("cancelled", "replaced", "rescheduled")
-"""Ends that a later cancel or reschedule is told of as ALREADY_CANCELLED."""
+"""Ends after which a cancel or reschedule returns ALREADY_CANCELLED."""
 _ENDED: Final = (*_CHANGED, "dropped", "rejected", "kept")
 _WAITING: Final = ("pending", "held")
 HORIZON_MS: Final = 9 * 60_000
-"""How long after its end a timer's cancel is not answered NOT_FOUND: the product's ten minutes,
-less one for the client's clock."""
+"""Time after a timer's end for which a cancel must not return NOT_FOUND: the product's ten minutes,
+less one minute for the client's clock."""
 
 
 class Clocks(NamedTuple):
-    """What is known of the clients' clocks."""
+    """The run's end, and the greatest differences between clocks."""
 
     until_ms: int
-    """When somebody looked last."""
+    """The time of the last look by the clients or the harness, Unix ms."""
     error_ms: int | None = None
-    """How far they and the cluster's differ at most; None: nobody knows."""
+    """Greatest difference between the clients' clocks and the cluster's; None: unknown."""
     clients_error_ms: int | None = None
-    """How far they differ among each other at most."""
+    """Greatest difference among the clients' clocks; None: unknown."""
 
 
 def unkept_acks(
     confirmed: DataFrame, log_acks: DataFrame, told_expired: DataFrame, expired: DataFrame
 ) -> DataFrame:
-    """Return the slots of acks that were confirmed, but that the log has not, each once.
+    """Return the slots with a confirmed ack that is not in the log; no row twice.
 
-    And of what was told to have expired, but neither did nor was acked. `confirmed` and
-    `told_expired` as from `clients`, `log_acks` and `expired`: the replay's.
+    Also the slots for which a consumer received EXPIRED although the message neither expired nor
+    was acked. `confirmed` and `told_expired`: from `client_tables`. `log_acks` and `expired`: the
+    replay's tables.
     """
     acks = with_runs(confirmed, log_acks, "left_anti").select(*SLOT)
     alive = with_runs(told_expired, log_acks, "left_anti").select(*SLOT)
@@ -138,11 +149,15 @@ def unkept_acks(
 def judged_deliveries(
     given: DataFrame, unkept: DataFrame, log_acks: DataFrame, over: DataFrame | None = None
 ) -> DataFrame:
-    """Return one row per timer that was given to somebody; what is wrong with it is counted.
+    """Return one row per delivered timer, with counts of its deliveries and their faults.
 
-    `given` as from `client_tables.deliveries`, `unkept` from `unkept_acks`, `log_acks`: the
-    replay's. `reached`: how many groups were given it that are not `over` (topic, group); None:
-    none is.
+    `reached` is the number of its groups that received it and are not over.
+
+    Args:
+        given: from `client_tables.deliveries`.
+        unkept: from `unkept_acks`.
+        log_acks: the replay's table.
+        over: the groups that are over at the run's end (topic, group); None: none is.
     """
     again = (F.col("epoch") > F.col("ack_epoch")) | (F.col("attempt") > F.col("attempts"))
     same = ("topic_hash", "queue_offset", "due_ms", "mark", "fired_at_ms")
@@ -164,7 +179,7 @@ def judged_deliveries(
                 for name, flag in (("again", again), ("unkept", F.col("unkept")))
             ),
         )
-        .repartition("seq")  # once for the window and the grouping
+        .repartition("seq")  # one exchange serves the window and the grouping
         .withColumn("before", before)
     )
     ranges = [f(name).alias(f"given_{name}_{f.__name__}") for name in same for f in (F.min, F.max)]
@@ -180,11 +195,16 @@ def judged_deliveries(
 
 
 def expiry(expired: DataFrame, given: DataFrame, read: DataFrame) -> DataFrame:
-    """Return one row per message that expired: topic, queue_offset, `expired_groups`, `late`, …
+    """Return one row per expired message: topic, queue_offset, expired_groups, late, over_ms.
 
-    How many groups it expired in unseen, of those that were `read`; whether some group was given it
-    after that; `over_ms`: what was due by then may have expired. `expired`: slot, attempts,
-    expire_epoch, expired_at_ms, ttl_ms; `given` as from `client_tables.deliveries`.
+    `expired_groups` is the number of `read` groups in which it expired without a delivery. `late`:
+    a `read` group received it after it had expired there. `over_ms`: the latest due time with which
+    it was allowed to expire; -1: none.
+
+    Args:
+        expired: slot, attempts, expire_epoch, expired_at_ms, ttl_ms.
+        given: from `client_tables.deliveries`.
+        read: the groups that clients read to the end: topic, group.
     """
     last = given.groupBy(*SLOT).agg(
         F.max("epoch").alias("epoch"), F.max("attempt").alias("attempt")
@@ -209,10 +229,10 @@ def expiry(expired: DataFrame, given: DataFrame, read: DataFrame) -> DataFrame:
 
 
 def carried_off(carried: DataFrame, given: DataFrame, read: DataFrame) -> DataFrame:
-    """Return from how many groups that were `read` a message was carried without being given.
+    """Return one row per message that was moved unseen: topic, queue_offset, carried_groups.
 
-    topic, queue_offset, carried_groups. `carried`: the replay's, `given` as from
-    `client_tables.deliveries`.
+    `carried_groups` is the number of `read` groups from which it was moved to another topic without
+    a delivery. `carried`: the replay's table. `given`: from `client_tables.deliveries`.
     """
     from_slot = ("from_topic", "from_group", "from_offset")
     gone = carried.select(
@@ -232,10 +252,15 @@ def verdicts(
 ) -> DataFrame:  # fmt: skip
     """Return one row per timer that any witness knows, with its verdict and the evidence.
 
-    `asks` as from `asked`, `log`: fates, and what was carried, with `disagree`, `given` from
-    `judged_deliveries`, `groups`: (topic, group, start_offset) of the groups that were read to the
-    end. Of what dropped with its topic, `log` has `gone`; of topics with policies that make timers
-    due later than was asked for, `by_ms`.
+    Args:
+        asks: from `client_tables.asked`.
+        log: the fates and the moved messages, with `disagree`. Optional columns: those of `expiry`
+            and `carried_off`; `gone` of timers that were dropped with their topic; `by_ms`, the
+            time by which policies of the topic may make a timer due later than requested.
+        given: from `judged_deliveries`.
+        changes: from `change_answers.changes`.
+        groups: topic, group, start_offset of the groups that clients read to the end.
+        clocks: the run's end, and the differences between clocks.
     """
     nobody = {
         "expired_groups": F.lit(0), "late": no(), "over_ms": F.lit(None).cast("bigint"),
@@ -282,10 +307,10 @@ def verdicts(
 
 
 def _asked_in_log(asks: DataFrame, log: DataFrame, changes: ChangeTables) -> DataFrame:
-    """Return what was asked for beside what the log has of it: by mark, or by a reschedule's seq.
+    """Return the requests joined with the log: by mark, or by seq for a reschedule.
 
-    A timer that a reschedule made was asked for by it: with that outcome, for that due time. For
-    what was carried nobody asks but the log.
+    The request for a timer that a reschedule made is the reschedule: its outcome and its due time.
+    A moved message has no request; its outcome is `ok`.
     """
     carried = log.where("from_topic IS NOT NULL").withColumns(
         {"outcome": F.lit("ok"), "copies": F.lit(1).cast("bigint")}
@@ -299,7 +324,7 @@ def _asked_in_log(asks: DataFrame, log: DataFrame, changes: ChangeTables) -> Dat
         .join(asked, "mark", "full")
         .join(changes.flags.drop("key", "moved_outcome", "moved_due_ms"), "seq", "left")
     )
-    # Answered otherwise than the log has it: that is the old timer's violation.
+    # An answer that contradicts the log is a violation of the old timer.
     answered = "move_fired + move_already + move_dropped > 0 OR move_missing_ms IS NOT NULL"
     unsure = changes.tried.where(f"move_unknown > 0 OR {answered}").select(
         F.col("seq").alias("other_seq"),
@@ -324,7 +349,7 @@ def _asked_in_log(asks: DataFrame, log: DataFrame, changes: ChangeTables) -> Dat
 
 
 def _violations(clocks: Clocks) -> dict[str, Column]:
-    """Return violation -> its condition, in order of precedence. Unknown (null) is no violation."""
+    """Return violation -> its condition, in order of precedence. Null is no violation."""
     c = F.col
     error_ms, by_ms = F.lit(clocks.error_ms).cast("bigint"), F.coalesce("by_ms", F.lit(0))
     in_log, was_given, was_asked = (
@@ -358,7 +383,8 @@ def _violations(clocks: Clocks) -> dict[str, Column]:
     otherwise_answered = (c("copies") == 1) & (
         (c("answered_seq") != c("seq")) | (c("answered_due_ms") != c("due_ms"))
     )
-    # ALREADY_CANCELLED may be one's own doing: the first answer was lost, the retry told of it.
+    # ALREADY_CANCELLED may be caused by the same client: the first answer was lost, and the client
+    # retried.
     tried = c("cancel_ok") + c("cancel_already") + c("cancel_unknown")
     cancelled = (F.coalesce(tried, F.lit(0)) > 0) | F.coalesce("asked_cancel", no())
     fired = c("end") == "fired"
@@ -405,7 +431,7 @@ def _violations(clocks: Clocks) -> dict[str, Column]:
 
 
 def _of_changes(error_ms: Column) -> dict[str, Column]:
-    """Return the conditions that are about keys, cancels and reschedules."""
+    """Return the conditions of the violations about keys, cancels and reschedules."""
     c = F.col
     fired, was_given, in_log = c("end") == "fired", c("deliveries") > 0, c("end").isNotNull()
     told, no_timer = c("told"), c("end").isin("rejected", "kept")
@@ -447,15 +473,19 @@ def _of_changes(error_ms: Column) -> dict[str, Column]:
 
 
 def _untrue(what: str, end: str, error_ms: Column) -> Column:
-    """Return whether an answer to a change of a timer that was named contradicts the log.
+    """Return whether an answer to a change of a timer by id contradicts the log.
 
-    `what`: the answers' prefix in `changes.tried`; `end`: what the change makes of a timer;
-    `error_ms`: how far the client's clock and the cluster's differ at most, or null.
+    Args:
+        what: the prefix of the answers in `changes.tried`.
+        end: the end that the change gives a timer.
+        error_ms: the greatest difference between the client's clock and the cluster's; null:
+            unknown.
     """
     c = F.col
     ended = c("end").isin(*_CHANGED)
     done = c(f"{what}_ok") > 0
-    # What went with its topic is not known any more; when it was due it has fired, by its id.
+    # The product has forgotten timers that were dropped with their topic. For them it returns
+    # NOT_FOUND, and ALREADY_FIRED after the due time in the id.
     known = ~F.coalesce(c("gone"), no())
     return _any(
         known & (c(f"{what}_fired") > 0) & (c("end") != "fired"),
@@ -470,18 +500,18 @@ def _untrue(what: str, end: str, error_ms: Column) -> Column:
 
 
 def _replacing(mode: Column) -> Column:
-    """Return the on_conflict of a row whose key was taken: an update is a replacement then."""
+    """Return the effective on_conflict of a row whose key was taken: `update` acts as `replace`."""
     return F.when(mode == "update", "replace").otherwise(mode)
 
 
 def _mode() -> Column:
-    """Return the on_conflict by which the log met a key that was taken."""
+    """Return the on_conflict that the log applied to a taken key; null for a reschedule."""
     end = F.col("end")
-    none = F.col("old_due_ms").isNotNull()  # a reschedule: its `other_seq` is the timer it moved
+    none = F.col("old_due_ms").isNotNull()  # a reschedule: its `other_seq` is the rescheduled timer
     met = F.when(end == "rejected", "reject").when(end == "kept", "keep").otherwise("replace")
     return F.when(~none, met)
 
 
 def _any(*conditions: Column) -> Column:
-    """Return whether any condition holds; one that is null does not."""
+    """Return whether any condition holds. A null condition does not hold."""
     return reduce(lambda a, b: a | b, (F.coalesce(each, no()) for each in conditions))
