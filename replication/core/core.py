@@ -25,6 +25,7 @@ An entry is (epoch, index) and a size here; replication/driver/driver.py holds t
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 from replication.core.core_events import (
     Appointed,
@@ -62,6 +63,13 @@ from replication.core.promise import Promise
 from replication.core.quorum import Voters, granted, one_change, reached
 from replication.core.replication_config import ReplicationConfig
 from timer.model.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
+
+ROLE_CHANGES: Final = {
+    Role.FOLLOWER: {Role.CANDIDATE},
+    Role.CANDIDATE: {Role.LEADER, Role.FOLLOWER},
+    Role.LEADER: {Role.FOLLOWER},
+}
+"""Every change of role; the drawing above says when."""
 
 
 class Core:
@@ -360,7 +368,7 @@ class Core:
             held_ms=self._now - held.since_ms,
         )
         if held.sender == self.me:
-            self._role = Role.CANDIDATE
+            self._become(Role.CANDIDATE)
             self._count(self.me, answer)
         else:
             out.send.append(OutgoingMessage(held.sender, answer))
@@ -373,6 +381,11 @@ class Core:
             self.refused_epoch = max(self.refused_epoch, promise.epoch)
             if promise.epoch > under.epoch:
                 self._cease(out)
+
+    def _become(self, role: Role) -> None:
+        assert role in ROLE_CHANGES[self._role], (self._role, role)
+        assert role is Role.FOLLOWER or self.promise.leader == self.me, (role, self.promise)
+        self._role = role
 
     # ---------------------------------------------------------------- candidate
 
@@ -392,7 +405,7 @@ class Core:
     def _drop_bid(self) -> None:
         self._bid = None
         if self._role is Role.CANDIDATE:
-            self._role = Role.FOLLOWER
+            self._become(Role.FOLLOWER)
         if self._held is not None and self._held.sender == self.me:
             self._held = None
 
@@ -535,7 +548,7 @@ class Core:
         """Lead: a majority promised, and this log holds every committed entry."""
         assert self.promise == bid.under, (self.promise, bid.under)
         self._bid = None
-        self._role = Role.LEADER
+        self._become(Role.LEADER)
         self.leader = self.me
         self.serving = self.draining = False
         self._led_ms = self._now
@@ -579,7 +592,8 @@ class Core:
             self._matched = self._heard_commit = self.commit_index
             self.serving = self.draining = self.parting = False
             self.leader, self._own_disk = None, OwnDisk()
-        self._role = Role.FOLLOWER
+        if self._role is not Role.FOLLOWER:
+            self._become(Role.FOLLOWER)
 
     def _drain(self) -> None:
         if self._role is Role.LEADER and not self.draining:
@@ -620,7 +634,7 @@ class Core:
             if self._now - progress.sent_ms >= self.conf.heartbeat_ms:
                 progress.waiting = False
                 if not self._feed(peer, progress, out):
-                    self._send_append(peer, progress, LogIndex(progress.next - 1), out)
+                    self._send_append(peer, progress, LogIndex(progress.next - 1), 0, out)
                 if progress.stranded:
                     behind = Behind(under=self.promise, to_nonce=progress.nonce)
                     out.send.append(OutgoingMessage(peer, behind))
@@ -628,45 +642,26 @@ class Core:
     def _feed(self, peer: ReplicaId, progress: Progress, out: Effects) -> bool:
         """Send new entries until the follower's window is full. Return whether any were sent."""
         sent = False
-        if progress.stranded:
-            return sent
-        while progress.next <= self.shape.last_index and progress.reading is None:
-            if progress.probing and progress.waiting:
-                break
-            if (
-                len(progress.inflight) >= self.conf.window_messages
-                or progress.inflight_bytes >= self.conf.window_bytes
-            ):
-                break
+        while progress.next <= self.shape.last_index and progress.may_send(self.conf):
             if progress.next < self.tail.first_index:
-                if progress.probing:
-                    break  # a heartbeat finds the matching index without reading the disk
-                progress.reading = progress.next
-                out.read.append(self._read(peer, progress.next))
+                # While searching, a heartbeat finds the common index without reading the disk.
+                if not progress.searching:
+                    progress.read_log()
+                    out.read.append(self._read(peer, progress.next))
                 break
-            limit = self.conf.probe_bytes if progress.probing else self.conf.message_bytes
+            limit = self.conf.probe_bytes if progress.searching else self.conf.message_bytes
             last = self.tail.span(progress.next, limit)
             size = self.tail.size(LogIndex(progress.next - 1), last)
-            self._send_entries(peer, progress, last, size, out)
+            self._send_append(peer, progress, last, size, out)
             sent = True
         return sent
 
-    def _send_entries(
+    def _send_append(
         self, peer: ReplicaId, progress: Progress, last: LogIndex, size: int, out: Effects
     ) -> None:
-        self._send_append(peer, progress, last, out)
-        if not progress.probing:
-            progress.inflight.append((last, size))
-            progress.inflight_bytes += size
-            progress.next = LogIndex(last + 1)
-
-    def _send_append(
-        self, peer: ReplicaId, progress: Progress, last: LogIndex, out: Effects
-    ) -> None:
-        """Send the entries (next - 1, last]; a heartbeat if the range is empty."""
+        """Send the entries [next, last], `size` bytes; a heartbeat if there are none."""
         prev = LogIndex(progress.next - 1)
-        progress.sent_ms = self._now
-        progress.waiting = True
+        progress.sent(self._now, last, size)
         message = Append(
             under=self.promise,
             sent_ms=self._now,
@@ -695,10 +690,8 @@ class Core:
             return
         if self._role is Role.LEADER:
             progress = self._progress.get(event.peer)
-            if progress is None or progress.reading != event.first:
-                return
-            progress.reading = None
-            self._send_entries(event.peer, progress, event.last, event.size, out)
+            if progress is not None and progress.loaded(event.first):
+                self._send_append(event.peer, progress, event.last, event.size, out)
         elif self._fetch is not None:
             to, fetch = self._fetch
             if to == event.peer and event.first == fetch.prev_index + 1:
@@ -713,44 +706,20 @@ class Core:
         progress = self._progress.get(sender)
         if progress is None or answer.nonce in progress.retired:
             return
-        if answer.nonce != progress.nonce:
-            # Another process. It may have lost entries of the earlier one's disk (a torn tail).
-            if progress.nonce:
-                progress.retired.add(progress.nonce)
-                progress.match = LogIndex(0)
-                progress.stranded = False
-                progress.probe_from(LogIndex(max(answer.prev_index, self.shape.base_index) + 1))
-            progress.nonce = answer.nonce
+        base = self.shape.base_index
+        progress.met(answer.nonce, LogIndex(max(answer.prev_index, base) + 1))
         self.clock_samples[sender] = sample_of(wall_ms, answer, self._now)
         progress.acked_ms = max(progress.acked_ms or answer.echo_ms, answer.echo_ms)
         if answer.fenced_by > self.epoch:
             self._drain()
         if answer.conflict is not None:
-            self._on_conflict(progress, answer, answer.conflict)
+            progress.conflicts(answer.prev_index, self.shape.resume_at(answer.conflict))
             return
         assert answer.durable_index <= answer.matched_index <= self.shape.last_index, (
             f"replica {sender} matched an entry that was never sent: {answer},"
             f" last index {self.shape.last_index}"
         )
-        progress.match = max(progress.match, answer.durable_index)
-        if answer.matched_index >= self.shape.base_index:
-            progress.stranded = False  # the missing entries were still in flight
-        if answer.matched_index >= progress.next - progress.probing:  # a late append matched too
-            progress.probe_from(LogIndex(answer.matched_index + 1))
-            progress.probing = False
-        while progress.inflight and progress.inflight[0][0] <= progress.match:
-            progress.inflight_bytes -= progress.inflight.popleft()[1]
-
-    def _on_conflict(self, progress: Progress, answer: AppendAnswer, conflict: Conflict) -> None:
-        if answer.prev_index <= progress.match or answer.prev_index >= progress.next:
-            return  # outdated: more has matched since, or another probe is in flight
-        if progress.probing and answer.prev_index != progress.next - 1:
-            return
-        resume = max(self.shape.resume_at(conflict), progress.match)
-        if progress.probing and resume >= answer.prev_index:
-            progress.stranded = True
-        else:
-            progress.probe_from(LogIndex(resume + 1))
+        progress.matched(answer.matched_index, answer.durable_index, base)
 
     def _on_reconnected(self, peer: ReplicaId) -> None:
         self._met.add(peer)

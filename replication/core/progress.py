@@ -3,6 +3,8 @@
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
 
 from replication.core.core_events import ClockSample
 from replication.core.peer_messages import (
@@ -15,7 +17,32 @@ from replication.core.peer_messages import (
 )
 from replication.core.promise import Promise
 from replication.core.quorum import Voters
+from replication.core.replication_config import ReplicationConfig
 from timer.model.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
+
+
+class FollowerState(Enum):
+    """How a leader feeds one follower."""
+
+    PROBE = "probe"
+    """The last common index is unknown. Appends go out one at a time and are small."""
+    REPLICATE = "replicate"
+    """The logs agree below `next`. Appends go out until the window is full."""
+    READ_LOG = "read log"
+    """As REPLICATE. The next entry has left memory and is being read from the leader's disk."""
+    STRANDED = "stranded"
+    """The follower needs entries that this log has dropped, as far as is known. Heartbeats alone
+    go out; a snapshot replaces the entries."""
+
+
+_PROBE, _REPLICATE, _READ_LOG, _STRANDED = FollowerState
+MOVES: Final = {
+    _PROBE: {_PROBE, _REPLICATE, _STRANDED},
+    _REPLICATE: {_PROBE, _REPLICATE, _READ_LOG},
+    _READ_LOG: {_PROBE, _REPLICATE},
+    _STRANDED: {_PROBE, _STRANDED},
+}
+"""Every transition of a follower's state."""
 
 
 @dataclass(slots=True)
@@ -23,11 +50,10 @@ class Progress:
     """A leader's record of one follower."""
 
     next: LogIndex
-    """First entry that was not sent yet."""
+    """First entry that was not sent yet; in PROBE and STRANDED the one after the probed index."""
     match: LogIndex = LogIndex(0)
     """Up to this index the follower's disk holds the leader's entries."""
-    probing: bool = True
-    """The last common index is unknown. Appends go out one at a time and are small."""
+    state: FollowerState = _PROBE
     waiting: bool = False
     """A probe is in flight."""
     inflight: deque[tuple[LogIndex, int]] = field(default_factory=deque[tuple[LogIndex, int]])
@@ -38,17 +64,101 @@ class Progress:
     """Send time of the newest message that was answered. None: no answer came yet."""
     nonce: Nonce = Nonce(0)
     retired: set[Nonce] = field(default_factory=set[Nonce])
-    reading: LogIndex | None = None
-    stranded: bool = False
-    """The follower needs entries that this log has dropped, as far as is known. A snapshot
-    replaces them."""
+
+    @property
+    def searching(self) -> bool:
+        """Whether the last common index is unknown."""
+        return self.state in (_PROBE, _STRANDED)
+
+    @property
+    def stranded(self) -> bool:
+        """Whether a snapshot must replace entries that this log has dropped."""
+        return self.state is _STRANDED
+
+    def may_send(self, conf: ReplicationConfig) -> bool:
+        """Return whether an append with entries may go out now."""
+        if self.state is _PROBE:
+            return not self.waiting
+        return (
+            self.state is _REPLICATE
+            and len(self.inflight) < conf.window_messages
+            and self.inflight_bytes < conf.window_bytes
+        )
 
     def probe_from(self, index: LogIndex) -> None:
-        """Search for the last common index, beginning below `index`."""
-        self.next = index
-        self.probing, self.waiting, self.reading = True, False, None
+        """Search for the last common index, beginning below `index`. A stranded follower stays so
+        until an answer shows that it has an entry of this log."""
+        self._restart(_STRANDED if self.stranded else _PROBE, index)
+
+    def replicate_from(self, index: LogIndex) -> None:
+        """Send the entries from `index` on: the logs agree below it."""
+        self._restart(_REPLICATE, index)
+
+    def read_log(self) -> None:
+        """Wait until `next` and the entries after it are read from disk."""
+        self._move(_READ_LOG)
+
+    def loaded(self, first: LogIndex) -> bool:
+        """Record that a read which began at `first` is done. Return whether it was awaited."""
+        if self.state is not _READ_LOG or first != self.next:
+            return False
+        self._move(_REPLICATE)
+        return True
+
+    def sent(self, now_ms: MonoMs, last: LogIndex, size: int) -> None:
+        """Record an append of the entries [next, last], `size` bytes in all."""
+        self.sent_ms, self.waiting = now_ms, True
+        if self.state is _REPLICATE and last >= self.next:
+            self.inflight.append((last, size))
+            self.inflight_bytes += size
+            self.next = LogIndex(last + 1)
+
+    def met(self, nonce: Nonce, index: LogIndex) -> None:
+        """Record the follower's process. A new process may have lost entries of the earlier one's
+        disk (a torn tail): the search begins below `index`."""
+        if nonce == self.nonce:
+            return
+        if self.nonce:
+            self.retired.add(self.nonce)
+            self.match = LogIndex(0)
+            self._restart(_PROBE, index)
+        self.nonce = nonce
+
+    def matched(self, matched: LogIndex, durable: LogIndex, base: LogIndex) -> None:
+        """Record the follower's answer: equal up to `matched`, on its disk up to `durable`.
+
+        `base`: the entry below the first one of the leader's log.
+        """
+        self.match = max(self.match, durable)
+        if self.stranded and matched >= base:
+            self._move(_PROBE)  # the missing entries were still in flight
+        # In REPLICATE an append from before the last search can match late.
+        if matched >= (self.next - 1 if self.searching else self.next):
+            self.replicate_from(LogIndex(matched + 1))
+        while self.inflight and self.inflight[0][0] <= self.match:
+            self.inflight_bytes -= self.inflight.popleft()[1]
+
+    def conflicts(self, prev: LogIndex, resume: LogIndex) -> None:
+        """Record that the follower has no equal entry `prev`; the logs may agree at `resume`."""
+        if prev <= self.match or prev >= self.next:
+            return  # outdated: more has matched since, or another probe is in flight
+        if self.searching and prev != self.next - 1:
+            return
+        resume = max(resume, self.match)
+        if self.searching and resume >= prev:
+            self._move(_STRANDED)
+        else:
+            self.probe_from(LogIndex(resume + 1))
+
+    def _restart(self, state: FollowerState, index: LogIndex) -> None:
+        self._move(state)
+        self.next, self.waiting = index, False
         self.inflight.clear()
         self.inflight_bytes = 0
+
+    def _move(self, state: FollowerState) -> None:
+        assert state in MOVES[self.state], (self.state, state, self)
+        self.state = state
 
 
 @dataclass(slots=True)
