@@ -39,7 +39,7 @@ from chaos.live.exported_events import EventColumns, EventKind, Outbox
 from chaos.live.follow import Divergence, Follower, LogGone
 from chaos.live.holders import Ended, Holders, KeyHolder
 from chaos.live.whole_topics import Topics
-from chaos.oracle.intake_story import Intake
+from chaos.oracle.intake_story import IntakeStory
 from chaos.oracle.story import MOVED_BYTES_MAX, hashed
 from timer.entries import payloads
 from timer.entries.entry_frame import Entry, EntryKind
@@ -76,7 +76,7 @@ class ExportStory:
     """The first timer that this export tells of."""
     next_seq: int = 1
     topics: Topics = field(default_factory=Topics)
-    intake: Intake = field(default_factory=Intake)
+    intake: IntakeStory = field(default_factory=IntakeStory)
     holders: Holders = field(default_factory=lambda: Holders(whole=True))
     begins: list[list[Any]] = field(default_factory=list)
     """What was so before the first entry, as (kind, columns) of events, until it is told."""
@@ -107,7 +107,7 @@ class ExportStory:
             next_seq=state["next"][0],
             topics=topics,
             begins=[[int(told.kind), told.columns] for told in topics.facts(state)],
-            intake=Intake.of_manifest(state),
+            intake=IntakeStory.of_manifest(state),
             holders=Holders(whole=state["next"][0] == 1),
         )
 
@@ -123,7 +123,7 @@ class ExportStory:
             raise ValueError(f"{STATE_NAME} is of an older version: name another folder")
         holders = Holders(whole=fields["first_seq"] == 1)
         holders.loads(fields["holders"])
-        topics, intake = Topics.loads(fields["topics"]), Intake.loads(fields["intake"])
+        topics, intake = Topics.loads(fields["topics"]), IntakeStory.loads(fields["intake"])
         return cls(**fields | {"holders": holders, "topics": topics, "intake": intake})
 
     def dumps(self) -> str:

@@ -21,7 +21,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
-class Intake:
+class IntakeStory:
     """Producers and remembered requests as of the last entry."""
 
     tokens: dict[bytes, int] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Intake:
     """Request id -> the time until which it is remembered."""
 
     @classmethod
-    def of_manifest(cls, state: dict[str, Any]) -> "Intake":
+    def of_manifest(cls, state: dict[str, Any]) -> "IntakeStory":
         """Return the intake of a node's manifest."""
         found = cls()
         for producer, token, used_at_ms, last_sequence, _ in state["producers"]:
@@ -50,7 +50,7 @@ class Intake:
                 "used_at_ms": [*self.used_at_ms.items()]}  # fmt: skip
 
     @classmethod
-    def loads(cls, fields: dict[str, Any]) -> "Intake":
+    def loads(cls, fields: dict[str, Any]) -> "IntakeStory":
         """Return the intake that `dumps` made, perhaps read from JSON."""
         tokens, requests = (
             {bytes.fromhex(key): value for key, value in fields[name]}

@@ -48,7 +48,7 @@ import numpy.typing as npt
 from chaos.history.history import MARK_NONE, MARK_SIZE
 from chaos.oracle.group_story import ENDED, NACKED, RECALLED, GroupStory
 from chaos.oracle.held_story import HeldStory
-from chaos.oracle.intake_story import Intake
+from chaos.oracle.intake_story import IntakeStory
 from chaos.oracle.pending_rows import I64, ROW, ROWS_MAX, TOMBSTONE, Rows, TakenRows, WaitingRows
 from chaos.oracle.policy_story import Said
 from chaos.oracle.queue_story import QueueStory
@@ -173,7 +173,7 @@ class LogStory:
         self._checksums = checksums
         self._pending = WaitingRows(spill, rows_max=pending_max)
         self._said = Said()
-        self._intake = Intake()
+        self._intake = IntakeStory()
         self._holders: dict[int, tuple[int, int]] = {}
         """Key -> (due, seq) of the pending timer that has it."""
         self._key_of: dict[int, int] = {}

@@ -93,7 +93,7 @@ class LookingIn:
                 state=pb.TIMER_PENDING,
                 topic=topic.name,
                 timer=timer,
-                held=bool(machine.pauses.past(whole.rows)[0]),
+                held=bool(machine.ledger.past(whole.rows)[0]),
             )
         state = STATES.get(int(machine.judge(target)[0]))
         successor = b""

@@ -34,8 +34,8 @@ from timer.model.timer_errors import (
 )
 from timer.model.units import ProducerId, TopicId
 from timer.ready.topic import Topic
-from timer.state.apply_results import DeleteTopicApplied
-from timer.state.producers import ANSWER_ROWS_MAX, ANSWERS_MAX, ID_BITS, RequestAnswer
+from timer.state.apply_results import Accepted, DeleteTopicApplied, Repeated
+from timer.state.producers import ANSWER_ROWS_MAX, ANSWERS_MAX, ID_BITS
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 
@@ -175,11 +175,12 @@ class TimerService(Service, rpc.TimerServiceServicer):
             if isinstance(result, EngineError):
                 future.set_exception(result)
                 return
-            assert isinstance(result, tuple)
-            answer, duplicate = result
-            assert isinstance(answer, RequestAnswer)
+            assert isinstance(result, Accepted | Repeated)
+            again = isinstance(result, Repeated)
             future.set_result(
-                wire_rows.response_of(request, part, answer, duplicate=duplicate, salt=self._salt)
+                wire_rows.response_of(
+                    request, part, result.answer, duplicate=again, salt=self._salt
+                )
             )
 
         leader.schedule(part, done, now, whose)

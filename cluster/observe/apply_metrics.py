@@ -11,6 +11,7 @@ from cluster.state.host import Host
 from timer.entries.entry_frame import Entry
 from timer.entries.payloads import GroupOp, Nack, Op
 from timer.leader.leader import Delivery
+from timer.model.timer_errors import EngineError
 from timer.model.units import Epoch
 from timer.state.apply_results import (
     AcksApplied,
@@ -40,7 +41,11 @@ class ApplyMetrics:
             self._view.deleted(applied.op.topic)
         elif isinstance(applied, ScheduleApplied):
             self._telemetry.append_rows.observe(
-                sum(len(part[0].due_ms) for part in applied.parts if isinstance(part, tuple))
+                sum(
+                    len(part.answer.due_ms)
+                    for part in applied.parts
+                    if not isinstance(part, EngineError)
+                )
             )
         elif isinstance(applied, GroupApplied):
             for result in applied.results:

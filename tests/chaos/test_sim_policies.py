@@ -16,7 +16,7 @@ from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.policies import CLUSTER, Scope, ScopePolicy, encode_policy
 from timer.model.columns import Binary, Part, encode_schedule
 from timer.model.units import Epoch, LogIndex, ProducerId, Seq, TopicId, UnixMs
-from timer.state.apply_results import ScheduleApplied
+from timer.state.apply_results import Accepted, ScheduleApplied
 from timer.state.producers import RequestAnswer
 
 NOW = 1_000_003
@@ -79,7 +79,7 @@ class Pages:
             payload=Binary.of([b"x" * size]),
         )
         entry = self.entry(EntryKind.SCHEDULE, *encode_schedule([part]))
-        self.book.check(entry, ScheduleApplied(((RequestAnswer(1, Seq(1), due), False),), ()))
+        self.book.check(entry, ScheduleApplied((Accepted(RequestAnswer(1, Seq(1), due)),), ()))
 
 
 TOPIC = Scope("", TopicId(1))

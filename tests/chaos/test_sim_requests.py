@@ -13,7 +13,7 @@ from tests.timer.machines import START_MS, Log, part_of
 from timer.model.columns import RequestId
 from timer.model.timer_errors import EngineError, InvalidRequestError
 from timer.model.units import Seq, UnixMs
-from timer.state.apply_results import ScheduleApplied
+from timer.state.apply_results import Accepted, Repeated, ScheduleApplied
 from timer.state.producers import RequestAnswer
 
 
@@ -60,7 +60,8 @@ def test_book_knows_what_an_id_stands_for(
         entry = log.schedule(replace(made, request=request))
         if not isinstance(result, EngineError):
             answer = RequestAnswer(0, Seq(result[0]), made.due_ms)
-            book.check(entry, ScheduleApplied(((answer, result[1]),), ()))
+            applied = Repeated(answer) if result[1] else Accepted(answer)
+            book.check(entry, ScheduleApplied((applied,), ()))
         else:
             book.check(entry, ScheduleApplied((result,), ()))
 

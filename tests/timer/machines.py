@@ -55,6 +55,7 @@ from timer.state.apply_results import (
     DeleteTopicApplied,
     FireApplied,
     GroupApplied,
+    Repeated,
     RescheduleApplied,
     ScheduleApplied,
 )
@@ -253,7 +254,9 @@ def answer_of(applied: Applied) -> Any:
     match applied:
         case ScheduleApplied(parts, ready):
             return [
-                type(part) if isinstance(part, EngineError) else (*plain_answer(part[0]), part[1])
+                type(part)
+                if isinstance(part, EngineError)
+                else (*plain_answer(part.answer), isinstance(part, Repeated))
                 for part in parts
             ], sorted(ready)
         case CancelApplied(results, targets):
@@ -363,7 +366,7 @@ def state_of(machine: Machine) -> dict[str, Any]:
         ],
         "policies": dict(machine.policies),
         "successors": [[column.tolist() for column in each] for each in machine.successors.links],
-        "held": (machine.store.held, machine.pauses.swept),
+        "held": (machine.store.held, machine.swept),
         "late": {
             outcome: {
                 minute: sorted(np.concatenate(arrays).tolist())

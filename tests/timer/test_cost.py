@@ -197,7 +197,7 @@ def test_a_policy_of_the_cluster_reaches_its_topics_in_portions() -> None:
     assert sum(counts) == 2 * topics
     log.fire(DUE)
     catch_up(engine, log)
-    assert engine.machine.pauses.held == topics
+    assert engine.machine.held == topics
     engine.machine.pauses.apart_max = 0  # all take part in one sweep
     resume = log.policy(Scope(""), catch_up=DROP)
     assert max(portions_of(engine, resume, (Pauses, "_note"))) == MANY

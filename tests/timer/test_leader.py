@@ -210,7 +210,7 @@ def test_sequence_after_a_refused_one_is_refused_until_that_one_has_come() -> No
     play.settle()
     assert not play.answers["one again"][1]
     assert not play.answers["two"][1]
-    assert not play.leader._admitted, "it grows with the producers that were ever seen"
+    assert play.leader._intake.empty, "it grows with the producers that were ever seen"
 
 
 def test_topic_asked_for_twice_at_once_is_one_topic_and_later_is_answered_at_once() -> None:

@@ -249,7 +249,7 @@ class PausingWorld(World):
         assert gone == {*model.dropped_at} - dropped
         assert self.leader.last_read_time_ms == model.last_read_ms
         assert self.leader.store.held == len(model.held)
-        assert self.leader.pauses.held_bytes == model.held_bytes
+        assert self.leader.held_bytes == model.held_bytes
 
     def random_step(self, draw: random.Random) -> None:
         deltas = [-(10**13), -1000, 0, 0, 10, 10, 20, 50, 500, 60_000]
@@ -526,7 +526,7 @@ def test_overdue_timers_follow_catch_up_and_others_fire(
     assert paused.fired() == fires
     topic = paused.machine.topics[TopicId(1)]
     assert topic.counts.dropped == paused.machine.counts.dropped == drops
-    assert (topic.held, topic.release, paused.machine.pauses.swept) == (0, None, None)
+    assert (topic.held, topic.release, paused.machine.swept) == (0, None, None)
     told = {10 * n: result for n, result in zip((1, 3, 2, 9), paused.cancel(*timers), strict=True)}
     assert {due for due, result in told.items() if result == ALREADY_FIRED} == {*fires}
     assert {*told.values()} <= {ALREADY_FIRED, DROPPED}

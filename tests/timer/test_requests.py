@@ -16,10 +16,15 @@ from timer.leader.intake import request_shares
 from timer.leader.intake.request_shares import Use
 from timer.leader.leader import LeaderConfig
 from timer.model.columns import OnConflict, Part, RequestId, encode_schedule
-from timer.model.timer_errors import DiskFullError, InvalidRequestError, OverloadedError
+from timer.model.timer_errors import (
+    DiskFullError,
+    EngineError,
+    InvalidRequestError,
+    OverloadedError,
+)
 from timer.model.units import Seq, TopicId, UnixMs
 from timer.state import request_ids
-from timer.state.apply_results import ScheduleApplied
+from timer.state.apply_results import Accepted, Repeated, ScheduleApplied
 from timer.state.machine import Machine
 from timer.state.producers import RequestAnswer
 from timer.state.request_ids import RequestIds
@@ -55,7 +60,9 @@ class Applied:
         applied = self.machine.apply(self.log.append(EntryKind.SCHEDULE, encode_schedule(parts)))
         assert isinstance(applied, ScheduleApplied)
         return [
-            (each[0].first_seq, each[1]) if isinstance(each, tuple) else type(each)
+            type(each)
+            if isinstance(each, EngineError)
+            else (each.answer.first_seq, isinstance(each, Repeated))
             for each in applied.parts
         ]
 
@@ -84,12 +91,11 @@ def test_two_of_one_id_in_one_entry_are_one_and_get_the_verdicts_of_one() -> Non
     applied = machine.apply(log.schedule(*twice))
     assert isinstance(applied, ScheduleApplied)
     first, again = applied.parts
-    assert isinstance(first, tuple)
-    assert isinstance(again, tuple)
-    assert (first[1], again[1]) == (False, True)
-    assert first[0] is again[0]
-    assert first[0].verdicts is not None
-    assert first[0].verdicts.seq.tolist() == [1]
+    assert isinstance(first, Accepted)
+    assert isinstance(again, Repeated)
+    assert first.answer is again.answer
+    assert first.answer.verdicts is not None
+    assert first.answer.verdicts.seq.tolist() == [1]
     assert machine.counts.pending == 1
 
 
@@ -125,9 +131,9 @@ def test_ids_survive_a_restart_and_digests_agree() -> None:
     for machine in (engine.machine, other, again):
         applied = machine.apply(repeat)
         assert isinstance(applied, ScheduleApplied)
-        told = [each for each in applied.parts if isinstance(each, tuple)]
-        assert [was_repeated for _, was_repeated in told] == [True] * 3
-        verdicts = [answer.verdicts for answer, _ in told]
+        told = [each.answer for each in applied.parts if isinstance(each, Repeated)]
+        assert len(told) == 3
+        verdicts = [answer.verdicts for answer in told]
         answers.append([v.seq.tolist() if v is not None else None for v in verdicts])
         assert machine.counts.scheduled == 3
     assert answers == [[None, None, [3]]] * 3

@@ -12,7 +12,6 @@ commit). The shell calls `step` after every batch of events and at `wake_at_ms`.
 itself.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
@@ -32,8 +31,8 @@ from timer.leader.intake.count_limits import (
     check_topic,
     producer_idle_ms,
 )
+from timer.leader.intake.intake import Freshness, Intake
 from timer.leader.intake.quotas import Charge, Quotas
-from timer.leader.intake.request_shares import Fairness
 from timer.model.columns import I64, U32, U64, Part, RequestId, encode_schedule
 from timer.model.timer_errors import (
     EngineError,
@@ -41,8 +40,6 @@ from timer.model.timer_errors import (
     LeadershipLostError,
     NotFoundError,
     OverloadedError,
-    SequenceGapError,
-    UnknownProducerError,
 )
 from timer.model.units import DUE_MS_MAX, Epoch, LogIndex, MonoMs, Now, ProducerId, TopicId, UnixMs
 from timer.ready.topic import Topic
@@ -127,13 +124,9 @@ class Leader:
         self.quotas = Quotas(machine, self.admission)
         self._parts: list[tuple[Part, Done]] = []
         self._parts_bytes = 0
-        self._admitted: dict[ProducerId, int] = {}
-        """Last accepted sequence of each producer that has requests in flight."""
+        self._intake = Intake(machine, config.request_window_ms)
         self._batches: dict[int, list[tuple[Part, Done]]] = {}
         """Requests that were appended together and are neither applied nor rejected."""
-        self._fairness = Fairness(machine.requests, config.request_window_ms)
-        self._named: Counter[tuple[bytes, int]] = Counter()
-        """Number of requests in flight by (request id, hash of the request's body)."""
         self._cancels: list[tuple[I64, U64, Done]] = []
         self._cancels_rows = 0
         self._in_flight: dict[LogIndex, Callable[[Applied | EngineError], None]] = {}
@@ -143,7 +136,7 @@ class Leader:
         self.bytes_in_flight = 0
         """Bytes of schedules that wait, or are appended and not yet applied."""
         self._fires_in_flight = 0
-        self._fire_again = machine.pauses.swept is not None
+        self._fire_again = machine.swept is not None
         """A FIRE must follow even if no timer is due."""
         self._fire_refused = False
         self._checkpointing = False
@@ -169,7 +162,7 @@ class Leader:
     # ---- requests
 
     def schedule(self, part: Part, done: Done, now: Now | None = None, whose: str = "") -> None:
-        """Accept one request; `done` gets (RequestAnswer, is a repeat) or an EngineError.
+        """Accept one request; `done` gets Accepted, Repeated or an EngineError.
 
         `now`: rows due by then count as ready; None: no row does. `whose`: the sender, for the
         limit on each sender's request ids (timer/leader/intake/request_shares.py).
@@ -200,50 +193,16 @@ class Leader:
         if self.bytes_in_flight + size > self._config.waiting_bytes_max and self.bytes_in_flight:
             raise OverloadedError("the leader's intake", retry_after_ms=OVERLOAD_RETRY_MS)
         charges = self.quotas.weigh(part, now.clock_ms if now is not None else UnixMs(-1))
-        if self._applied_before(part, charges, whose):
+        freshness = self._intake.classify(part, self._time_ms)
+        if freshness is Freshness.NEW:
+            self._intake.check_share(part, whose, self._time_ms)
+            self._check_new(part, charges)
+        elif freshness is Freshness.REPEAT:
             charges = []  # a repeat has no effect
-        if part.request is not None:
-            self._named[part.request[:2]] += 1
+        self._intake.accept(part, freshness, whose)
         self._parts.append((part, self.quotas.charge(charges, done)))
         self._parts_bytes += size
         self.bytes_in_flight += size
-
-    def _applied_before(self, part: Part, charges: list[Charge], whose: str) -> bool:
-        """Return whether a request is known to repeat an applied one; reject a bad new one.
-
-        Only a request that is certainly new is checked. The errors mean "no effect", which would be
-        wrong for the repeat of a request that was applied or is in flight.
-        """
-        if part.producer_id:
-            return self._admit(part, charges)
-        if part.request is None:
-            self._check_new(part, charges)
-            return False
-        if self._remembers(part.request):
-            return True
-        if part.request[:2] not in self._named:
-            rows = len(part.due_ms)
-            self._fairness.check(whose, rows, self._taken_at_ms(part.request))
-            self._check_new(part, charges)
-            self._fairness.take(part.request, whose, rows)
-        return False
-
-    def _admit(self, part: Part, charges: list[Charge]) -> bool:
-        """Reject a producer's request that apply would reject; apply still checks it.
-
-        Returns whether the request is known to have been applied.
-        """
-        producer_id, sequence = part.producer_id, part.sequence
-        applied = self.machine.producers.last_sequence(producer_id)
-        last = self._admitted.get(producer_id, applied)
-        if last is None:
-            raise UnknownProducerError(producer_id)
-        if sequence > last + 1:
-            raise SequenceGapError(expected=last + 1, got=sequence)
-        if sequence > last:
-            self._check_new(part, charges)
-        self._admitted[producer_id] = max(last, sequence)
-        return applied is not None and sequence <= applied
 
     def _check_new(self, part: Part, charges: list[Charge]) -> None:
         """Check a request that has certainly not been applied.
@@ -259,19 +218,6 @@ class Leader:
             for topic in np.unique(part.topic).tolist():
                 self.groups.check_topic(TopicId(topic))
         self.quotas.judge(charges)
-
-    def _remembers(self, request: RequestId) -> bool:
-        """Return whether a request with that id was applied.
-
-        Raises:
-            InvalidRequestError: the id belongs to another request.
-        """
-        requests = self.machine.requests
-        return requests.repeated(request, self._taken_at_ms(request)) is not None
-
-    def _taken_at_ms(self, request: RequestId) -> UnixMs:
-        """Return when a request was accepted; the last time of an idle log may be long before."""
-        return UnixMs(max(self._time_ms, request.until_ms - self._config.request_window_ms))
 
     def request_id(self, text: bytes, body: int, now: Now) -> RequestId:
         """Return the id of a request that is accepted now."""
@@ -303,11 +249,7 @@ class Leader:
         Raises:
             InvalidRequestError: the request id belongs to another request.
         """
-        last = self.machine.producers.last_sequence(producer_id)
-        if last is not None and sequence <= last:
-            return True
-        known = self.machine.requests
-        return request is not None and bool(known.repeated(request, self._taken_at_ms(request)))
+        return self._intake.was_applied(producer_id, sequence, request, self._time_ms)
 
     def cancel(self, due_ms: I64, seq: U64, done: Done) -> None:
         """Accept one cancel request; `done` gets the machine's results, (n, uint8).
@@ -553,7 +495,7 @@ class Leader:
         elif isinstance(applied, ScheduleApplied | RescheduleApplied):
             self.groups.feed(applied.ready)
         elif isinstance(applied, Policies):
-            self._fire_again |= self.machine.pauses.swept is not None
+            self._fire_again |= self.machine.swept is not None
             self.groups.expiry.decided()
 
     def hand_over(self, now: Now) -> None:
@@ -648,7 +590,8 @@ class Leader:
             self._schedules_in_flight -= 1
             del self._batches[id(batch)]
             self.bytes_in_flight -= size
-            self._settled(batch, applied=not isinstance(applied, EngineError))
+            for part, _ in batch:
+                self._intake.settle(part, applied=not isinstance(applied, EngineError))
             if isinstance(applied, EngineError):
                 for _, done in batch:
                     done(applied)
@@ -660,17 +603,6 @@ class Leader:
         self._propose(EntryKind.SCHEDULE, encode_schedule([part for part, _ in batch]), now, answer)
         if any(int(part.due_ms.min()) <= now.clock_ms for part, _ in batch):
             self._fire(now)  # directly behind, so that timers due at once need no second commit
-
-    def _settled(self, batch: list[tuple[Part, Done]], *, applied: bool) -> None:
-        """Forget the admission state of applied or rejected requests: the machine's counts now."""
-        for part, _ in batch:
-            if self._admitted.get(part.producer_id) == part.sequence:
-                del self._admitted[part.producer_id]
-            if part.request is not None:
-                self._fairness.settle(part.request, applied=applied)
-                self._named[part.request[:2]] -= 1
-                if not self._named[part.request[:2]]:
-                    del self._named[part.request[:2]]
 
     def _flush_cancels(self, now: Now) -> None:
         if not self._cancels or self._cancels_in_flight >= 2:
@@ -724,7 +656,7 @@ class Leader:
             self._fire_again = applied.limited
         else:
             self._fire_refused = True
-            self._fire_again = self.machine.pauses.swept is not None
+            self._fire_again = self.machine.swept is not None
 
     def _checkpointed(self, applied: Applied | EngineError) -> None:
         self._checkpointing = False

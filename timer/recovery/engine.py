@@ -277,7 +277,7 @@ class Engine:
         """Return whether the entry must be applied before a sweep's next portion is known."""
         match entry.kind:
             case EntryKind.FIRE:
-                return self.machine.pauses.swept is not None
+                return self.machine.swept is not None
             case EntryKind.POLICY | EntryKind.TOPIC:
                 return self.machine.store.held > 0
             case _:

@@ -224,7 +224,7 @@ def capture(machine: Machine, ahead: FlushSources) -> tuple[State, list[Spill]]:
             for outcome, late in machine.late.items()
             for minute, arrays in late.buckets.items()
         ],
-        "swept": machine.pauses.swept and list(machine.pauses.swept),
+        "swept": machine.swept and list(machine.swept),
         "fire_marks": [list(mark) for mark in machine.fire_marks],
         "digest": machine.digest(),
         "checkpoint": _checkpoint_state(machine.checkpoint),
@@ -338,7 +338,7 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
     machine.store.gone = DeletedTopics.all_but(machine.topics, machine.next_topic_id)
     if machine.policies.retains:
         machine.retain(machine.topics, machine.applied_time_ms)
-    machine.pauses.swept = Position(*state["swept"]) if state["swept"] else None
+    machine.swept = Position(*state["swept"]) if state["swept"] else None
     for fields in sorted(state["producers"], key=itemgetter(2)):  # by their last use
         machine.producers.restore(*_producer(fields))
     machine.requests.restore(

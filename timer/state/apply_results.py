@@ -46,10 +46,28 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduleApplied:
-    """Per part of the entry: (answer, whether it is a repeated one), or the error."""
+class Accepted:
+    """A schedule request whose rows got seqs."""
 
-    parts: tuple[tuple[RequestAnswer, bool] | EngineError, ...]
+    answer: RequestAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """A schedule request that was accepted before. It changes nothing."""
+
+    answer: RequestAnswer
+
+
+PartResult: TypeAlias = Accepted | Repeated | EngineError
+"""The result of one schedule request; the error if it was refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleApplied:
+    """The result of each part of the entry, in their order."""
+
+    parts: tuple[PartResult, ...]
     ready: tuple[TopicId, ...]
     """Topics with new messages: rows that were due already."""
     keyed: int = 0

@@ -1,4 +1,4 @@
-"""The digest: a hash of a machine's state, independent of the file layout (P6).
+"""The digest: a hash of a replica's state, independent of the file layout (P6).
 
     a changed topic --hash--> its part --.
     an unchanged topic ------> its part --+-- sum modulo 2 ** 64 --> digest, with all other state
@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgpack
 
@@ -22,9 +22,7 @@ from timer.model.units import TopicId
 from timer.ready.group import Group
 from timer.ready.topic import Topic
 from timer.state.dirty_topics import TopicSum
-
-if TYPE_CHECKING:
-    from timer.state.machine import Machine
+from timer.state.state import State
 
 MASK: Final = (1 << 64) - 1
 
@@ -91,18 +89,18 @@ def topic_sum(changed: set[TopicId], *, anew: bool = False) -> TopicSum:
     return TopicSum(changed, partial(_topic_hash, _group_hash if anew else _kept_hash))
 
 
-def digest_of(machine: "Machine", hashes: TopicSum, *, anew: bool = False) -> str:
-    """Return the digest, 16 hex digits. `hashes`: the machine's sum, or one computed anew."""
-    digest, counts = _Hash(), machine.counts
-    digest.put(machine.applied_index, machine.last_read_time_ms, machine.next_seq)
-    digest.put(machine.next_topic_id, machine.next_group_id, machine.topic_deleted_in)
+def digest_of(state: State, hashes: TopicSum, *, anew: bool = False) -> str:
+    """Return the digest, 16 hex digits. `hashes`: the state's sum, or one computed anew."""
+    digest, counts = _Hash(), state.counts
+    digest.put(state.applied_index, state.last_read_time_ms, state.next_seq)
+    digest.put(state.next_topic_id, state.next_group_id, state.topic_deleted_in)
     digest.put(counts.scheduled, counts.fired, counts.cancelled, counts.dropped)
-    digest.put(len(machine.topics), hashes.of(machine.topics))
-    digest.put_bytes(machine.policies.packed)
-    digest.put(machine.cancels.sum, len(machine.fire_marks), *machine.voters)
-    digest.put(*(late.sum for late in machine.late.values()))
-    digest.put(*(machine.pauses.swept or (0, 0)))
-    producers, requests = machine.producers, machine.requests
+    digest.put(len(state.topics), hashes.of(state.topics))
+    digest.put_bytes(state.policies.packed)
+    digest.put(state.cancels.sum, len(state.fire_marks), *state.voters)
+    digest.put(*(late.sum for late in state.late.values()))
+    digest.put(*(state.swept or (0, 0)))
+    producers, requests = state.producers, state.requests
     digest.put(len(requests), requests.sum)
     digest.put(producers.sum_anew() if anew else producers.sum())
     return digest.hex()

@@ -10,7 +10,7 @@ if their portions differ.
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from timer.entries import payloads
 from timer.entries.entry_frame import Entry, EntryKind
@@ -20,10 +20,9 @@ from timer.model.timer_errors import UnknownVersionError
 from timer.pending.memory.memtable import ROOM_ROWS
 from timer.ready.topic import Topic
 from timer.state.dirty_topics import portions
+from timer.state.pauses import Pauses
 from timer.state.producers import IDLE_MS_MAX
-
-if TYPE_CHECKING:
-    from timer.state.machine import Machine
+from timer.state.state import State
 
 KINDS: Final = frozenset({EntryKind.POLICY, EntryKind.EPOCH, EntryKind.CHECKPOINT})
 
@@ -31,8 +30,8 @@ KINDS: Final = frozenset({EntryKind.POLICY, EntryKind.EPOCH, EntryKind.CHECKPOIN
 class Portions:
     """The portions of the next entry. A part of the machine."""
 
-    def __init__(self, machine: "Machine") -> None:
-        self._machine = machine
+    def __init__(self, state: State, pauses: Pauses) -> None:
+        self._state, self._pauses = state, pauses
         self._left: Iterator[None] | None = None
         """Rest of the next entry's work. None: it has not begun."""
 
@@ -44,8 +43,8 @@ class Portions:
     def do(self, entry: Entry) -> bool:
         """Do a portion of the next entry's work; return whether all of it is done."""
         if self._left is None:
-            assert entry.index == self._machine.applied_index + 1, entry.index
-            memtable, rows = self._machine.store.memtable, self._rows(entry)
+            assert entry.index == self._state.applied_index + 1, entry.index
+            memtable, rows = self._state.store.memtable, self._rows(entry)
             if memtable.lacks_room(rows):
                 self._left = chain(memtable.make_room(rows), self._portions(entry))
             elif entry.kind in KINDS:
@@ -67,7 +66,7 @@ class Portions:
         match entry.kind:
             case EntryKind.SCHEDULE:
                 return rows_of(entry.payload)
-            case EntryKind.FIRE if self._machine.store.memtable.holds:
+            case EntryKind.FIRE if self._state.store.memtable.holds:
                 return ROOM_ROWS
             case _:
                 return 0
@@ -80,22 +79,22 @@ class Portions:
                 return self._epoch(entry)
             case EntryKind.CHECKPOINT:
                 idle_ms = payloads.decode_checkpoint(entry.payload) or IDLE_MS_MAX
-                return self._machine.producers.expire(entry.time_ms, idle_ms)
+                return self._state.producers.expire(entry.time_ms, idle_ms)
             case _:
                 return iter(())
 
     def _policy(self, entry: Entry) -> Iterator[None]:
-        machine = self._machine
+        state = self._state
         scope, policy = decode_policy(entry.payload)
-        if scope.topic and scope.topic not in machine.topics:
+        if scope.topic and scope.topic not in state.topics:
             return
-        before = machine.policies.of(scope)
-        machine.policies = machine.policies.changed(scope, policy)
-        yield from machine.pauses.policy_changed(scope, entry.time_ms)
+        before = state.policies.of(scope)
+        state.policies = state.policies.changed(scope, policy)
+        yield from self._pauses.policy_changed(scope, entry.time_ms)
         if before.retention_ms != policy.retention_ms:
-            topics = [scope.topic] if scope.topic else [*machine.topics]
+            topics = [scope.topic] if scope.topic else [*state.topics]
             for some in portions(topics):
-                machine.retain(some, entry.time_ms)
+                state.retain(some, entry.time_ms)
                 yield
 
     def _epoch(self, entry: Entry) -> Iterator[None]:
@@ -103,11 +102,11 @@ class Portions:
         if start.apply_version != payloads.APPLY_VERSION:
             where = f"entry {entry.index}"
             raise UnknownVersionError(where, start.apply_version, payloads.APPLY_VERSION)
-        for some in portions([*self._machine.topics.values()]):
+        for some in portions([*self._state.topics.values()]):
             for topic in filter(_has_groups, some):
                 end = topic.queue.end
                 if sum(group.begin_epoch(end) for group in topic.groups.values()):
-                    self._machine.changes.note(topic.topic_id)
+                    self._state.changes.note(topic.topic_id)
             yield
 
 

@@ -32,7 +32,7 @@ cancelled rows are in some replicas' runs and not in others' (timer/pending/runs
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -41,18 +41,16 @@ from sortedcontainers import SortedSet
 from timer.entries.payloads import FIRE_BYTES_MAX
 from timer.entries.policies import CATCH_UP_ALL, DROP, LATEST, Scope, namespace_of
 from timer.model.columns import U32, Buffers, RowArray
-from timer.model.firing_order import Position, after, concat
+from timer.model.firing_order import Position, concat
 from timer.model.timer_id import SEQ_MAX
 from timer.model.units import TopicId, UnixMs
 from timer.pending.memory.deleted_topics import NONE, DeletedTopics
 from timer.pending.memory.held_rows import BEGIN
 from timer.pending.runs.held_scan import Only, Portion
 from timer.ready.topic import Topic, TopicRelease
-from timer.ready.topic_shares import payload_bytes
 from timer.state.dirty_topics import portions
-
-if TYPE_CHECKING:
-    from timer.state.machine import Machine
+from timer.state.ledger import Ledger, Moved
+from timer.state.state import State
 
 SWEEP_ROWS_MAX: Final = 4_096
 """Held rows that one FIRE looks at."""
@@ -67,23 +65,17 @@ APART_BYTES: Final = 64 << 20
 _whole: Final = deque[None](maxlen=0).extend
 """Runs work that is in portions to its end."""
 
-Moved = list[tuple[TopicId, RowArray]]
-
 
 class Pauses:
-    """The pauses of all topics. A part of the machine; it changes the machine and topics."""
+    """The pauses of all topics."""
 
-    def __init__(self, machine: "Machine") -> None:
-        self._machine = machine
-        self.swept: Position | None = None
-        """Position up to which the sweep has passed the held rows. None: no sweep."""
+    def __init__(self, state: State, ledger: Ledger) -> None:
+        self._state, self._ledger = state, ledger
         self.portion = SWEEP_ROWS_MAX
         """Rows of a portion, equal on all replicas; smaller in tests. Likewise the next three."""
         self.together = SWEEP_TOPICS
         self.apart_max = APART_MAX
         self.apart_bytes = APART_BYTES
-        self.held_bytes = 0
-        """Payload bytes of all held rows."""
         self._holding: set[TopicId] = set()
         self._holding_ids: U32 | None = None
         """`_holding` as an array. None: it has changed."""
@@ -101,16 +93,15 @@ class Pauses:
 
     def made(self, topic: Topic) -> None:
         """Note a topic that was created, or put back from a manifest."""
-        policies = self._machine.policies
+        policies = self._state.policies
         if policies.pauses:
             topic.paused, _ = policies.firing(namespace_of(topic.name), topic.topic_id)
-        self.held_bytes += topic.held_bytes
         if topic.holding:
             self._note(topic)
 
     def policy_changed(self, scope: Scope, now_ms: UnixMs) -> Iterator[None]:
         """Pause and resume topics, in portions, after a change of the scope's policy."""
-        topics = self._machine.topics
+        topics = self._state.topics
         inside = [topics[scope.topic]] if scope.topic in topics else []
         for some in portions(inside if scope.topic else [*topics.values()]):
             for topic in some:
@@ -120,23 +111,22 @@ class Pauses:
 
     def _follow(self, topic: Topic, scope: Scope, now_ms: UnixMs) -> None:
         """Pause or resume one topic if the scope's policy changes that."""
-        machine, namespace = self._machine, namespace_of(topic.name)
+        state, namespace = self._state, namespace_of(topic.name)
         if scope.namespace not in ("", namespace):
             return
-        paused, catch_up = machine.policies.firing(namespace, topic.topic_id)
+        paused, catch_up = state.policies.firing(namespace, topic.topic_id)
         if paused == topic.paused:
             return
-        machine.changing(topic.topic_id)
+        state.changing(topic.topic_id)
         topic.paused, topic.release = paused, None
         if not paused and (topic.held or catch_up != CATCH_UP_ALL):
-            until_ms = max(now_ms, machine.last_read_time_ms)
+            until_ms = max(now_ms, state.last_read_time_ms)
             waits = topic.held > 0
-            topic.release = TopicRelease(catch_up, until_ms, machine.next_seq, waits=waits)
+            topic.release = TopicRelease(catch_up, until_ms, state.next_seq, waits=waits)
         self._note(topic)
 
     def gone(self, topic: Topic) -> None:
         """Forget a topic that was deleted, with its held rows."""
-        self.held_bytes -= topic.held_bytes
         self._forget(topic.topic_id)
         _whole(self._begin())
 
@@ -164,10 +154,10 @@ class Pauses:
         """Begin a sweep for waiting topics, in portions, if none is under way for others."""
         taken = len(self._swept_for)
         if not taken and not self._waiting:
-            self.swept = None
-            self._machine.store.end_sweep()
-        elif self.swept in (None, BEGIN) or not taken:
-            self.swept = BEGIN
+            self._state.swept = None
+            self._state.store.end_sweep()
+        elif self._state.swept in (None, BEGIN) or not taken:
+            self._state.swept = BEGIN
             yield from self._admit(max(self.together - taken, 0))
 
     def _admit(self, count: int) -> Iterator[None]:
@@ -176,7 +166,7 @@ class Pauses:
             count = len(self._waiting)
         for some in portions([*islice(self._waiting, count)]):
             for _, topic_id in some:
-                topic = self._machine.changing(topic_id)
+                topic = self._state.changing(topic_id)
                 assert topic.release is not None
                 topic.release.waits = False
                 self._note(topic)
@@ -185,16 +175,10 @@ class Pauses:
     @property
     def _apart(self) -> bool:
         """Whether a sweep meets only the rows of its own topics."""
-        held = self._machine.store.held
-        return held <= self.apart_max and self.held_bytes <= self.apart_bytes
+        held = self._state.store.held
+        return held <= self.apart_max and self._state.held_bytes <= self.apart_bytes
 
     # ---- what is held
-
-    @property
-    def held(self) -> int:
-        """Number of held rows; only paused and releasing topics hold any."""
-        topics = self._machine.topics
-        return sum(topics[topic].held for topic in self._holding)
 
     def holds(self, rows: RowArray) -> npt.NDArray[np.bool_]:
         """Return which rows are of topics that hold due timers, (n, bool)."""
@@ -204,32 +188,11 @@ class Pauses:
             self._holding_ids = np.array([*self._holding], np.uint32)
         return np.isin(rows["topic"], self._holding_ids)
 
-    def hold(self, rows: RowArray, bufs: Buffers) -> None:
-        """Hold rows that lie at or before the fire position."""
-        machine = self._machine
-        machine.store.hold(rows, bufs)
-        for topic, share in machine.by_topic(rows):
-            self._count(topic, share.rows, 1)
-
-    def ended(self, topic: Topic, rows: RowArray) -> None:
-        """Subtract held rows of a topic that are no longer pending."""
-        self._count(topic, rows, -1)
-
-    def _count(self, topic: Topic, rows: RowArray, sign: int) -> None:
-        size = payload_bytes(rows)
-        topic.held += sign * len(rows)
-        topic.held_bytes += sign * size
-        self.held_bytes += sign * size
-
-    def past(self, rows: RowArray) -> npt.NDArray[np.bool_]:
-        """Return which rows lie at or before the fire position, (n, bool): if pending, held."""
-        return ~after(rows["due_ms"], rows["seq"], self._machine.store.position)
-
     # ---- releasing
 
     def next_portion(self) -> Portion | None:
         """Return the largest portion of held rows for the next FIRE; None: no sweep."""
-        if self.swept is None:
+        if self._state.swept is None:
             return None
         return self._portion(self.portion, FIRE_BYTES_MAX)
 
@@ -237,35 +200,35 @@ class Pauses:
         only: Only | None = None
         if self._apart:
             topics = frozenset(self._swept_for)
-            next_id = self._machine.next_topic_id
+            next_id = self._state.next_topic_id
             if topics != self._only.topics or next_id != self._next_id:
                 self._only, self._next_id = (
                     Only(topics, DeletedTopics.all_but(topics, next_id)),
                     next_id,
                 )
             only = self._only
-        return Portion(self.swept or BEGIN, min(rows_max, self.portion), bytes_max, only)
+        return Portion(self._state.swept or BEGIN, min(rows_max, self.portion), bytes_max, only)
 
     def sweep(self, rows_max: int, bytes_max: int) -> tuple[Moved, Moved, bool]:
         """Move the sweep on; return fired rows, dropped rows, and whether a FIRE must follow."""
-        if self.swept is None:
+        if self._state.swept is None:
             return [], [], False
-        machine, portion = self._machine, self._portion(rows_max, bytes_max)
-        part, seen = machine.store.peek_held(portion), portion.seen
+        state, portion = self._state, self._portion(rows_max, bytes_max)
+        part, seen = state.store.peek_held(portion), portion.seen
         fired: Moved = []
         dropped: Moved = []
         gone: list[RowArray] = []
         swept = np.array([*self._swept_for], np.uint32)
         mine = part.rows[np.isin(part.rows["topic"], swept)]
-        for topic, share in machine.by_topic(mine):
+        for topic, share in state.by_topic(mine):
             assert topic.release is not None
             rows = self._release(topic, topic.release, share.rows, part.bufs, fired, dropped)
             gone.append(rows)
         if gone:
-            machine.store.end(concat(gone))
+            state.store.end(concat(gone))
         if len(part.rows):
             last = part.rows[-1]
-            self.swept = seen = Position(int(last["due_ms"]), int(last["seq"]))
+            self._state.swept = seen = Position(int(last["due_ms"]), int(last["seq"]))
         if part.limited:
             return fired, dropped, True
         return fired, dropped, self._passed(seen, fired)
@@ -303,10 +266,10 @@ class Pauses:
 
     def _passed(self, seen: Position, fired: Moved) -> bool:
         """End the sweep's pass over all held rows; return whether another begins at once."""
-        position = self._machine.store.position
+        position = self._state.store.position
         again, early = False, False
         for topic_id in sorted(self._swept_for):
-            topic = self._machine.changing(topic_id)
+            topic = self._state.changing(topic_id)
             release = topic.release
             assert release is not None
             if position < Position(release.until_ms, SEQ_MAX):
@@ -320,7 +283,7 @@ class Pauses:
                 topic.release = None
                 self._note(topic)
         again |= bool(self._waiting)
-        self.swept = BEGIN if again else seen if early else None
+        self._state.swept = BEGIN if again else seen if early else None
         if again:
             _whole(self._admit(self.together))
         _whole(self._begin())
@@ -331,24 +294,22 @@ class Pauses:
         assert release.last is not None
         due_ms, seq = np.array([release.last.due_ms]), np.array([release.last.seq], np.uint64)
         release.last = None
-        whole, _ = self._machine.store.read(due_ms, seq, 0)
+        whole, _ = self._state.store.read(due_ms, seq, 0)
         if whole.rows["seq"][0]:
-            self._machine.store.end(whole.rows)
+            self._state.store.end(whole.rows)
             self._fire(topic, whole.rows, {0: whole.blob}, fired)
 
     def _drop_last(self, topic: Topic, last: Position, dropped: Moved) -> None:
         """Drop the last overdue timer found so far, unless it was cancelled meanwhile."""
         due_ms, seq = np.array([last.due_ms]), np.array([last.seq], np.uint64)
-        _, rows = self._machine.store.cancel(due_ms, seq)
+        _, rows = self._state.store.cancel(due_ms, seq)
         if len(rows):
             self._drop(topic, rows, dropped)
 
     def _fire(self, topic: Topic, rows: RowArray, bufs: Buffers, fired: Moved) -> None:
-        self.ended(topic, rows)
-        self._machine.enqueue_held(rows, bufs)
+        self._ledger.fire_held(topic, rows, bufs)
         fired.append((topic.topic_id, rows))
 
     def _drop(self, topic: Topic, rows: RowArray, dropped: Moved) -> None:
-        self.ended(topic, rows)
-        self._machine.drop_held(rows)
+        self._ledger.drop_held(topic, rows)
         dropped.append((topic.topic_id, rows))

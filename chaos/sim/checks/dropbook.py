@@ -17,6 +17,7 @@ from timer.model.units import TopicId
 from timer.state.apply_results import (
     CANCELLED,
     RESCHEDULED,
+    Accepted,
     CancelApplied,
     DeleteTopicApplied,
     FireApplied,
@@ -82,9 +83,9 @@ class DropBook:
         ended: list[int] = []
         for size, result in zip(schedule.parts["rows"].tolist(), applied.parts, strict=True):
             rows, start = schedule.rows[start : start + size], start + size
-            if not isinstance(result, tuple) or result[1]:
+            if not isinstance(result, Accepted):
                 continue
-            answer = result[0]
+            answer = result.answer
             gone = {*rows["topic"].tolist()} & self.queue_ends.keys()
             if gone:
                 raise Broken("dropped", f"{entry.index}: timers of {gone}, which are deleted")

@@ -20,6 +20,7 @@ from chaos.sim.world.referee import Broken
 from timer.entries.entry_frame import Entry
 from timer.state.apply_results import (
     RESCHEDULED,
+    Accepted,
     Applied,
     FireApplied,
     RescheduleApplied,
@@ -76,8 +77,8 @@ class LateBook:
         match applied:
             case ScheduleApplied(parts):
                 for part in parts:
-                    if isinstance(part, tuple) and not part[1]:
-                        first, rows = part[0].first_seq, len(part[0].due_ms)
+                    if isinstance(part, Accepted):
+                        first, rows = part.answer.first_seq, len(part.answer.due_ms)
                         self._since |= dict.fromkeys(range(first, first + rows), entry.time_ms)
             case RescheduleApplied(results, _, timers):
                 new = timers.seq[results == RESCHEDULED].tolist()

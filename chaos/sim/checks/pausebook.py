@@ -21,6 +21,7 @@ from timer.state.apply_results import (
     CANCELLED,
     LEFT,
     RESCHEDULED,
+    Accepted,
     Applied,
     CancelApplied,
     Checkpoint,
@@ -132,9 +133,9 @@ class PauseBook:
         for part, result in zip(schedule.parts.tolist(), applied.parts, strict=True):
             rows = schedule.rows[start : start + part[2]]
             start += part[2]
-            if not isinstance(result, tuple) or result[1]:
+            if not isinstance(result, Accepted):
                 continue
-            answer = result[0]
+            answer = result.answer
             for at, row in enumerate(rows):
                 verdicts = answer.verdicts
                 if verdicts is not None:

@@ -22,7 +22,7 @@ from timer.entries.payloads import (
 from timer.entries.policies import decode_policy
 from timer.model.columns import decode_schedule
 from timer.model.units import LogIndex
-from timer.state.apply_results import RESCHEDULED, RescheduleApplied, ScheduleApplied
+from timer.state.apply_results import RESCHEDULED, Accepted, RescheduleApplied, ScheduleApplied
 
 TICK_MS: Final = 10
 LEVELS_MS: Final = (1_000, 3_000, 7_000, 15_000)
@@ -123,7 +123,7 @@ class PolicyBook:
             rows = schedule.rows[start : start + size]
             start += size
             takings = self.requests.get((producer, sequence), [])
-            if not isinstance(result, tuple) or result[1] or not takings:
+            if not isinstance(result, Accepted) or not takings:
                 continue  # refused, or answered as it was before
             topic = self.topics[int(rows["topic"][0]) - 1]
             rules = self.at(entry.index, topic)

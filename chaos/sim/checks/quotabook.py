@@ -13,7 +13,7 @@ from timer.entries.entry_frame import Entry
 from timer.leader.leader import Leader
 from timer.model.columns import Part, RowArray, decode_schedule
 from timer.ready.topic import Topic
-from timer.state.apply_results import ScheduleApplied
+from timer.state.apply_results import Accepted, ScheduleApplied
 from timer.state.machine import Machine
 
 
@@ -57,7 +57,7 @@ class QuotaBook:
         for (producer, sequence, size, *_), request, result in heads:
             rows = schedule.rows[start : start + size]
             start += size
-            if not isinstance(result, tuple) or result[1]:
+            if not isinstance(result, Accepted):
                 continue  # refused, or answered as it was before
             key = (producer, sequence) if request is None else request[:2]
             if (entry.epoch, key) not in self.taken:

@@ -12,7 +12,7 @@ from chaos.sim.world.referee import Broken
 from timer.entries.entry_frame import Entry
 from timer.model.columns import decode_schedule
 from timer.model.timer_errors import InvalidRequestError, TopicDeletedError
-from timer.state.apply_results import ScheduleApplied
+from timer.state.apply_results import Accepted, Repeated, ScheduleApplied
 
 
 @dataclass(slots=True)
@@ -64,16 +64,15 @@ class RequestBook:
                 continue
             known = self.known.get(request.text)
             if known is None or known[1] < entry.time_ms:
-                told = isinstance(result, tuple) and not result[1]
-                told |= isinstance(result, TopicDeletedError)  # nothing was remembered
-                if isinstance(result, tuple):
-                    answer = result[0]
-                    self.known[request.text] = (request.body, request.until_ms, answer.first_seq)
+                # A request to a deleted topic is not remembered.
+                told = isinstance(result, Accepted | TopicDeletedError)
+                if isinstance(result, Accepted):
+                    first = result.answer.first_seq
+                    self.known[request.text] = (request.body, request.until_ms, first)
             elif known[0] != request.body:
                 told = isinstance(result, InvalidRequestError)
             else:
-                told = isinstance(result, tuple) and result[1]
-                told = told and isinstance(result, tuple) and result[0].first_seq == known[2]
+                told = isinstance(result, Repeated) and result.answer.first_seq == known[2]
                 self.repeated += 1
             if not told:
                 raise Broken("request", f"{entry.index}: {request} known as {known}: {result}")

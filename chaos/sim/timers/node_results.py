@@ -7,8 +7,8 @@ from chaos.sim.checks.keybook import TimerName, ToldRow
 from timer.entries.payloads import Ids
 from timer.leader.leader import Delivery
 from timer.model.timer_errors import EngineError
+from timer.state.apply_results import Accepted, Repeated
 from timer.state.key_conflicts import Verdict
-from timer.state.producers import RequestAnswer
 
 
 def rows_of(delivery: Delivery) -> list[DeliveredRow]:
@@ -28,9 +28,8 @@ def told(result: object) -> object:
     """Return what became of each row of a request, or its error."""
     if isinstance(result, EngineError):
         return result
-    assert isinstance(result, tuple)
-    answer, _ = result
-    assert isinstance(answer, RequestAnswer)
+    assert isinstance(result, Accepted | Repeated)
+    answer = result.answer
     out = []
     for at, due in enumerate(answer.due_ms.tolist()):
         name, other, verdict = TimerName(due, answer.first_seq + at), None, Verdict.SCHEDULED

@@ -1,6 +1,6 @@
 """The application of a simulated node: what the committed entries are for.
 
-`Ledger` is the smallest one: it keeps nothing but a manifest, and answers clients when what
+`CountingApp` is the smallest one: it keeps nothing but a manifest, and answers clients when what
 they proposed is committed. A state machine with more to lose is attached in the same way.
 """
 
@@ -69,7 +69,7 @@ class App(Protocol):
 MakeApp: TypeAlias = "Callable[[SimNode], App]"
 
 
-class Ledger:
+class CountingApp:
     """Counts what is committed, saves how far, and tells clients what became of theirs."""
 
     def __init__(self, node: "SimNode") -> None:
@@ -77,7 +77,7 @@ class Ledger:
         self.applied_index = LogIndex(0)
         self.voters: frozenset[ReplicaId] | None = None
         self.state_time_ms = UnixMs(0)
-        """Of a ledger no entry's time counts."""
+        """of this app no entry's time counts."""
         self._saved = 0
         self._epoch = Epoch(0)
         self._pending: dict[LogIndex, tuple[Epoch, bytes]] = {}

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from chaos.sim.world import disk_loss
-from chaos.sim.world.app import App, Ledger, MakeApp
+from chaos.sim.world.app import App, CountingApp, MakeApp
 from chaos.sim.world.appointing import RealControl
 from chaos.sim.world.control_model import Control
 from chaos.sim.world.faults import FaultInjector
@@ -31,10 +31,10 @@ class World:
     make_core: Callable[..., Core] = Core
     """What a node runs; a planted bug puts another class here."""
     make_node: Callable[..., SimNode] = SimNode
-    app_type: type[App] = Ledger
+    app_type: type[App] = CountingApp
 
     def __init__(
-        self, seed: int, make_app: MakeApp = Ledger, options: WorldOptions | None = None
+        self, seed: int, make_app: MakeApp = CountingApp, options: WorldOptions | None = None
     ) -> None:
         self.rng = random.Random(seed)
         drawn = WorldOptions.draw(self.rng)
@@ -123,7 +123,7 @@ class World:
         if not leaders:
             return
         node = rng.choice(leaders)
-        assert isinstance(node.app, Ledger)
+        assert isinstance(node.app, CountingApp)
         for _ in range(rng.choice((1, 1, 1, 2, 5))):
             self.proposals += 1
             size = rng.choice((0, 1, self.options.payload_bytes))

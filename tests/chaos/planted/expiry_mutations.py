@@ -11,7 +11,7 @@ from timer.leader.groups import expiry, group_batch
 from timer.leader.groups.expiry import Expiry
 from timer.ready.queue import Queue
 from timer.ready.topic import Topic
-from timer.state.machine import Machine
+from timer.state.ledger import Ledger
 
 _prefix = expiry.expired_prefix
 
@@ -20,12 +20,12 @@ _prefix = expiry.expired_prefix
 def _from_the_schedule() -> Iterator[None]:
     """Count the time to live from the time of the schedule."""
     scheduled_at: dict[int, int] = {}
-    count = Machine._count_scheduled
+    schedule = Ledger.schedule
 
-    def counted(self: Machine, rows: Any) -> None:
+    def counted(self: Ledger, rows: Any, *, pending: bool) -> None:
         for seq in rows["seq"].tolist():
-            scheduled_at.setdefault(seq, self.applied_time_ms)
-        count(self, rows)
+            scheduled_at.setdefault(seq, self._state.applied_time_ms)
+        schedule(self, rows, pending=pending)
 
     def prefix(queue: Queue, outlived_ms: int, limit: int) -> tuple[int, int | None]:
         offset, due_ms = _prefix(queue, outlived_ms, limit)
@@ -37,7 +37,7 @@ def _from_the_schedule() -> Iterator[None]:
         return offset, due_ms
 
     with (
-        mock.patch.object(Machine, "_count_scheduled", counted),
+        mock.patch.object(Ledger, "schedule", counted),
         mock.patch.object(expiry, "expired_prefix", prefix),
     ):
         yield

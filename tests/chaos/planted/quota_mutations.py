@@ -5,7 +5,7 @@ from typing import Any, Final
 from chaos.sim.timers.timers import TimerWorld
 from tests.chaos.planted.planted import ANY_WORLD, Planting, patch
 from timer.leader.intake.quotas import Quotas
-from timer.state.machine import Machine
+from timer.state.ledger import Ledger
 
 
 def _count_nothing(self: Quotas, charges: Any, done: Any) -> Any:
@@ -14,14 +14,14 @@ def _count_nothing(self: Quotas, charges: Any, done: Any) -> Any:
     return done
 
 
-_ended = Machine._ended
+_cancel = Ledger.cancel
 
 
-def _ended_and_heavy(self: Machine, rows: Any, *, were_pending: bool = True) -> None:
+def _cancelled_and_heavy(self: Ledger, rows: Any, *, were_pending: bool = True) -> None:
     """What is cancelled weighs on."""
-    weights = [topic.pending_bytes for topic in self.topics.values()]
-    _ended(self, rows, were_pending=were_pending)
-    for topic, weight in zip(self.topics.values(), weights, strict=True):
+    weights = [topic.pending_bytes for topic in self._state.topics.values()]
+    _cancel(self, rows, were_pending=were_pending)
+    for topic, weight in zip(self._state.topics.values(), weights, strict=True):
         topic.pending_bytes = weight
 
 
@@ -47,7 +47,7 @@ QUOTA_MUTATIONS: Final = (
         {"quota"},
         20,
         f"{ANY_WORLD}: a timer that is cancelled",
-        patch(Machine, "_ended", _ended_and_heavy),
+        patch(Ledger, "cancel", _cancelled_and_heavy),
     ),
 )
 """The list; tests/chaos/test_sim_planted.py hunts each of them."""
