@@ -237,10 +237,10 @@ def test_cancel_1000_in_a_million_rows_of_sixteen_runs(
         ids = Ids(mine["due_ms"].copy(), mine["seq"].copy())
         payload = memoryview(b"".join(encode_cancel(ids)))
         entry = Entry(EntryKind.CANCEL, Epoch(1), LogIndex(1), UnixMs(0), payload)
-        lookup = store.begin_lookup([entry])
+        lookup = store.begin_prefetch([entry])
         assert lookup is not None
         lookup.read()
-        store.end_lookup(lookup)
+        store.use_prefetch(lookup)
         return (mine,), {}
 
     def cancel(mine: RowArray) -> None:

@@ -140,13 +140,13 @@ class LookingIn:
         Raises:
             StorageError: this node's files are damaged; the process ends.
         """
-        prepared = self._host.require_lease().machine.store.begin_look(target)
-        if prepared is not None:
+        prefetch = self._host.require_lease().machine.store.prefetch_of(target)
+        if prefetch is not None:
             async with self._turn():
-                await self._in_thread(prepared.read)
+                await self._in_thread(prefetch.read)
         store = self._host.require_lease().machine.store
         try:
-            with store.looked_up(prepared):
+            with store.prefetched(prefetch):
                 yield store
         except StorageError as error:
             self._host.fatal(error)

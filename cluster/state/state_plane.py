@@ -27,7 +27,7 @@ from timer.leader.intake.disk_reserve import Room
 from timer.leader.leader import Delivery, Leader, Now
 from timer.model.timer_errors import NotLeaderError, NotReadyError, ShuttingDownError
 from timer.model.units import Epoch, LogIndex, MonoMs, UnixMs
-from timer.pending.prefetch import Prepared
+from timer.pending.prefetch import Prefetch
 from timer.pending.runs.merge import Merge
 from timer.pending.runs.read_window import ReadAhead, ReadWindow
 from timer.pending.runs.run_writer import Pace
@@ -269,10 +269,10 @@ class StatePlane:
                 self._folding = True
                 self._io.read(first, self.engine.commit_index, self._fold_portion)
                 return
-            lookup = self._io.timed(self.engine.begin_lookup, entries)
-            if lookup is not None:
+            prefetch = self._io.timed(self.engine.begin_prefetch, entries)
+            if prefetch is not None:
                 self._folding = True
-                self._look_up(entries, lookup)
+                self._prefetch(entries, prefetch)
                 return
             self._io.timed(self.engine.fold, entries)
         if self.waits_for_flush:
@@ -284,18 +284,18 @@ class StatePlane:
         self.kick()
 
     def _fold_portion(self, entries: Sequence[Entry]) -> None:
-        lookup = self._io.timed(self.engine.begin_lookup, entries)
-        if lookup is not None:
-            self._look_up(entries, lookup)
+        prefetch = self._io.timed(self.engine.begin_prefetch, entries)
+        if prefetch is not None:
+            self._prefetch(entries, prefetch)
         else:
             self._apply(entries)
 
-    def _look_up(self, entries: Sequence[Entry], lookup: Prepared) -> None:
+    def _prefetch(self, entries: Sequence[Entry], prefetch: Prefetch) -> None:
         def done(_: None) -> None:
-            self._io.timed(self.engine.end_lookup, lookup)
+            self._io.timed(self.engine.use_prefetch, prefetch)
             self._apply(entries)
 
-        self._io.run(ThreadWork.LOOKUP, lookup.read, done)
+        self._io.run(ThreadWork.LOOKUP, prefetch.read, done)
 
     def _apply(self, entries: Sequence[Entry]) -> None:
         rest = entries[self._io.timed(self.engine.fold, entries) :]

@@ -115,12 +115,12 @@ async def test_look_leaves_what_was_asked_for_entries_that_are_half_folded() -> 
     _, _, engine = filled("run")
     look, _ = looking(engine)
     store = engine.machine.store
-    asked = store.begin_look(ids_of([(FAR, 1)]))
+    asked = store.prefetch_of(ids_of([(FAR, 1)]))
     assert asked is not None
     asked.read()
-    store.end_lookup(asked)
+    store.use_prefetch(asked)
     await look.get(by_id(2))
-    assert (store._prepared, store._runs._lookup) == (asked, asked.timers)
+    assert (store._prefetch, store._runs._lookup) == (asked, asked.timers)
 
 
 @pytest.fixture

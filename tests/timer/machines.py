@@ -36,7 +36,7 @@ from timer.model.columns import Binary, OnConflict, Part, encode_schedule, gathe
 from timer.model.timer_errors import EngineError
 from timer.model.units import Epoch, GroupId, LogIndex, ProducerId, ReplicaId, TopicId, UnixMs
 from timer.pending.memory.held_rows import aside
-from timer.pending.prefetch import Lookups, Prepared
+from timer.pending.prefetch import Lookups, Prefetch
 from timer.pending.runs.held_scan import HELD_END, HeldReader, Portion
 from timer.pending.store import Store
 from timer.ready.page_cache import Pages
@@ -226,11 +226,11 @@ def catch_up(engine: Engine, log: Log) -> None:
             store = engine.machine.store
             asked = Lookups(entries, store._at, keys=True)
             readers = readers_of(store, engine.machine.pauses.next_portion(), entries)
-            prepared = Prepared(store._runs.runs, asked, readers)
-            prepared.read()
-            engine.end_lookup(prepared)
+            prefetch = Prefetch(store._runs.runs, asked, readers)
+            prefetch.read()
+            engine.use_prefetch(prefetch)
         engine.fold(entries)
-        engine.machine.store.end_lookup(None)
+        engine.machine.store.use_prefetch(None)
 
 
 def readers_of(store: Store, portion: Portion | None, entries: list[Entry]) -> list[HeldReader]:

@@ -255,10 +255,10 @@ class Comparison:
             payload = memoryview(b"".join(encode_cancel(ids)))
             entry = Entry(EntryKind.CANCEL, Epoch(1), LogIndex(1), UnixMs(0), payload)
             for node in self.nodes:
-                prepared = node.store.begin_lookup([entry])
-                if prepared is not None:
-                    prepared.read()
-                    node.store.end_lookup(prepared)
+                prefetch = node.store.begin_prefetch([entry])
+                if prefetch is not None:
+                    prefetch.read()
+                    node.store.use_prefetch(prefetch)
         self.apply(cancelling(targets), (hits, removed))
 
     def tick(self, step: int, rows_max: int, bytes_max: int) -> None:
@@ -267,9 +267,9 @@ class Comparison:
         fire = Fire(UnixMs(read_time_ms), rows_max, bytes_max, ALL)
         for node in self.nodes[: step % 3]:
             if not node.store.look(fire):
-                prepared = node.store.begin_lookup([], fire=fire)
-                if prepared is not None:
-                    prepared.read()
+                prefetch = node.store.begin_prefetch([], fire=fire)
+                if prefetch is not None:
+                    prefetch.read()
                 self.passed += 1
         self.apply(firing(read_time_ms, rows_max, bytes_max), expected)
 

@@ -88,12 +88,12 @@ def test_a_thread_passes_what_is_dead_before_a_fire(
     engine.machine.store.preload(UnixMs(DUE + count))  # all of it is in memory, dead as it is
     fire = log.fire(DUE + count)
     engine.committed(LogIndex(fire.index))
-    assert engine.begin_lookup([fire]) is None
+    assert engine.begin_prefetch([fire]) is None
     assert engine.fold([fire]) == 0
-    prepared = engine.begin_lookup([fire])
-    assert prepared is not None
-    prepared.read()
-    engine.end_lookup(prepared)
+    prefetch = engine.begin_prefetch([fire])
+    assert prefetch is not None
+    prefetch.read()
+    engine.use_prefetch(prefetch)
     assert engine.fold([fire]) == 1
     assert engine.machine.counts.fired == 2
     assert engine.machine.store.passed <= 100

@@ -11,7 +11,7 @@ from timer.leader.intake.disk_reserve import Room
 from timer.leader.leader import LeaderConfig, Now
 from timer.model.timer_errors import NotLeaderError, ShuttingDownError
 from timer.model.units import Epoch, LogIndex, MonoMs, UnixMs
-from timer.pending.prefetch import Prepared
+from timer.pending.prefetch import Prefetch
 from timer.recovery import engine as engine_module
 from timer.recovery.engine import CHECKPOINTS_KEPT, FLUSH_ROOM, FOLD_BYTES, Engine
 
@@ -125,19 +125,19 @@ def test_what_is_folded_later_is_not_looked_up_twice(monkeypatch: pytest.MonkeyP
         log.schedule(part_of([(1, START_MS + 1, b"")] * keys, keys=names))
     engine.committed(LogIndex(len(log.entries)))
     asked = []
-    ask_keys = Prepared._ask_keys
+    ask_keys = Prefetch._ask_keys
 
-    def count(self: Prepared, names: Keys) -> Ids:
+    def count(self: Prefetch, names: Keys) -> Ids:
         asked.append(len(names))
         return ask_keys(self, names)
 
-    monkeypatch.setattr(Prepared, "_ask_keys", count)
+    monkeypatch.setattr(Prefetch, "_ask_keys", count)
     while engine.behind:
         chunk = log.cached(*engine.next_chunk())
-        prepared = engine.begin_lookup(chunk)
-        if prepared is not None:
-            prepared.read()
-            engine.end_lookup(prepared)
+        prefetch = engine.begin_prefetch(chunk)
+        if prefetch is not None:
+            prefetch.read()
+            engine.use_prefetch(prefetch)
         assert engine.fold(chunk) < entries
     assert sum(asked) == entries * keys
     assert engine.machine.store.pending == entries * keys + 1

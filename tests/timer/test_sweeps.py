@@ -246,10 +246,10 @@ def test_a_fire_reads_nothing_however_much_of_what_was_held_is_gone(
     while paused.engine.behind:
         first, last = paused.engine.next_chunk()
         entries = paused.log.entries[first - 1 : last]
-        prepared = paused.engine.begin_lookup(entries)
-        if prepared is not None:
-            prepared.read()
-            paused.engine.end_lookup(prepared)
+        prefetch = paused.engine.begin_prefetch(entries)
+        if prefetch is not None:
+            prefetch.read()
+            paused.engine.use_prefetch(prefetch)
         if flushes and (flush := paused.engine.begin_flush()) is not None:
             flush.write()
             paused.engine.end_flush(flush)
@@ -276,10 +276,10 @@ def test_a_sweep_whose_run_can_not_be_read_ends_the_node_and_is_not_tried_for_ev
         tried += 1
         first, last = paused.engine.next_chunk()
         entries = paused.log.entries[first - 1 : last]
-        prepared = paused.engine.begin_lookup(entries)
-        if prepared is not None:
-            prepared.read()
-            paused.engine.end_lookup(prepared)
+        prefetch = paused.engine.begin_prefetch(entries)
+        if prefetch is not None:
+            prefetch.read()
+            paused.engine.use_prefetch(prefetch)
         try:
             paused.engine.fold(entries)
         except FileNotFoundError:
@@ -310,7 +310,7 @@ def test_what_is_read_ahead_of_a_sweep_is_no_more_than_it_needs() -> None:
     paused.resume("all", 20_000)
     portion = paused.machine.pauses.next_portion()
     assert portion is not None
-    ahead = paused.machine.store.begin_lookup([], portion)
+    ahead = paused.machine.store.begin_prefetch([], portion)
     assert ahead is not None
     ahead.read()
     [reader] = ahead._readers

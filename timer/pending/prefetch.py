@@ -1,6 +1,6 @@
 """Reading before applying: a thread reads the parts of runs that some entries, or a look, need.
 
-    entries --names, ids--> Prepared --read (in a thread)--> used while the entries are applied
+    entries --names, ids--> Prefetch --read (in a thread)--> used while the entries are applied
     a FIRE that passes many dead rows, or that serves a sweep: its rows
     (timer/pending/runs/held_scan.py)
 
@@ -118,7 +118,7 @@ class Lookups:
         return count <= ASKED_MIN
 
 
-class Prepared:
+class Prefetch:
     """Look-ups in runs, done by a thread before they are needed. See the module."""
 
     def __init__(

@@ -52,7 +52,7 @@ from timer.pending.memory.deleted_topics import DeletedTopics
 from timer.pending.memory.held_rows import ASIDE, aside, plain
 from timer.pending.memory.key_index import PLAIN, KeyHasher
 from timer.pending.memory.memtable import Left, Memtable
-from timer.pending.prefetch import Lookups, Prepared, is_surely_little
+from timer.pending.prefetch import Lookups, Prefetch, is_surely_little
 from timer.pending.read_view import Cut
 from timer.pending.runs import row_reader
 from timer.pending.runs.frozen_memtable import Frozen
@@ -87,7 +87,7 @@ class Store:
         self._leads = False
         self._pending = 0
         self._held = 0
-        self._prepared: Prepared | None = None
+        self._prefetch: Prefetch | None = None
         self._found: tuple[Fire, RowArray] | None = None
         """The FIRE that `look` has searched for, and its rows."""
         self.dead_max, self.chunk = DEAD_MAX, FIRE_CHUNK
@@ -280,9 +280,9 @@ class Store:
             return self._runs.find_one(due_ms, seq), None, -1
         return NO_ROWS, None, -1
 
-    def begin_lookup(
+    def begin_prefetch(
         self, entries: Sequence[Entry], sweep: Portion | None = None, fire: Fire | None = None
-    ) -> Prepared | None:
+    ) -> Prefetch | None:
         """Return the reads that a thread does before these entries are applied; None if few.
 
         `sweep`: held rows that one of the entries reads. `fire`: one that passes many dead rows.
@@ -303,7 +303,7 @@ class Store:
         asked = Lookups(entries, self._at, keys=keys)
         if not readers and asked.is_little(runs):
             return None
-        return Prepared(runs, asked, readers)
+        return Prefetch(runs, asked, readers)
 
     def is_read_ahead(self, sweep: Portion) -> bool:
         """Return whether the held rows of a portion are in memory already."""
@@ -322,7 +322,7 @@ class Store:
         graves = [memtable.buried_so_far()[:2] for memtable in self._memtables()]
         return [HeldReader(rows, 2 * rows_max, 2 * bytes_max, until_ms, graves)]
 
-    def begin_look(self, targets: Targets) -> Prepared | None:
+    def prefetch_of(self, targets: Targets) -> Prefetch | None:
         """Return the reads that a thread does before these timers are looked up and read.
 
         None: all pending ones of them are in memory.
@@ -338,22 +338,22 @@ class Store:
             for memtable in self._memtables():
                 known[memtable.find_keys(hashes, targets.topic, targets.key)[0]] = True
         runs = self._runs.runs
-        return None if known.all() or not runs else Prepared(runs, Lookups.of(targets, self._at))
+        return None if known.all() or not runs else Prefetch(runs, Lookups.of(targets, self._at))
 
-    def end_lookup(self, prepared: Prepared | None) -> None:
+    def use_prefetch(self, prefetch: Prefetch | None) -> None:
         """Use these answers until the next call. None: use none."""
-        self._prepared = prepared
-        self._runs.end_lookup(None if prepared is None else prepared.timers)
+        self._prefetch = prefetch
+        self._runs.use_lookup(None if prefetch is None else prefetch.timers)
 
     @contextmanager
-    def looked_up(self, prepared: Prepared | None) -> Iterator[None]:
+    def prefetched(self, prefetch: Prefetch | None) -> Iterator[None]:
         """Use these answers in the block only. Entries that are half applied have their own."""
-        before = self._prepared
-        self.end_lookup(prepared)
+        before = self._prefetch
+        self.use_prefetch(prefetch)
         try:
             yield
         finally:
-            self.end_lookup(before)
+            self.use_prefetch(before)
 
     def find(self, due_ms: UnixMs, seq: int) -> RowArray | None:
         """Return the row of one timer (1,), valid as in `cancel`; None if it is not pending.
@@ -383,7 +383,7 @@ class Store:
         asked = np.flatnonzero((rows["seq"] == 0) & (keys.sizes > 0))
         if len(asked):
             which, found = self._runs.find_keys(
-                hashes[asked], topic[asked], taken(keys, asked), self._position, self._prepared
+                hashes[asked], topic[asked], taken(keys, asked), self._position, self._prefetch
             )
             dead = self._buried(found["due_ms"].copy(), found["seq"].copy())
             rows[asked[which[~dead]]] = found[~dead]
@@ -468,7 +468,7 @@ class Store:
         """Find the rows of a FIRE that is applied next. Return False if that is much work.
 
         Much work: many dead rows are passed, or files are read. A thread should then read them
-        first (`begin_lookup`).
+        first (`begin_prefetch`).
 
         Raises:
             CorruptFile: a run must be read, and doesn't verify.
@@ -546,7 +546,7 @@ class Store:
         """Return the first held rows of a portion, in (due, seq) order. They stay in the store.
 
         Limits are those of `fire`. The next portion has a later `seen`, or begins anew. Rows of
-        runs are read here unless a thread read them before (`begin_lookup`).
+        runs are read here unless a thread read them before (`begin_prefetch`).
 
         Raises:
             CorruptFile: a run must be read, and doesn't verify.

@@ -23,7 +23,7 @@ from timer.leader.leader import Append, Leader, LeaderConfig, Now
 from timer.model.columns import keyed_max
 from timer.model.timer_errors import EngineError, NotLeaderError
 from timer.model.units import Epoch, LogIndex, TopicId
-from timer.pending.prefetch import Prepared
+from timer.pending.prefetch import Prefetch
 from timer.pending.runs.frozen_memtable import Frozen
 from timer.pending.runs.merge import Merge
 from timer.pending.runs.read_window import ReadWindow
@@ -217,7 +217,7 @@ class Engine:
         self._flushed_bytes = 0
         self._flushed_index = self.manifest_index
         self._looked_to = LogIndex(0)
-        """Last entry that `begin_lookup` has seen. `fold` stops after it."""
+        """Last entry that `begin_prefetch` has seen. `fold` stops after it."""
         self._looked_again: tuple[LogIndex, list[RunMeta]] | None = None
         """(FIRE, runs) for which the held rows of its sweep were read a second time."""
         self._passes_much: tuple[LogIndex, list[RunMeta]] | None = None
@@ -244,7 +244,7 @@ class Engine:
         first = LogIndex(self.machine.applied_index + 1)
         return first, LogIndex(min(self.commit_index, first + 255))
 
-    def begin_lookup(self, entries: Sequence[Entry]) -> Prepared | None:
+    def begin_prefetch(self, entries: Sequence[Entry]) -> Prefetch | None:
         """Return the reads that a thread does before these next entries are applied.
 
         It covers the entries of one `fold`, by an estimate of their work. Call it again for the
@@ -253,12 +253,12 @@ class Engine:
         if self.machine.applied_index < self._looked_to:
             return None
         try:
-            return self._begin_lookup(entries)
+            return self._begin_prefetch(entries)
         except Exception as error:
             error.add_note(blamed(entries))
             raise
 
-    def _begin_lookup(self, entries: Sequence[Entry]) -> Prepared | None:
+    def _begin_prefetch(self, entries: Sequence[Entry]) -> Prefetch | None:
         work = count = 0
         for entry in entries:
             if work >= FOLD_BYTES:
@@ -271,7 +271,7 @@ class Engine:
         first, fire = entries[0], None
         if self._passes_much is not None and self._passes_much[0] == first.index:
             fire = decode_fire(first.payload)
-        return self.machine.store.begin_lookup(entries[:count], sweep, fire)
+        return self.machine.store.begin_prefetch(entries[:count], sweep, fire)
 
     def _moves_sweep(self, entry: Entry) -> bool:
         """Return whether the entry must be applied before a sweep's next portion is known."""
@@ -295,7 +295,7 @@ class Engine:
         if asked != self._passes_much and not self.machine.store.look(decode_fire(entry.payload)):
             self._passes_much = asked
             self._looked_to = self.machine.applied_index
-            self.machine.store.end_lookup(None)
+            self.machine.store.use_prefetch(None)
             return True
         portion = self.machine.pauses.next_portion()
         if portion is None or entry.index > self._looked_to:
@@ -304,17 +304,17 @@ class Engine:
             return False
         self._looked_again = asked
         self._looked_to = self.machine.applied_index
-        self.machine.store.end_lookup(None)
+        self.machine.store.use_prefetch(None)
         return True
 
-    def end_lookup(self, prepared: Prepared) -> None:
+    def use_prefetch(self, prefetch: Prefetch) -> None:
         """Use these answers for the entries that are applied next."""
-        self.machine.store.end_lookup(prepared)
+        self.machine.store.use_prefetch(prefetch)
 
     def fold(self, entries: Sequence[Entry]) -> int:
         """Apply the next entries, up to about FOLD_BYTES. Return how many were applied.
 
-        It stops after the entries that the last `begin_lookup` has seen. It may return 0: then
+        It stops after the entries that the last `begin_prefetch` has seen. It may return 0: then
         another look-up is needed, or the next entry is applied in portions.
         """
         work = count = 0
@@ -338,7 +338,7 @@ class Engine:
                         break
                 count += 1
                 if entry.index == self._looked_to:
-                    self.machine.store.end_lookup(None)
+                    self.machine.store.use_prefetch(None)
                     break
         except Exception as error:
             error.add_note(blamed(entries[count : count + 1]))

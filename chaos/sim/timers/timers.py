@@ -89,7 +89,7 @@ PRESSED_BYTES: Final = 200
 class EngineWithoutLookup(Engine):
     """An engine that reads its runs while it folds, because no thread has read them before."""
 
-    def begin_lookup(self, entries: Sequence[Entry]) -> None:
+    def begin_prefetch(self, entries: Sequence[Entry]) -> None:
         """Return None: the result of a fold must not depend on it."""
 
 

@@ -12,7 +12,7 @@ from tests.chaos.planted.planted import ANY_WORLD, Planting, patch
 from timer.entries.entry_frame import Entry
 from timer.leader.leader import Leader, Now
 from timer.model.units import Epoch, LogIndex
-from timer.pending.prefetch import Prepared
+from timer.pending.prefetch import Prefetch
 from timer.ready.spill import PageFetch
 from timer.recovery.engine import Flush
 
@@ -20,7 +20,7 @@ _on_stepdown = StatePlane.on_stepdown
 _end_flush = StatePlane._end_flush
 _begin_flush = StatePlane._begin_flush
 _is_flush_due = StatePlane._is_flush_due
-_look_up = StatePlane._look_up
+_prefetch = StatePlane._prefetch
 _serve = StatePlane._serve
 _lead = StatePlane._lead
 
@@ -56,9 +56,9 @@ def _stepdown_forgets_portion(self: StatePlane, epoch: Epoch) -> None:
     _on_stepdown(self, epoch)
 
 
-def _look_up_if_wanted(self: StatePlane, entries: Sequence[Entry], lookup: Prepared) -> None:
+def _look_up_if_wanted(self: StatePlane, entries: Sequence[Entry], lookup: Prefetch) -> None:
     if not getattr(self, "_lost", False):
-        _look_up(self, entries, lookup)
+        _prefetch(self, entries, lookup)
 
 
 def _serve_from_here(self: StatePlane, epoch: Epoch) -> None:

@@ -315,7 +315,7 @@ class Runs:
         topic: U32,
         keys: Binary,
         position: Position,
-        prepared: "Candidates | None",
+        prefetch: "Candidates | None",
     ) -> tuple[npt.NDArray[np.intp], RowArray]:
         """Return (number of the key, row) of the timers after `position` with the keys.
 
@@ -330,7 +330,7 @@ class Runs:
         for run in self.runs:
             if not run.meta.keys_size or run.meta.last <= position:
                 continue
-            known = None if prepared is None else prepared.candidates(run, topic, keys)
+            known = None if prefetch is None else prefetch.candidates(run, topic, keys)
             number, rows = known or in_run(run, hashes, topic, keys)
             if not len(number):
                 continue
@@ -352,7 +352,7 @@ class Runs:
                 dead[asked[found]] |= is_tombstone(here)
         return dead
 
-    def end_lookup(self, lookup: Lookup | None) -> None:
+    def use_lookup(self, lookup: Lookup | None) -> None:
         """Use these answers until the next call."""
         self._lookup = lookup
 
