@@ -370,7 +370,7 @@ def test_consumers_are_sent_away_and_their_acks_told_only_when_it_is_committed()
     play.wait(10 * LEASE_MS)
     play.settle()  # leases that were out end nowhere
     assert [*play.leader.groups.all_leased()] == []
-    assert not play.leader.groups._hungry
+    assert not len(play.leader.groups._turns)
     assert group.deleted
 
 

@@ -15,7 +15,7 @@ from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of, st
 from timer.entries.entry_frame import EntryKind
 from timer.entries.payloads import EXCLUSIVE, KEY_SHARED, SHARED, GroupOp, Op, decode_group
 from timer.entries.policies import CLUSTER, Scope, ScopePolicy
-from timer.leader.groups import expiry, group_dispatch
+from timer.leader.groups import expiry, turns
 from timer.leader.groups.expiry import LOOK_MS, expired_prefix
 from timer.leader.groups.shared_leases import ACCEPT, ALREADY_ACKED, DEAD_ROWS_MAX, EXPIRED
 from timer.model.columns import ROW
@@ -563,7 +563,7 @@ def test_what_is_over_is_not_handed_out_by_a_policy_that_may_never_be_committed(
 def test_groups_that_wait_for_a_policy_are_looked_at_a_few_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(group_dispatch, "WORK_MAX", 3)
+    monkeypatch.setattr(turns, "WORK_MAX", 3)
     play = playing()
     for name in "abcdefgh":
         group = play.make_group(name)

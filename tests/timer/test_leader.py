@@ -19,7 +19,7 @@ from timer.entries.payloads import (
     decode_group,
 )
 from timer.leader import leader as leader_module
-from timer.leader.groups import group_batch, group_dispatch
+from timer.leader.groups import group_batch, group_dispatch, turns
 from timer.leader.groups.shared_leases import ACCEPT, ALREADY_ACKED, LEASE_LOST, Leases
 from timer.leader.leader import LeaderConfig
 from timer.model.columns import decode_schedule
@@ -498,7 +498,7 @@ def test_too_many_acks_waiting_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_hand_out_is_bounded_and_groups_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_dispatch, "DELIVERY_ROWS_MAX", 1)
-    monkeypatch.setattr(group_dispatch, "WORK_MAX", 3 * group_dispatch.LEASE_WORK)
+    monkeypatch.setattr(turns, "WORK_MAX", 3 * turns.LEASE_WORK)
     play = Play()
     groups = [play.make_group(name) for name in ("g", "h", "i", "j")]
     for group in groups:
@@ -519,7 +519,7 @@ def test_hand_out_is_bounded_and_groups_take_turns(monkeypatch: pytest.MonkeyPat
 
 
 def test_groups_that_get_nothing_take_turns_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_dispatch, "WORK_MAX", 2)
+    monkeypatch.setattr(turns, "WORK_MAX", 2)
     looked: list[GroupId] = []
     look = Leases.hand_out
 

@@ -13,7 +13,6 @@ module collects the ops that change it.
 """
 
 import itertools
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -46,6 +45,7 @@ from timer.leader.groups.shared_leases import (
     Lease,
     Leases,
 )
+from timer.leader.groups.turns import LEASE_WORK, Next, TurnResult, Turns
 from timer.leader.intake.count_limits import (
     CountLimits,
     GroupName,
@@ -96,12 +96,8 @@ from timer.state.machine import Machine
 WAITING_OFFSETS_MAX: Final = 1 << 20
 """Acked and nacked offsets that may wait; above that they are rejected with OverloadedError."""
 DELIVERY_ROWS_MAX: Final = 2048
-WORK_MAX: Final = 128
-"""Work units of one `hand_out`, some milliseconds, before the shell's event loop has its turn."""
 EXPIRES_MAX: Final = 128
 """Groups with ended leases, and groups with ended delays, in one step: some milliseconds."""
-LEASE_WORK: Final = 4
-"""Work units of a lease, of about a megabyte; a look that finds no message counts 1."""
 ROOM_LOOK_MS: Final = 1000
 """Pause between two tries to move dead letters while the disks are full, milliseconds."""
 IN_FLIGHT_MAX: Final = 2
@@ -165,10 +161,8 @@ class Serving:
         """Times at which delayed messages may return, on the cluster's clock."""
         self.doomed: set[TopicId] = set()
         """Topics with a deletion in flight: requests that name them are rejected."""
-        self._hungry: dict[GroupId, None] = {}
-        """Groups that may have messages for their consumers, in the order of their turns."""
-        self._cut_short = False
-        """The last `hand_out` stopped at its work limit."""
+        self._turns = Turns()
+        """Groups that may have messages for their consumers."""
         self.expiry = Expiry(machine, propose, ttl_ms, expires, self._expired)
 
     @property
@@ -243,7 +237,7 @@ class Serving:
         self._seeks.append((group, time_ms, done))
 
     def _find_times(self) -> None:
-        """Turn waiting seeks into ops where the offset can be found by now."""
+        """TurnResult waiting seeks into ops where the offset can be found by now."""
         seeks, self._seeks = self._seeks, []
         for group, time_ms, done in seeks:
             if group.deleted:
@@ -331,7 +325,7 @@ class Serving:
             topic = self.machine.topics[group.topic].name
             raise GroupHeldError(topic, group.name, leases.consumers[0].name)
         leases.join(consumer)
-        self._hungry.setdefault(group.group_id)
+        self._turns.want(group.group_id)
 
     def leave(self, group: Group, consumer: ConsumerStream) -> None:
         """Remove a consumer at the end of its stream; redeliver its messages at once."""
@@ -339,13 +333,13 @@ class Serving:
             leases = self._leases[group.group_id]
             self._batch.add(leases.leave(consumer))
             self._batch.add(leases.recall())
-            self._hungry.setdefault(group.group_id)  # the next consumer may have its turn
+            self._turns.want(group.group_id)  # the next consumer may have its turn
 
     def retire(self, group: Group, consumer: ConsumerStream) -> None:
         """Deliver nothing more to a consumer; its messages stay leased."""
         if self._closed is None and not group.deleted:
             self._leases[group.group_id].retire(consumer)
-            self._hungry.setdefault(group.group_id)
+            self._turns.want(group.group_id)
 
     def give_up(self, group: Group, consumer: ConsumerStream) -> None:
         """Remove a consumer that no delivery reached; its messages return without a failure."""
@@ -353,7 +347,7 @@ class Serving:
             leases = self._leases[group.group_id]
             self._batch.add(leases.give_up(consumer))
             self._batch.add(leases.recall())
-            self._hungry.setdefault(group.group_id)
+            self._turns.want(group.group_id)
 
     def credit(self, group: Group, consumer: ConsumerStream, messages: int) -> None:
         """Add to the number of messages that a consumer accepts."""
@@ -361,13 +355,13 @@ class Serving:
         if messages:
             self.heard(group, consumer)
         if not group.deleted:
-            self._hungry.setdefault(group.group_id)
+            self._turns.want(group.group_id)
 
     def heard(self, group: Group, consumer: ConsumerStream) -> None:
         """Note a request from a consumer: the consumer is not frozen."""
         leases = self._leases.get(group.group_id)
         if leases is not None and leases.heard(consumer):
-            self._hungry.setdefault(group.group_id)
+            self._turns.want(group.group_id)
 
     def holder(self, group: Group, epoch: Epoch, lease_id: LeaseId) -> ConsumerStream | None:
         """Return the consumer of a lease that has not ended; None: no such lease."""
@@ -503,13 +497,13 @@ class Serving:
                 self._ends.set(group_id, leases.wake_at_ms())
         for group_id in itertools.islice(self._returns.due(now.clock_ms), EXPIRES_MAX):
             if group_id in self._leases:
-                self._hungry.setdefault(group_id)
+                self._turns.want(group_id)
         if self.refusing is None:
             self.expiry.step(now)
 
     def wake_at_ms(self, now: Now) -> MonoMs:
         """Return when the leader must step next."""
-        wakes = [now.mono_ms + 1] if self._cut_short else []
+        wakes = [now.mono_ms + 1] if self._turns.cut_short else []
         if (ends := self._ends.next_ms()) is not None:
             wakes.append(MonoMs(ends))
         if (returns := self._returns.next_ms()) is not None:
@@ -521,52 +515,59 @@ class Serving:
     def hand_out(self, now: Now, *, room: bool) -> list[Delivery]:
         """Lease messages to consumers with credit; return the deliveries.
 
-        The groups take turns. After WORK_MAX the rest waits for the next call. Dead letters move to
-        their topics only if there is `room` on the disks.
+        The groups take turns; what is left at the work limit waits for the next call. Dead letters
+        move to their topics only if there is `room` on the disks.
         """
         out: list[Delivery] = []
-        room = room and has_ids(self.machine)
-        turns, later, work = deque(self._hungry), dict[GroupId, None](), 0
         expired: list[GroupOp] = []
-        while turns and work < WORK_MAX:
-            leases = self._leases[turns[0]]
+        room = room and has_ids(self.machine)
+
+        def turn(group_id: GroupId) -> TurnResult:
+            leases = self._leases[group_id]
             group = leases.group
             topic = self.machine.topics[group.topic]
             if self.expiry.busy(topic):
-                turns.popleft()  # `feed` adds the group again after the entry is applied
-                work += 1
-                continue
+                return TurnResult(
+                    Next.DONE, 1
+                )  # `feed` adds the group again after the entry is applied
             outlived_ms = self.expiry.outlived_ms(topic, now.clock_ms)
             lease = leases.hand_out(
                 now.mono_ms, now.clock_ms, topic.queue, DELIVERY_ROWS_MAX, outlived_ms
             )
-            work += leases.work if lease is None else LEASE_WORK * leases.work
             if lease is not None:
-                lease.consumer.paused |= lease.consumer.one_by_one
-                counts = group.attempts(lease.offsets), group.failures(lease.offsets)
-                out.append(Delivery(self.epoch, topic, group, lease, *counts, now.clock_ms))
-                self._ends.set(turns[0], lease.deadline_ms)
-                turns.rotate(-1)
+                out.append(self._deliver(topic, group, lease, now))
+                result = TurnResult(Next.AGAIN, LEASE_WORK * leases.work)
             else:
-                self._batch.add(leases.reserve())
-                more = leases.unfinished
-                buries = room and len(self._batch.asked) < OPS_MAX
-                if leases.dying and not (buries and self._may_bury(group, topic)):
-                    self._returns.set(turns[0], now.clock_ms + ROOM_LOOK_MS)
-                elif room:
-                    more |= self._bury(leases, topic)
-                if more:
-                    later[turns[0]] = None
-                if (returns_at_ms := leases.returns_at_ms() or UnixMs(0)) > now.clock_ms:
-                    self._returns.set(turns[0], returns_at_ms)  # else a consumer must come first
-                turns.popleft()
+                more = self._look_further(leases, topic, now, room=room)
+                result = TurnResult(Next.LATER if more else Next.DONE, leases.work)
             if outlived_ms is not None and len(offsets := leases.take_expired()):
                 expired.append(GroupOp(Op.EXPIRE, group.topic, group.group_id, offsets))
-        self._hungry = dict.fromkeys(turns) | later
-        self._cut_short = bool(self._hungry)
+            return result
+
+        self._turns.run(turn)
         if expired:
             self.expiry.propose(expired, now, lambda applied: self._expired_some(expired, applied))
         return out
+
+    def _deliver(self, topic: Topic, group: Group, lease: Lease, now: Now) -> Delivery:
+        lease.consumer.paused |= lease.consumer.one_by_one
+        self._ends.set(group.group_id, lease.deadline_ms)
+        attempts, failures = group.attempts(lease.offsets), group.failures(lease.offsets)
+        return Delivery(self.epoch, topic, group, lease, attempts, failures, now.clock_ms)
+
+    def _look_further(self, leases: Leases, topic: Topic, now: Now, *, room: bool) -> bool:
+        """Do what a group without a free message needs; return whether it wants a turn soon."""
+        group_id = leases.group.group_id
+        self._batch.add(leases.reserve())
+        more = leases.unfinished
+        buries = room and len(self._batch.asked) < OPS_MAX
+        if leases.dying and not (buries and self._may_bury(leases.group, topic)):
+            self._returns.set(group_id, now.clock_ms + ROOM_LOOK_MS)
+        elif room:
+            more |= self._bury(leases, topic)
+        if (returns_at_ms := leases.returns_at_ms() or UnixMs(0)) > now.clock_ms:
+            self._returns.set(group_id, returns_at_ms)  # else a consumer must come first
+        return more
 
     def _expired(self, topics: Iterable[TopicId], applied: GroupApplied | None) -> None:
         """Drop the leases of messages below the groups' cursors, after an EXPIRE_BELOW entry.
@@ -589,7 +590,7 @@ class Serving:
         for op in ops:
             if (leases := self._leases.get(op.group)) is not None:
                 leases.unexpired(op.offsets)
-                self._hungry.setdefault(op.group)
+                self._turns.want(op.group)
 
     def _may_bury(self, group: Group, topic: Topic) -> bool:
         """Return whether a group's dead letter topic exists or may be created."""
@@ -647,13 +648,13 @@ class Serving:
             self.expiry.feed(topic_id)
             for group in self.machine.topics[topic_id].groups.values():
                 if group.group_id in self._leases:
-                    self._hungry.setdefault(group.group_id)
+                    self._turns.want(group.group_id)
 
     def fetched(self) -> None:
         """Look again at all groups: pages were read from disk."""
         self.expiry.fetched()
         for group_id in self._leases:
-            self._hungry.setdefault(group_id)
+            self._turns.want(group_id)
 
     # ---- the log
 
@@ -747,17 +748,17 @@ class Serving:
         leases = self._leases.get(op.group)
         if leases is not None:
             leases.applied(op)
-            self._hungry.setdefault(op.group)
+            self._turns.want(op.group)
 
     def _begin_anew(self, result: SeekApplied | DeleteApplied) -> None:
         """Drop a group's leases; end the streams of its consumers if it was deleted."""
         old = self._leases.pop(result.op.group, None)
-        self._hungry.pop(result.op.group, None)
+        self._turns.drop(result.op.group)
         for consumer in list(old.consumers) if old is not None else []:
             consumer.leases.clear()
             if isinstance(result, SeekApplied):
                 self._leases_of(result.group).join(consumer)
-                self._hungry.setdefault(result.group.group_id)
+                self._turns.want(result.group.group_id)
             else:
                 consumer.end(self._gone(result.group))
 
@@ -766,7 +767,7 @@ class Serving:
         self.doomed.discard(applied.op.topic)
         for group in applied.topic.groups.values() if applied.topic is not None else ():
             old = self._leases.pop(group.group_id, None)
-            self._hungry.pop(group.group_id, None)
+            self._turns.drop(group.group_id)
             for consumer in list(old.consumers) if old is not None else []:
                 consumer.leases.clear()
                 consumer.end(self._gone(group))
