@@ -37,7 +37,13 @@ from timer.pending.memory.deleted_topics import NONE, DeletedTopics
 from timer.pending.read_view import Filter
 from timer.recovery.engine import Engine
 from timer.state import firing_trace
-from timer.state.apply_results import ALREADY_FIRED, NOT_FOUND, DeleteTopicApplied
+from timer.state.apply_results import (
+    ALREADY_FIRED,
+    NOT_FOUND,
+    Accepted,
+    DeleteTopicApplied,
+    Repeated,
+)
 from timer.state.timer_story import Known, StoryReader, What
 
 DUE = START_MS + 1_000
@@ -307,7 +313,7 @@ def test_what_waits_goes_before_the_deletion_and_is_answered() -> None:
     deleting(play)
     assert play.appended == [EntryKind.SCHEDULE] * 3 + [EntryKind.TOPIC]
     play.settle()
-    assert all(isinstance(play.answers[name], tuple) for name in ("first", "second", "waits"))
+    assert all(isinstance(play.answers[name], Accepted) for name in ("first", "second", "waits"))
     assert (play.answers["delete"].dropped, play.machine.store.pending) == (3, 0)
 
 
@@ -406,10 +412,10 @@ def test_repeated_request_is_taken_though_its_topic_is_gone() -> None:
     play.settle()
     play.schedule("after", 5_000, producer=1, sequence=1)
     play.settle()
-    first = play.answers["first"][0]
+    first = play.answers["first"].answer
     for again in ("while", "after"):
-        assert play.answers[again][1]
-        assert play.answers[again][0].first_seq == first.first_seq
+        assert isinstance(play.answers[again], Repeated)
+        assert play.answers[again].answer.first_seq == first.first_seq
     with pytest.raises(timer_errors.TopicDeletedError):
         play.schedule("new", 5_000, producer=1, sequence=2)
     play.settle()

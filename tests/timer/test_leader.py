@@ -34,7 +34,7 @@ from timer.model.timer_errors import (
     UnknownProducerError,
 )
 from timer.model.units import GroupId, LeaseId, ProducerId, TopicId
-from timer.state.apply_results import CANCELLED
+from timer.state.apply_results import CANCELLED, Accepted, Repeated
 
 
 def test_request_is_answered_only_when_it_was_applied() -> None:
@@ -43,8 +43,9 @@ def test_request_is_answered_only_when_it_was_applied() -> None:
     assert play.step() == [EntryKind.SCHEDULE]
     assert play.answers == {}
     play.commit()
-    answer, duplicate = play.answers["one"]
-    assert (answer.first_seq, len(answer.due_ms), duplicate) == (1, 2, False)
+    applied = play.answers["one"]
+    assert isinstance(applied, Accepted)
+    assert (applied.answer.first_seq, len(applied.answer.due_ms)) == (1, 2)
 
 
 def test_requests_gather_while_two_entries_are_in_flight() -> None:
@@ -58,7 +59,7 @@ def test_requests_gather_while_two_entries_are_in_flight() -> None:
     assert play.step() == [EntryKind.SCHEDULE] * 2
     play.commit()
     assert list(play.answers) == [f"s{at}" for at in range(10)]
-    assert [answer.first_seq for answer, _ in play.answers.values()] == list(range(1, 11))
+    assert [each.answer.first_seq for each in play.answers.values()] == list(range(1, 11))
 
 
 def test_so_much_waiting_is_appended_whatever_is_in_flight() -> None:
@@ -148,7 +149,7 @@ def test_cancels_of_many_requests_go_in_one_entry_and_each_gets_its_own_results(
     play = Play()
     play.schedule("s", 100, 200, 300)
     play.settle()
-    answer, _ = play.answers["s"]
+    answer = play.answers["s"].answer
     timers = list(zip(answer.due_ms.tolist(), range(1, 4), strict=True))
     play.cancel("one", timers[0])
     play.cancel("two", timers[2], timers[1])
@@ -189,10 +190,10 @@ def test_producer_gaps_and_unknown_ids_are_refused_before_they_are_written() -> 
     with pytest.raises(SequenceGapError):
         play.schedule("x", 100, producer=producer, sequence=4)
     play.settle()
-    firsts = {name: play.answers[name][0].first_seq for name in ("one", "two", "one again")}
+    firsts = {name: play.answers[name].answer.first_seq for name in ("one", "two", "one again")}
     assert firsts == {"one": 1, "two": 2, "one again": 1}
-    assert play.answers["one again"][1]
-    assert not play.answers["two"][1]
+    assert isinstance(play.answers["one again"], Repeated)
+    assert isinstance(play.answers["two"], Accepted)
 
 
 def test_sequence_after_a_refused_one_is_refused_until_that_one_has_come() -> None:
@@ -208,8 +209,8 @@ def test_sequence_after_a_refused_one_is_refused_until_that_one_has_come() -> No
     play.schedule("one again", 100, producer=1, sequence=1)
     play.schedule("two", 100, producer=1, sequence=2)
     play.settle()
-    assert not play.answers["one again"][1]
-    assert not play.answers["two"][1]
+    assert isinstance(play.answers["one again"], Accepted)
+    assert isinstance(play.answers["two"], Accepted)
     assert play.leader._intake.empty, "it grows with the producers that were ever seen"
 
 

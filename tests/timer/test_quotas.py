@@ -21,7 +21,7 @@ from timer.model.columns import RequestId
 from timer.model.timer_errors import NotLeaderError, OverloadedError, QuotaReachedError
 from timer.model.units import ProducerId, TopicId, UnixMs
 from timer.ready.topic import Topic
-from timer.state.apply_results import RESCHEDULED
+from timer.state.apply_results import RESCHEDULED, Accepted, Repeated
 
 SIZE = 4
 """Bytes of each payload."""
@@ -167,7 +167,7 @@ def test_repetition_is_taken_where_nothing_new_is() -> None:
     answers = [
         play.answers[f"{name}{when}"] for name in ("one", "named") for when in ("", ", late")
     ]
-    assert [duplicate for _, duplicate in answers] == [False, True, False, True]
+    assert [type(each) for each in answers] == [Accepted, Repeated, Accepted, Repeated]
     assert play.machine.counts.scheduled == 2
     assert play.leader.quotas.idle
 
@@ -393,7 +393,7 @@ class Against:
         if not expected:
             return
         self.play.settle()
-        answer, _ = self.play.answers["s"]
+        answer = self.play.answers["s"].answer
         for seq, due in enumerate(answer.due_ms.tolist(), answer.first_seq):
             self.model.pending[seq] = due
             if keys is not None:
