@@ -51,7 +51,7 @@ EPOCH_STEP: Final = 1 << 20
 epochs that the lost nodes may have promised since."""
 
 
-class RecoveryRefused(EngineError):
+class RecoveryRefused(Exception):  # noqa: N818 -- no error of a node: it has no status
     """The command does not fit the directory. No file was changed."""
 
 
@@ -301,7 +301,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         with stopped(RealDisk(), args.data) as node:
             return _carry_out(node, _plan(node, args), yes=args.yes)
-    except EngineError as error:
+    except (EngineError, RecoveryRefused) as error:
         print(f"timerctl: {error}", file=sys.stderr)  # noqa: T201
         return FAILED
 
