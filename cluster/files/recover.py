@@ -51,7 +51,7 @@ EPOCH_STEP: Final = 1 << 20
 epochs that the lost nodes may have promised since."""
 
 
-class RecoveryRefused(Exception):  # noqa: N818 -- no error of a node: it has no status
+class RecoveryRefused(Exception):
     """The command does not fit the directory. No file was changed."""
 
 
