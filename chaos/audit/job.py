@@ -88,14 +88,13 @@ def plain_path(run: RunFolder) -> Iterator[RunFolder]:
 def audit(spark: SparkSession, run: RunFolder, *, sift: bool = False) -> Report:
     """Audit a run; write the verdict table, the summary and the report into its `audit` folder.
 
-    `sift`: judge plainly right rows apart (sieve.py), for large runs.
+    `sift`: judge plain timers by columns first (sieve.py), for large runs.
 
     Raises:
         FileNotFoundError: the folder holds no histories, or no node's log.
         StorageError: a node's log is damaged.
         ValueError: entries are in no node's log, or can't be decoded, so the log can't be replayed;
-        a
-            history, states.jsonl or run.json is damaged.
+            a history, states.jsonl or run.json is damaged.
     """
     with plain_path(run) as reachable:
         return _audit(spark, reachable, sift=sift)
@@ -189,13 +188,12 @@ LIVED: Final = ("lived", "given_lived")
 def read_histories(spark: SparkSession, run: RunFolder) -> DataFrame:
     """Return the lines of all histories, in any of their forms (history.SCHEMA).
 
-    No line is `asked` any more: the outcome of such a request is known by now, or unknown.
+    The outcome `asked` does not occur in them: each request has its outcome, or `unknown`.
 
     Raises:
         FileNotFoundError: there are no histories.
-        ValueError: a file has no history's name; or a line is malformed. A crash may have torn the
-        last
-            line, which is left out.
+        ValueError: a file has another suffix, or a line is malformed. A malformed last line is left
+            out: a crash may have torn it.
     """
     files = run.history_files()
     for number, path in enumerate(files):
@@ -218,7 +216,7 @@ def read_histories(spark: SparkSession, run: RunFolder) -> DataFrame:
     for bad in lines.where("op IS NULL").groupBy("file").count().collect():
         path = Path(unquote(urlsplit(bad["file"]).path))
         if bad["count"] > _torn(path):
-            raise ValueError(f"{path.resolve()}: {bad['count']} lines are not a history's")
+            raise ValueError(f"{path.resolve()}: {bad['count']} lines are not lines of a history")
     lines = lines.where("op IS NOT NULL").drop("file")
     told = client_tables.with_unanswered(lines)
     return lines if told is lines else _kept(told, run, "told")
@@ -246,7 +244,7 @@ def _kept(table: DataFrame, run: RunFolder, name: str) -> DataFrame:
 
 
 def _read(like: DataFrame, path: Path) -> DataFrame:
-    reader = like.sparkSession.read.schema(like.schema)  # given: no job has to infer it
+    reader = like.sparkSession.read.schema(like.schema)  # otherwise a Spark job infers the schema
     return reader.parquet(str(path))
 
 
@@ -280,14 +278,14 @@ def _epochs(common: DataFrame) -> list[Row]:
     if sum(row["entries"] for row in rows) < max(row["last"] for row in rows):
         holes = [f"{row['from']} .. {row['to']}" for row in node_logs.missing(common).collect()]
         raise ValueError(
-            f"entries {', '.join(holes)} are in no node's log, or not in enough: the audit needs"
-            " the whole log (`timerctl archive` keeps what nodes drop)"
+            f"entries {', '.join(holes)} are in no node's log, or in too few: the audit needs the"
+            " whole log (`timerctl archive` archives the entries that nodes delete)"
         )
     return rows
 
 
 def _pieces(held: list[dict[str, Any]]) -> list[tuple[dict[str, Any], int]]:
-    """Return lives that together are the majority's log, and the first entry to take of each."""
+    """Return lives that together are the majority's log, and the first entry to read of each."""
     pieces: list[tuple[dict[str, Any], int]] = []
     end, upto = max(life["upto"] for life in held), 0
     while upto < end:
@@ -309,8 +307,7 @@ def _replayed(
 
     Raises:
         ValueError: no lives that agree with the majority reach from the first entry to the last; or
-        an
-            entry can't be decoded.
+            an entry can't be decoded.
     """
     chosen = _pieces(held)
     logs, work = run.logs(), run.audit / "work"
@@ -432,7 +429,7 @@ def _cut_crowded(run: RunFolder, lines: DataFrame, asks: DataFrame, parts: int) 
 
 
 def _of_topics(rows: DataFrame, topics: DataFrame) -> DataFrame:
-    """Return the rows whose topic name is in `topics`, whichever life of the topic they are of."""
+    """Return the rows of all lives of the topics that `topics` names."""
     asked_of = client_tables.name_of("rows.topic") == F.col("topics.topic")
     return rows.alias("rows").join(F.broadcast(topics).alias("topics"), asked_of, "left_semi")
 
@@ -441,9 +438,10 @@ def _sifted(
     run: RunFolder, told: Witnesses, doubted: DataFrame, named: DataFrame,
     sift: Callable[[SparkSession, Path, Path], DataFrame], parts: int,
 ) -> Witnesses:  # fmt: skip
-    """Write the verdicts of plainly right rows; return the witnesses of the rest.
+    """Write the verdicts of plain timers; return the witnesses of the doubtful ones.
 
-    `doubted` and `named` as in plain_timers.Facts, `sift`: sieve.sift with its other arguments.
+    `doubted` and `named` are those of plain_timers.Facts. `sift`: sieve.sift with its other
+    arguments.
     """
     spark, work, into = named.sparkSession, run.audit / "work", run.audit / "verdicts.parquet"
     sieve.clear(into, work / "named")
@@ -633,9 +631,7 @@ def read_states(spark: SparkSession, run: RunFolder) -> DataFrame:
     rows = spark.read.schema(history.STATES_SCHEMA).json(str(run.states))
     bad = rows.where("node IS NULL OR index IS NULL").count()
     if bad > _torn(run.states):
-        raise ValueError(
-            f"{run.states.resolve()}: {bad} lines do not say which state of which node"
-        )
+        raise ValueError(f"{run.states.resolve()}: {bad} lines lack a `node` or an `index`")
     return rows.where("node IS NOT NULL AND index IS NOT NULL")
 
 

@@ -231,7 +231,7 @@ def test_each_witness_that_contradicts_the_others_is_named(
 
 def test_word_of_a_node_that_is_none_is_refused(spark: SparkSession, world: RunFolder) -> None:
     world.states.write_text("torn\n" + world.states.read_text())
-    with pytest.raises(ValueError, match=r"states\.jsonl: 1 lines do not say which state"):
+    with pytest.raises(ValueError, match=r"states\.jsonl: 1 lines lack a `node`"):
         job.read_states(spark, world)
 
 
@@ -316,7 +316,9 @@ def test_history_with_more_than_a_torn_line_is_refused(
 ) -> None:
     path = world.histories / "producer.jsonl"
     path.write_text("nonsense\n" + path.read_text() + tail)
-    with pytest.raises(ValueError, match=f"producer.jsonl: {count} lines are not a history's"):
+    with pytest.raises(
+        ValueError, match=f"producer.jsonl: {count} lines are not lines of a history"
+    ):
         job.read_histories(spark, world)
 
 
@@ -328,7 +330,7 @@ def test_bad_history_is_named_as_it_lies_in_its_folder(spark: SparkSession, tmp_
     path.write_text('{"client": "c"}\n')
     with (
         job.plain_path(run) as reachable,
-        pytest.raises(ValueError, match=re.escape(f"{path}: 1 lines are not a history's")),
+        pytest.raises(ValueError, match=re.escape(f"{path}: 1 lines are not lines of a history")),
     ):
         job.read_histories(spark, reachable)
 
@@ -337,7 +339,7 @@ def test_parquet_of_which_a_line_is_none_is_refused(spark: SparkSession, world: 
     path = world.histories / "consumer.jsonl"
     path.write_text('{"client": "consumer"}\n' + path.read_text())
     in_parquet(path)
-    with pytest.raises(ValueError, match=r"consumer.parquet: 1 lines are not a history's"):
+    with pytest.raises(ValueError, match=r"consumer.parquet: 1 lines are not lines of a history"):
         job.read_histories(spark, world)
 
 

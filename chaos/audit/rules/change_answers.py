@@ -72,9 +72,8 @@ def _each(lines: DataFrame, op: str, name: str, *lists: str) -> DataFrame:
 def tried(lines: DataFrame, asks: DataFrame) -> DataFrame:
     """Return one row per timer that a request, or an answer REPLACED, named: seq, and its answers.
 
-    The columns are numbers of answers, except the times.
-
-    cancel_* of cancels, move_* of reschedules: ok, already (cancelled), fired, dropped, unknown.
+    Numbers of answers: cancel_* to cancels, move_* to reschedules: ok, already (cancelled), fired,
+    dropped, unknown.
     *_missing_ms and *_fired_ms: the first time when an answer was that there is no such timer, or
     that it had fired. `replace_ok`: the number of schedules that were answered as replacing it.
     """
