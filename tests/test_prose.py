@@ -43,8 +43,8 @@ LIMITS = {
     "cluster": Limit(4),
     "timerfake": Limit(4),
     "deploy": Limit(4),
-    "bench": Limit(4),
-    "chaos": Limit(21, 3.1),
+    "bench": Limit(2),
+    "chaos": Limit(15, 2.5),
 }
 """Lower a limit when a group is better; never raise one."""
 
