@@ -109,7 +109,7 @@ def _local(*, quick: bool) -> dict[str, bool | float | int | str | None]:
         "spark.sql.dataFrameQueryContext.enabled": "false",
         # A Python worker starts slowly on a busy machine.
         "spark.python.authenticate.socketTimeout": "120s",
-        # A tenth of the planning time.
+        # Constraint propagation takes a tenth of the planning time.
         "spark.sql.constraintPropagation.enabled": str(not quick).lower(),
         "spark.sql.autoBroadcastJoinThreshold": "10m" if quick else "64m",
         # Adaptive execution plans again after every exchange.

@@ -162,7 +162,7 @@ class TimerStateReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield one run's rows, and one row with its damage if it has any."""
         if not isinstance(partition, RunFile):
-            return  # Spark calls so if there is no partition
+            return  # without partitions Spark calls this once, with an object of its own
         damage = partition.damage
         if not damage:
             try:
