@@ -1,4 +1,4 @@
 """Nemeses: one module per kind of fault.
 
-`all_nemeses.py` lists them by name. `nemesis.py` says how one is written.
+`all_nemeses.py` lists them by name. `nemesis.py` defines their protocol.
 """

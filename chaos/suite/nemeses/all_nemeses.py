@@ -57,11 +57,12 @@ def nemesis_of(strike: Strike) -> Nemesis:
     """Return a strike's nemesis.
 
     Raises:
-        KeyError, TypeError: the schedule is of another version: no such name or argument.
+        KeyError, TypeError: no nemesis has this name or these arguments. The schedule comes from
+            another version.
     """
     return NEMESES[strike.nemesis](**strike.args)
 
 
 def needs_of(strike: Strike) -> frozenset[Need]:
-    """Return what a strike needs of the machine."""
+    """Return the needs of a strike, which the machine has to meet."""
     return NEMESES[strike.nemesis].needs

@@ -1,4 +1,4 @@
-"""Clock nemeses: CLOCK_REALTIME of one node jumps or drifts (cluster/settings/wall_clock.py)."""
+"""Nemeses of clocks: one node's wall clock jumps or drifts (cluster/settings/wall_clock.py)."""
 
 import random
 from dataclasses import dataclass
@@ -15,10 +15,12 @@ class ClockJump:
 
     needs: ClassVar = NOTHING
     who: str = "leader"
+    """A role."""
     offset_ms: int = 60_000
+    """Negative: backwards."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Jump."""
+        """Set the clock's offset."""
         name = chosen(stage, self.who, chance)
         stage.say(f"the clock of {said(stage, name, self.who)} jumps by {self.offset_ms:+,} ms")
         stage.set_clock(name, offset_ms=self.offset_ms)
@@ -31,10 +33,12 @@ class ClockDrift:
 
     needs: ClassVar = NOTHING
     who: str = "any"
+    """A role."""
     drift_ppm: int = 100_000
+    """Microseconds gained per second. Negative: the clock is slow."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Run."""
+        """Set the clock's rate."""
         name = chosen(stage, self.who, chance)
         stage.say(f"the clock of {name} drifts by {self.drift_ppm / 10_000:+g} %")
         stage.set_clock(name, drift_ppm=self.drift_ppm)

@@ -1,4 +1,4 @@
-"""Nemeses of clients: consumers that die with messages in hand, floods of requests."""
+"""Nemeses of clients: consumers that die while they lease messages, and floods of requests."""
 
 import random
 import select
@@ -21,34 +21,36 @@ from timerclient import TimerClient
 from timerclient.values.errors import OutcomeUnknown, TimerError, Unavailable
 
 FLOOD: Final = "flood"
-"""The topic of floods. Nobody consumes it: what has fired is gone."""
+"""The topic of floods. It has no group, so fired timers leave no message."""
 FLOOD_DUE_MS: Final = 30_000
-"""Half a minute later, so that a lost disk's node does not have to fetch all floods of a run."""
+"""Due half a minute after the request. So a node that lost its disk need not fetch all floods."""
 FLOOD_MARKS: Final = 1 << 62
-"""Marks of floods begin here: no workload counts so far."""
+"""The lowest mark of floods. No workload's marks reach it."""
 TAKE_S: Final = 5.0
-"""Time for a doomed consumer to start and to get something: its group may have nothing for it."""
+"""A doomed consumer starts and receives its first messages within this, if its group has any."""
 _SIZE: Final = 4096
 _ROWS: Final = 1000
 _UNDER_WAY: Final = 4
-"""Requests of one flooding client."""
+"""Unanswered requests of one flooding client."""
 _numbers = count()
 
 
 @dataclass(frozen=True, slots=True)
 class KillConsumer:
-    """A consumer takes messages of somebody's group, acks none, and dies by kill -9."""
+    """A consumer receives messages of an existing group, acks none, and dies by kill -9."""
 
     needs: ClassVar = NOTHING
     life_s: float = 1.0
+    """From the first messages to the kill."""
     lease_ms: int = 3000
+    """Of the consumer's messages."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Start it, let it take what it gets, kill it; it had no effect if that was nothing."""
+        """Start the consumer, let it receive messages, kill it; no effect if it had none."""
         with TimerClient(stage.cluster.endpoints) as client:
             groups = [(t.name, g.name) for t in client.topics() for g in t.groups if g.consumers]
         if not groups:
-            raise Fizzled("nobody consumes anything: no consumer was killed")
+            raise Fizzled("no group has a consumer: no consumer was killed")
         topic, group = chance.choice(groups)
         name = f"doomed-{next(_numbers)}"
         words = [str(stage.run.root), name, ",".join(stage.cluster.endpoints), topic, group]
@@ -60,7 +62,8 @@ class KillConsumer:
         )
         assert doomed.stdout is not None
         with doomed.stdout:
-            # A line: it has messages; an end: it died; neither: there is nothing for its group.
+            # Readable: a line, so the consumer has messages, or the end, so it died. Neither:
+            # its group has no messages.
             select.select([doomed.stdout], [], [], TAKE_S)
             time.sleep(self.life_s)
             doomed.kill()
@@ -69,23 +72,25 @@ class KillConsumer:
         stage.record("kill-consumer", topic=topic, group=group, client=name)
         who = f"a consumer of {topic}, group {group}, died with"
         if not took:
-            raise Fizzled(f"{who} nothing in hand")
-        stage.say(f"{who} messages in hand")
+            raise Fizzled(f"{who} no messages leased")
+        stage.say(f"{who} messages leased")
         return nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Flood:
-    """More than the cluster takes, from several clients at once, up to a limit in bytes."""
+    """Requests faster than the cluster accepts them, from several clients at once."""
 
     needs: ClassVar = NOTHING
     clients: int = 4
+    """Each sends an equal share."""
     size_mb: int = 64
+    """Megabytes of payload, all clients together."""
     has_to_be_refused: bool = False
-    """In part, by the nodes: else it had no effect."""
+    """The strike counts only if the nodes refuse some requests."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Send it, and wait for all answers; it had no effect if nobody was there to take it."""
+        """Send all requests and wait for all answers; no effect if no node could accept any."""
         before = stage.refusals()
         requests = max(1, self.size_mb * 1_000_000 // (_SIZE * _ROWS * self.clients))
         answers: list[TimerError | None] = []
@@ -97,25 +102,34 @@ class Flood:
         for pour in pours:
             pour.wait()
         taken = answers.count(None)
-        refused = max(0, stage.refusals() - before)  # less than none: a node has started again
+        # A node that started again counts from 0, so the difference may be negative.
+        refused = max(0, stage.refusals() - before)
         stage.record("flood", asked=len(answers), taken=taken, refused=refused)
         stage.say(
-            f"a flood: {len(answers)} requests of {_SIZE * _ROWS:,} bytes, {taken} taken,"
-            f" {refused} times told to come again"
+            f"a flood: {len(answers)} requests of {_SIZE * _ROWS:,} bytes, {taken} accepted,"
+            f" {refused} refusals as overloaded"
         )
         for pour in pours:
             pour.check()
         if all(isinstance(each, Unavailable) and each.outcome_known for each in answers):
-            raise Fizzled(f"nobody was there to take any of it: {answers[-1]!r}")
+            raise Fizzled(f"no node accepted any of the flood: {answers[-1]!r}")
         if self.has_to_be_refused and not refused:
-            raise Fizzled("none of it was too much")
+            raise Fizzled("no request of the flood was refused")
         return nothing
 
 
 def _pour(
     stage: Stage, number: int, each: int, requests: int, answers: list[TimerError | None]
 ) -> None:
-    """Send requests, some at once, without asking twice: a refusal is final."""
+    """Send one client's requests, several at once, and retry none.
+
+    Args:
+        stage: of the run.
+        number: of this flood among all.
+        each: number of this client in the flood.
+        requests: to send.
+        answers: one is appended per request; None: accepted.
+    """
     first = FLOOD_MARKS + (number * 1000 + each) * 10_000_000
     book = _Book(History(stage.run, f"flood-{number}-{each}"), answers)
     with closing(book), TimerClient(stage.cluster.endpoints) as client:
@@ -139,22 +153,22 @@ def _pour(
 
 
 class _Book:
-    """One flooding client's requests. All are in its history in the end, whatever it fails with."""
+    """The requests of one flooding client. In the end its history has all, in any failure."""
 
     def __init__(self, history: History, answers: list[TimerError | None]) -> None:
         self.due_ms: Final = [now_ms() + FLOOD_DUE_MS] * _ROWS
         self._history = history
         self._answers = answers
         self._asked: dict[range, tuple[int, int]] = {}
-        """Marks -> when, and the request's number: of those without an answer."""
+        """Marks of unanswered requests -> Unix ms at the start, number of the request."""
 
     def asks(self, marks: range) -> None:
-        """A request is about to be sent."""
+        """Record a request that is about to be sent."""
         at_ms, named = now_ms(), {"topic": FLOOD, "marks": [*marks], "due_ms": self.due_ms}
         self._asked[marks] = at_ms, self._history.asks("schedule", start_ms=at_ms, **named)
 
     def answered(self, marks: range, known: Sequence[str] | TimerError) -> None:
-        """It was taken, and these are its timers' ids; or this is what is known of it instead."""
+        """Record the answer to a request: the ids of its timers, or the error."""
         asked_ms, request = self._asked[marks]
         ids, outcome, span_ms = None, OpOutcome.OK, (asked_ms, now_ms())
         more: dict[str, Any] = {"request": request}
@@ -172,7 +186,7 @@ class _Book:
         self._answers.append(known if isinstance(known, TimerError) else None)
 
     def close(self) -> None:
-        """Write down what nobody waited for, and close the history. The client has ended."""
+        """Record unanswered requests as unknown and close the history. The client has ended."""
         for marks in [*self._asked]:
-            self.answered(marks, OutcomeUnknown("not waited for: its client failed"))
+            self.answered(marks, OutcomeUnknown("no answer was awaited: the client failed"))
         self._history.close()

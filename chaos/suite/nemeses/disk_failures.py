@@ -1,7 +1,7 @@
 """Nemeses of disks that fail: slow, hanging, with errors, unreadable in part, a write torn.
 
-They reach a node through its own system calls (chaos/suite/stage/disk_faults.py), so they need
-nothing of the machine. A fault that the node did not meet had no effect.
+They change the results of the node's own system calls (chaos/suite/stage/disk_faults.py), so they
+work on every machine. A fault that none of these calls met had no effect.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from cluster.settings.exit_codes import EXIT_DISK
 from deploy.local import LaunchError
 
 MEETS_S: Final = 20.0
-"""A node has to meet its disk's fault within this: each of them writes all the time."""
+"""A node's calls meet a fault of its disk within this, because every node writes all the time."""
 POLL_S: Final = 0.02
 _BAD_SECTOR: Final = "bad-sector"
 
@@ -42,10 +42,12 @@ class SlowDisk:
 
     needs: ClassVar = NOTHING
     who: str = "leader"
+    """A role."""
     delay_ms: int = 300
+    """Added to each sync."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Make it slow."""
+        """Make the disk slow."""
         name = chosen(stage, self.who, chance)
         stage.say(f"the disk of {said(stage, name, self.who)}: {self.delay_ms} ms a sync")
         stage.disk_faults.set(name, stage.data(name), Kind.SLOW, delay_ms=self.delay_ms)
@@ -58,11 +60,12 @@ class HangingDisk:
 
     needs: ClassVar = NOTHING
     who: str = "leader"
+    """A role."""
     calls: str = Calls.SYNCS
-    """SYNCS: writes end in the page cache; or ALL."""
+    """SYNCS: writes still return, because they end in the page cache. Or ALL."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Let it hang, and wait until the node has met that."""
+        """Let the disk hang, and wait until a call of the node has met the fault."""
         name = chosen(stage, self.who, chance)
         stage.say(f"the disk of {said(stage, name, self.who)} hangs: {self.calls}")
         stage.disk_faults.set(name, stage.data(name), Kind.HANG, calls=Calls(self.calls))
@@ -73,15 +76,16 @@ class HangingDisk:
 
 @dataclass(frozen=True, slots=True)
 class DiskErrors:
-    """Calls to a node's disk fail with EIO: the node ends, and starts again when it is well."""
+    """Calls to a node's disk fail with EIO. The node ends, and starts again with a sound disk."""
 
     needs: ClassVar = NOTHING
     who: str = "follower"
+    """A role."""
     calls: str = Calls.SYNCS
     """SYNCS or WRITES."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Let them fail, and wait until the node has ended because of that."""
+        """Let the calls fail, and wait until the node has ended; it has to end with EXIT_DISK."""
         name = chosen(stage, self.who, chance)
         stage.say(f"the disk of {said(stage, name, self.who)} fails: EIO of its {self.calls}")
         word = stage.word_of(name)
@@ -98,23 +102,25 @@ class DiskErrors:
         status = stage.cluster.exit_status(name)
         stage.record("disk-failed", **word, status=status)
         if status != EXIT_DISK:
-            stage.failures.append(f"{name} met EIO, and ended with status {status}")
+            stage.failures.append(f"{name} met EIO and ended with status {status}")
         return undo
 
 
 @dataclass(frozen=True, slots=True)
 class BadSector:
-    """A file of a node can't be read: EIO. The node fetches its state anew."""
+    """Reads of one file of a node fail with EIO. The node fetches its state anew."""
 
     needs: ClassVar = NOTHING
     who: str = "follower"
+    """A role."""
     part: str = file_damage.STATE
     """LOG or STATE."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Kill it, make a file unreadable, start it; wait until it has other files, and is whole.
+        """Kill a node, make a file unreadable, start the node, and wait until it is whole.
 
-        A second name of the file keeps its inode from being given to another file.
+        The fault names the file by its inode. A second link to the file keeps the inode from being
+        reused.
         """
         name = chosen(stage, self.who, chance)
         held = stage.data(name).with_name(_BAD_SECTOR)
@@ -144,16 +150,18 @@ class BadSector:
 
 @dataclass(frozen=True, slots=True)
 class TornWrite:
-    """A node dies inside a write to its log while another is down: the rest has to serve with it.
+    """A node dies inside a write to its log while another is down, and has to count at its restart.
 
-    That is so from three nodes on, as the machine has run on (docs/adr/0039-tear-without-doubt.md).
+    The machine itself did not restart, so the log lost only the torn write and the node is sure of
+    the rest (docs/adr/0039-tear-without-doubt.md). With it three nodes have a majority.
     """
 
     needs: ClassVar = NOTHING
     who: str = "leader"
+    """A role: the node whose write is torn."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Kill one, tear the other's write; start the torn one, and wait for a leader."""
+        """Kill one node, tear a write of another, start the torn node, and wait for a leader."""
         name = chosen(stage, self.who, chance)
         others = [each for each in remaining(stage) if each != name]
         if len(others) < stage.majority:
@@ -188,10 +196,10 @@ class TornWrite:
 
 
 def _until(condition: Callable[[], bool], within_s: float, otherwise: str) -> None:
-    """Return as soon as it holds.
+    """Return as soon as the condition holds.
 
     Raises:
-        Fizzled: it does not, in time; says `otherwise`.
+        Fizzled: it does not hold in time. The text begins with `otherwise`.
     """
     deadline = time.monotonic() + within_s
     while not condition():
@@ -201,12 +209,14 @@ def _until(condition: Callable[[], bool], within_s: float, otherwise: str) -> No
 
 
 def _until_met(stage: Stage, name: str) -> None:
-    _until(lambda: stage.disk_faults.met(name) is not None, MEETS_S, f"{name} has not met it")
+    _until(
+        lambda: stage.disk_faults.met(name) is not None, MEETS_S, f"{name} has not met the fault"
+    )
 
 
 @contextlib.contextmanager
 def _undone_if_it_fails(undo: Undo) -> Iterator[Undo]:
-    """A strike that fails half way, or had no effect, leaves the cluster whole."""
+    """Yield `undo`; call it if the block raises, so that a failed strike leaves a whole cluster."""
     try:
         yield undo
     except BaseException:
@@ -221,13 +231,13 @@ def _well(stage: Stage, name: str) -> None:
     stage.leader()
     stage.say(f"the disk of {name} is well")
     if met is None:
-        raise Fizzled(f"{name} has not met it")
+        raise Fizzled(f"{name} has not met the fault")
 
 
 def _replaced(stage: Stage, name: str, path: Path, held: Path) -> None:
-    """Return once a node has met that a file can't be read, and has another in its place, or none.
+    """Return once a node has met the unreadable file and has replaced or deleted it.
 
-    If it does not meet it there is nothing to wait for.
+    If the node does not meet the fault, return at once.
     """
     with contextlib.suppress(Fizzled):
         _until_met(stage, name)
@@ -243,5 +253,5 @@ def _replaced(stage: Stage, name: str, path: Path, held: Path) -> None:
 def _is_same(path: Path, held: Path) -> bool:
     try:
         return path.samefile(held)
-    except FileNotFoundError:  # it may go at any time
+    except FileNotFoundError:  # the node may delete it at any time
         return False

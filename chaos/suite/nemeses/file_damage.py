@@ -1,11 +1,11 @@
 """Nemeses of files: truncated, flipped, removed, wiped, no room.
 
 A node that finds a damaged or missing file fetches its state and log from the leader. It finds the
-damage when it starts, when it reads that part, or by its scrub, whose first pass begins with the
-process. The nemesis waits until the node is sound, because a majority may not survive another loss
-of files. It has to survive that the leader dies meanwhile and comes back with all its files. The
-archive keeps the old log as another life. A node whose disk is full waits for room, and the others
-go on. While a majority has too little room, requests are refused.
+damage at its start, when it reads that part, or by its scrub. The scrub's first pass begins with
+the process. The nemesis waits until the node is sound, because another loss of files may cost the
+majority. The leader may die meanwhile and come back with all its files; the node has to heal all
+the same. The archive keeps the old log as an earlier life. A node whose disk is full waits for
+room, and the others serve. While a majority has too little room, requests are refused.
 """
 
 import os
@@ -42,22 +42,23 @@ LOG: Final = "log"
 STATE: Final = "state"
 """Any file of its state: manifest, runs, key files, spill files."""
 NOTICE_S: Final = 20.0
-"""A node whose disk is full has to notice within this: it writes all the time."""
+"""A node whose disk is full reports that within this, because every node writes all the time."""
 
 
 @dataclass(frozen=True, slots=True)
 class TruncateFile:
-    """The end of a file of a node is gone: of its log, more than it can take for a torn tail."""
+    """The end of a file of a node is gone; of its log, more than the tail that a crash can tear."""
 
     needs: ClassVar = NOTHING
     who: str = "follower"
+    """A role."""
     part: str = LOG
     """LOG or STATE."""
     share: float = 0.5
-    """Of the file."""
+    """Part of the file that is cut off, in (0, 1]."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Kill it, truncate, start it."""
+        """Kill the node, truncate the file, start the node."""
 
         def truncate(name: str, path: Path) -> None:
             whole = path.stat().st_size
@@ -65,7 +66,7 @@ class TruncateFile:
             size = max(kept, int(whole * (1 - self.share)))
             if size >= whole:
                 raise Fizzled(f"{name}'s {path.name} has nothing to lose")
-            stage.say(f"{name}'s {path.name} ends {whole - size:,} bytes too early")
+            stage.say(f"{name}'s {path.name} lost its last {whole - size:,} bytes")
             os.truncate(path, size)
 
         return _damage(stage, self, chance, truncate)
@@ -77,18 +78,19 @@ class Flip:
 
     needs: ClassVar = NOTHING
     who: str = "follower"
+    """A role."""
     part: str = LOG
     """LOG or STATE."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Kill it, flip a bit in the middle of the file, start it."""
+        """Kill the node, flip a bit in the middle half of the file, start the node."""
 
         def flip(name: str, path: Path) -> None:
             size = path.stat().st_size
             if size <= segment.HEADER_SIZE and self.part == LOG:
                 raise Fizzled(f"{name}'s {path.name} has nothing to change")
             at = chance.randrange(size // 4, size * 3 // 4)
-            stage.say(f"byte {at} of {name}'s {path.name} is another")
+            stage.say(f"a bit of byte {at} of {name}'s {path.name} is flipped")
             with path.open("r+b") as file:
                 file.seek(at)
                 byte = file.read(1)[0]
@@ -104,11 +106,12 @@ class Remove:
 
     needs: ClassVar = NOTHING
     who: str = "follower"
+    """A role."""
     part: str = LOG
     """LOG or STATE."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Kill it, remove the file, start it."""
+        """Kill the node, remove the file, start the node."""
 
         def remove(name: str, path: Path) -> None:
             stage.say(f"{name}'s {path.name} is gone")
@@ -119,16 +122,16 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Disks are full, or so nearly that nothing new is taken any more."""
+    """Disks are full, or so nearly full that the cluster accepts no new timers."""
 
     needs: ClassVar = DISKS
     who: str = "follower"
     """A role, or "all"."""
     leave: int = 0
-    """Bytes. 0: whoever writes finds no room, ends and waits for it."""
+    """Free bytes left. 0: the node's next write fails; the node stops and waits for room."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Fill them, and wait until their nodes have noticed; it had no effect if none has."""
+        """Fill the disks and wait until their nodes report that; no effect if none does."""
         names = remaining(stage) if self.who == "all" else [chosen(stage, self.who, chance)]
         for name in names:
             left = f"{self.leave:,} bytes of room" if self.leave else "no room"
@@ -138,7 +141,7 @@ class Fill:
         for name in names:
             noticed = _notices(stage, name, waits=not self.leave)
             impressed |= noticed is not None
-            noticed = noticed or f"not impressed: {stage.cluster.state(name)}"
+            noticed = noticed or f"unaware of its full disk: {stage.cluster.state(name)}"
             stage.record("full", node=name, leave=self.leave, noticed=noticed)
             stage.say(f"{name} is {noticed}")
 
@@ -156,9 +159,15 @@ class Fill:
 
 
 def _notices(stage: Stage, name: str, *, waits: bool) -> str | None:
-    """Return what a node says of itself that has noticed that its disk was filled.
+    """Return a node's own report that its disk is full or low, as soon as there is one.
 
-    None: it has not, within NOTICE_S.
+    Args:
+        stage: of the run.
+        name: of the node.
+        waits: the disk has no room at all, so the node has to report the role WAITING.
+
+    Returns:
+        The report, in words. None: there is none within NOTICE_S.
     """
     deadline = time.monotonic() + NOTICE_S
     while True:
@@ -172,13 +181,14 @@ def _notices(stage: Stage, name: str, *, waits: bool) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Wipe:
-    """A node's disk is replaced by an empty one; a learner takes its place under its name."""
+    """A node's disk is replaced by an empty one; a learner of the same name replaces the voter."""
 
     needs: ClassVar = NOTHING
     who: str = "follower"
+    """A role."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Kill it and remove its data."""
+        """Kill the node and remove its data."""
         name = chosen(stage, self.who, chance)
         stage.say(f"{name} loses its disk")
         stage.kill(name)
@@ -201,10 +211,10 @@ def _damage(
     chance: random.Random,
     mutate: Callable[[str, Path], None],
 ) -> Undo:
-    """Kill a node, have one of its files mutated, start it: it heals by itself.
+    """Kill a node, damage one of its files, start the node, and wait until it has healed.
 
-    If it does not it is lost for this run. If nothing that it needs was mutated, it is just brought
-    back.
+    A node that gives up healing is lost for this run. If the node does not need the damaged part,
+    it is started again and the strike fizzles.
     """
     name = chosen(stage, nemesis.who, chance)
     stage.kill(name)
@@ -224,7 +234,7 @@ def _damage(
 
 
 def heal(stage: Stage, name: str, first: Callable[[], object] = nothing) -> None:
-    """Start a node that finds damage, do `first`, and wait until it is whole, or lost for good."""
+    """Start a damaged node, call `first`, and wait until the node is whole or lost for good."""
     try:
         with stage.waiting_for(name):
             stage.restart(name)
@@ -240,10 +250,10 @@ def heal(stage: Stage, name: str, first: Callable[[], object] = nothing) -> None
 
 
 def _last_segment(data: Path, _: random.Random) -> Path:
-    """Return the last segment of a dead node's log; all of it is needed, or none.
+    """Return the last segment of a dead node's log.
 
     Raises:
-        Fizzled: a start can do without, for nothing in it is known to be durable.
+        Fizzled: no entry of the segment is known to be durable, so the node starts without it.
     """
     paths = segment.paths(RealDisk(), data / LOG)
     first = segment.first_of(paths[-1].name) if paths else None
@@ -254,16 +264,17 @@ def _last_segment(data: Path, _: random.Random) -> Path:
 
 
 def _any_of_state(data: Path, chance: random.Random) -> Path:
-    """Return a file that a dead node's manifest needs, or that manifest.
+    """Return the manifest of a dead node, or a file that it names.
 
     Raises:
-        Fizzled: there is none that is missed: a whole log makes a manifest anew.
+        Fizzled: there is no manifest yet. The node makes one from its whole log.
     """
     said = manifest.read(RealDisk(), data / STATE)
     if said is None:
         raise Fizzled(f"{data} has no manifest yet")
     names = [manifest.NAME] + [name for name, _, _ in manifest.files(said)]
-    folder = chance.choice(sorted({Path(name).parent for name in names}))  # runs are many
+    # The folder first: else nearly every victim would be a run, of which there are many.
+    folder = chance.choice(sorted({Path(name).parent for name in names}))
     return data / STATE / chance.choice([name for name in names if Path(name).parent == folder])
 
 
@@ -271,20 +282,20 @@ VICTIM: Final = {LOG: _last_segment, STATE: _any_of_state}
 
 
 def _check_missed(stage: Stage, name: str, path: Path) -> None:
-    """Return if a dead node's own `verify` misses what was done away with.
+    """Return if the node's own `verify` finds the damage to a dead node's file.
 
-    That it does not is a failure of the run; but of the log's end more may have been written than
-    was known to be durable, of a spill file less be needed than is there, and all of a log makes a
-    manifest anew.
+    Damage that `verify` does not find is a failure of the run, with three exceptions. The log's
+    last segment may have entries that are not known to be durable. A spill file may have bytes
+    that the manifest does not need. A whole log makes a missing manifest anew.
 
     Raises:
-        Fizzled: it does not.
+        Fizzled: `verify` finds no damage.
     """
     data = stage.data(name)
     found = verify(RealDisk(), state=data / STATE, log=data / LOG)
     if any(each.damage is not None for each in found):
         return
-    why = f"{name} can do without what {path.name} was"
+    why = f"{name} does not need the damaged part of {path.name}"
     if path.exists():
         excused = path.parent.name in (LOG, manifest.SPILL_DIRECTORY)
     else:

@@ -1,4 +1,4 @@
-"""Nemeses of links: cut, one way, in halves, flapping, slow. They need a network of the run's."""
+"""Nemeses of links: cut, one way, in halves, flapping, slow. They need the run's own network."""
 
 import itertools
 import random
@@ -12,8 +12,8 @@ from chaos.suite.stage.network import CLIENTS, Pair
 from chaos.suite.stage.stage import Stage
 
 RECOVERS_S: Final = 30.0
-"""A leader is there within this after long round trips: a second or two on an idle machine. The
-kill of another strike may fall into it."""
+"""A node leads within this once round trips are short again: a second or two on an idle machine.
+Another strike may kill the leader meanwhile."""
 
 
 def both(a: str, b: str) -> list[Pair]:
@@ -23,15 +23,16 @@ def both(a: str, b: str) -> list[Pair]:
 
 @dataclass(frozen=True, slots=True)
 class Isolate:
-    """Cut a node off from the others, or from the clients, too."""
+    """A node is cut off from the other nodes, or from the clients as well."""
 
     needs: ClassVar = NETWORK
     who: str = "leader"
+    """A role."""
     clients: bool = True
-    """Whether clients can't reach it either."""
+    """Whether the clients are cut off as well."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Cut it off."""
+        """Cut the node's links."""
         name = chosen(stage, self.who, chance)
         others = [end for end in stage.names + [CLIENTS] * self.clients if end != name]
         seen = "" if self.clients else ", but not from the clients"
@@ -41,13 +42,14 @@ class Isolate:
 
 @dataclass(frozen=True, slots=True)
 class CutClients:
-    """Clients can't reach a node, nor it them; the nodes see each other."""
+    """The link between a node and the clients is cut; links between nodes work."""
 
     needs: ClassVar = NETWORK
     who: str = "leader"
+    """A role."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Cut its links to the clients."""
+        """Cut the node's link to the clients."""
         name = chosen(stage, self.who, chance)
         stage.say(f"clients can't reach {said(stage, name, self.who)}; the other nodes can")
         return _healing(stage, name, both(name, CLIENTS))
@@ -55,18 +57,19 @@ class CutClients:
 
 @dataclass(frozen=True, slots=True)
 class OneWay:
-    """A node hears nobody, or is heard by nobody."""
+    """A node's packets to the other nodes are lost, or theirs to it."""
 
     needs: ClassVar = NETWORK
     who: str = "leader"
+    """A role."""
     hears: bool = True
-    """Whether it hears the others, who don't hear it; or the other way round."""
+    """True: the node receives and its own packets are lost. False: the other way round."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Cut one direction of each link."""
         name = chosen(stage, self.who, chance)
         others = [other for other in stage.names if other != name]
-        how = "is not heard" if self.hears else "hears nobody"
+        how = "can receive, not send" if self.hears else "can send, not receive"
         stage.say(f"{said(stage, name, self.who)} {how}")
         pairs = [(name, other) if self.hears else (other, name) for other in others]
         return _healing(stage, name, pairs)
@@ -74,12 +77,12 @@ class OneWay:
 
 @dataclass(frozen=True, slots=True)
 class Bridge:
-    """Two halves that see each other only through one node, which sees all."""
+    """Two halves of the nodes reach each other only through one node, which reaches all."""
 
     needs: ClassVar = NETWORK
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Cut the halves apart; the leader is in one of them."""
+        """Cut all links between the halves; the leader is in one of them."""
         leader = chosen(stage, "leader", chance)
         bridge = chosen(stage, "follower", chance)
         rest = [name for name in remaining(stage) if name not in (leader, bridge)]
@@ -88,21 +91,23 @@ class Bridge:
         chance.shuffle(rest)
         half = len(rest) // 2
         left, right = [leader, *rest[:half]], rest[half:]
-        stage.say(f"{' '.join(left)} and {' '.join(right)} see each other through {bridge} only")
+        stage.say(f"{' '.join(left)} and {' '.join(right)} reach each other through {bridge} only")
         pairs = [pair for a in left for b in right for pair in both(a, b)]
         return _healing(stage, bridge, pairs)
 
 
 @dataclass(frozen=True, slots=True)
 class Flap:
-    """A node's links to the others come and go."""
+    """A node's links to the others are cut and healed in turn."""
 
     needs: ClassVar = NETWORK
     who: str = "leader"
+    """A role."""
     period_s: float = 0.6
+    """Mean length of a cut, and of the time between two cuts."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Let them, until it is undone."""
+        """Start a thread that cuts and heals the links until the undo."""
         name = chosen(stage, self.who, chance)
         assert stage.network is not None
         network = stage.network
@@ -129,16 +134,20 @@ class Flap:
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """A node's links are long and lossy, clients' ones included."""
+    """All links of a node, those to the clients included, delay packets and lose some."""
 
     needs: ClassVar = NETWORK
     who: str = "any"
+    """A role."""
     delay_ms: int = 50
+    """Each way."""
     jitter_ms: int = 20
+    """Greatest additional delay, each way."""
     loss: float = 0.01
+    """Share of the packets."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Slow them down, in both directions."""
+        """Slow the links down, in both directions."""
         name = chosen(stage, self.who, chance)
         assert stage.network is not None
         others = [end for end in stage.network.ends() if end != name]
@@ -160,17 +169,16 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class NearLease:
-    """Round trips between nodes take nearly a lease. Clients' links stay as they are.
+    """Round trips between nodes take nearly a leader's lease. Links to clients stay fast.
 
-    The cluster may lose its leader again and again. Once links are fast it has one within
-    RECOVERS_S.
+    The cluster may lose its leader again and again. A node leads within RECOVERS_S of the undo.
     """
 
     needs: ClassVar = NETWORK
     share: float = 0.75
-    """Of a lease: what a round trip takes at least."""
+    """Least length of a round trip, as a share of the lease."""
     jitter: float = 0.1
-    """Of a lease: how much longer it may take."""
+    """Greatest additional length of a round trip, as a share of the lease."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Slow down all links between nodes."""

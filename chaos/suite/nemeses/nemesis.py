@@ -1,11 +1,11 @@
-"""What a nemesis is, and whom it hits.
+"""The protocol of a nemesis: one kind of fault, and the choice of its victim.
 
-    strike(stage, chance) ──► does it, returns the undo; whom it hits is decided here and now
-    undo()                ──► the cluster is whole again, or LaunchError says what is not
-    Fizzled, of either    ──► nobody was hit or nothing was changed: it does not count as struck
+    strike(stage, chance) ──► chooses a victim, injects the fault, returns the undo
+    undo()                ──► the cluster is whole again; LaunchError names the part that is not
+    Fizzled, of either    ──► no victim, or no effect: the strike is not counted
 
-A schedule (plan.py) says when and how long, by name and arguments. Roles are resolved when it
-strikes: "leader" is who leads by then.
+A schedule (plan.py) names nemeses with their arguments, start times and lengths. A role such as
+"leader" is resolved at the time of the strike: the victim is the leader of that moment.
 """
 
 import random
@@ -20,11 +20,11 @@ Undo = Callable[[], None]
 
 
 class Fizzled(Exception):
-    """A strike hit nobody, or changed nothing that anybody saw; says why. It is undone."""
+    """A strike had no victim or no effect. Its text is the reason. The fault is undone."""
 
 
 class Aside:
-    """A nemesis's work in a thread of its own, begun at once."""
+    """Work of a nemesis in a thread of its own, which starts at once."""
 
     def __init__(self, name: str, work: Callable[[], object]) -> None:
         self._work = work
@@ -39,26 +39,26 @@ class Aside:
             self._failure = failure
 
     def wait(self) -> None:
-        """Return when it has ended."""
+        """Return once the work has ended."""
         self._thread.join()
 
     def check(self) -> None:
-        """Raise what it failed with, if it did: nobody else would see it."""
+        """Wait for the work and raise its exception, if it failed; no other code would see it."""
         self.wait()
         if self._failure is not None:
             raise self._failure
 
 
 class Nemesis(Protocol):
-    """One kind of fault. Its fields are a strike's arguments."""
+    """One kind of fault. Its fields are the arguments of a strike."""
 
     needs: ClassVar[frozenset[Need]]
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Do it; return what undoes it.
+        """Inject the fault and return the function that ends it.
 
         Raises:
-            Fizzled: it had no effect. The undo may find that, too.
+            Fizzled: the strike had no effect. The undo may raise it as well.
         """
 
 
@@ -68,23 +68,25 @@ DISKS: Final = frozenset({Need.DISKS})
 
 
 def remaining(stage: Stage) -> list[str]:
-    """Return the nodes that are not lost for good: no other can be a victim."""
+    """Return the nodes that are not lost for good. Only they can be victims."""
     return [name for name in stage.names if name not in stage.lost]
 
 
 def chosen(stage: Stage, who: str, chance: random.Random) -> str:
-    """Return a node by role: leader, controller, follower, any; one that is there, if one is.
+    """Return a node of role `who`: leader, controller, follower or any.
+
+    Nodes that no other strike has taken away are preferred.
 
     Raises:
-        LaunchError: nobody leads.
-        Fizzled: all of that role are lost for good; or no node knows who the controller is.
+        LaunchError: no node leads within READY_S.
+        Fizzled: all nodes of that role are lost for good, or no node knows the controller.
     """
     leader = stage.leader()
     if who == "leader":
         return leader
     if who == "controller":
         if (controller := stage.controller()) is None:
-            raise Fizzled("no node that is there knows of a controller")
+            raise Fizzled("no running node knows the controller")
         return controller
     fit = [name for name in remaining(stage) if who == "any" or name != leader]
     if not fit:
@@ -99,11 +101,11 @@ def said(stage: Stage, name: str, who: str) -> str:
 
 
 def back(stage: Stage, *names: str) -> None:
-    """Bring nodes up again, and wait until somebody leads."""
+    """Start nodes again and wait for a leader."""
     stage.restart(*names)
     stage.leader()
     stage.say(f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} back")
 
 
 def nothing() -> None:
-    """Undo what is over already."""
+    """The undo of a strike that is already over."""

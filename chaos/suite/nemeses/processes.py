@@ -1,4 +1,4 @@
-"""Nemeses of processes: they die, sleep, restart, hand over, lose their power."""
+"""Nemeses of processes: kills, stops, restarts, transfers of the leadership, power cuts."""
 
 import random
 import time
@@ -28,12 +28,14 @@ class Kill:
 
     needs: ClassVar = NOTHING
     who: str = "leader"
+    """A role."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Kill it, and wait for its successor if the others are enough for one.
+        """Kill a node. If a leader died and a majority is left, wait for its successor.
 
-        While another node is waited for, all that is being written is written first: a torn log,
-        which does not count either, is more than a cluster stands then.
+        While another node heals, the victim finishes its current write before it dies. A node with
+        a torn log does not count until it is sure of its log. With the node that heals, that would
+        be one more than a cluster tolerates.
         """
         name = chosen(stage, self.who, chance)
         if name in stage.waited_for:
@@ -52,13 +54,14 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class KillMany:
-    """Kill -9 of several nodes together, the leader among them: a majority is gone, or all."""
+    """Kill -9 of several nodes together, the leader among them: a majority is down, or all."""
 
     needs: ClassVar = NOTHING
     count: int = 2
+    """At most; all nodes if there are fewer."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Kill them."""
+        """Kill the nodes."""
         leader = chosen(stage, "leader", chance)
         others = [name for name in remaining(stage) if name != leader]
         names = [leader, *chance.sample(others, min(self.count - 1, len(others)))]
@@ -69,13 +72,14 @@ class KillMany:
 
 @dataclass(frozen=True, slots=True)
 class SuspendNode:
-    """SIGSTOP, for longer than any lease; SIGCONT."""
+    """SIGSTOP of a node, for longer than any lease, then SIGCONT."""
 
     needs: ClassVar = NOTHING
     who: str = "leader"
+    """A role."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Stop it."""
+        """Stop the node."""
         name = chosen(stage, self.who, chance)
         stage.say(f"SIGSTOP {said(stage, name, self.who)}")
         stage.pause(name)
@@ -89,15 +93,15 @@ class SuspendNode:
 
 @dataclass(frozen=True, slots=True)
 class RollingRestart:
-    """SIGTERM to one node after the other; each is back before the next goes.
+    """SIGTERM to one node after the other; each is back before the next one ends.
 
-    Between two of them others have their turn.
+    After each node the strike lends its turn, so that another strike may begin.
     """
 
     needs: ClassVar = NOTHING
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Do all of it."""
+        """Restart all nodes; none is left to undo."""
         names = remaining(stage)
         for name in chance.sample(names, len(names)):
             stage.say(f"SIGTERM {name}")
@@ -109,7 +113,7 @@ class RollingRestart:
             stage.leader()
             with stage.turn.lent():
                 pass
-            if left := sorted(stage.away - stage.lost):  # by one that failed
+            if left := sorted(stage.away - stage.lost):  # by another strike that failed
                 stage.restart(*left)
             stage.wait_until_sure()
         stage.say("all nodes were restarted, one by one")
@@ -118,13 +122,13 @@ class RollingRestart:
 
 @dataclass(frozen=True, slots=True)
 class TransferStorm:
-    """An operator hands the leadership over, again and again."""
+    """An operator transfers the leadership again and again."""
 
     needs: ClassVar = NOTHING
     times: int = 5
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Do all of it; it had no effect if all transfers were refused."""
+        """Make all transfers; no effect if all were refused."""
         done = refused = 0
         with TimerClient(stage.cluster.endpoints) as client:
             for _ in range(self.times):
@@ -142,14 +146,14 @@ class TransferStorm:
 
 @dataclass(frozen=True, slots=True)
 class PowerCut:
-    """Nodes die and lose what they had written and not synced."""
+    """Nodes die and lose all bytes that they had written and not synced."""
 
     needs: ClassVar = DISKS
     who: str = "leader"
     """A role, or `all`."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Cut it."""
+        """Cut the power of the nodes."""
         names = remaining(stage) if self.who == "all" else [chosen(stage, self.who, chance)]
         stage.say(f"power cut: {' '.join(names)}")
         stage.cut_power(*names)

@@ -1,8 +1,8 @@
 """Nemeses of voters: promise, identity and Raft files damaged, members changed in a partition.
 
-A node whose promise or identity is damaged waits until an operator has it replaced; the nemesis is
-that operator (docs/members.md). Raft's files are made anew, and the node's votes count again once
-the others have filled them (docs/adr/0043-rafts-files-are-a-hint.md).
+A node whose promise or identity is damaged waits until an operator replaces it. The nemesis acts as
+that operator (docs/members.md). A node makes damaged Raft files anew, and its Raft votes count
+again once the others have filled the files (docs/adr/0043-rafts-files-are-a-hint.md).
 """
 
 import contextlib
@@ -33,20 +33,21 @@ RAFT: Final = "raft"
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """The promise of a node is damaged, or its identity: it is replaced by a new replica."""
+    """The promise or the identity of a node is damaged; a new replica replaces the node."""
 
     needs: ClassVar = NOTHING
     who: str = "follower"
+    """A role."""
     file: str = PROMISE_NAME
-    """That name, or `identity.json`."""
+    """`promise` or `identity.json`."""
     how: str = FLIPPED
-    """FLIPPED or CUT; REMOVED of a promise."""
+    """FLIPPED or CUT; for the promise also REMOVED."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Kill it, damage the file, start it, and wait until it says that it is to be replaced."""
+        """Kill the node, damage the file, start the node; wait until it reports REPLACEABLE."""
         name = chosen(stage, self.who, chance)
         stage.kill(name)
-        stage.archive.update()  # a replaced node empties its folder by itself
+        stage.archive.update()  # a replaced node deletes its log itself
         stage.say(f"{name}'s {self.file}: {self.how}")
         _harm(stage.data(name) / self.file, self.how, chance)
         stage.hurt.add(name)
@@ -60,24 +61,25 @@ class Forget:
                 stage.replace(name)
                 back(stage, name)
                 stage.wait_until_whole(name)
-            stage.say(f"{name} is another replica, and whole")
+            stage.say(f"{name} is a new replica, and whole")
 
         return undo
 
 
 @dataclass(frozen=True, slots=True)
 class HurtRaft:
-    """Raft's files of a node are damaged, or gone: they are made anew."""
+    """Raft files of a node are damaged or gone; the node makes them anew."""
 
     needs: ClassVar = NOTHING
     who: str = "follower"
+    """A role."""
     file: str = "raft/journal"
-    """Below the data directory; RAFT: all in that folder."""
+    """A path below the data directory. RAFT: the whole folder."""
     how: str = FLIPPED
-    """FLIPPED, CUT or REMOVED."""
+    """FLIPPED, CUT or REMOVED. The folder can only be REMOVED."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Kill it, damage the file, start it, and wait until its Raft votes count again."""
+        """Kill the node and damage the file; the undo waits until its Raft votes count again."""
         name = chosen(stage, self.who, chance)
         stage.kill(name)
         path = stage.data(name) / self.file
@@ -104,13 +106,14 @@ class HurtRaft:
 
 @dataclass(frozen=True, slots=True)
 class RemoveCutOff:
-    """A voter that is cut off from the others is removed; it votes again when links are whole."""
+    """A voter that is cut off from the others is removed; it is added again after the partition."""
 
     needs: ClassVar = NETWORK
     who: str = "follower"
+    """A role."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Cut it off, and have it removed while it is."""
+        """Cut the voter off and remove it meanwhile."""
         name = chosen(stage, self.who, chance)
         state = stage.cluster.state(name)
         stage.say(f"cut off {said(stage, name, self.who)}, and remove it")
@@ -139,21 +142,23 @@ class RemoveCutOff:
 
 @dataclass(frozen=True, slots=True)
 class ReplaceCutOff:
-    """A node with a new disk is to be replaced while it can't hear the leader: refused till then.
+    """`members replace` of a node that lost its disk, while its link to the leader is cut.
 
-    Another node that hears it is no way round: the leader alone sends it the log.
+    The change is refused until the link is whole. The node still reaches the third node, and only
+    the leader can send it the log.
     """
 
     needs: ClassVar = NETWORK
     who: str = "follower"
+    """A role."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Empty its disk, start it as a learner cut off from the leader; ask for it to vote."""
+        """Empty the node's disk, start it as a learner cut off from the leader, and replace it."""
         leader = chosen(stage, "leader", chance)
         name = chosen(stage, self.who, chance)
         if name == leader:
-            raise Fizzled(f"{name} leads: it hears itself")
-        stage.say(f"{name} loses its disk, and can't hear {leader}, the leader")
+            raise Fizzled(f"{name} leads: it can't be cut off from itself")
+        stage.say(f"{name} loses its disk; its link to {leader}, the leader, is cut")
         stage.kill(name)
         with stage.archive.held():
             shutil.rmtree(stage.data(name))
@@ -167,7 +172,7 @@ class ReplaceCutOff:
                 stage.replace(name)
                 back(stage, name)
                 stage.wait_until_whole(name)
-            stage.say(f"{name} votes in the place of the replica that it was")
+            stage.say(f"{name} votes in place of its earlier replica")
 
         stage.launch(name)
         answer = "made"
@@ -182,7 +187,7 @@ class ReplaceCutOff:
 
 
 def _harm(path: Path, how: str, chance: random.Random) -> None:
-    """Damage a file of a dead node; remove a folder."""
+    """Damage a file of a dead node, or remove a folder."""
     if how == REMOVED:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
         return
@@ -195,10 +200,10 @@ def _harm(path: Path, how: str, chance: random.Random) -> None:
 
 
 def _until_replaceable(stage: Stage, name: str) -> None:
-    """Return once a node says that it waits to be replaced.
+    """Return once a node reports that it waits to be replaced.
 
     Raises:
-        LaunchError: it does not, in time.
+        LaunchError: it does not report that within READY_S, or has ended.
     """
     deadline = time.monotonic() + READY_S
     while (state := stage.cluster.state(name)) is None or state.role != REPLACEABLE:
@@ -211,11 +216,11 @@ def _until_it_votes(stage: Stage, name: str) -> None:
     """Return once a node's Raft votes count.
 
     Raises:
-        LaunchError: they do not, in time.
+        LaunchError: they do not count within READY_S.
     """
     deadline = time.monotonic() + READY_S
     while True:
-        with contextlib.suppress(StorageError):  # its files are just made
+        with contextlib.suppress(StorageError):  # the node may be writing the file
             _, _, may_vote = read_meta(stage.data(name) / RAFT / "meta")
             if may_vote:
                 return
