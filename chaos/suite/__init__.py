@@ -9,6 +9,6 @@
     workloads ─► histories            ▼
     heal, drain, stop, audit ◄──── the show       show.py
 
-Whatever happened lies in the run's folder (chaos/history/history.py) before it is judged, and the
-judge knows nothing of this package.
+All records of a run lie in its folder (chaos/history/history.py) before the audit starts. The audit
+reads only this folder and imports nothing from this package.
 """

@@ -1,9 +1,9 @@
 """The scenarios: faults of a cluster, by name.
 
-A scenario of one fault strikes again and again, in all its variants. `mix` deals all of them like
-cards: each kind comes before any comes twice. Kills of its leader are planned every 9 seconds, in a
-lane of their own, so that one falls at least every 15. The run reports the gaps between them
-(LEADER_GAP_S_MAX).
+A scenario of one fault repeats this fault in all its variants. `mix` deals the faults of all
+scenarios like cards: each card comes once before any comes twice. In a mix, a kill of the leader is
+planned every 9 seconds, in a lane of its own, so that one falls at least every 15. The run reports
+the gaps between the kills (LEADER_GAP_S_MAX).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,14 +23,16 @@ FIRST_S: Final = 4.0
 KILLS_S: Final = 9.0
 KILL_JITTER_S: Final = 0.5
 LEADER_GAP_S_MAX: Final = 30.0
-"""A mix fails if no leader was killed for longer. At most 10 are planned, so that one falls within
-15: other strikes take turns with the kills, and yield their turn if they take long. A longer gap is
-a missed kill, as its victim did not report that it led, or a slow machine. Twice the aim."""
+"""A mix fails if no leader was killed for longer than this, which is twice the aim of 15 s.
+
+Planned kills are at most 10 s apart. Other strikes take turns with them, and give up their turn if
+they take long. A longer gap has one of two causes. The victim did not report that it led, so its
+kill is not counted, or the machine is slow."""
 LONG_S: Final = (14.0, 18.0)
-"""A node that follows a wrong clock, by half a second per second, exceeds in this time the error
-that scenarios of clocks alone allow."""
+"""Length of strikes at clocks. A cluster that wrongly follows the moved clock, by half a second per
+second, exceeds in this time the clock error that scenarios of clocks allow."""
 BETWEEN_S: Final = 2.5
-"""From a kill of the leader in a mix to the next strike."""
+"""From a kill of the leader in a mix to the next strike at nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,18 +51,18 @@ class Card:
 
 
 def card(nemesis: str, for_s: tuple[float, float] = (2.0, 4.0), **args: Any) -> Card:
-    """Return a card that takes nodes away."""
+    """Return a card whose strikes take nodes away."""
     return Card(nemesis=nemesis, for_s=for_s, args=args)
 
 
 def around(nemesis: str, for_s: tuple[float, float] = (4.0, 9.0), **args: Any) -> Card:
-    """Return a card that leaves all nodes there."""
+    """Return a card whose strikes leave all nodes up."""
     return Card(nemesis=nemesis, for_s=for_s, lane=Lane.AROUND, args=args)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Faults, and the way in which they are drawn."""
+    """Faults and the function that draws their schedule."""
 
     line: str
     """One line for the list of scenarios."""
@@ -70,19 +72,19 @@ class Scenario:
 
     @property
     def leader_gap_s_max(self) -> float | None:
-        """Greatest time in seconds between two kills of a leader. None: no kills are promised."""
+        """Greatest time between two kills of a leader. None: the scenario promises no kills."""
         return LEADER_GAP_S_MAX if self.draw is _mixed else None
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Needs without which the scenario is pointless; a mix has none."""
+        """Needs that the machine has to meet, or the scenario is refused; none for a mix."""
         if self.draw is not _one_after_the_other:
             return frozenset()
         return frozenset().union(*(NEMESES[each.nemesis].needs for each in self.cards))
 
 
 def schedule(name: str, seed: int, options: RunOptions) -> list[Strike]:
-    """Return the strikes with their times: equal for equal arguments, on every machine."""
+    """Return the strikes with their times. Equal arguments give equal strikes on every machine."""
     draw = Draw(seed, options)
     scenario = SCENARIOS[name]
     scenario.draw(scenario, draw)
@@ -127,7 +129,7 @@ def _of(line: str, *cards: Card, every_s: float = 9.0) -> Scenario:
 
 
 def _damage(nemesis: str) -> tuple[Card, ...]:
-    """Return its cards: the leader's own files and a follower's, of the log and of the state."""
+    """Return four cards: files of the leader and of a follower, of the log and of the state."""
     return tuple(
         card(nemesis, (0, 0), who=who, part=part)
         for who in ("follower", "leader")
@@ -136,7 +138,7 @@ def _damage(nemesis: str) -> tuple[Card, ...]:
 
 
 NEARLY: Final = 64 << 20
-"""Bytes left of a disk: half of what the suite's nodes keep in reserve."""
+"""Bytes left on a disk: half of the reserve (`storage.reserve_bytes`) of the suite's nodes."""
 
 _SINGLE: Final = {
     "kill-leader": _of("kill -9 of the leader, mid-delay", card("kill", who="leader")),
@@ -151,17 +153,17 @@ _SINGLE: Final = {
                            card("rolling-restart", (0, 0)), every_s=20),
     "transfer-storm": _of("leadership handed over again and again",
                           card("transfers", (0, 0), times=5)),
-    "isolate": _of("a node cut off: from the others, or from the clients too",
+    "isolate": _of("a node cut off from the others, or from the clients as well",
                    card("isolate", who="leader", clients=True),
                    card("isolate", who="leader", clients=False),
                    card("isolate", who="follower", clients=True)),
-    "one-way": _of("a node that hears and is not heard, or the other way round",
+    "one-way": _of("a node that can only receive, or only send",
                    card("one-way", who="leader", hears=True),
                    card("one-way", who="leader", hears=False),
                    card("one-way", who="follower", hears=True),
                    card("one-way", who="follower", hears=False)),
-    "bridge": _of("halves that see each other through one node only", card("bridge", (3, 6))),
-    "flapping": _of("links that come and go",
+    "bridge": _of("halves that reach each other through one node only", card("bridge", (3, 6))),
+    "flapping": _of("links that are cut and healed in turn",
                     card("flap", (3, 6), who="leader"), card("flap", (3, 6), who="follower")),
     "slow-links": _of("long, lossy links of one node",
                       around("slow", who="leader", delay_ms=15, jitter_ms=10, loss=0.005),
@@ -179,12 +181,12 @@ _SINGLE: Final = {
     "clock-drift": _of("a node's wall clock runs fast or slow",
                        around("clock-drift", LONG_S, who="leader", drift_ppm=500_000),
                        around("clock-drift", LONG_S, who="any", drift_ppm=-500_000), every_s=20),
-    "power-cut": _of("nodes die and lose what they had not synced",
+    "power-cut": _of("nodes die and lose all unsynced bytes",
                      card("power-cut", who="leader"), card("power-cut", who="follower"),
                      card("power-cut", who="all"), every_s=12),
-    "kill-consumers": _of("consumers die with messages in hand", around("kill-consumer", (0, 0)),
-                          every_s=4),
-    "overload": _of("floods of requests, more than the cluster takes",
+    "kill-consumers": _of("consumers die while they lease messages",
+                          around("kill-consumer", (0, 0)), every_s=4),
+    "overload": _of("floods of requests, more than the cluster accepts",
                     around("flood", (0, 0), size_mb=128, has_to_be_refused=True), every_s=60),
     "truncated": _of("the end of a node's log is gone, or of a file of its state",
                      *_damage("truncate"), every_s=20),
@@ -192,17 +194,17 @@ _SINGLE: Final = {
                    *_damage("flip"), every_s=20),
     "removed": _of("the last segment of a node's log is gone, or a file of its state",
                    *_damage("remove"), every_s=20),
-    "bad-sector": _of("a file of a node's log or state can't be read: EIO",
+    "bad-sector": _of("reads of a file of a node's log or state fail with EIO",
                       *_damage("bad-sector"), every_s=20),
-    "slow-disk": _of("a node's disk takes most of a lease for a sync, or two",
+    "slow-disk": _of("a sync of a node's disk takes most of a lease, or two leases",
                      around("slow-disk", (8, 12), who="leader", delay_ms=300),
                      around("slow-disk", (8, 12), who="leader", delay_ms=1000),
                      around("slow-disk", (4, 9), who="follower", delay_ms=1000), every_s=14),
-    "hanging-disk": _of("a node's disk does not answer: its syncs, or all calls",
+    "hanging-disk": _of("syncs of a node's disk do not return, or no call returns",
                         card("hanging-disk", (3, 6), who="leader", calls=Calls.SYNCS),
                         card("hanging-disk", (3, 6), who="leader", calls=Calls.ALL),
                         card("hanging-disk", (3, 6), who="follower", calls=Calls.ALL)),
-    "disk-errors": _of("a node's disk fails with EIO: its syncs, or its writes",
+    "disk-errors": _of("syncs or writes of a node's disk fail with EIO",
                        card("disk-errors", who="leader", calls=Calls.SYNCS),
                        card("disk-errors", who="leader", calls=Calls.WRITES),
                        card("disk-errors", who="follower", calls=Calls.SYNCS),
@@ -216,7 +218,7 @@ _SINGLE: Final = {
                      card("forget", (0, 0), who="leader", file=IDENTITY_NAME, how=CUT),
                      card("forget", (0, 0), who="follower", file=IDENTITY_NAME, how=FLIPPED),
                      every_s=20),
-    "raft-files": _of("Raft's files of a node are damaged or gone; they are made anew",
+    "raft-files": _of("Raft files of a node are damaged or gone; the node makes them anew",
                       card("hurt-raft", (0, 0), who="leader", file="raft/journal", how=FLIPPED),
                       card("hurt-raft", (0, 0), who="leader", file=RAFT, how=REMOVED),
                       card("hurt-raft", (0, 0), who="follower", file="raft/journal", how=REMOVED),
@@ -224,10 +226,10 @@ _SINGLE: Final = {
                       card("hurt-raft", (0, 0), who="leader", file="raft/meta", how=REMOVED),
                       card("hurt-raft", (0, 0), who="follower", file="raft-member", how=FLIPPED),
                       every_s=12),
-    "members": _of("voters change while a partition is on",
+    "members": _of("voters are changed during a partition",
                    card("remove-cut-off", who="leader"), card("remove-cut-off", who="follower"),
                    card("replace-cut-off"), every_s=20),
-    "full-disk": _of("disks are full, or nearly: one, or all",
+    "full-disk": _of("one disk is full or nearly full, or all disks",
                      card("fill", who="follower"), card("fill", who="leader"),
                      card("fill", (4, 6), who="leader", leave=NEARLY),
                      card("fill", (4, 6), who="all", leave=NEARLY),
@@ -237,7 +239,7 @@ _SINGLE: Final = {
 }  # fmt: skip
 _ALL: Final = [each for one in _SINGLE.values() for each in one.cards]
 _BURST: Final = around("flood", (0, 0), size_mb=32)
-"""Small enough for the disks of hours of mix, even if the cluster accepts all of it."""
+"""Small enough for the disks during hours of mix, even if the cluster accepts all floods."""
 _ELSEWHERE: Final = (*_SINGLE["kill-leader"].cards, *_SINGLE["overload"].cards)
 _OTHERS: Final = [*(each for each in _ALL if each not in _ELSEWHERE), _BURST]
 SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
@@ -258,7 +260,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
 
 
 def left_out(name: str, options: RunOptions) -> list[str]:
-    """Return a line for the faults that a run leaves out, with the reason."""
+    """Return a line that lists the faults that a run leaves out, or nothing."""
     lines = []
     scenario = SCENARIOS[name]
     missing = {each.nemesis for each in scenario.cards if each not in _allowed(

@@ -3,12 +3,13 @@
     run.json written ─► stage up ─► workloads start ─► strikes, in lanes ─► producing stops
     ─► heal ─► drain ─► clients close ─► stage down ─► audit ─► the verdict
 
-Every step leaves what it knows in the folder before the next begins. A nemesis that fails, a node
-that does not come back, a drain that gives up: noted, told, and the show goes on to the audit.
+Each step writes its records to the run's folder before the next one begins. A nemesis that fails, a
+node that does not come back, or a drain that times out is recorded and printed. The run then
+continues to the audit.
 
-The strikes that fell are told by their numbers in the schedule, and those that did not: they were
-not come to, or fizzled (chaos/suite/nemeses/nemesis.py). A run of which none fell proved nothing,
-and fails; one that is to be struck whole fails by any that did not.
+The run prints the numbers of the strikes that fell and of those that did not. A strike does not
+fall if time is up first, or if it fizzles (chaos/suite/nemeses/nemesis.py). A run without any
+strike proves nothing, and fails. A run that has to be complete fails if one strike did not fall.
 """
 
 import contextlib
@@ -52,39 +53,42 @@ from deploy.local import LaunchError, LocalCluster
 from timerclient.values.errors import TimerError
 
 DRAIN_S: Final = 90.0
-"""After the last due time. Recovery from any strike takes seconds."""
+"""The clients have received all messages within this after the last strike is healed. Recovery from
+a strike takes seconds."""
 POLL_S: Final = 0.1
-NOT_REACHED: Final = "not come to"
+NOT_REACHED: Final = "time was up"
 _BY_TURNS: Final = (Lane.NODES, Lane.LEADER)
 GIVES_WAY_S: Final = 2.0
-"""A late strike at nodes lets a promised kill go first that is due within this time."""
+"""A strike at nodes waits for a promised kill that is due within this time."""
 HEALS_S: Final = 12.0
-"""Between two kills of the leader while a node heals, which fetches anew from each new one."""
+"""Least time between two kills of the leader while a node heals. After each kill the node starts to
+fetch its files from the new leader."""
 _DISTRIBUTIONS: Final = ("timer-cluster", "grpcio", "numpy", "pyarrow", "pyspark", "pysyncobj")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bill:
-    """What is played."""
+    """The plan of a run: scenario, schedule and rules of failure."""
 
     scenario: str
     seed: int
     options: RunOptions
     schedule: Sequence[Strike]
     left_out: Sequence[str] = ()
-    """In words: what nobody should think was tested."""
+    """Lines about faults that the schedule leaves out."""
     missing: Mapping[Need, str] = field(default_factory=dict)
-    """Needs that the stage does without, and why; empty: nothing is missed."""
+    """Needs that the stage does without, each with the reason. An empty reason is not printed."""
     leader_gap_s_max: float | None = None
-    """If for longer no leader was killed, from the first strike to the last, the run fails."""
+    """The run fails if no leader was killed for longer than this, from the first strike to the
+    last. None: not checked."""
     settings: tuple[str, ...] = MANY_SETTINGS
     """Of the nodes."""
     complete: bool = False
-    """Every strike falls, however late a slow machine makes it, or the run fails; else the clients'
-    end is theirs."""
+    """True: the run waits for late strikes, and fails if one does not fall. False: strikes end when
+    the clients stop producing."""
 
     def playable(self) -> list[tuple[int, Strike]]:
-        """Return the numbered strikes that this stage allows."""
+        """Return the strikes that this stage allows, with their numbers in the schedule from 1."""
         numbered = enumerate(self.schedule, 1)
         return [(n, s) for n, s in numbered if needs_of(s).isdisjoint(self.missing)]
 
@@ -101,14 +105,15 @@ class Show:
         progress: Callable[[], str] = str,
         audit: Sequence[str] = (sys.executable, "-m", "chaos.audit"),
     ) -> None:
-        """Plan to play a bill.
+        """Prepare a run.
 
         Args:
             run: its folder; absent or empty.
-            bill: what is played.
-            workloads: makes the clients once the nodes are up; they are started here.
-            progress: says where the clients are, told before each strike at nodes.
-            audit: the judge's command; the run's folder is added.
+            bill: its plan.
+            workloads: makes the clients once the nodes are up. `play` starts them.
+            progress: returns the progress of the clients in words, printed before each strike at
+                nodes.
+            audit: the command of the audit. The run's folder is appended as its last argument.
         """
         self._run = run
         self._bill = bill
@@ -119,17 +124,21 @@ class Show:
         self._over = threading.Event()
         self._failures: list[str] = []
         self._come_to: set[int] = set()
-        """Numbers of strikes that have had their turn, begun or about to begin."""
+        """Numbers of strikes that have got their turn."""
         self._killed_s = -math.inf
-        """When the last promised kill fell, if it did not fizzle."""
+        """Start of the last promised kill of the leader, in seconds of the run."""
         self._begun: set[int] = set()
-        """Numbers of strikes. One that failed stays in it: the run fails of that anyway."""
+        """Numbers of strikes that began. A strike that failed stays here; the run fails anyway."""
         self._fizzled: dict[int, str] = {}
-        """Those among them that had no effect -> why."""
+        """Number of a strike that began and had no effect -> the reason."""
         self._leader_kills: dict[str, int] = {}
 
     def play(self) -> int:
-        """Play it; return 0, or the audit's exit status, or 1 if the run itself went wrong."""
+        """Play the run and audit it.
+
+        Returns:
+            0; or the audit's exit status; or 1 if the audit succeeded and the run itself failed.
+        """
         self._write(RUNNING)
         self._say_left_out()
         bill = self._bill
@@ -160,19 +169,22 @@ class Show:
         return status or bool(self._failures)
 
     def _heed_audit(self) -> None:
-        """Look at what the audit only counts, but which here must not be."""
+        """Fail the run for acks that no client sent, and for nodes that reported no counts.
+
+        The audit itself only counts both.
+        """
         path = self._run.audit / "summary.json"
         if not path.exists():
-            return  # its status says enough
+            return  # the audit failed, as its exit status shows
         summary = json.loads(path.read_text())
         unasked, said = summary["acks_unasked"], summary["conservation"]["said"]["nodes"]
         found = []
         if unasked is None:
-            self._say("LEFT OUT, too many acks to look for those that no client asked for")
-        elif unasked:  # no client of ours dies before it has written down what it acks
-            found.append(f"{unasked} messages are acked that no client asked to ack")
-        if said < self._bill.options.nodes:
-            found.append(f"{said} nodes said what they had counted, not all of them")
+            self._say("LEFT OUT, too many acks to search for those that no client sent")
+        elif unasked:  # the suite's clients record each ack before they send it
+            found.append(f"{unasked} messages were acked, and no client sent the acks")
+        if said < (nodes := self._bill.options.nodes):
+            found.append(f"only {said} of {nodes} nodes reported their counts")
         self._failures += found
         for failure in found:
             self._say(f"FAILED: {failure}")
@@ -221,7 +233,10 @@ class Show:
                 self._guarded(strike.nemesis, partial(self._strike, stage, number, strike))
 
     def _give_way(self) -> None:
-        """Let the next kill of the leader go first if it is due soon, or now; no second one."""
+        """Wait until the next kill of the leader has begun, if it is due within GIVES_WAY_S.
+
+        At most one kill goes first.
+        """
         until_s = self._elapsed_s + GIVES_WAY_S
         for number, strike in self._bill.playable():
             if strike.lane is Lane.LEADER and number not in self._come_to:
@@ -231,13 +246,13 @@ class Show:
                 return
 
     def _let_heal(self, stage: Stage) -> None:
-        """Leave a node that heals some time since the last kill of the leader."""
+        """While a node heals, wait until HEALS_S have passed since the last kill of the leader."""
         while stage.waited_for and self._elapsed_s < self._killed_s + HEALS_S:
             if self._over.wait(POLL_S):
                 return
 
     def _strike(self, stage: Stage, number: int, strike: Strike) -> None:
-        """Do it, wait, undo it. Whatever happens, the cluster is mended for the next one."""
+        """Play one strike, once it has its turn, all nodes are up and the cluster is whole."""
         chance = random.Random(f"{self._bill.seed}/{number}")
         if strike.lane is Lane.NODES and (so_far := self._progress()):
             self._say(so_far)
@@ -245,7 +260,7 @@ class Show:
             self._come_to.add(number)
             if strike.lane is Lane.LEADER:
                 self._let_heal(stage)
-            if self._over.is_set():  # while it waited
+            if self._over.is_set():  # time was up while the strike waited
                 return
             if strike.lane in _BY_TURNS:
                 self._mend(stage)
@@ -271,9 +286,10 @@ class Show:
                 stage.record("healed")
 
     def _mend(self, stage: Stage) -> None:
-        """Bring back whoever is not there and was not lost for good; wait until all count.
+        """Resume and restart all nodes that are away, except lost ones; wait until all are sure.
 
-        Whom a nemesis waits for is left to it, and nobody waits meanwhile.
+        Nodes that a nemesis waits for are left to that nemesis. While there is one, this method
+        does not wait.
         """
         died = stage.died()
         self._failures += [f"{name} ended by itself" for name in died]
@@ -287,7 +303,7 @@ class Show:
             stage.wait_until_sure()
 
     def _drain(self, stage: Stage, workloads: Sequence[Workload]) -> None:
-        """Wait until all clients have got everything."""
+        """Wait until all clients have received all messages, for at most DRAIN_S."""
         deadline = time.monotonic() + DRAIN_S
         waiting = [*workloads]
         while waiting and time.monotonic() < deadline:
@@ -298,11 +314,11 @@ class Show:
             names = ", ".join(workload.name for workload in waiting)
             self._failures.append(f"not drained within {DRAIN_S:g} s: {names}")
         self._failures += [f"{name} ended by itself" for name in stage.died()]
-        rest = "something is missing" if waiting else "nothing is missing"
+        rest = "some messages are missing" if waiting else "no message is missing"
         self._say(f"{so_far}; {rest}" if (so_far := self._progress()) else rest)
 
     def _is_over(self, workload: Workload) -> bool:
-        """Return whether a workload has got everything, or will say no more."""
+        """Return whether a workload has received all its messages, or failed."""
         answer: list[bool] = []
         well = self._guarded(workload.name, lambda: answer.append(workload.drained()))
         return not well or answer[0]
@@ -327,18 +343,18 @@ class Show:
     def _judge_strikes(self) -> None:
         missed = self._not_struck
         if missed and self._bill.complete:
-            self._failures.append(f"to be struck whole, and was not: {spans(missed)}")
+            self._failures.append(f"these strikes did not fall: {spans(missed)}")
         elif self._bill.schedule and not self._struck:
             numbers = range(1, len(self._bill.schedule) + 1)
-            self._failures.append(f"nothing was struck, none of {spans(numbers)}")
+            self._failures.append(f"no strike fell, of {spans(numbers)}")
 
     def _judge_leader_kills(self) -> None:
-        """Look at when kills of the leader fell: the schedule says only when they were to."""
+        """Check the times between kills of the leader, as the timeline recorded them."""
         self._leader_kills = leader_kills(read_faults(self._run.faults))
         longest_s = self._leader_kills.get("longest_without_ms", 0) / 1000
         most_s = self._bill.leader_gap_s_max
         if most_s is not None and longest_s > most_s:
-            self._failures.append(f"no leader was killed for {longest_s:.1f} s: over {most_s:g} s")
+            self._failures.append(f"no leader was killed for {longest_s:.1f} s: limit {most_s:g} s")
 
     def _tell_strikes(self) -> None:
         struck = self._struck
@@ -356,13 +372,13 @@ class Show:
     # ---- what goes wrong
 
     def _guarded(self, what: str, work: Callable[[], object]) -> bool:
-        """Do it; return whether it went well. A failure is noted and told."""
+        """Call `work`; return whether it succeeded. A failure is recorded and printed."""
         try:
             work()
         except (LaunchError, NetworkError, OSError, TimerError) as error:
             self._failures.append(f"{what}: {error}")
             self._say(f"FAILED: {what}: {error}")
-        except Exception:  # noqa: BLE001 - a bug of ours must not cost the run its audit
+        except Exception:  # noqa: BLE001 - a defect of the suite must not prevent the audit
             self._failures.append(f"{what}: {traceback.format_exc()}")
             self._say(f"FAILED: {what}: {traceback.format_exc()}")
         else:
@@ -418,7 +434,7 @@ class Show:
             "options": dataclasses.asdict(bill.options),
             "settings": bill.settings,
             "clock_error_ms": plan.clock_error_ms(bill.schedule),
-            CLIENTS_ERROR: 0,  # all are on this machine
+            CLIENTS_ERROR: 0,  # all clients share this machine's clock
             "machine": machine(),
             "schedule": plan.to_json(bill.schedule),
         }
@@ -429,7 +445,7 @@ class Show:
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Return numbers in order, neighbours together: 1-3, 5."""
+    """Return the numbers in order, runs of neighbours as ranges: 1-3, 5."""
     ends: list[list[int]] = []
     for number in sorted(numbers):
         if ends and number == ends[-1][1] + 1:
@@ -440,7 +456,7 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Return what ran here: versions, commit, kernel, processors, memory."""
+    """Return a description of this machine: versions, commit, kernel, processors, memory."""
     versions = {"python": platform.python_version()}
     for name in _DISTRIBUTIONS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -466,27 +482,27 @@ def claimable(folder: Path) -> RunFolder:
     """Return the folder as a run's, if it is empty, absent, or an earlier run's.
 
     Raises:
-        LaunchError: it holds something else, or a run that is being played, or nodes run there.
+        LaunchError: the folder has other files, or nodes run there.
     """
     run = RunFolder(folder.resolve())
     if folder.exists() and any(folder.iterdir()):
-        # cluster.json and run.json alone are somebody's own cluster and its audit.
+        # A folder with cluster.json and run.json only is a user's own cluster with its audit.
         if not (run.root / OWNER).exists():
-            raise LaunchError(f"{folder} is not an earlier run's: name another folder")
+            raise LaunchError(f"{folder} is not the folder of a run: name another folder")
         cluster = LocalCluster(run.root)
         if running := [name for name in cluster.nodes if cluster.is_running(name)]:
             raise LaunchError(
-                f"{folder}: {', '.join(running)} still run: a run is being played there, or was "
-                f"left; `timerctl chaos clean --dir {folder.parent}` ends what nobody owns"
+                f"{folder}: {', '.join(running)} still run: a run is being played there, or its "
+                f"harness died; `timerctl chaos clean --dir {folder.parent}` ends such nodes"
             )
     return run
 
 
 def clear(run: RunFolder) -> None:
-    """Remove an earlier run, if there is one, and nothing else.
+    """Remove an earlier run, if there is one; leave any other folder as it is.
 
     Raises:
-        LaunchError: it is being played.
+        LaunchError: the run is being played.
     """
     if (run.root / OWNER).exists():
         end_run(run)

@@ -1,4 +1,4 @@
-"""What `timerctl chaos` does: run, replay, clean."""
+"""The commands of `timerctl chaos`: run, replay, clean."""
 
 import contextlib
 import sys
@@ -22,7 +22,7 @@ from deploy.local import LaunchError
 
 NODES_MAX: Final = 7
 MINUTES_MAX: Final = 7 * 24 * 60
-PLAIN: Final = "plain processes on loopback were asked for"
+PLAIN: Final = "plain processes on loopback were requested"
 
 
 def run(  # noqa: PLR0913
@@ -38,10 +38,19 @@ def run(  # noqa: PLR0913
 ) -> int:
     """Play a scenario in a folder; return the exit status.
 
+    Args:
+        scenario: a name of SCENARIOS.
+        seed: of the schedule and of the clients' random choices.
+        folder: of the run: absent, empty, or an earlier run's, which is replaced.
+        nodes: 3 .. NODES_MAX.
+        minutes: for which clients produce and strikes fall; 10 s to MINUTES_MAX.
+        clients: names of workloads; empty: all.
+        rate_per_s: timers per second, all workloads together.
+        plain: run plain processes on loopback even if the machine allows more.
+
     Raises:
-        ValueError: an argument is none that a run can have; or the machine lacks all that the
-            scenario is about.
-        LaunchError, NetworkError, OSError: the cluster could not be brought up.
+        ValueError: an argument is out of range, or the machine lacks a need of the scenario.
+        LaunchError, NetworkError, OSError: the cluster could not be started.
     """
     if scenario not in SCENARIOS:
         raise ValueError(f"scenario = {scenario!r}: must be one of {', '.join(SCENARIOS)}")
@@ -67,16 +76,17 @@ def run(  # noqa: PLR0913
 
 
 def replay(earlier: Path, folder: Path) -> int:
-    """Play the schedule of an earlier run anew, in another folder; return the exit status.
+    """Play the schedule of an earlier run again, in another folder; return the exit status.
 
     Raises:
-        ValueError: it is no run's folder, or the new one; and as `run`.
+        ValueError: `earlier` is not a run's folder, or both folders are the same; and as `run`.
+        LaunchError, NetworkError, OSError: as `run`.
     """
     about = RunFolder(earlier).about
     if not about.exists():
-        raise ValueError(f"{earlier} has no run.json: it is no run's folder")
+        raise ValueError(f"{earlier} has no run.json: it is not the folder of a run")
     if folder.resolve() == earlier.resolve():
-        raise ValueError(f"--dir {folder}: must be another folder than the run's that is replayed")
+        raise ValueError(f"--dir {folder}: must not be the folder of the run that is replayed")
     try:
         told = RunFolder(earlier).said()
         options, schedule = (
@@ -87,7 +97,7 @@ def replay(earlier: Path, folder: Path) -> int:
         needs = [needs_of(strike) for strike in schedule]
         _check(options)
     except (TypeError, LookupError) as error:
-        raise ValueError(f"{about} is not this suite's: {error!r}") from error
+        raise ValueError(f"{about} is not of this version of the suite: {error!r}") from error
     target = claimable(folder)
     missing = _missing(target, plain=options.plain)
     if needs and not any(each.isdisjoint(missing) for each in needs):
@@ -106,16 +116,20 @@ def replay(earlier: Path, folder: Path) -> int:
 
 
 def clean(folder: Path) -> int:
-    """Take down what dead harnesses left on this machine, and the nodes of runs in `folder`.
+    """Remove networks and disks of dead harnesses on this machine, and end their nodes in `folder`.
 
-    That may be a run's own folder, too. Returns the exit status.
+    Args:
+        folder: a folder of runs, or the folder of one run.
+
+    Returns:
+        The exit status.
     """
     gone = stage.remove_stale()
     here = folder.resolve()
     for root in sorted(path.parent for path in (*here.glob(OWNER), *here.glob(f"*/{OWNER}"))):
         try:
             gone += stage.end_run(RunFolder(root))
-        # Somebody plays there, it is another user's, or nobody can say what runs there.
+        # A run is being played there, another user owns it, or its processes can't be identified.
         except (LaunchError, NetworkError, OSError) as why:
             print(f"left alone: {why}", file=sys.stderr)
     print("\n".join(f"removed {what}" for what in gone) or "nothing was left")
@@ -123,7 +137,7 @@ def clean(folder: Path) -> int:
 
 
 def _check(options: RunOptions) -> None:
-    """Raise ValueError if there is no such run."""
+    """Raise ValueError if an option is out of range."""
     if options.nodes not in range(3, NODES_MAX + 1):
         raise ValueError(f"nodes = {options.nodes}: must be 3 .. {NODES_MAX}")
     if not 10 <= options.horizon_s <= 60 * MINUTES_MAX:
@@ -137,21 +151,24 @@ def _check_needs(scenario: str, needs: frozenset[Need], missing: Mapping[Need, s
     """Raise ValueError if some of the needs are missing."""
     if lacking := sorted(needs.intersection(missing)):
         why = "; ".join(f"{need}: {missing[need]}" for need in lacking)
-        raise ValueError(f"{scenario} is pointless without {why}")
+        raise ValueError(f"{scenario} needs {why}")
 
 
 def _missing(target: RunFolder, *, plain: bool) -> dict[Need, str]:
-    """Return what this machine lacks; the folder is what it was before."""
+    """Return the needs that this machine does not meet, each with the reason.
+
+    Afterwards the folder is as before.
+    """
     stage.remove_stale()
     if plain:
         return dict.fromkeys(Need, PLAIN)
     probed, owned = target.root / "nodes", (target.root / OWNER).exists()
-    with stage.owning(target):  # if this dies, what it leaves is a run's
+    with stage.owning(target):  # so that `clean` finds the leftovers if this process dies
         missing = stage.capabilities(probed)
     if not owned:
         (target.root / OWNER).unlink()
         for made in (probed, target.root):
-            with contextlib.suppress(OSError):  # somebody has put something there
+            with contextlib.suppress(OSError):  # other files are there
                 made.rmdir()
     return missing
 

@@ -65,7 +65,7 @@ def test_replay_of_which_no_strike_can_fall_is_refused(
     earlier = told_run(tmp_path / "first", *nemeses)
     words = ["replay", str(earlier), "--dir", str(tmp_path / "again")]
     assert chaos_commands.main(words) == (2 if says else 0)
-    assert capsys.readouterr().err.endswith(f"isolate is pointless without {says}" if says else "")
+    assert capsys.readouterr().err.endswith(f"isolate needs {says}" if says else "")
 
 
 @pytest.mark.parametrize("plain", [False, True])
@@ -95,7 +95,7 @@ def test_replay_does_without_what_was_done_without_only_if_that_was_asked_for(
         (["mix", "--minutes", "nan"], "minutes = nan: must be 10 s to 10,080 minutes"),
         (["mix", "--workloads", "unifrom"], "workload = 'unifrom': must be one of"),
         (["mix", "--rate", "0"], "rate_per_s = 0: must be positive"),
-        (["isolate", "--plain"], "isolate is pointless without network: plain processes"),
+        (["isolate", "--plain"], "isolate needs network: plain processes"),
     ],
 )
 def test_wrong_argument_is_named(
@@ -120,14 +120,14 @@ UNKNOWN_WORKLOAD = json.dumps(
     [
         (None, "again", "has no run.json"),
         ("{", "again", "Expecting property name"),
-        ('{"seed": 1}', "again", "is not this suite's: KeyError('options')"),
+        ('{"seed": 1}', "again", "is not of this version of the suite: KeyError('options')"),
         (
             '{"options": {}, "schedule": [{"lane": "nodes", "at": 1}]}',
             "again",
-            "is not this suite's",
+            "is not of this version of the suite",
         ),
         (UNKNOWN_WORKLOAD, "again", "workload = 'unifrom': must be one of"),
-        ("{}", "run", "must be another folder than the run's that is replayed"),
+        ("{}", "run", "must not be the folder of the run that is replayed"),
     ],
 )
 def test_replay_of_what_is_no_run_is_refused(
@@ -168,7 +168,7 @@ def test_who_is_not_root_is_told_what_is_left_out(
     chaos_commands.main(["run", "mix", *words])
     assert played[0].missing == dict.fromkeys(Need, "not root")
     assert chaos_commands.main(["run", "power-cut", *words]) == 2
-    assert capsys.readouterr().err.endswith("is pointless without disks: not root\n")
+    assert capsys.readouterr().err.endswith(" needs disks: not root\n")
     assert len(played) == 1
     assert not (tmp_path / "run").exists()
 
@@ -204,14 +204,14 @@ def test_list_names_every_scenario_and_what_it_needs(capsys: pytest.CaptureFixtu
 
 def test_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(LaunchError, match=r"is not an earlier run's: name another folder"):
+    with pytest.raises(LaunchError, match=r"is not the folder of a run: name another folder"):
         claimable(tmp_path)
 
 
 def test_somebodys_own_cluster_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text('{"nodes": []}')
     RunFolder(tmp_path).about.write_text('{"clock_error_ms": 1000}')  # for an audit of theirs
-    with pytest.raises(LaunchError, match=r"is not an earlier run's: name another folder"):
+    with pytest.raises(LaunchError, match=r"is not the folder of a run: name another folder"):
         claimable(tmp_path)
 
 

@@ -143,7 +143,7 @@ def test_acks_that_no_client_asked_for_fail_the_run(
     audit = f"mkdir -p {run.audit} && echo '{summary}' > {into} && echo verdict: OK"
     judge = ("/bin/sh", "-c", f"{audit} # ")
     assert Show(run, bill(), lambda _: [], audit=judge).play() == bool(count)
-    words = "7 messages are acked that no client asked to ack"
+    words = "7 messages were acked, and no client sent the acks"
     assert about(tmp_path)["failures"] == ([words] if count else [])
     out = capfd.readouterr().out
     assert (f"FAILED: {words}" in out) == bool(count)
@@ -159,7 +159,7 @@ def test_nodes_that_were_never_heard_fail_the_run(
     summary = {"acks_unasked": 0, "conservation": {"said": {"nodes": 2}}}
     (run.audit / "summary.json").write_text(json.dumps(summary))
     assert Show(run, bill(), lambda _: [], audit=GOOD).play() == 1
-    words = "2 nodes said what they had counted, not all of them"
+    words = "only 2 of 3 nodes reported their counts"
     assert about(tmp_path)["failures"] == [words]
     assert f"FAILED: {words}" in capfd.readouterr().out
 
@@ -184,12 +184,12 @@ def test_what_the_stage_finds_as_it_comes_down_fails_the_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def down(stage: FakeStage, *_: object) -> None:
-        stage.failures.append("n1 was asked to end, and ended with status 1")
+        stage.failures.append("n1 ended with status 1 after SIGTERM")
 
     monkeypatch.setattr(FakeStage, "__exit__", down)
     assert Show(RunFolder(tmp_path), bill(), lambda _: [], audit=GOOD).play() == 1
-    assert "FAILED: n1 was asked to end, and ended with status 1" in capfd.readouterr().out
-    assert about(tmp_path)["failures"] == ["n1 was asked to end, and ended with status 1"]
+    assert "FAILED: n1 ended with status 1 after SIGTERM" in capfd.readouterr().out
+    assert about(tmp_path)["failures"] == ["n1 ended with status 1 after SIGTERM"]
 
 
 def test_disk_that_stays_busy_is_moved_out_all_the_same(
@@ -353,11 +353,11 @@ def test_run_of_which_no_strike_fell_fails(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert Show(RunFolder(tmp_path), bill(LATE, LATE), lambda _: [], audit=GOOD).play() == 1
-    assert about(tmp_path)["failures"] == ["nothing was struck, none of 1-2"]
+    assert about(tmp_path)["failures"] == ["no strike fell, of 1-2"]
     out = capfd.readouterr().out
     assert "struck: nothing\n" in out
-    assert "NOT STRUCK: 1-2: not come to" in out
-    assert "FAILED: nothing was struck, none of 1-2" in out
+    assert "NOT STRUCK: 1-2: time was up" in out
+    assert "FAILED: no strike fell, of 1-2" in out
 
 
 @pytest.mark.usefixtures("no_stage")
@@ -367,7 +367,7 @@ def test_run_of_which_all_strikes_fizzled_fails(
     fizzling(monkeypatch, "in vain")
     kill = bill(Strike(at_s=0, nemesis="kill"))
     assert Show(RunFolder(tmp_path), kill, lambda _: [], audit=GOOD).play() == 1
-    assert about(tmp_path)["failures"] == ["nothing was struck, none of 1"]
+    assert about(tmp_path)["failures"] == ["no strike fell, of 1"]
 
 
 @pytest.mark.usefixtures("no_stage")
@@ -380,10 +380,10 @@ def test_strikes_that_were_not_come_to_are_told_by_number(
     assert Show(RunFolder(tmp_path), some, lambda _: [], audit=GOOD).play() == 0
     told = about(tmp_path)
     assert (told["strikes"], told["struck"], told["fizzled"]) == ({"kill": 1}, [1], {})
-    assert missed(tmp_path) == [(3, "pause", "not come to"), (4, "pause", "not come to")]
+    assert missed(tmp_path) == [(3, "pause", "time was up"), (4, "pause", "time was up")]
     out = capfd.readouterr().out
     assert "struck: kill 1; by number: 1\n" in out
-    assert "NOT STRUCK: 3-4: not come to" in out
+    assert "NOT STRUCK: 3-4: time was up" in out
 
 
 @pytest.mark.usefixtures("no_stage")
@@ -412,7 +412,7 @@ def test_strike_that_fizzled_does_not_count_as_struck(
     assert f"FIZZLED: 1, kill: {why}" in out
     assert "struck: kill 1; by number: 2\n" in out
     assert f"NOT STRUCK: 1, kill: {why}" in out
-    failures = ["to be struck whole, and was not: 1"] if complete else []
+    failures = ["these strikes did not fall: 1"] if complete else []
     assert (status, told["failures"]) == (int(complete), failures)
 
 
@@ -428,7 +428,7 @@ def test_run_in_which_leaders_were_killed_too_seldom_fails(
             faults.record("kill", at_ms=at_ms, role="leader")
     some = replace(bill(), leader_gap_s_max=most_s)
     assert Show(RunFolder(tmp_path), some, lambda _: [], audit=GOOD).play() == fails
-    words = "no leader was killed for 20.0 s: over 19.9 s"
+    words = "no leader was killed for 20.0 s: limit 19.9 s"
     assert about(tmp_path)["failures"] == ([words] if fails else [])
     assert about(tmp_path)["leader_kills"] == {
         "kills": 2, "longest_without_ms": 20_000, "long_gaps": 1
@@ -485,7 +485,7 @@ def test_what_is_missing_is_said_first_and_last_and_not_played(
         missing={Need.NETWORK: "not root"},
     )
     assert Show(RunFolder(tmp_path), cut, lambda _: [], audit=GOOD).play() == 1
-    assert about(tmp_path)["failures"] == ["nothing was struck, none of 1"]
+    assert about(tmp_path)["failures"] == ["no strike fell, of 1"]
     lines = capfd.readouterr().out.splitlines()
     for said in (lines[:2], lines[-4:-2]):
         assert "LEFT OUT, not allowed here: everything" in said[0]

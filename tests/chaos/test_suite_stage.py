@@ -211,7 +211,7 @@ def test_nodes_that_end_badly_when_asked_are_failures(tmp_path: Path) -> None:
     status: dict[str, int | None] = {"n1": 0, "n2": 1, "n3": None}
     stage.cluster.exit_status = lambda name: status[name]  # type: ignore[method-assign]
     stage.check_end(*status)
-    assert stage.failures == ["n2 was asked to end, and ended with status 1"]
+    assert stage.failures == ["n2 ended with status 1 after SIGTERM"]
     stage.damaged |= {"n1", "n2"}
     stage.cluster.is_running = lambda name: name == "n3"  # type: ignore[method-assign]
     status |= {"n1": 66}

@@ -1,7 +1,7 @@
-"""Faults of a node's disk: the harness writes them to a file, and the node's process obeys.
+"""Faults of a node's disk: the harness writes a file, and the node's process reads and obeys it.
 
-    RUN/disk-faults/n1.json    the fault that is on, as `DiskFault`; absent: the disk is well
-    RUN/disk-faults/n1.met     written by the node when the fault first touched one of its calls
+    RUN/disk-faults/n1.json    the current fault, as `DiskFault`; absent: the disk is sound
+    RUN/disk-faults/n1.met     written by the node when a call first met the fault
 
 The nodes of a run are started by chaos/suite/stage/faulty_timerd.py. It puts this module between
 the product and the system calls `write`, `writev`, `pwrite`, `pread`, `fsync` and `fdatasync`. All
@@ -13,8 +13,8 @@ code above these calls is the product's own.
     unread   reads of one file fail with EIO, as of a bad sector
     tear     the next write to the log puts half of its bytes into the file; the process is killed
 
-A fault touches only files below the node's data directory. It lasts until its file is removed, also
-in later processes of the node. A tear removes its file itself, so it happens once.
+A fault affects only files below the node's data directory. It lasts until its file is removed, in
+later processes of the node as well. A tear removes its file itself, so it happens once.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ class Kind(enum.StrEnum):
 
 
 class Calls(enum.StrEnum):
-    """Which system calls a fault touches."""
+    """The system calls that a fault affects."""
 
     SYNCS = "syncs"
     WRITES = "writes"
@@ -68,19 +68,19 @@ class DiskFault:
     """One fault of one disk."""
 
     number: int
-    """Of this fault among all of the run."""
+    """Of this fault among all faults of the run, from 1."""
     kind: Kind
     data: str
     """The node's data directory."""
     calls: Calls = Calls.SYNCS
-    """Of hang and error."""
+    """The affected calls of a hang or an error; other kinds ignore this field."""
     delay_ms: int = 0
-    """Of slow."""
+    """Delay of a slow sync."""
     inode: int = 0
-    """Of unread: the file. 0: any."""
+    """Of the unreadable file. 0: any file."""
 
     def touches(self, call: str, path: str) -> bool:
-        """Return whether a call for that file meets it, as far as the name tells."""
+        """Return whether the fault affects this call on this path; `inode` is not compared."""
         if not path.startswith(f"{self.data}/"):
             return False
         match self.kind:
@@ -95,7 +95,7 @@ class DiskFault:
 
 
 class DiskFaults:
-    """The harness's end: sets faults of nodes, and looks whether they were met."""
+    """The harness's side: it sets faults of nodes, and reads whether a call met them."""
 
     def __init__(self, root: Path) -> None:
         """`root`: the run's folder."""
@@ -104,7 +104,7 @@ class DiskFaults:
         self._on: dict[str, DiskFault] = {}
 
     def set(self, name: str, data: Path, kind: Kind, **more: Any) -> None:
-        """Let a node's disk have a fault from now on."""
+        """Set the fault of a node's disk from now on. `more` are other fields of DiskFault."""
         self._folder.mkdir(exist_ok=True)
         fault = DiskFault(number=next(self._numbers), kind=kind, data=str(data.resolve()), **more)
         self._on[name] = fault
@@ -114,16 +114,19 @@ class DiskFaults:
         other.rename(path)
 
     def end(self, name: str) -> None:
-        """The disk of that node is well."""
+        """End the fault of a node's disk."""
         (self._folder / f"{name}.json").unlink(missing_ok=True)
 
     def end_all(self) -> None:
-        """The disks of all nodes are well."""
+        """End the faults of all disks."""
         for name in self._on:
             self.end(name)
 
     def met(self, name: str) -> dict[str, Any] | None:
-        """Return which call met the node's last fault first; None: none has, yet."""
+        """Return the first call that met the node's last fault: `number`, `call`, `path`.
+
+        A tear adds `written` and `wanted`, in bytes. None: no call has met the fault yet.
+        """
         with contextlib.suppress(FileNotFoundError):
             said: dict[str, Any] = json.loads((self._folder / f"{name}.met").read_text())
             if name in self._on and said["number"] == self._on[name].number:
@@ -132,16 +135,16 @@ class DiskFaults:
 
 
 class FaultyCalls:
-    """The node's end: stands in for the system calls of `os`."""
+    """The node's side: replacements for the system calls of `os`."""
 
     def __init__(self, path: Path) -> None:
-        """Obey the file at `path`."""
+        """`path`: the file with the fault."""
         self._path = path
         self._met = 0
         self._true: dict[str, Callable[..., Any]] = {}
 
     def install(self) -> None:
-        """Stand in for the calls of this process from here on."""
+        """Replace the calls in this process from here on."""
         for name in _NAMES[Calls.ALL]:
             self._true[name] = getattr(os, name)
             setattr(os, name, self._standing_in(name))
@@ -158,9 +161,9 @@ class FaultyCalls:
         return call
 
     def _fault(self) -> DiskFault | None:
-        """Return the fault that is on."""
+        """Return the current fault; None: the disk is sound."""
         try:
-            os.stat(self._path)  # for each call: this one is the fastest
+            os.stat(self._path)  # before each system call: without a fault this test is fastest
             said = json.loads(self._path.read_text())
         except FileNotFoundError:
             return None
@@ -171,7 +174,7 @@ class FaultyCalls:
             path = os.readlink(f"/proc/self/fd/{fd}")
             inode = os.fstat(fd).st_ino
         except OSError:
-            return  # the call itself says why
+            return  # the system call itself fails as well
         if not fault.touches(name, path):
             return
         match fault.kind:
@@ -193,7 +196,7 @@ class FaultyCalls:
         self, fault: DiskFault, name: str, path: str, fd: int, buffers: Sequence[bytes]
     ) -> None:
         whole = b"".join(buffers)
-        if len(whole) < 2:  # it has no half
+        if len(whole) < 2:  # one byte can't be torn
             return
         half = self._true["write"](fd, whole[: len(whole) // 2])
         self._note(fault, name, path, written=half, wanted=len(whole))
@@ -201,12 +204,12 @@ class FaultyCalls:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _note(self, fault: DiskFault, name: str, path: str, **more: int) -> None:
-        """Tell the harness, once, that the fault was met."""
+        """Write the file that tells the harness of the call; once per fault and process."""
         if self._met == fault.number:
             return
         self._met = fault.number
         met = self._path.with_suffix(".met")
-        # Threads and later processes may meet it, too: each replaces the whole file.
+        # Other threads and later processes may meet the fault: each replaces the whole file.
         other = met.with_name(f"{met.name}.{os.getpid()}.{time.monotonic_ns()}")
         other.write_text(json.dumps({"number": fault.number, "call": name, "path": path, **more}))
         other.rename(met)

@@ -1,13 +1,13 @@
-"""A disk for each node: an ext4 file system in a file, mounted where the node's data lies.
+"""A disk for each node: an ext4 file system in a file, mounted at the node's folder.
 
-    RUN/nodes/n1.img   the disk, sparse       RUN/nodes/n1/   where it is mounted
+    RUN/nodes/n1.img   the disk, sparse       RUN/nodes/n1/   its mount point
 
-What a process wrote and did not sync survives kill -9: it is in the page cache. With a disk of its
-own the power can fail for one node alone: the file system is shut down without a flush (the
-FS_IOC_SHUTDOWN that file system tests use), unmounted and mounted again. Its journal is replayed,
-synced data is there, unsynced data is gone, as after a real power cut. A ballast file fills it.
+Unsynced bytes survive kill -9, because they are in the page cache. With a disk for each node, the
+power of one node alone can fail. The file system is shut down without a flush, by FS_IOC_SHUTDOWN
+as in file system tests, then unmounted and mounted again. The mount replays its journal: synced
+data is there and unsynced data is gone, as after a real power cut. A ballast file fills the disk.
 
-At a run's end the files move out of the disk into the folder where it was mounted.
+At the end of a run the files move out of the disk into the folder of its mount point.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from typing import Final
 from chaos.suite.stage.network import NetworkError, run
 
 SIZE: Final = 4 << 30
-"""Of a disk. It is sparse: takes what was written."""
+"""Of a disk, in bytes. The file is sparse, so it takes only the room of the written blocks."""
 UNMOUNT_S: Final = 5.0
 UNMOUNT_POLL_S: Final = 0.1
 _SHUTDOWN: Final = 0x8004587D
@@ -34,15 +34,15 @@ _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
 def why_not(folder: Path) -> str | None:
-    """Return why this machine gives a node no disk of its own in `folder`; None: it does.
+    """Return the reason why this machine can't mount a disk in `folder`; None: it can.
 
-    What is left if this process dies meanwhile is found by `mounted` if the folder is `nodes`.
+    If this process dies meanwhile, `mounted` finds the leftover disk if the folder is `nodes`.
     """
     if os.geteuid() != 0:
         return "not root"
     probe = MountedDisk(folder / "probe")
     try:
-        if probe.path.exists():  # a probe died here
+        if probe.path.exists():  # left by a probe that died
             probe.path.rmdir()
             probe.image.unlink(missing_ok=True)
         probe.make()
@@ -61,18 +61,18 @@ def why_not(folder: Path) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class MountedDisk:
-    """One node's disk. The node has ended whenever the disk is unmounted."""
+    """One node's disk. End the node before the disk is unmounted."""
 
     path: Path
-    """Where it is, or will be, mounted."""
+    """The mount point."""
 
     @property
     def image(self) -> Path:
-        """The file that it lies in."""
+        """The file that contains the file system."""
         return self.path.with_name(self.path.name + ".img")
 
     def make(self) -> None:
-        """Format and mount it."""
+        """Make the image, format it and mount it."""
         self.path.mkdir(parents=True)
         with self.image.open("xb") as file:
             file.truncate(SIZE)
@@ -80,24 +80,24 @@ class MountedDisk:
         self.mount()
 
     def mount(self) -> None:
-        """Mount it."""
+        """Mount the disk."""
         run("mount", "-o", "loop", str(self.image), str(self.path))
 
     def cut_power(self) -> None:
-        """Lose what is not synced. Afterwards it is mounted again, as at the machine's start.
+        """Lose all unsynced bytes, and mount the disk again as at the start of a machine.
 
-        Nothing may have a file open on it when it is unmounted: call `shut_down` first, while the
-        node still runs, end the node, then call this.
+        No process may have a file of the disk open at this time. So call `shut_down` while the node
+        still runs, end the node, then call `cut_power`.
         """
         self.shut_down()
         self._unmount()
         self.mount()
 
     def _unmount(self) -> None:
-        """Unmount it, as soon as nobody has a file open on it.
+        """Unmount the disk as soon as no process has a file of it open.
 
         Raises:
-            NetworkError: somebody has, for too long.
+            NetworkError: a process still has one open after UNMOUNT_S.
         """
         deadline = time.monotonic() + UNMOUNT_S
         while True:
@@ -111,7 +111,7 @@ class MountedDisk:
                 return
 
     def shut_down(self) -> None:
-        """Stop all writing at once; every later operation on it fails."""
+        """Stop all writes at once, without a flush. Every later operation on the disk fails."""
         fd = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.ioctl(fd, _SHUTDOWN, struct.pack("I", _WITHOUT_FLUSH))
@@ -119,7 +119,7 @@ class MountedDisk:
             os.close(fd)
 
     def fill(self, leave: int = 0) -> None:
-        """Leave so many bytes of room for anybody, about."""
+        """Fill the disk with ballast until about `leave` bytes are free."""
         with (self.path / _BALLAST).open("wb") as file:
             free = os.statvfs(self.path)
             size = free.f_bavail * free.f_frsize - leave
@@ -131,11 +131,11 @@ class MountedDisk:
                     size //= 2
 
     def drain(self) -> None:
-        """Leave room again."""
+        """Remove the ballast."""
         (self.path / _BALLAST).unlink(missing_ok=True)
 
     def move_out(self) -> None:
-        """Unmount it and leave its files, hard links included, in the folder instead of it."""
+        """Replace the disk by a plain folder with its files, hard links included."""
         copy = self.path.with_name(self.path.name + ".out")
         shutil.rmtree(copy, ignore_errors=True)
         self.drain()
@@ -144,7 +144,8 @@ class MountedDisk:
         run("cp", "-a", str(self.path), str(copy))
         try:
             self._unmount()
-        except NetworkError:  # its files are out: who holds it open may end when he likes
+        except NetworkError:
+            # The files are copied. A process that still has one open ends the mount with its end.
             run("umount", "--lazy", str(self.path))
         self.path.rmdir()
         copy.rename(self.path)
@@ -152,7 +153,7 @@ class MountedDisk:
 
 
 def mounted() -> list[MountedDisk]:
-    """Return the disks of all runs that are mounted now."""
+    """Return the mounted disks of all runs."""
     found = []
     for line in Path("/proc/self/mounts").read_text().splitlines():
         where = Path(_OCTAL.sub(lambda octal: chr(int(octal[1], 8)), line.split()[1]))

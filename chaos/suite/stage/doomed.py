@@ -1,4 +1,4 @@
-"""A consumer that is going to be killed: takes messages, writes them down, acks none.
+"""A consumer that will be killed: it receives messages, records them, and acks none.
 
 python -m chaos.suite.stage.doomed RUN CLIENT ENDPOINTS TOPIC GROUP LEASE_MS
 """
@@ -12,7 +12,7 @@ from timerclient import TimerClient
 
 
 def main() -> None:
-    """Consume until killed; print a line when the first messages are there."""
+    """Consume until killed. Print a line for each batch of messages."""
     root, name, endpoints, topic, group, lease_ms = sys.argv[1:]
     history = History(RunFolder(Path(root)), name)
     client = TimerClient(endpoints)

@@ -4,16 +4,17 @@
     n2 [eth0 10.a.b.2] ──┤ router namespace ├── [10.a.b.254] this machine: clients, harness
     n3 [eth0 10.a.b.3] ──┘
 
-All traffic is routed, so the router's policy rules decide about every direction of every link by
-itself, and plain iproute2 is enough (no iptables, no netem):
+All traffic is routed. So the router's policy rules control each direction of each link separately,
+and plain iproute2 is enough (no iptables, no netem):
 
-    cut    ip rule: from A to B blackhole       forwarded packets vanish; nobody is told
-    slow   ip rule: from A to B lookup SLOW     into a TUN device, whose reader (slow_link.py) holds
-                                                packets for a while, loses some, sends the rest on
+    cut    ip rule: from A to B blackhole       packets are dropped; no end is notified
+    slow   ip rule: from A to B lookup SLOW     into a TUN device, whose reader (slow_link.py)
+                                                delays packets, loses some, forwards the rest
 
-Names carry the run, the harness's pid and that process's start time, which together no other
-process ever has: `remove_stale` finds what a crashed harness left, and nothing else. Deleting
-the namespaces takes the links, addresses, routes and rules with them, also this machine's end.
+The names contain the run, the harness's pid and the start time of that process. No other process
+ever has the same pid and start time. So `remove_stale` finds the leftovers of crashed harnesses
+and nothing else. Deleting the namespaces removes their links, addresses, routes and rules, and this
+machine's end of the link as well.
 """
 
 import contextlib
@@ -33,9 +34,9 @@ from typing import Final, Self
 from deploy.local import NodeHost
 
 CLIENTS: Final = "clients"
-"""This machine, as an end of links: clients, the harness."""
+"""This machine as an end of links, with the clients and the harness."""
 Pair = tuple[str, str]
-"""(from, to): one direction of a link; names of nodes, or CLIENTS."""
+"""(from, to): one direction of a link. Each is the name of a node, or CLIENTS."""
 
 _NAME: Final = re.compile(r"tchaos-(?P<run>[0-9a-f]{6})-(?P<pid>\d+)-(?P<start>\d+)-(?P<part>\w+)")
 _ROUTER: Final = "router"
@@ -47,14 +48,14 @@ _NETNS: Final = Path("/run/netns")
 
 
 class NetworkError(RuntimeError):
-    """The machine did not do what was asked; carries its words."""
+    """A command of the machine failed. The text has the first line of its output."""
 
 
 def run(*words: str, stdin: str = "") -> str:
-    """Run a program; return what it printed.
+    """Run a program; return its standard output.
 
     Raises:
-        NetworkError: it failed, or there is none.
+        NetworkError: it failed, or is not installed.
     """
     try:
         done = subprocess.run(words, input=stdin, capture_output=True, text=True, check=False)
@@ -67,7 +68,7 @@ def run(*words: str, stdin: str = "") -> str:
 
 
 def start_of(pid: int) -> str:
-    """Return when a process started, in ticks since boot; empty: there is none."""
+    """Return the start time of a process, in clock ticks since boot; empty: no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -76,7 +77,7 @@ def start_of(pid: int) -> str:
 
 
 def why_not() -> str | None:
-    """Return why this machine gives a run no network of its own; None: it does."""
+    """Return the reason why this machine can't give a run its own network; None: it can."""
     if os.geteuid() != 0:
         return "not root"
     try:
@@ -94,18 +95,18 @@ class Network:
     """One run's network, from `__enter__` to `__exit__`."""
 
     def __init__(self, nodes: Sequence[str], run_id: str = "") -> None:
-        """Plan a network for these nodes. `run_id` is six hexadecimal digits; empty: any."""
+        """Plan a network for these nodes. `run_id` is six hexadecimal digits; empty: random."""
         pid = os.getpid()
         self._tag = f"tchaos-{run_id or secrets.token_hex(3)}-{pid}-{start_of(pid)}"
         self._nodes = [*nodes]
         self._subnet = ipaddress.ip_network("0.0.0.0/24")
-        # The lowest comes first: a link that is cut is cut, also where it is slow.
+        # The lowest priority number is applied first, so a link that is both cut and slow is cut.
         self._cut_priorities = itertools.cycle(range(100, 10_000))
         self._slow_priorities = itertools.cycle(range(10_000, 20_000))
         self._link = f"tc{pid}"
 
     def __enter__(self) -> Self:
-        """Make the namespaces and links."""
+        """Make the namespaces and links; remove them again if that fails."""
         try:
             self._make()
         except BaseException:
@@ -114,16 +115,16 @@ class Network:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Remove everything. Processes in the namespaces have ended."""
+        """Remove the namespaces and links. Processes that still run in them are killed."""
         self._remove()
 
     def host(self, name: str) -> NodeHost:
-        """Return where a node lives."""
+        """Return the address of a node and the command that runs a process in its namespace."""
         netns = f"--net={_NETNS / self._space(name)}"
         return NodeHost(address=self.address(name), inside=("nsenter", netns))
 
     def address(self, name: str) -> str:
-        """Return a node's address, or this machine's."""
+        """Return the address of a node, or of this machine for CLIENTS."""
         number = _CLIENTS_HOST if name == CLIENTS else 1 + self._nodes.index(name)
         return str(self._subnet[number])
 
@@ -134,15 +135,25 @@ class Network:
     # ---- faults
 
     def cut(self, pairs: Iterable[Pair]) -> Callable[[], None]:
-        """Let packets vanish in these directions; return what lets them through again."""
+        """Drop packets in these directions; return the function that ends this."""
         return self._ruled(pairs, "blackhole", self._cut_priorities)
 
     def slow(
         self, pairs: Iterable[Pair], *, delay_ms: int, jitter_ms: int = 0, loss: float = 0.0
     ) -> Callable[[], None]:
-        """Delay packets in these directions, lose a share of them; return what undoes it.
+        """Delay packets in these directions and lose some; return the function that ends this.
 
-        One at a time: there is one such device.
+        There is one device, so only one call may be in effect at a time.
+
+        Args:
+            pairs: the directions.
+            delay_ms: least delay of a packet.
+            jitter_ms: greatest additional delay.
+            loss: share of lost packets, 0 .. 1.
+
+        Raises:
+            NetworkError: the link could not be made. The returned function raises it if the reader
+                ended by itself, because the link was then a cut.
         """
         router = self._space(_ROUTER)
         figures = map(str, (delay_ms, jitter_ms, loss))
@@ -176,7 +187,9 @@ class Network:
             finally:
                 end()
             if status is not None:
-                raise NetworkError(f"the slow link ended by itself, status {status}: it was a cut")
+                raise NetworkError(
+                    f"the slow link ended by itself, status {status}: its packets were lost"
+                )
 
         return undo
 
@@ -194,7 +207,7 @@ class Network:
         try:
             self._ip(_ROUTER, *(f"rule add {rule}" for rule in rules))
         except NetworkError:
-            with contextlib.suppress(NetworkError):  # some were never there
+            with contextlib.suppress(NetworkError):  # some rules were never added
                 heal()
             raise
         return heal
@@ -205,7 +218,7 @@ class Network:
         return f"{self._tag}-{part}"
 
     def _ip(self, part: str, *lines: str, force: bool = False) -> None:
-        """Carry out commands; with `force` all of them, though one may fail."""
+        """Run `ip` commands in a namespace; with `force`, go on after one that fails."""
         words = ["-n", self._space(part), *["-force"] * force, "-batch", "-"]
         run("ip", *words, stdin="\n".join(lines) + "\n")
 
@@ -218,7 +231,7 @@ class Network:
         gateway = str(self._subnet[_CLIENTS_HOST - 1])
         for name in self._nodes:
             self._wire(name, gateway)
-        # The TUN device outlives its readers, with its route.
+        # The TUN device and its route outlive the readers.
         self._ip(
             _ROUTER,
             f"tuntap add dev {_SLOW_DEVICE} mode tun",
@@ -258,7 +271,7 @@ class Network:
         run("nsenter", netns, "sh", "-c", f"cd /proc/sys/net/ipv4; {settings}")
 
     def _wire(self, name: str, gateway: str) -> None:
-        """Link a node with the router."""
+        """Link a node's namespace with the router's."""
         run("ip", "-n", self._space(_ROUTER), "link", "add", name, "type", "veth",
             "peer", "name", "eth0", "netns", self._space(name))  # fmt: skip
         address = self.address(name)
@@ -277,15 +290,15 @@ class Network:
         spaces = {self._space(part) for part in [_ROUTER, *self._nodes]}
         for space in sorted(spaces.intersection(_spaces())):
             _delete(space)
-        with contextlib.suppress(NetworkError):  # it went with the router's namespace
+        with contextlib.suppress(NetworkError):  # removed with the router's namespace
             run("ip", "link", "del", self._link)
 
 
-# ---- what others have, and what crashed harnesses left
+# ---- leftovers of crashed harnesses, and subnets in use
 
 
 def remove_stale() -> list[str]:
-    """End the processes in namespaces whose harness is dead, remove those; return their names."""
+    """Kill the processes in namespaces of dead harnesses; return the removed namespaces."""
     gone = []
     for space in _spaces():
         found = _NAME.fullmatch(space)
@@ -300,7 +313,7 @@ def _spaces() -> list[str]:
 
 
 def _delete(space: str) -> None:
-    """Delete one of our namespaces, after what still runs in it: nobody else starts any there."""
+    """Delete a namespace, after the processes in it. No other process starts any there."""
     for pid in map(int, run("ip", "netns", "pids", space).split()):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -308,7 +321,7 @@ def _delete(space: str) -> None:
 
 
 def _free_subnet() -> ipaddress.IPv4Network:
-    """Return a private /24 that this machine neither has an address in nor a route to."""
+    """Return a private /24 without an address or a route of this machine."""
     taken = [*_taken()]
     for _ in range(1000):
         low = secrets.randbelow(64 * 256)

@@ -1,12 +1,16 @@
-"""What a run will do, and when: the schedule, drawn from the seed before anything is started.
+"""The schedule of a run, drawn from the seed before any process starts.
 
-A schedule is a list of strikes in lanes. Strikes of one lane never overlap: the next waits until
-the one before has healed. What takes nodes away, by death, sleep or silence, is in the lane
-`nodes`. The kills of its leader that a mix promises are in the lane `leader`: these two take turns,
-and no more nodes are away at a time than one strike takes, except that a strike at nodes that only
-waits (for a node to fetch what it has lost, say) lends its turn: then the leader dies as well, and
-is started again at once. What only hurts (clocks, slow links, dying consumers, floods) is in the
-lane `around`, and meets whatever the others do.
+A schedule is a list of strikes in lanes. Strikes of one lane never overlap: each waits until the
+one before has healed.
+
+    nodes     strikes that take nodes away: kills, stops, partitions
+    leader    the kills of the leader that a mix promises
+    around    strikes that leave all nodes up: clocks, slow links, dying consumers, floods
+
+The lanes `nodes` and `leader` take turns, so only one strike takes nodes away at a time. There is
+one exception. A strike at nodes that only waits, for example until a node has fetched its lost
+files, lends its turn. Then the leader is killed as well, and started again at once. Strikes of the
+lane `around` take no turns and coincide with all others.
 """
 
 import dataclasses
@@ -18,7 +22,7 @@ from typing import Any, Final
 
 
 class Lane(enum.StrEnum):
-    """Which strikes a strike waits for."""
+    """The lane of a strike; see the module."""
 
     NODES = "nodes"
     LEADER = "leader"
@@ -26,7 +30,7 @@ class Lane(enum.StrEnum):
 
 
 class Need(enum.StrEnum):
-    """What a machine has to allow for some nemeses."""
+    """A privilege that some nemeses need from the machine."""
 
     NETWORK = "network"
     """Network namespaces, policy routes, a TUN device: root on most machines."""
@@ -36,23 +40,23 @@ class Need(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What a run was asked for; with the scenario's name and the seed, all that its schedule
-    depends on."""
+    """The options of a run. The schedule depends on them, the scenario and the seed only."""
 
     nodes: int = 3
     minutes: float = 10.0
+    """For which strikes fall and clients produce."""
     workloads: tuple[str, ...] = ()
-    """Names; empty: all there are."""
+    """Names; empty: all."""
     rate_per_s: int = 200
     """Timers per second, all workloads together."""
     without: tuple[Need, ...] = ()
-    """What the machine does not allow; no strike needs it."""
+    """Needs that the machine does not meet. No strike of the schedule has them."""
     plain: bool = False
-    """Plain processes on loopback were asked for, whatever the machine allows."""
+    """Plain processes on loopback were requested, even if the machine allows more."""
 
     @property
     def horizon_s(self) -> float:
-        """How long strikes fall and clients produce."""
+        """Time in which strikes fall and clients produce."""
         return 60 * self.minutes
 
 
@@ -61,21 +65,22 @@ class Strike:
     """One nemesis at one time."""
 
     at_s: float
-    """Since the first schedule; later if the lane is busy."""
+    """Planned start, since the clients started. The strike starts later if its lane is busy."""
     nemesis: str
+    """Its name in NEMESES."""
     for_s: float = 0.0
-    """Until it is undone."""
+    """From the fault to its undo."""
     lane: Lane = Lane.NODES
     args: Mapping[str, Any] = field(default_factory=dict)
-    """What the nemesis is told: numbers and texts."""
+    """Fields of the nemesis: numbers and texts."""
 
 
 QUIET_S: Final = 6.0
-"""At a run's end nothing strikes: what was struck last has healed when the drain begins."""
+"""No strike is planned at the end of a run, so that the last one has healed before the drain."""
 
 
 class Draw:
-    """Draws a scenario's strikes. Collects them in order of time."""
+    """Draws the strikes of a scenario and collects them."""
 
     def __init__(self, seed: int, options: RunOptions) -> None:
         self.random = random.Random(f"{seed} {options.nodes} {options.minutes} {options.without}")
@@ -84,13 +89,13 @@ class Draw:
 
     @property
     def end_s(self) -> float:
-        """No strike begins or lasts after this."""
+        """All strikes are planned to end by this time."""
         return self.options.horizon_s - QUIET_S
 
     def strike(
         self, at_s: float, nemesis: str, for_s: float, lane: Lane = Lane.NODES, **args: Any
     ) -> None:
-        """Add a strike, unless it would not be over in time."""
+        """Add a strike; leave it out if it would end after `end_s`."""
         if at_s + for_s <= self.end_s:
             rounded = {"at_s": round(at_s, 2), "for_s": round(for_s, 2)}
             self._strikes.append(Strike(nemesis=nemesis, lane=lane, args=args, **rounded))
@@ -108,12 +113,13 @@ _CLOCKS: Final = frozenset({"clock-jump", "clock-drift"})
 
 
 def clock_error_ms(schedule: Iterable[Strike]) -> int:
-    """Return how far the clients' clocks and the cluster's differ at most while this is played.
+    """Return the bound on the difference between the clients' clocks and the cluster's, in ms.
 
-    Clients and nodes have one machine's clock, but for one node that a strike moves, which shifts
-    no median. But while only two answer a new leader, one of them with a slow clock, it goes on
-    from the last entry's time (docs/adr/0010-clock-median.md): it is late by as long as nobody led,
-    and that is long where strikes take several nodes away, too.
+    Clients and nodes share the clock of one machine. A strike moves the clock of one node, and that
+    does not shift the median of all. A new leader may get answers from two nodes only, one of them
+    with a slow clock. Then its clock continues from the last entry's time
+    (docs/adr/0010-clock-median.md), so it is late by the time without a leader. This time is long
+    if other strikes take several nodes away, so the bound is higher in a mix.
     """
     kinds = {strike.nemesis for strike in schedule}
     if not kinds & _CLOCKS:
@@ -122,7 +128,7 @@ def clock_error_ms(schedule: Iterable[Strike]) -> int:
 
 
 def to_json(strikes: Iterable[Strike]) -> list[dict[str, Any]]:
-    """Return a schedule as it stands in run.json."""
+    """Return a schedule in the form of run.json."""
     return [dataclasses.asdict(strike) for strike in strikes]
 
 
@@ -132,7 +138,10 @@ def from_json(lines: Sequence[Mapping[str, Any]]) -> list[Strike]:
 
 
 def options_from_json(line: Mapping[str, Any]) -> RunOptions:
-    """Return the options that stand in run.json; who did not say `plain` had nothing of a need."""
+    """Return the options of run.json.
+
+    An older run.json has no `plain`. Its run was plain if it did without all needs.
+    """
     without = tuple(map(Need, line["without"]))
     plain = {"plain": {*without} == {*Need}}
     told = {"workloads": tuple(line["workloads"]), "without": without}

@@ -1,10 +1,10 @@
-"""A slow link: takes packets out of a TUN device, holds them, puts them back.
+"""A slow link: a process that reads packets from a TUN device, holds them, and writes them back.
 
     python -m chaos.suite.stage.slow_link DEVICE DELAY_MS JITTER_MS LOSS
 
-The router sends here what one direction of a link carries (chaos/suite/stage/network.py), and
-routes what comes back. Packets stay in order, as on a long cable: TCP is not misled by a reordering
-that no such cable has. Prints `up` when the device is attached; ends when it is killed.
+The router sends the packets of one direction of a link here (chaos/suite/stage/network.py), and
+routes the returned packets. Packets stay in order, as on a long cable, because a reordering would
+make TCP resend. The process prints `up` when the device is attached. It runs until it is killed.
 """
 
 import collections
@@ -22,7 +22,7 @@ _IFF_TUN: Final = 0x0001
 _IFF_NO_PI: Final = 0x1000
 _PACKET_SIZE_MAX: Final = 65_536
 _QUEUE_MAX: Final = 20_000
-"""Packets; more are lost, as in any router. 30 MB."""
+"""Packets held, about 30 MB. Further packets are lost, as in any router."""
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def forward(tun: int, delay_s: float, jitter_s: float, loss: float) -> None:
-    """Hold each packet for delay .. delay + jitter seconds, or lose it."""
+    """Hold each packet for delay_s to delay_s + jitter_s; lose a share `loss` of them, 0 .. 1."""
     chance = random.Random()
     held: collections.deque[tuple[float, bytes]] = collections.deque()
     while True:

@@ -1,7 +1,8 @@
-"""The stage: everything that a run's nemeses can reach, made before it and taken down after it.
+"""The stage: the nodes, network, disks and clocks of a run, made before it and removed after it.
 
-What the machine does not allow (namespaces, mounts) is missing, and `missing` says why. Taking
-down works from any state: nodes that are asleep, dead or don't listen, disks that are full.
+If the machine does not allow namespaces or mounts, the stage does without, and `missing` has the
+reason. The stage can be taken down in any state: with nodes that are stopped, dead or silent, and
+with full disks.
 """
 
 import contextlib
@@ -38,40 +39,40 @@ from timerclient.client.aio import Change
 from timerclient.values.errors import TimerError
 
 TEST_ID: Final = "test"
-"""What the cluster's id begins with: its nodes take a clock that a file moves."""
+"""Prefix of the cluster's id. It permits `test_clock`, a file that moves a node's clock."""
 MANY_SETTINGS: Final = (
     "storage.memtable_bytes_flush = 16_777_216",  # small: manifests and runs in minutes
     "storage.log_bytes_flush = 16_777_216",
     "storage.flush_interval_ms = 20_000",
     "storage.reserve_bytes = 134_217_728",
-    "storage.scrub_bytes_per_s = 67_108_864",  # the pass with which a process begins is soon over
-    "storage.refetch_timeout_ms = 60_000",  # who can't be healed says so while it is waited for
-    "limits.inflight_bytes_max = 33_619_968",  # hardly more than the least: a flood is soon one
+    "storage.scrub_bytes_per_s = 67_108_864",  # the first pass of a process ends soon
+    "storage.refetch_timeout_ms = 60_000",  # a node that can't heal ends within READY_S
+    "limits.inflight_bytes_max = 33_619_968",  # near the minimum, so that a flood exceeds it
     "limits.request_bytes_max = 8_388_608",
     "limits.request_rows_max = 16_384",
 )
-"""Far from the defaults, so that what takes hours of use happens in minutes of chaos."""
+"""Smaller than the defaults, so that events that take hours of normal use happen in minutes."""
 
 
 READY_S: Final = 90.0
-"""A node has to be up, somebody has to lead, within this: a second or two on an idle machine. Runs
-go on for hours beside other work, and how fast it was is the audit's to tell."""
+"""Time for a node to become ready, and for the cluster to have a leader. Both take a second or two
+on an idle machine. Runs may last hours beside other work, and the audit reports the real times."""
 
 
 NO_ROOM: Final = 'msg="no room, to be waited for'
-"""What a node logs whose disk is full, and that is so by a strike."""
+"""In the log line of a node whose disk is full, as a strike made it."""
 DAMAGE: Final = re.compile(r"corrupt at byte|msg=.gave up after ")
-"""What a node logs that was damaged."""
+"""In the log lines of a node with damaged files."""
 EIO: Final = re.compile(r"failed: EIO ")
-"""What a node logs whose disk failed."""
+"""In the log lines of a node whose disk failed."""
 PROGRAM: Final = (sys.executable, "-m", "chaos.suite.stage.faulty_timerd")
-"""What runs as a node: `timerd`, on a disk that can be made to fail."""
+"""The program of a node: `timerd`, on a disk that can be made to fail."""
 WORKING: Final = ("leader", "follower")
-"""The roles of a voter that takes part."""
+"""The roles of a voter that takes part in replication."""
 UNREACHABLE: Final = "unreachable"
 """The role of a member that did not answer."""
 LAG_MAX: Final = 100
-"""Entries that a follower of a busy leader is behind."""
+"""Entries. A follower of a busy leader is always some entries behind."""
 WHOLE_POLL_S: Final = 0.2
 METRICS_S: Final = 5.0
 REFUSED: Final = re.compile(r'timer_grpc_errors_total\{.*"OVERLOADED".*\} ')
@@ -83,13 +84,13 @@ def now_ms() -> int:
 
 
 def capabilities(folder: Path) -> dict[Need, str]:
-    """Return why this machine can't meet a need; what is not in it is met."""
+    """Return the needs that this machine does not meet, each with the reason."""
     reasons = {Need.NETWORK: network.why_not(), Need.DISKS: disks.why_not(folder)}
     return {need: why for need, why in reasons.items() if why}
 
 
 class Stage:
-    """One run's nodes and what surrounds them, from `__enter__` to `__exit__`."""
+    """The nodes of one run with their network, disks and clocks, from `__enter__` to `__exit__`."""
 
     def __init__(
         self,
@@ -100,7 +101,15 @@ class Stage:
         say: Callable[[str], None] = print,
         settings: tuple[str, ...] = MANY_SETTINGS,
     ) -> None:
-        """Plan a stage in the run's folder. `missing`: needs that it does without, and why."""
+        """Plan a stage.
+
+        Args:
+            run: its folder.
+            nodes: number of nodes, n1 to nN.
+            missing: needs that the stage does without, each with the reason.
+            say: prints a line for the user.
+            settings: of the nodes, `key = value`.
+        """
         self.run = run
         self.say = say
         self.missing = dict(missing)
@@ -110,32 +119,34 @@ class Stage:
         self.faults = FaultTimeline(run)
         self._struck_by = threading.local()
         self.turn = Turn()
-        """Of whoever takes nodes away."""
+        """A strike has it while it takes nodes away."""
         self.away: set[str] = set()
-        """Nodes that a nemesis has taken away and not given back: their death is no surprise."""
+        """Nodes that a nemesis has taken away and not brought back. Their end is expected."""
         self.waited_for: set[str] = set()
-        """Nodes whose nemesis has lent its turn: they count for nobody yet, and are its own."""
+        """Nodes that heal while their nemesis has lent its turn. They do not count for a majority
+        yet, and no other strike restarts them."""
         self.lost: set[str] = set()
-        """Nodes that were damaged and ended, for no leader offered them a snapshot in time."""
+        """Damaged nodes that ended for good, because no leader offered them a snapshot in time."""
         self.damaged: set[str] = set()
-        """Nodes that may find damage, and heal or end, at any time."""
+        """Nodes with damage that they may find at any time, and then heal or end."""
         self.hurt: set[str] = set()
-        """Nodes that were damaged at any time of this run."""
+        """Nodes whose files a strike damaged at any time of this run."""
         self.failing: set[str] = set()
-        """Nodes whose disk gave errors at any time of this run."""
+        """Nodes whose disk returned errors at any time of this run."""
         self.disk_faults = DiskFaults(run.root)
         self.failures: list[str] = []
-        """What went wrong that no strike explains."""
+        """Failures of the run that no strike explains."""
         self.cluster = LocalCluster(
             run.root, nodes, settings=settings, program=PROGRAM, host=self._host, id_prefix=TEST_ID
         )
         self._exits = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        """Make network and disks, start the nodes, archive their logs, note what they say.
+        """Make network and disks, start the nodes, archive their logs and record their states.
 
         Raises:
-            LaunchError, NetworkError, OSError: it can't be; what was made is removed again.
+            LaunchError, NetworkError, OSError: a step failed. The results of earlier steps are
+                removed again.
         """
         with self._exits as exits:
             exits.enter_context(owning(self.run))
@@ -157,7 +168,7 @@ class Stage:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop the nodes, bring their files together, remove network and disks."""
+        """Stop the nodes, move their files out of the disks, remove network and disks."""
         self._exits.close()
 
     def _make_room(self, name: str, exits: contextlib.ExitStack) -> None:
@@ -175,9 +186,9 @@ class Stage:
         return NodeHost(at.address, at.inside, f"nodes/{name}/data", (f"test_clock = {clock}",))
 
     def _stop_nodes(self) -> None:
-        """Let the nodes end well; kill those that don't, and say so."""
+        """End the nodes by SIGTERM; kill those that do not end, and record the failure."""
         if not self.cluster.nodes:
-            return  # none was started
+            return  # no node was started
         self.disk_faults.end_all()
         for name in self.names:
             self.resume(name)
@@ -194,13 +205,13 @@ class Stage:
             self.failures += [f"{name} logged {line}" for line in self.unexplained(name)]
 
     def check_end(self, *names: str) -> None:
-        """Note who was asked to end and did not end well."""
+        """Record a failure for each node that got SIGTERM and ended with another status than 0."""
         for name in names:
             if status := self.cluster.exit_status(name):
-                self.failures.append(f"{name} was asked to end, and ended with status {status}")
+                self.failures.append(f"{name} ended with status {status} after SIGTERM")
 
     def unexplained(self, name: str) -> list[str]:
-        """Return the errors in a node's log that no strike explains: it may have healed of them."""
+        """Return the errors in a node's log that no strike explains, even if the node healed."""
         log = self.run.root / "logs" / f"{name}.log"
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
         return [
@@ -212,7 +223,7 @@ class Stage:
             and not (name in self.failing | self.hurt and EIO.search(line))
         ]
 
-    # ---- where things are
+    # ---- files and settings
 
     def data(self, name: str) -> Path:
         """Return a node's data directory."""
@@ -224,26 +235,26 @@ class Stage:
 
     @property
     def lease_ms(self) -> int:
-        """How long a leader's lease is."""
+        """Length of a leader's lease."""
         config = load_config(self.run.root / f"{self.names[0]}.toml", {}, {})
         return config.leadership.lease_ms
 
     @property
     def majority(self) -> int:
-        """How many nodes have to be there."""
+        """Number of nodes in a majority."""
         return len(self.names) // 2 + 1
 
     # ---- nodes
 
     def record(self, event: str, at_ms: int = 0, **more: Any) -> None:
-        """Write a line of the timeline; 0: now."""
+        """Append an event to the timeline. `at_ms`: Unix milliseconds; 0: now."""
         strike = getattr(self._struck_by, "number", None)
         of = {} if strike is None else {"strike": strike}
         self.faults.record(event, at_ms=at_ms or now_ms(), **of, **more)
 
     @contextlib.contextmanager
     def struck_by(self, number: int) -> Iterator[None]:
-        """What this thread records meanwhile belongs to the strike of that number."""
+        """Add the number of a strike to all events that this thread records in the block."""
         self._struck_by.number = number
         try:
             yield
@@ -251,20 +262,20 @@ class Stage:
             del self._struck_by.number
 
     def word_of(self, name: str) -> dict[str, Any]:
-        """Return role and epoch of a node, by its own word, as the timeline has them."""
+        """Return `node`, and its own `role` and `epoch` if it answers, as fields of an event."""
         state = self.cluster.state(name)
         return {"node": name} | ({"role": state.role, "epoch": state.epoch} if state else {})
 
     def leader(self, above_epoch: int = 0) -> str:
-        """Return the leader's name as soon as there is one, in an epoch above that.
+        """Return the leader's name as soon as a node leads in an epoch above `above_epoch`.
 
         Raises:
-            LaunchError: there is none in time.
+            LaunchError: no node does within READY_S.
         """
         return self.cluster.wait_for_leader(READY_S, above_epoch=above_epoch)
 
     def controller(self) -> str | None:
-        """Return the name of the controller, as the nodes know it; None: nobody does."""
+        """Return the name of the controller, as the nodes report it; None: no node knows it."""
         for name in self.names:
             state = self.cluster.state(name) if self.cluster.is_running(name) else None
             if state and state.controller in self.names and state.controller not in self.lost:
@@ -272,7 +283,7 @@ class Stage:
         return None
 
     def kill(self, *names: str, whole: bool = False) -> None:
-        """Kill -9 nodes, together; `whole`: in the middle of no write."""
+        """Kill -9 nodes together. `whole`: let each finish its current write first."""
         words = [self.word_of(name) for name in names]
         self.away.update(names)
         if whole:
@@ -281,7 +292,7 @@ class Stage:
                 deadline = time.monotonic() + READY_S
                 while not _stands_still(self.cluster.nodes[name].pid):
                     if time.monotonic() > deadline:
-                        raise LaunchError(f"{name} does not stop")
+                        raise LaunchError(f"{name} does not stop after SIGSTOP")
                     time.sleep(0.001)
         at_ms = now_ms()
         self.cluster.kill_together(*names)
@@ -289,10 +300,10 @@ class Stage:
             self.record("kill", at_ms, **word)
 
     def restart(self, *names: str) -> None:
-        """Bring nodes up again, together.
+        """Start nodes together and wait until they are ready.
 
         Raises:
-            LaunchError: one does not come.
+            LaunchError: one is not ready within READY_S.
         """
         self.cluster.start(*names, timeout_s=READY_S)
         self.away.difference_update(names)
@@ -300,9 +311,10 @@ class Stage:
             self.record("restart", node=name)
 
     def refusals(self) -> int:
-        """Return how many requests the nodes that run refused as too much, since they started.
+        """Return the number of requests that running nodes refused as OVERLOADED since their start.
 
-        Clients try again, and tell of it only if they give up. Who does not answer counts nothing.
+        The histories do not have this number, because clients retry such requests. A node that does
+        not answer counts as 0.
         """
         count = 0
         for name, node in self.cluster.nodes.items():
@@ -318,37 +330,41 @@ class Stage:
         return count
 
     def launch(self, *names: str) -> None:
-        """Start nodes that may not become ready; they stay `away`."""
+        """Start nodes and do not wait, because they may never be ready. They stay `away`."""
         self.cluster.launch(*names)
         for name in names:
             self.record("launch", node=name)
 
     def replace(self, name: str) -> None:
-        """Let a node with a new disk, a learner, vote in the place of the voter that it was.
+        """Make a node with a new disk, a learner, the voter in place of its earlier replica.
 
         Raises:
-            LaunchError: that is not possible in time.
+            LaunchError: the change is not made within READY_S.
         """
         self._change("replace", name, lambda votes, works: votes and works)
 
     def add(self, name: str) -> None:
-        """Let a learner vote; see `replace`."""
+        """Make a learner a voter. Raises LaunchError as `replace`."""
         self._change("add", name, lambda votes, works: votes and works)
 
     def remove(self, name: str) -> None:
-        """Let a voter be a learner; see `replace`."""
+        """Make a voter a learner. Raises LaunchError as `replace`."""
         self._change("remove", name, lambda votes, _: not votes)
 
     def _change(self, change: Change, name: str, is_done: Callable[[bool, bool], bool]) -> None:
-        """Ask for a change until it is made, as an operator would.
+        """Request a change again and again until it is made, as an operator does.
 
-        `is_done` is told whether the node votes, and whether its replica that votes works.
+        Args:
+            change: of the members.
+            name: of the node.
+            is_done: called with two values: whether the node is a voter, and whether the role of
+                that voter is in WORKING.
         """
         deadline = time.monotonic() + READY_S
         why = "no answer"
         with TimerClient(self.cluster.endpoints) as client:
             while time.monotonic() < deadline:
-                try:  # it may have to catch up first
+                try:  # the change is refused until the node has caught up
                     found = [m for m in client.members().members if m.name == name and m.voter]
                     if is_done(bool(found), any(m.role in WORKING for m in found)):
                         return
@@ -359,10 +375,10 @@ class Stage:
         raise LaunchError(f"{change} {name}: not made within {READY_S:g} s: {why}")
 
     def wait_until_whole(self, name: str) -> None:
-        """Return once a node that lost something has all that the leader has, in sound files.
+        """Return once a damaged node has caught up with the leader and its files are sound.
 
         Raises:
-            LaunchError: it does not come to that in time, or ended.
+            LaunchError: it does not reach that within READY_S, or has ended.
         """
         deadline = time.monotonic() + READY_S
         said = "no answer"
@@ -370,7 +386,7 @@ class Stage:
             while time.monotonic() < deadline and self.cluster.is_running(name):
                 with contextlib.suppress(TimerError):
                     for one in client.members().members:
-                        if one.name != name:  # who has just started knows some by number alone
+                        if one.name != name:  # a node just started does not know all names
                             continue
                         said = f"{one.role}, {one.lag_entries} entries behind, unsure: {one.unsure}"
                         whole = one.role in ("leader", "follower") and not one.unsure
@@ -383,12 +399,12 @@ class Stage:
         raise LaunchError(f"{name} is not whole within {READY_S:g} s: {said}")
 
     def wait_until_sure(self) -> None:
-        """Return once all voters answer and none is unsure: who does not counts for nobody, yet.
+        """Return once all voters answer and none is unsure; until then they count for no majority.
 
-        Those that are `lost` are not waited for.
+        Lost nodes are left out: as many voters may be silent.
 
         Raises:
-            LaunchError: it does not come to that in time.
+            LaunchError: the voters do not reach that within READY_S.
         """
         deadline = time.monotonic() + READY_S
         said = "no answer"
@@ -406,10 +422,10 @@ class Stage:
 
     @contextlib.contextmanager
     def waiting_for(self, name: str) -> Iterator[None]:
-        """Others may strike while a nemesis only waits for what a node does by itself.
+        """Lend the turn for the block, in which a nemesis only waits until a node has healed.
 
-        Once it has done so it counts again; if it fails to, it is the nemesis's own until that has
-        its turn back.
+        If the block succeeds, the node counts again at once. If it fails, the node stays in
+        `waited_for` until the nemesis has its turn back.
         """
         self.waited_for.add(name)
         try:
@@ -420,33 +436,33 @@ class Stage:
             self.waited_for.discard(name)
 
     def damage_of(self, name: str) -> str:
-        """Return what is damaged of a running node's files, as its own scrub would; or nothing."""
+        """Return the first damage in a running node's files, as a scrub finds it; empty: none."""
         data = self.data(name)
         try:
             found = [
                 each.damage for each in scrub(RealDisk(), state=data / "state", log=data / "log")
             ]
-        except (StorageError, FileNotFoundError) as error:  # they may just be replaced
+        except (StorageError, FileNotFoundError) as error:  # the node may be replacing its files
             return str(error)
         return next((str(damage) for damage in found if damage is not None), "")
 
     def await_ready(self, *names: str) -> None:
-        """Wait until nodes that run are ready.
+        """Wait until running nodes are ready.
 
         Raises:
-            LaunchError: one is not, in time.
+            LaunchError: one is not ready within READY_S.
         """
         self.cluster.start(*names, timeout_s=READY_S)
 
     def pause(self, name: str) -> None:
-        """SIGSTOP."""
+        """Stop a node by SIGSTOP."""
         word = self.word_of(name)
         self.away.add(name)
         self.cluster.kill(name, signal.SIGSTOP)
         self.record("pause", **word)
 
     def resume(self, name: str) -> None:
-        """SIGCONT; nothing if it does not run."""
+        """Continue a node by SIGCONT; a node that does not run is left as it is."""
         with contextlib.suppress(LaunchError):
             self.cluster.kill(name, signal.SIGCONT)
         if name in self.away:
@@ -454,7 +470,10 @@ class Stage:
             self.record("resume", node=name)
 
     def died(self) -> list[str]:
-        """Note the nodes that ended though nobody had asked them to; return their names."""
+        """Record the nodes that ended by themselves; return their names.
+
+        Damaged nodes that gave up healing are recorded as lost instead, and not returned.
+        """
         dead = [n for n in self.names if n not in self.away and not self.cluster.is_running(n)]
         healless = [name for name in self.damaged.intersection(dead) if self.is_given_up(name)]
         for name in healless:
@@ -468,21 +487,21 @@ class Stage:
         return dead
 
     def is_given_up(self, name: str) -> bool:
-        """Return whether a damaged node has ended for want of somebody to heal it."""
+        """Return whether a damaged node has ended because it found no leader to heal from."""
         return self.cluster.exit_status(name) == EXIT_CORRUPT
 
     def lose(self, name: str) -> None:
-        """Note that a damaged node has ended, for good; nothing if that is known."""
+        """Record that a damaged node has ended for good; once per node."""
         if name in self.lost:
             return
         status = self.cluster.exit_status(name)
         self.record("lost", node=name, status=status)
-        self.say(f"{name} finds itself damaged, exit status {status}; the others go on")
+        self.say(f"{name} is damaged and ended with exit status {status}; it stays down")
         self.lost.add(name)
         self.away.add(name)
 
     def set_clock(self, name: str, *, offset_ms: int = 0, drift_ppm: int = 0) -> None:
-        """Move a node's clock, from now on."""
+        """Set the error of a node's clock, from now on: an offset, and a drift in ppm."""
         path = self.clock(name)
         path.parent.mkdir(exist_ok=True)
         other = path.with_suffix(".new")
@@ -491,11 +510,11 @@ class Stage:
         other.rename(path)
 
     def cut_power(self, *names: str) -> None:
-        """Kill nodes and lose what they had not synced; their disks are mounted again."""
+        """Kill nodes, lose their unsynced bytes, and mount their disks again."""
         words = [self.word_of(name) for name in names]
         self.away.update(names)
         at_ms = now_ms()
-        # Nothing more leaves the process before its disk is gone.
+        # A stopped process sends no answer about bytes that it writes now and that are lost.
         for name in names:
             self.cluster.kill(name, signal.SIGSTOP)
         for name in names:
@@ -509,37 +528,41 @@ class Stage:
 
 
 def _stands_still(pid: int) -> bool:
-    """Return whether no thread of a process runs, not even in the kernel."""
+    """Return whether all threads of a process are stopped or dead, so none is in a system call."""
     for path in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # that thread has ended
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
             if path.read_text().rpartition(")")[2].split()[0] not in "TZX":
                 return False
     return True
 
 
-# ---- whose run it is, and what a crashed harness left
+# ---- owners of runs, and leftovers of crashed harnesses
 
 
 @contextlib.contextmanager
 def owning(run: RunFolder) -> Iterator[None]:
-    """Own a run's folder: while this process lives, nobody takes anything of it down.
+    """Own a run's folder for the block. While this process lives, no other process cleans it up.
 
     Raises:
-        LaunchError: another process does.
+        LaunchError: another process owns it.
     """
     run.root.mkdir(parents=True, exist_ok=True)
     with (run.root / OWNER).open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it ends with the process
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the lock ends with the process
         except OSError:
             raise LaunchError(f"{run.root}: a run is being played there") from None
         yield
 
 
 def end_run(run: RunFolder) -> list[str]:
-    """End the nodes of a run that nobody owns any more and bring its files together.
+    """Kill the nodes of a run whose harness is dead, and move their files out of the disks.
 
-    Returns what was found, in words. Raises LaunchError: somebody owns it.
+    Returns:
+        The removed nodes and disks, in words.
+
+    Raises:
+        LaunchError: a live process owns the run.
     """
     if not (run.root / OWNER).exists():
         return []
@@ -555,7 +578,10 @@ def end_run(run: RunFolder) -> list[str]:
 
 
 def remove_stale() -> list[str]:
-    """Take down the stages of harnesses that are dead; return what was found, in words."""
+    """Remove the networks, disks and nodes of dead harnesses; return them in words.
+
+    Does nothing if the user is not root.
+    """
     if os.geteuid() != 0:
         return []
     gone = network.remove_stale()

@@ -1,7 +1,8 @@
-"""What nodes say of themselves while a run goes on: the audit holds it against the log.
+"""The nodes' own counts and digests during a run. The audit compares them with the log.
 
-Every `POLL_S` each node is asked what it has counted, and for the digest of its last CHECKPOINT;
-who does not answer is asked again later. One thread per node: who is asleep keeps nobody waiting.
+Every `POLL_S` each node is asked for its counts and for the digest of its last CHECKPOINT. A node
+that does not answer is asked again later. Each node has a thread of its own, so that a node that
+is stopped does not delay the others.
 """
 
 import threading
@@ -22,10 +23,10 @@ _OPTIONS: Final = (("grpc.max_reconnect_backoff_ms", 1000),)
 
 
 class StateRecorder:
-    """Asks nodes, and writes down what they say, until it is closed."""
+    """Records the answers of all nodes in the run's states.jsonl, until it is closed."""
 
     def __init__(self, run: RunFolder, addresses: Mapping[str, str]) -> None:
-        """Ask `addresses`: node -> HOST:PORT."""
+        """Start the threads. `addresses`: node -> HOST:PORT."""
         self._states = States(run)
         self._closed = threading.Event()
         self._threads = ThreadPoolExecutor(len(addresses), "states")
@@ -36,17 +37,17 @@ class StateRecorder:
         with grpc.insecure_channel(address, _OPTIONS) as channel:
             stub = timer_pb2_grpc.AdminServiceStub(channel)
             while not over:
-                over = self._closed.wait(POLL_S)  # and once more then
+                over = self._closed.wait(POLL_S)  # one last poll follows `close`
                 try:
                     before, index = index, self._count(stub, name, index)
-                    owed |= index != before  # else there is no other CHECKPOINT
+                    owed |= index != before  # only new entries can have a new CHECKPOINT
                     if owed:
                         checkpoint, owed = self._digest(stub, name, checkpoint), False
                 except grpc.RpcError:
-                    continue  # it is away, or slow
+                    continue  # the node is down or slow
 
     def _count(self, stub: timer_pb2_grpc.AdminServiceStub, name: str, before: int) -> int:
-        """Write down what a node has counted, if it went on; return after which entry."""
+        """Record a node's counts if its applied index is not `before`; return the index."""
         answer = stub.GetStatus(pb.GetStatusRequest(local=True), timeout=ANSWER_S)
         status = answer.nodes[0]
         if status.applied_index != before:
@@ -55,7 +56,7 @@ class StateRecorder:
         return status.applied_index
 
     def _digest(self, stub: timer_pb2_grpc.AdminServiceStub, name: str, before: int) -> int:
-        """Write down the digest at a node's last CHECKPOINT, if it is another; return which."""
+        """Record the digest of a node's last CHECKPOINT if its index is not `before`; return it."""
         answer = stub.GetCheckpoint(pb.GetCheckpointRequest(local=True), timeout=ANSWER_S)
         last = answer.nodes[0]
         if last.checkpoint_index != before:
@@ -63,9 +64,9 @@ class StateRecorder:
         return last.checkpoint_index
 
     def close(self) -> None:
-        """Ask all once more, and end."""
+        """Poll all nodes once more, and end."""
         self._closed.set()
         self._threads.shutdown()
         self._states.close()
         for work in self._work:
-            work.result()  # a failure of ours
+            work.result()  # raises if the thread failed by a defect

@@ -1,4 +1,4 @@
-"""Whose turn it is to take nodes away: one strike's at a time, first come, first served."""
+"""The turn to take nodes away: one strike has it at a time, first come, first served."""
 
 import contextlib
 import threading
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 
 class Turn:
-    """`with turn:` waits for it, and ends it. For threads."""
+    """A fair lock for threads: `with turn:` waits for the turn, and ends it."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -14,7 +14,7 @@ class Turn:
         self._holder: int | None = None
 
     def __enter__(self) -> None:
-        """Wait until all who came before have had theirs: nobody who comes again passes by."""
+        """Wait until all earlier calls have had their turn."""
         with self._changed:
             number = self._drawn
             self._drawn += 1
@@ -22,7 +22,7 @@ class Turn:
             self._holder = threading.get_ident()
 
     def __exit__(self, *_: object) -> None:
-        """Let the next begin."""
+        """End the turn; the next thread gets it."""
         with self._changed:
             self._holder = None
             self._served += 1
@@ -30,7 +30,10 @@ class Turn:
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """Others may have their turns meanwhile; a thread that has none lends none."""
+        """End this thread's turn for the block and take a new one afterwards.
+
+        Does nothing if the thread does not have the turn.
+        """
         if self._holder != threading.get_ident():
             yield
             return
