@@ -40,8 +40,7 @@ class Workload(Protocol):
 
         Raises:
             Exception: the failure of a thread of this workload. Rejections and failures of the
-            cluster
-                are none: the histories have them.
+                cluster are not raised, because the histories have them.
         """
 
     def close(self) -> None:
@@ -82,9 +81,8 @@ def make(
         seed: of all random choices: delays, payload sizes, cancels.
         rate_per_s: timers a second over all workloads together, on average.
         horizon_s: seconds from `start`. Expected timers are due within it, and later requests are
-        due
-            within a second. Give the time until `stop_producing` or a little more: `drained` can't
-            become true much earlier.
+            due within a second. Use the time until `stop_producing` or a little more: `drained`
+            can't become true much earlier.
 
     Raises:
         ValueError: as `check`.

@@ -1,4 +1,4 @@
-"""Work for later: a few threads that do things at their time."""
+"""Delayed work: a few threads that run functions at given times."""
 
 import heapq
 import itertools
@@ -10,7 +10,7 @@ from chaos.workloads.history_books import Books
 
 
 class Agenda:
-    """Does things in the order of their times, none before its own, until it is stopped."""
+    """Runs functions in the order of their times, none early, until it is stopped."""
 
     def __init__(self, name: str, books: Books, *, threads: int = 1) -> None:
         self._books = books
@@ -26,21 +26,21 @@ class Agenda:
             thread.start()
 
     def after(self, delay_s: float, work: Callable[[], object]) -> None:
-        """Do `work` once `delay_s` has passed, unless stopped before."""
+        """Run `work` after `delay_s`; drop it if the agenda is stopped first."""
         with self._changed:
             entry = (time.monotonic() + delay_s, next(self._numbers), work)
             heapq.heappush(self._heap, entry)
             self._changed.notify()
 
     def stop(self) -> None:
-        """Start nothing any more. Returns at once; see `join`."""
+        """Drop all work that has not begun. Returns at once; see `join`."""
         with self._changed:
             self._stopped = True
             self._heap.clear()
             self._changed.notify_all()
 
     def join(self, timeout_s: float) -> bool:
-        """Return whether its threads have ended, each within `timeout_s`."""
+        """Wait for the threads, at most `timeout_s` for each; return whether all have ended."""
         for thread in self._threads:
             thread.join(timeout_s)
         return not any(thread.is_alive() for thread in self._threads)
@@ -51,7 +51,7 @@ class Agenda:
                 work()
 
     def _next(self) -> Callable[[], object] | None:
-        """Return the next work when its time has come. None: stopped."""
+        """Wait for the time of the next work and return it. None: the agenda is stopped."""
         with self._changed:
             while not self._stopped:
                 left_s = self._heap[0][0] - time.monotonic() if self._heap else None

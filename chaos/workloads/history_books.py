@@ -1,14 +1,16 @@
-"""What a workload itself knows of its timers; decides when it is over, not whether it went well.
+"""A workload's own records of its timers. They decide when the workload is drained, not a verdict.
 
-    asking ──► open in every group ──acked, or told EXPIRED──► closed in that group
-                 │        cancelled, dropped, or the answer was no or lost: closed in all
+    asking ──► open in every group ──acked, or expired──► closed in that group
+                 │        cancelled, dropped, refused, or no answer: closed in all groups
 
-A mark is open from before its request is sent, so that an ack that overtakes the answer finds it.
-What stays in memory is what is open, and the gaps among the queue offsets that came.
+A mark is open before its request is sent, because an ack may overtake the answer. In memory are
+only the open marks, and the gaps between the queue offsets of delivered messages.
 
-Two things happen to messages that no client sees. They expire before they are handed out: nobody
-knows which, but the group knows how many, and so many may be open, or gaps (`expired`). They go
-with their topic: the one that is made next has offsets of its own (`begin_anew`).
+Clients do not see the end of two kinds of messages:
+  * Messages that expire before their delivery. Their group only counts them, so as many marks may
+    stay open, and as many gaps (`expired`).
+  * Messages that are deleted with their topic. The next topic of the name begins its offsets anew
+    (`begin_anew`).
 """
 
 import contextlib
@@ -27,13 +29,16 @@ _OF_LETTERS: Final = ("dead-letter-", "prior-")
 
 @dataclass(slots=True)
 class GivenOffsets:
-    """Which queue offsets a group has been given: all below `below`, and those in `above`."""
+    """The queue offsets of one group's delivered messages: all below `below`, and `above`.
+
+    Counting begins at the lowest offset of the first batch.
+    """
 
     below: int | None = None
     above: set[int] = field(default_factory=set)
 
     def add(self, offsets: Sequence[int]) -> None:
-        """Note offsets, given for the first time or again."""
+        """Add the offsets of delivered messages; repetitions are ignored."""
         if not offsets:
             return
         if self.below is None:
@@ -44,71 +49,71 @@ class GivenOffsets:
             self.below += 1
 
     def close(self) -> None:
-        """Let there be no gap: what lies in them does not come."""
+        """Close all gaps, because their messages will not be delivered."""
         if self.above:
             self.below = max(self.above) + 1
             self.above.clear()
 
     @property
     def gaps(self) -> int:
-        """How many offsets below the last one were not given."""
+        """Number of missing offsets below the highest delivered one."""
         if self.below is None or not self.above:
             return 0
         return max(self.above) + 1 - self.below - len(self.above)
 
 
 def headers_of(mark: int) -> dict[str, str]:
-    """Return the headers of a timer that has a key, by its mark."""
+    """Return the headers of the timer with this mark, if it is scheduled with a key or headers."""
     return {"mark": str(mark), "empty": ""}
 
 
 class Books:
-    """The books of one workload; its threads share them."""
+    """The records of one workload, shared by its threads."""
 
     def __init__(
         self, groups: Sequence[str] = (GROUP,), *, payload_size: int = PAYLOAD_SIZE
     ) -> None:
         self.payload_size: Final = payload_size
-        """Of every timer that is asked for, in bytes."""
+        """Of every timer, in bytes."""
         self._lock = threading.Lock()
         self._open: dict[str, set[int]] = {group: set() for group in groups}
         self._reach: dict[str, GivenOffsets] = {group: GivenOffsets() for group in groups}
         self._failures: list[BaseException] = []
         self._keys: dict[int, str | None] = {}
-        """Mark -> key, of what was asked for with keys and headers."""
+        """Mark -> key, of the timers that were scheduled with headers."""
         self._first_mark = MARK_NONE
-        """What has a lesser one went with a topic of the same name."""
+        """Timers with lower marks belonged to a deleted topic of the same name."""
         self.asked = 0
-        """Timers asked for, once their answer was there, or was given up."""
+        """Timers whose request has ended, with or without an answer."""
         self.unanswered = 0
-        """Of those, how many were not answered OK."""
+        """Those of them whose request did not end with OK."""
         self.delivered = 0
-        """Messages that came, repetitions included."""
+        """Delivered messages, repetitions included."""
 
-    # ---- what happens
+    # ---- events
 
     def join(self, group: str) -> None:
-        """Expect everything that is asked for from now on in one more group."""
+        """Add a group, in which all timers that are requested from now on are expected."""
         with self._lock:
             self._open.setdefault(group, set())
             self._reach.setdefault(group, GivenOffsets())
 
     def asking(self, marks: Iterable[int]) -> None:
-        """Note timers that are about to be asked for, and will be due within the run."""
+        """Open the marks of timers that are about to be requested and are due within the run."""
         with self._lock:
             for marks_open in self._open.values():
                 marks_open.update(marks)
 
     def keyed(self, marks: Sequence[int], keys: Sequence[str | None]) -> None:
-        """Note timers that are asked for with `headers_of` each, and with these keys."""
+        """Record timers that are scheduled with these keys and the headers of `headers_of`."""
         with self._lock:
             self._keys.update(zip(marks, keys, strict=True))
 
     def check_content(self, batch: Batch, marks: Sequence[int]) -> None:
-        """Compare payloads, keys and headers with those that were asked for, byte for byte.
+        """Compare payloads, keys and headers with the requested ones, byte for byte.
 
-        A timer that is not `keyed` was asked for without both. A dead letter has more headers,
-        which say what it was.
+        A timer that is not `keyed` was scheduled without key and headers. A dead letter has
+        additional headers, which describe its origin.
 
         Raises:
             AssertionError: they differ.
@@ -121,7 +126,7 @@ class Books:
             assert (key, own) == asked, (mark, key, headers, asked)
 
     def answered(self, marks: Sequence[int], outcome: OpOutcome) -> None:
-        """Note the answer; of what was not answered OK, nothing is expected."""
+        """Record the outcome of a request. Its marks are closed if it is not OK."""
         with self._lock:
             self.asked += len(marks)
             if outcome is not OpOutcome.OK:
@@ -129,7 +134,7 @@ class Books:
                 self._close(marks)
 
     def given(self, group: str, offsets: Sequence[int], marks: Sequence[int]) -> None:
-        """Note messages that came."""
+        """Record delivered messages."""
         with self._lock:
             self.delivered += len(offsets)
             reach = self._reach.get(group)
@@ -138,19 +143,20 @@ class Books:
                 reach.add([offset for offset, mark in both if mark >= self._first_mark])
 
     def acked(self, group: str, marks: Iterable[int]) -> None:
-        """Note timers whose ack was confirmed, or may have been, or that expired there."""
+        """Close marks in one group: their ack succeeded or may have, or the message expired."""
         with self._lock:
             self._open.get(group, set()).difference_update(marks)
 
     def cancelled(self, marks: Iterable[int]) -> None:
-        """Note timers that were cancelled or dropped, or may have been."""
+        """Close marks in all groups: their timers were cancelled or dropped, or may have been."""
         with self._lock:
             self._close(marks)
 
     def expired(self, group: str, count: int) -> None:
-        """Note that a group has none left of what fired, and that so many expired in it.
+        """Close the marks and gaps of a group without unacked messages, in which `count` expired.
 
-        More than that can't be missing for it; if less is, that is what expired.
+        At most `count` marks and `count` gaps may be left; they are the expired messages. If there
+        are more, nothing is closed.
         """
         with self._lock:
             marks, reach = self._open.get(group, set()), self._reach.get(group, GivenOffsets())
@@ -159,13 +165,13 @@ class Books:
                 reach.close()
 
     def settled(self, group: str) -> None:
-        """Note that a group has nothing left: what did not come to it was passed over."""
+        """Close all marks and gaps of a group that has no messages left: a seek skipped them."""
         with self._lock:
             self._open.get(group, set()).clear()
             self._reach.get(group, GivenOffsets()).close()
 
     def begin_anew(self, first_mark: int) -> None:
-        """Note that the topic was deleted; timers of the next one have this mark or later ones."""
+        """Close all marks below `first_mark`, the first of the topic after a deleted one."""
         with self._lock:
             self._first_mark = first_mark
             for group, marks in self._open.items():
@@ -176,22 +182,22 @@ class Books:
         for marks_open in self._open.values():
             marks_open.difference_update(marks)
 
-    # ---- where it stands
+    # ---- progress
 
     @property
     def missing(self) -> int:
-        """How many timers are expected yet by some group."""
+        """Number of open marks in the group that has most of them."""
         with self._lock:
             return max(map(len, self._open.values()), default=0)
 
     def waits_for(self, mark: int) -> bool:
-        """Return whether some group still expects this timer."""
+        """Return whether the mark is open in any group."""
         with self._lock:
             return any(mark in marks for marks in self._open.values())
 
     @property
     def gapless(self) -> bool:
-        """Whether every group was given every queue offset up to the last that it was given."""
+        """Whether every group received all queue offsets up to its highest one."""
         with self._lock:
             return not any(reach.above for reach in self._reach.values())
 
@@ -199,13 +205,13 @@ class Books:
 
     @contextlib.contextmanager
     def noting_failure(self) -> Iterator[None]:
-        """Keep what is raised inside for `check`: nobody else would see it on this thread."""
+        """Keep an exception of the block for `check`, because no other code sees it."""
         try:
             yield
         except BaseException as failure:  # noqa: BLE001 -- raised again by `check`
             self._failures.append(failure)
 
     def check(self) -> None:
-        """Raise the first failure of any thread, if there was one."""
+        """Raise the first exception that a thread of the workload kept, if there is one."""
         if self._failures:
             raise self._failures[0]

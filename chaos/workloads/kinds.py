@@ -1,7 +1,8 @@
-"""The kinds of workload: what each asks for, and how its consumers behave.
+"""The kinds of workload: the requests of each one's producer, and the habits of its consumers.
 
-Chance is aimed at edges: the same millisecond, the due time itself, the first and last instant
-that a timer can have. Each function asks for timers beat by beat until it has to stop.
+Random values are often at edges: the same millisecond, the due time itself, the first and the last
+instant that a timer can have. Each producing function sends requests beat by beat until it has to
+stop.
 """
 
 import random
@@ -28,34 +29,37 @@ HERD_MS: Final = 10_000
 """From one herd to the next."""
 DAY_MS: Final = 86_400_000
 RACE_MS: Final = 50
-"""A racing cancel is sent within so long of the due time."""
+"""A racing cancel is sent at most this long before or after the due time."""
 RACES_PER_BEAT_MAX: Final = 5
-"""Of cancels one by one; the others go by lists, lest they queue up behind each other."""
+"""Cancels sent singly. Further ones are sent as a list, so that none waits behind another."""
 SLOW_LEASE: Final = timedelta(seconds=3)
 DEATH_S: Final = 3.0
-"""A dying consumer lives for so long."""
+"""Lifetime of a dying consumer."""
 PATIENCE_S: Final = 0.25
+"""Timeout of an impatient producer's calls."""
 IMPATIENT_BEATS: Final = 12
-"""Of an impatient producer, from one dropped connection to the next."""
+"""From one dropped connection of an impatient producer to the next."""
 BURST_S: Final = 5.0
 UPSERT: Final = 20
 """Timers of one keyed request."""
 KEYS: Final = 20
-"""Keys of either of two beginnings."""
+"""Keys for each of two prefixes."""
 PREFIXES: Final = 4
-"""Of the keys of timers that are moved: what a filter may ask for."""
+"""Prefixes of the keys of `moved`, for filters."""
 FILTER_BEATS: Final = 4
+"""From one request by filter to the next."""
 LARGE_SIZE: Final = 4096
 PIECE: Final = 50
+"""Timers of one request of `overload`."""
 
 
 def uniform(clients: WorkloadClients) -> None:
-    """Delays spread evenly."""
+    """Schedule timers with evenly distributed delays."""
     _evenly(clients, UNIFORM_MS)
 
 
 def evenly_short(clients: WorkloadClients) -> None:
-    """Short delays: what is of interest happens at the consumers."""
+    """Schedule timers with short delays, for kinds that differ in their consumers only."""
     _evenly(clients, SHORT_MS)
 
 
@@ -67,7 +71,7 @@ def _evenly(clients: WorkloadClients, delay_ms_max: int) -> None:
 
 
 def herd(clients: WorkloadClients) -> None:
-    """All timers of ten seconds are due in one; half of them in one and the same millisecond."""
+    """Schedule the timers of ten seconds to be due in one, half of them in one millisecond."""
     for count in clients.beats(2 * BEAT_S):
         meeting = (now_ms() // HERD_MS + 1) * HERD_MS
         late = [clients.chance.choice((0, clients.chance.randrange(1000))) for _ in range(count)]
@@ -75,7 +79,7 @@ def herd(clients: WorkloadClients) -> None:
 
 
 def longtail(clients: WorkloadClients) -> None:
-    """Most within a second or two, some up to the run's end, some days beyond it."""
+    """Schedule most timers within a second or two, some up to the run's end, some days beyond."""
     chance = clients.chance
     for count in clients.beats(2 * BEAT_S):
         now = now_ms()
@@ -95,7 +99,7 @@ def longtail(clients: WorkloadClients) -> None:
 
 
 def cancels(clients: WorkloadClients) -> None:
-    """Half go one by one, each at its due time; half by one list, due in a few milliseconds."""
+    """Cancel timers around their due time: some singly, the rest as a list due within 10 ms."""
     chance = clients.chance
     for count in clients.beats(BEAT_S):
         now = now_ms()
@@ -114,7 +118,7 @@ def cancels(clients: WorkloadClients) -> None:
 
 
 def _race(clients: WorkloadClients, ids: list[str], marks: list[int], due_ms: int) -> None:
-    """Cancel around the due time, a few at once; perhaps some twice, or again after a while."""
+    """Cancel most of the timers around their due time, perhaps one twice, perhaps all again."""
     chance = clients.chance
     delay_s = (due_ms + chance.uniform(-RACE_MS, RACE_MS) - now_ms()) / 1000
     if chance.random() < 0.2:
@@ -136,7 +140,7 @@ _MODES: Final[tuple[OnConflict, ...]] = ("reject", "replace", "replace", "update
 
 
 def keyed(clients: WorkloadClients) -> None:
-    """Upserts of few keys in all modes, some at once; cancels and reschedules of the same keys."""
+    """Upsert few keys in all modes, some requests in parallel; cancel and reschedule the keys."""
     chance, later = clients.chance, clients.cancels.after
     for count in clients.beats(BEAT_S):
         now = now_ms()
@@ -150,7 +154,7 @@ def keyed(clients: WorkloadClients) -> None:
             if chance.random() < 0.5:
                 work()
             else:
-                later(0.0, work)  # it races with the next
+                later(0.0, work)  # in parallel with the next one
         some = sorted({_key(chance) for _ in range(3)})
         if chance.random() < 0.5:
             later(chance.uniform(0, 1), partial(clients.changer.cancel_keys, some))
@@ -161,12 +165,12 @@ def keyed(clients: WorkloadClients) -> None:
 
 
 def _key(chance: random.Random) -> str:
-    """Return one of few keys, so that most are taken."""
+    """Return one of few keys, so that most of them have a pending timer."""
     return f"{chance.choice('ab')}/{chance.randrange(KEYS)}"
 
 
 def moved(clients: WorkloadClients) -> None:
-    """Reschedules around the due time, again under the new ids; now and then all of a range."""
+    """Reschedule around the due time, and again by the new ids; sometimes by a filter."""
     chance = clients.chance
     for number, count in enumerate(clients.beats(BEAT_S)):
         now = now_ms()
@@ -188,8 +192,8 @@ def moved(clients: WorkloadClients) -> None:
 
 
 def _move(clients: WorkloadClients, ids: list[str], due_ms: float) -> None:
-    """Reschedule around the due time; the new timers again, and sometimes cancel old ones."""
-    chance = random.Random(clients.chance.random())  # it is used on other threads, too
+    """Reschedule timers around their due time, then the new timers; sometimes cancel old ids."""
+    chance = random.Random(clients.chance.random())  # for other threads
     again = chance.random() < 0.3
     to = _new_due(clients, due_ms)
 
@@ -209,25 +213,25 @@ def _move(clients: WorkloadClients, ids: list[str], due_ms: float) -> None:
 
 
 def _new_due(clients: WorkloadClients, due_ms: float) -> int:
-    """Return another due time for a timer: most later, some at once."""
+    """Return a new due time for a timer: most are later, some are now."""
     to = clients.within(due_ms + clients.chance.choice((-3000, 0, 1, 500, 2000)))
     clients.producer.will_be_due(to)
     return to
 
 
 def _around_s(chance: random.Random, due_ms: float) -> float:
-    """Return the seconds until a moment around a due time, or none."""
+    """Return the seconds until a moment within RACE_MS of a due time; for one in five, 0."""
     if chance.random() < 0.2:
         return 0.0
     return max(0.0, (due_ms + chance.uniform(-RACE_MS, RACE_MS) - now_ms()) / 1000)
 
 
 def _sweep(clients: WorkloadClients, *, cancels: bool) -> None:
-    """Cancel or reschedule all that is due in a range, with keys that begin alike or with any."""
-    chance = random.Random(clients.chance.random())  # it is used on another thread
+    """Cancel or reschedule all timers that are due in a range, with one prefix of keys or any."""
+    chance = random.Random(clients.chance.random())  # for another thread
 
     def work() -> None:
-        start = now_ms() + chance.randint(0, 1500)  # of when it is asked for: that may be late
+        start = now_ms() + chance.randint(0, 1500)  # from now, as the thread may start late
         where: Where = {"due_from": start, "due_to": start + chance.choice((50, 300, 2000))}
         if chance.random() < 0.7:
             where["key_prefix"] = f"{chance.randrange(PREFIXES)}/"
@@ -242,7 +246,7 @@ def _sweep(clients: WorkloadClients, *, cancels: bool) -> None:
 
 
 def pastdue(clients: WorkloadClients) -> None:
-    """Due now, a moment ago, long ago, at the epoch; in batches, and by a delay of zero."""
+    """Schedule timers due now, just before, long ago and at the Unix epoch, and by a delay of 0."""
     chance = clients.chance
     for count in clients.beats(BEAT_S):
         now = now_ms()
@@ -256,7 +260,7 @@ def pastdue(clients: WorkloadClients) -> None:
 
 
 def groups(clients: WorkloadClients) -> None:
-    """A further group joins after a third of the time, and begins with what is left then."""
+    """Add a group after a third of the time; it begins with the messages that are left then."""
     late_ms = clients.start_ms + (clients.end_ms - clients.start_ms) // 3
     late = WorkloadReader(group="late")
     joined = False
@@ -272,7 +276,7 @@ def groups(clients: WorkloadClients) -> None:
 
 
 def singles(clients: WorkloadClients) -> None:
-    """Requests of one, several of them under way at once, a delay, and a batch of the rest."""
+    """Send single timers in parallel, one timer by its delay, and the rest as a batch."""
     chance = clients.chance
     for count in clients.beats(BEAT_S):
         now = now_ms()
@@ -287,10 +291,10 @@ def singles(clients: WorkloadClients) -> None:
 
 
 def impatient(clients: WorkloadClients) -> None:
-    """Calls that hardly wait; now and then the connection goes in the middle of some.
+    """Send requests with a short timeout; sometimes close the connection while some are sent.
 
-    What was not answered is not asked for again: it may have happened, and the client itself
-    has repeated it, as the same sequence, for as long as the call took.
+    An unanswered request is not sent again. It may have taken effect, and the client itself has
+    retried it with the same sequence number until the timeout.
     """
     own = clients.connect()
     clients.producer.client = own
@@ -309,7 +313,7 @@ def impatient(clients: WorkloadClients) -> None:
 
 
 def named(clients: WorkloadClients) -> None:
-    """Requests with an id, asked for again and again by callers that hardly wait."""
+    """Send requests with an id, and retry each with a short timeout."""
     for count in clients.beats(BEAT_S):
         now = now_ms()
         due_ms = [clients.within(now + clients.chance.uniform(0, 3000)) for _ in range(count)]
@@ -319,7 +323,7 @@ def named(clients: WorkloadClients) -> None:
 
 
 def overload(clients: WorkloadClients) -> None:
-    """Bursts of large payloads, all under way at once; a pause when the cluster asks for one."""
+    """Send bursts of large payloads in parallel; pause for as long as an OVERLOADED answer says."""
     chance = clients.chance
     for count in clients.beats(BURST_S):
         now, pieces = now_ms(), []
@@ -342,7 +346,7 @@ def _pause_ms(piece: "Future[Timers]") -> int:
 
 
 def slow(clients: WorkloadClients) -> Habit:
-    """Return the habit of acking some messages around the end of their lease, or after it."""
+    """Return a habit that acks 30 % of batches around the end of their lease, or after it."""
     chance = clients.habit_chance
 
     def habit(ack: Callable[[], None]) -> bool:
@@ -356,7 +360,7 @@ def slow(clients: WorkloadClients) -> Habit:
 
 
 def dying(clients: WorkloadClients) -> Habit:
-    """Return the habit of dying every few seconds, with messages and acks in hand."""
+    """Return a habit that dies every few seconds, with leased messages and unconfirmed acks."""
     last_s = time.monotonic()
 
     def habit(ack: Callable[[], None]) -> bool:
@@ -381,7 +385,7 @@ KINDS: Final[Mapping[str, WorkloadKind]] = {
         produce=longtail,
     ),
     "cancels": WorkloadKind(
-        line="cancels within 50 ms of the due time, repeated, of cancelled ones, by lists",
+        line="cancels within 50 ms of the due time, singly and by lists, some repeated",
         produce=cancels,
     ),
     "keyed": WorkloadKind(
@@ -403,7 +407,7 @@ KINDS: Final[Mapping[str, WorkloadKind]] = {
         ),
     ),
     "singles": WorkloadKind(
-        line="single schedules, pipelined and not, among batches of all sizes", produce=singles
+        line="single timers, pipelined or not, among batches of all sizes", produce=singles
     ),
     "slow": WorkloadKind(
         line="consumers that ack around and after the end of their lease",
@@ -414,7 +418,7 @@ KINDS: Final[Mapping[str, WorkloadKind]] = {
         ),
     ),
     "nacking": WorkloadKind(
-        line="consumers that give messages back, to come at once or later, and hold some longer",
+        line="consumers that nack messages, with and without a delay, and extend some leases",
         produce=evenly_short,
         readers=(
             WorkloadReader(nacks=0.2),
@@ -423,7 +427,7 @@ KINDS: Final[Mapping[str, WorkloadKind]] = {
         ),
     ),
     "ordered": WorkloadKind(
-        line="keyed timers for groups that keep an order; some are given back, a consumer dies",
+        line="keyed timers for groups that keep an order; some are nacked, consumers die",
         produce=keyed,
         readers=(
             WorkloadReader(group="keys", options={"type": "key_shared"}, nacks=0.05),
@@ -434,7 +438,7 @@ KINDS: Final[Mapping[str, WorkloadKind]] = {
         ),
     ),
     "failing": WorkloadKind(
-        line="consumers that fail again and again: what becomes a dead letter is looked for there",
+        line="consumers that fail repeatedly; dead letters are consumed from their own topic",
         produce=evenly_short,
         readers=(
             WorkloadReader(group="strict", nacks=0.3, options={"max_attempts": 2}),
@@ -449,7 +453,7 @@ KINDS: Final[Mapping[str, WorkloadKind]] = {
         ),
     ),
     "redriven": WorkloadKind(
-        line="messages die and are redriven, some again and again, until all of them are acked",
+        line="dead letters are redriven, some repeatedly, until all messages are acked",
         produce=lives.redriven,
         readers=(
             WorkloadReader(
@@ -467,7 +471,7 @@ KINDS: Final[Mapping[str, WorkloadKind]] = {
         settle=lives.all_home,
     ),
     "sought": WorkloadKind(
-        line="groups sought back, ahead and to a time, reset, deleted and made anew",
+        line="seeks of groups back, ahead and to a time; groups reset, deleted and made anew",
         produce=lives.sought,
         readers=(
             WorkloadReader(group=lives.SOUGHT, nacks=0.05),
@@ -478,24 +482,24 @@ KINDS: Final[Mapping[str, WorkloadKind]] = {
         settle=lives.all_acked,
     ),
     "dying": WorkloadKind(
-        line="consumers that drop their connection holding leases, and come back",
+        line="consumers that drop their connection while they hold leases, and reconnect",
         produce=evenly_short,
         readers=(WorkloadReader(), WorkloadReader(habit=dying)),
     ),
     "impatient": WorkloadKind(
-        line="producers that give up early, and drop their connection in mid-request",
+        line="producers with short timeouts that drop their connection during requests",
         produce=impatient,
     ),
     "named": WorkloadKind(
-        line="requests with an id, by callers that hardly wait and ask again", produce=named
+        line="requests with an id, retried by callers with short timeouts", produce=named
     ),
     "paused": WorkloadKind(
-        line="pauses and resumes: what was held comes, or the last of it, or nothing; its cancels",
+        line="pauses; resumes that fire all held timers, the last one or none; cancels of them",
         produce=topic_changes.paused,
         readers=_TWO,
     ),
     "fleeting": WorkloadKind(
-        line="times to live that end under a lease, or unseen; retention, and a group that is late",
+        line="times to live that end during a lease or before a delivery; retention; a late group",
         produce=topic_changes.fleeting,
         readers=(
             WorkloadReader(nacks=0.1),
@@ -506,12 +510,12 @@ KINDS: Final[Mapping[str, WorkloadKind]] = {
         settle=topic_changes.all_expired,
     ),
     "limited": WorkloadKind(
-        line="quotas of what is pending and ready, limits of delays and ticks, which all change",
+        line="changing quotas of pending and ready timers, changing bounds of delays and ticks",
         produce=topic_changes.limited,
         readers=(WorkloadReader(lease=SLOW_LEASE, habit=slow),),
     ),
     "scoped": WorkloadKind(
-        line="what topic, namespace and cluster say: quotas, pauses, ticks; the narrower wins",
+        line="quotas, pauses and ticks of topic, namespace and cluster; the narrower scope wins",
         produce=topic_changes.scoped,
         readers=(WorkloadReader(lease=SLOW_LEASE, habit=slow), WorkloadReader()),
         apart=True,
@@ -522,9 +526,9 @@ KINDS: Final[Mapping[str, WorkloadKind]] = {
         readers=(*_TWO, WorkloadReader(group="slow", lease=SLOW_LEASE, habit=slow)),
     ),
     "overload": WorkloadKind(
-        line="bursts of large payloads, as fast as the cluster takes them",
+        line="bursts of large payloads, as fast as the cluster accepts them",
         produce=overload,
         payload_size=LARGE_SIZE,
     ),
 }
-"""By name, which is the topic's, too."""
+"""Name -> kind. The topic has the same name."""

@@ -6,9 +6,10 @@
     scoped    quotas, pauses and ticks of topic, namespace and cluster; the narrower scope wins
     doomed    the topic is deleted with all its timers; another one gets its name
 
-Each function returns a `Rest`: it ends the topic's rules, and then every expected timer has to
-come. A timer is no longer expected when the cluster itself says why: it was cancelled, dropped or
-refused, or its topic was deleted. Expired messages are the exception: groups only count them.
+Each function returns a `Rest`, which ends the rules of the topic. Then every expected timer has to
+be delivered. A timer is not expected if an answer of the cluster excludes it: it was cancelled,
+dropped or refused, or its topic was deleted. Expired messages are the exception: groups only count
+them.
 """
 
 import random
@@ -30,13 +31,13 @@ PAUSE_BEATS: Final = 8
 """From one pause to the next. A pause lasts half as long."""
 CATCH_UPS: Final[Sequence[CatchUp]] = ("drop", "latest", "all")
 SETTLED_MS: Final = 500
-"""So long after a timer's due time its cancel is asked for: the release has ended by then."""
+"""From a timer's due time to its cancel. The release of held timers has ended by then."""
 RULE_BEATS: Final = 6
 """From one change of the rules to the next."""
 PIECES: Final = 4
 """Requests of a beat that compete for room."""
 LIFE_BEATS: Final = 10
-"""How long a topic exists before it is deleted."""
+"""From the creation of a topic to its deletion."""
 LAST_TIMERS: Final = 50
 """In the last topic, which is not deleted."""
 
@@ -81,8 +82,8 @@ Asked = tuple[int, str, int]
 def paused(clients: WorkloadClients) -> Rest:
     """Pause for a second; then all overdue timers fire, or the last one, or none.
 
-    A resume that drops timers does not name them. So all are cancelled later: each answer says
-    whether the timer was dropped.
+    A resume that drops timers does not name them. So all doubtful timers are cancelled later, and
+    each answer shows whether the timer was dropped.
     """
     chance, changer = clients.chance, clients.changer
     asked: list[Asked] = []
@@ -90,14 +91,14 @@ def paused(clients: WorkloadClients) -> Rest:
     for number, count in enumerate(clients.beats(BEAT_S)):
         marks, due_ms = clients.marks(count), _soon(clients, count)
         ids = clients.producer.batch(marks, due_ms)
-        asked += zip(due_ms, ids, marks, strict=False)  # no ids: it was refused, or is unknown
+        asked += zip(due_ms, ids, marks, strict=False)  # no ids: refused or unknown
         cycle, beat = divmod(number, PAUSE_BEATS)
         if beat == 0:
             changer.pause()
         elif beat == PAUSE_BEATS // 2:
             catch_up = CATCH_UPS[cycle % len(CATCH_UPS)]
             if some := chance.sample(asked, min(len(asked), 2)):
-                clients.cancels.after(0.0, partial(_cancel, clients, some))  # it is released
+                clients.cancels.after(0.0, partial(_cancel, clients, some))  # during the release
             changer.resume(catch_up)
             if catch_up != "all":
                 doubtful, asked = doubtful + asked, []
@@ -138,14 +139,14 @@ def fleeting(clients: WorkloadClients) -> Rest:
                 clients.marks(1), [now_ms() - chance.choice((200, 2_000, 9_000))]
             )
         if not joined and now_ms() >= late_ms:
-            clients.join(LATE)  # it begins with what is retained
+            clients.join(LATE)  # it begins with the retained messages
             joined = True
         clients.producer.batch(clients.marks(count), _soon(clients, count))
     return lambda: changer.rule({}, among=among)
 
 
 def all_expired(clients: WorkloadClients) -> bool:
-    """Return whether all timers that have not come are among the expired ones."""
+    """Return whether all timers without a delivery are among the expired ones."""
     if not clients.last_came:
         return False
     books = clients.books
@@ -175,12 +176,13 @@ def limited(clients: WorkloadClients) -> Rest:
 def scoped(clients: WorkloadClients) -> Rest:
     """Change the policies of topic, namespace and cluster; the narrower scope wins.
 
-    The cluster's policy holds for all workloads, so it gets only values that do not hinder others.
+    The cluster's policy applies to all workloads, so it gets only values that do not restrict the
+    others.
     """
     chance, changer = clients.chance, clients.changer
     for number, count in enumerate(clients.beats(BEAT_S)):
         if number % SCOPE_BEATS == 0:
-            scope = chance.choice((*_SCOPES, NAMESPACE))  # its values hinder most
+            scope = chance.choice((*_SCOPES, NAMESPACE))  # twice: its values restrict most
             may = {name: chance.choice(of(count)) for name, of in _SCOPES[scope].items()}
             changer.rule(_some(chance, may), among=_SCOPES[scope], scope=scope)
         piece = -(-count // PIECES)

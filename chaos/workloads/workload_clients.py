@@ -1,14 +1,14 @@
-"""One workload at work: its producer's thread, its consumers, and how it comes to an end.
+"""One workload in action: its producer's thread, its consumers, and its end.
 
     open the consumers ─► produce, beat by beat ─► come to rest ─► wait for the last due time
-    ─► a last timer ─► what did not come has expired
+    ─► a last timer ─► settle: the other missing messages have expired or were skipped
 
-The last timer is what makes "drained" certain. It fires behind everything else of its topic; when
-every group has acked it, and was given every queue offset up to it, then nothing that fired is
-missing: also not of what was asked for with an unknown outcome, which nobody could wait for.
+The last timer proves that the workload is drained. It fires after all other timers of its topic.
+Once every group has acked it, and has received every queue offset up to it, no fired message is
+missing. This includes timers whose request had no answer, for which a client can't wait.
 
-A kind that changes what holds for its topic lets the topic come to rest before that: nothing is
-held, refused or expires any more, or goes with the topic.
+A kind that changes the rules of its topic ends them before the last timer (`Rest`). Then no timer
+is held or refused, no message expires, and the topic is not deleted.
 """
 
 import contextlib
@@ -42,17 +42,17 @@ from timerclient.values.client_settings import ClientSettings
 from timerclient.values.errors import TimerError
 
 SETTINGS: Final = ClientSettings(call_s=10.0)
-"""Shorter than the default: an outage of that length then shows in the histories."""
+"""Calls end sooner than by default, so that the histories show an outage of that length."""
 SETTLE_S: Final = 1.0
-"""After the last due time, before the last timer: what is on its way gets there first."""
+"""From the last due time to the last timer, so that all others have fired."""
 CANCELS_AT_ONCE: Final = 4
-"""A cancel that waits for another one misses its moment."""
+"""Threads for cancels. A cancel that waits for another one misses its moment."""
 RETRY_S: Final = 0.5
 CLOSE_S: Final = 10.0
 
 
 Rest = Callable[[], bool]
-"""Lets a topic come to rest; asked again until it returns True. It may raise a TimerError."""
+"""Ends the rules of a topic. Called again until it returns True; it may raise a TimerError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,55 +62,60 @@ class WorkloadReader:
     group: str = GROUP
     lease: timedelta = LEASE
     hold_max: float | None = None
+    """See Source."""
     nacks: float = 0.0
-    """See Source, as of the one before and the next."""
+    """See Source."""
     options: GroupOptions = field(default_factory=GroupOptions)
+    """See Source."""
     redriven: bool = False
-    """Nobody consumes its dead letters."""
+    """Its dead letters are redriven, so no consumer reads their topic."""
     habit: Callable[["WorkloadClients"], Habit] = lambda _: prompt
+    """Makes the habit of the consumer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadKind:
-    """What makes one workload differ from the others."""
+    """The properties of one workload."""
 
     line: str
-    """What it does, in one line."""
+    """Its description in one line."""
     produce: Callable[["WorkloadClients"], "Rest | None"]
-    """Asks for timers until `beats` ends."""
+    """Sends requests until `beats` ends. None: the topic needs no `Rest`."""
     readers: Sequence[WorkloadReader] = (WorkloadReader(),)
+    """From the start."""
     settle: "Callable[[WorkloadClients], bool] | None" = None
-    """Looks, after the last timer was asked for, whether all is over; asked until it is. It may
-    raise a TimerError."""
+    """Returns whether the workload is over. Called after the last timer until it returns True; it
+    may raise a TimerError. None: the last timer is enough."""
     payload_size: int = PAYLOAD_SIZE
     """Of each timer, in bytes."""
     apart: bool = False
-    """Its topic has a namespace of its own, of the same name."""
+    """Its topic is in a namespace of its own, with the same name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What all workloads of a run have in common; see chaos.workloads.make."""
+    """Values that all workloads of a run share; see chaos.workloads.make."""
 
     run: RunFolder
     endpoints: Callable[[], Sequence[str]]
     seed: int
     rate_per_s: float
-    """Of one workload."""
+    """Timers per second of one workload."""
     horizon_s: float
     marks: "itertools.count[int]"
+    """The next marks of timers, unique in the run."""
 
 
 class WorkloadClients:
-    """One workload. Public attributes are for its kind's functions."""
+    """One workload. The functions of its kind use the public attributes."""
 
     def __init__(self, name: str, kind: WorkloadKind, setting: Setting) -> None:
         self.name = name
         self.topic = f"{name}/{name}" if kind.apart else name
         self.chance = random.Random(f"{setting.seed}/{name}")
-        """Of its producing thread alone."""
+        """Random choices of the producing thread only."""
         self.habit_chance = random.Random(f"{setting.seed}/{name}/habit")
-        """Of its consumers' threads."""
+        """Random choices of the consumers' threads."""
         self._kind = kind
         self.books = Books(self.groups, payload_size=kind.payload_size)
         self._setting = setting
@@ -124,6 +129,7 @@ class WorkloadClients:
         self._morgues: dict[str, Morgue] = {}
         """By group."""
         self._last = MARK_NONE
+        """Mark of the last timer."""
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     # ---- the interface of a workload
@@ -131,15 +137,15 @@ class WorkloadClients:
     def start(self) -> None:
         """See `Workload`."""
         self.start_ms = now_ms()
-        """When it was started."""
+        """Unix milliseconds."""
         self.end_ms = self.start_ms + int(1000 * self._setting.horizon_s)
-        """What is expected within the run is due by then, or within a second."""
+        """Expected timers are due by this time, or within a second of their request."""
         self.cancels = Agenda(f"{self.name}-cancels", self.books, threads=CANCELS_AT_ONCE)
-        """For what is asked later, or beside the producing; stops with it."""
+        """For requests that are delayed or parallel to the producer; stops with the producer."""
         self.acks = Agenda(f"{self.name}-acks", self.books)
-        """For acks that wait; stops at the very end."""
+        """For delayed acks; stops in `close`."""
         self.client = self.connect()
-        """Of its producer and of its consumers."""
+        """Of the producer and the consumers."""
         self.producer = RecordingProducer(
             self._run, f"{self.name}-producer", self.client, self.books, topic=self.topic
         )
@@ -162,7 +168,7 @@ class WorkloadClients:
         """See `Workload`.
 
         Raises:
-            Exception: what a thread of it failed with.
+            Exception: the failure of a thread of the workload.
         """
         self._closing.set()
         self.stop_producing()
@@ -187,7 +193,7 @@ class WorkloadClients:
 
     @property
     def groups(self) -> list[str]:
-        """Those that it has from the start."""
+        """The groups that exist from the start."""
         return sorted({reader.group for reader in self._kind.readers})
 
     @property
@@ -197,22 +203,22 @@ class WorkloadClients:
 
     @property
     def stopping(self) -> bool:
-        """Whether nothing new may be asked for."""
+        """Whether no new requests may be sent."""
         return self._stopping.is_set()
 
     def connect(self) -> TimerClient:
-        """Return a client of its own, closed at the end."""
+        """Return a new client. `close` closes it."""
         client = TimerClient(self._setting.endpoints(), settings=SETTINGS)
         self._clients = [*self._clients, client]
         return client
 
     def drop(self, client: TimerClient) -> None:
-        """Break a client's connections, whatever is under way on them."""
+        """Close a client's connections at once, during its requests."""
         self._clients = [each for each in self._clients if each is not client]
         client.close(AT_ONCE_S)
 
     def join(self, reader: WorkloadReader) -> None:
-        """Add a consumer; return when it is open, or the workload is being closed."""
+        """Add a consumer; return once it is open, or the workload is being closed."""
         number = sum(name.startswith(f"{reader.group}-") for name in self._consumers) + 1
         name = f"{reader.group}-{number}"
         self.books.join(reader.group)
@@ -231,9 +237,9 @@ class WorkloadClients:
             self.books.check()
 
     def beats(self, every_s: float) -> Iterator[int]:
-        """Yield, about every `every_s` seconds, how many timers to ask for, until it has to stop.
+        """Yield the number of timers to request, about every `every_s`, until `stop_producing`.
 
-        The first are asked for at once. What an outage kept from being asked for is lost.
+        The first number comes at once. After an outage, at most two beats are caught up.
         """
         owed, last_s = 0.0, time.monotonic() - every_s
         while not self._stopping.wait(max(0.0, last_s + every_s - time.monotonic())):
@@ -245,7 +251,7 @@ class WorkloadClients:
                 yield count
 
     def marks(self, count: int) -> list[int]:
-        """Return marks that no other timer of the run has."""
+        """Return new marks, unique in the run."""
         return [*itertools.islice(self._setting.marks, count)]
 
     def within(self, due_ms: float) -> int:
@@ -259,7 +265,7 @@ class WorkloadClients:
             for reader in self._kind.readers:
                 self.join(reader)
             rest = self._kind.produce(self)
-            self.cancels.join(END_TIMEOUT_S)  # what is moved last is waited for, too
+            self.cancels.join(END_TIMEOUT_S)  # its last requests may move `last_due_ms`
             if rest is not None:
                 self._until(rest)
             self._pause_until(self.producer.last_due_ms / 1000 + SETTLE_S)
@@ -271,7 +277,7 @@ class WorkloadClients:
                 self._ended.set()
 
     def _until(self, step: Rest) -> None:
-        """Do it until it is done, or the workload is being closed."""
+        """Call `step` until it returns True, or the workload is being closed."""
         while not self._closing.is_set():
             with contextlib.suppress(TimerError):
                 if step():

@@ -1,4 +1,4 @@
-"""A client that takes messages and acks them, each in its own manner, and writes all of it down."""
+"""A client that receives messages, acks them by its habit, and records all of that."""
 
 import contextlib
 import itertools
@@ -23,16 +23,16 @@ from timerclient.values.results import AckResult
 T = TypeVar("T")
 LEASE: Final = timedelta(seconds=10)
 LETTERS: Final = "dead-letters"
-"""The group of every topic of dead letters."""
+"""The group that consumes a topic of dead letters."""
 REOPEN_S: Final = 0.2
 """Between the end of one subscription and the next."""
 AT_ONCE_S: Final = 0.001
-"""How long something is given to end that is meant to break off."""
+"""Timeout for the close of a client or subscription that has to break off."""
 END_TIMEOUT_S: Final = 40.0
-"""Of a thread that is told to end: longer than any call of a client."""
+"""For the end of a thread; longer than any call of a client."""
 
 Habit = Callable[[Callable[[], None]], bool]
-"""What to do with messages that came, given how to ack them. False: die, holding them."""
+"""Called with a function that acks a batch. Returns False if the consumer has to die at once."""
 NACK_DELAYS_S: Final = (None, 0.0, 0.3, 2.0, 5.0)
 
 
@@ -44,24 +44,24 @@ def prompt(ack: Callable[[], None]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What a consumer reads."""
+    """The topic and group of a consumer, and its settings."""
 
     topic: str
     group: str
     lease: timedelta = LEASE
     hold_max: float | None = None
-    """So many seconds its client renews leases; None: its default."""
+    """Seconds for which the client renews leases; None: the client's default."""
     nacks: float = 0.0
-    """So many of the messages it gives back at first, or holds longer."""
+    """Share of the messages that are nacked, 0 .. 1. A tenth as many get a longer lease."""
     options: GroupOptions = field(default_factory=GroupOptions)
-    """Of the group, which is made with them."""
+    """Options with which the group is created; empty: it is not created explicitly."""
 
 
 class RecordingConsumer:
-    """Takes messages of one group on a thread of its own; opens anew until it is closed.
+    """Receives messages of one group in a thread of its own; reopens until it is closed.
 
-    It takes what arrives at once, whatever its habit is: a message that lies about unseen would
-    be written down as received long after it was.
+    The thread receives each batch at once and does not wait for acks. Else the history would have a
+    later time than that of the arrival.
     """
 
     def __init__(
@@ -86,16 +86,16 @@ class RecordingConsumer:
         self._thread.start()
 
     def wait_opened(self, timeout_s: float) -> bool:
-        """Return whether a leader has opened it for the first time, within `timeout_s`."""
+        """Wait for the first subscription, at most `timeout_s`; return whether it was opened."""
         return self._opened.wait(timeout_s)
 
     def close(self) -> None:
-        """Confirm the acks that are under way, then end."""
+        """Wait for the answers to the acks, then end."""
         self._closing.set()
         with self._lock:
             subscription = self._subscription
         if subscription is not None:
-            with contextlib.suppress(TimerError):  # the acks' own outcomes are written down
+            with contextlib.suppress(TimerError):  # each ack records its own outcome
                 subscription.close()
         self._thread.join(END_TIMEOUT_S)
         with self._books.noting_failure():
@@ -108,7 +108,7 @@ class RecordingConsumer:
         with self._books.noting_failure():
             while not self._closing.is_set():
                 self._write_open()
-                with contextlib.suppress(TimerError):  # no leader for long, or it was refused
+                with contextlib.suppress(TimerError):  # no leader, or the cluster refused it
                     self._consume_from(self._open())
                 self._closing.wait(REOPEN_S)
 
@@ -119,7 +119,7 @@ class RecordingConsumer:
         )
 
     def _write_settings(self) -> None:
-        """Write down the settings that the cluster tells of the group, if it does."""
+        """Record the group's settings in the cluster, if they can be read."""
         with contextlib.suppress(TimerError):
             groups = self._client.describe_topic(self._topic).groups
             for each in (each.settings for each in groups if each.name == self._group):
@@ -146,8 +146,8 @@ class RecordingConsumer:
         try:
             self._consume(subscription)
         finally:
-            if not self._closing.is_set():  # else `close` confirms what is under way
-                with contextlib.suppress(TimerError):  # the acks say what became of them
+            if not self._closing.is_set():  # else `close` waits for the acks
+                with contextlib.suppress(TimerError):  # each ack records its own outcome
                     subscription.close(AT_ONCE_S)
 
     def _consume(self, subscription: Subscription) -> None:
@@ -185,7 +185,7 @@ class RecordingConsumer:
         return marks
 
     def _complain(self, batch: Batch) -> set[int]:
-        """Give some messages back, or hold their batch longer; return which were given back."""
+        """Nack some messages, extend the lease of others; return the offsets of the nacked ones."""
         back: set[int] = set()
         for message in batch if self._nacks else ():
             chance = self._moods.random()
@@ -221,9 +221,9 @@ class RecordingConsumer:
         acking.add_done_callback(answered)  # type: ignore[arg-type]  # it is an Acking
 
     def _ack(self, batch: Batch, marks: dict[int, int]) -> None:
-        """Ack the messages at these offsets; written down once all of them are answered."""
+        """Ack messages. `marks`: offset -> mark. Recorded once all answers are there."""
         start_ms, left = now_ms(), itertools.count(len(marks) - 1, -1)
-        # One by one: of several together the client tells how many had expired, not which.
+        # One ack per message: the answer to a joint ack has only the number of expired ones.
         ackings = {m.queue_offset: _asked(m.ack) for m in batch if m.queue_offset in marks}
 
         def answered(_: object) -> None:
@@ -238,7 +238,7 @@ class RecordingConsumer:
         self, batch: Batch, marks: dict[int, int], start_ms: int,
         ackings: Mapping[int, Acking[AckResult]],
     ) -> None:  # fmt: skip
-        """Write down what became of acks; what is over, or may be acked, need not come again."""
+        """Record the answers to acks. Marks are closed if the message need not come again."""
         answers = {offset: _answer(acking) for offset, acking in ackings.items()}
         span_ms = (start_ms, now_ms())
         for outcome, detail in dict.fromkeys((a.outcome, a.detail) for a in answers.values()):
@@ -253,30 +253,30 @@ class RecordingConsumer:
 
 
 class _Burials(Books):
-    """Books in which the ack of a dead letter is that of the message that it was."""
+    """Records in which the ack of a dead letter counts as the ack of its original message."""
 
     def __init__(self, books: Books, group: str) -> None:
         super().__init__([])
         self._of, self._group = books, group
 
     def check_content(self, batch: Batch, marks: Sequence[int]) -> None:
-        """See Books: letters have the content of what they were."""
+        """See Books. A dead letter has the content of its original message."""
         self._of.check_content(batch, marks)
 
     def acked(self, group: str, marks: Iterable[int]) -> None:
-        """Note letters whose ack was confirmed, or may have been."""
+        """Close the marks of dead letters whose ack succeeded or may have."""
         del group
         self._of.acked(self._group, marks)
 
     @contextlib.contextmanager
     def noting_failure(self) -> Iterator[None]:
-        """See Books: where somebody looks for it."""
+        """See Books. The failure is kept in the workload's own records, which are checked."""
         with self._of.noting_failure():
             yield
 
 
 class Morgue(RecordingConsumer):
-    """Takes the dead letters of one group: that such a message came there is as good as its ack."""
+    """Consumes the dead letters of one group. The ack of a letter closes its original message."""
 
     def __init__(
         self, run: RunFolder, name: str, client: TimerClient, books: Books, source: Source
@@ -292,16 +292,17 @@ class Morgue(RecordingConsumer):
 
 
 class _Answer(NamedTuple):
-    """What was said of one message."""
+    """The answer about one message."""
 
     outcome: OpOutcome
     result: str = ""
-    """Of the contract's enum; empty: there was no answer."""
+    """A name of the API's result enum; empty: there was no answer."""
     detail: str = ""
+    """The error; empty: none."""
 
     @property
     def is_over(self) -> bool:
-        """Whether, as the answer to an ack, the message need not come again."""
+        """Whether the message need not come again, if this is the answer to an ack."""
         return self.outcome is OpOutcome.UNKNOWN or self.result in _OVER
 
 
@@ -309,7 +310,7 @@ _OVER: Final = ("ACKED", "ALREADY_ACKED", "EXPIRED", "DEAD_LETTERED")
 
 
 def _asked(ask: Callable[[], Acking[T]]) -> Acking[T]:
-    """Return the future of an ack, nack or extension, also of a lease that is known to be lost."""
+    """Return the future of an ack, nack or extension, even if the lease is known to be lost."""
     try:
         return ask()
     except LeaseLost as lost:
@@ -319,7 +320,7 @@ def _asked(ask: Callable[[], Acking[T]]) -> Acking[T]:
 
 
 def _answer(acking: Acking[Any]) -> _Answer:
-    """Return what became of an ack, nack or extension of one message."""
+    """Return the answer to an ack, nack or extension of one message. Raises unknown errors."""
     error = acking.exception()
     if error is None:
         return _Answer(OpOutcome.OK, acking.result().name)

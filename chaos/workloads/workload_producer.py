@@ -1,4 +1,4 @@
-"""A client that schedules and cancels, and writes down what it asked and was answered."""
+"""A client that schedules and cancels timers, and records its requests and their answers."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ from timerclient.rows.scheduled_timers import Timers
 from timerclient.values.errors import OutcomeForgotten, OutcomeUnknown, TimerError, Unavailable
 
 NAMED_S: Final = 30.0
-"""A request with an id is asked again for so long."""
+"""A request with an id is retried for at most this time."""
 
 
 def now_ms() -> int:
@@ -26,27 +26,27 @@ def now_ms() -> int:
 
 
 def outcome_of(error: TimerError) -> OpOutcome:
-    """Return what a client knows of an operation that raised."""
+    """Return the outcome of an operation that raised this error, as far as the client knows."""
     certain = error.outcome_known and not isinstance(error, OutcomeForgotten)
     return OpOutcome.FAIL if certain else OpOutcome.UNKNOWN
 
 
 class RecordingProducer:
-    """Schedules for one topic. Any thread may use it; the client belongs to who made it."""
+    """Schedules timers in one topic. Any thread may use it. `close` does not close the client."""
 
     def __init__(
         self, run: RunFolder, name: str, client: TimerClient, books: Books, *, topic: str
     ) -> None:
         self.client = client
-        """May be replaced by another one; what is on its way stays the old one's."""
+        """May be replaced. Requests in flight stay with the old client."""
         self.last_due_ms = 0
-        """When the last timer that is expected within the run is due, on this machine's clock."""
+        """Due time of the last timer that is expected within the run, in Unix milliseconds."""
         self._history = History(run, name)
         self._books = books
         self._topic = topic
         self._lock = threading.Lock()
 
-    # ---- scheduling: each returns the timers' ids, none if they are not known to be taken
+    # ---- scheduling: each method returns the timers' ids; empty if no success is known
 
     def batch(
         self,
@@ -56,7 +56,7 @@ class RecordingProducer:
         expected: bool = True,
         timeout_s: float | None = None,
     ) -> list[str]:
-        """Schedule timers in one request. `expected`: they are due within the run."""
+        """Schedule timers in one request. `expected`: the timers are due within the run."""
         payloads = [*map(self._payload, marks)]
 
         def schedule() -> list[str]:
@@ -76,9 +76,9 @@ class RecordingProducer:
         keys: Sequence[str | None],
         on_conflict: OnConflict,
     ) -> list[str]:
-        """Schedule timers with keys; return the ids of those that are timers.
+        """Schedule timers with keys; return the ids of the new timers.
 
-        None of them is expected: any of them may be replaced by whoever has its key next.
+        None of them is expected, because the next timer with the same key may replace it.
         """
         payloads = [*map(self._payload, marks)]
         self.will_be_due(max(due_ms))
@@ -105,10 +105,14 @@ class RecordingProducer:
     def named(
         self, marks: Sequence[int], due_ms: Sequence[int], request_id: str, *, patience_s: float
     ) -> list[str]:
-        """Schedule timers in one request that has an id: asked again until it is answered.
+        """Schedule timers in one request with an id, and retry it until it is answered.
 
-        The first asking hardly waits, each one after it twice as long, and the answered request is
-        asked once more: all that is one set of timers.
+        The first attempt has a timeout of `patience_s`, each later one twice as much. The answered
+        request is sent once more and has to return the same ids. All attempts schedule one set of
+        timers.
+
+        Raises:
+            AssertionError: the repetition returned other ids.
         """
         payloads = [*map(self._payload, marks)]
         give_up_s = time.monotonic() + NAMED_S
@@ -130,8 +134,8 @@ class RecordingProducer:
                 except TimerError as error:
                     raise OutcomeUnknown(
                         str(error)
-                    ) from doubt  # an earlier asking may have done it
-                with suppress(TimerError):  # what was answered is so, whatever comes now
+                    ) from doubt  # an earlier attempt may have scheduled the timers
+                with suppress(TimerError):  # an error does not change the first answer
                     assert ask(NAMED_S) == ids, (request_id, ids)
                 return ids
             raise OutcomeUnknown(f"not answered within {NAMED_S:g} s") from doubt
@@ -140,7 +144,7 @@ class RecordingProducer:
         return self._called(marks, due_ms, schedule)
 
     def single(self, mark: int, delay_s: float) -> list[str]:
-        """Schedule one timer by its delay."""
+        """Schedule one timer with a delay."""
         payload, delay = self._payload(mark), timedelta(seconds=delay_s)
 
         def schedule() -> list[str]:
@@ -156,7 +160,7 @@ class RecordingProducer:
         *,
         timeout_s: float | None = None,
     ) -> "Future[Timers] | None":
-        """Send one request and don't wait; written down when it ends. None: not even sent."""
+        """Send one request without waiting; it is recorded when it ends. None: it was not sent."""
         payloads = [*map(self._payload, marks)]
         start_ms = now_ms()
         self._expect(marks, max(due_ms))
@@ -186,7 +190,7 @@ class RecordingProducer:
         self.will_be_due(last_due_ms)
 
     def will_be_due(self, due_ms: int) -> None:
-        """Let the run's end be after a due time."""
+        """Let the workload wait at least until this due time before its end."""
         with self._lock:
             self.last_due_ms = max(self.last_due_ms, due_ms)
 
@@ -237,9 +241,10 @@ class RecordingProducer:
     # ---- cancelling
 
     def cancel(self, ids: Sequence[str], marks: Sequence[int]) -> bool:
-        """Cancel timers, one by one call of its own, several by a list.
+        """Cancel one timer singly, or several by a list.
 
-        Return whether it is over: False if it was refused, and had no effect.
+        Returns:
+            False if the request was refused and had no effect. True: it succeeded, or may have.
         """
         start_ms, results, outcome = now_ms(), None, OpOutcome.OK
         more: dict[str, Any] = {
@@ -257,7 +262,7 @@ class RecordingProducer:
         self._history.cancel(ids, results=results, span_ms=span_ms, outcome=outcome, **more)
         over = ("CANCELLED", "ALREADY_CANCELLED", "DROPPED")
         if results is not None:
-            # Those that fired already are still to come.
+            # Timers that had already fired are still expected.
             known = zip(marks, results, strict=True)
             self._books.cancelled([mark for mark, result in known if result in over])
         elif outcome is OpOutcome.UNKNOWN:
@@ -265,5 +270,5 @@ class RecordingProducer:
         return outcome is not OpOutcome.FAIL
 
     def close(self) -> None:
-        """Close its history; after its client."""
+        """Close the history. Close the client first."""
         self._history.close()
