@@ -1,24 +1,24 @@
-"""The archive: hard links to every segment of the nodes' logs, so that none is gone at the end.
+"""The archive: hard links to every segment of the nodes' logs, so that none is lost to the audit.
 
     timerctl archive RUN_DIR                         a local cluster: into its nodes/NODE/kept
     timerctl archive --data DIR --into ARCHIVE       one node's data directory, on its machine
 
 A node drops segments of its log once a manifest covers them and every voter has them. The audit
-replays logs from their first entry. So this keeps, beside a node's data, a second name for every
-segment file, and follows what the node does to its log:
+replays logs from their first entry. So the archive keeps a second link to every segment file, on
+the same disk, and follows the changes of the log:
 
-    appears             linked
-    dropped (oldest)    stays linked: all below the log's first segment is committed for good
-    truncated away      unlinked: a segment at or above the log's first that the log has no more
-    made anew           linked anew: another file under the same name
-    all files others    the log began anew: after a wipe, after a snapshot. Another life begins
+    a segment appears        it is linked
+    the oldest is dropped    its link stays: entries below the first segment of a log are committed
+    the end is truncated     links to segments that are gone above the first one are removed
+    a segment is rewritten   it is linked again: another file has the same name
+    all files are others     the log began anew, after a wipe or a snapshot. A new life begins
 
-    ARCHIVE/000/*.log      its first life
-    ARCHIVE/001/*.log      after it lost its log and got another one
-    ARCHIVE/SOURCE         whose log it is, locked while the command follows it
+    ARCHIVE/000/*.log      the first life of the log
+    ARCHIVE/001/*.log      the second one: the node lost its log and got another
+    ARCHIVE/SOURCE         the path of the log; locked while the command follows it
 
-A link is made within POLL_S of the file; a segment lives for longer, since a node drops only what
-lies below a manifest that it made afterwards. It takes no room but that of what was dropped.
+A new segment is linked within POLL_S. It exists for longer, because a node drops only segments
+below a manifest that it made later. The archive takes the room of the dropped segments only.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ class Archive:
     """Follows the logs of a run in a thread of its own, until it is closed."""
 
     def __init__(self, logs: Mapping[str, tuple[Path, Path]]) -> None:
-        """Follow `logs`: node -> (its log's folder, the archive's folder on the same disk)."""
+        """Start the thread. `logs`: node -> (folder of its log, folder of the archive)."""
         self._logs = dict(logs)
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -55,21 +55,21 @@ class Archive:
             self.update()
 
     def update(self) -> None:
-        """Follow all logs to where they are now."""
+        """Bring the archives of all logs up to date."""
         with self._lock:
             for log, kept in self._logs.values():
-                # A disk that lost its power, a folder that was wiped: it comes back.
+                # The folder is back later: its disk lost its power, or it was wiped.
                 with contextlib.suppress(OSError):
                     follow(log, kept)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Nothing is followed meanwhile: a disk can be unmounted."""
+        """Follow no log during the block, so that a disk can be unmounted."""
         with self._lock:
             yield
 
     def seal(self, node: str) -> None:
-        """Keep what a node's log holds now; what is done to its files from here on is another life.
+        """Keep the present content of a node's log, and begin a new life for all later changes.
 
         The node has ended, and only the last segment is going to be damaged.
         """
@@ -84,16 +84,16 @@ class Archive:
             _another(kept)
 
     def close(self) -> None:
-        """Follow the logs for the last time, and end. The nodes have ended."""
+        """Follow the logs once more, and end. End the nodes first."""
         self._closed.set()
         self._thread.join()
         self.update()
 
 
 def follow(log: Path, kept: Path) -> None:
-    """Make the last life in `kept` hold what `log` does, and what was dropped from its beginning.
+    """Bring the last life in `kept` up to date with `log`; segments that the log dropped stay.
 
-    Another life begins if the log has no file of the last one any more.
+    A new life begins if the log has no file of the last life any more.
     """
     theirs = {path.name: path for path in log.iterdir() if segment.first_of(path.name) is not None}
     if not theirs:
@@ -117,32 +117,41 @@ def follow(log: Path, kept: Path) -> None:
 
 
 def _another(kept: Path) -> Path:
-    """Begin another life."""
+    """Make the folder of a new life and return it."""
     life = kept / f"{len(lives(kept)):03d}"
     life.mkdir(parents=True)
     return life
 
 
 def places(run: Path | None, data: Path | None, into: Path | None) -> dict[str, tuple[Path, Path]]:
-    """Return what `Archive` follows: of a local cluster's folder, or of one node's data.
+    """Return the logs to follow and their archives: of a local cluster, or of one node.
+
+    Args:
+        run: the folder of a local cluster; None: `data` and `into` are given.
+        data: the data directory of one node.
+        into: the folder of its archive.
+
+    Returns:
+        Node -> (folder of its log, folder of the archive).
 
     Raises:
         FileNotFoundError: there is no such folder, or no node in it.
-        ValueError: neither is named, or both; or the archive could not be, or not stay, there.
+        ValueError: not exactly one of the two is given; or `into` is inside of `data` or on another
+            disk; or `run` is a run of the chaos suite.
     """
     if run is not None:
         if data or into:
-            raise ValueError("RUN_DIR = a local cluster's: must be without --data and --into")
+            raise ValueError("RUN_DIR: must be without --data and --into")
         if (run / OWNER).exists():
             raise ValueError(f"RUN_DIR = {run}: a run of the chaos suite keeps an archive itself")
         there = RunFolder(run)
         return {name: (path / "log", there.kept(name)) for name, path in there.data().items()}
     if data is None or into is None:
-        raise ValueError("--data, --into: must both be named where RUN_DIR is not")
+        raise ValueError("--data, --into: must both be given if RUN_DIR is not")
     if not data.is_dir():
         raise FileNotFoundError(f"--data {data}: no such folder")
     if into.resolve().is_relative_to(data.resolve()):
-        raise ValueError(f"--into {into}: must lie outside of the node's own folder, {data}")
+        raise ValueError(f"--into {into}: must be outside of the node's own folder, {data}")
     beside = next(path for path in (into.resolve(), *into.resolve().parents) if path.exists())
     if beside.stat().st_dev != data.stat().st_dev:
         raise ValueError(f"--into {into}: must be on the disk of {data}, for hard links")
@@ -151,9 +160,10 @@ def places(run: Path | None, data: Path | None, into: Path | None) -> dict[str, 
 
 
 def run_archive(run: Path | None, data: Path | None, into: Path | None) -> int:
-    """Follow logs until a signal comes; say which lives there are; return the exit status.
+    """Follow logs until SIGINT or SIGTERM, and print each new life. Arguments as `places`.
 
-    That is 2 if it can't be done, or could not be at the end.
+    Returns:
+        The exit status: 2 if the arguments are wrong, or a log could not be followed to its end.
     """
     with contextlib.ExitStack() as held:
         try:
@@ -176,21 +186,23 @@ def run_archive(run: Path | None, data: Path | None, into: Path | None) -> int:
 
 @contextlib.contextmanager
 def _held(log: Path, kept: Path) -> Iterator[None]:
-    """Keep others from following a log into this archive; it is that log's for good.
+    """Lock an archive for the block, and bind it to its log for good.
+
+    Two logs in one archive would begin a new life at each poll.
 
     Raises:
-        ValueError: somebody does, or it is another log's: each would begin a life at every look.
+        ValueError: another process follows a log into it, or it is the archive of another log.
     """
     kept.mkdir(parents=True, exist_ok=True)
     with (kept / SOURCE).open("a+") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it ends with the process
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the lock ends with the process
         except OSError:
             raise ValueError(f"{kept}: another archive is being made there") from None
         file.seek(0)
         source, mine = file.read(), str(log.resolve())
         if source not in ("", mine):
-            raise ValueError(f"{kept} is the archive of {source}, by the file {SOURCE} in it")
+            raise ValueError(f"{kept} is the archive of {source}, as its file {SOURCE} states")
         if not source:
             file.write(mine)
             file.flush()
@@ -198,7 +210,7 @@ def _held(log: Path, kept: Path) -> Iterator[None]:
 
 
 class _Told:
-    """Follows one node's log, and prints what anybody should know of it, once."""
+    """Follows one node's log, and prints its lives and errors, each once."""
 
     def __init__(self, node: str, log: Path, kept: Path) -> None:
         self._node, self._log, self._kept = node, log, kept
@@ -207,12 +219,12 @@ class _Told:
         print(f"{node}: {log} is kept in {kept}", flush=True)
 
     def follow(self) -> bool:
-        """See the function of this name; return whether it could be done."""
+        """Follow the log (see the function); return False if that failed."""
         error = ""
         try:
             follow(self._log, self._kept)
             self._tell_lives()
-        except OSError as failed:  # it is not there yet, or just being wiped; or nobody may link it
+        except OSError as failed:  # the log is absent, being wiped, or may not be linked
             error = str(failed)
         if error and error != self._error:
             print(f"{self._node}: {error}; trying again", file=sys.stderr, flush=True)
@@ -222,7 +234,7 @@ class _Told:
     def _tell_lives(self) -> None:
         for life in lives(self._kept)[self._lives :]:
             if not (parts := segments(life)):
-                break  # nothing could be linked yet
+                break  # no segment is linked yet
             self._lives += 1
             print(_of_life(self._node, life, parts[0].first), flush=True)
 
@@ -231,4 +243,4 @@ def _of_life(node: str, life: Path, first: int) -> str:
     begins = f"{node}: {life.name} begins at entry {first}"
     if first == 1:
         return begins
-    return f"{begins}; what its log had before is not there, or in the life before"
+    return f"{begins}; earlier entries are not archived, or are in the life before"

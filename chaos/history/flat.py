@@ -1,8 +1,8 @@
-"""Lines of histories as rows: lists that belong together become columns, in Arrow's own arrays.
+"""Lines of histories as rows: the lists of a line become columns, in Arrow arrays.
 
-A line is one row of `history.SCHEMA`, a batch of lines a table. Nothing here looks at single rows:
-a million takes less than a second. Spark calls it in its Python workers
-(chaos/audit/rules/client_tables.py).
+A line is one row of `history.SCHEMA`, and a batch of lines is a table. All operations work on whole
+columns, so a million rows take less than a second. Spark calls these functions in its Python
+workers (chaos/audit/rules/client_tables.py).
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ ASKED_OF: Final = (
     *("topic", "outcome", "on_conflict", "marks", "due_ms", "ids", "keys", "results", "existing"),
     *("start_ms", "end_ms", "delay_ms"),
 )
-"""What `asked` takes of a line."""
+"""The fields of a line that `asked` reads."""
 ASKED: Final = pa.schema(
     [
         *((name, pa.string()) for name in ("topic", "outcome", "on_conflict")),
@@ -34,7 +34,7 @@ GIVEN_OF: Final = (
     *("topic", "group", "epoch", "received_ms", "group_id"),
     *("offsets", "ids", "marks", "attempts", "fired_at_ms"),
 )
-"""What `given` takes of a line."""
+"""The fields of a line that `given` reads."""
 GIVEN: Final = pa.schema(
     [
         *((name, pa.string()) for name in ("topic", "group")),
@@ -44,7 +44,7 @@ GIVEN: Final = pa.schema(
     ]
 )
 NOBODY: Final = -1
-"""The due time and the seq of an id that is none."""
+"""The due time and the seq of a malformed id."""
 
 _CHARACTERS: Final = b"0123456789abcdefghijklmnopqrstuv"
 _DIGITS: Final = np.full(256, 0xFF, np.uint8)
@@ -53,7 +53,7 @@ for _text in (_CHARACTERS, _CHARACTERS.upper()):
 
 
 class _Lines:
-    """Some lines; each has as many rows as its list `of` has elements."""
+    """Lines as rows: each line has one row for each element of its list `of`."""
 
     def __init__(self, lines: pa.Table, of: str) -> None:
         self._lines = lines.combine_chunks()
@@ -71,11 +71,11 @@ class _Lines:
         return np.asarray(lengths.to_numpy(), np.int64)
 
     def head(self, name: str) -> Any:
-        """Return what a line says of all its rows."""
+        """Return a single field of the lines, repeated for each of their rows."""
         return self._list(name).take(pa.array(self._line))
 
     def each(self, name: str) -> Any:
-        """Return the elements of a list; null where it has none for a row."""
+        """Return the elements of a list; null for a row if the list is absent or shorter."""
         column, lengths = self._list(name), self._lengths(name)
         if np.array_equal(lengths, self._sizes):
             return column.flatten()
@@ -86,12 +86,13 @@ class _Lines:
 
 
 def asked(lines: pa.Table) -> pa.Table:
-    """Return one row per timer that was asked for (ASKED), of lines `schedule` (ASKED_OF).
+    """Return one row per requested timer (ASKED), from lines with op `schedule` (ASKED_OF).
 
-    `told`: of what was answered, what became of it, a ScheduleResult by name.
-    `existing_seq`: the timer that it replaced, or that has its `key`. What made no timer has no id.
-    `least_due_ms`, `most_due_ms`: between these it is due by its delay and the client's clock, as
-    the request was taken between its begin and its answer.
+    `id`: null if the request made no timer.
+    `told`: the name of its ScheduleResult; null if the request was not answered OK.
+    `existing_seq`: seq of the timer that it replaced, or that already has its key.
+    `least_due_ms`, `most_due_ms`: bounds of the due time of a delay, on the client's clock. The
+    cluster received the request between its start and its answer. Null without a delay.
     """
     rows = _Lines(lines, "marks")
     outcome = rows.head("outcome")
@@ -124,7 +125,7 @@ def asked(lines: pa.Table) -> pa.Table:
 
 
 def given(lines: pa.Table) -> pa.Table:
-    """Return every delivery of a message (GIVEN), none merged, of lines `deliver` (GIVEN_OF)."""
+    """Return one row per delivery of a message (GIVEN), from lines with op `deliver` (GIVEN_OF)."""
     rows = _Lines(lines, "offsets")
     due_ms, seq = id_parts(rows.each("ids"))
     columns = {name: rows.head(name) for name in GIVEN_OF[:5]}
@@ -135,22 +136,22 @@ def given(lines: pa.Table) -> pa.Table:
 
 
 def asked_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Return `asked` of each batch."""
+    """Yield `asked` of each batch."""
     for batch in batches:
         yield from asked(pa.Table.from_batches([batch])).to_batches()
 
 
 def given_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Return `given` of each batch."""
+    """Yield `given` of each batch."""
     for batch in batches:
         yield from given(pa.Table.from_batches([batch])).to_batches()
 
 
 def id_parts(ids: Any) -> tuple[Any, Any]:
-    """Return (effective due, seq) of timer ids, as timer/model/timer_id.py lays them out.
+    """Return (effective due, seq) of timer ids, two int64 arrays; see timer/model/timer_id.py.
 
-    48 bits due, 48 bits seq, 24 bits check, in 24 digits of base 32: ten digits are 50 bits. Null
-    of null, NOBODY of what is no id.
+    An id has 48 bits of due, 48 bits of seq and 24 bits of check, in 24 digits of base 32. Ten
+    digits are 50 bits. A null id gives null, a malformed one gives -1.
     """
     if ids.null_count == len(ids):
         return pa.nulls(len(ids), pa.int64()), pa.nulls(len(ids), pa.int64())
@@ -173,7 +174,7 @@ def id_parts(ids: Any) -> tuple[Any, Any]:
 
 
 def _number(digits: npt.NDArray[np.uint8]) -> I64:
-    """Return what ten digits of base 32 say, (n, 10)."""
+    """Return the numbers (n,) of n times ten digits of base 32, (n, 10)."""
     number = np.zeros(len(digits), np.int64)
     for at in range(digits.shape[1]):
         number <<= 5

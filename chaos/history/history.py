@@ -1,10 +1,10 @@
-"""Histories: what clients asked, were answered and were given, as JSON lines.
+"""Histories: the clients' requests, answers and deliveries, as JSON lines.
 
-Every operation is one line, written as it ends. What may change something is written down before it
-is sent, too, with the outcome `asked`, so that a crash of the client loses nothing but a torn last
-line. What exists many times is a list, element i of each belonging together: a batch of a thousand
+Every operation is one line, written as it ends. An operation that may change something also has a
+line before it is sent, with the outcome `asked`. So a crash of the client loses only a torn last
+line. Repeated values are lists, and element i of all lists belongs together: a batch of a thousand
 timers is one line, not a thousand. Times are Unix milliseconds on the client's clock, except due
-times, `fired_at_ms` and `handed_out_ms`, which are the cluster's.
+times, `fired_at_ms` and `handed_out_ms`, which are on the cluster's.
 
     op        lists                                             single values
     schedule  marks, ids | null, due_ms | null, payload_crcs    start_ms end_ms outcome topic
@@ -34,49 +34,49 @@ times, `fired_at_ms` and `handed_out_ms`, which are the cluster's.
     redrive                                                     start_ms end_ms outcome topic
                                                                 changed
 
-Every line also has `client`, and `detail` (the error's text) where something went wrong. `due_ms`
-of a schedule or reschedule is what was asked for, null for a delay: the cluster's clock resolves
-those; a schedule has it as `delay_ms`. Where a row has no key, no id or no other timer, its element
-is null.
+Every line also has `client`, and `detail` (the text of the error) after a failure. `due_ms` of a
+schedule or reschedule is the requested due time. It is null for a delay, which the cluster's clock
+resolves; a schedule has the delay as `delay_ms`. An element is null if its row has no key, no id or
+no other timer.
 
-An outcome is `ok` (answered), `fail` (certainly without effect) or `unknown` (timed out, the
-connection broke: it may have happened). An unknown one has no ids or results. One that was `asked`
-has what was asked for, no end_ms, and a `request`, a number that the line of its outcome has, too.
-Without such a line its outcome is unknown.
+An outcome is `ok` (answered), `fail` (certainly without effect) or `unknown` (a timeout or a broken
+connection; the operation may have taken effect). A line with `unknown` has no ids or results. A
+line with `asked` has the fields of the request, no end_ms, and a `request`: a number that the line
+of the outcome repeats. Without such a line the outcome is unknown.
 
-**Marks.** A timer whose answer was lost has no id that anybody knows. So a workload numbers its
-timers itself and puts that number into the first eight bytes of the payload: the *mark*, unique
-in a run. It is found again in the log and in what consumers get, whatever became of the ids.
+**Marks.** If an answer is lost, no client knows the id of the timer. So a workload numbers its
+timers itself and puts the number into the first eight bytes of the payload: the *mark*, unique in a
+run. The log and the deliveries have the mark, even if the id is lost.
 
-For clients in other languages docs/history-format.md says all of this at length, and
-chaos/history/history_check.py finds what is wrong with a history.
+docs/history-format.md describes the format in full, for clients in other languages.
+chaos/history/history_check.py checks a history against it.
 
 A run's folder:
 
     histories/*.jsonl   one file per client; *.parquet with the same columns is read as well
-    faults.jsonl        what was done to the cluster, and when
-    states.jsonl        what each node counted after an entry, and the digest of its state
+    faults.jsonl        the timeline: faults of the cluster, with times
+    states.jsonl        each node's counts after an entry, and the digest of its state
     cluster.json        the nodes: name, address, data directory
     <node>/log/         the nodes' own logs (`log/` in the data directory that cluster.json names)
-    nodes/<node>/kept/  instead of it, where nodes may have dropped a log's beginning: all of it, in
-                        a folder for each time that it began anew (000, 001, …)
-    logs/               what the nodes printed
-    run.json            of the suite: seed, versions, machine, options, schedule; and, of anybody,
-                        clock_error_ms, how far the clients' clocks and the cluster's differ at
-                        most, and clients_error_ms, the clients' among each other
-    audit/              what the audit found
+    nodes/<node>/kept/  the archive of a log, read instead of it. It also has the segments that the
+                        node dropped, in a folder for each life of the log (000, 001, …)
+    logs/               the nodes' output
+    run.json            of the suite: seed, versions, machine, options, schedule. Any harness may
+                        write clock_error_ms, the greatest difference between the clients' clocks
+                        and the cluster's, and clients_error_ms, that between the clients' clocks
+    audit/              the findings of the audit
 
-Each line of the timeline has `event` and `at_ms`, and where it applies `node`, `role` and `epoch`
-(of the node, at that moment). What belongs to a strike of the suite also has `strike`, its number
-in the schedule, from its `strike` (with `nemesis`) to its `healed`.
+Each line of the timeline has `event` and `at_ms`. Events of a node have `node`, and its `role` and
+`epoch` at that moment. Events of a strike of the suite have `strike`, its number in the schedule,
+from its `strike` (with `nemesis`) to its `healed`.
 
-    strike, healed      a nemesis begins and has been undone; everything of it lies between
-    fizzled             between them: it hit nobody or had no effect (`why`), and does not count
-    kill, restart       kill -9 of a node, and the node is up again
-    term                SIGTERM; it has ended
-    died, lost          it ended though nobody had asked it to (`status`); because it is damaged
+    strike, healed      a nemesis begins, and has been undone; all its other events lie between
+    fizzled             between them: no victim or no effect (`why`); the strike does not count
+    kill, restart       kill -9 of a node; the node is up again
+    term                SIGTERM; the node has ended
+    died, lost          a node ended by itself (`status`); a damaged node ended for good
     pause, resume       SIGSTOP, SIGCONT
-    drained, gave_up    everything asked for was accounted for at the end, or not in time
+    drained, gave_up    at the end the clients received all messages; or did not, in time
 """
 
 import enum
@@ -97,15 +97,15 @@ from timer.model.timer_errors import StorageError
 OWNER: Final = "HARNESS"
 """A file in the folder of a run of the suite, which its harness keeps locked."""
 RUNNING: Final = "running"
-"""What run.json says is the `state` until the harness has stopped its nodes."""
+"""The `state` in run.json until the harness has stopped its nodes."""
 HISTORIES: Final = (".jsonl", ".parquet")
-"""How the files of histories end."""
+"""The suffixes of history files."""
 MARK_SIZE: Final = 8
 MARK_NONE: Final = -1
 """The mark of a payload too short to have one."""
 _SIGN: Final = 1 << 63
 MS_MAX: Final = (1 << 48) - 1
-"""The last of times, in Unix milliseconds, and the longest of delays."""
+"""The latest time, in Unix milliseconds, and the longest delay."""
 
 SCHEMA: Final = (
     "op STRING, client STRING, start_ms BIGINT, end_ms BIGINT, outcome STRING, detail STRING,"
@@ -119,37 +119,37 @@ SCHEMA: Final = (
     " request BIGINT, group_lease_ms BIGINT, max_attempts BIGINT, max_in_flight BIGINT,"
     " payload_crcs ARRAY<BIGINT>, stream BIGINT"
 )
-"""Of all lines together, in Spark's words."""
+"""The columns of all operations together, as a Spark schema."""
 CLOCK_ERROR: Final = "clock_error_ms"
-"""Field of run.json: how far the clients' clocks and the cluster's differ at most, milliseconds."""
+"""Field of run.json: greatest difference between the clients' clocks and the cluster's, in ms."""
 CLIENTS_ERROR: Final = "clients_error_ms"
-"""The same of the clients' clocks among each other."""
+"""Field of run.json: greatest difference between two clients' clocks, in ms."""
 COUNTS: Final = ("scheduled", "pending", "fired", "cancelled", "dropped")
-"""What a node counts: P7."""
+"""The numbers of timers that a node counts (promise P7)."""
 STATES_SCHEMA: Final = "node STRING, at_ms BIGINT, index BIGINT, digest STRING, " + ", ".join(
     f"{name} BIGINT" for name in COUNTS
 )
 
 
 class OpOutcome(enum.StrEnum):
-    """What a client knows of its operation."""
+    """The outcome of an operation, as far as its client knows."""
 
     OK = "ok"
     FAIL = "fail"
     UNKNOWN = "unknown"
     ASKED = "asked"
-    """It is about to be sent: a later line says what came of it."""
+    """The operation is about to be sent. A later line has its outcome."""
 
 
 def payload_of(mark: int, size: int = MARK_SIZE) -> bytes:
-    """Return a payload of `size` bytes that carries `mark`, 0 .. 2**63 - 1."""
+    """Return a payload of `size` bytes, at least MARK_SIZE, with `mark`, 0 .. 2**63 - 1."""
     assert 0 <= mark < _SIGN, mark
     assert size >= MARK_SIZE, size
     return mark.to_bytes(MARK_SIZE, "little").ljust(size, b".")
 
 
 def mark_of(payload: bytes) -> int:
-    """Return the mark that a payload carries, MARK_NONE if it has none."""
+    """Return the mark in a payload; MARK_NONE if the payload is too short."""
     if len(payload) < MARK_SIZE:
         return MARK_NONE
     return int.from_bytes(payload[:MARK_SIZE], "little", signed=True)
@@ -157,7 +157,7 @@ def mark_of(payload: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Where the parts of one run's folder lie."""
+    """The paths in the folder of one run; see the module."""
 
     root: Path
 
@@ -171,11 +171,12 @@ class RunFolder:
 
         Raises:
             FileNotFoundError: there are none.
-            ValueError: something there is no history by its name: its client would go unheard.
+            ValueError: a file there does not have the name of a history. If it was ignored, its
+                client's operations would be missing.
         """
         files = sorted(self.histories.iterdir()) if self.histories.is_dir() else []
         for path in files:
-            # Spark passes over files of such names, also when they are named to it.
+            # Spark ignores files whose names begin with _ or a dot, even if it gets their paths.
             readable = path.suffix in HISTORIES and not path.name.startswith(("_", "."))
             if not (readable and path.is_file()):
                 kinds = " or ".join(f"*{suffix}" for suffix in HISTORIES)
@@ -186,17 +187,17 @@ class RunFolder:
 
     @property
     def faults(self) -> Path:
-        """The timeline of what was done to the cluster."""
+        """The timeline of the cluster's faults."""
         return self.root / "faults.jsonl"
 
     @property
     def states(self) -> Path:
-        """What nodes said of their own states as the run went on."""
+        """The nodes' reports of their own states during the run."""
         return self.root / "states.jsonl"
 
     @property
     def listed(self) -> Path:
-        """What lists the nodes of a local cluster, and where their data lies."""
+        """The list of a local cluster's nodes and their data directories."""
         return self.root / "cluster.json"
 
     @property
@@ -206,14 +207,14 @@ class RunFolder:
 
     @property
     def about(self) -> Path:
-        """What the suite says of the run: seed, versions, machine, options, schedule."""
+        """The suite's description of the run: seed, versions, machine, options, schedule."""
         return self.root / "run.json"
 
     def said(self) -> dict[str, Any]:
-        """Return what run.json says; nothing if there is none.
+        """Return the content of run.json; empty if there is no such file.
 
         Raises:
-            ValueError: it is no JSON object.
+            ValueError: it is not a JSON object.
         """
         if not self.about.exists():
             return {}
@@ -226,10 +227,10 @@ class RunFolder:
         return said
 
     def error_ms(self, field: str) -> int | None:
-        """Return what run.json says of CLOCK_ERROR or CLIENTS_ERROR; None: nothing.
+        """Return CLOCK_ERROR or CLIENTS_ERROR of run.json, in milliseconds; None: it is absent.
 
         Raises:
-            ValueError: it is no number of milliseconds, or run.json no JSON object.
+            ValueError: it is not a number of milliseconds, or run.json is not a JSON object.
         """
         error_ms = self.said().get(field)
         if error_ms is None or (type(error_ms) is int and 0 <= error_ms <= MS_MAX):
@@ -238,7 +239,7 @@ class RunFolder:
         raise ValueError(f"{self.about}: {field} = {error_ms!r}: {limit}")
 
     def kept(self, node: str) -> Path:
-        """The folder of a node's log with what it has dropped, if an archive kept it."""
+        """The archive of a node's log, with its dropped segments; absent without an archive."""
         return self.root / "nodes" / node / "kept"
 
     def data(self) -> dict[str, Path]:
@@ -246,8 +247,8 @@ class RunFolder:
 
         Raises:
             FileNotFoundError: the run has no node's data.
-            ValueError: cluster.json is damaged, or names a node or a directory twice: one log would
-                bear witness for several.
+            ValueError: cluster.json is damaged, or lists a node or a directory twice. One log would
+                then count as the logs of several nodes.
         """
         if self.listed.exists():
             return self._listed_data()
@@ -257,7 +258,7 @@ class RunFolder:
         return found
 
     def replicas(self) -> set[str]:
-        """Return the replica ids of all nodes, 16 hexadecimal digits; empty: not all are known."""
+        """Return the replica ids of all nodes, 16 hexadecimal digits; empty if one is unknown."""
         found = set[str]()
         for data in self.data().values():
             try:
@@ -291,11 +292,11 @@ class RunFolder:
         }
 
     def logs(self) -> dict[str, list[list[Segment]]]:
-        """Return node name -> the segments of its log, in order; one list for each of its lives.
+        """Return node name -> the segments of its log, in order; one list per life.
 
         Raises:
             FileNotFoundError: the run has no node's data.
-            ValueError: a node's log went on after its archive had ended.
+            ValueError: the archive ended before its node, so it lacks a segment of the log.
         """
         logs = {n: [*map(segments, lives(log) or [log])] for n, log in self.nodes().items()}
         for name, data in self.data().items():
@@ -311,7 +312,7 @@ class RunFolder:
 
 
 class _Lines:
-    """A file of JSON lines; each is handed to the kernel whole, before the call returns."""
+    """A file of JSON lines. Each line is one unbuffered write."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -320,7 +321,7 @@ class _Lines:
     def write(self, line: dict[str, Any]) -> None:
         data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
         written = self._file.write(data)
-        assert written == len(data), (written, len(data))  # a full disk ends the run
+        assert written == len(data), (written, len(data))  # the disk is full: end the run
 
     def close(self) -> None:
         self._file.close()
@@ -338,12 +339,12 @@ class _Lines:
 
 
 class History(_Lines):
-    """One client's history. Threads may share it: a line is one write to the file's end."""
+    """The history of one client. Threads may share it, because each line is one append."""
 
     def __init__(self, run: RunFolder, client: str) -> None:
         super().__init__(run.histories / f"{client}.jsonl")
         self._client = client
-        self._requests = itertools.count(time.time_ns())  # no earlier process of its name had them
+        self._requests = itertools.count(time.time_ns())  # above those of an earlier process
 
     def asks(self, op: str, *, start_ms: int, **fields: Any) -> int:
         """Record an operation that is about to be sent; return its `request` number."""
@@ -362,7 +363,7 @@ class History(_Lines):
         outcome: OpOutcome,
         **more: Any,
     ) -> None:
-        """Record one request for timers. `span_ms` is (start, end)."""
+        """Record one request to schedule timers. `span_ms` is (start, end)."""
         assert (outcome is OpOutcome.OK) == (ids is not None), (outcome, ids)
         lists = {"marks": [*marks], "ids": ids and [*ids], "due_ms": due_ms and [*due_ms]}
         self._ended("schedule", span_ms, outcome, topic=topic, **lists, **more)
@@ -376,7 +377,7 @@ class History(_Lines):
         outcome: OpOutcome,
         **more: Any,
     ) -> None:
-        """Record one request to cancel; `results` are the names of the contract's enum."""
+        """Record one request to cancel; `results` are names of the API's CancelResult."""
         lists = {"ids": [*ids], "results": results and [*results]}
         self._ended("cancel", span_ms, outcome, **lists, **more)
 
@@ -387,10 +388,10 @@ class History(_Lines):
         self._ended(op, span_ms, outcome, **fields)
 
     def open(self, topic: str, group: str, *, start_ms: int, **settings: int) -> None:
-        """Record that this client consumes `topic` in `group` from here on.
+        """Record that this client consumes `topic` in `group` from now on.
 
         `settings`: lease_ms of this consumer; group_lease_ms, max_attempts and max_in_flight of the
-        group, as the cluster told them.
+        group, as the cluster reported them.
         """
         self._line("open", topic=topic, group=group, start_ms=start_ms, **settings)
 
@@ -409,7 +410,7 @@ class History(_Lines):
         outcome: OpOutcome,
         **more: Any,
     ) -> None:
-        """Record one acknowledgement; `results` are the names of the contract's enum."""
+        """Record one acknowledgement; `results` are names of the API's AckResult."""
         lists = {"offsets": [*offsets], "results": results and [*results]}
         self._ended("ack", span_ms, outcome, topic=topic, group=group, **lists, **more)
 
@@ -419,7 +420,7 @@ class History(_Lines):
 
     def _ended(self, op: str, span_ms: tuple[int, int], outcome: OpOutcome, **rest: Any) -> None:
         start_ms, end_ms = span_ms
-        end_ms = max(start_ms, end_ms)  # a machine's clock may be set back
+        end_ms = max(start_ms, end_ms)  # the clock may have been set back
         self._line(op, start_ms=start_ms, end_ms=end_ms, outcome=outcome, **rest)
 
     def _line(self, op: str, **rest: Any) -> None:
@@ -427,7 +428,7 @@ class History(_Lines):
 
 
 class FaultTimeline(_Lines):
-    """The timeline of what the harness did to the cluster."""
+    """The timeline of the faults that the harness injects into the cluster."""
 
     def __init__(self, run: RunFolder) -> None:
         run.root.mkdir(parents=True, exist_ok=True)
@@ -439,32 +440,34 @@ class FaultTimeline(_Lines):
 
 
 class States(_Lines):
-    """What nodes say of their own states; threads may share it."""
+    """The nodes' reports of their own states. Threads may share it."""
 
     def __init__(self, run: RunFolder) -> None:
         run.root.mkdir(parents=True, exist_ok=True)
         super().__init__(run.states)
 
     def counted(self, node: str, index: int, *, at_ms: int, **counts: int) -> None:
-        """Record what a node says that it has counted, COUNTS, after entry `index`."""
+        """Record a node's COUNTS after entry `index`."""
         assert counts.keys() == {*COUNTS}, counts
         self.write({"node": node, "at_ms": at_ms, "index": index, **counts})
 
     def digested(self, node: str, index: int, *, at_ms: int, digest: str) -> None:
-        """Record the digest that a node says its state had at the CHECKPOINT `index`."""
+        """Record the digest of a node's state at the CHECKPOINT with this index."""
         self.write({"node": node, "at_ms": at_ms, "index": index, "digest": digest})
 
 
 LEADER_GAP_MS: Final = 15_000
-"""A mix means to kill a leader at least so often."""
+"""The aim of a mix: to kill a leader at least once in this time."""
 
 
 def leader_kills(lines: Iterable[dict[str, Any]]) -> dict[str, int]:
-    """Return how often a timeline's leader was killed, and for how long it was not.
+    """Return the kills of leaders in a timeline, and the gaps between them.
 
-    kills; longest_without_ms and long_gaps (how many times without one were longer than
-    LEADER_GAP_MS), from the first strike to the last; a timeline without strikes has none of these.
-    Leaders are those that said so of themselves when they were killed.
+    A kill counts if the node itself reported that it led.
+
+    Returns:
+        `kills`: their number. `longest_without_ms`: the longest gap from the first strike to the
+        last. `long_gaps`: the number of gaps longer than LEADER_GAP_MS. Empty: no strikes.
     """
     times: dict[str, list[int]] = {"strike": [], "kill": []}
     for line in lines:
@@ -482,7 +485,7 @@ def leader_kills(lines: Iterable[dict[str, Any]]) -> dict[str, int]:
 
 
 def leader_kills_told(kills: dict[str, int]) -> str:
-    """Return the same in words; empty: nothing was struck."""
+    """Return the result of `leader_kills` in words; empty if it is empty."""
     if not kills:
         return ""
     longest_s, long_s = kills["longest_without_ms"] / 1000, LEADER_GAP_MS / 1000
@@ -496,7 +499,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a history or a timeline; a torn last line is left out.
 
     Raises:
-        ValueError: another line is no JSON object.
+        ValueError: another line is not a JSON object.
     """
     for number, raw in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         try:
@@ -509,10 +512,10 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_faults(path: Path) -> list[dict[str, Any]]:
-    """Return the timeline of what was done to the cluster; none is an empty one.
+    """Return the lines of a timeline; empty if there is no such file.
 
     Raises:
-        ValueError: a line is none of a timeline: docs/audit.md.
+        ValueError: a line is malformed; see docs/audit.md.
     """
     if not path.exists():
         return []

@@ -401,7 +401,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
 
 
-# ---- reading: the number of a line, and the line or the complaint that it is none
+# ---- reading: the number of a line, and the line itself or the complaint that it is malformed
 
 Line = tuple[int, "dict[str, Any] | Complaint"]
 

@@ -1,7 +1,7 @@
-"""A node's timer log as it lies on disk: its segment files, and the entries in them.
+"""A node's timer log on disk: its segment files, and their entries.
 
-A log that was lost, or damaged, begins anew where a snapshot ends: then the node has several, its
-*lives*, which may overlap and leave holes. What all nodes' lives hold is put together for replay.
+A lost or damaged log begins anew at the end of a snapshot. Then the node has several logs, its
+*lives*, which may overlap and have gaps between them. A replay combines the lives of all nodes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ class Segment:
     first: LogIndex
     """Index of its first entry."""
     end: LogIndex | None
-    """Index of the next segment's first entry. None: it is the last, and may end torn."""
+    """Index of the next segment's first entry. None: the last segment, which may end torn."""
 
 
 def segments(log: Path) -> list[Segment]:
@@ -35,19 +35,19 @@ def segments(log: Path) -> list[Segment]:
 
 
 def lives(log: Path) -> list[Path]:
-    """Return the folders of an archived log's lives, in order; none if it has no such folders.
+    """Return the folders of an archived log's lives, in order; empty: not an archive.
 
-    Their names are numbers: what else lies there is no life.
+    Their names are numbers. Other folders are ignored.
     """
     folders = log.iterdir() if log.is_dir() else iter(())
     return sorted(path for path in folders if path.name.isdigit() and path.is_dir())
 
 
 def entries(part: Segment) -> Iterator[tuple[int, Entry]]:
-    """Yield (crc32, entry) of one segment file. Only the last one of a log may end torn.
+    """Yield (crc32, entry) of one segment file. Only the last segment of a log may end torn.
 
     Raises:
-        CorruptFileError: the segment is damaged, or does not reach to the next one.
+        CorruptFileError: the segment is damaged, or ends before the next one begins.
     """
     path, last = part.path, part.end is None
     data = memoryview(path.read_bytes())
@@ -55,7 +55,7 @@ def entries(part: Segment) -> Iterator[tuple[int, Entry]]:
         segment.decode_header(path, bytes(data[: segment.HEADER_SIZE]))
     except CorruptFileError:
         if last and len(data) <= segment.HEADER_SIZE:
-            return  # a crash left it unborn
+            return  # a crash while the file was created
         raise
     position, index = segment.HEADER_SIZE, part.first
     while (found := entry_frame.frame_at(data, position)) is not None:
@@ -64,13 +64,13 @@ def entries(part: Segment) -> Iterator[tuple[int, Entry]]:
                 return
             raise CorruptFileError(path, found.position, found.why)
         if found.index != index:
-            raise CorruptFileError(path, position, f"entry {found.index} where {index} belongs")
+            raise CorruptFileError(path, position, f"entry {found.index} in place of {index}")
         yield int.from_bytes(data[position : position + 4], "little"), found
         position += entry_frame.HEADER_SIZE + len(found.payload)
         index = LogIndex(index + 1)
     if not last and index != part.end:
         raise CorruptFileError(
-            path, position, f"ends before entry {index}; the next has {part.end}"
+            path, position, f"ends before entry {index}; the next segment begins at {part.end}"
         )
 
 
@@ -84,7 +84,7 @@ class Piece:
 
 
 def between(piece: Piece) -> Iterator[Entry]:
-    """Yield a piece's entries, as far as the log has them.
+    """Yield the entries of a piece that the log has.
 
     Raises:
         CorruptFileError: the log is damaged.

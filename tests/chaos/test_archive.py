@@ -198,7 +198,7 @@ def test_command_says_where_an_archive_begins(
     (tmp_path / "cluster.json").write_text(f'{{"nodes": [{nodes}]}}')
     assert run_archive(tmp_path, None, None) == 0
     *_, first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith("n1: 000 begins at entry 7; what its log had before is not there")
+    assert first.startswith("n1: 000 begins at entry 7; earlier entries are not archived")
     assert second == "n2: 000 begins at entry 1"
     assert texts(RunFolder(tmp_path).kept("n1")) == ["from 7"]
 
@@ -247,10 +247,10 @@ def test_archive_that_can_not_be_read_does_not_end_those_of_other_nodes(
     ("folder", "data", "into", "told"),
     [
         ("run", "data", "kept", "without --data and --into"),
-        (None, "data", None, "--data, --into: must both be named"),
-        (None, None, None, "--data, --into: must both be named"),
+        (None, "data", None, "--data, --into: must both be given"),
+        (None, None, None, "--data, --into: must both be given"),
         (None, "gone", "kept", "no such folder"),
-        (None, "data", "data/log/kept", "must lie outside of the node's own folder"),
+        (None, "data", "data/log/kept", "must be outside of the node's own folder"),
         (None, "data", "/dev/kept/n1", "must be on the disk of"),
         ("run", None, None, "neither cluster.json nor <node>/log"),
     ],
