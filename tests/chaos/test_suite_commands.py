@@ -221,7 +221,7 @@ def test_folder_where_nodes_run_is_refused(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "cluster.json").write_text(json.dumps({"nodes": [node]}))
     with monkeypatch.context() as running:
         running.setattr(LocalCluster, "is_running", lambda *_: True)
-        with pytest.raises(LaunchError, match="n1 still run: a run is being played there, or was"):
+        with pytest.raises(LaunchError, match="n1 still run: a run is being played there, or its"):
             claimable(tmp_path)
     clear(claimable(tmp_path))
     assert not tmp_path.exists()
