@@ -41,7 +41,7 @@ GENERATED := build/proto
 LOCK := $(VENV)/uv/bin/uv pip compile --quiet pyproject.toml --universal --python-version 3.11 \
   --generate-hashes --upgrade --no-emit-index-url --no-emit-find-links --no-annotate --no-header
 
-.PHONY: help setup check test demo sim chaos chaos-short audit bench docs proto lock fmt clean java
+.PHONY: help setup check test test-long demo sim chaos chaos-short audit bench docs proto lock fmt clean java
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -82,6 +82,9 @@ test: setup  ## check, 16 simulated worlds, every test; without Java the Spark t
 	  $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS) || failed=$$?; \
 	  wait $$worlds || failed=$$?; \
 	  cat build/sim.txt; exit $$failed
+
+test-long: setup  ## the tests that take long: seeds that once failed, worlds in which nothing goes wrong
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m long $(ARGS)
 
 demo: java setup  ## three nodes, 30,000 timers, the leader killed twice, the audit's verdict
 	$(BIN)/python -m chaos.commands.demo $(ARGS)

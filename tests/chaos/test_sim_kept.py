@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent.parent
 every_one = pytest.mark.parametrize("kept", KEPT, ids=lambda kept: str(kept.task.seed))
 
 
+@pytest.mark.long
 @every_one
 def test_kept_seed_passes(kept: KeptSeed) -> None:
     outcome = play(kept.task)

@@ -131,6 +131,7 @@ def test_at_least_twenty_bugs_hide_where_nothing_goes_wrong() -> None:
     assert len(HIDDEN) >= 20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mutation", HIDDEN, ids=lambda mutation: mutation.name)
 def test_planted_bug_is_not_found_where_nothing_goes_wrong(mutation: Mutation) -> None:
     # Chance may bring about what a bug needs: a lease that ends before its ack is committed.

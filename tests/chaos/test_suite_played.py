@@ -19,6 +19,7 @@ from deploy.local import LaunchError, LocalCluster
 from tests.cluster.running import Forking, until
 
 
+@pytest.mark.long  # CI plays such a run as a step of its own: `make chaos-short`
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")

@@ -147,6 +147,7 @@ def test_timer_of_a_day_costs_four_hundred_bytes_of_writing() -> None:
     assert LOG_SIZE + node.written / node.rows * ROW_SIZE <= 420
 
 
+@pytest.mark.long
 def test_hundred_million_are_rewritten_hardly_more_often_and_no_merge_is_larger() -> None:
     node = Node(1_400_000, uniform(DAY), days=3)
     assert node.pending > 1e8
