@@ -59,6 +59,7 @@ def compiled(spark: SparkSession) -> Iterator[SparkSession]:
         spark.conf.set(name, value)
 
 
+@pytest.mark.long
 def test_every_planted_defect_is_found_and_nothing_else(
     compiled: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
