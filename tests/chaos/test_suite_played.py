@@ -62,6 +62,7 @@ def scheduled(run: RunFolder) -> bool:
     return any((line["op"], line.get("outcome")) == ("schedule", "ok") for line in lines)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
