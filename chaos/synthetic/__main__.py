@@ -9,7 +9,7 @@ from chaos.synthetic.synthetic_world import PLANTS, SyntheticPlan, SyntheticWorl
 
 
 def counts(text: str) -> dict[str, int]:
-    """Return what `lost=1,early=2` says."""
+    """Return the counts of a text such as `lost=1,early=2`; a kind without a number counts one."""
     pairs = (pair.partition("=") for pair in text.split(",") if pair)
     return {kind: int(number or 1) for kind, _, number in pairs}
 
@@ -18,21 +18,27 @@ def main() -> int:
     """Write one synthetic run."""
     parser = argparse.ArgumentParser(
         prog="python -m chaos.synthetic",
-        description="write a run's folder of any size",
-        epilog=f"to plant: {', '.join(PLANTS)}",
+        description="write a synthetic run's folder",
+        epilog=f"kinds of defects: {', '.join(PLANTS)}",
     )
-    parser.add_argument("folder", type=Path, help="a new folder")
-    parser.add_argument("--timers", type=int, default=1_000_000)
-    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("folder", type=Path, help="the folder to write; it must not exist")
+    parser.add_argument("--timers", type=int, default=1_000_000, help="default: %(default)s")
+    parser.add_argument("--nodes", type=int, default=3, help="default: %(default)s")
     parser.add_argument(
         "--keyed", type=float, default=0.0, help="share of timers with keys, 0 to 1"
     )
-    parser.add_argument("--plant", type=counts, default={}, help="kind=number,…")
-    parser.add_argument("--diverged-entry", action="store_true", help="on the last node")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--plant", type=counts, default={}, help="defects to plant: kind=number,kind=number,…"
+    )
+    parser.add_argument(
+        "--diverged-entry",
+        action="store_true",
+        help="write one SCHEDULE entry with other due times on the last node",
+    )
+    parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
     args = parser.parse_args()
     if args.folder.exists():
-        parser.error(f"{args.folder} exists already")
+        parser.error(f"{args.folder} exists; name a new folder")
     try:
         plan = SyntheticPlan(
             timers=args.timers,

@@ -1,4 +1,4 @@
-"""What a synthetic run is written to: equal logs on several nodes, and histories as Parquet."""
+"""The files of a synthetic run: equal logs on several nodes, and histories as Parquet."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ _LINES_PER_GROUP: Final = 400
 
 
 class Logs:
-    """The same log on every node; a node may be given another frame in one place."""
+    """The same log on every node, except for frames set with `alter_next`."""
 
     def __init__(self, folders: list[Path]) -> None:
         self.index = 0
@@ -35,13 +35,13 @@ class Logs:
         self._frames: list[bytes] = []
         self._size = 0
         self._first = 1
-        self._before: tuple[int, int] = (0, 0)  # epoch of the entry before, segment before
+        self._before: tuple[int, int] = (0, 0)  # last epoch and first index of the last segment
         self._altered: dict[tuple[Path, int], bytes] = {}
         for folder in folders:
             folder.mkdir(parents=True)
 
     def append(self, kind: EntryKind, *payload: bytes, at_ms: int) -> int:
-        """Append an entry everywhere; return its index."""
+        """Append an entry to every node's log; return its index."""
         self.index += 1
         frame = self._frame(kind, self.index, at_ms, payload)
         self._frames.append(frame)
@@ -51,7 +51,7 @@ class Logs:
         return self.index
 
     def alter_next(self, node: int, kind: EntryKind, *payload: bytes, at_ms: int) -> None:
-        """Let one node hold something else where the next entry goes."""
+        """Write another entry to one node's log in place of the next entry."""
         index = self.index + 1
         self._altered[self._folders[node], index] = self._frame(kind, index, at_ms, payload)
 
@@ -82,7 +82,7 @@ class Logs:
         self._frames, self._size, self._altered = [], 0, {}
 
     def close(self) -> None:
-        """Write what waits."""
+        """Write all buffered entries."""
         self._flush()
 
 
@@ -106,7 +106,7 @@ _SCHEMA: Final = pa.schema(
 
 
 class Client:
-    """One client's history, as a Parquet file; columns that a line does not name are null."""
+    """One client's history as a Parquet file. A column that a line does not name is null."""
 
     def __init__(self, run: RunFolder, name: str) -> None:
         run.histories.mkdir(parents=True, exist_ok=True)
@@ -116,7 +116,7 @@ class Client:
         self._lines: list[dict[str, Any]] = []
 
     def line(self, op: str, **columns: Any) -> None:
-        """Record one operation; lists may be numpy or Arrow arrays."""
+        """Record one operation; a list may be a numpy or Arrow array."""
         self._lines.append({"op": op, "client": self._name, **columns})
         if len(self._lines) >= _LINES_PER_GROUP:
             self._flush()
@@ -127,7 +127,7 @@ class Client:
         self._lines.clear()
 
     def close(self) -> None:
-        """Write what waits."""
+        """Write all buffered lines and close the file."""
         if self._lines:
             self._flush()
         self._writer.close()
@@ -156,7 +156,7 @@ def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 
 def ids_of(due_ms: I64, seq: I64) -> pa.Array:
-    """Return n timer ids as text, without an object per id."""
+    """Return timer ids as text; no Python object is made per id."""
     raw = timer_id.encode(due_ms, seq.astype(np.uint64), SALT)
     bits = np.unpackbits(np.frombuffer(raw, np.uint8)).reshape(-1, 5)
     weights = np.array([16, 8, 4, 2, 1], np.uint8)
@@ -167,5 +167,5 @@ def ids_of(due_ms: I64, seq: I64) -> pa.Array:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write one JSON file for people."""
+    """Write an indented JSON file."""
     path.write_text(json.dumps(value, indent=1) + "\n")

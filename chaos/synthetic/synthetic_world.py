@@ -1,14 +1,15 @@
 """The model of a synthetic run: time in ticks, one producer, one consumer, one kill half-way.
 
     tick t   schedule R timers, due in the ticks t + 1 .. t + spread
-             cancel one of a thousand, a tick before its time; give another one a tick more, replace
-             a third by its key, and ask for a timer with the key of a fourth, which is rejected
-             fire what is due in tick t: sorted by (due, seq), at most 65,536 an entry
-             deliver and ack it, all of it, before the next tick
+             of the timers due in tick t + 1, about one in a thousand each:
+                 cancel; reschedule by one tick; replace by key; schedule another timer with the
+                 same key, which is rejected
+             fire the timers due in tick t, sorted by (due, seq), at most 65,536 per entry
+             deliver and acknowledge all of these messages before the next tick
 
-Nothing is late and nothing limited by bytes, so the order of firing is one sort per tick and queue
-offsets just count on: a model without any of a replay's cases. Defects are changes of what one
-witness says about a chosen timer (PLANTS).
+No timer is late and no limit of bytes applies. The firing order is therefore one sort per tick, and
+queue offsets are consecutive; none of a replay's cases arises. A planted defect changes one record
+of a chosen timer: an entry, an answer or a delivery (PLANTS).
 """
 
 import random
@@ -33,7 +34,8 @@ TOPIC: Final = "synthetic"
 GROUP: Final = "readers"
 TICK_MS: Final = 500
 TTL_MS: Final = TICK_MS + 1
-"""What expires does so at the end of the tick after its own; planted too early, of its own."""
+"""A message expires at the end of the tick after its due tick. The defect `expired_early` expires
+it in its due tick."""
 FIRE_ROWS: Final = payloads.FIRE_ROWS
 GIVEN_ROWS: Final = 4096
 CANCEL_EVERY: Final = 1009
@@ -41,14 +43,14 @@ MOVE_EVERY: Final = 1013
 REPLACE_EVERY: Final = 1019
 REJECT_EVERY: Final = 1021
 CLOCK_ERROR_MS: Final = 100
-MISDATED_MS: Final = CLOCK_ERROR_MS + 1_001  # a tick of the node's, too
+MISDATED_MS: Final = CLOCK_ERROR_MS + 1_001  # beyond the clock error and one tick of a node
 ANSWERED_MS: Final = 2
-"""From a request's entry to its answer."""
+"""Time from a request's entry to its answer."""
 NOWHERE: Final = 1 << 40
-"""Queue offsets from here on are of messages that no queue holds."""
+"""Queue offsets from this one on belong to messages that no queue holds."""
 BEGIN_MS: Final = 1_700_000_000_000
 PAUSE_MS: Final = 700
-"""From the kill to the next leader's first entry."""
+"""Time from the kill to the next leader's first entry."""
 _T, _G = TopicId(1), GroupId(1)
 
 Mask = npt.NDArray[np.bool_]
@@ -79,14 +81,14 @@ PLANTS: Final = {
     "refused": "refused",
     "expired": "expired",
 }
-"""What can be planted -> the verdict that it must get; the last four are no violations."""
+"""Kind of defect -> the verdict that it must get. The last four verdicts are no violations."""
 UNANSWERED: Final = ("phantom", "unknown_fired_once", "unknown_not_fired", "refused")
-"""Those whose client is given no id."""
+"""Kinds with no timer id in the answer to the client."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticPlan:
-    """What a synthetic run holds."""
+    """Size and contents of a synthetic run."""
 
     timers: int
     nodes: int = 3
@@ -94,19 +96,23 @@ class SyntheticPlan:
     batch: int = 2_000
     """Rows per SCHEDULE entry and per request."""
     spread: int = 100
-    """Ticks within which a timer is due."""
+    """A timer is due at most this many ticks after its request."""
     keyed: float = 0.0
-    """The share of timers that have a key though nothing is done by it."""
+    """Share of timers with a key that no later request uses, 0 to 1."""
     plant: dict[str, int] = field(default_factory=dict)
-    """Kind of PLANTS -> how many."""
+    """Kind (see PLANTS) -> number of timers to plant it at, at least 1."""
     diverged_entry: bool = False
     """The last node holds one SCHEDULE entry with other due times."""
     seed: int = 1
 
     def __post_init__(self) -> None:
-        """Check that there is such a run."""
+        """Check the fields.
+
+        Raises:
+            ValueError: a kind of defect is unknown, or a number is out of range.
+        """
         if unknown := self.plant.keys() - PLANTS.keys():
-            raise ValueError(f"plant: {sorted(unknown)}; known are {sorted(PLANTS)}")
+            raise ValueError(f"plant = {sorted(unknown)}: must be one of {sorted(PLANTS)}")
         if few := {kind: number for kind, number in self.plant.items() if number < 1}:
             raise ValueError(f"plant = {few}: must be 1 or more of each")
         if self.nodes < 1:
@@ -114,18 +120,19 @@ class SyntheticPlan:
         if not 0 <= self.keyed <= 1:
             raise ValueError(f"keyed = {self.keyed:g}: must be a share, 0 to 1")
         if self.timers < 20 * sum(self.plant.values()) + 100:
-            raise ValueError(f"timers = {self.timers}: too few for {self.plant}")
+            needed = 20 * sum(self.plant.values()) + 100
+            raise ValueError(f"timers = {self.timers}: must be at least {needed} for these defects")
 
 
 def key_texts(marks: I64, keyed: Mask) -> list[str | None] | None:
-    """Return the keys of timers; None where there is none, or for all of them."""
+    """Return the keys of timers, None for a timer without a key. None if no timer has a key."""
     if not keyed.any():
         return None
     return [f"k{m}" if k else None for m, k in zip(marks.tolist(), keyed.tolist(), strict=True)]
 
 
 def key_column(marks: I64, keyed: Mask) -> Binary | None:
-    """Return the same as a column of an entry."""
+    """Return the keys of timers as a column of an entry. None if no timer has a key."""
     texts = key_texts(marks, keyed)
     return None if texts is None else Binary.of([(text or "").encode() for text in texts])
 
@@ -139,12 +146,12 @@ class Rows:
     seq: I64
 
     def where(self, mask: Mask) -> "Rows":
-        """Return those that the mask selects, or has the positions of."""
+        """Return the rows that a mask, a slice or an array of positions selects."""
         return Rows(self.mark[mask], self.due_ms[mask], self.seq[mask])
 
     @classmethod
     def joined(cls, parts: list["Rows"]) -> "Rows":
-        """Return all rows of several."""
+        """Return the concatenation of several parts; no part gives no rows."""
         columns = ([getattr(p, name) for p in parts] for name in ("mark", "due_ms", "seq"))
         return cls(*(np.concatenate([np.zeros(0, np.int64), *each]) for each in columns))
 
@@ -162,22 +169,22 @@ class SyntheticWorld:
         self._consumer = Client(self.run, "consumer")
         self._due: dict[int, list[Rows]] = {}
         self._over: I64 = np.zeros(0, np.int64)
-        """Offsets of what expires at the end of this tick, and"""
+        """Queue offsets of the messages that expire at the end of this tick."""
         self._fired_over: I64 = np.zeros(0, np.int64)
-        """of the next."""
+        """Queue offsets of the messages that expire at the end of the next tick."""
         self._planted = self._choose()
         self._known: list[dict[str, Any]] = []
         self._seq = self._offset = 0
         self._sequence = 0
         self._moved = np.zeros(0, np.int64)
-        """Marks of what was given a tick more: once is enough."""
+        """Marks of the timers rescheduled in the last tick; a timer is rescheduled only once."""
         self._alter = plan.diverged_entry
         nodes = [{"name": name, "data": name} for name in names]
         write_json(folder / "cluster.json", {"nodes": nodes})
         write_json(self.run.about, {"clock_error_ms": CLOCK_ERROR_MS})
 
     def _choose(self) -> dict[int, str]:
-        """Return mark -> what is planted there."""
+        """Return the kind of defect by the mark of its timer, chosen at random."""
         plan = self._plan
         kinds = [kind for kind, count in sorted(plan.plant.items()) for _ in range(count)]
         marks = random.Random(plan.seed).sample(range(1, plan.timers + 1), len(kinds))
@@ -229,12 +236,12 @@ class SyntheticWorld:
         self._begin_epoch(2, at_ms)
 
     def _plants(self, marks: I64, *kinds: str) -> Mask:
-        """Return which of the marks have one of the kinds planted."""
+        """Return a mask of the marks that have one of these defects."""
         chosen = [mark for mark, kind in self._planted.items() if kind in kinds]
         return np.isin(marks, chosen) if chosen else np.zeros(len(marks), np.bool_)
 
     def _every(self, marks: I64, nth: int) -> Mask:
-        """Return which marks are to be changed as every nth one: those with nothing planted."""
+        """Return a mask of every nth mark, without the marks that have a defect."""
         chosen: Mask = (marks % nth == 0) & ~np.isin(marks, [*self._planted])
         return chosen
 
@@ -242,23 +249,23 @@ class SyntheticWorld:
         return self._every(marks, REPLACE_EVERY) | self._plants(marks, "replaced_delivered")
 
     def _rivalled(self, marks: I64) -> Mask:
-        """Return which have a key that is asked for once more."""
+        """Return a mask of the timers with a key that a second schedule request uses."""
         planted = self._plants(marks, "key_doubled", "conflict_untrue")
         return self._every(marks, REJECT_EVERY) | planted
 
-    # ---- what happens in a tick
+    # ---- the events of a tick
 
     def _schedule(self, tick: int, first: int, count: int, at_ms: int) -> None:
         marks = np.arange(first, first + count)
         delay = self._chance.integers(TICK_MS, TICK_MS * self._plan.spread, count)
-        delay[self._plants(marks, "misdated")] = 3 * TICK_MS  # more than it is off by
+        delay[self._plants(marks, "misdated")] = 3 * TICK_MS  # more than MISDATED_MS
         for start in range(0, count, self._plan.batch):
             part = slice(start, start + self._plan.batch)
             at = at_ms + start * (TICK_MS // 4) // count
             self._request(tick, marks[part], at_ms + delay[part], at)
 
     def _request(self, tick: int, marks: I64, due_ms: I64, at_ms: int) -> None:
-        """One request: its entry, its answer, and what is planted in either."""
+        """Write one request: its entry, its answer, and the defects planted in either."""
         in_log = ~self._plants(marks, "lost", "unknown_not_fired", "refused")
         twice = self._plants(marks, "duplicate_fire")
         log_marks = np.concatenate([marks[in_log], marks[twice]])
@@ -275,7 +282,7 @@ class SyntheticWorld:
         number = (log_due - BEGIN_MS) // TICK_MS
         for due in np.unique(number).tolist():
             self._due.setdefault(due, []).append(rows.where(number == due))
-        # The answer. What is lost got an id that no row has.
+        # The answer. A lost timer gets an id that no row has.
         answered = np.full(len(marks), 1 << 40, np.int64) + marks
         answered[in_log] = seqs[: int(np.count_nonzero(in_log))]
         ids = ids_of(due_ms + self._plants(marks, "diverged"), answered)
@@ -301,10 +308,10 @@ class SyntheticWorld:
                 self._answer("ok", marks[one], None, ids.filter(one), at_ms, delay_ms=delay_ms)
 
     def _plant_known(self, kind: str, mark: int, timer_id: str) -> None:
-        """Note what is planted, under the id that its client is answered; None: it is not."""
+        """Record a defect under the timer id of the answer. None if the answer has no id."""
         told: str | None = timer_id
         if kind in ("key_doubled", "conflict_untrue"):
-            mark, told = mark + self._plan.timers, None  # its rival's: the key is what names it
+            mark, told = mark + self._plan.timers, None  # of the second request with this key
         elif kind in UNANSWERED:
             told = None
         known = {"verdict": PLANTS[kind], "planted": kind, "mark": mark, "id": told}
@@ -355,7 +362,7 @@ class SyntheticWorld:
         )  # fmt: skip
 
     def _change(self, tick: int, at_ms: int) -> None:
-        """Cancel, move, replace and rival some of what is due in the next tick."""
+        """Cancel, reschedule, replace or compete with some timers that are due in the next tick."""
         rows = Rows.joined(self._due.get(tick + 1, []))
         first = (rows.mark <= self._plan.timers) & ~np.isin(rows.mark, self._moved)
         untrue = self._plants(rows.mark, "cancel_untrue")
@@ -372,7 +379,7 @@ class SyntheticWorld:
         self._rival(rows.where(rivalled), at_ms)
 
     def _cancel(self, rows: Rows, gone: Mask, untrue: Mask, at_ms: int) -> None:
-        """Cancel, and answer the truth, or not."""
+        """Cancel timers; the answer is false where `untrue` is set."""
         told = gone | self._plants(rows.mark, "cancelled_delivered")
         if gone.any():
             targets = payloads.Ids(rows.due_ms[gone], rows.seq[gone].astype(np.uint64))
@@ -387,7 +394,7 @@ class SyntheticWorld:
             )  # fmt: skip
 
     def _successors(self, rows: Rows, marks: I64, tick: int) -> Rows:
-        """Return the timers that fire a tick later instead."""
+        """Return the timers that replace these, due one tick later."""
         seqs = np.arange(self._seq + 1, self._seq + len(marks) + 1)
         self._seq += len(marks)
         new = Rows(marks, rows.due_ms + TICK_MS, seqs)
@@ -430,7 +437,7 @@ class SyntheticWorld:
         self._deliver(rows, offsets, planted, 1, at_ms)
 
     def _rival(self, rows: Rows, at_ms: int) -> None:
-        """Ask for timers whose keys are taken."""
+        """Schedule timers with keys that are in use."""
         if not len(rows.mark):
             return
         marks, all_ = rows.mark + self._plan.timers, np.ones(len(rows.mark), np.bool_)
@@ -462,7 +469,7 @@ class SyntheticWorld:
             self._give(rows.where(part), at_ms)  # type: ignore[arg-type]
 
     def _give(self, rows: Rows, fired_ms: int) -> None:
-        """Deliver and ack what one FIRE fired."""
+        """Deliver and acknowledge the messages that one FIRE entry fired."""
         first = self._offset
         self._offset += len(rows.mark)
         self._group(Op.RESERVE, np.array([self._offset]), fired_ms)
@@ -478,7 +485,7 @@ class SyntheticWorld:
             self._deliver(mine, at, seen_early, 1, fired_ms, after_ms=-TICK_MS - CLOCK_ERROR_MS)
             self._group(Op.ACK, at[~(over | self._plants(mine.mark, "ack_lost"))], fired_ms)
             if early.any():
-                self._group(Op.EXPIRE, at[early], fired_ms)  # before its time to live is over
+                self._group(Op.EXPIRE, at[early], fired_ms)  # before the end of the time to live
             self._fired_over = np.append(self._fired_over, at[over & ~early])
             self._consumer.line(
                 "ack", outcome="ok", topic=TOPIC, group=GROUP, start_ms=fired_ms + 4,
@@ -490,7 +497,7 @@ class SyntheticWorld:
             self._deliver(mine, at, self._plants(mine.mark, "unmarked_redelivery"), 1, fired_ms)
 
     def _expire(self, at_ms: int) -> None:
-        """Let what fired in the tick before the last one, and was not given, expire."""
+        """Expire the undelivered messages that fired in the tick before the last one."""
         if len(self._over):
             self._group(Op.EXPIRE, self._over, at_ms)
         self._over, self._fired_over = self._fired_over, np.zeros(0, np.int64)
@@ -498,7 +505,7 @@ class SyntheticWorld:
     def _deliver(
         self, rows: Rows, offsets: I64, which: Mask, attempt: int, fired_ms: int, after_ms: int = 3
     ) -> None:
-        """Deliver some, received so long after they fired, or before."""
+        """Deliver the rows of a mask, received `after_ms` after they fired; it may be negative."""
         count = int(np.count_nonzero(which))
         if not count:
             return

@@ -198,8 +198,8 @@ def test_aimed_world_has_what_was_asked_for_and_draws_the_rest() -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["--faults", "kill,rust"], "fault rust: there are power, power_all"),
-        (["--mischief", "sloth"], "mischief sloth: there are transfer, slow"),
+        (["--faults", "kill,rust"], "fault rust: must be one of power, power_all"),
+        (["--mischief", "sloth"], "mischief sloth: must be one of transfer, slow"),
         (["--nodes", "4"], "invalid choice: 4"),
         (["--seeds", "0"], "--seeds 0: must be at least 1"),
         (["--seed", "1", "--seconds", "0"], "--seconds 0: must be at least 1"),

@@ -38,7 +38,7 @@ def test_ids_are_those_of_timer_id() -> None:
 def test_plan_refuses_what_it_does_not_know() -> None:
     with pytest.raises(ValueError, match="misplaced"):
         SyntheticPlan(timers=1000, plant={"misplaced": 1})
-    with pytest.raises(ValueError, match="too few"):
+    with pytest.raises(ValueError, match="timers = 100: must be at least 120"):
         SyntheticPlan(timers=100, plant={"lost": 1})
     with pytest.raises(ValueError, match=r"plant = {'lost': -3}: must be 1 or more of each"):
         SyntheticPlan(timers=1000, plant={"lost": -3})

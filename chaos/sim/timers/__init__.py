@@ -1,4 +1,4 @@
-"""The timer cluster in a simulated world: the production engine, and clients that use it.
+"""The timer cluster in a simulated world: the production engine and its simulated clients.
 
 Read `timers.py` first.
 """

@@ -1,8 +1,8 @@
-"""Simple clients of a simulated cluster: they have no producer and name their requests.
+"""Simple clients of a simulated cluster: they have no producer and give each request an id.
 
-A caller sends requests about several topics under an id until they are answered, and once more. It
-gives up on some, and sends another request under an old id now and then. Most ids are remembered
-for longer than the world lasts, some for a moment only.
+A caller sends a request for timers of several topics until it is answered, and sometimes once more
+after that. It gives some requests up. Now and then it sends another request under an old id. The
+cluster remembers most ids for longer than the world lasts, and some for 1.5 seconds (SHORT_MS).
 """
 
 import random
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from chaos.sim.timers.town import Town
 
 LONG_MS: Final = 10 * 365 * 86_400_000
-"""Longer than any clock is led astray."""
+"""Ten years: more than any fault moves a clock."""
 SHORT_MS: Final = 1_500
 RESEND_US: Final = 900_000
 OTHER: Final = 0.1
-"""How often a caller tries another request under an id that it has used."""
+"""Share of new requests that get an id used before, if there is one."""
 
 
 class SimCaller:
@@ -35,7 +35,7 @@ class SimCaller:
         self._past: list[NamedRequest] = []
 
     def act(self) -> None:
-        """Do one thing: a new request, or send an old one again."""
+        """Send a new request, or an old one again."""
         app, rng = self._town.leader(), self._rng
         if app is None:
             return
@@ -43,7 +43,7 @@ class SimCaller:
         if self.waiting and now_us - self.waiting[0].sent_us > RESEND_US:
             call = self.waiting[0]
             if rng.random() < 0.1 and not self._town.closing:
-                self.waiting.remove(call)  # it has died: nobody knows what became of it
+                self.waiting.remove(call)  # the client died; the outcome stays unknown
                 self._past.append(call)
             else:
                 self._send(app, call)
@@ -84,13 +84,13 @@ class SimCaller:
         self._town.line.ask(app, app.call, call, reply)
 
     def _answered(self, call: NamedRequest, result: object) -> None:
-        if isinstance(result, InvalidRequestError):  # by policy, or the id is another's
+        if isinstance(result, InvalidRequestError):  # by policy, or another request has the id
             if self._town.operator is None:
                 self._town.book.requests.refusal(call.text, call.body)
             if call in self.waiting:
                 self.waiting.remove(call)
         if isinstance(result, EngineError):
-            return  # sent again when it is due
+            return  # act() sends it again after RESEND_US
         assert isinstance(result, list)
         book = self._town.book
         if call.window_ms == LONG_MS and call.names is not None:

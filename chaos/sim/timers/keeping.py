@@ -1,7 +1,7 @@
-"""What operators ask of a simulated node: groups that are sought, altered, deleted and redriven.
+"""Calls of operators to a simulated node: seek, alter, delete and redrive a group; delete a topic.
 
-A part of chaos/sim/timers/timers.py. Nobody waits for an answer: what was done stands in the log,
-and the book reads it there.
+A part of chaos/sim/timers/timers.py. The calls return no answer, because the log shows their
+effects and the book (chaos/sim/checks/book.py) reads them from the log.
 """
 
 from contextlib import suppress
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from chaos.sim.world.sim_node import SimNode
 
 REDRIVE_WAIT_US: Final = 2_000_000
-"""Until a redrive gives up."""
+"""Time after which a redrive ends."""
 REDRIVE_LEASE_MS: Final = 2_000
 
 
 class KeeperCalls:
-    """See the module; TimerApp has the rest."""
+    """The operators' calls of TimerApp, its only subclass."""
 
     engine: Engine
     node: "SimNode"
@@ -38,7 +38,15 @@ class KeeperCalls:
         raise NotImplementedError
 
     def seek_group(self, topic: str, name: str, by: str, where: float) -> None:
-        """Let a group go on elsewhere. `where`: how far on in what is kept."""
+        """Seek a group to an offset or a time.
+
+        Args:
+            topic: the group's topic
+            name: the group's name
+            by: "offset" or "time"
+            where: 0 to 1; by offset, a fraction of the queue's range; by time, 10 s before now
+                times this
+        """
         leader, group = self._group(topic, name)
         if leader is None or group is None:
             return
@@ -62,7 +70,7 @@ class KeeperCalls:
             self._kick()
 
     def redrive(self, letters: str, most: int) -> None:
-        """Send so many dead letters back, as cluster/api/group_admin.py does."""
+        """Redrive at most `most` dead letters, as cluster/api/group_admin.py does."""
         leader, group = self._group(letters, dead_letters.GROUP)
         if leader is None or group is None:
             return

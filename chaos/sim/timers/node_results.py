@@ -1,4 +1,4 @@
-"""What a node's results are to simulated clients: plain lists of names and numbers."""
+"""A node's results in the form of simulated clients: plain lists of names and numbers."""
 
 import numpy as np
 
@@ -25,7 +25,7 @@ def rows_of(delivery: Delivery) -> list[DeliveredRow]:
 
 
 def told(result: object) -> object:
-    """Return what became of each row of a request, or its error."""
+    """Return the outcome of each row of a request, or the error of the request."""
     if isinstance(result, EngineError):
         return result
     assert isinstance(result, Accepted | Repeated)
@@ -44,10 +44,10 @@ def told(result: object) -> object:
 
 
 def named(timers: Ids) -> list[TimerName]:
-    """Return timers one by one."""
+    """Return the names of timers as a list."""
     return [*map(TimerName, timers.due_ms.tolist(), timers.seq.tolist())]
 
 
 def listed(result: object) -> object:
-    """Return an array as a list, an error as it is."""
+    """Return an array as a list, and an error unchanged."""
     return result if isinstance(result, EngineError) else np.asarray(result).tolist()

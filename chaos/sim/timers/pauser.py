@@ -1,4 +1,4 @@
-"""A client of a simulated cluster who pauses topics and lets them go on."""
+"""A client of a simulated cluster that pauses and resumes topics."""
 
 import random
 from typing import TYPE_CHECKING, Final
@@ -9,18 +9,18 @@ if TYPE_CHECKING:
     from chaos.sim.timers.town import Town
 
 PAUSING: Final = 0.1
-"""So often, of the moments at which a client acts."""
+"""Probability of a pause or resume at each action of the clients."""
 
 
 class SimPauser:
-    """Acts where policies change; at the end all topics go on."""
+    """Pauses and resumes scopes; exists in worlds with `policies`. All are resumed at the end."""
 
     def __init__(self, town: "Town", rng: random.Random) -> None:
         self._town = town
         self._rng = rng
 
     def act(self) -> None:
-        """Pause some scope, or let it go on, or leave that to the wider one."""
+        """Pause or resume a scope, or unset its fields so that the wider scope decides."""
         app, rng = self._town.leader(), self._rng
         if app is None or self._town.closing or rng.random() > PAUSING:
             return
@@ -35,7 +35,7 @@ class SimPauser:
         self._town.line.ask(app, app.alter, scope, said, unset)
 
     def finish(self) -> None:
-        """Let all go on that is paused."""
+        """Unset `paused` in every scope that is paused."""
         app = self._town.leader()
         if app is None:
             return

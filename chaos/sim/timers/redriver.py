@@ -1,4 +1,4 @@
-"""A simulated operator who redrives dead letters."""
+"""A simulated operator that redrives dead letters."""
 
 import random
 from typing import TYPE_CHECKING, Final
@@ -7,18 +7,18 @@ if TYPE_CHECKING:
     from chaos.sim.timers.town import Town
 
 REDRIVING: Final = 0.1
-"""How likely somebody redrives letters at a moment at which a client acts."""
+"""Probability of a redrive at each action of the clients."""
 
 
 class SimRedriver:
-    """Sends dead letters back where they came from."""
+    """Redrives dead letters to their first topics."""
 
     def __init__(self, town: "Town", rng: random.Random) -> None:
         self._town = town
         self._rng = rng
 
     def act(self) -> None:
-        """Do so with some, or all, of some group's, now and then."""
+        """Now and then redrive 1, 3 or up to 256 dead letters of a random group."""
         app, rng = self._town.leader(), self._rng
         if app is None or self._town.closing or rng.random() > REDRIVING:
             return

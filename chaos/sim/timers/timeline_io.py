@@ -1,7 +1,7 @@
-"""The world's timeline, disk and driver as the state plane of a simulated process uses them.
+"""The timeline, disk and driver of a world, as the state plane of a simulated process uses them.
 
-Implements StateIo (cluster/state/state_plane.py). The work of a thread begins some time after its
-order and ends at that instant. Its result is used then, or seconds later.
+Implements StateIo (cluster/state/state_plane.py). The work of a thread runs in one instant, a
+random time after its order. Its result is used in that instant, or seconds later.
 """
 
 import random
@@ -24,10 +24,10 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 FOLD_US: Final = (1_000, 50_000, 250_000)
-"""The interval of a follower's folds. A process has one of these."""
+"""Intervals of a follower's folds; each process draws one."""
 SHARE_MIN: Final = 0.75
 SYNC_LOOK_US: Final = 1_000
-"""How often a flush looks whether the log beside it goes as far."""
+"""Interval at which a flush checks that the log is durable up to the flush's index."""
 WORK_US: Final = {
     ThreadWork.LOOKUP: 2_000,
     ThreadWork.FLUSH: 100_000,
@@ -35,16 +35,17 @@ WORK_US: Final = {
     ThreadWork.READ_AHEAD: 20_000,
     ThreadWork.FETCH: 20_000,
 }
-"""The longest time that a thread takes for each kind of work."""
+"""Longest time from an order to the end of the work, per kind of work."""
 SLOW_FILES_US: Final = 8_000_000
-"""Longer than a new run is loaded for before its use (timer/pending/runs/run_set.py)."""
+"""Longest delay of a result; longer than a new run is loaded ahead of its use
+(timer/pending/runs/run_set.py)."""
 SLOW_FILES: Final = (ThreadWork.FLUSH, ThreadWork.MERGE, ThreadWork.READ_AHEAD)
 INSTALLS: Final = ("end_flush", "install_merge", "end_ahead")
-"""The calls that take new rows of files into use."""
+"""Names of the calls that bring new rows of files into use."""
 
 
 class TimelineIo:
-    """For one process."""
+    """The StateIo of one process."""
 
     def __init__(self, app: "TimerApp", rng: random.Random) -> None:
         self._app, self._node, self._rng = app, app.node, rng
@@ -96,7 +97,7 @@ class TimelineIo:
         self._node.later(0, call)
 
     def wake_in(self, wait_ms: int) -> None:
-        """See StateIo. At least a millisecond, as virtual time stands still during a step."""
+        """See StateIo. Waits at least 1 ms, because virtual time stands still during a step."""
         wait_us = max(1, wait_ms) * 1_000
         self._wake_us = self._node.world.timeline.now_us + wait_us
         self._node.later(wait_us, self._wake, self._wake_us)
@@ -122,7 +123,7 @@ class TimelineIo:
         self._node.later(self._rng.randrange(WORK_US[kind]), finish)
 
     def timed(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """See StateIo. Virtual time is not measured; what is taken into use is judged."""
+        """See StateIo. Measures no time. Checks the store after each call of INSTALLS."""
         result = work(*args, **kwargs)
         if work.__name__ in INSTALLS:
             workbook.check_windows(self._node, self._app.engine.machine.store)
@@ -163,7 +164,7 @@ class TimelineIo:
         """See StateIo."""
         self._node.drop_before(index, keep=keep and not self._node.world.options.hasty)
 
-    # ---- what the node hears
+    # ---- notices to the node
 
     def leader_address(self) -> str | None:
         """See StateIo. Simulated clients try every node."""

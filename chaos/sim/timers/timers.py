@@ -1,6 +1,6 @@
 """The timer machine as the application of a simulated node: the production engine and leader.
 
-The production state plane (cluster/state/state_plane.py) runs it on the world's timeline.
+The production state plane (cluster/state/state_plane.py) runs both on the world's timeline.
 """
 
 import random
@@ -70,27 +70,32 @@ CROWD_CONFIG: Final = replace(CONFIG, fire_topics_max=workbook.TOPICS_MAX)
 SWEEP_ROWS: Final = 3
 SWEEP_TOPICS: Final = 1
 TOPICS_AT_ONCE: Final = 1
-"""That a manifest takes before its cut, and that hear of its spill file: some change in between."""
+"""Topics that a flush handles per step, before its cut and after its spill file. Topics can change
+between the steps."""
 APART_MAX: Final = 20
-"""Held timers that one FIRE looks at: so releases take some."""
+"""Held timers that one FIRE entry handles; few, so that a release takes several entries."""
 PRODUCER_IDS: Final = 1_000
-"""So few that two registrations draw the same one now and then."""
+"""Number of producer ids; few, so that two registrations sometimes draw the same one."""
 PRODUCER_IDLE_MS: Final = 2_000
-"""Where producers are forgotten soon."""
+"""Time after which an idle producer is forgotten in worlds with `fleeting`."""
 RESERVE: Final = 300_000
+"""Bytes of a small disk that are reserved for work that must go on."""
 ROOM: Final = 100_000
-"""Bytes of a small disk: kept for what must go on, and beside that."""
+"""Bytes of a small disk beside the reserve."""
 DRAIN_LOOK_US: Final = 5_000
 ROOM_LOOK_US: Final = 200_000
 PRESSED_BYTES: Final = 200
-"""The memtable's limit where folding waits for flushes."""
+"""The memtable's limit in worlds with `pressed`, where folding waits for flushes."""
 
 
 class EngineWithoutLookup(Engine):
-    """An engine that reads its runs while it folds, because no thread has read them before."""
+    """An engine that reads its runs while it folds, because no thread has read them before.
+
+    Nodes with an even replica id use it. The result of a fold must not depend on a prefetch.
+    """
 
     def begin_prefetch(self, entries: Sequence[Entry]) -> None:
-        """Return None: the result of a fold must not depend on it."""
+        """Return None: no prefetch."""
 
 
 def _limits(options: WorldOptions) -> FlushLimits:
@@ -109,12 +114,12 @@ class TimerApp(KeeperCalls):
     def __init__(self, node: "SimNode", town: Town) -> None:
         self.node = node
         self._town = town
-        secret = f"{node.replica} {node.nonce}".encode()  # each process has another
+        secret = f"{node.replica} {node.nonce}".encode()  # differs between processes
         config = CROWD_CONFIG if node.world.options.crowds else CONFIG
         self._producer_ids = PRODUCER_IDS
         if node.world.options.fleeting:
             config = replace(config, producer_idle_ms=PRODUCER_IDLE_MS)
-            self._producer_ids = 1 << 48  # a forgotten producer's id never comes again
+            self._producer_ids = 1 << 48  # the id of a forgotten producer is never drawn again
         engine = Engine if node.replica % 2 else EngineWithoutLookup
         self.engine = engine(node.disk, STATE_PATH, config, self._observe, secret)
         if node.world.options.crowds:
@@ -133,7 +138,7 @@ class TimerApp(KeeperCalls):
         self.plane = StatePlane(self.engine, self.limits, io)
         self.draining = False
         self._open: dict[object, Leader] = {}
-        """The schedule requests that this process has taken and not answered."""
+        """The schedule requests that this process has accepted and not answered."""
         self._rooms: tuple[Leader, Rooms] | None = None
         if node.world.options.tight:
             node.later(0, self._look_at_room)
@@ -144,7 +149,7 @@ class TimerApp(KeeperCalls):
         """See App."""
         return self.engine.machine.applied_index
 
-    # ---- what the node tells
+    # ---- calls of the node
 
     def check_entry(self, entry: Entry) -> None:
         """See App."""
@@ -153,7 +158,7 @@ class TimerApp(KeeperCalls):
     def on_commit(self, entries: Sequence[Entry]) -> None:
         """See App."""
         book = self._town.book
-        if entries[-1].index > book.committed:  # it looks at each entry once
+        if entries[-1].index > book.committed:  # the book reads each entry once
             true_ms = self._true_ms()
             for entry in entries:
                 book.on_commit(entry, true_ms)
@@ -188,7 +193,7 @@ class TimerApp(KeeperCalls):
             return
         waiting = [leader for leader in self._open.values() if leader.closed is None]
         if waiting:
-            raise Broken("drain", f"{self.node} has drained, and {len(waiting)} requests wait")
+            raise Broken("drain", f"{self.node} drained with {len(waiting)} requests unanswered")
         done()
 
     def on_stop(self) -> None:
@@ -220,10 +225,10 @@ class TimerApp(KeeperCalls):
     # ---- time
 
     def _true_ms(self) -> int | None:
-        """Return what a right clock shows.
+        """Return the time of a correct clock in Unix milliseconds.
 
-        None: of voters that led together at some time two clocks or more were wrong, then or
-        since. Five have a right one in the middle then, the three that answer first may not.
+        None if two voters of one voter set had a wrong clock at any time. Of five clocks the median
+        is still right then, but the median of the first three answers may be wrong.
         """
         world = self.node.world
         world.sets_seen.update(node.core.voters for node in world.nodes if node.alive)
@@ -236,14 +241,14 @@ class TimerApp(KeeperCalls):
         return self.plane.now()
 
     def clock_ms(self) -> int:
-        """Return what the clock of this leader shows."""
+        """Return the time of this leader's clock in Unix milliseconds."""
         return self._now().clock_ms
 
     def _kick(self) -> None:
         self.plane.kick()
 
     def handed_out(self, delivery: Delivery) -> None:
-        """Judge a delivery that is about to be sent."""
+        """Check a delivery that is about to be sent."""
         book, leader = self._town.book, self.engine.leader
         assert leader is not None
         book.handed_out(self.node, delivery, self.node.world.referee.served)
@@ -252,10 +257,10 @@ class TimerApp(KeeperCalls):
         book.leases.handed_out(leader, delivery.group, offsets, self.node.mono_ms())
 
     def may_hand_out(self) -> bool:
-        """Whether nobody else can lead at this moment."""
+        """Return whether this node's leadership lease is valid now."""
         return self.node.core.lease_held(self.node.mono_ms())
 
-    # ---- room: what cluster/files/disk_room.py does
+    # ---- room on disks, as in cluster/files/disk_room.py
 
     def _look_at_room(self) -> None:
         node, before = self.node, self.engine.room
@@ -275,7 +280,7 @@ class TimerApp(KeeperCalls):
                 node.world.network.carry(link, other.call, _tell_room, other, rooms, back)
         leader.full = rooms.refusal(node.core.voters, now_ms)
 
-    # ---- what clients ask; each answers through `reply`
+    # ---- requests of clients; each answers through `reply`
 
     def register(self, token: bytes, reply: "Callable[[object], None]") -> None:
         """Register a producer."""
@@ -292,7 +297,7 @@ class TimerApp(KeeperCalls):
     def schedule(
         self, producer_id: int, request: NumberedRequest, reply: "Callable[[object], None]"
     ) -> None:
-        """Schedule a request's timers; the answer is a list of TimerName, or an error."""
+        """Schedule a request's timers; the answer is a list of ToldRow, or an error."""
         leader = self.engine.leader
         if leader is None:
             reply(NotLeaderError(None))
@@ -303,7 +308,7 @@ class TimerApp(KeeperCalls):
             if topic is None:
                 leader.topic(request.topic, now, lambda _: None)
                 self._kick()
-                return  # the client asks again
+                return  # the client resends the request
             rows, payload = len(request.values), Binary.of(request.payloads(producer_id))
             rules = leader.rules(topic.topic_id, ProducerId(producer_id), request.sequence)
             limit, size = rules.payload_limit[0], int(payload.sizes.max())
@@ -333,7 +338,7 @@ class TimerApp(KeeperCalls):
         self._kick()
 
     def call(self, call: NamedRequest, reply: "Callable[[object], None]") -> None:
-        """Schedule a request that has an id; the answer is as that of `schedule`."""
+        """Schedule a request that has an id; the answer is the same as for `schedule`."""
         leader = self.engine.leader
         if leader is None:
             reply(NotLeaderError(None))
@@ -348,7 +353,7 @@ class TimerApp(KeeperCalls):
             if missing:
                 leader.topic(missing[0], now, lambda _: None)
                 self._kick()
-                return  # the client asks again
+                return  # the client resends the request
             known = {name: topic for name, topic in topics.items() if topic is not None}
             ids = [known[topic].topic_id for topic, _ in call.rows]
             times = []
@@ -373,7 +378,7 @@ class TimerApp(KeeperCalls):
     def _take(
         self, leader: Leader, key: object, part: Part, now: Now, reply: "Callable[[object], None]"
     ) -> None:
-        """Hand a request to the leader."""
+        """Give a schedule request to the leader."""
         last = leader.machine.producers.last_sequence(part.producer_id)
         repeated = part.request is not None or (last is not None and part.sequence <= last)
         taken = object()
@@ -438,7 +443,13 @@ class TimerApp(KeeperCalls):
     def change_key(
         self, key: tuple[str, bytes], delay_ms: int | None, reply: "Callable[[object], None]"
     ) -> None:
-        """Cancel (None), or reschedule, what has a key; the answer is a list of (old, new)."""
+        """Cancel or reschedule the timer with a key.
+
+        Args:
+            key: topic and key
+            delay_ms: the new delay; None cancels
+            reply: gets a list of (old name, new name), new is None after a cancel; or an error
+        """
         leader = self.engine.leader
         topic = self.engine.machine.topic_by_name.get(key[0])
         if leader is None or topic is None:
@@ -475,7 +486,7 @@ class TimerApp(KeeperCalls):
         self._town.book.policies.moves.setdefault(target, []).append((topic, taken))
 
     def alter(self, where: str, said: ScopePolicy, unset: list[str]) -> None:
-        """Change what the cluster (""), a namespace ("ns/") or a topic says; nobody waits."""
+        """Change the policy of the cluster (""), a namespace ("ns/") or a topic; no answer."""
         leader = self.engine.leader
         topic = self.engine.machine.topic_by_name.get(where)
         if leader is None or (topic is None and where and not where.endswith("/")):
@@ -490,7 +501,7 @@ class TimerApp(KeeperCalls):
         leader = self.engine.leader
         topic = self.engine.machine.topic_by_name.get(consumer.topic)
         if leader is None or topic is None:
-            self._town.line.stream(consumer.ended, stream)  # it tries again
+            self._town.line.stream(consumer.ended, stream)  # the consumer opens a stream again
             return
 
         def join(group: object) -> None:
@@ -531,7 +542,7 @@ class TimerApp(KeeperCalls):
         self._kick()
 
     def leave(self, consumer: SimConsumer, stream: int) -> None:
-        """A stream broke."""
+        """Detach a consumer after its stream broke."""
         joined = self._joined.pop((consumer, stream), None)
         if joined is not None and self.engine.leader is not None:
             self._town.book.leases.left(joined[1])
@@ -539,7 +550,7 @@ class TimerApp(KeeperCalls):
             self._kick()
 
     def credit(self, consumer: SimConsumer, stream: int, messages: int) -> None:
-        """A consumer takes more."""
+        """Give a consumer credit for more messages."""
         joined = self._joined.get((consumer, stream))
         if joined is not None and self.engine.leader is not None:
             self.engine.leader.groups.credit(*joined, messages)
@@ -554,7 +565,10 @@ class TimerApp(KeeperCalls):
         offsets: list[int],
         reply: "Callable[[object], None]",
     ) -> None:
-        """Ack messages; the answer is a list of verdicts (timer.leader.groups.shared_leases)."""
+        """Acknowledge messages; the answer is a list of verdicts.
+
+        The verdicts are those of timer/leader/groups/shared_leases.py.
+        """
         joined = self._joined.get((consumer, stream))
         leader = self.engine.leader
         if joined is None or leader is None:
@@ -582,7 +596,10 @@ class TimerApp(KeeperCalls):
         offset: int,
         reply: "Callable[[object], None]",
     ) -> None:
-        """Ack all up to a message; `held`: epoch and lease. The answer is a list of a verdict."""
+        """Acknowledge all messages up to an offset; the answer is a list of one verdict.
+
+        `held` is the epoch and the lease id.
+        """
         joined = self._joined.get((consumer, stream))
         leader = self.engine.leader
         if joined is None or leader is None:
@@ -603,7 +620,7 @@ class TimerApp(KeeperCalls):
         delay_ms: int | None,
         reply: "Callable[[object], None]",
     ) -> None:
-        """Nack messages; the answer is (topic id, group id, verdicts)."""
+        """Nack messages; the answer is (topic id, group id, verdicts). None after an error."""
         joined = self._joined.get((consumer, stream))
         leader = self.engine.leader
         if joined is None or leader is None:
@@ -625,7 +642,7 @@ class TimerApp(KeeperCalls):
     def give_back(
         self, consumer: SimConsumer, stream: int, held: tuple[int, int, list[int]]
     ) -> None:
-        """Give messages back unseen."""
+        """Return messages that were not seen."""
         joined = self._joined.get((consumer, stream))
         leader = self.engine.leader
         if joined is not None and leader is not None:
@@ -636,7 +653,7 @@ class TimerApp(KeeperCalls):
             self._kick()
 
     def extend(self, consumer: SimConsumer, stream: int, held: tuple[int, int, list[int]]) -> None:
-        """Hold messages longer; nobody waits for the answer."""
+        """Extend the leases of messages; no answer."""
         joined = self._joined.get((consumer, stream))
         leader = self.engine.leader
         if joined is not None and leader is not None:
@@ -652,7 +669,7 @@ class TimerApp(KeeperCalls):
 
 
 def _tell_room(node: "SimNode", rooms: Rooms, back: tuple[ReplicaId, ReplicaId]) -> None:
-    """Let the leader hear of this node's disk."""
+    """Report the room on this node's disk to the leader."""
     app = node.app
     assert isinstance(app, TimerApp)
     room, world = app.engine.room, node.world
@@ -666,7 +683,7 @@ def _tell_room(node: "SimNode", rooms: Rooms, back: tuple[ReplicaId, ReplicaId])
 
 
 class TimerWorld(World):
-    """A world whose nodes run the timer machine, with producers and consumers."""
+    """A world of nodes that run the timer machine, with producers and consumers."""
 
     app_type = TimerApp
 
@@ -681,10 +698,10 @@ class TimerWorld(World):
             self._make_tight(random.Random(f"tight {seed}"))
 
     def run(self, seconds: int) -> None:
-        """Play as a World does, then wait until everything has fired and was acked.
+        """Run as a World does, then wait until every timer has fired and every message is acked.
 
         Raises:
-            Broken: a promise was.
+            Broken: a promise was broken.
         """
         self._look()
         super().run(seconds)
@@ -697,17 +714,17 @@ class TimerWorld(World):
         self.town.book.late.look(self)
 
     def _make_tight(self, rng: random.Random) -> None:
-        """Give small disks to all voters, or so many that the others are no majority."""
+        """Give small disks to all voters, or to so many that the others are no majority."""
         voters = [node for node in self.nodes if node.replica in self.voters]
         fewest = (len(voters) + 1) // 2
         for node in rng.sample(voters, rng.choice((fewest, len(voters)))):
             node.capacity_bytes = node.disk.capacity_bytes = RESERVE + ROOM
 
     def ran_out(self, node: "SimNode") -> None:
-        """See World: as too few others have room, the leader should have known.
+        """See World. The leader must reject requests before a disk uses up its reserve.
 
         Raises:
-            Broken: it had the time to.
+            Broken: always; the leader knew the room of a majority in time.
         """
         used = node.disk.used_bytes()
         raise Broken("space", f"{node} filled its disk: {used} bytes, {RESERVE} in reserve")

@@ -1,18 +1,21 @@
-"""Clients of a simulated timer cluster; what they are promised is in chaos/sim/checks/book.py.
+"""Clients of a simulated timer cluster. chaos/sim/checks/book.py checks the promises to them.
 
-    SimProducer   numbered requests, resent in order until answered; cancels and reschedules
-    SimConsumer   one consumer of a group; takes, acks late or never, nacks, extends, reconnects,
-                  dies with leases
-    SimOperator   in some worlds: changes policies; in some of them, or others, those of how long
-                  messages live
-    SimPauser     there: pauses topics and resumes them (chaos/sim/timers/pauser.py)
-    SimCaller     in some worlds: names its requests (chaos/sim/timers/callers.py)
-    SimWarden     in some worlds: sets quotas (chaos/sim/checks/quotabook.py)
-    SimKeeper     in some worlds: seeks groups, deletes them, and perhaps alters them
-    SimRedriver   in some worlds: redrives dead letters (chaos/sim/checks/letterbook.py)
-    SimRemover    in some worlds: deletes topics, which others make again
+    class         option     acts
+    SimProducer              sends numbered requests, resent in order until answered; cancels and
+                             reschedules
+    SimConsumer              consumes for a group: acks late or never, nacks, extends, reconnects,
+                             dies with leases
+    SimOperator   policies   changes policies
+    SimOperator   expiry     changes the times to live and the retention of messages
+    SimPauser     policies   pauses topics and resumes them (chaos/sim/timers/pauser.py)
+    SimCaller     requests   gives its requests ids (chaos/sim/timers/callers.py)
+    SimWarden     quotas     sets quotas (chaos/sim/checks/quotabook.py)
+    SimKeeper     types      seeks and deletes groups; with `redrives` alters them, too
+    SimRedriver   redrives   redrives dead letters (chaos/sim/checks/letterbook.py)
+    SimRemover    deletions  deletes topics; producers and consumers create them again
 
-Clients reach nodes through a lossy line of their own and know nothing but answers.
+The option is the field of WorldOptions that a world needs for the client. Clients reach nodes
+through a lossy link of their own. They know the cluster only by its answers.
 """
 
 import random
@@ -50,13 +53,13 @@ if TYPE_CHECKING:
 
 TOPICS: Final = ("a", "b")
 NAMESPACED: Final = ("a", "n/b")
-"""Instead, where policies change."""
+"""The topics of worlds with `policies`."""
 CROWD: Final = ("a", "b", "c", "d", "e")
-"""Instead, where crowds come."""
+"""The topics of worlds with `crowds`."""
 CROWD_MS: Final = 6_000
-"""They are due at multiples of this."""
+"""The timers of a crowd are due at multiples of this."""
 CROWDED: Final = 0.7
-"""So many of the requests join one."""
+"""Share of the requests that join a crowd."""
 POLICIES: Final[dict[str, tuple[Any, ...]]] = {
     "delayed_delivery": (True, True, False),
     "tick_ms": (1, 7, 100, 1_000),
@@ -76,32 +79,36 @@ ALTERED: Final[dict[str, tuple[int, ...]]] = {
     "backoff_ms_min": (0, 50),
     "max_in_flight": (0, 3),
 }
-"""What of a group's settings changes."""
+"""Settings of a group that change, with their values."""
 KEEPING: Final = 0.1
+"""Probability that the keeper acts at each action of the clients."""
 UP_TO: Final = 0.3
-"""So many of the acks of groups that may have them so are of all up to a message."""
+"""Share of the acks that acknowledge all messages up to one, in groups that allow such acks."""
 REMOVING: Final = 0.03
+"""Probability that the remover acts at each action of the clients."""
 OPERATING: Final = 0.2
-"""So often, of the moments at which a client acts."""
+"""Probability that an operator acts at each action of the clients."""
 GROUPS: Final = ("g", "h")
 KEYS: Final = (b"k", b"l", b"m")
 CALLERS: Final = (b"x", b"y")
 KEYED: Final = 0.4
-"""So many of the requests have keys."""
+"""Share of the requests that have keys."""
 TIGHT_PAYLOAD: Final = 3_000
-"""Bytes of a payload where disks are small."""
+"""Bytes that are added to each payload in worlds with `tight`, where disks are small."""
 RESEND_MS: Final = 1_500
 AGAIN: Final = 0.05
+"""Probability that a producer resends an answered request, in worlds with `again`."""
 AGAIN_OF: Final = 8
-"""Where producers ask again: how often, and for which of their last answers."""
+"""The resent request is one of this many last answered ones."""
 LEASE_MS: Final = 2_000
 SETTLE_MS_MAX: Final = 200_000
-"""A clock that was led astray comes back at half the rate of time."""
+"""Longest time to settle. Long, because a clock set ahead returns at half the rate of time."""
 CLOSING_DELAY_US_MAX: Final = 20_000
-"""Until a message is acked, once the world is healed."""
+"""Longest time from a delivery to its ack after the world is healed."""
 LINE_US: Final = 300
+"""Typical delay of a message between a client and a node."""
 KEEPALIVE_MS: Final = 5_000
-"""After so long a node notices that the other end of a stream is gone without a word."""
+"""Time after which a node notices that a consumer died."""
 
 
 @dataclass(slots=True)
@@ -114,25 +121,26 @@ class NumberedRequest:
     """due_ms, delay_ms or delay_level."""
     values: list[int]
     keys: list[bytes]
-    """Empty: none."""
+    """One per timer; empty if the timers have no keys."""
     mode: OnConflict
     padding: bytes
-    """At the end of each payload."""
+    """The end of each payload."""
     sent_us: int = -1
     names: "list[ToldRow] | None" = None
-    """As it was first answered."""
+    """The first answer. None before it."""
     other: tuple[str, list[int], bytes] | None = None
-    """Way, values and padding that were asked for as well, under the same number."""
+    """Way, values and padding of another request that was sent under the same number. None if
+    there was no other."""
 
     def payloads(self, producer_id: int) -> list[bytes]:
-        """Return one payload per timer, like no other's in the world."""
+        """Return one payload per timer, unique in the world."""
         count = len(self.values)
         names = [b"%d/%d/%d" % (producer_id, self.sequence, row) for row in range(count)]
         return [name + self.padding for name in names]
 
 
 class ClientLink:
-    """How clients reach nodes: late, and not always."""
+    """The link between clients and nodes: it delays messages and loses some."""
 
     def __init__(self, world: "World", rng: random.Random) -> None:
         self._world = world
@@ -140,18 +148,18 @@ class ClientLink:
         self.loss = world.options.client_loss
 
     def carry(self, call: Callable[..., None], *args: object) -> None:
-        """Call in a while, or never."""
+        """Call `call(*args)` after a random delay, or never."""
         if self._rng.random() < self.loss:
             return
         delay_us = int(LINE_US * (0.2 + self._rng.expovariate(1.0)))
         self._world.timeline.after(delay_us, call, *args)
 
     def stream(self, call: Callable[..., None], *args: object) -> None:
-        """Call in a while: a stream loses nothing until it breaks."""
+        """Call `call(*args)` after LINE_US. A stream loses nothing until it breaks."""
         self._world.timeline.after(LINE_US, call, *args)
 
     def ask(self, app: "TimerApp", call: Callable[..., object], *args: object) -> None:
-        """Call a method of an application on its node, unless the node is dead by then."""
+        """Call a method of an application on its node, if that process still runs on arrival."""
 
         def arrive() -> None:
             if app.node.alive and app.node.app is app:
@@ -207,7 +215,7 @@ class SimProducer:
         self._schedule(app)
 
     def _known(self, result: object) -> None:
-        if isinstance(result, int) and result:  # 0: another producer has the id that was drawn
+        if isinstance(result, int) and result:  # 0: another producer has the drawn id
             self.producer_id = result
 
     def _schedule(self, app: "TimerApp") -> None:
@@ -244,10 +252,10 @@ class SimProducer:
         self._town.line.ask(app, app.schedule, self.producer_id, request, reply)
 
     def _give_up(self) -> None:
-        """Begin as another producer: this one was idle for too long, and is forgotten."""
+        """Begin as another producer: this one was idle for too long, so the cluster forgot it."""
         keys = self._town.book.keys
         for request in self.waiting:
-            for key in request.keys:  # what it was to replace may be gone
+            for key in request.keys:  # the request may have replaced a timer
                 keys.open[request.topic, key] = keys.open.get((request.topic, key), 0) + 1
         self._lives += 1
         self._token = self._token[:8] + self._lives.to_bytes(8, "little")
@@ -257,26 +265,25 @@ class SimProducer:
 
     def _answered(self, request: NumberedRequest, result: object) -> None:
         if request.names is None and request not in self.waiting:
-            return  # it was given up
+            return  # the request was given up
         forgotten = isinstance(result, UnknownProducerError) and self._town.world.options.fleeting
         if forgotten and request.names is None:
             self._give_up()
             return
         if isinstance(result, InvalidRequestError) and request.names is None:
             asked = request.way, request.values, request.padding
-            if (
-                result.field == "sequence"
-            ):  # the other one was applied, its answer was lost: ask for it
+            if result.field == "sequence":
+                # The other request was applied and its answer lost: resend the other one.
                 request.way, request.values, request.padding = request.other or asked
                 request.other = asked
-            else:  # by policy: ask for less, under the same number
+            else:  # rejected by policy: send a smaller request under the same number
                 request.other = request.other or asked
                 request.way, request.values = "delay_ms", [0] * len(request.values)
                 request.padding = b""
                 self._town.book.asked(request.payloads(self.producer_id or 0))
         self._town.book.quotas.refused += isinstance(result, QuotaReachedError)
         if isinstance(result, EngineError):
-            return  # resent when it is due
+            return  # act() sends it again after RESEND_MS
         assert isinstance(result, list)
         if request.names is not None:
             self._town.book.answered_again(request.names, result)
@@ -332,7 +339,7 @@ class SimProducer:
         self._town.line.ask(app, app.reschedule, [old], delay_ms, self._town.reply(answered))
 
     def _change_key(self, app: "TimerApp") -> None:
-        """Cancel or reschedule whatever timer has a key."""
+        """Cancel or reschedule the timer that has a random key."""
         key = self._rng.choice(self._town.topics), self._rng.choice(KEYS)
         delay_ms = self._rng.choice((None, int(2_000 * self._rng.random())))
         book = self._town.book
@@ -352,7 +359,7 @@ class SimProducer:
 
 
 class SimConsumer:
-    """One consumer of a group: a stream to whoever leads."""
+    """One consumer of a group, with a stream to a node that serves."""
 
     def __init__(self, town: "Town", topic: str, group: str, rng: random.Random) -> None:
         self._town = town
@@ -360,17 +367,17 @@ class SimConsumer:
         self._rng = rng
         self._app: TimerApp | None = None
         self._stream = 0
-        """Counts streams: what an earlier one still brings is dropped."""
+        """Number of the current stream. Deliveries of earlier streams are dropped."""
         self._epoch = 0
         self._laziness = rng.choice((0.0, 0.1, 0.5))
         self._moods = aside(rng, "moods")
         self._temper = self._moods.choice((0.0, 0.0, 0.3, 0.6))
-        """How often it gives messages back."""
+        """Probability that a delivery leads to a nack, an extension or a return, 0 to 1."""
         self._unseen = aside(rng, "unseen")
-        """How, if nobody has looked at them."""
+        """Chooses the messages that are returned unseen and the acks up to an offset."""
 
     def act(self) -> None:
-        """Reconnect if the stream is gone; now and then break it, or die."""
+        """Reconnect if the stream is gone; now and then close the stream, or die."""
         app = self._town.leader()
         gone = self._app is None or self._app.engine.leader is None or not self._app.node.alive
         if self._app is not None and (gone or self._rng.random() < 0.01):
@@ -386,18 +393,18 @@ class SimConsumer:
             app.node.call(app.open, self, stream, credit)
 
     def close(self) -> None:
-        """Break the stream; the node notices."""
+        """Close the stream; the node notices at once."""
         app, self._app = self._app, None
         if app is not None and app.node.alive and app.node.app is app:
             app.node.call(app.leave, self, self._stream)
 
     def ended(self, stream: int) -> None:
-        """The node ended the stream: the group is deleted, or held by another consumer."""
+        """Note that the node ended the stream, such as for a deleted group."""
         if stream == self._stream:
             self._app = None
 
     def die(self) -> None:
-        """Be gone without a word: what it held is leased on, and more is sent to it."""
+        """Die without a notice. Leases continue and the node sends more, until KEEPALIVE_MS."""
         app, stream = self._app, self._stream
         self._app = None
         self._stream += 1
@@ -407,7 +414,7 @@ class SimConsumer:
     def take(
         self, stream: int, delivery: Delivery, app: "TimerApp", life: str, rows: list[DeliveredRow]
     ) -> None:
-        """A delivery arrives."""
+        """Receive a delivery: record it, give credit and acknowledge it later, or never."""
         if stream != self._stream or delivery.epoch < self._epoch:
             return
         self._epoch = delivery.epoch
@@ -417,9 +424,9 @@ class SimConsumer:
         if self._app is app:
             app.node.call(app.credit, self, stream, len(offsets))
         if self._rng.random() < self._laziness and not self._town.closing:
-            return  # its lease will end
+            return  # never acknowledged: the lease will end
         delay_us = int(self._rng.choice((1, 20, 500, LEASE_MS + 200)) * 1000 * self._rng.random())
-        if self._town.closing:  # three at a time, as a group may allow, must come to an end
+        if self._town.closing:  # a group with three messages in flight must end in time, too
             delay_us = min(delay_us, CLOSING_DELAY_US_MAX)
         epoch, lease_id = delivery.epoch, delivery.lease.lease_id
         if self._moods.random() < self._temper and not self._town.closing:
@@ -427,7 +434,7 @@ class SimConsumer:
         self._town.world.timeline.after(delay_us, self._ack, epoch, lease_id, life, offsets)
 
     def _complain(self, delay_us: int, epoch: int, lease_id: int, offsets: list[int]) -> None:
-        """Nack some of what came, or ask for more time."""
+        """Nack, extend or return some messages of a delivery."""
         moods, timeline = self._moods, self._town.world.timeline
         some = [offset for offset in offsets if moods.random() < 0.5] or offsets[:1]
         if moods.random() < 0.2:
@@ -500,7 +507,7 @@ class SimConsumer:
 
 
 class SimOperator:
-    """Changes the policies of all scopes, some fields at a time."""
+    """Changes the policies of all scopes, one to four fields at a time."""
 
     def __init__(
         self, town: "Town", rng: random.Random, values: dict[str, tuple[Any, ...]]
@@ -510,7 +517,7 @@ class SimOperator:
         self._values = values
 
     def act(self) -> None:
-        """Set a field or two of some scope, or unset some."""
+        """Now and then set or unset some policy fields of a scope."""
         app, rng = self._town.leader(), self._rng
         if app is None or self._town.closing or rng.random() > OPERATING:
             return
@@ -522,14 +529,14 @@ class SimOperator:
 
 
 class SimKeeper:
-    """Seeks groups, and deletes them: their consumers make them anew. Perhaps alters them."""
+    """Seeks, deletes and, with `redrives`, alters groups. Consumers create deleted groups again."""
 
     def __init__(self, town: "Town", rng: random.Random) -> None:
         self._town = town
         self._rng = rng
 
     def act(self) -> None:
-        """Do so with some group, now and then."""
+        """Now and then seek, delete or alter a random group."""
         app, rng = self._town.leader(), self._rng
         if app is None or self._town.closing or rng.random() > KEEPING:
             return
@@ -544,14 +551,14 @@ class SimKeeper:
 
 
 class SimRemover:
-    """Deletes topics: producers and consumers make them again."""
+    """Deletes topics. Producers and consumers create them again."""
 
     def __init__(self, town: "Town", rng: random.Random) -> None:
         self._town = town
         self._rng = rng
 
     def act(self) -> None:
-        """Do so with some topic, now and then."""
+        """Now and then delete a random topic."""
         app, rng = self._town.leader(), self._rng
         if app is not None and not self._town.closing and rng.random() < REMOVING:
             self._town.line.ask(app, app.delete_topic, rng.choice(self._town.topics))
@@ -603,7 +610,7 @@ class Town:
             for group in GROUPS[: rng.choice((1, 2))]
             for _ in range(rng.choice((1, 1, 2)))
         ]
-        if self.keeper is not None:  # more of them, so that keys are shared and turns are taken
+        if self.keeper is not None:  # more consumers, so that groups share keys and take turns
             places = sorted({(each.topic, each.group) for each in self.consumers})
             self.consumers += [
                 SimConsumer(self, *place, random.Random(f"{self._types_seed} {place}"))
@@ -611,7 +618,7 @@ class Town:
             ]
 
     def settings(self, topic: str, group: str) -> GroupSettings:
-        """Return how a group delivers: the same each time that it is opened."""
+        """Return the settings of a group, the same at each call."""
         rng = random.Random(f"{self._settings_seed} {topic} {group}")
         backoff = rng.choice(((0, 0), (50, 400)))
         settings = GroupSettings(
@@ -627,21 +634,21 @@ class Town:
 
     @property
     def clients(self) -> "list[SimProducer | SimCaller]":
-        """Who schedules."""
+        """The clients that schedule timers."""
         return [*self.producers, *self.callers]
 
     def leader(self) -> "TimerApp | None":
-        """Return somebody who believes to serve; deposed leaders included."""
+        """Return a random node's application that serves, or believes so. None: there is none."""
         nodes = [node for node in self.world.nodes if node.alive]
         serving = [app for node in nodes if (app := self._app(node)).engine.leader]
         return self._rng.choice(serving) if serving else None
 
     def reply(self, answered: Callable[[object], None]) -> Callable[[object], None]:
-        """Return what carries a result back to a client, perhaps."""
+        """Return a function that carries a result back to a client over the lossy link."""
         return lambda result: self.line.carry(answered, result)
 
     def act(self) -> None:
-        """The world's workload: some client does something."""
+        """Let some clients act; this is the world's workload."""
         self._rng.choice(self.producers).act()
         self._rng.choice(self.consumers).act()
         if self.operator is not None:
@@ -662,10 +669,10 @@ class Town:
             self.redriver.act()
 
     def settle(self) -> None:
-        """The world is healed: finish what is open, wait for what is pending, check the book.
+        """Finish open requests of a healed world, wait for pending timers and check the book.
 
         Raises:
-            Broken: a promise was.
+            Broken: a promise was broken.
         """
         self.closing = True
         for node in self.world.nodes:
@@ -685,14 +692,17 @@ class Town:
         if not self._settled():
             states = [str(app.engine.machine.counts) for app in self.apps()]
             open_requests = [request for each in self.clients for request in each.waiting]
-            raise Broken("liveness", f"not settled: {states}, {open_requests}")
+            raise Broken(
+                "liveness",
+                f"not settled within {SETTLE_MS_MAX} ms: counts {states}, open {open_requests}",
+            )
         for app in self._whole():
             self.book.at_end(app)
 
     def _whole(self) -> "list[TimerApp]":
-        """Return the applications that have all that came.
+        """Return the applications with the highest applied index on undamaged disks.
 
-        Who is behind was settled once, too. What is damaged may hold what nobody has needed yet.
+        A node that is behind had settled earlier. A damaged disk may hold an unread damaged file.
         """
         last = max((app.applied_index for app in self.apps()), default=0)
         return [each for each in self.apps() if each.applied_index == last and not each.node.damage]
@@ -702,12 +712,12 @@ class Town:
         return node.app  # type: ignore[return-value]
 
     def clock_of(self, leader: "SimNode") -> int | None:
-        """Return what the clock of a leader shows; None: its application does not lead yet."""
+        """Return the time of a leader's clock in Unix ms; None if its application does not lead."""
         app = self._app(leader)
         return None if app.engine.leader is None else app.clock_ms()
 
     def apps(self) -> "list[TimerApp]":
-        """Return the applications of the nodes that were ever started and can be kept up."""
+        """Return the applications of all nodes that were started and can still run."""
         return [self._app(node) for node in self.world.kept_up() if hasattr(node, "app")]
 
     def _settled(self) -> bool:

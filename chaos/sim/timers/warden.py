@@ -1,4 +1,4 @@
-"""A simulated operator who sets and unsets quotas, and lifts them at the end of a world."""
+"""A simulated operator that sets and unsets quotas, and unsets all at the end of a world."""
 
 import random
 from typing import TYPE_CHECKING, Any, Final
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from chaos.sim.timers.town import Town
 
 ACTING: Final = 0.15
-"""How often a warden acts, of the moments at which it may."""
+"""Probability of a change of quotas at each action of the clients."""
 VALUES: Final = {
     "pending_max": (0, 3, 8, 8, 20),
     "pending_bytes_max": (30, 100, 10_000),
@@ -19,14 +19,14 @@ VALUES: Final = {
 
 
 class SimWarden:
-    """Sets quotas of all scopes."""
+    """Sets quotas of the cluster, a namespace and topics."""
 
     def __init__(self, town: "Town", rng: random.Random) -> None:
         self._town = town
         self._rng = rng
 
     def act(self) -> None:
-        """Set a quota or two of some scope, or unset some; at the end lift all that there are."""
+        """Now and then set or unset one or two quotas of a scope. At the end unset all quotas."""
         app, rng = self._town.leader(), self._rng
         if app is None:
             return

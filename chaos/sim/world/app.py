@@ -1,7 +1,8 @@
-"""The application of a simulated node: what the committed entries are for.
+"""The application of a simulated node: it applies the committed entries.
 
-`CountingApp` is the smallest one: it keeps nothing but a manifest, and answers clients when what
-they proposed is committed. A state machine with more to lose is attached in the same way.
+`CountingApp` is the smallest application. It stores only a manifest, and answers a client when the
+client's entry is committed. The timer machine (chaos/sim/timers/timers.py) is attached in the same
+way.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,11 +24,11 @@ MANIFEST_PATH: Final = STATE_PATH / manifest.NAME
 
 
 class App(Protocol):
-    """Made anew at every start of its node, from what is on the node's disk."""
+    """An application, created at every start of its node from the files on the node's disk."""
 
     @property
     def applied_index(self) -> LogIndex:
-        """Of the manifest at start: what comes after it comes through `on_commit`."""
+        """Last applied index; at start, the manifest's. Later entries come through `on_commit`."""
 
     @property
     def voters(self) -> frozenset[ReplicaId] | None:
@@ -35,7 +36,7 @@ class App(Protocol):
 
     @property
     def state_time_ms(self) -> UnixMs:
-        """Time of the manifest's last entry, on the log's clock; 0: there is none."""
+        """Time of the manifest's last entry, on the log's clock. 0: there is no manifest."""
 
     def check_entry(self, entry: Entry) -> None:
         """Raise ValueError if the entry can't be applied."""
@@ -44,7 +45,7 @@ class App(Protocol):
         """Apply committed entries, in the log's order."""
 
     def on_lead(self, epoch: Epoch) -> None:
-        """Serve: everything up to the EPOCH entry was applied."""
+        """Begin to serve; all entries up to the EPOCH entry were applied."""
 
     def on_drain(self) -> None:
         """Append the last entries of the epoch."""
@@ -53,31 +54,31 @@ class App(Protocol):
         """Stop serving."""
 
     def drain(self, done: Callable[[], None]) -> None:
-        """Take nothing new and finish what was taken, then call `done`."""
+        """Reject new requests, answer the accepted ones, then call `done`."""
 
     def on_stop(self) -> None:
-        """The process is gone; so is this object."""
+        """Note that the process ended; this object is not used again."""
 
     def flush(self) -> None:
-        """Begin to write a manifest, if there is something new."""
+        """Begin to write a manifest, if there are newer entries."""
 
     @staticmethod
     def check(disk: Disk, directory: Path) -> None:
-        """Raise CorruptFile if no process could start from the state in `directory`."""
+        """Raise CorruptFileError if no process could start from the state in `directory`."""
 
 
 MakeApp: TypeAlias = "Callable[[SimNode], App]"
 
 
 class CountingApp:
-    """Counts what is committed, saves how far, and tells clients what became of theirs."""
+    """Saves the index of the last committed entry, and answers a client once its entry commits."""
 
     def __init__(self, node: "SimNode") -> None:
         self._node = node
         self.applied_index = LogIndex(0)
         self.voters: frozenset[ReplicaId] | None = None
         self.state_time_ms = UnixMs(0)
-        """of this app no entry's time counts."""
+        """Always 0: this app uses no times of entries."""
         self._saved = 0
         self._epoch = Epoch(0)
         self._pending: dict[LogIndex, tuple[Epoch, bytes]] = {}
@@ -89,10 +90,10 @@ class CountingApp:
             self.voters = frozenset(state["voters"])
 
     def check_entry(self, entry: Entry) -> None:
-        """Take any: it looks into none."""
+        """Accept every entry; this app does not decode payloads."""
 
     def on_commit(self, entries: Sequence[Entry]) -> None:
-        """Answer clients; save a manifest and drop the log below it now and then."""
+        """Answer clients; now and then save a manifest and drop the log below it."""
         hasty = self._node.world.options.hasty
         for entry in entries:
             if entry.kind is EntryKind.EPOCH:
@@ -109,7 +110,7 @@ class CountingApp:
             self.flush()
 
     def flush(self) -> None:
-        """Write the manifest, if the log beside it goes as far; drop the log below it."""
+        """Write the manifest, if the log is durable up to its index; drop the log below it."""
         if self._save():
             self._node.drop_before(LogIndex(self._saved + 1))
 
@@ -123,29 +124,29 @@ class CountingApp:
         return due
 
     def on_lead(self, epoch: Epoch) -> None:
-        """Nothing to load."""
+        """Do nothing; there is nothing to load."""
 
     def on_drain(self) -> None:
-        """Nothing to say."""
+        """Do nothing; this app appends no last entries."""
 
     def on_stepdown(self, epoch: Epoch) -> None:
-        """Their outcome is unknown; nobody is told anything."""
+        """Drop the open proposals without an answer, because their outcome is unknown."""
         self._pending.clear()
 
     def drain(self, done: Callable[[], None]) -> None:
-        """Clients wait for nothing but entries."""
+        """Call `done` at once; this app has no accepted work except proposed entries."""
         done()
 
     def on_stop(self) -> None:
-        """Nothing to save."""
+        """Do nothing; there is nothing to save."""
 
     @staticmethod
     def check(disk: Disk, directory: Path) -> None:
-        """A manifest is all there is."""
+        """Raise CorruptFileError if the manifest, the only file of this app, is damaged."""
         manifest.read(disk, directory)
 
     def propose(self, payload: bytes) -> bool:
-        """Propose `payload` and answer when it is committed; return whether it was taken."""
+        """Propose `payload` and answer when it is committed; return whether it was accepted."""
         node = self._node
         try:
             index = node.driver.propose(EntryKind.SCHEDULE, [payload], node.driver.last_time_ms)

@@ -2,14 +2,14 @@
 
 Its inputs are real, too: reports of the nodes' drivers, links that break and return, and the
 replicated object (cluster/control/control_state.py). Raft is a model here, a list of states. It
-elects a node that reaches a majority within a second, and commits that node's proposals. The
-mischief here:
+elects a node that reaches a majority within a second, and commits that node's proposals. The kinds
+of mischief here:
 
-    transfer    an operator asks for another leader       leaderless  Raft has no leader for seconds
+    transfer    an operator orders another leader         leaderless  Raft has no leader for seconds
     forget      Raft loses its last states                spurious    Raft elects another leader
-    late        a node applies a state seconds later      slow        reports take seconds
+    late        a node applies a state seconds later      slow        reports every 500 ms, not 100
 
-Each decision is judged by plain rules, apart from the controller's own words (`_judge`).
+`_judge` checks each decision by rules of its own, independent of the controller's code.
 """
 
 import random
@@ -41,38 +41,39 @@ if TYPE_CHECKING:
     from chaos.sim.world.world import World
 
 CONFIG: Final = ControllerConfig(close_entries=16)
-"""Few entries, as there are few in a world: so it matters whose log is the longest."""
+"""A world has few entries. A small `close_entries` makes the length of a log matter."""
 TICK_MS: Final = 50
 REPORT_MS: Final = 100
 LINK_MS: Final = 100
-"""A link is up again so long after it can be."""
+"""Time from the return of the network to the new link."""
 SILENCE_MS: Final = 2_000
-"""A link that carries nothing breaks after this; that of a dead process at once."""
+"""A link that carries nothing breaks after this. The link of a dead process breaks at once."""
 RAFT_MS: Final = (400, 900)
-"""Raft elects a leader within this."""
+"""Shortest and longest time without a leader before Raft elects one."""
 DEPOSED_MS: Final = 1_000
-"""A leader of Raft that reaches no majority knows it after this."""
+"""Time after which a leader of Raft without a majority steps down."""
 LATE_MS: Final = 2_000
-"""By mischief a node applies a state so much later, in the mean."""
+"""Mean delay of a node's states under the mischief `late`."""
 PROPOSE_MS: Final = 2_000
-"""So long a proposal waits for a majority."""
+"""Longest time that a proposal waits for a majority."""
 ASK_MS: Final = 3_000
-"""So long an operator asks again for what may be possible soon."""
+"""Time for which an operator repeats a request that may be possible soon."""
 
 
 @dataclass(slots=True)
 class _Link:
-    """To a peer, as a node sees it."""
+    """A link to a peer, as a node sees it."""
 
     up: bool = False
     as_it_is_ms: int = 0
-    """Since when it could be built, or carries nothing."""
+    """Time of the last change of `carries`."""
     carries: bool = False
+    """Whether messages pass in both directions."""
 
 
 @dataclass(slots=True)
 class _Shell:
-    """What surrounds the controller of one process."""
+    """The controller of one process, with its inputs."""
 
     node: "SimNode"
     life: int
@@ -84,27 +85,27 @@ class _Shell:
     heard: dict[str, tuple[ReplicaReport, int]] = field(
         default_factory=dict[str, tuple[ReplicaReport, int]]
     )
-    """By name: the last report that came, and when."""
+    """Name of a node -> its last report and the time of arrival."""
 
 
 class RealControl:
-    """The control plane of one world. It stands in for chaos/sim/world/control_model.py."""
+    """The control plane of one world, in place of the model (chaos/sim/world/control_model.py)."""
 
     def __init__(self, world: "World", rng: random.Random) -> None:
         self._world = world
         self._rng = rng
         self.mischief: tuple[str, ...] = world.options.mischief
         self.deaf: set[ReplicaId] = set()
-        """Nodes that reach no other one's Raft."""
+        """Nodes that can't reach the Raft of the others."""
         self.voters = world.voters
         self.appointed: list[tuple[int, Appoint, str]] = []
-        """Time in microseconds, what was committed, and why."""
+        """Time in microseconds, committed appointment, and reason."""
         self._states = [ControlState()]
         self._names: dict[ReplicaId, str] = {}
         self._founders = {str(voter): voter for voter in sorted(world.voters)}
         self._shells: dict[ReplicaId, _Shell] = {}
         self._leader: SimNode | None = None
-        """Of Raft."""
+        """Raft's leader. None: there is none."""
         self._leaderless_ms: int | None = None
         self._elected_after_ms = 0
         self._quiet_until_ms = 0
@@ -113,23 +114,23 @@ class RealControl:
 
     @property
     def epoch(self) -> Epoch:
-        """Of the last appointment."""
+        """The epoch of the last appointment."""
         return self._states[-1].epoch
 
     @property
     def leader(self) -> ReplicaId | None:
-        """The leader that it named."""
+        """The leader of the last appointment. None: there was no appointment."""
         return self._states[-1].leader
 
     def welcome(self, node: "SimNode") -> None:
-        """Let the controller of a process begin, with what Raft's files say."""
+        """Start the controller of a new process with the last state."""
         name = self._name(node)
         shell = _Shell(node, node.life, Controller(name, "c", self._founders, CONFIG))
         self._shells[node.replica] = shell
         self._apply(shell)
 
     def transfer(self, replica: ReplicaId) -> None:
-        """Let an operator ask for this leader."""
+        """Order this leader, as an operator does."""
         self._ask(TransferAsked(replica), self._now() + ASK_MS)
 
     # ---- names and reach
@@ -138,7 +139,7 @@ class RealControl:
         return self._world.timeline.now_us // 1_000
 
     def _name(self, node: "SimNode") -> str:
-        """Return the name of a node; a new machine takes the name of a lost voter."""
+        """Return the name of a node. A new machine takes the name of a lost voter."""
         if node.replica not in self._names:
             lost = [n for n in self._world.nodes if n.refused and n.replica in self._names]
             free = {self._names[n.replica] for n in lost} - {
@@ -154,7 +155,7 @@ class RealControl:
         return shell if node.alive and shell is not None and shell.life == node.life else None
 
     def _reach(self, one: "SimNode", other: "SimNode") -> bool:
-        """Return whether each hears the other."""
+        """Return whether messages pass between two nodes in both directions."""
         if one is other:
             return True
         if {one.replica, other.replica} & self.deaf or not (_goes(one) and _goes(other)):
@@ -162,7 +163,7 @@ class RealControl:
         return not self._world.network.is_cut(one.replica, other.replica)
 
     def _members(self) -> "list[SimNode]":
-        """Return Raft's members: the nodes with a founder's name."""
+        """Return Raft's members: the nodes with the name of a founder."""
         return [n for n in self._world.nodes if self._names.get(n.replica) in self._founders]
 
     def _has_quorum(self, node: "SimNode") -> bool:
@@ -211,7 +212,7 @@ class RealControl:
                 self._step(shell, LinkChanged(name, up=reached))
 
     def _misbehave(self, now_ms: int) -> None:
-        """Do each mischief about every five seconds."""
+        """Do each kind of mischief about every five seconds."""
         for kind in self.mischief:
             if self._rng.random() >= TICK_MS / 5_000:
                 continue
@@ -259,7 +260,7 @@ class RealControl:
             self._step(shell, RaftLeadership(leads=False))
 
     def _elect(self, node: "SimNode") -> None:
-        """Let Raft have another leader; the old one may not know for a while."""
+        """Make a node Raft's leader; the old leader may not know it for a while."""
         before = None if self._leader is None else self._running(self._leader)
         shell = self._running(node)
         assert shell is not None
@@ -281,7 +282,7 @@ class RealControl:
             self._step(shell, RaftLeadership(leads=False))
 
     def _apply(self, shell: _Shell) -> None:
-        """Let a node apply the last state; it hears from it who leads."""
+        """Apply the last state at a node, and pass its appointment to the node."""
         state = shell.applied = self._states[-1]
         self._step(shell, StateApplied(state))
         if state.leader is not None:
@@ -290,7 +291,7 @@ class RealControl:
             shell.node.appointed(state.epoch, state.leader, voters)
 
     def _commit(self, command: Init | Appoint | Members) -> bool:
-        """Apply a command to the replicated object; return whether that changed it."""
+        """Apply a command to the replicated object; return whether the object changed."""
         self._nonce += 1
         encoded = control_state.encode_command(command, nonce=self._nonce)
         state, _ = control_state.apply(self._states[-1], encoded)
@@ -318,7 +319,7 @@ class RealControl:
     # ---- decisions
 
     def _step(self, shell: _Shell, event: Event) -> None:
-        state = shell.controller._state  # noqa: SLF001 - as the decision finds it
+        state = shell.controller._state  # noqa: SLF001 - the state before the decision
         effects = shell.controller.step(MonoMs(self._now()), event)
         command = effects.propose
         if command is not None:
@@ -360,11 +361,11 @@ class RealControl:
             self._world.timeline.after(TICK_MS * 1_000, self._end_proposal, *args)
 
     def _judge(self, shell: _Shell, appoint: Appoint, state: ControlState) -> None:
-        """Judge a decision of a controller by the reports that it has.
+        """Check an appointment against the reports that the controller has.
 
         Raises:
-            Broken: the appointee has not reported lately, or its log lacks entries that others
-                have; or an adopted leader does not serve with a lease.
+            Broken: the appointee has not reported within `report_timeout_ms`; or its log lacks
+                entries that others have; or an adopted leader does not serve with a lease.
         """
         since_ms = self._now() - CONFIG.report_timeout_ms
         links = {name for name, link in shell.links.items() if link.up} | {shell.controller.name}
@@ -375,20 +376,20 @@ class RealControl:
         ]
         chosen = next((each for each in fresh if each.replica_id == appoint.leader), None)
         if chosen is None:
-            raise Broken("appoint", f"{appoint}: it has not reported lately")
+            raise Broken("appoint", f"{appoint}: no report since {since_ms} ms")
         if chosen.epoch == appoint.epoch:
             if not (chosen.serving and chosen.lease_ok):
-                raise Broken("appoint", f"{appoint}: adopted, though it does not serve: {chosen}")
+                raise Broken("appoint", f"{appoint}: adopted without serving: {chosen}")
             return
         sure = [each for each in fresh if not each.unsure and each.replica_id != state.leader]
         best = max(((each.last_epoch, each.last_index) for each in sure), default=None)
         if best is not None and not _is_close((chosen.last_epoch, chosen.last_index), best):
-            raise Broken("appoint", f"{appoint}: others have {best}, it has {chosen}")
+            raise Broken("appoint", f"{appoint}: another log ends at {best}; reported: {chosen}")
 
     # ---- the voters, and the operator
 
     def _publish(self) -> None:
-        """Let the leader of the log name its voters, if they are others than Raft's object has."""
+        """Write the log leader's voters to the replicated object, if they differ from its."""
         state = self._states[-1]
         for node in self._world.nodes:
             if not (self._running(node) and _goes(node) and node.leading and node.core.serving):
@@ -404,7 +405,7 @@ class RealControl:
                 self._commit(Members(epoch=core.epoch, voters=voters))
 
     def _operate(self) -> None:
-        """Ask for other voters now and then; a lost one is replaced sooner."""
+        """Now and then order a change of the voters; a lost voter is replaced sooner."""
         world, rng = self._world, self._rng
         lost = {self._name(n) for n in world.nodes if n.refused and n.replica in self.voters}
         if rng.random() >= max(world.options.member_changes, 0.1 * bool(lost)) / 3:
@@ -419,7 +420,7 @@ class RealControl:
             self._ask(ChangeAsked(Change.REMOVE, rng.choice(sorted(names))), 0)
 
     def _ask(self, asked: TransferAsked | ChangeAsked, until_ms: int) -> None:
-        """Ask the controller that leads; again and again if that helps."""
+        """Give an order to the leading controller. Repeat it until `until_ms` if that can help."""
         shell = None if self._leader is None else self._running(self._leader)
         self._refusal_soon = False
         if shell is not None and not shell.node.paused:
@@ -440,5 +441,8 @@ def _goes(node: "SimNode") -> bool:
 
 
 def _is_close(end: tuple[int, int], best: tuple[int, int]) -> bool:
-    """Return whether a log of this last epoch and index is as good as the best, or nearly so."""
+    """Return whether a log's end is beyond `best`, or less than `close_entries` before it.
+
+    Both are (last epoch, last index). Ends in different epochs are never close.
+    """
     return end >= best or (end[0] == best[0] and end[1] > best[1] - CONFIG.close_entries)

@@ -1,14 +1,14 @@
-"""A model of the control plane: it appoints leaders, and does so as badly as pysyncobj may.
+"""A model of the control plane that appoints leaders, with every error that pysyncobj may make.
 
-It looks at every node's report now and then and appoints another leader when the present one
-seems gone; it changes the voters now and then. What a seed's mischief may add:
+At intervals it reads every node's report, and appoints another leader when the present one seems
+gone. Now and then it changes the voters. A seed's mischief may add:
 
     transfer    an operator moves the leadership to any voter, however far behind
-    slow        it looks seldom              dead       it appoints whom it has not heard of
+    slow        it reads reports seldom      dead       it appoints a node that may be dead
     leaderless  it does nothing for seconds  twice      it repeats an old appointment
     double      two controllers appoint two  spurious   it replaces a healthy leader
                 nodes in one epoch           late       an appointment arrives seconds later
-    forget      its epoch falls back (a vote lost in a power cut)
+    forget      its epoch falls back, as after a vote lost in a power cut
 """
 
 import random
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from chaos.sim.world.world import World
 
 PATIENCE_MS: Final = 600
-"""A leader that was not seen serving for this long is taken for gone."""
+"""A leader without a report of serving for this long counts as gone."""
 NEAR: Final = 50
-"""A learner that lacks no more entries than this may become a voter."""
+"""A learner that lacks at most this many entries may become a voter."""
 VOTERS_MIN: Final = 3
 VOTERS_MAX: Final = 6
 BID_PATIENCE_MS: Final = 2_000
-"""An appointee gets this long to begin serving."""
+"""Time within which an appointee must begin to serve."""
 
 
 class Control:
@@ -42,9 +42,9 @@ class Control:
         self.epoch = Epoch(0)
         self.leader: ReplicaId | None = None
         self.deaf: set[ReplicaId] = set()
-        """Nodes that it can't talk to."""
+        """Nodes that the control plane can't reach."""
         self.voters = world.voters
-        """As the leader that served last had them."""
+        """The voters of the leader that served last."""
         self._voters_epoch = Epoch(0)
         self._seen_ok_ms = -(10**9)
         self._appointed_ms = -(10**9)
@@ -53,7 +53,7 @@ class Control:
         world.timeline.after(1_000, self._look)
 
     def welcome(self, node: "SimNode") -> None:
-        """Tell a node that has just started who leads."""
+        """Send the present appointment to a node that has just started."""
         if self.leader is not None:
             self._tell(node, self.epoch, self.leader)
 
@@ -65,7 +65,7 @@ class Control:
         }
 
     def _hears(self) -> frozenset[ReplicaId]:
-        """Return the voters that it can talk to; what learners say is not asked for."""
+        """Return the voters that the control plane can reach. It reads no reports of learners."""
         for node in self._world.nodes:
             if node.alive and node.core.serving and node.core.epoch > self._voters_epoch:
                 self._voters_epoch, self.voters = node.core.epoch, node.core.voters
@@ -101,7 +101,7 @@ class Control:
         if report.highest_promise > self.epoch or report.refused_epoch or not report.lease_ok:
             return False
         if any(each.highest_promise > self.epoch for each in reports.values()):
-            # Somebody promised more than was ever appointed, as far as this one remembers.
+            # A node promised a higher epoch than this control plane remembers appointing.
             return False
         self._seen_ok_ms = now_ms
         return report.serving
@@ -143,10 +143,10 @@ class Control:
         self.epoch = Epoch(max(self.epoch, highest) + 1)
         sure = {r.replica for r in reports.values() if not r.unsure}
         stalled = self._seen_ok_ms < self._appointed_ms and sure == {self.leader}
-        # The real one appoints nobody twice who did not begin, while there is another.
+        # The real controller does not reappoint a node that did not begin, if there is another.
         if stalled and len(reports) > 1:
             reports = {replica: r for replica, r in reports.items() if replica != self.leader}
-        # Who was voted out, which is not known here yet, may be among them. It never bids.
+        # A node that was voted out may be among them, as that is not known here yet. It never bids.
         order = sorted(
             reports.values(),
             key=lambda r: (
@@ -168,14 +168,14 @@ class Control:
             self._announce(rng.choice(self._world.ids))
 
     def transfer(self, replica: ReplicaId) -> None:
-        """Appoint `replica`, whatever its log holds."""
+        """Appoint `replica`, without regard to its log."""
         highest = max((report.highest_promise for report in self._reports().values()), default=0)
         self.epoch, self.leader = Epoch(max(self.epoch, highest) + 1), replica
         self._appointed_ms = self._world.timeline.now_us // 1_000
         self._announce(replica)
 
     def _change_members(self, reports: dict[ReplicaId, LogStatus]) -> None:
-        """Appoint the leader once more, with a voter added, removed or replaced."""
+        """Appoint the same leader in a new epoch with a voter added, removed or replaced."""
         rng, leader = self._rng, self.leader
         assert leader is not None
         end = reports[leader].last_index

@@ -1,18 +1,21 @@
-"""What takes a voter's disk away for good, in a minority of the voters, and what must hold then.
+"""Permanent damage to the disks of a minority of the voters, and the rules that must hold then.
 
-    flip      one bit of what was synced turns, or no read sees its page any more, under the running
-              process or just before a restart
-    shorten   a file that was synced has lost its end
-    wipe      the disk was replaced by an empty one
-    forget    promise, log and state are gone; the identity is there
+    flip      one bit of synced data changes, or its page can't be read any more; the process is
+              running or restarts just after
+    shorten   a synced file has lost its end
+    wipe      an empty disk replaces the disk
+    forget    promise, log and state are gone; the identity is still there
 
-A damaged replica may go on as long as it does not need what is damaged. When it does, it says
-which file (and, inside of one, which byte), fetches state and log anew from a leader, and has to be
-up to date in the end like everybody. Who has lost its promise or its identity stays down, and a
-wiped one does not come back as the voter that it was: a new replica takes its place. What remains
-must go on with nothing lost, unless so many of the rest are unsure that without the lost one's word
-nobody may lead: such a world *waits for repair*, and that it does nothing wrong meanwhile is all
-that is asked of it.
+A damaged replica may run as long as it does not read the damaged data. When it reads them, its
+error names the file, and the byte for damage inside of a file. The replica then fetches state and
+log from a leader, and must be up to date in the end like all others.
+
+A replica that lost its promise or its identity stays down. A wiped replica does not return as the
+voter that it was: a new replica takes its place. The other replicas must continue and lose nothing.
+
+There is one exception. So many of the other replicas may be unsure that no leader is possible
+without the lost replica's promise. Such a world *waits for repair*. Only the rules of safety are
+checked in it.
 """
 
 import random
@@ -31,11 +34,11 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path("/")
 SPOILT: Final = 0.3
-"""Of flips."""
+"""Share of flips that make a page unreadable."""
 
 
 def may_damage(world: "World", node: "SimNode") -> bool:
-    """Return whether `node`, a voter, can lose its disk with a majority of the others whole."""
+    """Return whether `node` is a voter and its damage leaves a majority of voters undamaged."""
     voters = world.voters_now()
     broken = {each.replica for each in world.nodes if each.damage or each.lied} & voters
     most = (min(len(each) for each in _sets(world)) - 1) // 2
@@ -43,7 +46,7 @@ def may_damage(world: "World", node: "SimNode") -> bool:
 
 
 def flip(node: "SimNode", rng: random.Random) -> bool:
-    """Turn one bit of what is synced, or spoil its page; return whether there was any."""
+    """Flip one bit of synced data, or make its page unreadable; False: there are no synced data."""
     hurt = node.disk.spoil_synced if rng.random() < SPOILT else node.disk.flip_synced
     found = hurt(rng, ROOT)
     if found is not None:
@@ -52,7 +55,7 @@ def flip(node: "SimNode", rng: random.Random) -> bool:
 
 
 def shorten(node: "SimNode", rng: random.Random) -> bool:
-    """Cut a synced file of a dead node; return whether there was one."""
+    """Cut a synced file of a dead node; return whether there was a synced file."""
     found = node.disk.shorten_synced(rng, ROOT)
     if found is not None:
         node.damage += node.disk.names_of(found[0])
@@ -66,30 +69,31 @@ def wipe(node: "SimNode") -> None:
 
 
 def forget(node: "SimNode") -> None:
-    """Take from the disk of a dead node all that it remembers, except who it is."""
+    """Delete promise, log and state from the disk of a dead node; its identity stays."""
     gone = (PROMISE_PATH, LOG_PATH, STATE_PATH)
     node.disk.lose(gone)
     node.damage += gone
 
 
 def check_refusal(node: "SimNode", error: StorageError) -> None:
-    """Check that a node that refuses to go on has a reason, and names it.
+    """Check that a node that stops with a storage error has a damaged disk and names the damage.
 
     Raises:
-        Broken: nothing was done to its disk, or the error does not say where.
+        Broken: the disk was not damaged, or the error does not name a damaged file.
     """
     if not node.damage:
         raise Broken("storage", f"node {node.replica}: {error}") from error
     if isinstance(error, WrongDirectoryError) != (ROOT in node.damage):
         raise Broken("storage", f"node {node.replica}, damaged at {node.damage}: {error}")
     places = {str(place) for path in node.damage for place in (path, path.parent)} - {"/"}
-    places |= {path.name for path in node.damage if path.suffix}  # a crash may bring a name back
+    # A crash can restore an older name of a file, so the name without its folder counts, too.
+    places |= {path.name for path in node.damage if path.suffix}
     if ROOT not in node.damage and not any(place in str(error) for place in places):
         raise Broken("storage", f"node {node.replica}, damaged at {node.damage}: {error}")
 
 
 def waits_for_repair(world: "World") -> bool:
-    """Return whether nobody may lead before a lost voter is repaired."""
+    """Return whether no node can become leader until a lost voter is repaired."""
     sure = {n.replica for n in world.nodes if n.alive and not n.damage and not n.core.unsure}
     lost = {each.replica for each in world.nodes if each.damage}
     cores = [node.core for node in world.nodes if node.alive]
@@ -99,6 +103,6 @@ def waits_for_repair(world: "World") -> bool:
 
 
 def _sets(world: "World") -> "set[Voters]":
-    """Return the voter sets that somebody counts majorities of."""
+    """Return the voter sets that the running nodes count majorities of."""
     cores = [node.core for node in world.nodes if node.alive]
     return {each for core in cores for each in core._sets} or {world.voters}  # noqa: SLF001

@@ -1,27 +1,35 @@
-"""What the seed does to a world: a method per fault, `_<name>`; chaos/sim/world/options.py has the
-lists.
+"""The faults of a world. Each is a method `_<name>`; chaos/sim/world/options.py has the lists.
 
-    power, power_all     what was not synced is lost or torn        kill        it is not
-    pause                SIGSTOP, past the lease or not             handover    an operator asks
-    isolate, split       nobody, or one peer, both ways             flap        again and again
-    one_way              deaf or mute, to everybody or to one       lossy       all links
-    clock, drift         wall clocks jump, or run fast or slow      slow_disk   fsyncs take long
-    sync_fails           a failed fsync: the process stops          full_disk   somebody fills it
-    lying_disk           synced bytes are lost in a power cut    flip, shorten, wipe: disk_loss.py
-    newborn, ambush      wait for a leader's birth, for an appointment, and strike then
-    mid_sync             waits for a sync, of a promise or of the log, and strikes inside of it
-    torn_write           the process dies inside a write         burst       many within one lease
-    slow_link            messages take long, and are not lost    forget      disk_loss.py
-    usurp                a leader is not heard, a disk is slow, and another node is appointed
-    late_answer          answers of a dead process arrive after its log has lost its end
-    overtaken            they arrive after answers of the next process, which dies then, too
+    power, power_all     the machine of one or of all nodes loses power; unsynced data are lost or
+                         torn
+    kill                 the process is killed; unsynced data survive
+    torn_write           the process is killed inside a write
     terminate            SIGTERM: the node drains, hands over and writes a manifest
-    rival                waits for a change of the voters: new and old ones are parted
-    stale_return         a leader is cut off while others lead; as it is back it is appointed
+    pause                SIGSTOP, for shorter or longer than the lease
+    handover             an operator orders the leader to hand over
+    isolate, split       a node loses the links to all others, or two nodes lose theirs
+    one_way              a node receives nothing, or its messages are lost; for all peers or one
+    flap                 the link of two nodes breaks and returns several times
+    lossy                all links lose messages
+    slow_link            messages take long and are not lost
+    clock, drift         a wall clock jumps, or runs fast or slow
+    slow_disk            fsyncs take long
+    sync_fails           an fsync fails, and the process stops
+    full_disk            a disk is nearly full
+    lying_disk           synced bytes are lost in a power cut
+    flip, shorten, wipe, forget     see chaos/sim/world/disk_loss.py
+    newborn, ambush      wait for a new leader, or for an appointment, and strike then
+    mid_sync             waits for a sync of a promise or of the log, and strikes inside of it
+    burst                several faults within one lease
+    usurp                a leader is cut off, a disk is slow, and another node is appointed
+    late_answer          answers of a dead process arrive after its log has lost its end
+    overtaken            such answers arrive after those of the next process, which then dies, too
+    rival                waits for a change of the voters, and separates new and old voters
+    stale_return         a leader is cut off while others lead, and is appointed on its return
 
-Every fault but damage ends by itself, or when the world is healed. Not every one that is drawn
-strikes: a dead node can't be killed, nor may the last majority of whole disks be broken. So each
-method says whether something in the world is not as it was, and only that counts.
+Every fault except damage ends by itself, or when the world is healed. A drawn fault may have no
+effect: a dead node can't be killed, and the last majority of undamaged disks must stay. Each method
+therefore returns whether it changed the world, and only such faults count.
 """
 
 import random
@@ -42,7 +50,7 @@ if TYPE_CHECKING:
 
 LONG_MS: Final = 4_000
 EDGE_PROBABILITY: Final = 0.3
-"""How often a fault strikes that waits for its moment."""
+"""Probability that an armed fault strikes when its moment comes."""
 
 
 class FaultInjector:
@@ -56,14 +64,14 @@ class FaultInjector:
         """The kind of each fault that has struck, in order."""
         self._armed: set[str] = set()
         self._awaited: set[tuple[str, ReplicaId]] = set()
-        """Disks that are going to fail, and have not yet."""
+        """Kind and node of the disk faults that are set and have not struck yet."""
         self._kinds: dict[str, Callable[[], bool]] = {
             kind: getattr(self, f"_{kind}") for kind in world.options.faults
         }
         if not self._kinds:
             return
         first_us = end_us // (FAULTS_MIN + 1)
-        for number in range(1, FAULTS_MIN + 1):  # however rare they are drawn
+        for number in range(1, FAULTS_MIN + 1):  # a minimum, even if the mean gap is long
             world.timeline.after(first_us * number, self._inject)
         self._schedule()
 
@@ -86,7 +94,7 @@ class FaultInjector:
             self.struck.append(kind)
 
     def one_more(self) -> bool:
-        """Draw another one if fewer than FAULTS_MIN have struck; return whether that was so."""
+        """Inject another fault if fewer than FAULTS_MIN have struck; return whether it did."""
         if not self._kinds or len(self.struck) >= FAULTS_MIN:
             return False
         self._inject()
@@ -95,14 +103,14 @@ class FaultInjector:
     # ---------------------------------------------------------------- helpers
 
     def _node(self) -> "SimNode":
-        """Pick a node; a leader more often than others: that is where it hurts."""
+        """Return a random node. Half of the picks are leaders, where faults have more effect."""
         leaders = [node for node in self._world.nodes if node.leading]
         if leaders and self._rng.random() < 0.5:
             return self._rng.choice(leaders)
         return self._rng.choice(self._world.nodes)
 
     def _for_a_while(self, undo: Callable[[], None]) -> None:
-        """Undo a fault after a time around the lease, or after a long one."""
+        """Undo a fault after a time near the lease, or after a long time."""
         ms = self._rng.choice((50, 400, 600, 1_200, self._rng.randint(0, LONG_MS)))
         self._world.timeline.after(ms * 1_000, undo)
 
@@ -119,7 +127,7 @@ class FaultInjector:
             network.cut(pair)
 
         def mend() -> None:
-            if heals == self._world.heals:  # else all is mended already
+            if heals == self._world.heals:  # else the world was healed, and the link with it
                 for pair in pairs:
                     network.mend(pair)
 
@@ -132,14 +140,14 @@ class FaultInjector:
     # ---------------------------------------------------------------- moments
 
     def on_leader(self, node: "SimNode") -> None:
-        """Strike a leader at its birth: its EPOCH entry may be nowhere, or anywhere."""
+        """Cut the power of a new leader; its EPOCH entry may be on no, some or all nodes."""
         if "newborn" in self._armed and self._rng.random() < EDGE_PROBABILITY:
             soon_us = self._rng.choice((0, 1_000, 10_000))
             self._strike("newborn", lambda: self._lose_power(node), soon_us)
             self._for_a_while(node.start)
 
     def on_appointed(self, leader: ReplicaId) -> None:
-        """Strike while a leadership changes hands."""
+        """Inject a fault while the leadership moves to another node."""
         if "ambush" not in self._armed or self._rng.random() >= EDGE_PROBABILITY:
             return
         nodes = {node.replica: node for node in self._world.nodes}
@@ -161,7 +169,7 @@ class FaultInjector:
                 self._strike("ambush", self._slow_disk, soon_us)
 
     def on_sync(self, node: "SimNode", took_us: int, *, promise: bool) -> None:
-        """Strike inside of a sync that takes so long."""
+        """Stop a node inside of a sync that takes `took_us`."""
         likely = EDGE_PROBABILITY if promise else EDGE_PROBABILITY / 20
         if "mid_sync" not in self._armed or self._rng.random() >= likely:
             return
@@ -170,12 +178,12 @@ class FaultInjector:
         self._for_a_while(node.start)
 
     def on_killed_in_write(self, node: "SimNode") -> None:
-        """Count the death of a process inside a write; start another in a while."""
+        """Count the death of a process inside a write; start the next process later."""
         self.struck.append("torn_write")
         self._for_a_while(node.start)
 
     def on_disk_failed(self, node: "SimNode", *, full: bool) -> None:
-        """Count what was done to the disk of `node` before, now that it shows."""
+        """Count an earlier fault of the disk of `node`, now that it has an effect."""
         awaited = "full_disk" if full else "sync_fails", node.replica
         if awaited in self._awaited:
             self._awaited.remove(awaited)
@@ -197,7 +205,7 @@ class FaultInjector:
         return False  # it counts when it strikes
 
     def disarm(self) -> None:
-        """Strike no more."""
+        """Cancel all armed faults."""
         self._armed.clear()
 
     # ---------------------------------------------------------------- kinds
@@ -234,7 +242,7 @@ class FaultInjector:
         return ran
 
     def _torn_write(self) -> bool:
-        """Let a process die inside its next write to the log; it counts when it does."""
+        """Kill a process inside its next write to the log; the fault counts then."""
         node = self._node()
         if node.alive:
             node.disk.die_in_write(self._rng, LOG_PATH)
@@ -287,7 +295,7 @@ class FaultInjector:
         return self._cut_for_a_while([(one, other), (other, one)])
 
     def _parts(self) -> bool:
-        """Let the nodes be two groups that don't hear each other."""
+        """Cut all links between two groups of nodes."""
         nodes = self._world.nodes
         some = self._rng.sample(nodes, self._rng.randint(1, len(nodes) - 1))
         pairs = [(one, other) for one in some for other in nodes if other not in some]
@@ -311,8 +319,10 @@ class FaultInjector:
         return True
 
     def _full_disk(self) -> bool:
-        """The process stops at the first write that does not fit, and restarts in vain until
-        there is room again. It counts when it stops.
+        """Leave at most 5,000 bytes on a disk for a while.
+
+        The process stops at the first write that does not fit; the fault counts then. Restarts
+        fail until there is room again.
         """
         node = self._node()
         disk = node.disk
@@ -355,19 +365,20 @@ class FaultInjector:
         node.stop_hard()
         disk_loss.wipe(node)
         self._for_a_while(node.start)
-        self._for_a_while(self._world.add_learner().start)  # what people put in its place
+        self._for_a_while(self._world.add_learner().start)  # the machine that replaces it
         return not was_empty
 
     def _forget(self) -> bool:
-        """Take promise, log and state from a voter that was added later.
+        """Delete promise, log and state of a voter that was added later.
 
-        It hurts when another lags, and the leader goes, too. A founder's loss is `wipe`.
+        Another voter lags behind and the leader stops, because the loss matters only then. For a
+        founder's loss see `_wipe`.
         """
         world = self._world
         voters = [node for node in world.nodes if node.replica in world.voters_now()]
         added = [node for node in voters if node.replica not in node.founding]
         if not added or len(voters) % 2 == 0:
-            return False  # of an even number one that lags and one that forgot are no majority
+            return False  # with an even number, the others need the lagging or the forgetful voter
         node = self._rng.choice(added)
         others = [each for each in voters if each is not node and not each.leading and each.alive]
         if not others or not disk_loss.may_damage(world, node):
@@ -377,7 +388,7 @@ class FaultInjector:
         behind_ms = self._rng.randint(50, 1_000)
         world.timeline.after((behind_ms + 1) * 1_000, self._cut(links))
         world.timeline.after(behind_ms * 1_000, self._forget_and_stop_leader, node)
-        return False  # it counts when all is forgotten
+        return False  # it counts when the files are deleted
 
     def _forget_and_stop_leader(self, node: "SimNode") -> None:
         if node.damage or self._world.heals or not disk_loss.may_damage(self._world, node):
@@ -393,7 +404,7 @@ class FaultInjector:
             self._world.timeline.after(self._rng.randint(2_000, LONG_MS) * 1_000, leader.start)
 
     def _sync_fails(self) -> bool:
-        """Fail one of the next fsyncs; it counts when that comes."""
+        """Let one of the next six fsyncs fail; the fault counts then."""
         node = self._node()
         if node.alive:
             node.disk.fail_sync(self._rng, after=self._rng.randint(0, 5))
@@ -411,7 +422,7 @@ class FaultInjector:
         return True
 
     def _slow_link(self) -> bool:
-        """Let messages from or to a node, or both, take long, and none be lost."""
+        """Delay the messages from a node, to it or both, and lose none."""
         network, node = self._world.network, self._node()
         others = [each for each in self._world.nodes if each is not node]
         if self._rng.random() < 0.5:
@@ -431,9 +442,10 @@ class FaultInjector:
         return True
 
     def _stale_return(self) -> bool:
-        """Cut the leader off, with all that it still takes; as it is back it is appointed at once.
+        """Cut the leader off, and appoint it at once when the links return.
 
-        The others have another leader, or two, by then.
+        It still accepts requests while it is cut off. The others have had one or two other leaders
+        by the time of its return.
         """
         leaders = [node for node in self._world.nodes if node.leading]
         control = self._world.control
@@ -457,9 +469,10 @@ class FaultInjector:
         return True
 
     def _usurp(self) -> bool:
-        """Appoint another leader about when the lease of one that is not heard any more ends.
+        """Cut the leader off, and appoint another one about when its lease ends.
 
-        One follower still answers it, as late as its disk has synced what came last.
+        One follower has a slow disk, and its answers still reach the leader. The last one comes
+        late, because it waits for a sync.
         """
         leaders = [node for node in self._world.nodes if node.leading]
         followers = [node for node in self._world.nodes if node.alive and not node.leading]
@@ -480,9 +493,9 @@ class FaultInjector:
         return True
 
     def _late_answer(self) -> bool:
-        """Let a voter lose its log's end while answers of its old process are on their way.
+        """Remove the end of a voter's log while answers of its old process are under way.
 
-        Another voter lags, and the leader goes about when the answers arrive.
+        Another voter lags behind. The leader stops about when the answers arrive.
         """
         world, rng = self._world, self._rng
         trio = self._trio()
@@ -510,9 +523,10 @@ class FaultInjector:
         return False  # it counts when the end is lost
 
     def _overtaken(self) -> bool:
-        """Let a voter lose its log's end, and let the next process's answers arrive first.
+        """Remove the end of a voter's log, and let the next process's answers arrive first.
 
-        Another voter lags. Both processes die within the next few syncs, the leader for longer.
+        Another voter lags behind. Then this voter and the leader stop; the leader stays down
+        longer.
         """
         world, rng = self._world, self._rng
         trio = self._trio()
@@ -547,7 +561,7 @@ class FaultInjector:
         return False  # it counts when the end is lost
 
     def _trio(self) -> "tuple[SimNode, SimNode, SimNode] | None":
-        """Return the only leader and two voters beside it, by chance; None without these."""
+        """Return the leader and two other random voters. None if there are no such three."""
         leaders = [node for node in self._world.nodes if node.leading]
         followers = [
             node for node in self._world.nodes if node.alive and not node.leading
@@ -565,7 +579,7 @@ class FaultInjector:
     def on_change(
         self, leader: ReplicaId, before: frozenset[ReplicaId], after: frozenset[ReplicaId]
     ) -> None:
-        """Part the leader and the new voters from the old ones, of whom one is appointed."""
+        """Separate the leader and the new voters from the old voters, and appoint an old voter."""
         old = sorted(before - {leader})
         if "rival" not in self._armed or not old:
             return
@@ -594,9 +608,10 @@ class FaultInjector:
         return True
 
     def _lying_disk(self) -> bool:
-        """Cut power, and with it the end of what was synced: one replica's at a time.
+        """Cut a node's power and remove the synced end of its log; at most one node at a time.
 
-        It hurts when others lag behind it and its leader goes, too.
+        In half of the cases another node lags behind and the leader stops, too, because the loss
+        matters most then.
         """
         node = self._node()
         if self._rng.random() < 0.5:
@@ -627,21 +642,21 @@ class FaultInjector:
 
     def _handover(self) -> bool:
         node = self._node()
-        leads = node.leading  # others have nothing to hand over
+        leads = node.leading  # other nodes have no leadership to hand over
         node.hand_over()
         return leads
 
 
 def _runs(node: "SimNode") -> bool:
-    """Return whether there is a process to stop."""
+    """Return whether a process runs on the node."""
     return node.alive or node.refetch is not None
 
 
 def lose_tail(node: "SimNode", rng: random.Random) -> bool:
-    """Cut synced entries off a dead node's log, none that its manifest covers.
+    """Remove synced entries at the end of a dead node's log, none that its manifest covers.
 
     Returns:
-        Whether there were any.
+        Whether there were such entries.
     """
     disk, floor = node.disk, node.saved_index()
     path = LOG_PATH / [name for name in disk.list_dir(LOG_PATH) if name.endswith(".log")][-1]
@@ -658,6 +673,6 @@ def lose_tail(node: "SimNode", rng: random.Random) -> bool:
     file.sync()
     file.close()
     if disk.exists(LOG_PATH / MARK_NAME):
-        # Else the log would know what is missing, and refuse to start.
+        # With an intact mark the log would detect the missing entries and reject the start.
         disk.flip(LOG_PATH / MARK_NAME, 16)
     return True

@@ -1,14 +1,14 @@
-"""What kind of world a seed makes: swarm testing.
+"""The options of a world, drawn from its seed: swarm testing.
 
-Every seed draws which faults exist at all and how often, so that some worlds never lose a
-message and others hardly deliver one; a mix of everything would hide what needs quiet.
+Every seed draws the kinds of faults and their frequency. Some worlds never lose a message, and
+others deliver hardly one. A mix of all faults would hide errors that need a quiet world.
 
-    FAULTS         what may befall a world
-    DAMAGE_FAULTS  those of them that take away for good what was synced: in every other world, as
-                   one with them may end waiting for repair (chaos/sim/world/disk_loss.py)
-    RARE           those that are drawn apart, most for one moment of the protocol: each in every
-                   fifth world
-    MOMENTS        those of them that fall into a moment, such as a write, or into one lease
+    FAULTS         all faults of a world
+    DAMAGE_FAULTS  faults that destroy synced data. Every other world has some, because a world
+                   with them may end in waiting for repair (chaos/sim/world/disk_loss.py).
+    RARE           faults drawn one by one, most for one moment of the protocol; each exists in
+                   every fifth world
+    MOMENTS        faults that fall into a moment, such as a write, or into one lease
 """
 
 import random
@@ -38,122 +38,112 @@ MISCHIEF: Final = (
 FAULTS_MIN: Final = 3
 RARELY: Final = 0.2
 REQUESTS: Final = 0.3
-"""In how many simple clients name their requests."""
+"""Share of worlds with the option `requests`. POLICIES to CROWDS are such shares, too."""
 NODES: Final = (3, 5)
 NEVER: Final = 1 << 30
 POLICIES: Final = 0.3
-"""In how many policies change."""
 QUOTAS: Final = 0.3
-"""In how many topics have quotas."""
 EXPIRY: Final = 0.3
-"""In how many messages expire, and are retained."""
 TYPES: Final = 0.3
-"""In how many groups are of all types, sought and deleted."""
 HASTY: Final = 0.3
-"""In how many logs are dropped at once, right before an epoch if there is one."""
 DELETIONS: Final = 0.3
-"""In how many topics are deleted."""
-
 REDRIVES: Final = 0.3
-"""In how many dead letters are redriven."""
 AGAIN: Final = 0.3
-"""In how many producers ask for answers that they had."""
 FLEETING: Final = 0.2
-"""In how many producers are forgotten soon."""
 CONTROLLER: Final = 0.125
-"""In how many the real controller appoints."""
 SLOW_FILES: Final = 0.2
-"""In how many files are used seconds after they were written or read."""
 PRESSED: Final = 0.2
-"""In how many a replica flushes every few timers, and folding waits for flushes."""
 CROWDS: Final = 0.1
-"""In how many timers of many topics are due at one instant."""
 
 
 def aside(rng: random.Random, name: str) -> random.Random:
-    """Return another source of chance, which follows from `rng` and leaves it as it is."""
+    """Return a generator seeded by the state of `rng` and a name; `rng` does not advance."""
     words = rng.getstate()[1]
-    return random.Random(f"{name} {words[1:3]} {words[-1]}")  # the first word is always the same
+    return random.Random(f"{name} {words[1:3]} {words[-1]}")  # the first word is constant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldOptions:
-    """Drawn once per seed. Times in microseconds unless the name says otherwise."""
+    """Options of a world, drawn once per seed. The unit of a field is the end of its name."""
 
     nodes: int
     """Founding voters."""
     learners: int
-    """Nodes that join later, without a vote."""
+    """Number of nodes that join later, without a vote."""
     delay_us: int
     """Typical one-way delay of a message."""
     jitter: float
-    """Spread of the delay; links keep the order of messages unless `reorder`."""
+    """Mean of the random part of the delay, as a multiple of `delay_us`."""
     loss: float
+    """Share of messages between nodes that are lost, 0 to 1."""
     duplicate: float
+    """Share of messages between nodes that arrive twice, 0 to 1."""
     reorder: bool
+    """Messages of one link may overtake each other."""
     client_loss: float
-    """Of requests and answers between clients and nodes."""
+    """Share of requests and answers between clients and nodes that are lost, 0 to 1."""
     sync_us: int
-    """Typical fsync."""
+    """Typical duration of an fsync."""
     proposals_per_s: float
     payload_bytes: int
     cache_bytes: int
     drift_ppm: int
-    """Monotonic clocks run up to so much fast or slow."""
+    """Highest rate error of a node's monotonic clock, fast or slow, in parts per million."""
     segment_bytes: int
     manifest_every: int
-    """Entries between two manifests of a node, after which it drops its log's prefix."""
+    """Entries between two manifests of a node. The node drops the log's prefix after each."""
     log_kept_bytes: int
-    """Below its manifest a node keeps so much for followers that lack it."""
+    """Bytes of the log below its manifest that a node keeps for followers that lack them."""
     faults: tuple[str, ...]
+    """Kinds of faults, each one of FAULTS."""
     fault_gap_ms: int
     """Mean time between two faults."""
     member_changes: float
-    """How likely the control plane is to change the voters when it looks and finds all well."""
+    """Probability of a change of the voters when the control plane reads healthy reports."""
     mischief: tuple[str, ...]
+    """Errors of the control plane, each one of MISCHIEF."""
     poll_ms: int
-    """How often the control plane looks."""
+    """Mean time between two readings of the reports by the control plane."""
     tight: bool = False
-    """Disks of most voters are small, and timers large (chaos/sim/timers/timers.py). Never drawn,
-    as one
-    in some hundred such worlds still fills its reserve; tests and planted bugs aim at it."""
+    """Disks of most voters are small, and timers large (chaos/sim/timers/timers.py). Tests and
+    planted bugs set this. It is never drawn, because one in some hundred such worlds still uses up
+    its reserve."""
     policies: bool = False
-    """Somebody changes policies all the time."""
+    """An operator changes policies all the time."""
     requests: bool = False
-    """Clients without producers name their requests (chaos/sim/timers/callers.py)."""
+    """Clients without producers give their requests ids (chaos/sim/timers/callers.py)."""
     quotas: bool = False
-    """Somebody sets quotas (chaos/sim/checks/quotabook.py)."""
+    """An operator sets quotas (chaos/sim/checks/quotabook.py)."""
     types: bool = False
-    """Groups are of all types; somebody seeks and deletes them."""
+    """Groups are of all types; an operator seeks and deletes them."""
     expiry: bool = False
-    """Somebody changes how long messages live and are kept."""
+    """An operator changes the times to live and the retention of messages."""
     deletions: bool = False
-    """Somebody deletes topics, while timers are pending and consumers consume."""
+    """An operator deletes topics while timers are pending and consumers consume."""
     hasty: bool = False
-    """Manifests are written right before EPOCH entries, and the log below them goes at once
+    """Manifests are written just before EPOCH entries, and the log below them is dropped at once
     (chaos/sim/world/app.py)."""
     redrives: bool = False
-    """Somebody sends dead letters back (chaos/sim/checks/letterbook.py). With `types` groups are
-    altered,
-    too, and where one consumer is served some acks are of all up to a message."""
-
+    """An operator redrives dead letters (chaos/sim/checks/letterbook.py). With `types` an operator
+    alters groups, too. A group that serves one consumer acknowledges some messages by an ack of all
+    messages up to one."""
     fleeting: bool = False
-    """Producers are forgotten after seconds."""
+    """The cluster forgets an idle producer after 2 seconds."""
     again: bool = False
-    """Producers ask again for answers that they had: late, and of another leader."""
+    """Producers resend answered requests, late and to any leader."""
     slow_files: bool = False
     """Seconds pass between the end of a thread's work on files and the use of its result."""
     pressed: bool = False
-    """Memtables are flushed soon, and folding waits while a flush is under way."""
+    """Replicas flush every few timers, and folding waits while a flush is under way."""
     controller: bool = False
-    """The real controller appoints (chaos/sim/world/appointing.py), not the model of one."""
+    """The real controller appoints (chaos/sim/world/appointing.py), in place of the model."""
     crowds: bool = False
-    """Timers of many topics are due at the same instants, and many of them are cancelled; entries
+    """Timers of many topics are due at the same instants, and many of them are cancelled. Entries
     and steps have small limits (chaos/sim/checks/workbook.py)."""
 
     @classmethod
     def draw(cls, rng: random.Random) -> "WorldOptions":
-        """Return one kind of world."""
+        """Return randomly drawn options."""
         shares = {"policies": POLICIES, "requests": REQUESTS, "types": TYPES}
         shares |= {"expiry": EXPIRY, "quotas": QUOTAS, "deletions": DELETIONS}
         shares |= {"redrives": REDRIVES, "crowds": CROWDS, "hasty": HASTY}
@@ -199,14 +189,14 @@ class WorldOptions:
         mischief: Sequence[str] | None = None,
         **others: object,
     ) -> "WorldOptions":
-        """Return these options with some of them chosen instead of drawn; None: as drawn.
+        """Return these options with some of them replaced. None keeps the drawn value.
 
         Raises:
-            ValueError: there is no such fault, mischief or number of nodes.
+            ValueError: a fault, a mischief or the number of nodes is unknown.
         """
         if nodes is not None:
             if nodes not in NODES:
-                raise ValueError(f"nodes = {nodes}: one of {NODES}")
+                raise ValueError(f"nodes = {nodes}: must be one of {NODES}")
             others["nodes"] = nodes
         if faults is not None:
             _known("fault", faults, FAULTS)
@@ -219,4 +209,4 @@ class WorldOptions:
 
 def _known(what: str, names: Sequence[str], known: Sequence[str]) -> None:
     if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"{what} {', '.join(unknown)}: there are {', '.join(known)}")
+        raise ValueError(f"{what} {', '.join(unknown)}: must be one of {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""Where things lie on a simulated disk."""
+"""Paths of files and folders on a simulated disk."""
 
 from pathlib import Path
 from typing import Final

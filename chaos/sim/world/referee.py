@@ -1,9 +1,9 @@
 """The promises, each with the name of its checker, and the referee of replication.
 
 Every failure that the simulator reports is a `Broken` with the name of one of `CHECKERS`, or an
-assertion of production code itself. Those of the protocol are checked here, at every step of every
-node; those of the state plane in chaos/sim/checks/book.py, as entries are applied and as clients
-see them.
+assertion of production code. The referee checks the protocol's promises at every step of every
+node. chaos/sim/checks/book.py checks those of the state plane, as entries are applied and as
+clients see their effects.
 """
 
 from collections.abc import Sequence
@@ -31,48 +31,48 @@ CHECKERS: Final = {
     # The protocol.
     "agreement": "all nodes commit the same entry at an index",
     "lost": "P1: an entry answered OK stays committed; a scheduled timer fires; an ack stays",
-    "epoch": "one leader, in one process, serves in an epoch",
+    "epoch": "only one leader, in one process, serves in an epoch",
     "commit": "the commit index of a running node never goes back",
-    "time": "the time in the log, and the time up to which it has fired, never go back",
-    "promise": "a replica answers no older or other leadership than it did before, ever",
+    "time": "the time in the log, and the time up to which timers fired, never go back",
+    "promise": "a replica never answers a leadership older than, or in conflict with, its last",
     "lease": "at no instant do two replicas hold a lease",
     "appoint": "the controller appoints a log as good as any, or adopts a leader with a lease",
     "liveness": "a healed cluster makes progress, and comes to rest, within a bound",
-    "frames": "a message holds the entries that it names, and none that peers refuse",
-    "storage": "durable data can be read after a restart; damage is refused, with its place",
+    "frames": "a message holds the entries that it names, and none that peers reject",
+    "storage": "durable data can be read after a restart; damage gives an error with its place",
     "doubt": "a replica is unsure only after its machine went down or its disk was damaged",
     "pace": "a replica repeats a question at the heartbeat's pace, not at the speed of the link",
-    "stuck": "a running replica folds, flushes and serves within 5 s of when it could",
-    "drain": "a node that drains answers all requests that it took, while it leads",
+    "stuck": "a running replica folds, flushes and serves within 5 s after it can",
+    "drain": "a node that drains and leads answers all requests that it accepted",
     "space": "the disk reserve lasts: no request of a client fills a disk to its end",
     # The state plane.
-    "phantom": "a delivered message is one that was scheduled, byte for byte",
+    "phantom": "a delivered message was scheduled, byte for byte",
     "twice": "P2: one timer fires once; a retried request is one timer, with one answer",
-    "request": "P2: a request id stands for one request for as long as it is remembered",
-    "torn": "timers of one request are there all or none, of whatever topics",
+    "request": "P2: a request id stands for one request as long as the cluster remembers it",
+    "torn": "all timers of one request are scheduled or none, of one topic or several",
     "early": "P3: nothing fires before it is due, by the log's clock",
     "late": "P3: without a fault a timer fires within 0.7 s",
     "policy": "P3: a timer's due time follows from its request and the policies before its entry",
     "quota": "no request exceeds a quota, and a request refused by one has no effect",
-    "clock": "P3: nor does one wrong clock put the log's clock ahead",
-    "cancel": "P4: a cancel answers the truth, and a cancelled timer never fires",
+    "clock": "P3: one wrong clock does not put the log's clock ahead",
+    "cancel": "P4: the answer to a cancel is true, and a cancelled timer never fires",
     "key": "a key is unique among a topic's pending timers; the answer to a change is true",
     "pause": "nothing fires from a topic that is paused",
     "held": "timers held by a paused topic are pending: changes reach them, and they end",
     "drop": "a resume fires and drops the overdue timers of its policy, and no others",
     "list": "the list of pending timers and their count agree",
     "acked": "P5: nothing is delivered after its ack was confirmed",
-    "extended": "P5: a message whose lease was extended goes to no other consumer before its end",
-    "nack": "P5: a nacked message waits for its delay; each answer NACKED is in the log",
+    "extended": "P5: a message goes to no other consumer before the end of its extended lease",
+    "nack": "P5: a nacked message waits for its delay; every nack answered NACKED is in the log",
     "expiry": "a message expires after its due time and ttl, and is not delivered later",
     "retention": "no message is deleted that a group has not acked, or that retention keeps",
     "order": "within a key no message is delivered before an earlier one, or apart from it",
-    "seek": "after a seek a group goes on at the given place, as far as the topic keeps it",
+    "seek": "after a seek a group continues at the given place, if the topic still keeps it",
     "dropped": "P4, P7: pending timers end with their topic, and in no other way after that",
     "dead": "P5, P7: a message becomes a dead letter once, and never after its ack",
     "redrive": "P2: a dead letter is redriven once, unchanged, to its first topic",
     "unmarked": "P5: a redelivery is marked",
-    "handout": "P5: no leader delivers under an epoch while a later one is served",
+    "handout": "P5: no leader delivers in an epoch while a later epoch is served",
     "work": "P9: one entry's work is bounded, and a thread passes dead rows before a FIRE",
     "digest": "P6: replicas that applied the same log hold the same state",
     "conservation": "P7: scheduled = pending + fired + cancelled + dropped, after every entry",
@@ -80,11 +80,12 @@ CHECKERS: Final = {
 
 
 ASKED_MAX: Final = 50
-"""Ten heartbeats a second, and links that come back."""
+"""Highest number of equal questions per second: ten heartbeats a second, and some for links that
+return."""
 
 
 class Broken(AssertionError):
-    """A promise was broken: `checker` names which."""
+    """A promise was broken; `checker` is its name."""
 
     def __init__(self, checker: str, detail: str) -> None:
         assert checker in CHECKERS, checker
@@ -93,29 +94,29 @@ class Broken(AssertionError):
 
 
 class Referee:
-    """Sees every step of every node."""
+    """Checks every step of every node."""
 
     def __init__(self, nodes: "Sequence[SimNode]") -> None:
         self._nodes = nodes
         self._time_ms = 0
-        """Of the last entry committed."""
+        """Time of the last committed entry."""
         self.served = Epoch(0)
         """The highest epoch that a node began to serve."""
         self.committed: list[tuple[Epoch, bytes]] = []
-        """Epoch and payload of entry i + 1, of the first node that committed it."""
+        """Epoch and payload of entry i + 1, as the first node committed it."""
         self.acked: dict[LogIndex, bytes] = {}
         self._spoken: dict[ReplicaId, Promise] = {}
         self._asked: dict[tuple[object, ...], tuple[int, int]] = {}
-        """Question -> (the last second in which it was asked, how often in it)."""
+        """Question -> (last second in which it was sent, number of times in that second)."""
         self._leaders: dict[Epoch, tuple[ReplicaId, Nonce]] = {}
 
     @property
     def epochs(self) -> int:
-        """How many epochs were served."""
+        """Number of epochs that were served."""
         return len(self._leaders)
 
     def on_commit(self, node: "SimNode", entries: Sequence[Entry]) -> None:
-        """Compare the entries that `node` commits with those committed before."""
+        """Compare the entries that `node` commits with the committed entries of other nodes."""
         committed = self.committed
         for entry in entries:
             found = (entry.epoch, bytes(entry.payload))
@@ -124,21 +125,23 @@ class Referee:
                 if known != found:
                     raise Broken(
                         "agreement",
-                        f"entry {entry.index} is {known} and, on {node}, {found}",
+                        f"entry {entry.index} is {known}, and on {node} {found}",
                     )
             elif entry.index == len(committed) + 1:
                 committed.append(found)
                 node.world.timeline.record(found[1])
                 if entry.time_ms < self._time_ms:
-                    raise Broken("time", f"{entry.index}: {self._time_ms} -> {entry.time_ms}")
+                    raise Broken(
+                        "time", f"entry {entry.index}: {self._time_ms} ms -> {entry.time_ms} ms"
+                    )
                 self._time_ms = entry.time_ms
             else:
                 raise Broken("agreement", f"{node} skipped {len(committed) + 1} .. {entry.index}")
 
     def on_ack(self, node: "SimNode", index: LogIndex, payload: bytes) -> None:
-        """Remember an acknowledgement to a client."""
+        """Record an acknowledgement to a client."""
         if self.committed[index - 1][1] != payload:
-            raise Broken("lost", f"{node} acknowledged entry {index}, which is another one")
+            raise Broken("lost", f"{node} acknowledged entry {index}, but another was committed")
         self.acked[index] = payload
 
     def on_lead(self, node: "SimNode", epoch: Epoch) -> None:
@@ -149,7 +152,7 @@ class Referee:
         self.served = max(self.served, epoch)
 
     def on_send(self, node: "SimNode", to: ReplicaId, message: Message) -> None:
-        """Check that an answer breaks no earlier one, and that questions keep their pace."""
+        """Check that an answer keeps the earlier promises, and that questions keep their pace."""
         if isinstance(message, Fence | Fetch):
             self._on_question(node, to, message)
         if not isinstance(message, FenceAnswer | AppendAnswer | FetchAnswer):
@@ -167,13 +170,15 @@ class Referee:
         since, count = self._asked.get(question, (second, 0))
         self._asked[question] = (second, count + 1 if since == second else 1)
         if count >= ASKED_MAX:
-            raise Broken("pace", f"{node} asks {to} {ASKED_MAX} times in a second: {message}")
+            raise Broken("pace", f"{node} sent this to {to} {ASKED_MAX} times in 1 s: {message}")
 
     def after_step(self, node: "SimNode") -> None:
         """Check the invariants of `node` after a step."""
         core = node.core
         if core.commit_index < node.commit_seen:
-            raise Broken("commit", f"{node}: {node.commit_seen} -> {core.commit_index}")
+            raise Broken(
+                "commit", f"{node}: commit index {node.commit_seen} -> {core.commit_index}"
+            )
         node.commit_seen = core.commit_index
         node.leading = core._role is Role.LEADER  # noqa: SLF001 - the property costs too much here
         if node.leading:
@@ -184,13 +189,14 @@ class Referee:
                     raise Broken("lease", f"held by {' and '.join(map(str, held))}")
 
     def at_end(self, nodes: "Sequence[SimNode]") -> None:
-        """Check the invariants of `nodes` after all faults are healed and the world is quiet."""
+        """Check the invariants of `nodes` after all faults ended and the world is at rest."""
         for index, payload in self.acked.items():
             if self.committed[index - 1][1] != payload:
-                raise Broken("lost", f"entry {index} was acknowledged and is another one")
+                raise Broken("lost", f"entry {index} was acknowledged and is now another entry")
         for node in nodes:
             check_invariants(node.core)
             if node.core.commit_index != len(self.committed):
                 raise Broken(
-                    "lost", f"{node} has {node.core.commit_index} of {len(self.committed)}"
+                    "lost",
+                    f"{node} has {node.core.commit_index} of {len(self.committed)} entries",
                 )

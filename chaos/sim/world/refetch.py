@@ -1,11 +1,12 @@
-"""How a simulated node gets a snapshot, as replication/shell/snapshot_fetch.py does it for a real
-one.
+"""Fetch a snapshot for a simulated node, as replication/shell/snapshot_fetch.py does for a real
+node.
 
-A node fetches for one of two reasons: its leader says that it is `behind`, and it goes on following
-meanwhile; or its disk is damaged, and it does nothing else until it is healed. What is fetched
-survives the process. Requests and answers travel over the world's network and get lost. Between the
-last part's arrival and the order to install it the log may bring more, and the order may wait long
-for the process that carries it out.
+A node fetches for one of two reasons. Its leader reports that the node is `behind`: the node then
+continues to follow. Or its disk is damaged: the node then only fetches. The fetched parts survive
+the process. Requests and answers travel over the world's network, which may lose them.
+
+After the arrival of the last part the log may bring more entries, before the install is ordered.
+The order may wait long for the process that installs.
 """
 
 from collections.abc import Callable
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
 
 CHUNK_MIN: Final = 300
 CHUNKS_MAX: Final = 8
-"""Of one file, so that it arrives within a healed world's patience, however slow the network."""
+"""Most chunks of one file; few, so that it arrives in time in a healed world on a slow network."""
 ANSWER_MS: Final = 300
 TRIES: Final = 4
 SETTLE_MS_MAX: Final = 3_000
-"""How long it goes on following when all has arrived."""
+"""Longest time of following between the last part's arrival and the order to install."""
 DRAIN_MS_MAX: Final = 3_000
-"""How long the process takes to end after that."""
+"""Longest time between the order and the process that installs."""
 
 Offer = tuple[Snapshot, OfferedUnder]
 
@@ -40,7 +41,7 @@ Offer = tuple[Snapshot, OfferedUnder]
 def offer(
     node: "SimNode", suspect: str, known: LogIndex, answer: Callable[[Offer | None], None]
 ) -> None:
-    """Offer a snapshot beyond `known`, if there is one and this node leads beyond doubt."""
+    """Answer with a snapshot beyond `known`. None: there is none, or the node has no lease."""
     core = node.core
     if core.role is not Role.LEADER or not core.lease_held(node.mono_ms()):
         answer(None)
@@ -60,7 +61,7 @@ def offer(
 def read(
     node: "SimNode", part: SnapshotPart, position: int, answer: Callable[[bytes | None], None]
 ) -> None:
-    """Answer with the next bytes of a part; None: it is not pinned here any more."""
+    """Answer with the next bytes of a part. None: the part is not pinned here any more."""
     chunk = max(CHUNK_MIN, -(-part.size // CHUNKS_MAX))
     answer(node.outgoing.read(part, position, chunk))
 
@@ -69,7 +70,7 @@ def read(
 
 
 class SimSnapshotFetch:
-    """One node's way to a snapshot, in one process."""
+    """The fetch of a snapshot by one process of a node."""
 
     def __init__(self, node: "SimNode") -> None:
         self._node = node
@@ -79,18 +80,18 @@ class SimSnapshotFetch:
         self._source: SimNode | None = None
         self._suspect = ""
         self._question = 0
-        """What an answer to an earlier one says is not heard."""
+        """Number of the last question. Answers to earlier questions are ignored."""
         self._tries = 0
         node.world.timeline.after(0, self._run, self._look)
 
     def _look(self) -> None:
-        """Find what an earlier process has fetched."""
+        """Find the parts that an earlier process has fetched."""
         for part in self._incoming.planned():
             self._incoming.look(part)
         self._ask()
 
     def _ask(self) -> None:
-        """Ask somebody for an offer: only a leader has one."""
+        """Send a random other node a request for an offer. Only a leader makes one."""
         world = self._node.world
         others = [node for node in world.nodes if node is not self._node]
         self._source = source = world.rng.choice(others)
@@ -156,7 +157,7 @@ class SimSnapshotFetch:
         node.world.timeline.after(settle_us, self._run, self._order)
 
     def _order(self) -> None:
-        """Order the install, and take no part any more until a process carries it out."""
+        """Order the install, and stop the node until a process installs the snapshot."""
         node, offered = self._node, self._offer
         assert offered is not None
         if self._is_needless():
@@ -167,7 +168,7 @@ class SimSnapshotFetch:
         node.world.timeline.after(node.world.rng.randrange(DRAIN_MS_MAX * 1_000), node.start)
 
     def _is_needless(self) -> bool:
-        """Return whether the log has brought it that far by now; if so it is all forgotten."""
+        """Return whether the node has committed the snapshot's index; if so delete all parts."""
         node, offered = self._node, self._offer
         assert offered is not None
         if not node.alive or node.core.commit_index < offered[0].index:
@@ -187,7 +188,7 @@ class SimSnapshotFetch:
         *,
         again: Callable[[], None],
     ) -> None:
-        """Let `to` run `ask`; `heard` gets its answer, or `again` is called."""
+        """Run `ask` on `to`; call `heard` with its answer, or `again` after ANSWER_MS."""
         network, me = self._node.world.network, self._node.replica
         self._question += 1
         question = self._question

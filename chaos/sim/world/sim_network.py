@@ -1,4 +1,4 @@
-"""Messages between the nodes of a world, and what can happen to them."""
+"""The network between the nodes of a world: it delays, loses, duplicates and reorders messages."""
 
 import random
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _Link = tuple[ReplicaId, ReplicaId]
 
 
 class SimNetwork:
-    """Every ordered pair of nodes is a link of its own."""
+    """The links of a world, one for each ordered pair of nodes."""
 
     def __init__(self, timeline: Timeline, rng: random.Random, options: WorldOptions) -> None:
         self._timeline = timeline
@@ -35,7 +35,7 @@ class SimNetwork:
         self._nodes[node.replica] = node
 
     def cut(self, link: _Link) -> None:
-        """Lose everything on this link until as many `mend`s."""
+        """Lose all messages on this link until each `cut` has had its `mend`."""
         self._cuts[link] = self._cuts.get(link, 0) + 1
 
     def mend(self, link: _Link) -> None:
@@ -46,29 +46,29 @@ class SimNetwork:
             self._nodes[link[0]].reconnected(link[1])
 
     def slow(self, link: _Link, more_us: int) -> None:
-        """Let every message on this link take so much longer; 0: no longer."""
+        """Delay every message on this link by about `more_us` more; 0 ends this."""
         self._slow_us[link] = more_us
 
     def reopen(self, link: _Link) -> None:
-        """Let messages from now on overtake those of an earlier connection."""
+        """Let later messages overtake the messages of an earlier connection."""
         self._arrival_us.pop(link, None)
 
     def mend_all(self) -> None:
-        """Undo every cut, every loss and every slowness."""
+        """End all cuts, losses, duplicates and delays by `slow`."""
         self._cuts.clear()
         self._slow_us.clear()
         self.loss = self.duplicate = 0.0
 
     def is_cut(self, one: ReplicaId, other: ReplicaId) -> bool:
-        """Return whether nothing comes through in one direction, or both."""
+        """Return whether one direction between two nodes is cut, or both are."""
         return (one, other) in self._cuts or (other, one) in self._cuts
 
     def is_disturbed(self, options: WorldOptions) -> bool:
-        """Return whether a link is cut or slow, or loses more than it always does."""
+        """Return whether a link is cut or slow, or loses more than the options state."""
         return bool(self._cuts) or any(self._slow_us.values()) or self.loss > options.loss
 
     def carry(self, link: _Link, call: Callable[..., None], *args: object) -> None:
-        """Call it on the other side of a link in a while, or never: what is no `Message`."""
+        """Call `call(*args)` after a delay, or never; it stands for traffic that is no Message."""
         rng, options = self._rng, self._options
         if link in self._cuts or (self.loss and rng.random() < self.loss):
             return
@@ -82,7 +82,7 @@ class SimNetwork:
     def send(
         self, sender: ReplicaId, to: ReplicaId, message: Message, wall_ms: UnixMs, data: bytes
     ) -> None:
-        """Deliver the message, or not, once or twice, after a while."""
+        """Deliver a message once or twice after a delay, or lose it."""
         rng, options, link = self._rng, self._options, (sender, to)
         if link in self._cuts or (self.loss and rng.random() < self.loss):
             return
@@ -100,6 +100,6 @@ class SimNetwork:
             self._timeline.after(delay_us, self._deliver, link, message, wall_ms, data)
 
     def _deliver(self, link: _Link, message: Message, wall_ms: UnixMs, data: bytes) -> None:
-        # What was under way when the link broke is lost, as a broken stream's buffers are.
+        # Messages under way when the link broke are lost, as are a broken stream's buffers.
         if link not in self._cuts:
             self._nodes[link[1]].receive(link[0], message, wall_ms, data)

@@ -50,18 +50,19 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path("/")
 CURABLE: Final = (STATE_PATH, LOG_PATH, DAMAGED_PATH)
-"""What others have, too; and the word of an earlier process that it is damaged."""
+"""Paths that a snapshot replaces after damage: others have state and log, too, and the last path is
+an earlier process's note of damage."""
 WALL_START_MS: Final = 1_800_000_000_000
 READ_US: Final = 300
 RESTART_MS: Final = 500
 DRAIN_MS_MAX: Final = 5_000
 RESIGN_MS: Final = 500
-"""For a handover, and for the last manifest."""
+"""Time for a handover, and then again for the last manifest, before the process ends."""
 CLUSTER_ID: Final = "simulated"
 
 
 class SimNode:
-    """A machine, its disk and, while `alive`, a process. Implements Io and Listener."""
+    """A machine with its disk and, while `alive`, a process. Implements Io and Listener."""
 
     driver: Driver
     core: Core
@@ -75,28 +76,29 @@ class SimNode:
         self.replica = replica
         self.disk = SimDisk()
         self.capacity_bytes: int | None = None
-        """Of its disk, when nobody else fills that; None: it has no end."""
+        """Size of its disk without the fault `full_disk`. None: no limit."""
         self.founding = world.voters
         self.alive = False
         self.leading = False
         self.commit_seen = LogIndex(0)
         self.lied = False
-        """Its disk lost what it had promised to keep, and no leader has made up for it yet."""
+        """Whether its disk lost synced entries that no leader has replaced yet."""
         self.damage: list[Path] = []
-        """What of its disk is gone for good (chaos/sim/world/disk_loss.py)."""
+        """Permanently damaged paths of its disk (chaos/sim/world/disk_loss.py)."""
         self.refused: StorageError | None = None
-        """Why it can't run any more."""
+        """The error that ended its last process for good. None: it can run."""
         self.refetch: SimSnapshotFetch | None = None
-        """Under way; if the node is not alive, that is all that its process does."""
+        """The fetch of a snapshot under way. If the node is not alive, its process only fetches."""
         self.healed: list[StorageError] = []
-        """Damage that it found, and fetched everything anew for."""
+        """Errors of damaged files for which the node fetched a snapshot."""
         self.snapshots = 0
-        """Installed so far."""
+        """Number of snapshots installed so far."""
         self.slow_disk = 1
+        """Factor of the duration of syncs."""
         self.in_doubt = True
-        """Its machine went down, or its disk was damaged, since it was sure."""
+        """Whether its machine went down, or its disk was damaged, since it was last sure."""
         self.clock_was_wrong = False
-        """At any time so far."""
+        """Whether its wall clock was changed at any time so far."""
         self._wall_offset_ms = 0
         self._wall_ppm = 0
         self._wall_set_us = 0
@@ -106,9 +108,9 @@ class SimNode:
         self._ppm = 1_000_000 + self._rng.randint(-drift, drift)
         self._mono_base_ms = self._rng.randrange(1_000_000)
         self.life = 0
-        """Counts processes and their ends."""
+        """Number of starts and ends of processes so far."""
         self._committed = LogIndex(0)
-        """Up to here the application knows of the log."""
+        """Index of the last entry that the application received."""
         self._paused = False
         self._backlog: list[tuple[Callable[..., object], tuple[object, ...]]] = []
         self._orders: list[Order] = []
@@ -132,7 +134,7 @@ class SimNode:
     # ---------------------------------------------------------------- machine and process
 
     def start(self) -> None:
-        """Start a process from what is on the disk; nothing if one runs, or none can any more."""
+        """Start a process from the files on the disk, if none runs and the node can run."""
         if self.alive or self.refused or self.refetch is not None:
             return
         world = self.world
@@ -179,9 +181,9 @@ class SimNode:
             self.snapshots += 1
             self.damage = [_installed(each) for each in self.damage if not _is_curable(each)]
         unsure = PromiseFile.load(self.disk, PROMISE_PATH).unsure
-        self.lied |= installed is not None and unsure  # until a leader has matched it
+        self.lied |= installed is not None and unsure  # until a leader has matched the log
         if self.disk.exists(DAMAGED_PATH):
-            noted = self.disk.read(DAMAGED_PATH).decode(errors="replace")  # it may be damaged, too
+            noted = self.disk.read(DAMAGED_PATH).decode(errors="replace")  # maybe damaged, too
             raise CorruptFileError(DAMAGED_PATH, 0, noted)
         self.outgoing = OfferedSnapshot(self.disk, STATE_PATH, OUTGOING_PATH)
         self.app = self._make_app(self)
@@ -194,7 +196,8 @@ class SimNode:
         )
         if self.log.last_index < kept_to:
             raise Broken(
-                "storage", f"{self}: an install threw {self.log.last_index}..{kept_to} away"
+                "storage",
+                f"{self}: an install lost the entries after {self.log.last_index}, to {kept_to}",
             )
         self._promise = PromiseFile.load(self.disk, PROMISE_PATH, last_epoch=self.log.last_epoch)
         if self.log.tail_was_cut:
@@ -202,7 +205,7 @@ class SimNode:
             self.log.cut_noted()
         self.in_doubt |= installed is not None or bool(self.damage)
         if self._promise.unsure and not self.in_doubt:
-            raise Broken("doubt", f"node {self.replica} is unsure; its machine never went down")
+            raise Broken("doubt", f"node {self.replica} is unsure, but its machine stayed up")
         self.in_doubt = self._promise.unsure
         shape, time_ms = recover(self.log, self.app.voters or self.founding, self.app.state_time_ms)
         self.core = world.make_core(
@@ -218,7 +221,7 @@ class SimNode:
         self.driver = Driver(self.core, self, self, time_ms)
 
     def _kept_by_install(self) -> LogIndex:
-        """Return up to where the log has to go on if a snapshot is installed now."""
+        """Return the index that the log must reach after an install now. 0: no bound."""
         found = snapshot_receiver.ready(self.disk, INCOMING_PATH)
         hurt = self.lied or any(LOG_PATH in (path, *path.parents) for path in self.damage)
         if found is None or hurt or ROOT in self.damage or not hasattr(self, "log"):
@@ -228,7 +231,7 @@ class SimNode:
         return self.log.durable_index if held else LogIndex(0)
 
     def _damage_found(self, error: StorageError) -> None:
-        """Fetch everything anew; stay down if nobody else has what is damaged."""
+        """Fetch a snapshot, or stay down if the damage is outside of CURABLE."""
         disk_loss.check_refusal(self, error)
         self.world.timeline.note(f"node {self.replica}", error)
         curable = isinstance(error, CorruptFileError) and any(
@@ -250,13 +253,13 @@ class SimNode:
         self.refetch = SimSnapshotFetch(self)
 
     def stop(self) -> None:
-        """Kill the process; what it wrote is still in the machine's memory."""
+        """Kill the process; its unsynced writes stay in the machine's memory."""
         if self.alive or self.refetch is not None:
             self._end("is killed")
             self.disk.die()
 
     def terminate(self) -> None:
-        """End the process as SIGTERM does: drain, hand over, write a manifest; start it again."""
+        """End the process as SIGTERM does: drain, hand over, write a manifest. Then restart."""
         self.world.timeline.note(f"node {self.replica}", "terminates")
         self.world.timeline.after(DRAIN_MS_MAX * 1_000, self._ended_in_time, self.life)
         self.call(self.app.drain, self._drained)
@@ -276,7 +279,7 @@ class SimNode:
         self.world.faults.on_killed_in_write(self)
 
     def stop_hard(self) -> None:
-        """Cut the machine's power: what was not synced is lost, or torn."""
+        """Cut the machine's power: unsynced writes are lost, or torn."""
         self.in_doubt = True
         if self.alive or self.refetch is not None:
             self._end("loses power")
@@ -291,7 +294,7 @@ class SimNode:
         self.life += 1
 
     def fail(self, error: DiskFailedError) -> None:
-        """End the process, as a failed disk does; start another soon."""
+        """End the process after a disk error; start the next process after RESTART_MS."""
         self.world.timeline.note(f"node {self.replica}", error)
         full = is_full(error)
         self.world.faults.on_disk_failed(self, full=full)
@@ -305,20 +308,20 @@ class SimNode:
         self.world.app_type.check(disk, directory)
 
     def saved_index(self) -> LogIndex:
-        """Return up to where the state on this disk needs no log."""
+        """Return the index of the state on this disk; the log is needed only beyond it."""
         return self._make_app(self).applied_index
 
     @property
     def paused(self) -> bool:
-        """Whether the process is stopped for now."""
+        """Whether the process is stopped by SIGSTOP."""
         return self._paused
 
     def pause(self) -> None:
-        """Stop the process as SIGSTOP does: everything goes on around it."""
+        """Stop the process as SIGSTOP does; the world around it continues."""
         self._paused = True
 
     def resume(self) -> None:
-        """Let it go on, with all that has come meanwhile."""
+        """Continue the process and run the calls that came while it was stopped."""
         if not self._paused:
             return
         self._paused = False
@@ -327,11 +330,11 @@ class SimNode:
             self._run(self.life, call, *args)
 
     def later(self, delay_us: int, call: Callable[..., None], *args: object) -> None:
-        """Call it in this process, unless that dies first."""
+        """Call `call(*args)` in this process after a delay, if it still runs then."""
         self.world.timeline.after(delay_us, self._run, self.life, call, *args)
 
     def call(self, call: Callable[..., object], *args: object) -> None:
-        """Call it in this process now, or when it goes on."""
+        """Call `call(*args)` in this process now, or after a pause."""
         self._run(self.life, call, *args)
 
     def _run(self, life: int, call: Callable[..., object], *args: object) -> None:
@@ -357,10 +360,10 @@ class SimNode:
         if self.lied and not self.core.unsure:
             self.lied = False
 
-    # ---------------------------------------------------------------- what comes from outside
+    # ---------------------------------------------------------------- input from outside
 
     def receive(self, sender: ReplicaId, message: Message, wall_ms: UnixMs, data: bytes) -> None:
-        """Take a message."""
+        """Receive a message."""
         self._run(self.life, self._receive, sender, message, wall_ms, data)
 
     def _receive(self, sender: ReplicaId, message: Message, wall_ms: UnixMs, data: bytes) -> None:
@@ -371,18 +374,18 @@ class SimNode:
             raise Broken("frames", f"{sender} -> {self}: {error}") from error
 
     def reconnected(self, peer: ReplicaId) -> None:
-        """Hear that a peer can be reached again, as a stream's rebuilding says."""
+        """Note that a peer can be reached again, as after a new stream."""
         if self.alive:
             self.later(1_000, self._handle, Reconnected(peer))
 
     def appointed(
         self, epoch: Epoch, leader: ReplicaId, voters: frozenset[ReplicaId] | None
     ) -> None:
-        """Hear from the control plane."""
+        """Receive an appointment from the control plane."""
         self._run(self.life, self._handle, Appointed(epoch, leader, voters))
 
     def hand_over(self) -> None:
-        """Be asked to end the leadership."""
+        """Receive the order to end the leadership."""
         self._run(self.life, self._handle, Handover())
 
     def _handle(self, event: Event) -> None:
@@ -391,7 +394,7 @@ class SimNode:
         self.driver.handle(event)
 
     def drop_before(self, index: LogIndex, *, keep: bool = True) -> None:
-        """Drop the log's prefix, as a manifest allows; keep some of it for those who lack it."""
+        """Drop the log below `index`; `keep` keeps `log_kept_bytes` of it for slow followers."""
         self.outgoing.expire(self.mono_ms())
         if self.outgoing.pinned is not None:
             index = min(index, LogIndex(self.outgoing.pinned.index + 1))
@@ -405,20 +408,20 @@ class SimNode:
         return MonoMs(self.world.timeline.now_us * self._ppm // 1_000_000_000 + self._mono_base_ms)
 
     def wall_ms(self) -> UnixMs:
-        """Return what this node takes for Unix time."""
+        """Return this node's wall clock in Unix milliseconds."""
         now_us = self.world.timeline.now_us
         drifted_ms = (now_us - self._wall_set_us) * self._wall_ppm // 1_000_000_000
         return UnixMs(WALL_START_MS + now_us // 1_000 + self._wall_offset_ms + drifted_ms)
 
     def set_clock(self, *, jump_ms: int = 0, drift_ppm: int = 0) -> None:
-        """Move this node's wall clock, and let it run so much fast from now on."""
+        """Move this node's wall clock by `jump_ms`, and set its rate error."""
         self.clock_was_wrong = True
         now_us = self.world.timeline.now_us
         self._wall_offset_ms = self.wall_ms() - WALL_START_MS - now_us // 1_000 + jump_ms
         self._wall_ppm, self._wall_set_us = drift_ppm, now_us
 
     def mend_clock(self) -> None:
-        """Let it show the right time again."""
+        """Set this node's wall clock right."""
         self._wall_offset_ms = self._wall_ppm = 0
 
     def _sync_us(self) -> int:
@@ -468,7 +471,7 @@ class SimNode:
 
     def _read(self, order: Read) -> None:
         found = self.log.read(order.first, order.limit_bytes, order.last)
-        if found:  # else it was truncated meanwhile
+        if found:  # else the entries were truncated meanwhile
             self.driver.loaded(order, found)
 
     def send(self, to: ReplicaId, message: Message, frames: Sequence[Bytes]) -> None:
@@ -489,7 +492,7 @@ class SimNode:
 
     def _alarm(self, due_us: int) -> None:
         if due_us != self._alarm_us:
-            return  # an earlier one was asked for since
+            return  # an earlier alarm replaced this one
         self._alarm_us = None
         if self._wake_ms is not None and self._wake_ms <= self.mono_ms():
             self.driver.tick()
@@ -545,7 +548,7 @@ class SimNode:
 
     def on_forgotten(self) -> None:
         """See Listener."""
-        raise Broken("storage", f"{self}: no founder is formatted again here")
+        raise Broken("storage", f"{self} counts as formatted again; no founder is, in a world")
 
     def on_drain(self) -> None:
         """See Listener."""
@@ -557,7 +560,7 @@ class SimNode:
 
 
 def _installed(path: Path) -> Path:
-    """Return where a file lies after an install: what had arrived may be damaged since."""
+    """Return a file's path after an install: a file of the incoming snapshot moves to the state."""
     inside = path.is_relative_to(INCOMING_PATH)
     return STATE_PATH / path.relative_to(INCOMING_PATH) if inside else path
 

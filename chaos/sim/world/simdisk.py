@@ -1,14 +1,14 @@
-"""A disk in memory that loses, tears and damages what a real one may (timer/files/disk.py says
-what).
+"""A disk in memory that loses, tears and damages data as a real disk may (timer/files/disk.py).
 
-Every file has two images: what the process sees, and what a crash leaves.
+Every file has two images: the bytes that the process sees, and the bytes that a crash leaves.
 
     write ──► seen ──sync──► durable          names likewise: seen ──sync_dir──► durable
                ▲                │
-               └──── crash ─────┘  seen becomes durable plus a random part of what was not synced
+               └──── crash ─────┘  seen becomes durable plus a random part of the unsynced bytes
 
-One thread, one machine, one `SimDisk`; it outlives its crashes. Handles do not: using one from
-before a crash is a bug of the simulated program, and asserted. All randomness is the caller's.
+One `SimDisk` is the disk of one machine, used by one thread. It outlives crashes; its handles do
+not. Using a handle from before a crash is a bug of the simulated program, and asserted. The caller
+passes all randomness.
 """
 
 import errno
@@ -23,27 +23,27 @@ from timer.model.timer_errors import UnreadableFileError, WrongDirectoryError
 
 
 class Death(Exception):
-    """The process is killed inside a system call; nothing of it runs on."""
+    """The process is killed inside a system call; none of its code runs after it."""
 
 
 PAGE_SIZE: Final = 512
-"""Written whole or not at all when the machine dies; appended bytes may also end within one."""
+"""A crash writes a page whole or not at all. Appended bytes may also end within a page."""
 
 
 @dataclass(slots=True, eq=False)
 class _File:
-    """The bytes of one file, whatever its names."""
+    """The bytes of one file, which may have several names."""
 
     seen: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
     clean: int = 0
-    """Bytes [0, clean) are the same in both."""
+    """Bytes [0, clean) are equal in `seen` and `durable`."""
     cut: int = 0
-    """Smallest size that the file had since the last sync."""
+    """Smallest size of the file since the last sync."""
     lied: bool = False
-    """A sync failed: what is seen may never become durable."""
+    """Whether a sync failed; the seen bytes may then never become durable."""
     unreadable: set[int] = field(default_factory=set)
-    """Numbers of pages that the disk can't give back, until they are written again."""
+    """Numbers of the pages that can't be read until they are written again."""
 
     def put(self, position: int, data: Bytes) -> None:
         self._overwrite(position, position + len(data))
@@ -51,7 +51,12 @@ class _File:
         self.clean = min(self.clean, position)
 
     def _overwrite(self, start: int, end: int) -> None:
-        """Let whole pages be readable again; of those in part, what stays has to be read."""
+        """Make the pages in [start, end) readable again.
+
+        Raises:
+            OSError: EIO, as the range covers only a part of an unreadable page. The disk must read
+                the other part.
+        """
         for page in self.unreadable.intersection(_pages(start, end - start)):
             first, last = page * PAGE_SIZE, min((page + 1) * PAGE_SIZE, len(self.seen))
             if start > first or end < last:
@@ -69,16 +74,16 @@ class _File:
         self.clean = self.cut = len(self.seen)
 
     def forget(self) -> None:
-        """See only what is durable."""
+        """Set the seen bytes to the durable bytes."""
         self.seen = bytearray(self.durable)
         self.clean = self.cut = len(self.seen)
         self.lied = False
 
     def tear(self, rng: random.Random) -> None:
-        """Let a random part of what was not synced become durable."""
+        """Make a random part of the unsynced bytes durable."""
         base, seen = self.durable, self.seen
         if self.cut < len(base):
-            if rng.random() < 0.5:  # the truncation never happened, nor what came after
+            if rng.random() < 0.5:  # the truncation and all later writes are lost
                 return
             base = base[: self.cut]
         how = rng.choice(("lost", "kept", "prefix", "pages"))
@@ -106,22 +111,22 @@ def _pages(position: int, size: int) -> range:
 
 
 _Names: TypeAlias = dict[Path, _File | None]
-"""What each path is; None: a directory."""
+"""Path -> file; None for a directory."""
 
 
 class SimDisk:
-    """See timer.files.disk.Disk for the operations, and the methods below for the faults."""
+    """A simulated disk. It implements timer.files.disk.Disk and has a method per fault."""
 
     def __init__(self, *, capacity_bytes: int | None = None) -> None:
         self.capacity_bytes = capacity_bytes
-        """A write beyond it fails with ENOSPC, having written what fits. None: no limit."""
+        """A write beyond it writes the bytes that fit and fails with ENOSPC. None: no limit."""
         self.syncs = 0
-        """How many syncs have succeeded."""
+        """Number of successful syncs."""
         self._root = Path("/")
         self._seen: _Names = {}
         self._durable: _Names = {}
         self._pending: list[dict[Path, _File | str | None]] = []
-        """Directory operations since they were last synced; "" stands for no such name."""
+        """Directory operations that are not synced yet; "" stands for a removed name."""
         self._failing: tuple[int, random.Random] | None = None
         self._dying: tuple[Path, random.Random] | None = None
         self._locks: dict[Path, int] = {}
@@ -131,7 +136,7 @@ class SimDisk:
     # Faults.
 
     def crash(self, rng: random.Random) -> None:
-        """Cut the power: what was not synced is lost, wholly or partly, and every lock is free."""
+        """Cut the power: unsynced data are lost, wholly or partly, and every lock is free."""
         for operation in self._pending:
             if rng.random() < 0.5:
                 self._apply(self._durable, operation)
@@ -150,24 +155,25 @@ class SimDisk:
         self.die()
 
     def die(self) -> None:
-        """Kill the process: what it wrote is still seen; handles and locks are gone."""
+        """Kill the process: its writes are still seen; handles and locks are gone."""
         self._failing = self._dying = None
         self._locks.clear()
         self._life += 1
 
     def fail_sync(self, rng: random.Random, *, after: int = 0) -> None:
-        """Let the file sync after the next `after` ones fail with EIO, a random part durable.
+        """Let the file sync after the next `after` syncs fail with EIO.
 
-        As on Linux what was written may still be read, until the file is opened for writing again.
+        A random part of the data becomes durable. As on Linux the written bytes may still be read,
+        until the file is opened for writing again.
         """
         self._failing = (after, rng)
 
     def die_in_write(self, rng: random.Random, under: Path) -> None:
-        """Let the process die inside the next write to the end of a file in that directory."""
+        """Kill the process inside its next append to a file in the directory `under`."""
         self._dying = (under, rng)
 
     def lose(self, gone: Sequence[Path]) -> None:
-        """Take these files, and all that is in these directories, away for good."""
+        """Remove these files, and all files in these directories, durably."""
         for names in (self._seen, self._durable):
             for path in [*names]:
                 if any(path.is_relative_to(each) for each in gone):
@@ -175,11 +181,11 @@ class SimDisk:
         self._pending.clear()
 
     def mend(self) -> None:
-        """Let no sync fail that has not failed yet, and no process die in a write."""
+        """Cancel a coming failure of a sync and a coming death in a write."""
         self._failing = self._dying = None
 
     def flip(self, path: Path, position: int, *, mask: int = 1) -> None:
-        """Damage one byte, as it is seen and on the platter."""
+        """Flip bits of one byte, in the seen and in the durable image."""
         assert 0 < mask < 256, mask
         file = self._file(path)
         file.seen[position] ^= mask
@@ -187,27 +193,27 @@ class SimDisk:
             file.durable[position] ^= mask
 
     def flip_synced(self, rng: random.Random, under: Path) -> tuple[Path, int] | None:
-        """Flip one bit of synced data below `under`; return where, None if there is none."""
+        """Flip one bit of synced data below `under`; return its file and byte. None: no data."""
         found = self._synced(rng, under)
         if found is not None:
             self.flip(*found, mask=1 << rng.randrange(8))
         return found
 
     def spoil(self, path: Path, position: int) -> None:
-        """Let no read see this byte's page any more, until it is written again."""
+        """Make this byte's page unreadable until it is written again."""
         self._file(path).unreadable.add(position // PAGE_SIZE)
 
     def spoil_synced(self, rng: random.Random, under: Path) -> tuple[Path, int] | None:
-        """Spoil one page of synced data below `under`; return where, None if there is none."""
+        """Spoil a page of synced data below `under`; return a byte's place. None: no data."""
         found = self._synced(rng, under)
         if found is not None:
             self.spoil(*found)
         return found
 
     def shorten_synced(self, rng: random.Random, under: Path) -> tuple[Path, int] | None:
-        """Cut a file below `under` within its synced data; return where, None if there is none.
+        """Cut a file below `under` within its synced data; return it and its size. None: no data.
 
-        For a disk that no process uses.
+        Only for a disk that no process uses.
         """
         found = self._synced(rng, under)
         if found is not None:
@@ -218,12 +224,12 @@ class SimDisk:
         return found
 
     def names_of(self, path: Path) -> list[Path]:
-        """Return all names of the file at `path`."""
+        """Return all names of the file at `path`, links included."""
         wanted = self._file(path)
         return sorted(name for name, file in self._files() if file is wanted)
 
     def _synced(self, rng: random.Random, under: Path) -> tuple[Path, int] | None:
-        """Return the place of one synced byte below `under`: any file, any byte of it."""
+        """Return the place of a random synced byte below `under`. None: there is none."""
         sizes = [
             (path, size)
             for path, file in sorted(self._files())
@@ -242,7 +248,7 @@ class SimDisk:
         self.die()
 
     def used_bytes(self) -> int:
-        """Return the size of all files as they are seen."""
+        """Return the sum of the seen sizes of all files in bytes."""
         return sum(
             len(file.seen) for file in {id(file): file for _, file in self._files()}.values()
         )
@@ -341,7 +347,7 @@ class SimDisk:
         self._locks[path] = self._life
         return _SimLock(self, path)
 
-    # What the handles share.
+    # Methods that the handles share.
 
     def _files(self) -> list[tuple[Path, _File]]:
         return [(path, file) for path, file in self._seen.items() if file is not None]
@@ -360,7 +366,7 @@ class SimDisk:
         return self._file(path)
 
     def _open_true(self, path: Path) -> _File:
-        """Open or create the file, showing what is there and not what a failed sync left."""
+        """Open or create the file; after a failed sync only its durable bytes are seen."""
         file = self._open(path)
         if file.lied:
             file.forget()
@@ -419,7 +425,7 @@ class SimDisk:
 
 
 class _SimHandle:
-    """An open file, until the process dies."""
+    """An open file; usable until the process dies."""
 
     def __init__(self, disk: SimDisk, path: Path, file: _File) -> None:
         self._disk = disk

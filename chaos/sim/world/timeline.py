@@ -1,7 +1,7 @@
 """Virtual time: one queue of calls, in microseconds.
 
-The trace is a running hash of every call: when, which, and the bytes that were sent and committed.
-The same seed gives the same trace; two runs that differ anywhere differ in it.
+The trace is a running hash over the time and number of every call, and over all bytes that were
+sent and committed. The same seed gives the same trace. Two runs that differ give different traces.
 """
 
 import hashlib
@@ -21,9 +21,9 @@ class Timeline:
     def __init__(self) -> None:
         self.now_us = 0
         self.events = 0
-        """Calls made so far."""
+        """Number of calls made so far."""
         self.trail: deque[tuple[int, str, object]] = deque(maxlen=TRAIL_LENGTH)
-        """(time, subject, what): the last things that happened, newest last."""
+        """The last events as (time in microseconds, subject, event), newest last."""
         self._queue: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._number = 0
         self._trace = hashlib.blake2b(digest_size=8)
@@ -32,16 +32,16 @@ class Timeline:
 
     @property
     def trace(self) -> str:
-        """The hash of all that happened so far, 16 hex digits."""
+        """The hash of all calls so far, 16 hex digits."""
         return self._trace.hexdigest()
 
     def after(self, delay_us: int, call: Callable[..., None], *args: object) -> None:
-        """Call `call(*args)` in `delay_us`; calls of one instant come in the order asked for."""
+        """Call `call(*args)` in `delay_us`; calls of one instant run in the order of `after`."""
         self._number += 1
         heapq.heappush(self._queue, (self.now_us + delay_us, self._number, call, args))
 
     def note(self, subject: str, what: object) -> None:
-        """Remember something for the trail; it is formatted only when it is shown."""
+        """Add an event to the trail; it is formatted only for a report."""
         self.trail.append((self.now_us, subject, what))
 
     def run_until(self, end_us: int) -> None:

@@ -18,18 +18,19 @@ from replication.core.core import Core
 from timer.model.units import LogIndex, Nonce, ReplicaId
 
 HEAL_MS_MAX: Final = 15_000
-"""A healed cluster must have made progress everywhere within this."""
+"""Every node of a healed cluster must have made progress within this."""
 HEAL_LOOK_MS: Final = 250
 MORE_MS: Final = 1_000
-"""Between two faults that are drawn at the end, as too few have struck."""
+"""Time after each fault that is added at the end because too few have struck."""
 MORE_MAX: Final = 20
+"""Most faults that are added at the end."""
 
 
 class World:
-    """Made by a seed; `run` plays it to its end."""
+    """A world made from a seed; `run` plays it to its end."""
 
     make_core: Callable[..., Core] = Core
-    """What a node runs; a planted bug puts another class here."""
+    """Class of a node's protocol core; a planted bug sets another class."""
     make_node: Callable[..., SimNode] = SimNode
     app_type: type[App] = CountingApp
 
@@ -41,11 +42,11 @@ class World:
         self.options = options or drawn
         self.timeline = Timeline()
         self.sets_seen: set[frozenset[ReplicaId]] = set()
-        """Voter sets that were in force at some time, as far as anybody looked."""
+        """Voter sets that were in force at some time, as far as applications recorded them."""
         self.heals = 0
-        """How often all faults were ended."""
+        """Number of times that all faults were ended."""
         self.stranded = False
-        """It was healed, but waits for repair (chaos/sim/world/disk_loss.py)."""
+        """Whether the healed world waits for repair (chaos/sim/world/disk_loss.py)."""
         count = self.options.nodes + self.options.learners
         self.ids = [ReplicaId(number) for number in range(1, count + 1)]
         self.voters = frozenset(self.ids[: self.options.nodes])
@@ -60,7 +61,7 @@ class World:
         self.control = plane(self, self._fork())
         self.proposals = 0
         self.workload: Callable[[], None] = self._propose
-        """Called at the seed's rate: what clients do."""
+        """The clients' work, called at the seed's rate."""
         self._clients = self._fork()
 
     def _fork(self) -> random.Random:
@@ -71,12 +72,13 @@ class World:
         return Nonce(self.rng.randint(1, (1 << 63) - 1))
 
     def run(self, seconds: int) -> None:
-        """Play `seconds` with faults, and on until three have struck, if any can; then heal the
-        world and see it recover.
+        """Play `seconds` with faults, heal the world and check that it recovers.
+
+        If fewer than three faults have struck, the world first plays on with more faults, up to 20.
 
         Raises:
-            Broken: a promise was.
-            AssertionError: an invariant of the code was.
+            Broken: a promise was broken.
+            AssertionError: an invariant of the code was broken.
         """
         end_us = seconds * 1_000_000
         self.faults = FaultInjector(self, self._fork(), end_us)
@@ -103,10 +105,10 @@ class World:
         return node
 
     def ran_out(self, node: SimNode) -> None:
-        """A node's disk is full, and only the cluster has filled it."""
+        """Note that a node's disk is full and that no fault has filled it."""
 
     def voters_now(self) -> frozenset[ReplicaId]:
-        """Return the replicas that anybody still counts as voters: a change takes its time."""
+        """Return the replicas that any node counts as voters, during a change old and new ones."""
         assert self.control is not None
         sets = [node.core._sets for node in self.nodes if hasattr(node, "core")]  # noqa: SLF001
         return self.control.voters.union(*(voters for each in sets for voters in each))
@@ -117,7 +119,7 @@ class World:
         self.workload()
 
     def _propose(self) -> None:
-        """Offer something to whoever believes to lead, deposed leaders included."""
+        """Propose entries to a node that believes to lead; it may be a deposed leader."""
         rng = self._clients
         leaders = [node for node in self.nodes if node.leading and not node.paused]
         if not leaders:
@@ -132,7 +134,11 @@ class World:
     # ---------------------------------------------------------------- the end
 
     def _recover(self) -> None:
-        """End all faults; wait until every sound node has committed something new, and rests."""
+        """End all faults. Wait until every node that can run has committed a new entry and rests.
+
+        Raises:
+            Broken: the nodes did not recover within HEAL_MS_MAX.
+        """
         self.heals += 1
         self.faults.disarm()
         self.timeline.note("world", "healed")
@@ -147,26 +153,30 @@ class World:
             node.resume()
             node.start()
         target = LogIndex(len(self.referee.committed) + 1)
-        self._wait(lambda: self._caught_up(target), f"not every node committed {target}")
+        self._wait(lambda: self._caught_up(target), f"not every node committed entry {target}")
         self.workload = _nothing
         self._wait(
             lambda: self._caught_up(LogIndex(len(self.referee.committed))),
-            "the nodes don't come to rest",
+            "the nodes did not come to rest",
         )
 
     def _caught_up(self, target: LogIndex) -> bool:
-        """Return whether all have committed that, and a leader has matched whoever was unsure."""
+        """Return whether all nodes have committed `target` and none is unsure any more."""
         return all(
             node.alive and node.core.commit_index >= target and not node.core.unsure
             for node in self.kept_up()
         )
 
     def kept_up(self) -> list[SimNode]:
-        """Return the nodes that must be up to date in the end: all that can run."""
+        """Return the nodes that can run; they must be up to date in the end."""
         return [node for node in self.nodes if not node.refused]
 
     def _wait(self, done: Callable[[], bool], failure: str) -> None:
-        """Run on until `done`, within the bound of liveness, unless the world waits for repair."""
+        """Run until `done`, or until the world is found to wait for repair.
+
+        Raises:
+            Broken: neither was the case after HEAL_MS_MAX.
+        """
         give_up_us = self.timeline.now_us + HEAL_MS_MAX * 1_000
         while not done() and not self.stranded:
             if self.timeline.now_us < give_up_us:
@@ -178,11 +188,11 @@ class World:
                 raise Broken("liveness", f"{failure} within {HEAL_MS_MAX} ms: {states}")
 
     def rows(self) -> int:
-        """Return how many timers were scheduled and fired, and messages acked."""
+        """Return the number of scheduled timers, fired timers and acked messages together."""
         return 0
 
     def story(self) -> list[str]:
-        """Return the last things that happened, one line each."""
+        """Return the last events, one line each."""
         return [
             f"{now_us / 1000:12.3f} ms  {subject:<10} {brief(what)}"
             for now_us, subject, what in self.timeline.trail
@@ -190,7 +200,7 @@ class World:
 
 
 def brief(what: Any) -> str:
-    """Return a message or event as one short line."""
+    """Return a message or event as one line of at most 240 characters."""
     text = str(what)
     for noise in ("Promise(", "epoch=", "leader=", "nonce="):
         text = text.replace(f"under={noise}", "under=(")
@@ -198,4 +208,4 @@ def brief(what: Any) -> str:
 
 
 def _nothing() -> None:
-    """Do nothing: clients are quiet."""
+    """Do nothing; the workload of quiet clients."""
