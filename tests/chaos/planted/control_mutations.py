@@ -1,4 +1,4 @@
-"""Planted bugs in the real controller. Their purpose: tests/chaos/planted/planted.py."""
+"""Planted bugs in the real controller (see tests/chaos/planted/planted.py)."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -26,7 +26,7 @@ def _adopt_without_lease(self: Controller, now_ms: MonoMs) -> ControllerEffects 
 
 
 def _last_of_all(self: Controller, now_ms: MonoMs, candidates: Iterable[Any], **how: Any) -> Any:
-    """Appoint the candidate whose log ends first."""
+    """Appoint the candidate with the shortest log."""
     del self, now_ms, how
     reported = [node for node in candidates if node.report is not None]
     ends = {id(node): (node.report.last_epoch, node.report.last_index) for node in reported}
@@ -34,7 +34,7 @@ def _last_of_all(self: Controller, now_ms: MonoMs, candidates: Iterable[Any], **
 
 
 def _next_of_its_own(self: Controller) -> Epoch:
-    """Propose the epoch after the last appointment, whatever the voters have promised."""
+    """Propose the epoch after the last appointment, without regard to the voters' promises."""
     return Epoch(self._state.epoch + 1)
 
 
@@ -64,7 +64,7 @@ CONTROL_MUTATIONS: Final = (
     ),
     Mutation(
         "appoints_the_most_lagging",
-        "the controller appoints the replica whose log ends first",
+        "the controller appoints the replica with the shortest log",
         frozenset({"appoint"}),
         20,
         "a leader that is lost while another voter lags",
@@ -82,7 +82,7 @@ CONTROL_MUTATIONS: Final = (
     ),
     Mutation(
         "restarted_leader_stays",
-        "the controller keeps a leader that restarted and leads no more",
+        "the controller keeps a leader that restarted and does not lead any more",
         frozenset({"liveness"}),
         20,
         "a leader that restarts",

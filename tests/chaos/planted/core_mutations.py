@@ -1,7 +1,7 @@
-"""Planted bugs in the protocol that need a rare moment.
+"""Planted bugs in the protocol that need a rare moment (see tests/chaos/planted/planted.py).
 
-As tests/chaos/planted/protocol_mutations.py. Each is hunted in worlds that are aimed at the moment
-it needs.
+The options of each mutation's worlds make its moment frequent. More bugs in the protocol are in
+tests/chaos/planted/protocol_mutations.py.
 """
 
 import contextlib
@@ -37,7 +37,8 @@ from timer.model.units import Epoch, LogIndex, MonoMs, ReplicaId, UnixMs
 
 
 class _TakesForEqual(Core):
-    """Up to some index a fetched log is taken for this one, whatever epoch was asked about."""
+    """A voter takes a candidate's log for equal to its own up to an index, without a comparison of
+    epochs."""
 
     def _equal_to(self) -> LogIndex:
         raise NotImplementedError
@@ -168,7 +169,7 @@ STALE: Final[dict[str, Any]] = {
     "loss": 0.0,
     "manifest_every": 20,
 }
-"""A stale leader is appointed as it returns, and the others keep little of their logs."""
+"""A stale leader is appointed on its return, and the others keep little of their logs."""
 
 LATE_ANSWERS: Final[dict[str, Any]] = {
     "nodes": 3,
@@ -191,10 +192,10 @@ LATE_ANSWERS: Final[dict[str, Any]] = {
 CORE_MUTATIONS: Final = (
     Mutation(
         "base_not_compared",
-        "a voter takes what a candidate holds at the base of its log for its own entry",
+        "a voter takes a candidate's entry at the base of the voter's log for its own entry",
         frozenset({"agreement", "lost"}),
         40,
-        "a stale leader that is appointed as it returns, where the log was dropped",
+        "a stale leader that is appointed on its return, where the log was dropped",
         plant_core(_BaseNotCompared),
         STALE,
     ),
@@ -203,25 +204,25 @@ CORE_MUTATIONS: Final = (
         "the entries after a base that was not compared don't fit the candidate's log",
         frozenset({"frames"}),
         40,
-        "a stale leader whose log ends where those of the others begin now",
+        "a stale leader with a log that ends where the logs of the others begin now",
         plant_core(_BaseNotCompared),
         {**STALE, "hasty": False, "manifest_every": 1, "proposals_per_s": 3},
     ),
     Mutation(
         "committed_is_equal",
-        "a voter takes a candidate's entries for its own up to what it knows as committed",
+        "a voter takes a candidate's entries for its own up to its commit index",
         frozenset({"agreement", "lost", "frames"}),
         20,
-        "a stale leader that is appointed as it returns",
+        "a stale leader that is appointed on its return",
         plant_core(_CommittedIsEqual),
         STALE,
     ),
     Mutation(
         "asks_at_once",
-        "a candidate asks again at once where a source can't serve it",
+        "a candidate repeats its question at once if a source can't serve it",
         frozenset({"pace"}),
         20,
-        "a candidate that lacks what the others have dropped",
+        "a candidate that lacks entries that the others have dropped",
         plant_core(_AsksAtOnce),
         STALE,
     ),
@@ -248,10 +249,10 @@ CORE_MUTATIONS: Final = (
     ),
     Mutation(
         "lease_from_answering",
-        "the leader's lease runs from when the answer was given, instead of from the question",
+        "the leader's lease runs from the time of the answer instead of the time of the question",
         frozenset({"lease"}),
         60,
-        "answers that wait for a slow disk, and a leader that is not heard meanwhile",
+        "answers that wait for a slow disk, and a leader that can't reach the others meanwhile",
         plant_core(_LeaseFromAnswering),
         {
             "nodes": 3, "faults": ("usurp",), "mischief": (),
@@ -261,7 +262,7 @@ CORE_MUTATIONS: Final = (
     ),
     Mutation(
         "sure_by_any_process",
-        "a voter becomes sure by an append that the leader sent to an earlier process of it",
+        "a voter becomes sure by an append that the leader sent to its earlier process",
         frozenset({"agreement", "lost"}),
         60,
         "late answers of a dead process, a lost end of its log, and a leader that dies then",
@@ -270,16 +271,16 @@ CORE_MUTATIONS: Final = (
     ),
     Mutation(
         "counts_the_retired",
-        "the leader counts late answers of a process after it has heard of the next one",
+        "the leader counts late answers of a process after an answer of the next process",
         frozenset({"agreement", "lost"}),
         60,
-        "answers that the next process overtakes, a lost end of the log, and two that die then",
+        "answers that the next process overtakes, a lost end of the log, and two deaths then",
         plant_core(_CountsTheRetired),
         {**LATE_ANSWERS, "faults": ("overtaken",)},
     ),
     Mutation(
         "wiped_voter_is_sure",
-        "a voter that lost its promise starts as a sure one, without any promise",
+        "a voter that lost its promise starts as a sure voter, without a promise",
         frozenset({"agreement", "lost", "lease", "promise", "epoch", "storage"}),
         60,
         "an added voter that loses promise, log and state",
@@ -291,7 +292,7 @@ CORE_MUTATIONS: Final = (
     ),
     Mutation(
         "new_voters_alone",
-        "while voters change a majority of the new ones is enough",
+        "during a change of the voters a majority of the new voters is enough",
         frozenset({"agreement", "lost", "lease"}),
         60,
         "a voter that is replaced while the nodes fall into two groups",

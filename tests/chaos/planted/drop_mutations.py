@@ -1,4 +1,4 @@
-"""Planted bugs in the deletion of topics. Their purpose: tests/chaos/planted/planted.py."""
+"""Planted bugs in the deletion of topics (see tests/chaos/planted/planted.py)."""
 
 import contextlib
 from collections.abc import Iterator
@@ -97,7 +97,7 @@ DROP_MUTATIONS: Final = (
         "a cancel finds a timer of a deleted topic, and answers CANCELLED",
         {"dropped", "conservation"},
         40,
-        "a cancel or a reschedule of a timer whose topic was deleted",
+        "a cancel or a reschedule of a timer of a deleted topic",
         _patches(
             (Memtable, "kill_topic", lambda self, topic: None),
             (Runs, "find", _any_in_runs),

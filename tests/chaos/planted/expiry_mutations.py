@@ -1,4 +1,4 @@
-"""Planted bugs in time to live and retention. Their purpose: tests/chaos/planted/planted.py."""
+"""Planted bugs in time to live and retention (see tests/chaos/planted/planted.py)."""
 
 import contextlib
 from collections.abc import Iterator
@@ -61,7 +61,7 @@ def _later_ones_only() -> Iterator[None]:
 
 
 def _trim(self: Topic) -> None:
-    """Delete messages at once when all groups have acked them, whatever the retention."""
+    """Delete messages at once when all groups have acked them, without regard to retention."""
     if self.groups:
         self.queue.drop_below(self.unacked_from)
 
@@ -84,7 +84,7 @@ _mutation: Final = Planting(TimerWorld, expiry=True, mischief=())
 EXPIRY_MUTATIONS: Final = (
     _mutation(
         "ttl_from_the_schedule",
-        "a message's time to live counts from when it was scheduled",
+        "a message's time to live counts from the schedule request",
         {"expiry"},
         20,
         "a delay, and a time to live",
@@ -95,7 +95,7 @@ EXPIRY_MUTATIONS: Final = (
         "the first message that is still alive expires with the messages before it",
         {"expiry"},
         20,
-        "several messages of which some have expired",
+        "several messages, some of them expired",
         patch(expiry, "expired_prefix", _prefix_and_one),
     ),
     _mutation(
@@ -110,7 +110,7 @@ EXPIRY_MUTATIONS: Final = (
     ),
     _mutation(
         "acks_let_go_of_what_is_retained",
-        "messages that all groups have acked are deleted at once, whatever the retention",
+        "messages that all groups have acked are deleted at once, without regard to retention",
         {"retention"},
         20,
         "a retention",

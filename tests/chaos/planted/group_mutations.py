@@ -1,4 +1,4 @@
-"""Planted bugs in ordered groups and in seeks; see tests/chaos/planted/planted.py."""
+"""Planted bugs in ordered groups and in seeks (see tests/chaos/planted/planted.py)."""
 
 from dataclasses import replace
 from typing import Any, Final
@@ -22,7 +22,7 @@ _first_of = ordered_leases._first_of
 
 
 def _no_walls(keys: U64, values: I64, of: U64, default: int) -> I64:
-    """Deliver messages though an earlier one of their key is delayed or still leased."""
+    """Deliver messages although an earlier one of their key is delayed or still leased."""
     upto = None if default == ANYBODY else 0
     return _first_of(keys[:upto], values[:upto], of, default)
 
@@ -31,7 +31,7 @@ _look = Ordered._look
 
 
 def _look_past_delays(self: Ordered, clock_ms: UnixMs, queue: Queue, size: int) -> Any:
-    """Deliver messages though an earlier one of their key waits for the delay of its nack."""
+    """Deliver messages although an earlier one of their key waits for the delay of its nack."""
     at_once = mock.patch.object(Group, "not_before", lambda _, each: np.zeros(len(each), np.int64))
     with at_once:
         found = _look(self, clock_ms, queue, size)
@@ -42,13 +42,13 @@ def _look_past_delays(self: Ordered, clock_ms: UnixMs, queue: Queue, size: int) 
 
 
 def _no_owners(keys: U64, values: I64, of: U64, default: int) -> I64:
-    """Give a key to any consumer, though another consumer holds messages of it."""
+    """Deliver messages of a key to any consumer, although another one holds messages of it."""
     upto = 0 if default == ANYBODY else None
     return _first_of(keys[:upto], values[:upto], of, default)
 
 
 def _returned(self: Ordered, offsets: U64) -> None:
-    """Leave later messages with their consumer when an earlier one comes back."""
+    """Do not recall later messages of a key when an earlier one returns."""
     del self, offsets
 
 
@@ -75,7 +75,7 @@ _hand_over = Leases.hand_over
 
 
 def _hand_over_untold(self: Leases) -> list[GroupOp]:
-    """Append the end of the deliveries at a handover, and leave out the leases."""
+    """Append only the HAND_OVER operations at a handover, and none for the leases."""
     return [op for op in _hand_over(self) if op.op is Op.HAND_OVER]
 
 
@@ -106,7 +106,7 @@ GROUP_MUTATIONS: Final = (
     ),
     _mutation(
         "nothing_is_recalled",
-        "a message comes back, and later messages of its key stay with their consumer",
+        "a message returns, and later messages of its key are not recalled",
         {"order"},
         20,
         "a nack in an ordered group while later messages are leased",
@@ -134,7 +134,7 @@ GROUP_MUTATIONS: Final = (
     ),
     _mutation(
         "seek_is_unmarked",
-        "a message that was delivered before a seek comes again as a first attempt",
+        "a message that was delivered before a seek is redelivered as a first attempt",
         {"unmarked"},
         40,
         "a seek back",

@@ -1,6 +1,6 @@
-"""Planted bugs of storage and leases that show in rare moments only.
+"""Planted bugs in storage and leases that show only in rare moments.
 
-Their purpose: tests/chaos/planted/planted.py.
+See tests/chaos/planted/planted.py.
 """
 
 from operator import itemgetter
@@ -35,7 +35,7 @@ def _topic_with_one_mark(*args: Any) -> Any:
 
 
 def _expire_as_noted(self: Leases, now_ms: MonoMs) -> GroupOp | None:
-    """End a lease at its first deadline, though it was extended."""
+    """End a lease at its first deadline, although it was extended."""
     for at_ms, lease_id in self._deadlines:
         if at_ms <= now_ms and lease_id in self._held:
             self._held[lease_id].deadline_ms = at_ms
@@ -43,7 +43,7 @@ def _expire_as_noted(self: Leases, now_ms: MonoMs) -> GroupOp | None:
 
 
 def _drop_keeps_cursor(self: ReadWindow, through: Position) -> None:
-    """Go on reading where reading was left, though firing has passed that."""
+    """Keep the read position of a window, although firing has passed it."""
     cursor = self._cursor
     _drop(self, through)
     self._cursor = cursor
@@ -80,7 +80,7 @@ HIDDEN_MUTATIONS: Final = (
     ),
     _mutation(
         "producers_by_id",
-        "a restart forgets which producer was used last, and lets the wrong ones expire",
+        "a restart loses the order of the producers' last use, so the wrong producers expire",
         {"digest", "twice", "lost"},
         40,
         "a restart from a manifest, and producers that expire after it",
@@ -90,10 +90,10 @@ HIDDEN_MUTATIONS: Final = (
     ),
     _mutation(
         "cursor_stays_behind",
-        "a new run is read from where firing was as its file was written",
+        "a new run is read from the firing position at the time of its writing",
         {"work"},
         20,
-        "firing that passes what a new run has loaded, before the run is used",
+        "firing that passes the loaded rows of a new run before the run is used",
         patch(ReadWindow, "drop", _drop_keeps_cursor),
         slow_files=True,
         manifest_every=20,
@@ -104,7 +104,7 @@ HIDDEN_MUTATIONS: Final = (
         "an extended lease ends at its first deadline",
         {"extended"},
         30,
-        "a consumer that asks for more time, and acks after its first deadline",
+        "a consumer that extends a lease, and acks after the first deadline",
         patch(Leases, "expire", _expire_as_noted),
         proposals_per_s=16,
     ),

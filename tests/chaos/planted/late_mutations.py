@@ -1,4 +1,4 @@
-"""Planted bugs that let timers fire late. Their purpose: tests/chaos/planted/planted.py."""
+"""Planted bugs that make timers fire late (see tests/chaos/planted/planted.py)."""
 
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ def _fire_as_armed(self: Leader, now: Now) -> None:
 
 
 def _due_without_the_newest(self: Runs) -> int | None:
-    """Ask all runs but the newest for the next due time."""
+    """Return the next due time of all runs except the newest."""
     dues = [window.next_due() for window in self._windows[:-1]]
     return min((due for due in dues if due is not None), default=None)
 

@@ -1,4 +1,4 @@
-"""Planted bugs in pauses (tests/chaos/planted/planted.py says what they are for)."""
+"""Planted bugs in pauses (see tests/chaos/planted/planted.py)."""
 
 from typing import Any, Final
 from unittest import mock
@@ -33,7 +33,7 @@ def _in_store_but_held(self: Store, due_ms: Any, seq: Any) -> tuple[Any, RowArra
 
 
 def _cancel_but_held(self: Machine, entry: Entry) -> CancelApplied:
-    """What is at or before the fire position has fired, has it not?"""
+    """Take every timer at or before the firing position for fired, held ones included."""
     with mock.patch.object(Store, "cancel", _in_store_but_held):
         return _cancel(self, entry)
 
@@ -42,7 +42,7 @@ _left = Memtable.left
 
 
 def _left_but_held(self: Memtable) -> Left:
-    """A flush takes what the indices know."""
+    """Leave held timers out of a flush."""
     left = _left(self)
     left._alive &= left._due_ms < ASIDE
     return left
@@ -52,13 +52,13 @@ _end = Store.end
 
 
 def _end_in_memory(self: Store, rows: RowArray) -> None:
-    """What leaves the runs needs no tombstone: the sweep has passed it."""
+    """Write no tombstones for timers that lie in runs."""
     with mock.patch.object(Store, "_bury"):
         _end(self, rows)
 
 
 def _made_firing(self: Pauses, topic: Topic) -> None:
-    """A topic that is made later fires, though its namespace is paused."""
+    """Ignore the pause of a namespace for a topic that is created later."""
     self._note(topic)
 
 
@@ -66,7 +66,7 @@ _release = Pauses._release
 
 
 def _release_late_ones_too(self: Pauses, topic: Topic, release: TopicRelease, *args: Any) -> Any:
-    """Whatever is due by the time of the resume is overdue, also what was scheduled since."""
+    """Treat timers that were scheduled after the resume as overdue at the resume."""
     seq_end, release.seq_end = release.seq_end, Seq(SEQ_MAX)
     try:
         return _release(self, topic, release, *args)
@@ -79,7 +79,7 @@ _mutation: Final = Planting(TimerWorld, policies=True, mischief=())
 PAUSE_MUTATIONS: Final = (
     _mutation(
         "held_is_as_good_as_fired",
-        "a cancel of a held timer hits nothing, and says that it has fired",
+        "a cancel of a held timer has no effect, and the answer is that it has fired",
         {"held"},
         20,
         "a cancel while a topic is paused",
@@ -105,10 +105,10 @@ PAUSE_MUTATIONS: Final = (
     ),
     _mutation(
         "new_topic_fires",
-        "a topic that is made in a paused namespace is not paused",
+        "a topic that is created in a paused namespace is not paused",
         {"pause", "digest"},
         40,
-        "a topic that is made, or a restart, while its namespace is paused",
+        "a new topic, or a restart, while the namespace is paused",
         patch(Pauses, "made", _made_firing),
         manifest_every=20,
         faults=("kill", "power"),
@@ -116,7 +116,7 @@ PAUSE_MUTATIONS: Final = (
     ),
     _mutation(
         "resume_drops_what_came_after",
-        "a resume that drops what is overdue drops what was scheduled after it, too",
+        "a resume that drops overdue timers drops timers scheduled after it, too",
         {"drop"},
         60,
         "a timer that is scheduled as due while its topic catches up",

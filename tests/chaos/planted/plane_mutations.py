@@ -1,6 +1,6 @@
-"""Planted bugs of the state plane's decisions: folds, flushes, merges, drains and promotions.
+"""Planted bugs in the state plane's decisions: folds, flushes, merges, drains and promotions.
 
-Their purpose: tests/chaos/planted/planted.py.
+See tests/chaos/planted/planted.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ _lead = StatePlane._lead
 
 
 def _begin_flush_unsynced(self: StatePlane, done: Callable[[], None]) -> None:
-    """Write a manifest at once, however far the log beside it is durable."""
+    """Write a manifest at once, without waiting for the log to be durable."""
     flush = self.engine.begin_flush()
     if flush is None:
         done()
@@ -35,7 +35,7 @@ def _begin_flush_unsynced(self: StatePlane, done: Callable[[], None]) -> None:
 
 
 def _begin_flush_and_drop(self: StatePlane, done: Callable[[], None]) -> None:
-    """Drop the log up to a manifest whose write only begins."""
+    """Drop the log up to a manifest before the manifest is written."""
     index = self.engine.machine.applied_index
     _begin_flush(self, done)
     if self.engine.flushing:
@@ -43,7 +43,7 @@ def _begin_flush_and_drop(self: StatePlane, done: Callable[[], None]) -> None:
 
 
 def _end_flush_without_fold(self: StatePlane, flush: Flush, done: Callable[[], None]) -> None:
-    """Leave the fold to the next commit, though it has waited for this flush."""
+    """Do not start the fold that has waited for this flush."""
     waited = self.waits_for_flush
     folding, self._folding = self._folding, True
     _end_flush(self, flush, done)
@@ -51,7 +51,7 @@ def _end_flush_without_fold(self: StatePlane, flush: Flush, done: Callable[[], N
 
 
 def _stepdown_forgets_portion(self: StatePlane, epoch: Epoch) -> None:
-    """Forget the portion that a thread looks up, and wait for it forever."""
+    """Forget the entries that a thread looks up, and wait for them forever."""
     self._lost = self._folding  # type: ignore[attr-defined]
     _on_stepdown(self, epoch)
 
@@ -62,7 +62,7 @@ def _look_up_if_wanted(self: StatePlane, entries: Sequence[Entry], lookup: Prefe
 
 
 def _serve_from_here(self: StatePlane, epoch: Epoch) -> None:
-    """Serve at once, from where the fold is."""
+    """Serve at once, from the applied index."""
     commit_index, self.engine.commit_index = (
         self.engine.commit_index,
         self.engine.machine.applied_index,
@@ -72,7 +72,7 @@ def _serve_from_here(self: StatePlane, epoch: Epoch) -> None:
 
 
 def _is_drained_early(self: StatePlane) -> bool:
-    """Take a drain for over though requests wait."""
+    """Report a drain as done while requests wait."""
     leader = self._retiring
     if leader is not None and leader.closed is None and not self._checkpointed:
         self._checkpointed = True
@@ -81,18 +81,18 @@ def _is_drained_early(self: StatePlane) -> bool:
 
 
 def _is_flush_due_once(self: StatePlane, now: Now) -> bool:
-    """Decide for one flush; the limits are never reached again."""
+    """Begin one flush and no more."""
     return not self.engine.manifest_index and _is_flush_due(self, now)
 
 
 def _fetched_once(self: StatePlane, fetch: PageFetch, _: None) -> None:
-    """Use what was read, and read nothing after that."""
+    """Use the first read pages, and start no further read."""
     self.engine.end_fetch(fetch)
     self.kick()
 
 
 def _lead_when_kicked(self: StatePlane, leader: Leader, now: Now) -> int:
-    """Step again after a second, whatever is due before."""
+    """Step again after a second, even if a timer is due before."""
     _lead(self, leader, now)
     return 1_000
 
@@ -132,7 +132,7 @@ PLANE_MUTATIONS: Final = (
         "a fold that waited for a flush waits forever",
         {"stuck"},
         20,
-        "messages that fire so fast that folding waits for a flush",
+        "timers that fire so fast that folding waits for a flush",
         patch(StatePlane, "_end_flush", _end_flush_without_fold),
         pressed=True,
         payload_bytes=3_000,
@@ -152,7 +152,7 @@ PLANE_MUTATIONS: Final = (
         "a promoted replica serves before its fold has reached the log's end",
         {"unmarked", "acked"},
         20,
-        "a follower that is behind as it is promoted",
+        "a follower that is behind when it is promoted",
         patch(StatePlane, "on_lead", _serve_from_here),
         again=True,
         **_FAILOVERS,

@@ -1,13 +1,13 @@
-"""Planted bugs: proof that the referee can lose its patience.
+"""Planted bugs: proof that the simulator's checkers find errors.
 
-A `Mutation` breaks one rule, as a plausible mistake would; production code knows nothing of it.
-The simulator has to find it with randomly drawn seeds, within the number stated, through one of
-the checkers that it names: an assertion of production code does not count, nor does another
-checker. Such a world only uses up its seed. And it must have something to find: a world in which
-nothing goes wrong does not notice the bug, whatever the `needs` say is missing there.
+A `Mutation` breaks one rule, as a plausible mistake would. Production code has no trace of it. The
+simulator must find the bug within a stated number of random seeds, through one of the checkers that
+the mutation names. A failed assertion of production code, or another checker, does not count; such
+a world only uses up its seed. A world without faults must not show the bug, except for bugs with
+ANY_WORLD: such a world lacks the events that `needs` names.
 
-Where the usual mix would take too long, `aim` chooses some of the options of the worlds to hunt in
-(chaos/sim/world/options.py); the seed still draws the others.
+Where the usual mix of worlds would take too long, `aim` sets some options of the worlds
+(chaos/sim/world/options.py). The seed draws the others.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ from chaos.sim.world.referee import CHECKERS, Broken
 from chaos.sim.world.world import World
 
 ANY_WORLD = "nothing goes wrong"
-"""Begins the `needs` of a bug that shows in the calmest world: planted so that its checker is seen
-to work, and not asked to hide."""
+"""Start of the `needs` of a bug that shows in the calmest world. Such a bug only proves that its
+checker works."""
 
 Plant = Callable[[], contextlib.AbstractContextManager[object]]
 
 
 def patch(target: object, name: str, new: object) -> Plant:
-    """Return what replaces an attribute while it is planted."""
+    """Return a context that replaces an attribute of `target`."""
     return lambda: mock.patch.object(target, name, new)
 
 
@@ -39,14 +39,17 @@ class Mutation:
 
     name: str
     breaks: str
+    """The wrong behaviour, in a sentence."""
     checkers: frozenset[str]
-    """One of these must find it."""
+    """Names of the checkers that may find it; at least one."""
     seeds: int
-    """Within so many."""
+    """Number of seeds within which a checker must find it."""
     needs: str
-    """What has to go wrong before it shows."""
+    """The events that must occur before the bug shows."""
     plant: Plant
+    """Makes the context in which the bug is active."""
     aim: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Options of the worlds, in place of drawn ones."""
     world: type[World] = World
 
     def __post_init__(self) -> None:
@@ -56,10 +59,10 @@ class Mutation:
 
 
 class Planting:
-    """Makes bugs that are hunted in one kind of world."""
+    """Makes mutations for one kind of world."""
 
     def __init__(self, world: type[World], **aim: Any) -> None:
-        """`aim`: options that all of them share, unless one says otherwise."""
+        """`aim`: options that all these mutations share; a mutation may override them."""
         self._world, self._aim = world, aim
 
     def __call__(
@@ -72,18 +75,18 @@ class Planting:
         plant: Plant,
         **aim: Any,
     ) -> Mutation:
-        """Return a planted bug: see Mutation."""
+        """Return a mutation. `aim` overrides the shared options."""
         found_by = frozenset(checkers)
         return Mutation(name, breaks, found_by, seeds, needs, plant, self._aim | aim, self._world)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What found a planted bug."""
+    """The failure that shows a planted bug."""
 
     seed: int
     seeds: int
-    """Tried, this one included."""
+    """Number of seeds played, this one included."""
     checker: str
     detail: str
 
@@ -108,7 +111,7 @@ PLAIN: Final[dict[str, Any]] = dict.fromkeys(
     ),
     False,
 )
-"""Where a bug that aims at nothing of it is hunted: most worlds are like that."""
+"""Options that are off in a hunt, except where a mutation sets them. Most drawn worlds have few."""
 
 SLOW_LINKS: Final[dict[str, Any]] = {
     "delay_us": 10_000,
@@ -124,11 +127,11 @@ SLOW_LINKS: Final[dict[str, Any]] = {
     "payload_bytes": 16,
     "mischief": (),
 }
-"""Where much is under way at any time, and little else costs time: for a bug that needs that."""
+"""Slow links and disks, so that many messages are under way at any time; the rest is cheap."""
 
 
 def hunt(mutation: Mutation, first_seed: int, seconds: int = 40) -> Found | None:
-    """Return how the simulator finds `mutation`; None: not within its number of seeds."""
+    """Return the first failure that shows `mutation`. None: none within its number of seeds."""
     for number in range(mutation.seeds):
         seed = first_seed + number
         drawn = WorldOptions.draw(random.Random(seed))
@@ -146,7 +149,7 @@ def hunt(mutation: Mutation, first_seed: int, seconds: int = 40) -> Found | None
 
 
 def calm(seed: int) -> WorldOptions:
-    """Return a world in which clients work, and nothing goes wrong or is restarted."""
+    """Return the options of a world with working clients, without faults and restarts."""
     drawn = WorldOptions.draw(random.Random(seed))
     quiet: dict[str, Any] = {"loss": 0.0, "duplicate": 0.0, "client_loss": 0.0, "reorder": False}
     quiet |= {"drift_ppm": 0, "manifest_every": NEVER, "learners": 0, "member_changes": 0.0}

@@ -1,4 +1,4 @@
-"""Planted bugs in policies (tests/chaos/planted/planted.py says what they are for)."""
+"""Planted bugs in policies (see tests/chaos/planted/planted.py)."""
 
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ _flush = Leader._flush_schedules
 
 
 def _flush_some(self: Leader, now: Now, *, all_of_them: bool = False) -> None:
-    """What waits while a policy changes goes behind it, with the times that it has."""
+    """Append waiting timers after a change of policy, with the due times from before it."""
     del all_of_them
     _flush(self, now)
 
@@ -28,20 +28,20 @@ _admission = Admission.__init__
 
 
 def _begin_without(self: Admission, machine: Machine, node: ScopePolicy) -> None:
-    """A new leader waits for the next change before it goes by policies."""
+    """Let a new leader ignore the policies until the next change."""
     _admission(self, machine, node)
     self._policies = Policies()
 
 
 def _of_no_topic(self: Store, due_ms: Any, seq: Any) -> U32:
-    """Whose timer is rescheduled is not asked."""
+    """Return topic 0 for every timer."""
     del self, due_ms
     return np.zeros(len(seq), np.uint32)
 
 
 def _narrower_alone(self: ScopePolicy, wider: ScopePolicy) -> ScopePolicy:
-    """A scope that says something says it all: the wider one's other fields are lost."""
-    whole = wider.tick_ms is not None  # else a record is put together
+    """Ignore the wider scope's fields if the narrower scope sets any field."""
+    whole = wider.tick_ms is not None  # else two records of one scope are merged
     return _over(self, CONFIG.policy if whole and self.pack() else wider)
 
 
@@ -63,7 +63,7 @@ _mutation: Final = Planting(TimerWorld, policies=True, mischief=())
 POLICY_MUTATIONS: Final = (
     _mutation(
         "policy_overtakes",
-        "a policy is appended before timers whose times were decided without it",
+        "a policy is appended before timers with due times from before the policy",
         {"policy"},
         20,
         "a policy that changes while requests wait for the log",
@@ -76,7 +76,7 @@ POLICY_MUTATIONS: Final = (
     ),
     _mutation(
         "successor_knows_no_policies",
-        "a new leader decides by no policies until one changes",
+        "a new leader ignores the policies until one changes",
         {"policy"},
         20,
         "a failover with policies",
@@ -86,7 +86,7 @@ POLICY_MUTATIONS: Final = (
     ),
     _mutation(
         "moved_by_the_clusters_policy",
-        "a reschedule by id goes by the cluster's policies, whatever the topic's are",
+        "a reschedule by id uses the cluster's policy and ignores the topic's",
         {"policy"},
         20,
         "a reschedule where namespaces or topics have policies",
@@ -94,10 +94,10 @@ POLICY_MUTATIONS: Final = (
     ),
     _mutation(
         "scope_says_it_all",
-        "what a namespace or topic doesn't say is the node's setting, not the wider scope's",
+        "an unset field of a namespace or topic has the node's value, not the wider scope's",
         {"policy"},
         20,
-        "policies of two scopes that say different things",
+        "policies of two scopes with different fields",
         patch(ScopePolicy, "over", _narrower_alone),
     ),
     _mutation(

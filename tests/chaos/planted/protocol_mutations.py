@@ -1,4 +1,4 @@
-"""Planted bugs in the protocol (tests/chaos/planted/planted.py says what they are for)."""
+"""Planted bugs in the protocol (see tests/chaos/planted/planted.py)."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from timer.model.units import Epoch, LogIndex, MonoMs, ReplicaId, UnixMs
 
 
 def plant_core(mutant: type[Core]) -> Plant:
-    """Return what has every node of a world run this core."""
+    """Return a context in which every node of a world runs this core."""
     return lambda: mock.patch.object(World, "make_core", mutant)
 
 
@@ -133,7 +133,7 @@ class _LeadAgainAfterRestart(Core):
         if self.shape.last_epoch < bid.under.epoch:
             super()._begin(bid, out)
             return
-        # It "continues" its epoch: the EPOCH entry is there already.
+        # The process "continues" its epoch: the EPOCH entry is already in the log.
         self._bid, self._role, self.leader = None, Role.LEADER, self.me
         self._led_ms, self._start_index = self._now, self.shape.last_start
         last = LogIndex(self.shape.last_index + 1)
@@ -168,7 +168,7 @@ class _AckUnmatched(Core):
         since_ms: MonoMs,
         out: Effects,
     ) -> None:
-        # As if whatever is on the disk were the leader's.
+        # Take every entry on the disk for an entry of the leader.
         matched, self._matched = self._matched, max(self._matched, self.durable_index)
         super()._answer_append(to, append, conflict, since_ms, out)
         self._matched = matched
@@ -202,7 +202,7 @@ class _HalfIsEnough(Core):
 
 class _NeverGoBack(Core):
     def _on_conflict(self, progress: Progress, answer: AppendAnswer, conflict: Conflict) -> None:
-        """It is not told that the follower lacks something."""
+        """Ignore that the follower lacks entries."""
 
 
 class _CommitByTheLeadersWord(Core):
@@ -236,12 +236,12 @@ class _FetchWithoutStarts(Core):
 
 _MANY: Final = {"fault_gap_ms": 1_500, "proposals_per_s": 30}
 _CHANGES: Final = {"faults": ("newborn", "isolate", "power"), "mischief": ("spurious", "dead")}
-"""Leaders that change before their entries are anywhere."""
+"""Leaders change before their entries are on other nodes."""
 
 MUTATIONS: Final = (
     Mutation(
         "ack_before_sync",
-        "a follower answers for entries that are not on its disk yet",
+        "a follower acknowledges entries that are not on its disk yet",
         frozenset({"agreement", "lost", "storage"}),
         60,
         "a power cut that takes a majority",
@@ -253,21 +253,21 @@ MUTATIONS: Final = (
         "a promise binds to the epoch alone, not to its leader and process",
         frozenset({"promise", "epoch", "agreement"}),
         40,
-        "two appointed in one epoch, or a leader that restarts",
+        "two leaders appointed in one epoch, or a leader that restarts",
         _plant_any_leader,
     ),
     Mutation(
         "ignore_epoch",
-        "a follower takes appends of a leader that it has promised to follow no more",
+        "a follower accepts appends of a leader after a promise to a later one",
         frozenset({"promise"}),
         30,
-        "a leader that is deposed and does not know it",
+        "a deposed leader that does not know it",
         plant_core(_IgnoreEpoch),
         aim={"faults": ("handover", "isolate", "one_way", "pause"), "member_changes": 0.0},
     ),
     Mutation(
         "promise_not_synced",
-        "a promise is written and acted on, but not synced",
+        "a promise takes effect after its write, without a sync",
         frozenset({"promise", "storage"}),
         40,
         "a power cut",
@@ -275,7 +275,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "append_without_promise",
-        "an append of a higher epoch is taken without a durable promise",
+        "an append of a higher epoch is accepted without a durable promise",
         frozenset({"promise", "storage"}),
         40,
         "a follower that missed the fence, then a restart",
@@ -283,7 +283,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "lease_from_receipt",
-        "the leader's lease runs from receiving an answer instead of from sending the question",
+        "the leader's lease runs from the arrival of an answer instead of the time of the question",
         frozenset({"lease"}),
         60,
         "answers that take as long as a lease",
@@ -301,7 +301,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "guard_under_lease",
-        "followers stand by a silent leader for half as long as it counts on them",
+        "followers wait only half of a silent leader's lease before they promise a new epoch",
         frozenset({"lease"}),
         60,
         "a leader that is cut off, and another appointed at once",
@@ -313,7 +313,7 @@ MUTATIONS: Final = (
         "an entry is committed when half of the voters have it",
         frozenset({"agreement", "lost"}),
         40,
-        "a leader that is lost with what the others do not have",
+        "a lost leader with entries that the others do not have",
         plant_core(_HalfIsEnough),
         {"faults": ("isolate", "power", "split"), **_MANY},
     ),
@@ -327,10 +327,10 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "count_unsure",
-        "a replica that lost its tail counts as one that lost nothing",
+        "a replica that lost its log's end counts as if it had lost nothing",
         frozenset({"agreement", "lost"}),
         60,
-        "a disk that loses what it had synced",
+        "a disk that loses synced data",
         plant_core(_CountUnsure),
         {"faults": ("lying_disk",), "mischief": ("spurious",)},
     ),
@@ -354,7 +354,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "ack_unmatched",
-        "a follower answers for what is on its disk, compared or not",
+        "a follower acknowledges all entries on its disk, compared or not",
         frozenset({"agreement", "lost", "liveness"}),
         120,
         "entries that were never committed",
@@ -363,7 +363,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "lead_again_after_restart",
-        "a restarted process goes on leading its old epoch",
+        "a restarted process continues to lead its old epoch",
         frozenset({"epoch", "frames"}),
         30,
         "a leader that restarts and is appointed again",
@@ -371,16 +371,16 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "trust_old_process",
-        "the leader believes what a follower's earlier process had on disk",
+        "the leader counts entries that a follower's earlier process had on disk",
         frozenset({"agreement", "lost", "liveness"}),
         60,
-        "a disk that loses what it had synced",
+        "a disk that loses synced data",
         plant_core(_TrustOldProcess),
         {"faults": ("lying_disk",), "mischief": ()},
     ),
     Mutation(
         "never_goes_back",
-        "a leader does not go back when a follower says that it lacks something",
+        "a leader does not go back when a follower answers that it lacks entries",
         frozenset({"liveness"}),
         40,
         "a lost message",
@@ -388,16 +388,16 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "commit_by_the_leaders_word",
-        "a follower takes the commit index that it hears, also when it knows of a later one",
+        "a follower adopts a received commit index, even if it is below its own",
         frozenset({"commit"}),
         20,
-        "messages that overtake each other, or a new leader that knows less",
+        "messages that overtake each other, or a new leader with a lower commit index",
         plant_core(_CommitByTheLeadersWord),
         {"reorder": False, "duplicate": 0.0, "faults": ("handover", "kill", "isolate")},
     ),
     Mutation(
         "fetch_without_starts",
-        "what a candidate fetches does not say where epochs begin in it",
+        "the entries that a candidate fetches come without the starts of their epochs",
         frozenset({"frames"}),
         20,
         "a candidate that lacks an epoch's start",

@@ -1,4 +1,4 @@
-"""Planted bugs in quotas (tests/chaos/planted/planted.py says what they are for)."""
+"""Planted bugs in quotas (see tests/chaos/planted/planted.py)."""
 
 from typing import Any, Final
 
@@ -9,7 +9,7 @@ from timer.state.ledger import Ledger
 
 
 def _count_nothing(self: Quotas, charges: Any, done: Any) -> Any:
-    """What was taken and is not applied is not there."""
+    """Ignore requests that are accepted and not applied yet."""
     del self, charges
     return done
 
@@ -18,7 +18,7 @@ _cancel = Ledger.cancel
 
 
 def _cancelled_and_heavy(self: Ledger, rows: Any, *, were_pending: bool = True) -> None:
-    """What is cancelled weighs on."""
+    """Keep the bytes of cancelled timers in the topic's count."""
     weights = [topic.pending_bytes for topic in self._state.topics.values()]
     _cancel(self, rows, were_pending=were_pending)
     for topic, weight in zip(self._state.topics.values(), weights, strict=True):
@@ -30,10 +30,10 @@ _mutation: Final = Planting(TimerWorld, quotas=True, mischief=())
 QUOTA_MUTATIONS: Final = (
     _mutation(
         "quota_counts_what_is_applied",
-        "a quota is judged by the state alone, not by what is on its way to it",
+        "a quota counts only the applied state, not the accepted requests",
         {"quota"},
         20,
-        "several requests on their way where a topic is nearly full",
+        "several requests under way for a topic that is nearly full",
         patch(Quotas, "charge", _count_nothing),
         faults=("slow_disk",),
         nodes=3,
@@ -43,7 +43,7 @@ QUOTA_MUTATIONS: Final = (
     ),
     _mutation(
         "cancelled_payloads_weigh_on",
-        "the bytes of what is cancelled or replaced still count",
+        "the bytes of cancelled or replaced timers still count",
         {"quota"},
         20,
         f"{ANY_WORLD}: a timer that is cancelled",

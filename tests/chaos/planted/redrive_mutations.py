@@ -1,4 +1,4 @@
-"""Planted bugs in redrives (tests/chaos/planted/planted.py says what they are for)."""
+"""Planted bugs in redrives (see tests/chaos/planted/planted.py)."""
 
 import copy
 from dataclasses import fields, replace
@@ -19,7 +19,7 @@ _redrive = dead_letters.redrive
 
 
 def _letter_stays(self: Machine, op: Move, group: Group | None) -> MoveApplied:
-    """A redrive leaves the letter where it is, too."""
+    """Leave a redriven letter in its dead-letter topic, too."""
     before = copy.deepcopy(group)
     applied = _move(self, op, group)
     if not op.to_group and group is not None:
@@ -29,7 +29,7 @@ def _letter_stays(self: Machine, op: Move, group: Group | None) -> MoveApplied:
 
 
 def _last_is_lost(self: Machine, op: Move, group: Group | None) -> MoveApplied:
-    """Of several letters that are redriven the last one goes nowhere."""
+    """Lose the last of several redriven letters."""
     if op.to_group or group is None or len(op.offsets) < 2:
         return _move(self, op, group)
     taken = group.ack(op.offsets[-1:])
@@ -38,7 +38,7 @@ def _last_is_lost(self: Machine, op: Move, group: Group | None) -> MoveApplied:
 
 
 def _to_the_others(*args: Any) -> list[Move]:
-    """Letters go to another topic than the one they came from."""
+    """Redrive letters to a topic that is not their first one."""
     goes, names = args[-1], ("a", "b", "n/b")
     moves = _redrive(*args)
     others = [[name for name in names if name != move.to and goes(name)] for move in moves]
@@ -49,7 +49,7 @@ def _to_the_others(*args: Any) -> list[Move]:
 
 
 class _Elsewhere:
-    """The module as the leader sees it, with a redrive of its own."""
+    """Stands in for the module `dead_letters`, with another `redrive`."""
 
     redrive = staticmethod(_to_the_others)
 
@@ -62,7 +62,7 @@ _mutation: Final = Planting(TimerWorld, redrives=True, mischief=(), proposals_pe
 REDRIVE_MUTATIONS: Final = (
     _mutation(
         "letter_stays",
-        "a dead letter that is redriven stays where it is, and is redriven again",
+        "a redriven letter also stays in its dead-letter topic, and is redriven again",
         {"dead", "redrive"},
         30,
         "a redrive",
@@ -70,7 +70,7 @@ REDRIVE_MUTATIONS: Final = (
     ),
     _mutation(
         "redrive_loses_the_last",
-        "of several letters that are redriven at once the last one goes nowhere",
+        "the last of several letters redriven at once is lost",
         {"lost"},
         60,
         "a redrive of several letters",
@@ -78,7 +78,7 @@ REDRIVE_MUTATIONS: Final = (
     ),
     _mutation(
         "redriven_elsewhere",
-        "letters are redriven to another topic than they came from",
+        "letters are redriven to a topic that is not their first one",
         {"redrive"},
         30,
         "a redrive",

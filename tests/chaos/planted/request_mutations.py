@@ -1,4 +1,4 @@
-"""Planted bugs in request ids (tests/chaos/planted/planted.py says what they are for)."""
+"""Planted bugs in request ids (see tests/chaos/planted/planted.py)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +20,7 @@ _epoch = Machine._epoch
 
 
 def _epoch_without_requests(self: Machine, entry: Entry) -> Any:
-    """What a leader remembered goes with it."""
+    """Forget all request ids at a new epoch."""
     self.requests = RequestIds()
     return _epoch(self, entry)
 
@@ -40,7 +40,7 @@ _repeated = RequestIds.repeated
 
 
 def _repeated_for_ever(self: RequestIds, request: RequestId, now_ms: Any) -> RequestAnswer | None:
-    """As long as it is there an id counts, also when its time is over."""
+    """Count a stored id as valid after the end of its time."""
     kept = self._kept.get(request.text)
     return _repeated(self, request, now_ms if kept is None else kept.request.until_ms)
 
@@ -48,13 +48,13 @@ def _repeated_for_ever(self: RequestIds, request: RequestId, now_ms: Any) -> Req
 def _repeated_whatever_it_asks(
     self: RequestIds, request: RequestId, now_ms: Any
 ) -> RequestAnswer | None:
-    """The id alone is looked at."""
+    """Compare only the id, not the body, of a request."""
     kept = self._kept.get(request.text)
     return None if kept is None or kept.request.until_ms < now_ms else kept.answer
 
 
 class _Piece(NamedRequest):
-    """What of a request is of one topic, under an id of its own."""
+    """The rows of a request for one topic, under an id of their own."""
 
     def __init__(self, whole: NamedRequest, topic: str, places: list[int]) -> None:
         text = whole.text + b"." + topic.encode()
@@ -73,7 +73,7 @@ _call = TimerApp.call
 def _call_topic_by_topic(
     self: TimerApp, call: NamedRequest, reply: Callable[[object], None]
 ) -> None:
-    """A request is taken as one of each topic; the first that is refused is the answer."""
+    """Split a request into one per topic; the first rejection is the answer."""
     topics = dict.fromkeys(topic for topic, _ in call.rows)
     places = {name: [at for at, row in enumerate(call.rows) if row[0] == name] for name in topics}
     told: dict[int, object] = {}
@@ -120,7 +120,7 @@ REQUEST_MUTATIONS: Final = (
     ),
     _mutation(
         "id_counts_until_it_is_cleared",
-        "an id whose time is over counts until a checkpoint comes",
+        "an expired id counts until the next checkpoint",
         {"request"},
         20,
         f"{ANY_WORLD}: an id that is used again just after its time",
@@ -139,10 +139,10 @@ REQUEST_MUTATIONS: Final = (
         "a request of several topics is one request for each of them",
         {"torn"},
         60,
-        "a request of which one topic's policies refuse a part",
+        "a request of several topics, with a policy of one topic that rejects a part",
         patch(TimerApp, "call", _call_topic_by_topic),
         policies=True,
-        proposals_per_s=1,  # the book judges whole requests where no letter is dead
+        proposals_per_s=1,  # the book checks whole requests only without dead letters
     ),
 )
 """The list; tests/chaos/test_sim_planted.py hunts each of them."""

@@ -1,7 +1,6 @@
-"""Planted bugs in snapshots: proof that they would be found.
+"""Planted bugs in snapshots (see tests/chaos/planted/planted.py).
 
-As tests/chaos/planted/protocol_mutations.py. Worlds are aimed at snapshots where the usual mix has
-few of them.
+The options of the worlds make snapshots frequent, because the usual mix has few of them.
 """
 
 import contextlib
@@ -26,19 +25,19 @@ _begin_anew = timer_log.begin_anew
 
 
 def _one_too_early(disk: Disk, directory: Path, after: LogIndex, epoch: Epoch) -> None:
-    """The log goes on with the snapshot's own last entry, which so is applied twice."""
+    """Begin the log with the snapshot's last entry, which is then applied twice."""
     _begin_anew(disk, directory, LogIndex(after - 1), epoch)
 
 
 def _keep_the_log(disk: Disk, directory: Path, after: LogIndex, epoch: Epoch) -> None:
-    """The log that is there stays, whether it goes with the snapshot or not."""
+    """Keep an existing log, even if it does not continue the snapshot."""
     disk.make_dir(directory)
     if not disk.list_dir(directory):
         _begin_anew(disk, directory, after, epoch)
 
 
 class _DropsTooMuch(Core):
-    """The log goes up to the manifest, and nobody who lacks it is told."""
+    """Drop the log up to the manifest, and do not report that followers are behind."""
 
     def drop_before(self, index: LogIndex, beyond: LogIndex = LogIndex(0)) -> LogIndex:
         return super().drop_before(index, max(beyond, index))
@@ -78,7 +77,7 @@ SNAPSHOT_MUTATIONS: Final = (
     ),
     Mutation(
         "log_never_stays",
-        "an install throws a log away that holds the snapshot's entry, and what it acknowledged",
+        "an install deletes a log that holds the snapshot's entry and acknowledged entries",
         frozenset({"storage"}),
         30,
         "a damaged replica",
@@ -87,7 +86,7 @@ SNAPSHOT_MUTATIONS: Final = (
     ),
     Mutation(
         "nobody_hears_that_it_is_behind",
-        "the log is dropped below the manifest, and who lacks it waits for ever",
+        "the log is dropped below the manifest, and a replica that lacks it waits forever",
         frozenset({"liveness", "lost"}),
         30,
         "a replica that lags by a manifest",

@@ -1,4 +1,4 @@
-"""Planted bugs in the state plane (tests/chaos/planted/planted.py says what they are for)."""
+"""Planted bugs in the state plane (see tests/chaos/planted/planted.py)."""
 
 import contextlib
 from collections.abc import Iterator
@@ -37,11 +37,11 @@ from timer.state.key_conflicts import Decision, Verdict, Verdicts, decide
 from timer.state.machine import Machine
 from timer.state.producers import Producers, RequestAnswer
 
-# ---- what is answered
+# ---- answers
 
 
 def _repeated(self: Producers, producer_id: Any, sequence: int, body: int) -> RequestAnswer | None:
-    """A retry is taken for a new request, as far as the table allows it."""
+    """Treat a retry as a new request, as far as the table allows it."""
     del body
     producer = self._by_id[producer_id]
     producer.last_sequence = min(producer.last_sequence, sequence - 1)
@@ -65,7 +65,7 @@ _gather = Serving._gather
 
 
 def _gather_nothing_told(self: Serving, *args: Any) -> None:
-    """A nack is told, and nobody proposes it."""
+    """Answer a nack, and propose the end of the lease instead of the nack."""
     group, verdict, offsets, not_before_ms, done = args
     if not_before_ms is None:
         _gather(self, group, verdict, offsets, None, done)
@@ -82,7 +82,7 @@ _free = Leases._free
 
 
 def _free_at_once(self: Leases, clock_ms: Any, offsets: Any) -> Any:
-    """What a new leader finds put off is handed out at once."""
+    """Deliver messages before the delay of their nack."""
     del clock_ms
     return _free(self, UnixMs(DUE_MS_MAX), offsets)
 
@@ -91,7 +91,7 @@ _move = Machine._move
 
 
 def _move_a_copy(self: Machine, op: Any, group: Group) -> Any:
-    """A dead letter is where it goes, and where it was."""
+    """Copy a dead letter to its topic without an ack in its group."""
     with mock.patch.object(Group, "ack", lambda _, offsets: np.ones(len(offsets), np.bool_)):
         return _move(self, op, group)
 
@@ -100,7 +100,7 @@ _cancel = Leader.cancel
 
 
 def _cancel_at_once(self: Leader, due_ms: I64, seq: U64, done: Any) -> None:
-    """What is pending, and not about to fire, is told CANCELLED at once."""
+    """Answer CANCELLED at once for pending timers that are not due within 500 ms."""
     store = self.machine.store
     safe = due_ms.min() > self._time_ms + 500 and len(np.unique(seq)) == len(seq)
     open_ = {int(each) for _, waiting, _ in self._cancels for each in waiting}
@@ -118,7 +118,7 @@ def _cancel_at_once(self: Leader, due_ms: I64, seq: U64, done: Any) -> None:
 
 
 def _fastest(self: ClusterClock, now: int, boot_ms: Any) -> int:
-    """The clock that is ahead of all others is taken for the median."""
+    """Use the clock that is ahead of all others in place of the median."""
     offsets = self._offsets(boot_ms)
     return offsets[-1] + 2 * boot_ms - now if offsets else 0
 
@@ -127,7 +127,7 @@ _fire = Leader._fire
 
 
 def _fire_from_checkpoint(self: Leader, now: Now) -> None:
-    """The first FIRE of an epoch reads on from where the last checkpoint was."""
+    """Give the first FIRE of an epoch the read time of the last checkpoint."""
     checkpoint = self.machine.checkpoint
     first = checkpoint is not None and checkpoint.epoch < self.epoch
     if not first or checkpoint is None or self._read_time_ms > self.machine.last_read_time_ms:
@@ -140,7 +140,7 @@ def _fire_from_checkpoint(self: Leader, now: Now) -> None:
 
 @contextlib.contextmanager
 def _fire_by_its_own_clock() -> Iterator[None]:
-    """What is due is told by the leader's clock, and stamped with the cluster's."""
+    """Find due timers by the leader's wall clock, and stamp entries with the cluster's clock."""
     walls: dict[int, UnixMs] = {}
     now_of = StatePlane.now
 
@@ -156,7 +156,7 @@ def _fire_by_its_own_clock() -> Iterator[None]:
         yield
 
 
-# ---- what outlives a restart
+# ---- restarts
 
 
 def _no_graves(self: Left) -> Any:
@@ -178,7 +178,7 @@ _finish = TopicsAhead.finish
 
 
 def _finish_stale(self: TopicsAhead, machine: Machine) -> Any:
-    """A topic is as it was when it was taken ahead."""
+    """Write a topic into the manifest as it was when it was captured ahead."""
     self._changed.clear()
     return _finish(self, machine)
 
@@ -200,7 +200,7 @@ _freeze = Store.freeze
 
 @contextlib.contextmanager
 def _frozen_lives() -> Iterator[None]:
-    """A row in the frozen memtable stays alive when it is cancelled."""
+    """Keep a cancelled row of the frozen memtable alive."""
     frozen: set[int] = set()
 
     def freeze(self: Store) -> Any:
@@ -233,7 +233,7 @@ def _peek_short(self: ReadWindow, after: Position, until_ms: int, count: int) ->
 
 
 def _pairs_by_due(rows: RowArray) -> Any:
-    """What is due at one time is taken for a row and its tombstone."""
+    """Take two rows of one due time for a row and its tombstone."""
     pair = rows["due_ms"][1:] == rows["due_ms"][:-1]
     left = np.ones(len(rows), np.bool_)
     left[1:] &= ~pair
@@ -242,7 +242,7 @@ def _pairs_by_due(rows: RowArray) -> Any:
 
 
 def _without_tombstones(rows: RowArray) -> Any:
-    """A tombstone goes with the merge, though its target is in a run outside."""
+    """Drop all tombstones in a merge, also those of targets in other runs."""
     return annihilate(rows) & ~is_tombstone(rows)
 
 
@@ -250,7 +250,7 @@ def _without_tombstones(rows: RowArray) -> Any:
 
 
 def _no_holders(self: Store, topic: Any, keys: Any, hashes: Any = None) -> Any:
-    """Nothing that lies in runs is found by its key."""
+    """Find no timer in runs by its key."""
     runs, self._runs = self._runs, Runs(SimDisk(), Path("/none"))
     try:
         return _find_keys(self, topic, keys, hashes)
@@ -262,7 +262,7 @@ _find_keys = Store.find_keys
 
 
 def _first_wins(*args: Any) -> Decision:
-    """Rows of one entry don't know of each other."""
+    """Ignore the other rows of an entry when a key is checked."""
     decision = decide(*args)
     decision.undone[:] = False
     verdict = decision.verdicts.verdict
@@ -273,12 +273,12 @@ def _first_wins(*args: Any) -> Decision:
 
 
 def _update_schedules(rows: RowArray, modes: U32, *rest: Any) -> Decision:
-    """An update is a replacement, which schedules without a pending timer, too."""
+    """Treat an update as a replacement, which schedules without a pending timer, too."""
     return decide(rows, np.where(modes == OnConflict.UPDATE, OnConflict.REPLACE, modes), *rest)
 
 
 def _end_nothing(self: Store, rows: Any) -> None:
-    """What is replaced, or rescheduled, is counted as ended, and stays."""
+    """Count replaced and rescheduled timers as ended, and keep them in the store."""
     self._pending -= len(rows)
 
 
@@ -286,14 +286,14 @@ _reschedule = Machine._reschedule
 
 
 def _reschedule_says_yes(self: Machine, entry: Any) -> Any:
-    """A reschedule is told RESCHEDULED whatever became of the timer."""
+    """Answer every reschedule with RESCHEDULED."""
     applied = _reschedule(self, entry)
     applied.results[:] = RESCHEDULED
     return applied
 
 
 def _keep_own(self: Verdicts, start: int, stop: int) -> Verdicts | None:
-    """A row that was kept back is told a wrong holder: the timer after it in seq."""
+    """Answer a row that was not scheduled with a wrong holder of its key."""
     part = _verdicts_part(self, start, stop)
     if part is not None:
         part.seq[part.verdict >= Verdict.KEPT] += np.uint64(1 << 20)
@@ -304,7 +304,7 @@ _verdicts_part = Verdicts.part
 
 
 class _ShiftedPacker:
-    """Whose rows lie in a run: their payloads begin one byte late."""
+    """Shifts the payloads of rows that lie in a run by one byte."""
 
     def __init__(self, to: row_reader.Packer) -> None:
         self._to = to
@@ -322,7 +322,7 @@ def _read_shifted(*args: Any) -> None:
     _read_rows(*where, _ShiftedPacker(to), places)  # type: ignore[call-arg]
 
 
-# ---- handing out
+# ---- deliveries
 
 
 def _no_mark(self: Group, queue_end: Any) -> bool:
@@ -334,14 +334,14 @@ def _no_mark(self: Group, queue_end: Any) -> bool:
 
 
 def _takes_everything(self: Rooms, voters: Any, now_ms: Any) -> None:
-    """Whatever the disks have left, what comes is taken."""
+    """Accept all requests, without regard to the room on disks."""
 
 
 _refusal = Rooms.refusal
 
 
 def _own_disk_alone(self: Rooms, voters: Any, now_ms: Any) -> Any:
-    """A leader looks at nobody's disk but its own."""
+    """Check only the leader's own disk."""
     return _refusal(self, [self._me], now_ms)
 
 
@@ -367,16 +367,16 @@ _mutation: Final = Planting(TimerWorld)
 TIMER_MUTATIONS: Final = (
     _mutation(
         "keys_of_runs_are_missed",
-        "keys are looked for in memory alone",
+        "keys are searched only in memory",
         {"key", "digest"},
         40,
-        "a key that is taken by a timer in a run",
+        "a key that is in use by a timer in a run",
         patch(Store, "find_keys", _no_holders),
         **_RESTARTS,
     ),
     _mutation(
         "rows_of_an_entry_ignore_each_other",
-        "keys are unique against what was pending before, not within an entry",
+        "keys are unique against earlier pending timers, not within an entry",
         {"key", "conservation", "list", "dropped"},
         20,
         f"{ANY_WORLD}: two rows of one key in one entry",
@@ -384,7 +384,7 @@ TIMER_MUTATIONS: Final = (
     ),
     _mutation(
         "update_schedules",
-        "an update schedules a timer though no pending one has its key",
+        "an update schedules a timer although no pending one has its key",
         {"key"},
         20,
         f"{ANY_WORLD}: a key that no pending timer has",
@@ -400,26 +400,26 @@ TIMER_MUTATIONS: Final = (
     ),
     _mutation(
         "reschedule_says_yes",
-        "a reschedule is told RESCHEDULED whatever became of the timer",
+        "a reschedule is answered RESCHEDULED even if the timer has ended",
         {"key", "lost", "dropped"},
         20,
-        f"{ANY_WORLD}: a reschedule of what has ended",
+        f"{ANY_WORLD}: a reschedule of a timer that has ended",
         patch(Machine, "_reschedule", _reschedule_says_yes),
     ),
     _mutation(
         "kept_is_another",
-        "a row that is not scheduled is told of another timer than the one with its key",
+        "the answer to a row that is not scheduled names a timer without its key",
         {"key"},
         20,
-        f"{ANY_WORLD}: a key that is taken",
+        f"{ANY_WORLD}: a key that is in use",
         patch(Verdicts, "part", _keep_own),
     ),
     _mutation(
         "retry_is_new",
-        "apply takes a repeated request for a new one",
+        "a repeated request is applied as a new one",
         {"twice", "digest"},
         20,
-        "an answer that is lost",
+        "a lost answer",
         patch(Producers, "repeated", _repeated),
     ),
     _mutation(
@@ -432,7 +432,7 @@ TIMER_MUTATIONS: Final = (
     ),
     _mutation(
         "nack_is_an_ended_lease",
-        "a nack is told, but what goes to the log is that the lease ended",
+        "a nack is answered, and the log gets the end of the lease instead of the nack",
         {"nack"},
         20,
         f"{ANY_WORLD}: a nack",
@@ -440,7 +440,7 @@ TIMER_MUTATIONS: Final = (
     ),
     _mutation(
         "failover_forgets_nacks",
-        "a new leader hands out at once what was nacked with a delay",
+        "a new leader delivers messages at once that were nacked with a delay",
         {"nack"},
         60,
         "a failover while a nacked message waits",
@@ -448,7 +448,7 @@ TIMER_MUTATIONS: Final = (
     ),
     _mutation(
         "dead_letter_is_a_copy",
-        "a dead letter goes to its topic, and is not acked where it was",
+        "a dead letter moves to its topic, and is not acked in its group",
         {"dead"},
         20,
         f"{ANY_WORLD}: a message that fails too often",
@@ -472,7 +472,7 @@ TIMER_MUTATIONS: Final = (
         "the log's clock follows the clock that is ahead of all others",
         {"clock"},
         30,
-        "a clock that is wrong",
+        "a wrong clock",
         patch(ClusterClock, "_error", _fastest),
         faults=("clock",),
         nodes=5,
@@ -480,17 +480,17 @@ TIMER_MUTATIONS: Final = (
     ),
     _mutation(
         "fires_by_its_own_clock",
-        "a leader fires what is due by its own clock, which may be ahead of the log's",
+        "a leader fires timers that are due by its own clock, which may be ahead of the log's",
         {"early"},
         20,
-        "a leader whose clock is wrong",
+        "a leader with a wrong clock",
         _fire_by_its_own_clock,
         faults=("clock", "drift"),
         fault_gap_ms=4_000,
     ),
     _mutation(
         "fire_from_checkpoint",
-        "a new leader reads on from the last checkpoint instead of from the last FIRE",
+        "a new leader continues from the last checkpoint instead of the last FIRE",
         {"time"},
         20,
         "a failover between two checkpoints",
@@ -501,13 +501,13 @@ TIMER_MUTATIONS: Final = (
         "a flush drops the cancels of rows that lie in older runs",
         {"cancel", "digest", "conservation", "key", "list"},
         60,
-        "a cancel of what was flushed, then another flush and a restart",
+        "a cancel of a flushed timer, then another flush and a restart",
         patch(Left, "graves", property(_no_graves)),
         **_RESTARTS,
     ),
     _mutation(
         "manifest_without_producers",
-        "a restart forgets what producers had sent",
+        "a restart forgets the producers' requests",
         {"digest", "twice"},
         40,
         "a restart from a manifest",
@@ -516,10 +516,10 @@ TIMER_MUTATIONS: Final = (
     ),
     _mutation(
         "manifest_of_before",
-        "a topic that changes after it was taken for a manifest is in it as it was",
+        "a topic that changes after its capture for a manifest is in it without the change",
         {"storage"},
         40,
-        "a restart from a manifest that was taken topic by topic",
+        "a restart from a manifest that was captured topic by topic",
         patch(TopicsAhead, "finish", _finish_stale),
         **_RESTARTS,
     ),
@@ -534,16 +534,16 @@ TIMER_MUTATIONS: Final = (
     ),
     _mutation(
         "manifest_without_attempts",
-        "a restart forgets how often messages were nacked, or their leases ended",
+        "a restart forgets the nacks and the ended leases of messages",
         {"unmarked"},
         60,
-        "a restart from a manifest with a message that came back, which then leads",
+        "a restart from a manifest with a returned message, of a node that leads then",
         patch(manifest, "_group_state", _group_without_attempts),
         **_RESTARTS,
     ),
     _mutation(
         "frozen_row_lives",
-        "a timer in a memtable that is being written fires, though it was cancelled",
+        "a cancelled timer fires from a memtable that is being written",
         {"cancel", "key", "digest", "conservation", "list", "twice"},
         80,
         "a cancel during a flush",
@@ -552,10 +552,10 @@ TIMER_MUTATIONS: Final = (
     ),
     _mutation(
         "restart_fires_again",
-        "a restart forgets how far its runs had fired",
+        "a restart forgets the firing position of its runs",
         {"digest", "twice", "list", "dropped"},
         40,
-        "a restart from a manifest whose runs have fired in part",
+        "a restart from a manifest with runs that have fired in part",
         patch(Store, "recover", _recover_from_start),
         **_RESTARTS,
     ),
@@ -570,7 +570,7 @@ TIMER_MUTATIONS: Final = (
     ),
     _mutation(
         "merge_drops_tombstones",
-        "a merge leaves out tombstones whose targets are in runs outside",
+        "a merge drops tombstones of targets that are in other runs",
         {"digest", "conservation", "cancel", "list", "twice", "key"},
         40,
         "a cancelled timer in a run that is not merged with its tombstone",
@@ -579,7 +579,7 @@ TIMER_MUTATIONS: Final = (
     ),
     _mutation(
         "window_off_by_one",
-        "what is due at the very read time stays in its run",
+        "a timer that is due exactly at the read time stays in its run",
         {"digest", "conservation", "liveness", "list"},
         40,
         "a flush",
@@ -588,19 +588,19 @@ TIMER_MUTATIONS: Final = (
     ),
     _mutation(
         "flushed_payload_is_shifted",
-        "a reschedule of a timer in a run copies its payload from one byte further on",
+        "a reschedule of a timer in a run copies its payload shifted by one byte",
         {"phantom"},
         40,
-        "a reschedule of what was flushed",
+        "a reschedule of a flushed timer",
         patch(row_reader, "read_rows", _read_shifted),
         **_RESTARTS,
     ),
     _mutation(
         "handout_without_lease",
-        "a leader hands out messages without looking at its lease",
+        "a leader delivers messages without checking its lease",
         {"handout"},
         20,
-        "a leader that was cut off or stopped while another came to serve, and goes on",
+        "a leader that continues after a cut or a pause, in which another began to serve",
         patch(TimerApp, "may_hand_out", lambda _: True),
         faults=("pause", "isolate"),
         mischief=(),
@@ -608,15 +608,15 @@ TIMER_MUTATIONS: Final = (
     ),
     _mutation(
         "unmarked_after_failover",
-        "a new epoch forgets that the old leader had handed messages out",
+        "a new epoch forgets that the old leader had delivered messages",
         {"unmarked"},
         30,
-        "a failover with messages handed out",
+        "a failover after deliveries",
         patch(Group, "begin_epoch", _no_mark),
     ),
     _mutation(
         "takes_what_fills_the_disk",
-        "a leader takes timers whatever room there is",
+        "a leader accepts timers without regard to the room on disks",
         {"space"},
         10,
         "small disks",
@@ -625,7 +625,7 @@ TIMER_MUTATIONS: Final = (
     ),
     _mutation(
         "own_disk_alone",
-        "a leader with room takes timers while a majority has none",
+        "a leader with room accepts timers while a majority has none",
         {"space"},
         20,
         "small disks, of the followers alone",

@@ -1,4 +1,4 @@
-"""Planted bugs in one step of the event loop; see tests/chaos/planted/planted.py."""
+"""Planted bugs in one step of the event loop (see tests/chaos/planted/planted.py)."""
 
 from typing import Any, Final
 
@@ -10,13 +10,13 @@ from timer.pending.store import Store
 
 
 def _of_any_topics(rows: Any, rows_max: int, bytes_max: int, topics_max: Any = None) -> int:
-    """A FIRE is limited in rows and bytes alone."""
+    """Limit a FIRE entry in rows and bytes, and not in topics."""
     del topics_max
     return within(rows, rows_max, bytes_max)
 
 
 def _whatever_it_passes(self: Store, fire: Any) -> bool:
-    """A FIRE is applied however much is dead before what it takes."""
+    """Apply a FIRE entry without a limit on the dead rows before its timers."""
     del self, fire
     return True
 
@@ -26,18 +26,18 @@ _mutation: Final = Planting(TimerWorld, crowds=True, mischief=())
 WORK_MUTATIONS: Final = (
     _mutation(
         "fire_of_any_topics",
-        "a FIRE moves timers of however many topics are due",
+        "a FIRE moves timers of any number of topics",
         {"work"},
         5,
-        f"{ANY_WORLD}: a crowd of topics whose timers are due at one instant",
+        f"{ANY_WORLD}: many topics with timers that are due at one instant",
         patch(store, "within", _of_any_topics),
     ),
     _mutation(
         "fire_passes_all_that_is_dead",
-        "no thread passes the dead before a FIRE that meets many of them",
+        "no thread passes the dead rows before a FIRE that meets many of them",
         {"work"},
         20,
-        "many timers of one instant that were cancelled, or deleted, after they had been flushed",
+        "many flushed timers of one instant that were then cancelled or deleted",
         patch(Store, "look", _whatever_it_passes),
         deletions=True,
         manifest_every=20,
