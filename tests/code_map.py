@@ -1,6 +1,6 @@
-"""ARCHITECTURE.md's code map, made of the folders' doors.
+"""ARCHITECTURE.md's code map, made of the first paragraph of each folder's `__init__.py`.
 
-`python -m tests.code_map` writes it; `--check` exits 1 if the page's map is not current.
+`python -m tests.code_map` writes the map; `--check` exits 1 if the page's map is not current.
 """
 
 import ast
@@ -25,7 +25,7 @@ BLOCK = re.compile(r"(?<=<!-- code map -->\n```\n).*?(?=```)", re.DOTALL)
 
 
 def folders() -> list[Path]:
-    """Return the folders of the product and of its proof that hold Python, in the tree's order."""
+    """Return the folders of all packages with Python files, in the tree's order."""
     listed = subprocess.run(
         ["git", "ls-files", "--", *PACKAGES], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -39,7 +39,7 @@ def folders() -> list[Path]:
 
 
 def door(folder: Path) -> str:
-    """Return the first paragraph of a folder's `__init__.py`: what is inside."""
+    """Return the first paragraph of a folder's `__init__.py`, which describes its contents."""
     file = ROOT / folder / "__init__.py"
     text = ast.get_docstring(ast.parse(file.read_text())) if file.exists() else None
     return " ".join((text or "").split("\n\n")[0].split())

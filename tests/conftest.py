@@ -1,4 +1,4 @@
-"""What all tests share: scenario files that rewrite themselves, and one Spark session."""
+"""Fixtures of all tests: scenario files that rewrite themselves, and one Spark session."""
 
 import os
 import re
@@ -20,7 +20,7 @@ INTERPRETED = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-"""Spark's settings for tables of some rows: compiling a query takes longer than running it."""
+"""Spark's settings for small tables, where compiling a query takes longer than running it."""
 PARTS: Final = "spark.sql.shuffle.partitions"
 
 LONGEST: Final = (
@@ -38,21 +38,21 @@ LONGEST: Final = (
     "tests/cluster/test_seen.py",
     "tests/cluster/test_cluster.py",
 )
-"""Units of work that take longest, longest first: one that begins last ends alone."""
+"""The longest units of work, longest first. A long unit that begins last would run alone."""
 ROOT: Final = Path(__file__).parent.parent
 
 # Spark's launcher forks through Python's preexec_fn. Since 1.81 gRPC's fork handlers can end that
-# child before its exec, when calls are under way in this process (grpc/grpc#43055). Nothing here
-# forks without an exec. gRPC reads this when it is imported: before any test's module.
+# child before its exec, if calls are under way in this process (grpc/grpc#43055). No code here
+# forks without an exec. gRPC reads this variable on import, so it is set before any test's module.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
 
-# How long an example takes says something of the machine alone.
+# The duration of an example depends only on the machine, so Hypothesis must not judge it.
 settings.register_profile("any", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any")
 
 
 def pytest_configure() -> None:
-    """Each worker has ports of its own: what one has chosen and not bound, no other takes."""
+    """Give each worker its own ports, so that no other worker binds a port that one has chosen."""
     from deploy import local
 
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
@@ -66,13 +66,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def rewrite(request: pytest.FixtureRequest) -> bool:
-    """Whether scenario files take over what they got (then read git diff)."""
+    """Whether scenario files are rewritten with the actual output; read git diff afterwards."""
     return bool(request.config.getoption("--rewrite"))
 
 
 @cache
 def why_no_spark() -> str | None:
-    """Return why Spark can't run here, None if it can."""
+    """Return the reason why Spark can't run here. None: it can."""
     java = shutil.which("java")
     if java is None:
         return f"no java on the PATH; Spark needs Java {JAVA_MIN} or newer"
@@ -86,9 +86,9 @@ def why_no_spark() -> str | None:
 
 @cache
 def unit_of(path: str) -> str:
-    """Return what the tests of a file share that is dear to start; else it is on its own.
+    """Return the name of the unit of work of a test file: its folder, "spark" or the file itself.
 
-    The cluster of a folder's tests, or a JVM, which then compiles only once what it runs.
+    The files of a unit share a cluster or a JVM, because both are expensive to start.
     """
     for folder in ("tests/conformance", "tests/hostile"):
         if path.startswith(f"{folder}/"):
@@ -98,7 +98,7 @@ def unit_of(path: str) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile`, a worker gets whole units instead of files."""
+    """Give each worker whole units instead of files, with `--dist loadfile`. None: without."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -112,7 +112,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("spark") is None:
             continue
-        for warning in ("Deprecation", "Resource", "Future"):  # of pyspark's own making
+        for warning in ("Deprecation", "Resource", "Future"):  # pyspark itself raises these
             item.add_marker(pytest.mark.filterwarnings(f"ignore::{warning}Warning"))
         if why := why_no_spark():
             item.add_marker(pytest.mark.skip(reason=why))
@@ -129,7 +129,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator["SparkSession"]:
-    """One Spark session for all tests that are marked `spark`."""
+    """One Spark session for all tests with the mark `spark`."""
     from chaos.spark.session import spark_session
 
     session = spark_session("tests", quick=True, settings={**INTERPRETED, PARTS: "1"})

@@ -1,4 +1,4 @@
-"""What the audit's tests share: all that is planted is judged by the rules once."""
+"""Fixtures of the audit's tests: the audit runs once for all planted cases."""
 
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ def judged(
 
 @pytest.fixture(scope="session")
 def audited(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> "Audited":
-    """One run with all that is planted in whole runs, and what the audit says of it."""
+    """One run with all defects that need a whole run, and the audit's summary of it."""
     from chaos.audit import job
     from tests.chaos.test_audit_groups import redriven, sought
     from tests.chaos.test_audit_lies import write

@@ -1,4 +1,4 @@
-"""What a run under way has told so far."""
+"""Read the event files that a run under way has exported so far."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -13,7 +13,7 @@ Row = dict[str, Any]
 
 
 class EventFiles:
-    """The event files of a folder, which may come later; each is read once."""
+    """The event files of a folder. The folder may be created later; each file is read once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder: Final = folder
@@ -21,7 +21,7 @@ class EventFiles:
         self._rows: dict[int, list[Row]] = defaultdict(list)
 
     def of(self, kind: EventKind) -> list[Row]:
-        """Return the rows of one kind, those of the files of now too."""
+        """Return the rows of one kind, from all files so far."""
         for path in sorted({*self.folder.glob("*.parquet")} - self._read):
             for row in pq.read_table(path, schema=exported_events.ARROW).to_pylist():
                 self._rows[row["kind"]].append(row)
@@ -29,9 +29,9 @@ class EventFiles:
         return self._rows[int(kind)]
 
     def seqs(self, *kinds: EventKind) -> set[int]:
-        """Return the seqs of rows of some kinds."""
+        """Return the seqs of the rows of these kinds."""
         return {row["seq"] for kind in kinds for row in self.of(kind)}
 
     def clock_ms(self) -> int:
-        """Return the log's time as of what is told; 0: nothing is."""
+        """Return the latest exported time of the log in Unix milliseconds. 0: there is none."""
         return max((row["at_ms"] for row in self.of(EventKind.CLOCK)), default=0)

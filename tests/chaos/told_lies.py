@@ -1,4 +1,4 @@
-"""One audited run of all that is planted in whole runs; each test looks at its own part."""
+"""One audited run of all stories; each test reads the part of its own story."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from tests.chaos.world import Story
 
 @dataclass(frozen=True)
 class Audited:
-    """What the audit says of a run, and the stories of which the run was made."""
+    """The audit's summary of a run, and the stories that the run consists of."""
 
     summary: dict[str, Any]
     stories: Mapping[str, Story]
 
     def named(self, story: Story) -> set[tuple[str, int, str | None]]:
-        """Return the timers of a story that are accused: verdict, number, topic."""
+        """Return the offending timers of a story as (verdict, number, topic)."""
         return {
             (
                 row["verdict"],
@@ -28,5 +28,5 @@ class Audited:
         }
 
     def rules(self, verdict: str) -> list[dict[str, Any]]:
-        """Return what was found to break one rule of topics and groups."""
+        """Return the offenders against one rule of topics and groups."""
         return [row for row in self.summary["rule_offenders"] if row["verdict"] == verdict]

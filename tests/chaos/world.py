@@ -1,4 +1,4 @@
-"""Logs written by hand, for tests of what reads them."""
+"""Logs written by hand, for tests of the readers of logs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -39,19 +39,19 @@ def id_of(due_ms: int, seq: int) -> str:
 
 
 def by_id(timers: Sequence[tuple[int, int]]) -> payloads.Ids:
-    """Return timers given as (due_ms, seq)."""
+    """Return the targets of timers given as (due_ms, seq)."""
     due_ms, seq = zip(*timers, strict=True)
     return payloads.Ids(np.array(due_ms, np.int64), np.array(seq, np.uint64))
 
 
 def by_key(names: Sequence[tuple[int, bytes]]) -> payloads.Keys:
-    """Return the timers that have keys, given as (topic, key)."""
+    """Return the targets of keys given as (topic, key)."""
     topics = np.array([topic for topic, _ in names], np.uint32)
     return payloads.Keys(topics, Binary.of([key for _, key in names]))
 
 
 class Log:
-    """Frames of one log, appended in order; time stands still unless told."""
+    """Frames of one log, appended in order. Time advances only by arguments `at_ms`."""
 
     def __init__(self, prefix: "Log | None" = None) -> None:
         self.frames: list[bytes] = [*prefix.frames] if prefix else []
@@ -59,9 +59,9 @@ class Log:
         self.time_ms: UnixMs = prefix.time_ms if prefix else UnixMs(0)
         self.topics = self.groups = self.producers = 0
         self.seqs = 0
-        """Timers and moved messages so far; the last one's seq, if none was rescheduled."""
+        """Number of timers and moved messages; the last seq, if no timer was rescheduled."""
         self.names = set[str]()
-        """Of all topics that were made."""
+        """Names of all topics that were created."""
 
     def entry(self, kind: EntryKind, *payload: bytes, at_ms: int | None = None) -> None:
         self.time_ms = UnixMs(max(self.time_ms, at_ms or 0))
@@ -102,7 +102,7 @@ class Log:
         keys: Sequence[bytes] = (),
         on_conflict: OnConflict = OnConflict.REJECT,
     ) -> None:
-        """Append timers, given as (due_ms, mark); `keys`, if any, are theirs."""
+        """Append timers given as (due_ms, mark), with a key each if `keys` is not empty."""
         due_ms = np.array([due for due, _ in rows], np.int64)
         self.seqs += len(rows)
         part = Part(
@@ -118,17 +118,17 @@ class Log:
         self.entry(EntryKind.SCHEDULE, *encode_schedule([part]), at_ms=at_ms)
 
     def cancel(self, targets: Sequence[tuple[int, int]], at_ms: int | None = None) -> None:
-        """Append the cancel of timers, given as (due_ms, seq)."""
+        """Append a cancel of timers given as (due_ms, seq)."""
         self.entry(EntryKind.CANCEL, *payloads.encode_cancel(by_id(targets)), at_ms=at_ms)
 
     def cancel_keys(self, targets: Sequence[tuple[int, bytes]], at_ms: int | None = None) -> None:
-        """Append the cancel of the timers that have keys, given as (topic, key)."""
+        """Append a cancel of the timers with keys given as (topic, key)."""
         self.entry(EntryKind.CANCEL, *payloads.encode_cancel(by_key(targets)), at_ms=at_ms)
 
     def reschedule(
         self, targets: payloads.Targets, due_ms: Sequence[int], at_ms: int | None = None
     ) -> None:
-        """Append the move of timers to other due times."""
+        """Append a reschedule of timers to other due times."""
         due = np.array(due_ms, np.int64)
         order = payloads.Reschedule(targets, due, due)
         self.entry(EntryKind.RESCHEDULE, *payloads.encode_reschedule(order), at_ms=at_ms)
@@ -140,7 +140,7 @@ class Log:
         bytes_max: int = 1 << 20,
         topics_max: int = 1000,
     ) -> None:
-        """Append a FIRE at its own read time."""
+        """Append a FIRE entry; its read time is also its time."""
         fire = Fire(UnixMs(read_time_ms), rows_max, bytes_max, topics_max)
         self.entry(EntryKind.FIRE, payloads.encode_fire(fire), at_ms=read_time_ms)
 
@@ -176,7 +176,7 @@ class Log:
         self, topic: TopicId, group: GroupId, offsets: Sequence[int], to: str, to_group: str,
         *, marks: Sequence[int] = (), at_ms: int | None = None,
     ) -> None:  # fmt: skip
-        """Messages that fire at once, as dead letters do; `marks`, if any, are theirs."""
+        """Append a MOVE of messages, with a mark each if `marks` is not empty."""
         ones = np.ones(len(offsets), np.int64)
         part = Part(
             producer_id=ProducerId(0),
@@ -201,18 +201,18 @@ class Log:
 
 
 class Story(ABC):
-    """A part of a run that begins where the log before it ends: times, seqs and marks, too."""
+    """A part of a run. Its log, times, seqs and marks continue those of the story before it."""
 
     run: RunFolder
     log: Log
     start_ms: int
     before: int
-    """The last seq before it."""
+    """The last seq before the story."""
     last: int
-    """Its own last one."""
+    """The last seq of the story."""
 
     def tell(self, run: RunFolder, log: Log) -> None:
-        """Go on with a log; write what clients tell of it."""
+        """Append the story to a log, and write its clients' histories."""
         self.run, self.log = run, log
         self.start_ms, self.before = int(log.time_ms), log.seqs
         self.write()
@@ -220,29 +220,29 @@ class Story(ABC):
 
     @abstractmethod
     def write(self) -> None:
-        """Write it."""
+        """Write the entries and histories of the story."""
 
     def ms(self, after_ms: int) -> int:
-        """Return a time of the story."""
+        """Return the Unix time `after_ms` after the story's start."""
         return self.start_ms + after_ms
 
     def span_ms(self, after_ms: int, until_ms: int) -> tuple[int, int]:
-        """Return two times of the story."""
+        """Return the Unix times of a span, given from the story's start."""
         return self.ms(after_ms), self.ms(until_ms)
 
     def mark(self, number: int) -> int:
-        """Return the mark of its nth timer, which is the timer's seq."""
+        """Return the mark of the story's nth timer; it is the timer's seq."""
         return self.before + number
 
     def number(self, mark: int) -> int:
-        """Return the number of the timer that has a mark."""
+        """Return the number of the timer with a mark."""
         return mark - self.before
 
 
 def write_log(
     folder: Path, frames: Sequence[bytes], *, frames_per_segment: int = 1000, first: int = 1
 ) -> None:
-    """Write frames 1, 2, … as segment files; `first` is the first one that is written."""
+    """Write frames `first`, `first` + 1, … as segment files; the first frame is number 1."""
     folder.mkdir(parents=True, exist_ok=True)
     epoch, before = Epoch(0), 0
     for start in range(first - 1, len(frames), frames_per_segment):
@@ -254,7 +254,7 @@ def write_log(
 
 
 def durable_log(data: Path, entries: int = 4) -> Path:
-    """Write a log of so many entries as a stopped node left it; return its last segment."""
+    """Write a log of `entries` entries as a stopped node leaves it; return its last segment."""
     story = Log()
     story.epoch(1)
     for number in range(1, entries):
@@ -266,5 +266,5 @@ def durable_log(data: Path, entries: int = 4) -> Path:
 
 
 def told(history: Path) -> list[dict[str, Any]]:
-    """Return the lines of a history, but for those of what was about to be sent."""
+    """Return the lines of a history, except those written before a request is sent."""
     return [line for line in read(history) if line.get("outcome") != OpOutcome.ASKED]

@@ -12,7 +12,7 @@ from timerclient import TimerClient
 def cluster(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Running]:
-    """Three nodes, with the settings of the module's SETTINGS, if it has any."""
+    """Three nodes, with the module's SETTINGS, if it has such."""
     settings = getattr(request.module, "SETTINGS", ())
     with Running(tmp_path_factory.mktemp("cluster"), settings).cleaned() as running:
         yield running
@@ -20,14 +20,14 @@ def cluster(
 
 @pytest.fixture(scope="module")
 def client(cluster: Running) -> Iterator[TimerClient]:
-    """A client of it."""
+    """A client of the cluster."""
     with cluster.client() as client:
         yield client
 
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A name that no other test has, for a topic."""
+    """A topic's name, unique to the test."""
     return "".join(c if c.isalnum() else "-" for c in request.node.name)
 
 

@@ -1,4 +1,4 @@
-"""A leading engine behind what a service needs of its host; what is appended commits when told."""
+"""A leading engine with the interface of a host. Entries commit at the next step."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,7 +17,7 @@ FAR = START_MS + 10**8
 
 
 class Hosted:
-    """The leader of one node, with topic 1, "t"."""
+    """The leader of one node, with a topic "t" of id 1."""
 
     ask = Host.ask
 
@@ -29,9 +29,9 @@ class Hosted:
         self.leader = self.engine.lead(Epoch(self.log.epoch), self._append, self.now())
         self._loop = asyncio.get_running_loop()
         self.holds = False
-        """Nothing commits."""
+        """If set, no entry commits."""
         self.refuse: Callable[[EntryKind], EngineError | None] = lambda kind: None
-        """Why the log takes no entry of a kind."""
+        """Returns the error with which the log rejects entries of a kind. None: it accepts them."""
 
     def _append(self, kind: EntryKind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
         if (refused := self.refuse(kind)) is not None:
@@ -59,7 +59,7 @@ class Hosted:
             catch_up(self.engine, self.log)
 
     def fill(self, n: int, first: int = 0) -> None:
-        """Schedule timers, due FAR + first, ..., with their number as key."""
+        """Schedule n timers with the numbers from `first`, due at FAR + number; key = number."""
         span = range(first, first + n)
         keys = [b"%d" % at for at in span]
         part = part_of([(1, FAR + at, b"p%d" % at) for at in span], keys=keys)
@@ -67,7 +67,7 @@ class Hosted:
         self.step()
 
     def pending(self) -> dict[int, int]:
-        """Return number -> due of all pending timers."""
+        """Return the due times of all pending timers by number."""
         what = Filter(topic=1, due_from_ms=0, due_to_ms=DUE_MS_MAX)
         page = self.engine.machine.store.cut().page(what, what.start, 1 << 20)
         assert page.next is None

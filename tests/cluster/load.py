@@ -1,4 +1,4 @@
-"""A load of schedules, cancels and a consumer, and what must hold of it afterwards."""
+"""A load of schedules, cancels and a consumer, and the check of its results."""
 
 import contextlib
 import itertools
@@ -31,17 +31,17 @@ class Delivered:
 
 
 class Load:
-    """Runs from `with` on; after `stop` nothing new is scheduled; `check` judges."""
+    """A load that runs inside of a `with`. `stop` ends scheduling; `check` tests the results."""
 
     def __init__(self, cluster: Running, topic: str = TOPIC, *, consume: bool = True) -> None:
         self.topic = topic
         self.errors: list[BaseException] = []
-        """Of schedules and cancels; a client should never have seen one."""
+        """Errors of schedules, cancels and the consumer; there must be none."""
         self.scheduled: dict[str, bytes] = {}
         self.cancelled: set[str] = set()
         self.deliveries: list[Delivered] = []
         self.acked: dict[str, float] = {}
-        """Id -> when its ack was confirmed."""
+        """Timer id -> time of its confirmed ack, in monotonic seconds."""
         self.scheduled_at_s: list[float] = []
         self._cluster = cluster
         self._consume = consume
@@ -74,11 +74,11 @@ class Load:
     def _guarded(self, work: "object", client: TimerClient) -> None:
         try:
             work(client)  # type: ignore[operator]
-        except BaseException as error:  # noqa: BLE001 - judged in `check`
+        except BaseException as error:  # noqa: BLE001 - `check` tests that there is none
             self.errors.append(error)
 
     def stop(self) -> None:
-        """Schedule nothing more."""
+        """End the scheduling."""
         self._stopping.set()
         self._threads[0].join()
 
@@ -93,7 +93,7 @@ class Load:
             self.scheduled |= dict(zip(timers.ids, payloads, strict=True))
             self.scheduled[one.id] = single
             chosen = self._random.choice(timers.ids)
-            # A retry through a failover may meet its own first sending.
+            # A retry during a failover may find its first attempt applied.
             if client.cancel(chosen) in (CancelResult.CANCELLED, CancelResult.ALREADY_CANCELLED):
                 self.cancelled.add(chosen)
 
@@ -122,7 +122,7 @@ class Load:
             if isinstance(error, LeaseLost):
                 lost = {*error.offsets}
             elif isinstance(error, TimerError):
-                return  # at the end, when the consumer is closed
+                return  # the consumer was closed
             now_s = time.monotonic()
             for offset, timer_id in zip(batch.queue_offsets, ids, strict=True):
                 if offset not in lost:
@@ -130,20 +130,20 @@ class Load:
 
         batch.ack().add_done_callback(answered)
 
-    # ---- judging
+    # ---- checks
 
     def wait_for_acks(self, more: int) -> None:
-        """Wait until so many more timers are acked."""
+        """Wait until `more` further timers are acked."""
         goal = len(self.acked) + more
         until(lambda: len(self.acked) >= goal or self.errors)
         assert not self.errors, self.errors
 
     def drained(self) -> None:
-        """Wait until every timer that must fire was acked."""
+        """Wait until every timer that must fire is acked."""
         until(lambda: not (self.scheduled.keys() - self.cancelled - self.acked.keys()))
 
     def check(self) -> None:
-        """Nothing lost, nothing twice, nothing cancelled, redeliveries marked."""
+        """Check that each timer was delivered once, no cancelled one, and redeliveries marked."""
         assert not self.errors, self.errors
         offsets: dict[str, int] = {}
         first: set[str] = set()
@@ -162,19 +162,19 @@ class Load:
             assert acked_at_s is None or each.at_s <= acked_at_s, f"delivered after its ack: {each}"
 
     def longest_gap_s(self) -> float:
-        """The longest time without a schedule answered."""
+        """Return the longest time without an answer to a schedule request, in seconds."""
         times = self.scheduled_at_s
         return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
 
     def longest_delivery_gap_s(self) -> float:
-        """The longest time without a delivery."""
+        """Return the longest time without a delivery, in seconds."""
         times = [each.at_s for each in self.deliveries]
         return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
 
 
 @contextlib.contextmanager
 def loaded(cluster: Running, topic: str) -> Iterator[Load]:
-    """A load that is drained and checked at the end, and leaves equal replicas."""
+    """Run a load, drain and check it at the end, and check that the replicas are equal."""
     with Load(cluster, topic) as load:
         load.wait_for_acks(100)
         yield load

@@ -1,4 +1,4 @@
-"""A cluster of real processes under test: the launcher, clients, raw stubs, and what was logged."""
+"""A cluster of real processes under test: the launcher, clients, raw stubs and log files."""
 
 import contextlib
 import io
@@ -28,20 +28,21 @@ from timerclient.rows.messages import Message
 from timerclient.values.errors import TRAILER, OutcomeUnknown
 
 WAIT_S: Final = 60.0
-"""For what takes a second or two on an idle machine."""
+"""Longest wait for a condition that takes a second or two on an idle machine."""
 RPC_S: Final = 30.0
 CALL_S: Final = 120.0
-"""A client goes on trying for so long, unless a test says otherwise."""
+"""Timeout of a client's calls, except where a test sets another."""
 POLL_S, POLL_S_MAX = 0.02, 0.1
-"""Who waits longer looks less often: what is waited for needs the processors, too."""
+"""Shortest and longest pause between two polls. The pause grows with the wait, because the nodes
+need the processors, too."""
 USUAL: Final = (
     *("timing.checkpoint_interval_ms = 1000", "timing.drain_timeout_ms = 60000"),
     *("leadership.lease_ms = 3000", "leadership.heartbeat_ms = 300"),
 )
-"""Checkpoints come soon, and no hiccup of the machine costs the leadership, or ends a drain. Faster
-ones, and more heartbeats, make an idle cluster take twice as much of a processor."""
+"""Settings of all test clusters. Checkpoints come soon. A pause of the machine neither ends a
+leadership nor a drain. Shorter intervals would double the processor time of an idle cluster."""
 AS_SHIPPED: Final = ("leadership.lease_ms = 500", "leadership.heartbeat_ms = 100")
-"""For tests of failovers; in them the leader may change at any time."""
+"""The default timing, for tests of failovers. With it the leader may change at any time."""
 
 _BAD_LINE: Final = re.compile(
     r"level=(error|critical)|exc=|Traceback|never retrieved|was never awaited|was destroyed"
@@ -51,10 +52,10 @@ T = TypeVar("T")
 
 
 class Forking(LocalCluster):
-    """Forks its nodes: see template.py."""
+    """A cluster that forks its nodes from a template (tests/cluster/template.py)."""
 
     def _format(self, node: LocalNode, *words: str) -> None:
-        """As the launcher does, without a process of its own: the tests make some hundred nodes."""
+        """Format a node in this process; a process for each of some hundred nodes is too slow."""
         cluster_id = tomllib.loads(self._config_path(node).read_text())["cluster_id"]
         data = str(self.directory / node.data)
         asked = ["--data", data, "--name", node.name, "--cluster-id", cluster_id, *words]
@@ -62,12 +63,12 @@ class Forking(LocalCluster):
             assert timerd.init([*asked, "--voters", ",".join(self.nodes)]) == 0
 
     def _launch(self, name: str, words: Sequence[str], log: BinaryIO) -> Process:
-        """As the launcher does, but that what the node imports is there already."""
+        """Start a node from the template, which has already imported its modules."""
         return template.launch(name, words, log.fileno())
 
 
 class Running(Forking):
-    """Three nodes; `cleaned` ends them whatever happened to them."""
+    """Three nodes, or `nodes`; `cleaned` ends their processes in any case."""
 
     def __init__(self, directory: Path, settings: Iterable[str] = (), nodes: int = 3) -> None:
         by_key = {line.partition(" =")[0]: line for line in (*USUAL, *settings)}
@@ -76,7 +77,7 @@ class Running(Forking):
 
     @contextlib.contextmanager
     def cleaned(self) -> Iterator["Running"]:
-        """The cluster, up; every process of it has ended afterwards, and said nothing bad."""
+        """Start the cluster, and end it. Check that no node logged an error."""
         try:
             self.start()
             yield self
@@ -89,11 +90,11 @@ class Running(Forking):
         assert not self.complaints()
 
     def up(self) -> str:
-        """Bring back who is down and return the leader's name."""
+        """Start all nodes that are down; return the leader's name."""
         self.start()
         return self.wait_for_leader()
 
-    # ---- who is who
+    # ---- nodes and leaders
 
     def node(self, name: str) -> LocalNode:
         return self._node(name)
@@ -103,9 +104,9 @@ class Running(Forking):
         return [name for name in self.nodes if name != leader]
 
     def change_leader(self, client: TimerClient, target: str = "") -> None:
-        """Return when there is another leadership, `target`'s if one is named.
+        """Transfer the leadership to `target`, or to any other node; return when it serves.
 
-        A transfer whose outcome is unknown, as a node had no time, is asked for again.
+        A transfer with an unknown outcome is repeated.
         """
         epoch = self._epoch()
 
@@ -113,7 +114,7 @@ class Running(Forking):
             try:
                 client.transfer(target)
             except OutcomeUnknown:
-                return self._epoch() > epoch  # made all the same
+                return self._epoch() > epoch  # the transfer took place
             return True
 
         until(asked)
@@ -123,11 +124,11 @@ class Running(Forking):
             self.wait_for_leader(above_epoch=epoch)
 
     def _epoch(self) -> int:
-        """Return the leader's epoch, by its own word: others may know less."""
+        """Return the leader's epoch from the leader itself; other nodes may be behind."""
         state = until(lambda: self.state(self.wait_for_leader()))
         return int(state.epoch)
 
-    # ---- asking
+    # ---- requests
 
     @contextlib.contextmanager
     def client(self, **options: Any) -> Iterator[TimerClient]:
@@ -135,7 +136,7 @@ class Running(Forking):
             yield client
 
     def channel(self, name: str) -> grpc.Channel:
-        """Return a channel to one node, kept until the end."""
+        """Return a channel to one node; it stays open until the end."""
         if name not in self._channels:
             size = 64 << 20
             options = [
@@ -146,7 +147,7 @@ class Running(Forking):
         return self._channels[name]
 
     def timers(self, name: str | None = None) -> rpc.TimerServiceStub:
-        """Return a raw stub to a node; None: to the leader."""
+        """Return a raw stub of a node. None: of the leader."""
         return rpc.TimerServiceStub(self.channel(name or self.wait_for_leader()))
 
     def consuming(self, name: str | None = None) -> rpc.ConsumeServiceStub:
@@ -176,12 +177,12 @@ class Running(Forking):
         found = re.findall(rf"^{metric}(?:{{[^}}]*}})? (\S+)$", body, re.MULTILINE)
         return sum(map(float, found))
 
-    # ---- what is on all nodes
+    # ---- state of all nodes
 
     def digests_agree(self) -> pb.GetCheckpointResponse:
-        """Wait for a CHECKPOINT after all that was asked so far, applied everywhere and shared.
+        """Wait for a CHECKPOINT after all entries so far that all nodes have applied.
 
-        All nodes held the same state there (P6). Returns their checkpoints as they are by then.
+        Checks that all nodes have the same digest there (P6). Returns the nodes' checkpoints.
         """
         leader = self.admin()
         status = leader.GetStatus(pb.GetStatusRequest(local=True), timeout=RPC_S).nodes[0]
@@ -202,7 +203,7 @@ class Running(Forking):
         return until(shared)
 
     def _digest(self, name: str, index: int) -> str:
-        """Return a node's digest at a CHECKPOINT; empty: it is not there yet."""
+        """Return a node's digest at a CHECKPOINT. Empty: the node has not applied it yet."""
         asked = pb.GetCheckpointRequest(local=True, at_index=index)
         try:
             answer = self.admin(name).GetCheckpoint(asked, timeout=1)
@@ -213,7 +214,7 @@ class Running(Forking):
         return answer.nodes[0].digest
 
     def counts_add_up(self) -> pb.NodeStatus:
-        """Return the leader's status: every timer scheduled is pending or has one end (P7)."""
+        """Check that every scheduled timer is pending or has ended (P7); return the status."""
         status = self.admin().GetStatus(pb.GetStatusRequest(local=True), timeout=RPC_S).nodes[0]
         ended = status.fired + status.cancelled + status.dropped
         assert status.scheduled == status.pending + ended, status
@@ -225,13 +226,13 @@ class Running(Forking):
         return self._log_path(name).read_text(errors="replace")
 
     def complaints(self) -> list[str]:
-        """Return what no node should ever have logged."""
+        """Return the log lines that show an error."""
         lines = (line for name in self.nodes for line in self.log(name).splitlines())
         return [line[:2000] for line in lines if _BAD_LINE.search(line)]
 
 
 def until(condition: Callable[[], T | None], timeout_s: float = WAIT_S) -> T:
-    """Return what `condition` gives as soon as it is true of something."""
+    """Call `condition` until its value is true; return the value."""
     began_s = time.monotonic()
     while True:
         value = condition()
@@ -254,9 +255,10 @@ def now_ms() -> int:
 
 
 def in_time(work: Callable[[int], T], lead_ms: int = 1_000) -> T:
-    """Return what `work` gives for a time ahead, as far ahead as it takes to be done before it.
+    """Call `work` with a time ahead until it returns before that time; return its result.
 
-    For timers that all have to be there before the first of them is due.
+    For timers that must all be scheduled before the first of them is due. Each attempt takes a time
+    four times as far ahead.
     """
     while lead_ms < 1000 * CALL_S:
         begin_ms = now_ms() + lead_ms
@@ -268,7 +270,7 @@ def in_time(work: Callable[[int], T], lead_ms: int = 1_000) -> T:
 
 
 def receive(consumer: Consumer, count: int) -> list[Message]:
-    """Return so many messages, unacked."""
+    """Return `count` messages without an ack."""
     got: list[Message] = []
     while len(got) < count:
         more = consumer.receive(count - len(got), timeout=WAIT_S)
@@ -278,7 +280,7 @@ def receive(consumer: Consumer, count: int) -> list[Message]:
 
 
 def take(consumer: Consumer, count: int, timeout_s: float = WAIT_S) -> list[Message]:
-    """Return `count` messages, acked."""
+    """Return `count` messages and acknowledge them."""
     taken: list[Message] = []
     deadline_s = time.monotonic() + timeout_s
     while len(taken) < count:
@@ -292,9 +294,9 @@ def take(consumer: Consumer, count: int, timeout_s: float = WAIT_S) -> list[Mess
 
 
 def redriven(client: TimerClient, topic: str, count: int) -> int:
-    """Send so many dead letters back, in as many calls as it takes; return how many others stay.
+    """Redrive `count` dead letters, in several calls if needed; return the number of homeless ones.
 
-    A call that a node has no time for ends early, and its letters are the next one's.
+    A call that a slow node ends early leaves its letters to the next call.
     """
     sent = homeless = 0
 
@@ -310,14 +312,14 @@ def redriven(client: TimerClient, topic: str, count: int) -> int:
 
 
 def nothing_comes(consumer: Consumer, after: Callable[[], object]) -> None:
-    """Nothing was left for this consumer: what `after` schedules is the next that comes."""
+    """Check that no message is left: the next delivery is the message that `after` schedules."""
     after()
     (message,) = take(consumer, 1)
     assert message.payload == b"the next", message
 
 
 def error_of(failed: BaseException) -> pb.Error:
-    """Return the contract's error that an RPC carried."""
+    """Return the `Error` message that a failed RPC carried."""
     call: Any = failed
     trailers = dict(call.trailing_metadata() or ())
     assert TRAILER in trailers, (call.code(), call.details())
@@ -325,7 +327,7 @@ def error_of(failed: BaseException) -> pb.Error:
 
 
 def code_of(failed: BaseException) -> grpc.StatusCode:
-    """Return the status that an RPC ended with."""
+    """Return the status of a failed RPC."""
     call: Any = failed
     code = call.code()
     assert isinstance(code, grpc.StatusCode)
@@ -333,7 +335,7 @@ def code_of(failed: BaseException) -> grpc.StatusCode:
 
 
 def columns(topic: str, payloads: list[bytes], **more: Any) -> pb.TimerColumns:
-    """Return columns as a raw client writes them; due an hour from now unless it says otherwise."""
+    """Return columns as a raw client writes them; due an hour from now if `more` has no time."""
     if "due_ms" not in more and "delay_ms" not in more:
         more["delay_ms"] = [3_600_000]
     sizes = [len(payload) for payload in payloads]

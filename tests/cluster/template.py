@@ -1,11 +1,11 @@
-"""Nodes forked from a process that has imported what they need: to import it takes a second.
+"""Nodes forked from a process that has imported their modules, because imports take a second.
 
     test process                  template, one for each node's name       node
     program, log  --- socket -->  forks one that forks again and ends -->  runs the program, as a
                   <-- its pid --                                           child of the test process
 
-A node that starts again by itself execs, and tests/cluster/test_timerd.py runs programs. The nodes
-of one cluster have templates of their own: each has its own hashes of texts, as they have in life.
+A node that restarts itself execs, and tests/cluster/test_timerd.py runs programs. Each node of a
+cluster has its own template, so that hashes of strings differ between nodes, as in production.
 """
 
 import array
@@ -28,19 +28,19 @@ CLONE_NEWNET: Final = 0x4000_0000
 LIBC: Final = ctypes.CDLL(None)
 BYTES_MAX: Final = 1 << 16
 USUAL_FILES: Final = 1_024
-"""Open files that a shell allows; nodes raise that themselves."""
+"""Limit of open files in a usual shell; nodes raise it themselves."""
 PID: Final = array.array("i").itemsize
 
 
 class Forked:
-    """A process that is a child of this one, though it did not start it; like a Popen."""
+    """A child process that this process did not start itself; it has `poll` as a Popen has."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._status: int | None = None
 
     def poll(self) -> int | None:
-        """Return what it ended with, negative: the signal. None: it runs."""
+        """Return the exit status; negative is the number of a signal. None: the process runs."""
         if self._status is None:
             ended, status = os.waitpid(self.pid, os.WNOHANG)
             if ended:
@@ -50,7 +50,7 @@ class Forked:
 
 @cache
 def _template(name: str) -> socket.socket:
-    """Return the way to the template for nodes of that name."""
+    """Return a socket to the template for nodes of a name; start the template if needed."""
     del name
     assert LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
     ours, theirs = socket.socketpair()
@@ -67,9 +67,9 @@ def _template(name: str) -> socket.socket:
 
 
 def launch(name: str, words: Sequence[str], log: int) -> Forked:
-    """Start `[nsenter --net=…] python -m MODULE …`, a kind of `timerd`, as the node of that name.
+    """Start `[nsenter --net=…] python -m MODULE …`, a kind of `timerd`, as the node of a name.
 
-    `log`: the file that it writes to.
+    `log` is the file descriptor of the node's output.
     """
     at = words.index(sys.executable)
     inside, program = words[:at], words[at:]
@@ -82,11 +82,11 @@ def launch(name: str, words: Sequence[str], log: int) -> Forked:
 
 
 def main() -> None:
-    """Fork what is asked for, until nobody can ask any more."""
+    """Fork the requested nodes until the test process closes the socket."""
     from chaos.suite.stage import faulty_timerd
     from cluster.node import process, timerd
 
-    del process  # it only has to be there
+    del process  # only its import is needed
     programs = {each.__name__: each.main for each in (timerd, faulty_timerd)}
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (USUAL_FILES, files))
@@ -109,14 +109,14 @@ def main() -> None:
             network, words = json.loads(data)
             _enter(network)
             _become(words, logs[0], programs[words[2]])
-        os.waitpid(between, 0)  # from here on it is the test process's child
+        os.waitpid(between, 0)  # from here on the node is a child of the test process
         asked.sendall(os.read(read, PID))
         for each in (read, write, *logs):
             os.close(each)
 
 
 def _enter(network: str) -> None:
-    """Go on in that network namespace; empty: in this one."""
+    """Enter a network namespace; an empty path stays in this one."""
     if network:
         with Path(network).open() as file:
             assert LIBC.setns(file.fileno(), CLONE_NEWNET) == 0, network

@@ -1,4 +1,4 @@
-"""Each test of a behaviour runs twice: in a fake world, and in a real one that all tests share."""
+"""Each test runs twice: on a fake cluster of its own, and on a real one that all tests share."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from timerfake import FakeCluster
 
 @pytest.fixture(autouse=True)
 def closing_waits_for_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a closed consumer gave back is there, however slow the machine is."""
+    """Let a closing consumer wait for its answers, so that its messages are free at once."""
     monkeypatch.setattr(subscription, "LEAVE_S", WAIT_S)
 
 
@@ -32,7 +32,7 @@ def real_world(cluster: Running) -> Iterator[World]:
 
 @pytest.fixture(params=["fake", pytest.param("cluster", marks=pytest.mark.slow)])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """A fake cluster of the test's own, or the real one."""
+    """A fake cluster for this test only, or the real one."""
     if request.param == "cluster":
         yield request.getfixturevalue("real_world")
         return
@@ -42,5 +42,5 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A name that no other test has, for a topic."""
+    """A topic's name, unique to the test."""
     return "".join(c if c.isalnum() else "-" for c in request.node.name)

@@ -1,8 +1,9 @@
-"""Where a behaviour is shown: on the fake cluster, and on three real processes.
+"""The two worlds of a conformance test: the fake cluster, and three real processes.
 
-A test says how long things take in *moments*. The fake's last seconds and pass at once; the real
-cluster's are short, and waited for. A lease of the default 30 s outlasts five of them. What is seen
-is the same, and asked for with the same patience: on the fake it is there at the first look.
+A test states durations in *moments*. A moment of the fake lasts 5 s of its clock and passes at
+once. A moment of the real cluster lasts 0.25 s, and the test waits for it. A lease of the default
+30 s is longer than five moments. Both worlds must show the same results. Tests wait for a result
+with the same timeout; on the fake it is there at the first poll.
 """
 
 from collections.abc import Callable
@@ -22,14 +23,14 @@ from timerfake import FakeCluster
 
 T = TypeVar("T")
 CLOCK = "clock"
-"""A topic that is asked for the cluster's time."""
+"""A topic that serves only to read the cluster's time."""
 
 
 class World:
-    """A cluster and a client of it."""
+    """A cluster and its client."""
 
     moment: float
-    """Seconds: long enough to be told from none."""
+    """Length of a moment in seconds; long enough to differ from no delay."""
 
     def __init__(self, client: TimerClient) -> None:
         self.client = client
@@ -37,27 +38,28 @@ class World:
 
     @property
     def moment_ms(self) -> int:
-        """A moment in milliseconds."""
+        """Length of a moment in milliseconds."""
         return round(1000 * self.moment)
 
     def clock_ms(self) -> int:
-        """Return the cluster's time."""
+        """Return the cluster's time in Unix milliseconds."""
         return self.client.count_timers(CLOCK).clock_ms
 
     def another_client(self) -> AbstractContextManager[TimerClient]:
-        """Return a new client, for the caller to close."""
+        """Return a new client; the caller closes it."""
         raise NotImplementedError
 
     def pass_time(self, moments: float = 1) -> None:
-        """Return when so many moments more are over on the cluster's clock."""
+        """Return when `moments` more moments have passed on the cluster's clock."""
         raise NotImplementedError
 
     def in_time(self, work: Callable[[int], T], moments: float) -> T:
-        """Return what `work` gives for a time so many moments ahead, more if it is done too late.
+        """Call `work` with a time `moments` ahead; return its result if it ends before that time.
 
-        For what has to be there before the first of it is due.
+        Else try again with a time four times as far ahead. For timers that must all be scheduled
+        before the first of them is due.
         """
-        while moments < 100:  # what is due later, nobody waits for
+        while moments < 100:  # a test can't wait for later timers
             due_ms = self.clock_ms() + round(moments * self.moment_ms)
             done = work(due_ms)
             if self.clock_ms() < due_ms:
@@ -66,62 +68,62 @@ class World:
         raise AssertionError(f"not done within {moments / 4} moments: {work}")
 
     def change_leader(self) -> None:
-        """Return when another leadership serves."""
+        """Let another node lead; return when it serves."""
         raise NotImplementedError
 
     def redriven(self, topic: str, count: int) -> int:
-        """Send so many dead letters back; return how many others stay."""
+        """Redrive `count` dead letters; return the number of homeless ones."""
         raise NotImplementedError
 
     def unary(self, method: str, request: Any) -> Any:
-        """Return the answer to a plain call of the ConsumeService.
+        """Return the answer to a unary call of the ConsumeService.
 
         Raises:
-            grpc.RpcError: it was refused.
+            grpc.RpcError: the call was rejected.
         """
         raise NotImplementedError
 
-    # ---- what is seen
+    # ---- results
 
     def receive(self, consumer: Consumer, count: int) -> list[Message]:
-        """Return so many messages, unacked."""
+        """Return `count` messages without an ack."""
         return receive(consumer, count)
 
     def take(self, consumer: Consumer, count: int) -> list[Message]:
-        """Return so many messages, acked for sure."""
+        """Return `count` messages after their confirmed acks."""
         got = self.receive(consumer, count)
         for acking in [message.ack() for message in got]:
             acking.result(WAIT_S)
         return got
 
     def nothing_waits(self, consumer: Consumer, topic: str) -> None:
-        """Nothing is there for this consumer: what is scheduled now is the next that comes."""
+        """Check that no message waits for a consumer: a new message is the next delivery."""
         self.client.schedule(topic, b"the next")
         [message] = self.take(consumer, 1)
         assert message.payload == b"the next", message
 
     def unacked(self, topic: str, group: str) -> int:
-        """Return how many messages a group has not acked, of those that fired; -1: no group."""
+        """Return the number of fired messages that a group has not acked; -1: no group."""
         found = self.group(topic, group)
         return -1 if found is None else found.unacked
 
     def leased(self, topic: str, group: str) -> int:
-        """Return how many messages of a group are leased; -1: no group."""
+        """Return the number of leased messages of a group; -1: no group."""
         found = self.group(topic, group)
         return -1 if found is None else found.leased
 
     def group(self, topic: str, name: str) -> pb.GroupStatus | None:
-        """Return a group as operators see it."""
+        """Return a group's status. None: there is no such group."""
         groups = [each for of in self.client.topics() if of.name == topic for each in of.groups]
         return next((each for each in groups if each.name == name), None)
 
     def until(self, condition: Callable[[], T | None]) -> T:
-        """Return what `condition` gives as soon as it is true of something."""
+        """Call `condition` until its value is true; return the value."""
         return until(condition)
 
 
 class FakeWorld(World):
-    """A fake cluster whose moments are long."""
+    """A fake cluster, with long moments that pass at once."""
 
     moment = 5.0
 
@@ -139,7 +141,7 @@ class FakeWorld(World):
         self._fake.fail_over()
 
     def redriven(self, topic: str, count: int) -> int:
-        answer = self.client.redrive(topic)  # where no node is slow, one call sends them all
+        answer = self.client.redrive(topic)  # without a slow node one call redrives all
         assert answer == count
         return answer.homeless
 
@@ -149,7 +151,7 @@ class FakeWorld(World):
 
 
 class RealWorld(World):
-    """Three processes, whose moments have to be waited for."""
+    """Three processes, with short moments in real time."""
 
     moment = 0.25
 
@@ -175,7 +177,7 @@ class RealWorld(World):
 
 
 def refusal(world: World, method: str, request: Any) -> pb.Error:
-    """Return the contract's error that a plain call is refused with."""
+    """Return the `Error` message with which a unary call is rejected."""
     try:
         answer = world.unary(method, request)
     except (grpc.RpcError, grpc.aio.AioRpcError) as refused:

@@ -1,9 +1,10 @@
-"""Stands for timerd where only the launcher is tested.
+"""A stand-in for timerd, for tests of the launcher alone.
 
 It answers /readyz and /v1/status, and ends on SIGTERM.
 
-The file `behaviour` beside its TOML file changes it: `crash` ends it with a last word,
-`unready` never is ready, `stubborn` ignores SIGTERM, `stranger` is of another cluster.
+The file `behaviour` beside its TOML file changes it. With `crash` it ends with an error message,
+with `unready` it is never ready, with `stubborn` it ignores SIGTERM, and with `stranger` it belongs
+to another cluster.
 """
 
 import json
@@ -16,7 +17,7 @@ from typing import NoReturn
 
 
 def init(arguments: list[str]) -> None:
-    """Make the data directory, as `timerd init` does; refuse to do it twice."""
+    """Make the data directory, as `timerd init` does; fail if it exists."""
     flags = ["--learner"] if "--learner" in arguments else []
     valued = [word for word in arguments if word not in flags]
     options = dict(zip(valued[::2], valued[1::2], strict=True)) | dict.fromkeys(flags, "yes")

@@ -1,7 +1,7 @@
-"""One cluster for all attacks; each must leave it as it was.
+"""One cluster for all attacks; each attack must leave it unharmed.
 
-leader, epoch, memory --> attack --> the same leader and epoch, a timer fires, all timers are
-                                     accounted for, memory is back
+leader, epoch, memory --> attack --> the same leader and epoch, a timer fires, the counts of timers
+                                     add up, memory is as before
 """
 
 import time
@@ -17,9 +17,9 @@ from timerclient import TimerClient
 
 MIB: Final = 1 << 20
 MEMORY_BACK: Final = 1.2
-"""Of a node's memory before an attack: at most so much afterwards."""
+"""Highest ratio of a node's memory after an attack to its memory before."""
 HEAPS: Final = 40 * MIB
-"""Besides: what a large request leaves scattered in the heaps of gRPC's threads."""
+"""Bytes allowed beside that ratio: a large request leaves them in the heaps of gRPC's threads."""
 SETTINGS: Final = (
     "limits.memory_bytes_max = 629_145_600",
     "limits.outbox_bytes_max = 67_108_864",
@@ -39,7 +39,7 @@ class Victim(Running):
         return int(line.split()[1]) * 1024
 
     def is_back(self, name: str, before: int, kept: int = 0) -> None:
-        """Wait until a node's memory is what it was, and `kept` bytes more at most."""
+        """Wait until a node's memory is as before, with at most `kept` bytes more."""
         began_s = time.monotonic()
         while (now := self.rss(name)) > MEMORY_BACK * before + HEAPS + kept:
             waited_s = time.monotonic() - began_s
@@ -53,27 +53,27 @@ class Victim(Running):
 
 @pytest.fixture(scope="package")
 def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
-    """Three nodes, whom nothing may harm."""
+    """Three nodes, the target of all attacks."""
     running = Victim(tmp_path_factory.mktemp("hostile"), SETTINGS)
     with running.cleaned(), running.client() as client:
         _canary(client, "warm")
-        for name in running.nodes:  # gRPC's threads get their heaps
+        for name in running.nodes:  # so that gRPC's threads have their heaps
             _warm(running, name)
-        time.sleep(2)  # what is free goes back
+        time.sleep(2)  # the allocator returns free memory
         running.usual = {name: running.rss(name) for name in running.nodes}
         yield running
 
 
 @pytest.fixture(scope="package")
 def client(town: Victim) -> Iterator[TimerClient]:
-    """A client with honest work."""
+    """A client that does normal work."""
     with town.client() as client:
         yield client
 
 
 @pytest.fixture(autouse=True)
 def unharmed(town: Victim, client: TimerClient, request: pytest.FixtureRequest) -> Iterator[None]:
-    """The cluster is after the test as it was before."""
+    """Check after each test that the cluster is as it was before."""
     leader, epoch = town.wait_for_leader(), town.epoch()
     before = {name: town.rss(name) for name in town.nodes}
     scheduled = town.counts_add_up().scheduled
@@ -106,7 +106,7 @@ def _warm(running: Victim, name: str) -> None:
 
 
 def _canary(client: TimerClient, topic: str) -> None:
-    """A timer fires, and is handed out."""
+    """Check that a timer fires and is delivered."""
     payload = str(time.time_ns()).encode()
     with client.consumer(f"canary-{topic}"[:200], group="canary") as consumer:
         client.schedule(f"canary-{topic}"[:200], payload, delay=0.1)

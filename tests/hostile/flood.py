@@ -1,6 +1,6 @@
 """A hostile client at full speed, as a program: `python -m tests.hostile.flood ADDRESS SECONDS`.
 
-Refused requests of 16 MB, small ones without a pause, and batches that are allowed, all at once.
+Sends rejected requests of 16 MB, small requests without a pause, and valid batches, all at once.
 """
 
 import asyncio

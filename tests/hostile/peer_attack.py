@@ -1,4 +1,4 @@
-"""A peer of a running cluster that says what no correct peer says, under another node's name."""
+"""A peer of a running cluster that sends wrong messages under another node's name."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ TRIES = 20
 
 
 class Attacker:
-    """Speaks to the nodes of a cluster as one of them, and takes over its streams meanwhile."""
+    """A client that poses as a node of a cluster, and takes over that node's streams meanwhile."""
 
     def __init__(self, cluster: Running, name: str) -> None:
         self._cluster = cluster
@@ -35,12 +35,12 @@ class Attacker:
         return read_identity(RealDisk(), self._cluster.directory / self._cluster.node(name).data)
 
     def promise_of(self, name: str) -> Promise:
-        """Return whom a node follows: its leadership if it leads."""
+        """Return the promise of a node: the leadership that it follows, or its own."""
         path = self._cluster.directory / self._cluster.node(name).data / "promise"
         return PromiseFile.load(RealDisk(), path).promise
 
     def say(self, to: str, message: Message | bytes, frames: Sequence[bytes] = ()) -> str:
-        """Send a message of the log's; return why the stream ended."""
+        """Send a message of the replication protocol; return the error that ended the stream."""
         hello = pb.Hello(
             version=VERSION,
             cluster_id=self.identity.cluster_id,
@@ -53,7 +53,7 @@ class Attacker:
         return self._stream(to, METHOD, [hello.SerializeToString(), message])
 
     def say_raft(self, to: str, *messages: bytes) -> str:
-        """Send lists of frames on the control plane's link; return why the stream ended."""
+        """Send lists of frames on the control plane's link; return the error that ended it."""
         hello = raft_link._hello(self.name, to, self.identity.cluster_id)
         return self._stream(to, raft_link.METHOD, [hello, *messages])
 

@@ -7,7 +7,7 @@ from timer.files.disk import Disk
 
 
 def matched(disk: Disk, path: Path) -> PromiseFile:
-    """Return the promise file of a replica that promised nothing and is sure; made if absent."""
+    """Return the promise file of a replica without a promise that is sure; create it if absent."""
     if not disk.exists(path):
         disk.write_atomic(path, NEVER_GIVEN)
         PromiseFile.load(disk, path).set_unsure(unsure=False)

@@ -1,4 +1,4 @@
-"""A leader over a log in memory that commits what is appended when told, and its surroundings."""
+"""A leader over a log in memory, with its clocks and answers; the test commits the entries."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,11 +24,11 @@ LEASE_MS = 1000
 
 @dataclass
 class Play:
-    """A leader and its surroundings: log, clocks, and what it answered."""
+    """A leader with its log, clocks, deliveries and answers."""
 
     config: LeaderConfig = field(default_factory=LeaderConfig)
     full: EngineError | None = None
-    """What appending is refused with."""
+    """The error of every append. None: appends are accepted."""
     mono_ms: int = 50_000
     answers: dict[str, Any] = field(default_factory=dict)
     deliveries: list[Delivery] = field(default_factory=list)
@@ -57,11 +57,11 @@ class Play:
 
     @property
     def appended(self) -> list[EntryKind]:
-        """Kinds of the entries that are appended and not applied."""
+        """Kinds of the appended entries that are not applied."""
         return [entry.kind for entry in self.log.entries[self.machine.applied_index :]]
 
     def commit(self, count: int | None = None) -> None:
-        """Commit and apply what is appended, the first `count` of it."""
+        """Commit and apply the first `count` appended entries. None: all."""
         waiting = self.log.entries[self.machine.applied_index :]
         for entry in waiting[:count]:
             self.leader.applied(entry, self.machine.apply(entry))
@@ -74,7 +74,7 @@ class Play:
         self.mono_ms += ms
 
     def settle(self) -> None:
-        """Step, hand out, commit, until nothing is left to do at this instant."""
+        """Step, deliver and commit until nothing is left to do at this instant."""
         for _ in range(100):
             self.step()
             self.hand_out()
@@ -82,7 +82,7 @@ class Play:
             if not self.appended:
                 return
             self.commit()
-        raise AssertionError("it never settles")
+        raise AssertionError("not settled after 100 steps")
 
     def hand_out(self) -> list[list[int]]:
         return [delivery.lease.offsets.tolist() for delivery in self.hand_out_new()]
@@ -170,7 +170,7 @@ class Play:
         self.leader.groups.nack(*held, delay_ms, self.now, self.done(name))
 
     def restart(self) -> None:
-        """Another leader begins, with the same state."""
+        """Begin another epoch with a new leader over the same state."""
         self.leader.close(NotLeaderError(None))
         self.machine.apply(self.log.begin_epoch())
         self.lead()
@@ -182,12 +182,12 @@ class Play:
         assert self.answers.pop("alter") is group
 
     def last(self) -> tuple[list[int], list[int]]:
-        """Return offsets and attempts of the last delivery."""
+        """Return the offsets and attempts of the last delivery."""
         delivery = self.deliveries[-1]
         return delivery.lease.offsets.tolist(), delivery.attempts.tolist()
 
     def messages(self, topic: str) -> list[tuple[bytes, bytes | None, dict[str, str]]]:
-        """Return (payload, key, headers) of all that is in a topic's queue."""
+        """Return (payload, key, headers) of all messages in a topic's queue; no key is None."""
         queue = self.machine.topic_by_name[topic].queue
         out: list[tuple[bytes, bytes | None, dict[str, str]]] = []
         for page, at in queue.slices(np.arange(queue.begin, queue.end, dtype=np.uint64)):
@@ -204,7 +204,7 @@ class Play:
 
 
 def split(column: Binary) -> list[bytes]:
-    """Return the strings of a column."""
+    """Return the byte strings of a column."""
     ends = np.cumsum(column.sizes, dtype=np.int64).tolist()
     return [
         bytes(column.blob[end - size : end]) for end, size in zip(ends, column.sizes, strict=True)

@@ -1,4 +1,4 @@
-"""What tests of the machine share: a log in memory, and a naive model of the machine."""
+"""Helpers for tests of the machine: a log in memory, and a naive model of the machine."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, field
@@ -71,7 +71,7 @@ Timer = tuple[int, int, bytes]
 
 
 _DISKS: WeakKeyDictionary[Pages, tuple[Disk, Path]] = WeakKeyDictionary()
-"""Where the spill files of an engine's pages are."""
+"""Disk and folder of the spill files of an engine's pages."""
 
 
 def u64(values: Iterable[int]) -> np.ndarray[Any, np.dtype[np.uint64]]:
@@ -112,13 +112,13 @@ def keys_of(names: Sequence[tuple[int, bytes]]) -> Keys:
 
 @dataclass
 class Log:
-    """Entries as a log holds them: framed, parsed, numbered, times never going back."""
+    """Entries as a log holds them: framed, parsed and numbered, with times that never go back."""
 
     now_ms: int = START_MS
     epoch: int = 1
     entries: list[Entry] = field(default_factory=list)
     tokens: dict[bytes, int] = field(default_factory=dict)
-    """Of producers, with their ids: 1, 2, 3, …"""
+    """Token of a producer -> its id: 1, 2, 3, …"""
 
     def append(self, kind: EntryKind, payload: list[bytes]) -> Entry:
         index = LogIndex(len(self.entries) + 1)
@@ -174,7 +174,7 @@ class Log:
     def move(
         self, topic: int, group: int, offsets: Sequence[int], to: str, to_group: str = ""
     ) -> Entry:
-        """Messages `moved 0`, `moved 1`, … go from one topic to another."""
+        """Move messages to another topic, with the payload `moved` and their offset."""
         timers = [(0, 1, b"moved %d" % offset) for offset in offsets]
         rows = b"".join(encode_schedule([part_of(timers)]))
         ids = TopicId(topic), GroupId(group)
@@ -217,12 +217,12 @@ def engine_on(disk: Disk, directory: Path = STATE) -> Engine:
 
 
 def catch_up(engine: Engine, log: Log) -> None:
-    """Apply what the log holds beyond what the engine has applied."""
+    """Apply the log's entries after the engine's applied index."""
     engine.committed(LogIndex(len(log.entries)))
     while engine.behind:
         first, last = engine.next_chunk()
         entries = log.entries[first - 1 : last]
-        if first % 2:  # else what they ask of runs is read as they are folded
+        if first % 2:  # else the fold itself reads the runs
             store = engine.machine.store
             asked = Lookups(entries, store._at, keys=True)
             readers = readers_of(store, engine.machine.pauses.next_portion(), entries)
@@ -234,7 +234,7 @@ def catch_up(engine: Engine, log: Log) -> None:
 
 
 def readers_of(store: Store, portion: Portion | None, entries: list[Entry]) -> list[HeldReader]:
-    """Return what reads what the sweep, and the first FIRE, will take, however little it is."""
+    """Return readers of the held rows for the sweep and of the due rows for the first FIRE."""
     readers: list[HeldReader] = []
     if portion is not None:
         held = store._runs.begin_held(aside(portion.seen), portion.only)
@@ -246,11 +246,11 @@ def readers_of(store: Store, portion: Portion | None, entries: list[Entry]) -> l
     return readers
 
 
-# ---- what is compared
+# ---- values to compare
 
 
 def answer_of(applied: Applied) -> Any:
-    """Return what was applied as plain values, such as `==` compares."""
+    """Return an applied entry's results as plain values that `==` compares."""
     match applied:
         case ScheduleApplied(parts, ready):
             return [
@@ -285,12 +285,12 @@ def answer_of(applied: Applied) -> Any:
 
 
 def pairs_of(targets: Ids) -> list[tuple[int, int]]:
-    """Return (due, seq) of each."""
+    """Return (due, seq) of each target."""
     return list(zip(targets.due_ms.tolist(), targets.seq.tolist(), strict=True))
 
 
 def plain_answer(answer: RequestAnswer) -> "PlainAnswer":
-    """Return an answer as plain values."""
+    """Return the answer to a request as plain values."""
     verdicts = None
     if answer.verdicts is not None:
         v = answer.verdicts
@@ -300,13 +300,13 @@ def plain_answer(answer: RequestAnswer) -> "PlainAnswer":
 
 
 PlainAnswer = tuple[int, int, list[int], list[tuple[int, int, int]] | None]
-"""Sequence, first seq, dues, and (verdict, due, seq) per row if not all are plainly scheduled."""
+"""Sequence, first seq, dues, and (verdict, due, seq) per row. None: all rows are SCHEDULED."""
 Message = tuple[int, int, bytes]
 """Queue offset, seq, payload."""
 
 
 def queue_of(machine: Machine, topic_id: int) -> list[Message]:
-    """Return what the topic's queue holds."""
+    """Return all messages of a topic's queue."""
     fetch_all(machine)
     queue = machine.topics[TopicId(topic_id)].queue
     found: list[Message] = []
@@ -324,7 +324,7 @@ def queue_of(machine: Machine, topic_id: int) -> list[Message]:
 
 
 def fetch_all(machine: Machine) -> None:
-    """Bring all that was spilled back into memory."""
+    """Read all spilled pages back into memory."""
     pages = machine.pages
     for topic in machine.topics.values():
         for block in topic.queue.blocks:
@@ -337,7 +337,7 @@ def fetch_all(machine: Machine) -> None:
 
 
 def state_of(machine: Machine) -> dict[str, Any]:
-    """Return all of the state that any answer can depend on, as plain values."""
+    """Return all state that any answer can depend on, as plain values."""
     return {
         "digest": machine.digest(),
         "applied": (machine.applied_index, machine.applied_epoch, machine.applied_time_ms),
@@ -399,12 +399,12 @@ def state_of(machine: Machine) -> dict[str, Any]:
 
 @dataclass
 class Model:
-    """The promises, one timer at a time: no columns, files or cleverness."""
+    """The promises, implemented for one timer at a time, without columns and files."""
 
     last_read_ms: int = 0
     next_seq: int = 1
     timers: dict[int, Timer] = field(default_factory=dict)
-    """Of every seq ever issued."""
+    """Seq -> its timer, for every seq issued."""
     weights: dict[int, int] = field(default_factory=dict)
     """Seq -> bytes of payload and key."""
     pending: set[int] = field(default_factory=set)
@@ -418,7 +418,7 @@ class Model:
     """Seq -> its key."""
 
     def schedule(self, parts: Sequence[Part], now_ms: int) -> list[tuple[Any, ...] | None]:
-        """Return per part its answer, None where it is refused."""
+        """Return the answer to each part; None for a rejected part."""
         results: list[tuple[Any, ...] | None] = []
         for part in parts:
             known = self.answers.get(part.producer_id)
@@ -467,7 +467,7 @@ class Model:
         return verdicts
 
     def holder(self, topic: int, key: bytes) -> int | None:
-        """Return the pending timer of a topic that has the key."""
+        """Return the seq of the pending timer with a key in a topic. None: there is none."""
         if not key:
             return None
         having = [s for s in self.pending if self.timers[s][0] == topic and self.keys[s] == key]

@@ -1,4 +1,4 @@
-"""A node whose queues hardly fit into memory, against a naive model: lists and sets."""
+"""A node with queues that hardly fit into memory, compared with lists and sets."""
 
 import random
 from dataclasses import dataclass, field
@@ -19,11 +19,11 @@ from timer.recovery import engine as engine_module
 from timer.recovery.engine import Engine, Flush
 
 Message = tuple[int, bytes]
-"""Fired at, payload."""
+"""Time of firing in ms, and payload."""
 
 
 def make_tight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So little memory that hardly a message stays in it."""
+    """Limit the memory so that hardly a message stays in it."""
     for module, name, value in (
         (engine_module, "PAGES_SIZE_MAX", 3_000),
         (engine_module, "FETCH_SIZE", 1_500),
@@ -38,7 +38,7 @@ def make_tight(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Mailroom:
-    """One engine, its log, and what its topics and groups must hold."""
+    """One engine, its log, and the expected contents of its topics and groups."""
 
     chance: random.Random
     log: Log = field(default_factory=Log)
@@ -72,7 +72,7 @@ class Mailroom:
     # ---- steps
 
     def fire(self) -> None:
-        """Let a few messages fire, at once or out of the store, as one FIRE or as several."""
+        """Fire a few messages, at once or from the store, by one FIRE entry or several."""
         self.log.now_ms += self.chance.choice([1, 10, 700_000])
         for _ in range(self.chance.randint(1, 4)):
             topic = self.chance.choice([1, 2])
@@ -90,9 +90,9 @@ class Mailroom:
         self.apply()
 
     def consume(self) -> None:
-        """Lease what a group has at hand, compare it, ack some; fetch what it misses, or not yet.
+        """Lease and compare a group's messages in memory, ack some, and fetch missing ones or not.
 
-        Group 1 never acks its first message: one that is stuck.
+        Group 1 never acks its first message, so its cursor does not move.
         """
         group = self.chance.choice(self.groups())
         leases = self.leases.get(group.group_id)
@@ -134,7 +134,7 @@ class Mailroom:
         return found
 
     def step_fetch(self) -> None:
-        """Begin to fetch, or use what was fetched."""
+        """Begin a fetch, or use the fetched pages."""
         if self.fetch is None:
             self.fetch = self.engine.begin_fetch()
             if self.fetch is not None:
@@ -169,7 +169,7 @@ class Mailroom:
         self.apply()
 
     def check(self) -> None:
-        """Memory is bounded, and what is counted of it is what is there."""
+        """Check that memory is bounded, and that its counts are right."""
         pages = self.engine.machine.pages
         blocks = [b for t in self.engine.machine.topics.values() for b in t.queue.blocks]
         held = [(block.page.size, block.spill) for block in blocks if block.page is not None]
@@ -179,20 +179,20 @@ class Mailroom:
         assert pages.spilled_size <= 3_000 + 2 * largest
 
     def drain(self) -> None:
-        """Everything that was not acked is handed out in the end."""
+        """Check that every message without an ack can be read in the end."""
         self.failover()
         for group in self.groups():
             queue = self.engine.machine.topics[group.topic].queue
             left = {*range(len(self.messages[group.topic]))} - self.acked[group.group_id]
             for offset in sorted(left):
                 while not queue.at_hand(u64([offset])):
-                    assert self.engine.machine.pages.wanted(1), "missing, and nobody fetches it"
+                    assert self.engine.machine.pages.wanted(1), f"offset {offset} is not fetched"
                     self.step_fetch()
                 assert self.read(group.topic, u64([offset])) == [self.messages[group.topic][offset]]
 
 
 def run_mailroom(seed: int, steps: int = 150) -> None:
-    """Play a random program."""
+    """Play a random program of `steps` steps."""
     chance = random.Random(seed)
     room = Mailroom(chance)
     actions = [room.fire, room.consume, room.step_fetch, room.step_flush, room.restart]

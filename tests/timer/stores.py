@@ -1,4 +1,4 @@
-"""What tests of the store share: a naive model, and nodes that are compared with it."""
+"""Helpers for tests of the store: a naive model, and nodes to compare with it."""
 
 import copy
 import os
@@ -38,7 +38,7 @@ ALL = 1 << 20
 
 
 def batch(first_seq: int, dues: list[int], gap: int = 0) -> tuple[RowArray, bytes]:
-    """Return rows with these dues; payload, key and headers tell by their bytes whose they are."""
+    """Return rows with these dues; the bytes of payload, key and headers identify the row."""
     rows = np.zeros(len(dues), ROW)
     rows["due_ms"] = dues
     rows["seq"] = first_seq + np.arange(len(dues)) * (gap + 1)
@@ -76,7 +76,7 @@ def timers_of(rows: RowArray, bufs: Any) -> list[tuple[tuple[int, int], Timer]]:
 
 @dataclass
 class Model:
-    """What the store promises, with a dict."""
+    """The store's promises, implemented with a dict."""
 
     position: tuple[int, int] = (0, SEQ_MAX)
     pending: dict[tuple[int, int], Timer] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class Model:
 
 @dataclass
 class Manifest:
-    """What a node would have on disk."""
+    """The state that a node would have on disk."""
 
     runs: list[RunMeta]
     position: Position
@@ -162,7 +162,7 @@ class Node:
         self.merge = None
 
     def restart(self) -> None:
-        """Recover from the manifest and apply the log after it: all answers are the same again."""
+        """Recover from the manifest and apply the log after it; check that results are the same."""
         self.store.close()
         manifest = copy.copy(self.manifest)
         runs = [RunMeta.unpack(meta.pack()) for meta in manifest.runs]
@@ -211,7 +211,7 @@ OFFSETS = [1, 2, 3, 10, 1_000, 1_999, 2_001, 17_000, 40_000, 1 << 21, 1 << 31, 1
 
 
 class Comparison:
-    """A leader, a follower and the model get the same entries; each node has its own files."""
+    """A leader, a follower and the model that get the same entries; each node has its own files."""
 
     def __init__(self, root: Path) -> None:
         self.nodes = [Node(root / "leader"), Node(root / "follower")]
@@ -220,7 +220,7 @@ class Comparison:
         self.model = Model()
         self.next_seq = 1
         self.passed = 0
-        """FIREs that a thread had to prepare."""
+        """Number of FIRE entries that a thread had to prepare."""
         self.known: list[tuple[int, int]] = []
         self.tick(NOW, ALL, ALL)
 
@@ -237,7 +237,7 @@ class Comparison:
         self.apply(lambda store: store.insert(rows, buf), None)
 
     def cancel(self, picks: list[int], unknown: bool) -> None:
-        """Cancel timers that were once inserted, the newest for pick 0, and some that weren't."""
+        """Cancel timers inserted at some time, the newest for pick 0, and some unknown timers."""
         targets = [self.known[-1 - pick % len(self.known)] for pick in picks if self.known]
         if unknown:
             due, seq = targets[0] if targets else (NOW + 1, 1)
@@ -249,7 +249,7 @@ class Comparison:
             for target, hit in zip(targets, hits, strict=True)
             if hit
         )
-        if targets and len(picks) % 2:  # else what was looked up before is used, or nothing
+        if targets and len(picks) % 2:  # else an earlier look-up is used, or none
             dues = np.array([due for due, _ in targets], np.int64)
             ids = Ids(dues, np.array([seq for _, seq in targets], np.uint64))
             payload = memoryview(b"".join(encode_cancel(ids)))
@@ -305,7 +305,7 @@ class Comparison:
                 node.store.follow()
 
     def read_ahead(self, which: int, at_once: bool) -> None:
-        """Begin to read ahead, or use what was read: at once, or after whatever comes between."""
+        """Begin to read ahead, or use the rows: at once, or after other steps."""
         node = self.nodes[which]
         begun = node.ahead is None
         if begun:
@@ -326,7 +326,7 @@ class Comparison:
                 assert (int(row["requested_ms"][0]), int(row["topic"][0])) == expected[:2]
 
     def check(self) -> None:
-        """Counts and positions agree; no pending row's time can be slept through."""
+        """Check counts and positions, and that the next due time is not after a pending row's."""
         earliest = min(self.model.pending, default=None)
         for node in self.nodes:
             assert node.store.pending == len(self.model.pending)
@@ -345,7 +345,7 @@ BYTES_MAX = [0, 1, 30, ALL]
 
 
 def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limits so small that a few rows meet all of them."""
+    """Set limits so small that a few rows reach all of them."""
     for module, name, value in (
         (merge_plan, "FAN", 2),
         (merge_plan, "DEPTH", 2),

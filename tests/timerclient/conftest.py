@@ -1,4 +1,4 @@
-"""A fake cluster for coroutines (`cluster`) and one on a thread of its own (`threaded`)."""
+"""A fake cluster for coroutines (`cluster`) and one on its own thread (`threaded`)."""
 
 import asyncio
 import threading
@@ -14,13 +14,13 @@ from timerclient.streams import first_calls, subscription
 
 @pytest.fixture(autouse=True)
 def closing_waits_for_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a closed consumer gave back is there, however slow the machine is."""
+    """Let a closing consumer wait for its answers, so that its messages are free at once."""
     monkeypatch.setattr(subscription, "LEAVE_S", 60.0)
 
 
 @pytest.fixture(autouse=True)
 def producer_from_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests are about producers, except those of first calls."""
+    """Use a producer from the first call; only the tests of first calls do without."""
     monkeypatch.setattr(first_calls, "FIRST_CALLS", 0)
 
 
@@ -33,7 +33,7 @@ async def cluster() -> AsyncIterator[Cluster]:
 
 
 class Threaded:
-    """A cluster whose loop runs on a thread, for clients that block."""
+    """A cluster with its loop on a thread, for clients that block."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()

@@ -1,8 +1,8 @@
-"""A cluster in memory that speaks the contract over loopback, and misbehaves when told to.
+"""A cluster in memory that serves the API over loopback, with errors that a test sets.
 
-Its nodes share one state, as if every entry were committed at once; only the leader serves. It
-keeps producer tables, timers, a queue per topic and leases per group; nothing is timed: what is
-scheduled is delivered at once.
+Its nodes share one state, as if every entry were committed at once; only the leader serves. It has
+producer tables, timers, a queue per topic and leases per group. It ignores time: a scheduled timer
+is delivered at once.
 """
 
 import asyncio
@@ -60,12 +60,13 @@ class Group:
     acked: set[int] = field(default_factory=set)
     expired: set[int] = field(default_factory=set)
     held: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """offset: (epoch, lease_id)"""
+    """Offset of a leased message -> (epoch, lease id)."""
     attempts: dict[int, int] = field(default_factory=dict)
 
 
 OnSchedule = Callable[[pb.ScheduleRequest], "pb.Error | str | None"]
-"""None: serve it. An Error: answer that. "lose": apply it, then break the stream unanswered."""
+"""None serves the request. An Error is the answer. "lose" applies the request and then breaks the
+stream without an answer."""
 
 
 @dataclass
@@ -82,7 +83,7 @@ class Cluster:
     requests: list[pb.ScheduleRequest] = field(default_factory=list)
     acks: list[Settlement] = field(default_factory=list)
     given_back: list[int] = field(default_factory=list)
-    """Offsets of what nobody saw."""
+    """Offsets of messages that consumers returned unseen."""
     answers_leaving: bool = True
     opened: list[pb.OpenConsumer] = field(default_factory=list)
     credits: list[int] = field(default_factory=list)
@@ -90,40 +91,40 @@ class Cluster:
     probes: int = 0
     dead_letters: int = 250
     homeless: int = 0
-    """Dead letters, before those, whose topics are not there."""
+    """Dead letters before `dead_letters` that name no existing topic."""
     seen_homeless: int = 0
-    """Of these, leased since they were looked at: redrives pass them over."""
+    """Number of homeless letters that an earlier redrive leased; later redrives skip them."""
     redrives: int = 0
     forget_homeless: set[int] = field(default_factory=set)
-    """After so many redrives all leases end, as after a failover."""
+    """Numbers of redrives after which all leases end, as after a failover."""
     redrive_errors: list[pb.Error | None] = field(default_factory=list)
-    """What the next redrives say besides their counts."""
+    """Errors of the next redrives, beside their counts. None: no error."""
     lost_redrives: int = 0
-    """Of so many redrives the answers are lost."""
+    """Number of redrives with answers that are still to be lost."""
     settings: list[pb.GroupSettings] = field(default_factory=list)
-    """Of groups, as they were asked for."""
+    """Requested settings of groups."""
     seeks: list[pb.SeekGroupRequest] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
-    """Groups."""
+    """Names of deleted groups."""
     transfers: list[str] = field(default_factory=list)
     changes: list[tuple[int, str]] = field(default_factory=list)
     named: "dict[str, Producer]" = field(default_factory=dict)
-    """What requests with an id were answered, each as a producer's first."""
+    """Request id -> its answer, as the first request of a producer."""
     alters: list[pb.AlterPoliciesRequest] = field(default_factory=list)
     lose_alters: bool = False
     on_schedule: OnSchedule = lambda _: None
     on_ack: Callable[[Settlement], "pb.Error | str | None"] = lambda _: None
     on_cancel: Callable[[], "pb.Error | str | None"] = lambda: None
     deadlines_s: list[float | None] = field(default_factory=list)
-    """What cancels were given to be answered in."""
+    """Deadlines of the received cancels in seconds. None: no deadline."""
     gone: pb.Error | None = None
-    """With this the streams end that are broken. None: the connection breaks."""
+    """Error with which broken streams end. None: the connection breaks."""
     hold: asyncio.Event | None = None
-    """Answers wait for it. None: they don't."""
+    """Answers wait for this event. None: they do not wait."""
     wake: asyncio.Condition = field(default_factory=asyncio.Condition)
     deliver_max: int = 100
     held_for: int = 0
-    """So many consumers yet are told that another one has their group."""
+    """Number of further consumers that get the error GROUP_HELD."""
 
     @property
     def address(self) -> str:
@@ -140,7 +141,7 @@ class Cluster:
             await node.stop()
 
     async def fail_over(self, to: int) -> None:
-        """Let another node lead; leases end, streams to the old leader break as NOT_LEADER."""
+        """Let another node lead. Leases end, and streams to the old leader end with NOT_LEADER."""
         self.leader, self.epoch = to, self.epoch + 1
         for group in self.groups.values():
             group.back.extend(sorted(group.held))
@@ -224,10 +225,10 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
         self.index = index
         self.address = ""
         self.paused: asyncio.Event | None = None
-        """Set once it goes on. None: it is not paused."""
+        """Event that is set when the pause ends. None: the node is not paused."""
         self.hint = True
         self.status_s = 0.0
-        """It takes so long to say whether it leads."""
+        """Delay of an answer to GetStatus in seconds."""
         self.server: Any = None
 
     async def start(self) -> None:
@@ -361,7 +362,7 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
     # ---- consuming
 
     async def Receive(self, request: Any, context: Any) -> Any:  # noqa: N802
-        raise NotImplementedError  # our client streams
+        raise NotImplementedError  # the client uses streams only
 
     Ack = Nack = Extend = Receive
 
@@ -603,7 +604,7 @@ class Session:
         self.answers: deque[pb.ConsumeResponse] = deque()
         self.broken = False
         self.over = False
-        """Nothing more is asked; what there is to answer is answered."""
+        """Whether the client has ended its requests; pending answers are still sent."""
 
     async def read(self, requests: Any) -> None:
         async for request in requests:

@@ -1,4 +1,4 @@
-"""What the fake cluster does with timers that exist: changes and looks, by plain lists."""
+"""Timers of the fake cluster in a plain list: schedule, cancel, reschedule, get, list and count."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 from timerclient.proto import timer_pb2 as pb
 
 PAGE = 3
-"""Rows in a page, whatever was asked for: a page may be short."""
+"""Most rows of a page, for any requested size; a page may be shorter than requested."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Timers:
         self.rows: list[Row] = []
         self.now_ms = now_ms
         self.moves_max = 1 << 30
-        """Timers that one reschedule moves; the others it leaves."""
+        """Most timers that one reschedule changes; the others are answered RESCHEDULE_LEFT."""
 
     def add(self, row: Row) -> bytes:
         row.raw = row.due_ms.to_bytes(6, "big") + len(self.rows).to_bytes(6, "big") + b"chk"
@@ -74,7 +74,7 @@ class Timers:
         return next((row for row in self.rows if row.raw == raw), None)
 
     def state(self, row: Row | None) -> int:
-        """Return what CancelResult and RescheduleResult share: 2, 3, 4, or 1 while pending."""
+        """Return the common value of CancelResult and RescheduleResult; 1 for a pending timer."""
         if row is None:
             return 4
         return 2 if row.cancelled else 1 if row.pending else 3
@@ -86,7 +86,7 @@ class Timers:
         return [self.find(raw) for raw in slices_of_ids(request.timer_ids)]
 
     def page(self, what: Any, token: bytes) -> tuple[list[Row], bytes]:
-        """Return rows after the token, of those that were there when the first page was read."""
+        """Return rows after the token, only of rows that existed at the first page's reading."""
         end, seen = token[15:] or str(len(self.rows)).encode(), token[:15]
         rows = [
             row
@@ -100,7 +100,7 @@ class Timers:
         return rows[:PAGE], rows[PAGE - 1].raw + end if len(rows) > PAGE else b""
 
     def picked(self, request: Any) -> tuple[list[Row | None], bytes]:
-        """Return the rows to change, and the next token; by filter first a token alone."""
+        """Return the rows to change and the next token; the first page of a filter has no rows."""
         if not request.HasField("filter"):
             return self.targets(request), b""
         if not request.page_token:

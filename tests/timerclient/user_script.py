@@ -1,4 +1,4 @@
-"""A user's script, for type checkers alone: schedule, consume, policies, errors, callbacks."""
+"""A user's script, only for type checkers: schedule, consume, policies, errors, callbacks."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A fake cluster for each test, and a client of it."""
+"""A fake cluster and a client for each test."""
 
 from collections.abc import Iterator
 
