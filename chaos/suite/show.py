@@ -323,7 +323,7 @@ class Show:
         well = self._guarded(workload.name, lambda: answer.append(workload.drained()))
         return not well or answer[0]
 
-    # ---- which strikes fell
+    # ---- strikes that fell
 
     @property
     def _struck(self) -> dict[int, str]:
@@ -369,7 +369,7 @@ class Show:
         for number, why in sorted(self._fizzled.items()):
             self._say(f"NOT STRUCK: {number}, {self._not_struck[number]}: {why}")
 
-    # ---- what goes wrong
+    # ---- failures
 
     def _guarded(self, what: str, work: Callable[[], object]) -> bool:
         """Call `work`; return whether it succeeded. A failure is recorded and printed."""
@@ -398,7 +398,7 @@ class Show:
             if why:
                 self._say(f"WITHOUT {need}: {why}")
 
-    # ---- words
+    # ---- texts and run.json
 
     @property
     def _elapsed_s(self) -> float:

@@ -193,8 +193,7 @@ class Driver:
 
         Raises:
             BadPeerMessage: the frames are damaged, differ from those that the message names, or
-            hold
-                an entry that can't be applied.
+                hold an entry that can't be applied.
         """
         if self._blocked is not None and len(self._inbox) >= INBOX_MAX:
             return

@@ -153,7 +153,7 @@ def _pour(
 
 
 class _Book:
-    """The requests of one flooding client. In the end its history has all, in any failure."""
+    """The requests of one flooding client. Its history has all, even if the client fails."""
 
     def __init__(self, history: History, answers: list[TimerError | None]) -> None:
         self.due_ms: Final = [now_ms() + FLOOD_DUE_MS] * _ROWS

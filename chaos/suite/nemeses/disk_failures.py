@@ -153,7 +153,7 @@ class TornWrite:
     """A node dies inside a write to its log while another is down, and has to count at its restart.
 
     The machine itself did not restart, so the log lost only the torn write and the node is sure of
-    the rest (docs/adr/0039-tear-without-doubt.md). With it three nodes have a majority.
+    the rest (docs/adr/0039-tear-without-doubt.md). So three nodes have a majority with it.
     """
 
     needs: ClassVar = NOTHING
