@@ -35,14 +35,14 @@ class Limit:
 
 
 LIMITS = {
-    "documents": Limit(4, 0.1),
-    "docs/adr": Limit(4),
-    "timerclient": Limit(4),
-    "timer": Limit(3, 0.2),
-    "replication": Limit(4),
-    "cluster": Limit(4),
-    "timerfake": Limit(4),
-    "deploy": Limit(4),
+    "documents": Limit(3, 0.1),
+    "docs/adr": Limit(2),
+    "timerclient": Limit(2),
+    "timer": Limit(2),
+    "replication": Limit(2),
+    "cluster": Limit(2),
+    "timerfake": Limit(2),
+    "deploy": Limit(3),
     "bench": Limit(2),
     "chaos": Limit(15, 2.5),
 }
