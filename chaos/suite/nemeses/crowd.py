@@ -21,9 +21,9 @@ from timerclient import TimerClient
 from timerclient.values.errors import OutcomeUnknown, TimerError, Unavailable
 
 FLOOD: Final = "flood"
-"""The topic of floods. It has no group, so fired timers leave no message."""
+"""The topic of floods. It has no group, so its messages are never delivered."""
 FLOOD_DUE_MS: Final = 30_000
-"""Due half a minute after the request. So a node that lost its disk need not fetch all floods."""
+"""From a request to the due time of its timers, so that few of them are pending at a time."""
 FLOOD_MARKS: Final = 1 << 62
 """The lowest mark of floods. No workload's marks reach it."""
 TAKE_S: Final = 5.0
