@@ -76,10 +76,25 @@ def _on_sigterm(number: int, frame: object) -> None:
 
 
 def _measure(arguments: Sequence[str], loop: asyncio.Runner) -> int:
-    parser = argparse.ArgumentParser(prog="bench", description="Measure the cluster's speed.")
-    parser.add_argument("--only", type=_chosen, default=[*MEASURES.values()], metavar="S1,S3")
-    parser.add_argument("--repeat", type=int, metavar="N", help="runs of each measure")
-    parser.add_argument("--full", action="store_true", default=os.environ.get("BENCH") == "full")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description="Measure the cluster's speed."
+    )
+    parser.add_argument(
+        "--only",
+        type=_chosen,
+        default=[*MEASURES.values()],
+        metavar="S1,S3",
+        help=f"of {', '.join(MEASURES)} (default: all)",
+    )
+    parser.add_argument(
+        "--repeat", type=int, metavar="N", help="runs of each measure (default: its own number)"
+    )
+    parser.add_argument(
+        "--full",
+        action="store_true",
+        default=os.environ.get("BENCH") == "full",
+        help="the full form, by which targets are judged",
+    )
     parser.add_argument("--baseline", action="store_true", help=f"write {BASELINE.name}, too")
     parser.add_argument("--dir", type=Path, default=RESULTS, help="results, and the nodes' data")
     args = parser.parse_args(arguments)
@@ -161,11 +176,15 @@ def _announce(measure: Measure, number: int, runs: int) -> None:
 
 
 def _profile(arguments: Sequence[str], loop: asyncio.Runner) -> int:
-    parser = argparse.ArgumentParser(prog="bench profile", description="Draw a flame graph.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench profile", description="Draw a flame graph."
+    )
     parser.add_argument("measure", choices=[name for name, each in MEASURES.items() if each.run])
-    parser.add_argument("--of", type=Who, choices=[*Who], default=Who.LEADER)
+    parser.add_argument(
+        "--of", type=Who, choices=[*Who], default=Who.LEADER, help="process (default: leader)"
+    )
     parser.add_argument("--threads", action="store_true", help="also threads without the GIL")
-    parser.add_argument("--dir", type=Path, default=RESULTS)
+    parser.add_argument("--dir", type=Path, default=RESULTS, help="graphs, and the nodes' data")
     args = parser.parse_args(arguments)
     measure = MEASURES[args.measure]
     assert measure.run is not None

@@ -153,7 +153,9 @@ def _told(failed: Exception, run: RunFolder) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `python -m chaos.audit`; return the exit status."""
-    parser = argparse.ArgumentParser(description="check a run's folder against the promises")
+    parser = argparse.ArgumentParser(
+        prog="python -m chaos.audit", description="Check a run's folder against the guarantees."
+    )
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     parser.add_argument("--master", help="Spark's master; default local[*], or spark-submit's")

@@ -66,30 +66,50 @@ def add_actions(parser: argparse.ArgumentParser) -> None:
     listing = actions.add_parser("list", help="list the scenarios and the workloads")
     listing.set_defaults(run=_needing(_list))
     run = actions.add_parser("run", help="run a scenario and audit it")
-    run.add_argument("scenario", metavar="SCENARIO")
-    run.add_argument("--nodes", type=int, default=3)
-    run.add_argument("--minutes", type=float, default=10.0, metavar="M")
-    run.add_argument("--seed", type=int, metavar="S", help="default: random")
-    run.add_argument("--workloads", default="", metavar="A,B", help="default: all")
+    run.add_argument("scenario", metavar="SCENARIO", help="a name from `timerctl chaos list`")
+    run.add_argument("--nodes", type=int, default=3, metavar="N", help="3 to 7 (default: 3)")
     run.add_argument(
-        "--rate", type=int, default=200, metavar="N", help="timers per second, in total"
+        "--minutes",
+        type=float,
+        default=10.0,
+        metavar="M",
+        help="duration of load and faults, from 0.17 (default: 10)",
+    )
+    run.add_argument(
+        "--seed",
+        type=int,
+        metavar="S",
+        help="seed of the schedule and of the clients' choices (default: random)",
+    )
+    run.add_argument(
+        "--workloads",
+        default="",
+        metavar="A,B",
+        help="names from `timerctl chaos list` (default: all)",
+    )
+    run.add_argument(
+        "--rate",
+        type=int,
+        default=200,
+        metavar="N",
+        help="timers per second, all workloads together (default: 200)",
     )
     run.add_argument(
         "--plain", action="store_true", help="plain processes on loopback, even as root"
     )
     run.set_defaults(run=_needing(_run))
     replay = actions.add_parser("replay", help="repeat a run's schedule, in a new folder")
-    replay.add_argument("folder", type=Path, metavar="RUN_DIR")
+    replay.add_argument("folder", type=Path, metavar="RUN_DIR", help="folder of the earlier run")
     replay.set_defaults(run=_needing(_replay))
-    for each in (run, replay):
+    for each, default in ((run, f"{RUNS}/SCENARIO-SEED"), (replay, "RUN_DIR-replay")):
         each.add_argument(
-            "--dir", type=Path, metavar="D", help=f"folder of the run; default: in {RUNS}"
+            "--dir", type=Path, metavar="D", help=f"folder of the run (default: {default})"
         )
     clean = actions.add_parser(
-        "clean", help="end the processes that crashed runs left, and remove their networks"
+        "clean", help="remove the processes, networks and disks that crashed runs left"
     )
     clean.add_argument(
-        "--dir", type=Path, metavar="D", help=f"folder of runs, or of one run; default: {RUNS}"
+        "--dir", type=Path, metavar="D", help=f"folder of runs, or of one run (default: {RUNS})"
     )
     clean.set_defaults(run=_needing(_clean))
 

@@ -205,11 +205,16 @@ class DemoClients:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `python -m chaos.commands.demo`."""
-    parser = argparse.ArgumentParser(description="kill the leader; lose and repeat nothing")
+    parser = argparse.ArgumentParser(
+        prog="python -m chaos.commands.demo",
+        description="Run three nodes under load, kill the leader, and audit the run.",
+    )
     parser.add_argument("--dir", type=Path, default=Path("run/demo"), help="the run's folder")
-    parser.add_argument("--timers", type=int, default=30_000)
-    parser.add_argument("--kills", type=int, default=2, help="of the leader, ten seconds apart")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--timers", type=int, default=30_000, help="default: 30000")
+    parser.add_argument(
+        "--kills", type=int, default=2, help="kills of the leader, ten seconds apart (default: 2)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="seed of the clients (default: 1)")
     args = parser.parse_args(argv)
     plan = DemoPlan.of(timers=args.timers, kills=args.kills, seed=args.seed)
     try:
