@@ -93,7 +93,10 @@ class IntakeStory:
             del self.requests[text]
 
     def taken(self, item: Entry, schedule: Schedule, nowhere: Mask) -> Mask:
-        """Return which rows of a SCHEDULE count (n, bool); `nowhere`: rows of deleted topics."""
+        """Return a mask of the rows of a SCHEDULE that become timers.
+
+        `nowhere`: a mask of the rows of deleted topics.
+        """
         taken = np.ones(len(schedule.rows), np.bool_)
         start = 0
         lost = nowhere.any()

@@ -1,8 +1,8 @@
 """The begin of a topic's queue, as far as the audit needs it.
 
-Acks move the begin to the least cursor, unless a policy retains fired messages. Then a CHECKPOINT
-moves it, by the firing times. Firing times are known by stretches of time, whose length follows
-from the retention at the firing.
+Acks move the begin to the least cursor, except if a policy retains fired messages. Then a
+CHECKPOINT moves it, by the firing times. Firing times are kept per stretch of time. The length of a
+stretch follows from the retention at the firing.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class QueueStory:
         self._shorten(at_ms)
 
     def _shorten(self, at_ms: int) -> int:
-        """End every stretch at the latest when one that begins now ends; return that end."""
+        """Limit the ends of all stretches to the end of a stretch that begins now. Return it."""
         retained_ms = self.retention_ms
         long_ms = _PLAIN_MS if retained_ms is None else max(_LEAST_MS, retained_ms // _PARTS)
         end_ms = at_ms - at_ms % long_ms + long_ms

@@ -1,11 +1,11 @@
 """Quotas of pending and ready timers at the entries that schedule; a part of the story.
 
-The leader judges a request by the entries that it has applied by then; which ones is unknown. Its
-count of pending timers includes requests that are on their way, so the log up to the SCHEDULE entry
-gives the exact count. Its count of ready messages lags: firings and acks may follow. A leader
-begins with all of the log applied, though, and so has seen no state older than its own EPOCH entry.
-If the quota was reached at every entry since then, the request had to be rejected. Of ready bytes
-the leader has an estimate, and the log says only that the bytes are not below zero.
+The leader judges a request by the entries that it has applied at that time, which the log does not
+record. Its count of pending timers includes requests in flight, so the log up to the SCHEDULE entry
+gives the exact count. Its count of ready messages lags: firings and acks may follow. A leader has
+applied the whole log when it begins, so its state is at least that of its own EPOCH entry. If the
+quota was reached at every entry since then, the leader had to reject the request. The leader
+estimates the bytes of ready messages. The log shows only that they are not below zero.
 
 A topic without groups counts as one without ready messages.
 """
@@ -26,12 +26,13 @@ class Noted(NamedTuple):
     quota: str
     most: int
     ready: int | None
-    """The least number of ready messages at any look of the leader; None: of pending timers."""
+    """The least number of ready messages that the leader can have seen; None: a quota of pending
+    timers."""
 
 
 @dataclass(slots=True)
 class QuotaStory:
-    """Notes of quotas. `ready_of` returns the number of ready messages of a topic."""
+    """Quotas in force at schedules. `ready_of` returns the number of ready messages of a topic."""
 
     ready_of: Callable[[int], int]
     noted: list[Noted] = field(default_factory=list)
@@ -50,11 +51,11 @@ class QuotaStory:
         self.touched.clear()
 
     def begin_epoch(self) -> None:
-        """Begin anew: a new leader has applied all entries before this one."""
+        """Forget the least numbers: a new leader has applied all entries before this one."""
         self._least.clear()
 
     def note(self, topics: Sequence[int], index: int, said_of: Callable[[int, str], Any]) -> None:
-        """Note the quotas of these topics, whose timers the entry schedules."""
+        """Note the quotas of the topics of a SCHEDULE entry."""
         self.noted += (
             Noted(topic, index, name, most, ready)
             for topic in topics

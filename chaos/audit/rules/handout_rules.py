@@ -34,7 +34,7 @@ and has not learned it yet."""
 def deposed_handed_out(
     lines: DataFrame, epochs: Sequence[Row], clock_error_ms: int | None
 ) -> DataFrame | None:
-    """Return the deliveries by leaders whose epoch was over: WHOSE, lease_id, over_ms.
+    """Return the deliveries by deposed leaders: WHOSE, lease_id, over_ms.
 
     None: nothing can be judged, because no epoch was over or `clock_error_ms` is unknown. `epochs`:
     from `node_logs.epochs`, in order.

@@ -61,7 +61,7 @@ def disordered(
 
 
 def _given(lines: DataFrame, groups: DataFrame) -> DataFrame:
-    """Return the messages that ordered groups received: WHOSE, lease_id, offset, mark, key, …
+    """Return the messages that ordered groups received: client, topic, group, offset, key, …
 
     `key` is empty except in `key_shared` groups.
     """
