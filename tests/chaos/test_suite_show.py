@@ -434,7 +434,7 @@ def test_run_in_which_leaders_were_killed_too_seldom_fails(
         "kills": 2, "longest_without_ms": 20_000, "long_gaps": 1
     }  # fmt: skip
     out = capfd.readouterr().out
-    assert "leaders killed: 2; at most 20.0 s without one" in out
+    assert "leaders killed: 2; at most 20.0 s without a kill" in out
     assert (f"FAILED: {words}" in out) == fails
 
 

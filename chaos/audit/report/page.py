@@ -257,8 +257,8 @@ def _faults(s: dict[str, Any]) -> Iterator[str]:
         yield f"<p>{kills[0].upper()}{kills[1:]}.</p>"
     for gap in s["failover_gaps"]:
         yield (
-            f"<p>Leader {_text(gap['node'])} killed: epoch {gap['epoch']} fired first,"
-            f" {gap['fired_after_ms']:,} ms later.</p>"
+            f"<p>Leader {_text(gap['node'])} killed: the next firing, of epoch {gap['epoch']},"
+            f" came {gap['fired_after_ms']:,} ms later.</p>"
         )
 
 
@@ -334,7 +334,7 @@ def _conservation(s: dict[str, Any]) -> Iterator[str]:
     yield (
         f"<p>scheduled = pending + fired + cancelled + dropped at"
         f" {points['checkpoints'] - bad:,} of {points['checkpoints']:,} checkpoints. The last"
-        " checkpoints, and those that do not balance:</p>"
+        " checkpoint, and those that do not balance:</p>"
     )
     names = ("index", "scheduled", "pending", "fired", "cancelled", "dropped", "balanced")
     rows = [[row[name] for name in names] for row in (*points["last"], *points["unbalanced"])]

@@ -78,13 +78,13 @@ def describe(report: Report) -> Iterator[str]:
     if kills := leader_kills_told(s["leader_kills"]):
         yield kills
     for gap in s["failover_gaps"]:
-        text = f"leader {gap['node']} killed: epoch {gap['epoch']} fired first"
-        yield f"{text} {gap['fired_after_ms']} ms later"
+        text = f"leader {gap['node']} killed: the next firing, of epoch {gap['epoch']}"
+        yield f"{text}, came {gap['fired_after_ms']} ms later"
     yield from _unrecovered(s)
     for what, past in (("fire", "fired"), ("deliver", "delivered")):
         for phase, row in s["lateness_ms"][what].items():
             values = " ".join(f"{key} {value} ms" for key, value in row.items() if key != "n")
-            yield f"{past} after due, {phase}: {values} ({row['n']:,})"
+            yield f"{past} after the due time, {phase}: {values} ({row['n']:,})"
     yield from _of_deliveries(s)
     for row in s["operations"]:
         how = " ".join(filter(None, (row["op"], "by", row["by"], row["on_conflict"])))
