@@ -76,15 +76,19 @@ def _on_sigterm(number: int, frame: object) -> None:
 
 
 def _measure(arguments: Sequence[str], loop: asyncio.Runner) -> int:
+    titles = "\n".join(f"  {name:9}{measure.title}" for name, measure in MEASURES.items())
     parser = argparse.ArgumentParser(
-        prog="python -m bench", description="Measure the cluster's speed."
+        prog="python -m bench",
+        description="Measure the cluster's speed.",
+        epilog=f"measures:\n{titles}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--only",
         type=_chosen,
         default=[*MEASURES.values()],
         metavar="S1,S3",
-        help=f"of {', '.join(MEASURES)} (default: all)",
+        help="names of measures (default: all)",
     )
     parser.add_argument(
         "--repeat", type=int, metavar="N", help="runs of each measure (default: its own number)"
