@@ -19,7 +19,7 @@ from bench.measure import check
 from timer.entries.payloads import CreateGroup, GroupSettings, GroupStart
 from timer.entries.policies import Scope, ScopePolicy
 from timer.leader.groups.group_dispatch import Delivery
-from timer.leader.groups.shared_leases import ConsumerStream
+from timer.leader.groups.lease_table import ConsumerStream
 from timer.model.units import ProducerId, TopicId
 from timer.pending.memory.memtable import CAPACITY
 from timer.state.producers import IDLE_MS_MAX

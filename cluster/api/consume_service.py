@@ -34,7 +34,7 @@ from cluster.rpc.outboxes import Outboxes
 from cluster.state.host import Host
 from timer.leader.groups.group_batch import Done
 from timer.leader.groups.group_dispatch import OVERLOAD_RETRY_MS
-from timer.leader.groups.shared_leases import ConsumerStream
+from timer.leader.groups.lease_table import ConsumerStream
 from timer.leader.leader import Delivery, Leader
 from timer.model.timer_errors import (
     EngineError,
@@ -80,7 +80,7 @@ _RESULTS: Final = {
         (pb.ExtendRequest, pb.EXTENDED),
     )
 }
-"""By request: index, a verdict of timer.leader.groups.shared_leases; value, AckResult."""
+"""By request: index, a verdict of timer.leader.groups.group_leases; value, AckResult."""
 
 Settlement: TypeAlias = pb.AckRequest | pb.NackRequest | pb.ExtendRequest
 """A consumer's decision on delivered messages."""

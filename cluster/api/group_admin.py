@@ -17,7 +17,7 @@ from timer.entries.payloads import TYPES, AlterGroup, CreateGroup, GroupSettings
 from timer.leader.groups import dead_letters
 from timer.leader.groups.group_batch import Done
 from timer.leader.groups.group_dispatch import OVERLOAD_RETRY_MS, Delivery
-from timer.leader.groups.shared_leases import ConsumerStream
+from timer.leader.groups.lease_table import ConsumerStream
 from timer.leader.leader import Leader
 from timer.model.timer_errors import (
     AlreadyExistsError,

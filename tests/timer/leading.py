@@ -10,7 +10,7 @@ from chaos.sim.world.simdisk import SimDisk
 from tests.timer.machines import START_MS, Log, Timer, machine_on, part_of, u64
 from timer.entries.entry_frame import EntryKind
 from timer.entries.payloads import AlterGroup, CreateGroup, GroupSettings, GroupStart
-from timer.leader.groups.shared_leases import ConsumerStream
+from timer.leader.groups.lease_table import ConsumerStream
 from timer.leader.intake.admission import WantedTimes
 from timer.leader.leader import Delivery, Leader, LeaderConfig
 from timer.model.columns import Binary, OnConflict, decode_headers, gather

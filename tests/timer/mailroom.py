@@ -9,7 +9,8 @@ import pytest
 from chaos.sim.world.simdisk import SimDisk
 from tests.timer.machines import Log, catch_up, engine_on, part_of, u64
 from timer.entries.payloads import Op
-from timer.leader.groups.shared_leases import ACCEPT, ConsumerStream, Leases
+from timer.leader.groups.group_leases import ACCEPT, Leases
+from timer.leader.groups.lease_table import ConsumerStream
 from timer.model.units import Epoch, MonoMs, TopicId, UnixMs
 from timer.ready import queue as queues_module
 from timer.ready import spill as spill_module

@@ -16,7 +16,7 @@ from timer.entries.payloads import FIRE_TOPICS_MAX, Fire, GroupSettings, Op
 from timer.entries.policies import DROP, Scope
 from timer.leader.groups.group_batch import GROUP_OFFSETS_MAX, OP_WEIGHT, Acks, GroupBatch
 from timer.leader.groups.group_dispatch import EXPIRES_MAX
-from timer.leader.groups.shared_leases import ACCEPT, Leases
+from timer.leader.groups.group_leases import ACCEPT, Leases
 from timer.leader.intake.count_limits import TOPIC_IDS_MAX
 from timer.leader.leader import ENTRY_TOPICS_MAX
 from timer.model import firing_order as order_module

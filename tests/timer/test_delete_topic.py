@@ -29,7 +29,8 @@ from timer.entries.payloads import (
     decode_topic,
 )
 from timer.entries.policies import CLUSTER, Scope, ScopePolicy
-from timer.leader.groups.shared_leases import LEASE_LOST, ConsumerStream
+from timer.leader.groups.group_leases import LEASE_LOST
+from timer.leader.groups.lease_table import ConsumerStream
 from timer.model import timer_errors
 from timer.model.timer_id import TimerKey
 from timer.model.units import DUE_MS_MAX, GroupId, ProducerId, Seq, TopicId, UnixMs

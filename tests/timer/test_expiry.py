@@ -16,8 +16,9 @@ from timer.entries.entry_frame import EntryKind
 from timer.entries.payloads import EXCLUSIVE, KEY_SHARED, SHARED, GroupOp, Op, decode_group
 from timer.entries.policies import CLUSTER, Scope, ScopePolicy
 from timer.leader.groups import expiry, turns
+from timer.leader.groups.exits import DEAD_ROWS_MAX
 from timer.leader.groups.expiry import LOOK_MS, expired_prefix
-from timer.leader.groups.shared_leases import ACCEPT, ALREADY_ACKED, DEAD_ROWS_MAX, EXPIRED
+from timer.leader.groups.group_leases import ACCEPT, ALREADY_ACKED, EXPIRED
 from timer.model.columns import ROW
 from timer.model.timer_errors import InvalidRequestError, OverloadedError
 from timer.model.units import QueueOffset, TopicId, UnixMs

@@ -7,7 +7,8 @@ from chaos.sim.world.simdisk import SimDisk
 from tests.timer.leading import LEASE_MS, Play, delivered
 from tests.timer.machines import Log, machine_on, part_of, u64
 from timer.entries.payloads import EXCLUSIVE, FAILOVER, Op
-from timer.leader.groups.shared_leases import ACCEPT, ALREADY_ACKED, LEASE_LOST, ConsumerStream
+from timer.leader.groups.group_leases import ACCEPT, ALREADY_ACKED, LEASE_LOST
+from timer.leader.groups.lease_table import ConsumerStream
 from timer.model import timer_errors
 from timer.model.units import LeaseId, QueueOffset, TopicId, UnixMs
 from timer.ready.group import Group

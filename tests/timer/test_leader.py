@@ -20,7 +20,7 @@ from timer.entries.payloads import (
 )
 from timer.leader import leader as leader_module
 from timer.leader.groups import group_batch, group_dispatch, turns
-from timer.leader.groups.shared_leases import ACCEPT, ALREADY_ACKED, LEASE_LOST, Leases
+from timer.leader.groups.group_leases import ACCEPT, ALREADY_ACKED, LEASE_LOST, Leases
 from timer.leader.leader import LeaderConfig
 from timer.model.columns import decode_schedule
 from timer.model.timer_errors import (

@@ -13,20 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from timer.entries.payloads import GroupOp, GroupSettings, Nack, Op
-from timer.leader.groups.shared_leases import (
+from timer.leader.groups.exits import DELIVERY_BYTES
+from timer.leader.groups.group_leases import (
     ACCEPT,
     ALREADY_ACKED,
-    DEADLINES_MIN,
-    DELIVERY_BYTES,
     LEASE_LOST,
     NOT_DELIVERED,
     RESERVE_AHEAD,
-    SCAN_MAX,
-    WAITING_MIN,
-    ConsumerStream,
-    Lease,
     Leases,
 )
+from timer.leader.groups.lease_table import DEADLINES_MIN, ConsumerStream, Lease
+from timer.leader.groups.shared_order import SCAN_MAX, WAITING_MIN, SharedOrder
 from timer.model.columns import ROW, U64
 from timer.model.units import Epoch, GroupId, LeaseId, MonoMs, QueueOffset, TopicId, UnixMs
 from timer.ready.group import Group
@@ -364,7 +361,7 @@ def test_silent_consumer_without_another_gets_one_message_at_a_time() -> None:
     play.leave(other)
     assert len(play.hand_out()) == 1
     play.leave(frozen)
-    assert play.leases._silent == 0
+    assert play.leases._roster.silent == 0
 
 
 def test_paused_consumer_gets_nothing() -> None:
@@ -405,7 +402,7 @@ def test_deadlines_of_leases_that_were_acked_do_not_gather() -> None:
         assert play.hand_out() == [offset]
         assert play.ack_lease([offset]) == [ACCEPT]
         play.apply()
-    assert len(play.leases._deadlines) <= DEADLINES_MIN + 2
+    assert len(play.leases._table._deadlines) <= DEADLINES_MIN + 2
 
 
 def test_single_nacks_share_their_memory() -> None:
@@ -419,7 +416,9 @@ def test_single_nacks_share_their_memory() -> None:
         op = Nack(Op.NACK, play.group.topic, play.group.group_id, asked, times)
         play.log.append(op)
         play.apply()
-    assert len(play.leases._waiting) <= WAITING_MIN + 2
+    order = play.leases._order
+    assert isinstance(order, SharedOrder)
+    assert len(order._waiting) <= WAITING_MIN + 2
     play.consumers[0].credit = 10_000
     assert play.hand_out() == []
     play.now_ms = 1_005
@@ -464,10 +463,10 @@ def test_new_leader_behind_a_stuck_message_looks_at_what_is_acked_in_steps() -> 
     play.join(credit=1000)
     play.apply()
     assert play.hand_out() == [0]
-    looked = [play.leases._fresh]
+    looked = [play.leases._table.fresh]
     while not (got := play.hand_out()):
         assert play.leases.unfinished
-        looked.append(play.leases._fresh)
+        looked.append(play.leases._table.fresh)
     assert got == [count - 1]
     assert np.diff(looked).max() <= 2 * SCAN_MAX
     assert play.hand_out() == []
@@ -606,4 +605,4 @@ def test_marks_follow_the_cursor() -> None:
             play.ack_lease()
         play.apply()
     assert play.group.cursor == 200_001
-    assert len(play.leases._marks) <= 16_384
+    assert len(play.leases._table._states) <= 16_384

@@ -1,6 +1,5 @@
 """Leases that keep an order: random histories against a model of the order, then cases by name."""
 
-import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,16 +15,15 @@ from tests.timer.test_leases import (
     take_step,
 )
 from timer.entries.payloads import EXCLUSIVE, FAILOVER, KEY_SHARED, GroupOp, GroupSettings, Nack, Op
-from timer.leader.groups.ordered_leases import ORDER_WINDOW, Ordered, leases_of
-from timer.leader.groups.shared_leases import (
+from timer.leader.groups.group_leases import (
     ACCEPT,
     ALREADY_ACKED,
     LEASE_LOST,
     NOT_DELIVERED,
-    ConsumerStream,
-    Lease,
     Leases,
 )
+from timer.leader.groups.key_order import ORDER_WINDOW
+from timer.leader.groups.lease_table import ConsumerStream, Lease
 from timer.model.columns import ROW, Buffers
 from timer.model.units import Epoch, UnixMs
 
@@ -46,7 +44,7 @@ class OrderedPlay(Play):
             **{each: getattr(self.group.settings, each) for each in ("lease_ms", "max_in_flight")},
             type=self.type,
         )
-        return leases_of(self.group, Epoch(self.epoch), itertools.count())
+        return Leases(self.group, Epoch(self.epoch))
 
     def fire(self, count: int, size: int = 1, keys: bytes = b"") -> None:
         """Let messages fire, with keys of one letter; `-` is none."""
@@ -293,7 +291,6 @@ def test_what_is_recalled_again_and_again_has_not_failed() -> None:
 
 def up_to(play: OrderedPlay, offset: int, back: int = 1) -> tuple[int, list[int]]:
     epoch, lease = play.held[-back]
-    assert isinstance(play.leases, Ordered)
     verdict, offsets = play.leases.ack_up_to(Epoch(epoch), lease.lease_id, offset)
     if len(offsets):
         ids = play.group.topic, play.group.group_id
@@ -332,7 +329,7 @@ def test_cumulative_ack_of_who_lost_the_messages_is_refused_whole() -> None:
 def test_no_more_is_in_flight_than_the_group_allows(type: str) -> None:  # noqa: A002
     play = OrderedPlay(type=type)
     play.group.settings = GroupSettings(lease_ms=LEASE_MS, type=type, max_in_flight=3)
-    play.leases = leases_of(play.group, Epoch(1), itertools.count())
+    play.leases = Leases(play.group, Epoch(1))
     play.fire(9, keys=b"abcdefghi")
     play.join(1000)
     play.apply()

@@ -8,7 +8,7 @@ import pytest
 from tests.timer.leading import Play
 from tests.timer.machines import START_MS, u64
 from timer.entries.payloads import Ids
-from timer.leader.groups.shared_leases import ACCEPT
+from timer.leader.groups.group_leases import ACCEPT
 from timer.leader.intake.admission import WantedTimes
 from timer.leader.intake.disk_reserve import SILENT_MS, Room, Rooms
 from timer.model.timer_errors import DiskFullError

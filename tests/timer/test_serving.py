@@ -8,7 +8,7 @@ from tests.timer.machines import u64
 from timer.entries.payloads import EXCLUSIVE, SHARED, TYPES
 from timer.leader.groups import dead_letters as deadletters
 from timer.leader.groups import group_dispatch
-from timer.leader.groups.shared_leases import (
+from timer.leader.groups.group_leases import (
     ACCEPT,
     ALREADY_ACKED,
     DEAD_LETTERED,

@@ -4,7 +4,7 @@
       |    A A . A . . A . . . . . . . . .  |
       every offset below the cursor is acked; none at or above `reserved` was ever delivered
 
-Leases are in the leader's memory (timer/leader/groups/shared_leases.py). The state that outlives
+Leases are in the leader's memory (timer/leader/groups/group_leases.py). The state that outlives
 the leader is here: acks, the number of ended leases and nacks (failures), the earliest redelivery
 of nacked messages, and the offset below which this epoch's leader may deliver.
 

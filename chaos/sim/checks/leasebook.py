@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from chaos.sim.world.referee import Broken
 from timer.entries.payloads import SHARED
-from timer.leader.groups.shared_leases import ACCEPT, ConsumerStream
+from timer.leader.groups.group_leases import ACCEPT
+from timer.leader.groups.lease_table import ConsumerStream
 from timer.ready.group import Group
 
 _Key = tuple[int, int]

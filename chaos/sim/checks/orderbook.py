@@ -1,6 +1,6 @@
 """In which order groups get messages, told from the log and from what leaders hand out.
 
-A plain model beside timer/leader/groups/ordered_leases.py, written apart from it: per group and
+A plain model beside timer/leader/groups/key_order.py, written apart from it: per group and
 epoch, who has which message. What is handed out must have nothing before it in its key but what is
 in flight at the same consumer, or is acked, moved or expired, or perhaps is about to be acked. A
 part of the book.

@@ -34,7 +34,7 @@ from timer.entries.entry_frame import Entry
 from timer.entries.payloads import CreateGroup, GroupStart, Ids, Keys
 from timer.entries.policies import DEFAULTS, Scope, ScopePolicy
 from timer.files.disk import Disk
-from timer.leader.groups.shared_leases import ConsumerStream
+from timer.leader.groups.lease_table import ConsumerStream
 from timer.leader.intake.admission import WantedTimes
 from timer.leader.intake.disk_reserve import Rooms
 from timer.leader.leader import Delivery, Leader, LeaderConfig, Now
@@ -567,7 +567,7 @@ class TimerApp(KeeperCalls):
     ) -> None:
         """Acknowledge messages; the answer is a list of verdicts.
 
-        The verdicts are those of timer/leader/groups/shared_leases.py.
+        The verdicts are those of timer/leader/groups/group_leases.py.
         """
         joined = self._joined.get((consumer, stream))
         leader = self.engine.leader

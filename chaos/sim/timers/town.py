@@ -35,7 +35,7 @@ from chaos.sim.world.referee import Broken
 from timer.entries.payloads import EXCLUSIVE, FAILOVER, TYPES, GroupSettings
 from timer.entries.policies import ScopePolicy
 from timer.leader.groups import dead_letters
-from timer.leader.groups.shared_leases import ACCEPT
+from timer.leader.groups.group_leases import ACCEPT
 from timer.leader.leader import Delivery
 from timer.model.columns import OnConflict
 from timer.model.timer_errors import (

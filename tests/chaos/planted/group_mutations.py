@@ -9,16 +9,16 @@ import numpy as np
 from chaos.sim.timers.timers import TimerWorld
 from tests.chaos.planted.planted import SLOW_LINKS, Planting, patch
 from timer.entries.payloads import GroupOp, Op
-from timer.leader.groups import ordered_leases
-from timer.leader.groups.ordered_leases import ANYBODY, Ordered
-from timer.leader.groups.shared_leases import Leases
+from timer.leader.groups import key_order
+from timer.leader.groups.group_leases import Leases
+from timer.leader.groups.key_order import ANYBODY, KeyOrder
 from timer.model.columns import I64, U64
 from timer.model.units import UnixMs
 from timer.ready.group import Group
 from timer.ready.queue import Queue
 from timer.state.machine import Machine
 
-_first_of = ordered_leases._first_of
+_first_of = key_order._first_of
 
 
 def _no_walls(keys: U64, values: I64, of: U64, default: int) -> I64:
@@ -27,15 +27,15 @@ def _no_walls(keys: U64, values: I64, of: U64, default: int) -> I64:
     return _first_of(keys[:upto], values[:upto], of, default)
 
 
-_look = Ordered._look
+_look = KeyOrder._look
 
 
-def _look_past_delays(self: Ordered, clock_ms: UnixMs, queue: Queue, size: int) -> Any:
+def _look_past_delays(self: KeyOrder, clock_ms: UnixMs, queue: Queue, size: int) -> Any:
     """Deliver messages although an earlier one of their key waits for the delay of its nack."""
     at_once = mock.patch.object(Group, "not_before", lambda _, each: np.zeros(len(each), np.int64))
     with at_once:
         found = _look(self, clock_ms, queue, size)
-    times = self.group.not_before(found.offsets)
+    times = self._group.not_before(found.offsets)
     early = times > clock_ms
     self._returns_at = UnixMs(int(times[early].min())) if early.any() else None
     return found._replace(offsets=found.offsets[~early], owner=found.owner[~early])
@@ -47,7 +47,7 @@ def _no_owners(keys: U64, values: I64, of: U64, default: int) -> I64:
     return _first_of(keys[:upto], values[:upto], of, default)
 
 
-def _returned(self: Ordered, offsets: U64) -> None:
+def _returned(self: KeyOrder, offsets: U64) -> None:
     """Do not recall later messages of a key when an earlier one returns."""
     del self, offsets
 
@@ -94,7 +94,7 @@ GROUP_MUTATIONS: Final = (
         {"order"},
         20,
         "a nack, or a lease that ends, in an ordered group",
-        patch(ordered_leases, "_first_of", _no_walls),
+        patch(key_order, "_first_of", _no_walls),
     ),
     _mutation(
         "delay_holds_nothing_back",
@@ -102,7 +102,7 @@ GROUP_MUTATIONS: Final = (
         {"order"},
         20,
         "a nack with a delay in an ordered group",
-        patch(Ordered, "_look", _look_past_delays),
+        patch(KeyOrder, "_look", _look_past_delays),
     ),
     _mutation(
         "nothing_is_recalled",
@@ -110,7 +110,7 @@ GROUP_MUTATIONS: Final = (
         {"order"},
         20,
         "a nack in an ordered group while later messages are leased",
-        patch(Ordered, "_returned", _returned),
+        patch(KeyOrder, "returned", _returned),
     ),
     _mutation(
         "key_of_two_consumers",
@@ -118,7 +118,7 @@ GROUP_MUTATIONS: Final = (
         {"order"},
         40,
         "a key_shared group with two consumers, and several messages of a key",
-        patch(ordered_leases, "_first_of", _no_owners),
+        patch(key_order, "_first_of", _no_owners),
         proposals_per_s=16,
     ),
     _mutation(

@@ -9,7 +9,7 @@ from typing import Any, Final
 from chaos.sim.timers.timers import TimerWorld
 from tests.chaos.planted.planted import Planting, patch
 from timer.entries.payloads import GroupOp
-from timer.leader.groups.shared_leases import Leases
+from timer.leader.groups.group_leases import Leases
 from timer.model.firing_order import Position
 from timer.model.units import MonoMs
 from timer.pending.runs.read_window import ReadWindow
@@ -36,9 +36,9 @@ def _topic_with_one_mark(*args: Any) -> Any:
 
 def _expire_as_noted(self: Leases, now_ms: MonoMs) -> GroupOp | None:
     """End a lease at its first deadline, although it was extended."""
-    for at_ms, lease_id in self._deadlines:
-        if at_ms <= now_ms and lease_id in self._held:
-            self._held[lease_id].deadline_ms = at_ms
+    for at_ms, lease_id in self._table._deadlines:
+        if at_ms <= now_ms and (lease := self._table.get(lease_id)) is not None:
+            lease.deadline_ms = at_ms
     return _expire(self, now_ms)
 
 

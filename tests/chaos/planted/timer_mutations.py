@@ -15,7 +15,8 @@ from tests.chaos.planted.planted import ANY_WORLD, SLOW_LINKS, Planting, patch
 from timer.entries.payloads import Fire, GroupOp, Op
 from timer.leader import leader
 from timer.leader.groups.group_dispatch import Serving
-from timer.leader.groups.shared_leases import ACCEPT, Leases
+from timer.leader.groups.group_leases import ACCEPT
+from timer.leader.groups.shared_order import SharedOrder
 from timer.leader.intake.cluster_clock import ClusterClock
 from timer.leader.intake.disk_reserve import Rooms
 from timer.leader.leader import Leader, Now
@@ -78,10 +79,10 @@ def _gather_nothing_told(self: Serving, *args: Any) -> None:
     done(verdict)
 
 
-_free = Leases._free
+_free = SharedOrder._free
 
 
-def _free_at_once(self: Leases, clock_ms: Any, offsets: Any) -> Any:
+def _free_at_once(self: SharedOrder, clock_ms: Any, offsets: Any) -> Any:
     """Deliver messages before the delay of their nack."""
     del clock_ms
     return _free(self, UnixMs(DUE_MS_MAX), offsets)
@@ -444,7 +445,7 @@ TIMER_MUTATIONS: Final = (
         {"nack"},
         60,
         "a failover while a nacked message waits",
-        patch(Leases, "_free", _free_at_once),
+        patch(SharedOrder, "_free", _free_at_once),
     ),
     _mutation(
         "dead_letter_is_a_copy",

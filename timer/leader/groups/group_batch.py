@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from timer.entries.payloads import AnyOp, GroupOp, Move, Nack, Op
-from timer.leader.groups.shared_leases import (
+from timer.leader.groups.group_leases import (
     ACCEPT,
     ALREADY_ACKED,
     DEAD_LETTERED,

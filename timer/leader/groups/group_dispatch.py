@@ -2,7 +2,7 @@
 
     consumers --join, credit--> hungry groups --hand_out--> Delivery
               --ack, nack-----> batch --flush--> GROUP entry --applied--> verdicts
-              --extend--------> leases (timer/leader/groups/shared_leases.py), at once
+              --extend--------> leases (timer/leader/groups/group_leases.py), at once
     deadlines --expire--------> ENDED ops
     failed too often ---------> MOVE ops (timer/leader/groups/dead_letters.py)
     seek, delete -------------> SEEK, DELETE ops --applied--> leases begin anew, or are gone
@@ -36,15 +36,8 @@ from timer.leader.groups import dead_letters, group_batch
 from timer.leader.groups.deadlines import Alarms
 from timer.leader.groups.expiry import Expiry, Propose
 from timer.leader.groups.group_batch import Acks, Done, GroupBatch, PendingOp, Told, Verdicts
-from timer.leader.groups.ordered_leases import Ordered, leases_of
-from timer.leader.groups.shared_leases import (
-    ACCEPT,
-    DEAD_LETTERED,
-    LEASE_LOST,
-    ConsumerStream,
-    Lease,
-    Leases,
-)
+from timer.leader.groups.group_leases import ACCEPT, DEAD_LETTERED, LEASE_LOST, Leases
+from timer.leader.groups.lease_table import ConsumerStream, Lease
 from timer.leader.groups.turns import LEASE_WORK, Next, TurnResult, Turns
 from timer.leader.intake.count_limits import (
     CountLimits,
@@ -389,7 +382,7 @@ class Serving:
             OverloadedError: too many offsets wait already; none was accepted.
         """
         leases = self._leases_for(group, 0)
-        if not isinstance(leases, Ordered) or group.settings.type not in (EXCLUSIVE, FAILOVER):
+        if group.settings.type not in (EXCLUSIVE, FAILOVER):
             limit = f"only in an exclusive or failover group; {group.name!r} is "
             done(InvalidRequestError("cumulative", "true", limit + group.settings.type))
             return
@@ -465,7 +458,7 @@ class Serving:
     def _leases_of(self, group: Group) -> Leases:
         leases = self._leases.get(group.group_id)
         if leases is None:
-            leases = leases_of(group, self.epoch, self._lease_ids)
+            leases = Leases(group, self.epoch, self._lease_ids)
             self._leases[group.group_id] = leases
         return leases
 

@@ -1,0 +1,106 @@
+"""Messages that leave a group without an ack: expired ones and dead letters.
+
+to be delivered --past its time to live--> ACKING, `take_expired` --> EXPIRE op
+                --failed too often-------> DYING, `take_dead` ------> MOVE op
+"""
+
+from typing import Final
+
+import numpy as np
+
+from timer.leader.groups.lease_table import ACKING, DYING, FREE, LeaseTable
+from timer.model.columns import U64
+from timer.model.units import UnixMs
+from timer.ready.group import Group
+from timer.ready.queue import Queue
+
+DEAD_ROWS_MAX: Final = 256
+"""Most dead letters in one MOVE: the headers of each take some microseconds."""
+DELIVERY_BYTES: Final = 1 << 20
+"""Most bytes of payloads, keys and headers in a delivery or a MOVE. A larger message goes alone."""
+
+
+class Exits:
+    """See the module."""
+
+    __slots__ = ("_dead", "_expired", "_group", "_table", "expiring", "outlived_ms", "unfinished")
+
+    def __init__(self, group: Group, table: LeaseTable) -> None:
+        self._group, self._table = group, table
+        self.outlived_ms: UnixMs | None = None
+        """Messages due at or before this have expired, Unix milliseconds. None: none expires."""
+        self._dead: list[U64] = []
+        """Offsets marked DYING, each array ascending."""
+        self._expired: list[U64] = []
+        """Offsets that were to be delivered, had expired, and are marked ACKING."""
+        self.expiring = 0
+        """EXPIRE ops of the group in flight."""
+        self.unfinished = False
+        """The last `take_dead` stopped before it had looked at everything."""
+
+    # ---- expired
+
+    def alive(self, offsets: U64, queue: Queue, state: np.uint64 = FREE) -> U64:
+        """Return the messages at hand that have not expired; note expired ones for EXPIRE.
+
+        `state`: expired messages in another state are left out and not noted.
+        """
+        if self.outlived_ms is None or not len(offsets):
+            return offsets
+        slices = queue.slices(offsets)
+        due_ms = np.concatenate([page.rows["due_ms"][at.astype(np.int64)] for page, at in slices])
+        old = due_ms <= self.outlived_ms
+        if old.any():
+            expired = offsets[old & (self._table.of(offsets).values == state)]
+            self._table.set(expired, ACKING)
+            if len(expired):
+                self._expired.append(expired)
+        return offsets[~old]
+
+    def first_expired(self) -> int | None:
+        """Return the first offset noted for EXPIRE; None: none is."""
+        return min((int(expired[0]) for expired in self._expired), default=None)
+
+    def take_expired(self) -> U64:
+        """Return the expired messages that were not delivered, for an EXPIRE op."""
+        expired, self._expired = self._expired, []
+        offsets = np.unique(np.concatenate(expired)) if expired else np.zeros(0, np.uint64)
+        self.expiring += bool(len(offsets))
+        return offsets
+
+    # ---- dead letters
+
+    def bury(self, offsets: U64) -> U64:
+        """Mark messages that failed too often as DYING; return the others."""
+        dead = self._group.exhausted(offsets)
+        if dead.any():
+            self._table.set(offsets[dead], DYING)
+            self._dead.append(offsets[dead])
+        return offsets[~dead]
+
+    @property
+    def dying(self) -> bool:
+        """Whether some messages may be dead letters that have not moved yet."""
+        return bool(self._dead)
+
+    def take_dead(self, queue: Queue) -> U64:
+        """Return dead letters for a MOVE: those in memory, about a megabyte; none if none are.
+
+        Expired ones are left out; `take_expired` returns them.
+        """
+        self.unfinished = False
+        while self._dead:
+            offsets = self._dead.pop(0)
+            still = ~self._group.is_acked(offsets) & self._table.of(offsets).dying
+            offsets = offsets[still]
+            if not len(offsets):
+                continue
+            count = min(queue.at_hand(offsets), DEAD_ROWS_MAX)
+            if count:
+                count = queue.fitting(offsets[:count], DELIVERY_BYTES)
+            if count < len(offsets):
+                self._dead.insert(0, offsets[count:])
+            taken = self.alive(offsets[:count], queue, DYING)
+            self.unfinished = len(taken) < count and bool(self._dead)
+            return taken
+        return np.zeros(0, np.uint64)

@@ -1,0 +1,469 @@
+"""Leases of one group, a pure core in the leader's memory.
+
+The log holds a group's state (timer/ready/group.py): its acked messages, the number of failures of
+each message, and the offset below which the leader may deliver. The leases themselves are only
+here: the consumer and the deadline of each leased message. They end with the leadership.
+
+    fresh --hand out--> leased --ack--> acking --applied--> gone
+                          |                ^
+                          |                +-------- ack --------+
+                          |                                      |
+                          +-- deadline, consumer gone --> ending +--ENDED applied--> back --+
+                          +-- nack ---------------------> ending +--NACK applied-> waiting -+
+                          ^                                                                 |
+                          +------------------------ hand out again -------------------------+
+
+Every change is proposed to the log as an op. Answers and redeliveries wait until the op is applied.
+
+    Leases --which messages next--> SharedOrder or KeyOrder    by the group's type
+           --state of a message---> LeaseTable
+           --which consumer-------> Roster
+           --expired, dead -------> Exits
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import ClassVar, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from timer.entries.payloads import SHARED, GroupOp, Op
+from timer.leader.groups.exits import Exits
+from timer.leader.groups.key_order import ORDER_WINDOW, KeyOrder
+from timer.leader.groups.lease_table import (
+    ACKING,
+    ENDING,
+    FREE,
+    ConsumerStream,
+    Lease,
+    LeaseTable,
+    Mask,
+)
+from timer.leader.groups.roster import Roster
+from timer.leader.groups.shared_order import SharedOrder
+from timer.model.columns import U64
+from timer.model.units import Epoch, LeaseId, MonoMs, QueueOffset, UnixMs
+from timer.ready.group import Group
+from timer.ready.queue import Queue
+
+RESERVE_AHEAD: Final = 4096
+"""Offsets that the leader reserves ahead of deliveries: one RESERVE op serves so many messages."""
+MOVES_KEPT: Final = 1024
+
+ACCEPT: Final = 1
+ALREADY_ACKED: Final = 2
+LEASE_LOST: Final = 3
+NOT_DELIVERED: Final = 4
+EXPIRED: Final = 5
+"""The message is done: acked or expired. The group's state does not hold which of the two."""
+DEAD_LETTERED: Final = 6
+"""Unacked, the message moved to another topic, as a dead letter or by a redrive, as a new one."""
+
+
+class Order(Protocol):
+    """Decides which messages are delivered next, and to which consumer."""
+
+    work: ClassVar[int]
+    """Work units of a look for free messages, relative to other types."""
+    unfinished: bool
+    """The last `next` stopped before it had looked at everything. Call again."""
+
+    def next(self, clock_ms: UnixMs, queue: Queue, limit: int) -> tuple[ConsumerStream, U64] | None:
+        """Return up to `limit` free messages, of about a megabyte, and their consumer.
+
+        None: no consumer has credit, no message is free, or the free ones are still being read from
+        disk or have expired.
+        """
+
+    def returned(self, offsets: U64) -> None:
+        """Handle messages that were leased and are ENDING now."""
+
+    def recalled(self) -> U64:
+        """Return, once, the messages that `returned` took back with others."""
+
+    def freed(self, offsets: U64) -> None:
+        """Handle messages that are free again, as an op was applied or rejected."""
+
+    def returns_at_ms(self) -> UnixMs | None:
+        """Return the cluster time at which the next delayed message may return; None: none."""
+
+    def waiting_from(self, queue_end: QueueOffset, clock_ms: UnixMs) -> int | None:
+        """Return the first offset that waits for nothing except a consumer. None: none.
+
+        Delayed messages, and messages about to become dead letters, are left out.
+        """
+
+    def fell_silent(self, consumer: ConsumerStream) -> None:
+        """Handle a consumer that let a lease end."""
+
+    def forget_below(self, cursor: int) -> None:
+        """Drop what is remembered of messages below the cursor."""
+
+
+class Leases:
+    """The leases of a group, in one epoch."""
+
+    __slots__ = (
+        *("_born", "_exits", "_lease_ids", "_moves", "_order", "_reserving", "_roster", "_table"),
+        *("epoch", "group", "handing_over"),
+    )
+
+    def __init__(self, group: Group, epoch: Epoch, lease_ids: Iterator[int] | None = None) -> None:
+        """Start at the group's cursor: deliveries of the old leader are repeated, and marked so.
+
+        `lease_ids`: shared by all groups of the epoch. None: the group is alone.
+        """
+        self.group, self.epoch = group, epoch
+        self._lease_ids = itertools.count() if lease_ids is None else lease_ids
+        self._table = LeaseTable(int(group.cursor))
+        self._roster = Roster(group)
+        self._exits = Exits(group, self._table)
+        kind = SharedOrder if group.settings.type == SHARED else KeyOrder
+        self._order: Order = kind(group, self._table, self._roster, self._exits)
+        self._born = next(self._lease_ids)
+        """Leases with greater ids were given to the group under its present id."""
+        self._reserving = False
+        self.handing_over = False
+        """The group's HAND_OVER is in flight: nothing is delivered."""
+        self._moves: list[tuple[int, int]] = []
+        """(Lease number, first message) of the last MOVEs of an ordered group. Leases given before
+        have lower numbers."""
+
+    # ---- views
+
+    @property
+    def work(self) -> int:
+        """Work units of a look for free messages, relative to other types."""
+        return self._order.work
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the last call stopped before it had looked at everything. Call again."""
+        return self._order.unfinished or self._exits.unfinished
+
+    @property
+    def in_flight(self) -> int:
+        """Messages leased now."""
+        return self._table.in_flight
+
+    @property
+    def consumers(self) -> list[ConsumerStream]:
+        """The consumers, in the order in which they are served next."""
+        return self._roster.consumers
+
+    @property
+    def dying(self) -> bool:
+        """Whether some messages may be dead letters that have not moved yet."""
+        return self._exits.dying
+
+    def returns_at_ms(self) -> UnixMs | None:
+        """Return the cluster time at which the next delayed message may return; None: none."""
+        return self._order.returns_at_ms()
+
+    def wake_at_ms(self) -> MonoMs | None:
+        """Return when `expire` must be called next; None: no lease."""
+        return self._table.next_deadline_ms()
+
+    def waiting_from(self, queue_end: QueueOffset, clock_ms: UnixMs) -> int | None:
+        """See Order."""
+        return self._order.waiting_from(queue_end, clock_ms)
+
+    def holder(self, lease_id: LeaseId) -> ConsumerStream | None:
+        """Return the consumer of a lease that has not ended; None: no such lease."""
+        lease = self._table.get(lease_id)
+        return None if lease is None else lease.consumer
+
+    # ---- delivery
+
+    def reserve(self) -> GroupOp | None:
+        """Return the RESERVE op to propose now, or None.
+
+        Reservations run ahead of the fired messages, so that a message seldom waits for one. The
+        first of an epoch covers all offsets delivered in earlier epochs, as most may be acked.
+        """
+        fresh = max(self._table.fresh, int(self.group.cursor))
+        enough = int(self.group.reserved) >= fresh + RESERVE_AHEAD // 2
+        if self._reserving or enough or not self.consumers or self.handing_over:
+            return None
+        self._reserving = True
+        offsets = np.array([max(fresh + RESERVE_AHEAD, self.group.delivered_to)], np.uint64)
+        return GroupOp(Op.RESERVE, self.group.topic, self.group.group_id, offsets)
+
+    def hand_over(self) -> list[GroupOp]:
+        """Return the ops that record, for a successor, how often each message was delivered.
+
+        Nothing is delivered from then on until the ops are applied and offsets are reserved anew.
+        """
+        group = self.group
+        if group.reserved == group.cursor and not self._reserving:
+            return []
+        self.handing_over = True
+        end = np.array([max(self._table.fresh, int(group.cursor))], np.uint64)
+        where = group.topic, group.group_id
+        leased = self._table.leased()
+        return [GroupOp(Op.RECALL, *where, leased), GroupOp(Op.HAND_OVER, *where, end)]
+
+    def hand_out(
+        self,
+        now_ms: MonoMs,
+        clock_ms: UnixMs,
+        queue: Queue,
+        limit: int,
+        outlived_ms: UnixMs | None = None,
+    ) -> Lease | None:
+        """Lease up to `limit` messages, of about a megabyte, to the next consumer with credit.
+
+        Returns None if no consumer has credit, no message is free, or the free ones are still being
+        read from disk or have expired. `take_expired` returns the expired ones.
+
+        `outlived_ms`: messages due at or before it have expired, Unix milliseconds; None: none.
+        """
+        self._exits.outlived_ms = outlived_ms
+        self._order.unfinished = self._exits.unfinished = False
+        limit = self._room(limit)
+        if self.handing_over or limit <= 0:
+            return None
+        found = self._order.next(clock_ms, queue, limit)
+        return None if found is None else self._lease(*found, now_ms)
+
+    def _room(self, limit: int) -> int:
+        """Return how many of `limit` messages max_in_flight still allows the group."""
+        most = self.group.settings.max_in_flight
+        return min(limit, most - self.in_flight) if most else limit
+
+    def _lease(self, consumer: ConsumerStream, offsets: U64, now_ms: MonoMs) -> Lease:
+        deadline_ms = MonoMs(now_ms + consumer.lease_ms)
+        number, left = LeaseId(next(self._lease_ids)), len(offsets)
+        lease = Lease(number, consumer, offsets, deadline_ms, left, self.group.group_id)
+        self._table.add(lease)
+        consumer.credit = 0 if consumer.once else consumer.credit - len(offsets)
+        return lease
+
+    def take_expired(self) -> U64:
+        """Return the expired messages that were not delivered, for an EXPIRE op."""
+        return self._exits.take_expired()
+
+    def unexpired(self, offsets: U64) -> None:
+        """Free messages whose EXPIRE op was rejected."""
+        self._exits.expiring -= 1
+        self._table.set(offsets, FREE)
+        self._order.freed(offsets)
+
+    def take_dead(self, queue: Queue) -> U64:
+        """Return dead letters for a MOVE: those in memory, about a megabyte; none if none are.
+
+        Expired ones are left out; `take_expired` returns them.
+        """
+        return self._exits.take_dead(queue)
+
+    # ---- ack, nack, extend
+
+    def ack(self, epoch: Epoch, lease_id: LeaseId, offsets: U64) -> npt.NDArray[np.uint8]:
+        """Judge an ack, (n, uint8): ACCEPT, LEASE_LOST, NOT_DELIVERED, or a value of `how_done`.
+
+        A message is accepted if it is unacked and not leased to another consumer meanwhile; the
+        epoch of its delivery does not matter. Accepted messages are not delivered again. The caller
+        proposes an ACK op for them. Of a repeated offset the first one counts.
+        """
+        held = self._held_of(epoch, lease_id, offsets)
+        result = self._judge(epoch, lease_id, offsets, held | self._table.of(offsets).unleased)
+        result[(result == ACCEPT) & _repeated(offsets)] = ALREADY_ACKED
+        self._table.take(offsets[result == ACCEPT], ACKING)
+        return result
+
+    def nack(self, epoch: Epoch, lease_id: LeaseId, offsets: U64) -> npt.NDArray[np.uint8]:
+        """Judge a nack, (n, uint8), as `ack` does; accepted only under a lease that still holds.
+
+        The caller proposes a NACK op. Until the op is applied, the messages belong to no consumer.
+        """
+        held = self._held_of(epoch, lease_id, offsets)
+        result = self._judge(epoch, lease_id, offsets, held)
+        result[(result == ACCEPT) & _repeated(offsets)] = LEASE_LOST  # ended by the first one
+        accepted = offsets[result == ACCEPT]
+        self._table.take(accepted, ENDING)
+        self._order.returned(accepted)
+        return result
+
+    def extend(
+        self, now_ms: MonoMs, epoch: Epoch, lease_id: LeaseId, offsets: U64, lease_ms: int
+    ) -> npt.NDArray[np.uint8]:
+        """Judge an extension, (n, uint8), as `nack` does.
+
+        If any message is accepted, the rest of the lease ends `lease_ms` from now, and never
+        earlier than before.
+        """
+        held = self._held_of(epoch, lease_id, offsets)
+        result = self._judge(epoch, lease_id, offsets, held)
+        lease = self._table.get(lease_id)
+        if (result == ACCEPT).any() and lease is not None:
+            self._table.extend(lease, MonoMs(now_ms + lease_ms))
+        return result
+
+    def ack_up_to(self, epoch: Epoch, lease_id: LeaseId, offset: int) -> tuple[int, U64]:
+        """Judge an ack of everything up to `offset`; return the verdict and the offsets to ack.
+
+        For groups that serve one consumer at a time. The ack is accepted under the rules of single
+        acks, if another consumer holds none of the messages. If all of them are already on their
+        way to be acked, the last one is acked again, so that the answer waits for those acks.
+
+        DEAD_LETTERED: the ack is accepted. At least one of the messages became a dead letter after
+        the lease was given.
+        """
+        nothing = np.zeros(0, np.uint64)
+        if self._of_another_life(epoch, lease_id):
+            return LEASE_LOST, nothing
+        if offset >= self._delivered_below():
+            return NOT_DELIVERED, nothing
+        dead = self._moved_since(epoch, lease_id, offset)
+        unacked = self.group.first_unacked(offset + 1, offset + 1)
+        if not len(unacked):
+            last = np.array([offset], np.uint64)
+            verdict = DEAD_LETTERED if dead else int(how_done(self.group, last)[0])
+            return verdict, nothing
+        offsets = unacked[~self._table.of(unacked).acking]
+        accept = DEAD_LETTERED if dead else ACCEPT
+        if not len(offsets):
+            return accept, unacked[-1:]
+        states = self._table.of(offsets)
+        lease = self._table.get(lease_id) if epoch == self.epoch else None
+        holders = {self.holder(LeaseId(each)) for each in states.values[states.leased].tolist()}
+        if holders - ({lease.consumer} if lease is not None else set()):
+            return LEASE_LOST, nothing
+        self._table.take(offsets, ACKING)
+        return accept, offsets
+
+    def _held_of(self, epoch: Epoch, lease_id: LeaseId, offsets: U64) -> Mask:
+        """Return which messages are held under a lease that has not ended, (n, bool)."""
+        if epoch != self.epoch or self._table.get(lease_id) is None:
+            return np.zeros(len(offsets), np.bool_)
+        return self._table.of(offsets).held_by(lease_id)
+
+    def _judge(
+        self, epoch: Epoch, lease_id: LeaseId, offsets: U64, ours: Mask
+    ) -> npt.NDArray[np.uint8]:
+        """Return a verdict per offset (n, uint8): ACCEPT where `ours` and no other rule applies."""
+        result = np.full(len(offsets), LEASE_LOST, np.uint8)
+        result[ours] = ACCEPT
+        result[offsets >= np.uint64(self._delivered_below())] = NOT_DELIVERED
+        done = self.group.is_acked(offsets)
+        result[done] = how_done(self.group, offsets[done])
+        if self._of_another_life(epoch, lease_id):
+            result[:] = LEASE_LOST
+        return result
+
+    def _delivered_below(self) -> int:
+        """Return the offset below which messages were delivered, by any leader."""
+        return max(self._table.fresh, self.group.delivered_to)
+
+    def _of_another_life(self, epoch: Epoch, lease_id: LeaseId) -> bool:
+        """Return whether a lease may precede a seek, or be of a deleted group of that name."""
+        mine = epoch == self.epoch and lease_id > self._born
+        return epoch <= self.group.since and not mine
+
+    def _moved_since(self, epoch: Epoch, lease_id: LeaseId, offset: int) -> bool:
+        """Return whether a message up to `offset` became a dead letter since the lease."""
+        if epoch < self.epoch:
+            moved = self.group.moved
+            near = (moved <= offset) & (moved + np.uint64(ORDER_WINDOW) > offset)
+            return bool(near.any())
+        return any(lease_id < number and first <= offset for number, first in self._moves)
+
+    # ---- consumers and the ends of leases
+
+    def heard(self, consumer: ConsumerStream) -> bool:
+        """Note a request from a consumer; return whether the consumer was silent."""
+        return self._roster.heard(consumer)
+
+    def join(self, consumer: ConsumerStream) -> None:
+        """Add a consumer."""
+        self._roster.join(consumer)
+
+    def leave(self, consumer: ConsumerStream) -> GroupOp | None:
+        """Remove a consumer at its stream's end; end its leases. Return the ENDED op to propose."""
+        self.retire(consumer)
+        return self._ended([self._table.end(each) for each in sorted(consumer.leases)])
+
+    def give_up(self, consumer: ConsumerStream) -> GroupOp | None:
+        """Remove a consumer that no delivery reached; return the RECALL op to propose."""
+        self.retire(consumer)
+        return self._ended([self._table.end(each) for each in sorted(consumer.leases)], Op.RECALL)
+
+    def retire(self, consumer: ConsumerStream) -> None:
+        """Deliver nothing more to a consumer; its messages stay leased."""
+        self._roster.remove(consumer)
+
+    def expire(self, now_ms: MonoMs) -> GroupOp | None:
+        """End the leases whose deadline has passed; return the ENDED op to propose, or None."""
+        ended: list[U64] = []
+        for lease in self._table.overdue(now_ms):
+            ended.append(self._table.end(lease.lease_id))
+            if not lease.consumer.once:  # such a consumer has retired
+                self._roster.fall_silent(lease.consumer)
+                self._order.fell_silent(lease.consumer)
+        return self._ended(ended)
+
+    def _ended(self, ended: list[U64], op: Op = Op.ENDED) -> GroupOp | None:
+        offsets = np.sort(np.concatenate(ended)) if ended else np.zeros(0, np.uint64)
+        if not len(offsets):
+            return None
+        self._order.returned(offsets)
+        return GroupOp(op, self.group.topic, self.group.group_id, offsets)
+
+    def recall(self) -> GroupOp | None:
+        """Return the RECALL op of messages that returned because an earlier one did, or None."""
+        offsets = self._order.recalled()
+        if not len(offsets):
+            return None
+        return GroupOp(Op.RECALL, self.group.topic, self.group.group_id, offsets)
+
+    def expired_below(self) -> None:
+        """End the leases of messages below the cursor, which have expired."""
+        self._table.finish_below(int(self.group.cursor))
+        self._forget_done()
+
+    # ---- applied ops
+
+    def applied(self, op: GroupOp) -> None:
+        """Notice one of this group's ops that was applied to `group`."""
+        match op.op:
+            case Op.RESERVE:
+                self._reserving = False
+            case Op.HAND_OVER:
+                self.handing_over = False
+            case Op.ENDED | Op.NACK | Op.RECALL:
+                # Messages acked meanwhile stay ACKING.
+                offsets = np.sort(op.offsets[self._table.of(op.offsets).ending])
+                self._table.set(offsets, FREE)
+                self._order.freed(self._exits.bury(offsets))
+            case Op.MOVE:
+                leased = op.offsets[self._table.of(op.offsets).leased]
+                self._table.take(leased, ACKING)  # a redrive moves leased ones
+                if self.group.settings.type != SHARED:
+                    self._moves.append((next(self._lease_ids), int(op.offsets.min())))
+                    del self._moves[:-MOVES_KEPT]
+                self._forget_done()
+            case _:  # ACK, EXPIRE
+                self._exits.expiring -= op.op is Op.EXPIRE
+                self._forget_done()
+
+    def _forget_done(self) -> None:
+        """Drop what is remembered of messages below the cursor; take them from their leases."""
+        self._table.forget_below(int(self.group.cursor))
+        self._order.forget_below(int(self.group.cursor))
+
+
+def how_done(group: Group, offsets: U64) -> npt.NDArray[np.uint8]:
+    """Return how each done message ended: ALREADY_ACKED, EXPIRED or DEAD_LETTERED, (n, uint8)."""
+    how = np.where(offsets < group.expired_to, EXPIRED, ALREADY_ACKED).astype(np.uint8)
+    how[group.is_moved(offsets)] = DEAD_LETTERED
+    return how
+
+
+def _repeated(offsets: U64) -> Mask:
+    """Return which offsets appear earlier in the same array, (n, bool)."""
+    repeated = np.zeros(len(offsets), np.bool_)
+    if len(offsets) > 1 and not (offsets[1:] > offsets[:-1]).all():
+        repeated[:] = True
+        repeated[np.unique(offsets, return_index=True)[1]] = False
+    return repeated

@@ -1,0 +1,209 @@
+"""Deliveries of a group that keeps an order: types `key_shared`, `exclusive` and `failover`.
+
+    cursor                                queue end
+      | L  A  L  W  f  f  .  .  .  .  .  .  |     one key: messages behind the wall W wait
+
+Messages of one key are delivered in the order of their queue offsets. Groups of types `exclusive`
+and `failover` serve one consumer at a time and treat all messages as one key.
+
+A message is delivered only if every earlier message of its key is acked (A), or leased to the same
+consumer (L). A message that returns by a nack or an ended lease is a wall until it is delivered
+again. A return also recalls the later messages of its key from their consumer: RECALL. The
+deliveries of a key therefore go on without a gap, or go back to the key's first unacked message.
+
+The lease table alone decides which messages may be delivered. Each look computes them anew, in a
+window that begins at the first unacked offset. Keys are hashes: two keys of one hash wait for each
+other.
+"""
+
+from typing import ClassVar, Final, NamedTuple
+
+import numpy as np
+
+from timer.entries.payloads import KEY_SHARED
+from timer.leader.groups.exits import DELIVERY_BYTES, Exits
+from timer.leader.groups.lease_table import ENDING, ConsumerStream, LeaseTable
+from timer.leader.groups.offset_column import Marks
+from timer.leader.groups.roster import Roster
+from timer.model.columns import I64, U64
+from timer.model.units import QueueOffset, UnixMs
+from timer.ready.group import Group
+from timer.ready.queue import Queue
+
+ORDER_WINDOW: Final = 16_384
+"""Length of the window, in unacked offsets: nothing beyond it is delivered."""
+LOOK_MIN: Final = 1024
+ANYBODY: Final = 0
+_NO_WALL: Final = (1 << 63) - 1
+
+
+class _Open(NamedTuple):
+    """Messages that may be delivered: offsets ascending, and their owners, each (n,)."""
+
+    offsets: U64
+    owner: I64
+    """Number of the consumer that holds messages of the same key. 0: none does."""
+    whole: bool
+    """No messages lie behind the ones that were looked at."""
+
+
+class KeyOrder:
+    """The order of a group's deliveries: see the module, and `Order` in group_leases.py."""
+
+    __slots__ = (
+        *("_exits", "_group", "_keys", "_recalled", "_returns_at", "_roster", "_table"),
+        "unfinished",
+    )
+
+    work: ClassVar[int] = 4
+
+    def __init__(self, group: Group, table: LeaseTable, roster: Roster, exits: Exits) -> None:
+        self._group, self._table, self._roster, self._exits = group, table, roster, exits
+        self.unfinished = False
+        self._keys = Marks(table.fresh)
+        """Hashes of keys by offset. 0: not read yet."""
+        self._recalled: list[U64] = []
+        self._returns_at: UnixMs | None = None
+
+    @property
+    def _by_key(self) -> bool:
+        return self._group.settings.type == KEY_SHARED
+
+    def next(self, clock_ms: UnixMs, queue: Queue, limit: int) -> tuple[ConsumerStream, U64] | None:
+        """See Order. The lease goes to the next consumer that may get an open message."""
+        roster = self._roster
+        served = [*roster.consumers] if self._by_key else roster.first()
+        ready = [each for each in served if roster.allowed(each) > 0]
+        if not ready or self._exits.expiring:
+            return None
+        size = min(max(LOOK_MIN, 2 * self._table.in_flight + limit), ORDER_WINDOW)
+        while True:
+            open_ = self._look(clock_ms, queue, size)
+            for consumer in ready:
+                offsets = self._of(consumer, open_, queue, min(limit, roster.allowed(consumer)))
+                if len(offsets):
+                    if self._by_key:
+                        roster.served(consumer)
+                    self._table.fresh = max(self._table.fresh, int(offsets[-1]) + 1)
+                    return consumer, offsets
+            if open_.whole or size >= ORDER_WINDOW:
+                return None
+            size = min(4 * size, ORDER_WINDOW)
+
+    def _of(self, consumer: ConsumerStream, open_: _Open, queue: Queue, limit: int) -> U64:
+        mine = (open_.owner == ANYBODY) | (open_.owner == consumer.number)
+        offsets: U64 = open_.offsets[mine][:limit]
+        if len(offsets):
+            offsets = self._exits.alive(offsets[: queue.at_hand(offsets)], queue)
+            # Messages behind the first expired one wait until that one is gone.
+            first = self._exits.first_expired()
+            offsets = offsets if first is None else offsets[offsets < first]
+        if len(offsets):
+            offsets = offsets[: queue.fitting(offsets, DELIVERY_BYTES)]
+        return offsets
+
+    def _look(self, clock_ms: UnixMs, queue: Queue, size: int) -> _Open:
+        """Find the messages that may be delivered among the first `size` unacked offsets."""
+        group = self._group
+        offsets = group.first_unacked(min(int(queue.end), int(group.reserved)), size)
+        keys = self._keys_of(offsets, queue)
+        whole = len(keys) < size
+        offsets = offsets[: len(keys)]
+        if group.settings.max_attempts:
+            self._exits.bury(offsets[self._table.of(offsets).free])
+        states = self._table.of(offsets)
+        times = group.not_before(offsets)
+        early = states.free & (times > clock_ms)
+        self._returns_at = UnixMs(int(times[early].min())) if early.any() else None
+        free, held = states.free & ~early, states.leased
+        walls = ~(free | held | states.acking)
+        mine = keys[free]
+        wall_at = _first_of(keys[walls], offsets[walls].astype(np.int64), mine, _NO_WALL)
+        owner = _first_of(keys[held], self._owners(states.values[held]), mine, ANYBODY)
+        offsets = offsets[free]
+        before = offsets.astype(np.int64) < wall_at
+        return _Open(offsets[before], owner[before], whole)
+
+    def _keys_of(self, offsets: U64, queue: Queue) -> U64:
+        """Return the keys, (n, uint64); fewer if the next messages must first be read from disk."""
+        if not self._by_key:
+            return np.zeros(len(offsets), np.uint64)
+        keys = self._keys.of(offsets)
+        unknown = offsets[keys == 0]
+        if not len(unknown):
+            return keys
+        there = queue.at_hand(unknown)
+        if there:
+            self._keys.set(unknown[:there], queue.key_hashes(unknown[:there]))
+            keys = self._keys.of(offsets)
+        if there < len(unknown):
+            keys = keys[: int(np.searchsorted(offsets, unknown[there]))]
+        return keys
+
+    def _owners(self, lease_ids: U64) -> I64:
+        """Return the number of the consumer that holds each lease, (n, int64)."""
+        leases = [*self._table.leases()]  # ascending, as ids are issued
+        held = np.array([lease.lease_id for lease in leases], np.uint64)
+        numbers = np.array([lease.consumer.number for lease in leases], np.int64)
+        return numbers[np.searchsorted(held, lease_ids)]
+
+    def returns_at_ms(self) -> UnixMs | None:
+        """See Order."""
+        return self._returns_at
+
+    def waiting_from(self, queue_end: QueueOffset, clock_ms: UnixMs) -> int | None:
+        """See Order. Covers the first unacked messages, also those that wait for their order."""
+        offsets = self._group.first_unacked(queue_end, ORDER_WINDOW)
+        free = offsets[self._table.of(offsets).free]
+        free = free[self._group.not_before(free) <= clock_ms]
+        return int(free[0]) if len(free) else None
+
+    # ---- return and recall
+
+    def freed(self, offsets: U64) -> None:
+        """See Order. Freed messages are no longer walls, and `_look` finds them."""
+
+    def returned(self, offsets: U64) -> None:
+        """See Order. Recall the leased messages behind these, in each of their keys."""
+        if not len(offsets):
+            return
+        offsets = np.sort(offsets)
+        behind = self._group.first_unacked(self._table.fresh, ORDER_WINDOW)
+        behind = behind[behind > offsets[0]]
+        behind = behind[self._table.of(behind).leased]
+        first = _first_of(self._key(offsets), offsets.astype(np.int64), self._key(behind), _NO_WALL)
+        behind = behind[behind.astype(np.int64) > first]
+        if len(behind):
+            self._table.take(behind, ENDING)
+            self._recalled.append(behind)
+
+    def _key(self, offsets: U64) -> U64:
+        """Return the keys of delivered messages."""
+        return self._keys.of(offsets) if self._by_key else np.zeros(len(offsets), np.uint64)
+
+    def recalled(self) -> U64:
+        """See Order."""
+        recalled, self._recalled = self._recalled, []
+        return np.concatenate(recalled) if recalled else np.zeros(0, np.uint64)
+
+    # ---- the rest
+
+    def fell_silent(self, consumer: ConsumerStream) -> None:
+        """See Order. In a group with one consumer at a time the next one takes over for good."""
+        if not self._by_key and self._roster.consumers[:1] == [consumer]:
+            self._roster.served(consumer)
+
+    def forget_below(self, cursor: int) -> None:
+        """See Order."""
+        self._keys.forget_below(cursor)
+
+
+def _first_of(keys: U64, values: I64, of: U64, default: int) -> I64:
+    """Return, for each key in `of`, the value at its first place in `keys`, or the default."""
+    wanted, places = np.unique(of, return_inverse=True)
+    found = np.full(len(wanted) + 1, default, np.int64)  # the last element takes other keys
+    place = np.searchsorted(wanted, keys)
+    other = wanted[np.minimum(place, len(wanted) - 1)] != keys if len(wanted) else place >= 0
+    place[other] = len(wanted)
+    found[place[::-1]] = values[::-1]  # the last assignment to a key is its first place
+    return found[places.ravel()]

@@ -1,0 +1,260 @@
+"""The lease table of one group: the state of each message, and the leases in force.
+
+    FREE --lease--> leased --ack--> ACKING --applied--> forgotten, below the cursor
+      ^               |                ^
+      |               +-- nack, end -> ENDING --ENDED, NACK or RECALL applied--> FREE
+      +-- its time -- WAITING <-- delayed by a nack -- FREE
+                      DYING   <-- failed too often --- FREE;  moved, it is ACKING
+
+A state is one uint64 per queue offset. A lease id stands for "leased". Offsets outside the column
+are FREE. A message's entry in the log decides what becomes of it: until then it is ACKING or
+ENDING, and belongs to no consumer.
+"""
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from timer.leader.groups.offset_column import Marks
+from timer.model.columns import U64
+from timer.model.timer_errors import EngineError
+from timer.model.units import GroupId, LeaseId, MonoMs
+
+FREE: Final = np.uint64(0)
+ACKING: Final = np.uint64((1 << 64) - 1)
+ENDING: Final = np.uint64((1 << 64) - 2)
+WAITING: Final = np.uint64((1 << 64) - 3)
+DYING: Final = np.uint64((1 << 64) - 4)
+
+DEADLINES_MIN: Final = 1024
+
+Mask = npt.NDArray[np.bool_]
+"""Which of n offsets, (n, bool)."""
+
+
+@dataclass(slots=True, eq=False)
+class ConsumerStream:
+    """One open stream of a consumer."""
+
+    name: str
+    lease_ms: int
+    sink: Callable[[Any], None]
+    """Callback of the shell that sends the stream's deliveries."""
+    credit: int = 0
+    """Messages that the consumer still accepts."""
+    end: Callable[[EngineError], None] = lambda _: None
+    """Called when the consumer's group is deleted."""
+    once: bool = False
+    """The consumer takes one lease and nothing after it."""
+    paused: bool = False
+    """The stream is full: the consumer gets nothing until it has drained."""
+    one_by_one: bool = False
+    """Each lease pauses the consumer; the sink resumes it when it has room for another."""
+    silent: bool = False
+    """A lease of the consumer reached its deadline, and no request has come from it since."""
+    leases: set[LeaseId] = field(default_factory=set)
+    number: int = 0
+    """Order of joining, from 1."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """Messages delivered together to one consumer."""
+
+    lease_id: LeaseId
+    consumer: ConsumerStream
+    offsets: U64
+    deadline_ms: MonoMs
+    left: int
+    """Number of its messages that are still leased."""
+    group_id: GroupId = GroupId(0)
+    """The group's id when the lease was given: a seek assigns a new one."""
+
+
+class OffsetStates(NamedTuple):
+    """The states of n messages."""
+
+    values: U64
+
+    @property
+    def free(self) -> Mask:
+        """Return which messages may be delivered, as far as the table knows."""
+        mask: Mask = self.values == FREE
+        return mask
+
+    @property
+    def leased(self) -> Mask:
+        """Return which messages belong to a lease."""
+        mask: Mask = (self.values != FREE) & (self.values < DYING)
+        return mask
+
+    @property
+    def unleased(self) -> Mask:
+        """Return which messages belong to no lease, whatever else becomes of them."""
+        return ~self.leased
+
+    @property
+    def acking(self) -> Mask:
+        """Return which messages are done once an entry is applied."""
+        mask: Mask = self.values == ACKING
+        return mask
+
+    @property
+    def ending(self) -> Mask:
+        """Return which messages are free again once an entry is applied."""
+        mask: Mask = self.values == ENDING
+        return mask
+
+    @property
+    def waiting(self) -> Mask:
+        """Return which messages wait for the end of their delay."""
+        mask: Mask = self.values == WAITING
+        return mask
+
+    @property
+    def dying(self) -> Mask:
+        """Return which messages are to become dead letters."""
+        mask: Mask = self.values == DYING
+        return mask
+
+    def held_by(self, lease_id: LeaseId | int) -> Mask:
+        """Return which messages belong to that lease."""
+        mask: Mask = self.values == np.uint64(lease_id)
+        return mask
+
+
+class LeaseTable:
+    """See the module."""
+
+    __slots__ = ("_deadlines", "_leases", "_states", "fresh", "in_flight")
+
+    def __init__(self, base: int) -> None:
+        """`base`: the group's cursor."""
+        self.fresh = base
+        """First offset never delivered in this epoch."""
+        self.in_flight = 0
+        """Messages leased now."""
+        self._states = Marks(base)
+        self._leases: dict[LeaseId, Lease] = {}
+        self._deadlines: list[tuple[MonoMs, LeaseId]] = []
+        """Heap. An ended or extended lease leaves its old deadline behind."""
+
+    # ---- messages
+
+    def of(self, offsets: U64) -> OffsetStates:
+        """Return the states of messages."""
+        return OffsetStates(self._states.of(offsets))
+
+    def set(self, offsets: U64, state: np.uint64) -> None:
+        """Give messages that belong to no lease another state."""
+        self._states.set(offsets, state)
+
+    def take(self, offsets: U64, state: np.uint64) -> None:
+        """Take messages from their leases, those that have one, and give them a state."""
+        states = self.of(offsets)
+        self._settle_all(states.values[states.leased])
+        self._states.set(offsets, state)
+
+    def forget_below(self, cursor: int) -> None:
+        """Drop the states below the cursor, and take these messages from their leases."""
+        forgotten = OffsetStates(self._states.forget_below(cursor))
+        self._settle_all(forgotten.values[forgotten.leased])
+
+    def finish_below(self, cursor: int) -> None:
+        """Mark the messages below the cursor as ACKING, and take them from their leases."""
+        before = OffsetStates(self._states.take_below(cursor, ACKING))
+        self._settle_all(before.values[before.leased])
+
+    # ---- leases
+
+    def get(self, lease_id: LeaseId) -> Lease | None:
+        """Return a lease in force."""
+        return self._leases.get(lease_id)
+
+    def leases(self) -> Iterable[Lease]:
+        """Return the leases in force, in the order in which they were given."""
+        return self._leases.values()
+
+    def leased(self) -> U64:
+        """Return the offsets of all leased messages, ascending."""
+        known = [lease.offsets for lease in self._leases.values()] or [np.zeros(0, np.uint64)]
+        offsets = np.sort(np.concatenate(known))
+        held = np.array(list(self._leases), np.uint64)
+        leased: U64 = offsets[np.isin(self._states.of(offsets), held)]
+        return leased
+
+    def add(self, lease: Lease) -> None:
+        """Lease messages that are free."""
+        self._leases[lease.lease_id] = lease
+        self._states.set(lease.offsets, np.uint64(lease.lease_id))
+        self._watch(lease)
+        lease.consumer.leases.add(lease.lease_id)
+        self.in_flight += len(lease.offsets)
+
+    def extend(self, lease: Lease, deadline_ms: MonoMs) -> None:
+        """Move the deadline of a lease, never to an earlier time."""
+        lease.deadline_ms = max(lease.deadline_ms, deadline_ms)
+        self._watch(lease)
+
+    def settle(self, lease_id: LeaseId, count: int) -> None:
+        """Subtract messages from a lease; remove the lease when it has none left."""
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            return
+        lease.left -= count
+        self.in_flight -= count
+        assert lease.left >= 0 <= self.in_flight, (lease, count, self.in_flight)
+        if not lease.left:
+            del self._leases[lease_id]
+            lease.consumer.leases.discard(lease_id)
+
+    def end(self, lease_id: LeaseId) -> U64:
+        """End a lease; return its messages, which are ENDING now."""
+        lease = self._leases.pop(lease_id, None)
+        if lease is None:
+            return np.zeros(0, np.uint64)
+        lease.consumer.leases.discard(lease_id)
+        offsets: U64 = lease.offsets[self.of(lease.offsets).held_by(lease_id)]
+        assert len(offsets) == lease.left, (lease, offsets)
+        self._states.set(offsets, ENDING)
+        self.in_flight -= lease.left
+        return offsets
+
+    def overdue(self, now_ms: MonoMs) -> Iterator[Lease]:
+        """Yield the leases whose deadline has passed. End each before the next is taken."""
+        while self._deadlines and self._deadlines[0][0] <= now_ms:
+            _, lease_id = heapq.heappop(self._deadlines)
+            lease = self._leases.get(lease_id)
+            if lease is not None and lease.deadline_ms <= now_ms:  # else it was extended
+                yield lease
+
+    def next_deadline_ms(self) -> MonoMs | None:
+        """Return the first deadline of a lease; None: no lease."""
+        while self._deadlines:
+            at_ms, lease_id = self._deadlines[0]
+            lease = self._leases.get(lease_id)
+            if lease is not None and lease.deadline_ms == at_ms:
+                return at_ms
+            heapq.heappop(self._deadlines)
+        return None
+
+    def _watch(self, lease: Lease) -> None:
+        """Note a lease's deadline; drop the deadlines of ended leases once they are many."""
+        heapq.heappush(self._deadlines, (lease.deadline_ms, lease.lease_id))
+        if len(self._deadlines) > 2 * len(self._leases) + DEADLINES_MIN:
+            self._deadlines = [(each.deadline_ms, each.lease_id) for each in self._leases.values()]
+            heapq.heapify(self._deadlines)
+
+    def _settle_all(self, lease_ids: U64) -> None:
+        if not len(lease_ids):
+            return
+        if (lease_ids == lease_ids[0]).all():
+            self.settle(LeaseId(int(lease_ids[0])), len(lease_ids))
+            return
+        ids, counts = np.unique(lease_ids, return_counts=True)
+        for lease_id, count in zip(ids.tolist(), counts.tolist(), strict=True):
+            self.settle(LeaseId(lease_id), count)

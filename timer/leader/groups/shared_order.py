@@ -1,0 +1,181 @@
+"""Deliveries of a group of type `shared`, in any order.
+
+fresh offsets --scan--> free --> leased      Returned messages go first. Then come those that
+back: returned messages ----^                were never delivered in this epoch. A delayed
+waiting: delayed messages --> back           message waits for its time in a heap.
+"""
+
+import heapq
+from typing import ClassVar, Final
+
+import numpy as np
+
+from timer.leader.groups.exits import DELIVERY_BYTES, Exits
+from timer.leader.groups.lease_table import FREE, WAITING, ConsumerStream, LeaseTable
+from timer.leader.groups.roster import Roster
+from timer.model.columns import I64, U64
+from timer.model.units import QueueOffset, UnixMs
+from timer.ready.group import Group
+from timer.ready.queue import Queue
+
+SCAN_MAX: Final = 65_536
+"""Offsets looked at in one call when most are already acked, as after a failover."""
+LOOK_ROWS: Final = 4096
+"""Offsets looked at in one step of the search for the first free one."""
+WAITING_MIN: Final = 256
+
+
+class SharedOrder:
+    """The order of a group's deliveries: see the module, and `Order` in group_leases.py."""
+
+    __slots__ = (
+        *("_back", "_exits", "_group", "_merge_at", "_roster", "_table", "_waiting"),
+        "unfinished",
+    )
+
+    work: ClassVar[int] = 1
+
+    def __init__(self, group: Group, table: LeaseTable, roster: Roster, exits: Exits) -> None:
+        self._group, self._table, self._roster, self._exits = group, table, roster, exits
+        self.unfinished = False
+        self._back: list[U64] = []
+        """Offsets to be delivered again, each array ascending."""
+        self._waiting: list[tuple[UnixMs, int, I64, U64]] = []
+        """Heap of delayed messages: (first time, first offset, ascending times, their offsets)."""
+        self._merge_at = WAITING_MIN
+
+    def next(self, clock_ms: UnixMs, queue: Queue, limit: int) -> tuple[ConsumerStream, U64] | None:
+        """See Order."""
+        self.unfinished = False
+        consumer = self._roster.next()
+        if consumer is None:
+            return None
+        self._release(clock_ms)
+        offsets = self._take(clock_ms, queue.end, min(limit, self._roster.allowed(consumer)))
+        if not len(offsets):
+            return None
+        offsets = self._at_most(offsets, queue.at_hand(offsets))
+        offsets = self._exits.alive(offsets, queue)
+        if not len(offsets):
+            return None
+        offsets = self._at_most(offsets, queue.fitting(offsets, DELIVERY_BYTES))
+        self._roster.served(consumer)
+        return consumer, offsets
+
+    def _at_most(self, offsets: U64, count: int) -> U64:
+        """Return the first `count` messages; the others are delivered next."""
+        if count < len(offsets):
+            self._back.insert(0, offsets[count:])
+        return offsets[:count]
+
+    def _take(self, clock_ms: UnixMs, queue_end: QueueOffset, limit: int) -> U64:
+        while self._back:
+            offsets = self._free(clock_ms, self._back.pop(0))
+            if len(offsets):
+                return self._at_most(offsets, limit)
+        table = self._table
+        end = min(int(queue_end), int(self._group.reserved))
+        table.fresh = max(table.fresh, int(self._group.cursor))
+        scan = looked = limit
+        while table.fresh < end:
+            offsets = np.arange(table.fresh, min(table.fresh + scan, end), dtype=np.uint64)
+            found = self._free(clock_ms, offsets)[:limit]
+            table.fresh = int(found[-1] if len(found) == limit else offsets[-1]) + 1
+            if len(found):
+                return found
+            looked += len(offsets)
+            if looked > SCAN_MAX:  # millions may be acked behind one that is stuck
+                self.unfinished = table.fresh < end
+                break
+            scan = min(2 * scan, max(limit, SCAN_MAX))
+        return np.zeros(0, np.uint64)
+
+    def _free(self, clock_ms: UnixMs, offsets: U64) -> U64:
+        """Return the offsets that may be delivered; put the delayed and the dying ones aside."""
+        group = self._group
+        free: U64 = offsets[~group.is_acked(offsets) & self._table.of(offsets).free]
+        if group.settings.max_attempts:
+            free = self._exits.bury(free)
+        if len(group.later):
+            times = group.not_before(free)
+            early = times > clock_ms
+            self._put_off(free[early], times[early])
+            free = free[~early]
+        return free
+
+    # ---- returned and delayed messages
+
+    def returned(self, offsets: U64) -> None:
+        """See Order. No other message depends on these."""
+
+    def recalled(self) -> U64:
+        """See Order."""
+        return np.zeros(0, np.uint64)
+
+    def freed(self, offsets: U64) -> None:
+        """See Order. Each message is delivered at its time."""
+        times = self._group.not_before(offsets)
+        self._put_off(offsets[times > 0], times[times > 0])
+        self._back.append(offsets[times == 0])
+
+    def _put_off(self, offsets: U64, times: I64) -> None:
+        if len(offsets):
+            self._table.set(offsets, WAITING)
+            order = np.argsort(times, kind="stable")
+            self._wait(times[order], offsets[order])
+
+    def _wait(self, times: I64, offsets: U64) -> None:
+        heapq.heappush(self._waiting, (UnixMs(int(times[0])), int(offsets[0]), times, offsets))
+        if len(self._waiting) > self._merge_at:
+            self._merge_waiting()
+
+    def _merge_waiting(self) -> None:
+        """Merge many small arrays into one: a nack of one message must not cost an array."""
+        runs = sorted(self._waiting, key=lambda run: len(run[2]))
+        ends = np.cumsum([len(run[2]) for run in runs])
+        small = int(np.searchsorted(ends, SCAN_MAX, side="right"))
+        times = np.concatenate([run[2] for run in runs[:small]])
+        offsets = np.concatenate([run[3] for run in runs[:small]])
+        order = np.argsort(times, kind="stable")
+        times, offsets = times[order], offsets[order]
+        self._waiting = [(UnixMs(int(times[0])), int(offsets[0]), times, offsets), *runs[small:]]
+        heapq.heapify(self._waiting)
+        self._merge_at = len(self._waiting) + WAITING_MIN
+
+    def _release(self, clock_ms: UnixMs) -> None:
+        """Free the delayed messages whose time has come."""
+        while self._waiting and self._waiting[0][0] <= clock_ms:
+            _, _, times, offsets = heapq.heappop(self._waiting)
+            due = int(np.searchsorted(times, clock_ms, side="right"))
+            if due < len(times):
+                self._wait(times[due:], offsets[due:])
+            ready = np.sort(offsets[:due])
+            ready = ready[self._table.of(ready).waiting]
+            self._table.set(ready, FREE)
+            self._back.append(ready)
+
+    def returns_at_ms(self) -> UnixMs | None:
+        """See Order."""
+        return self._waiting[0][0] if self._waiting else None
+
+    # ---- the rest
+
+    def waiting_from(self, queue_end: QueueOffset, clock_ms: UnixMs) -> int | None:
+        """See Order. Delayed messages are in no list of returned ones."""
+        del clock_ms
+        fresh = self._group.unacked_from(max(self._table.fresh, int(self._group.cursor)))
+        found = [fresh] if fresh < queue_end else []
+        for offsets in self._back:
+            for start in range(0, len(offsets), LOOK_ROWS):
+                some = offsets[start : start + LOOK_ROWS]
+                free = some[~self._group.is_acked(some) & self._table.of(some).free]
+                if len(free):
+                    found.append(int(free[0]))
+                    break
+        return min(found, default=None)
+
+    def fell_silent(self, consumer: ConsumerStream) -> None:
+        """See Order. The roster skips the consumer."""
+
+    def forget_below(self, cursor: int) -> None:
+        """See Order. The lists leave acked messages out when they are read."""
