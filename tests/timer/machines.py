@@ -367,13 +367,6 @@ def state_of(machine: Machine) -> dict[str, Any]:
         "policies": dict(machine.policies),
         "successors": [[column.tolist() for column in each] for each in machine.successors.links],
         "held": (machine.store.held, machine.swept),
-        "late": {
-            outcome: {
-                minute: sorted(np.concatenate(arrays).tolist())
-                for minute, arrays in late.buckets.items()
-            }
-            for outcome, late in machine.late.items()
-        },
         "producers": [
             (
                 producer_id,
@@ -385,10 +378,7 @@ def state_of(machine: Machine) -> dict[str, Any]:
             )
             for producer_id, producer in machine.producers
         ],
-        "cancels": {
-            minute: sorted(np.concatenate(arrays).tolist())
-            for minute, arrays in machine.cancels.buckets.items()
-        },
+        "outcomes": machine.outcomes.pack(),
         "fire marks": list(machine.fire_marks),
         "checkpoint": machine.checkpoint,
     }

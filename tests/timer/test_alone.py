@@ -19,8 +19,8 @@ from timer.pending.prefetch import MOVED_MIN, Lookups, is_surely_little
 from timer.pending.runs.key_file import ENTRY, KeyFile, encode
 from timer.pending.store import Store
 from timer.ready.topic_shares import row_sum
-from timer.state import cancel_outcomes
-from timer.state.cancel_outcomes import Cancels
+from timer.state.apply_results import ALREADY_CANCELLED, NOT_FOUND
+from timer.state.cancel_outcomes import Outcomes
 
 EDGES = [0, 1, (1 << 32) - 1, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
 
@@ -61,15 +61,14 @@ def test_sums_of_one_add_up() -> None:
     rows, _ = batch(1, [NOW + at % 7 for at in range(50)])
     alone = [row_sum(rows[at : at + 1]) for at in range(len(rows))]
     assert sum(alone) % (1 << 64) == row_sum(rows)
-    together, apart = Cancels(), Cancels()
-    due_ms = rows["due_ms"] + np.arange(50) % 3 * cancel_outcomes.BUCKET_MS
-    together.add(due_ms, rows["seq"].copy())
+    together, apart, seq = Outcomes(), Outcomes(), rows["seq"] * np.uint64(40_000)
+    together.add(ALREADY_CANCELLED, seq, rows["due_ms"])
     for at in range(len(rows)):
-        apart.add(due_ms[at : at + 1], rows["seq"][at : at + 1])
-    assert (apart.sum, apart.buckets.keys()) == (together.sum, together.buckets.keys())
-    found = [apart.contain(due_ms[at : at + 1], rows["seq"][at : at + 1])[0] for at in range(50)]
-    assert all(found)
-    assert not apart.contain(due_ms[:1], rows["seq"][1:2] + np.uint64(1_000)).any()
+        apart.add(ALREADY_CANCELLED, seq[at : at + 1], rows["due_ms"][at : at + 1])
+    assert (apart.words, apart.pack()) == (together.words, together.pack())
+    results = np.full(51, NOT_FOUND, np.uint8)
+    apart.fill(np.append(seq, seq[:1] + np.uint64(1)), results)
+    assert results.tolist() == [ALREADY_CANCELLED] * 50 + [NOT_FOUND]
 
 
 @pytest.mark.parametrize("fresh", [0, 1, 5])

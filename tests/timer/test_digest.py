@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from chaos.sim.world.simdisk import SimDisk
-from tests.timer.machines import Log, machine_on, part_of
+from tests.timer.machines import Log, machine_on, part_of, u64
 from timer.entries.payloads import GroupSettings, Op
 from timer.entries.policies import Scope, ScopePolicy
 from timer.model.columns import RequestId
@@ -15,7 +15,7 @@ from timer.model.firing_order import Position
 from timer.model.units import ProducerId, ReplicaId, Seq, TopicId, UnixMs
 from timer.ready.group import Group
 from timer.ready.topic import Topic, TopicRelease
-from timer.state.apply_results import ALREADY_CANCELLED
+from timer.state.apply_results import ALREADY_CANCELLED, DROPPED
 from timer.state.machine import Machine
 from timer.state.producers import RequestAnswer
 
@@ -102,8 +102,8 @@ OTHERS: dict[str, Callable[[Machine], None]] = {
     "a policy": lambda m: setattr(
         m, "policies", m.policies.changed(Scope("", TopicId(1)), ScopePolicy(ttl_ms=7))
     ),
-    "a cancel": lambda m: m.cancels.add(np.array([1]), np.array([1], np.uint64)),
-    "a late end": lambda m: m.late[ALREADY_CANCELLED].ended(UnixMs(1), np.array([1], np.uint64)),
+    "a cancel": lambda m: m.outcomes.add(ALREADY_CANCELLED, u64([1]), np.array([1])),
+    "a dropped timer": lambda m: m.outcomes.add(DROPPED, u64([1]), np.array([1])),
     "a sweep": lambda m: setattr(m, "swept", Position(1, Seq(2))),
     "a sweep that is further": lambda m: setattr(m, "swept", Position(1, Seq(3))),
     "a request's id": named,

@@ -58,14 +58,15 @@ _FIRE: Final = struct.Struct("<qIII")
 _CHECKPOINT: Final = struct.Struct("<Q")
 _OP: Final = struct.Struct("<B3xIII")
 
-APPLY_VERSION: Final = 13
+APPLY_VERSION: Final = 14
 """The rules by which entries are applied. A replica that does not know an epoch's version stops.
 3: keys are unique among the pending timers of a topic; RESCHEDULE. 4: POLICY. 5: settings of
 groups; NACK, ALTER, MOVE, RECALL, SEEK, DELETE. 6: EXPIRE_BELOW, EXPIRE; retention by policy; TOPIC
 that deletes. 7: a sweep serves some topics, and counts their rows. 9: the end of a held timer is
 forgotten by the marks of fired rows. 10: HAND_OVER; an epoch begins with nothing reserved; the
 leader draws ids of producers; the body distinguishes a repeated sequence. 11: the digest sums
-groups and producers. 12: a FIRE has a limit of topics, too. 13: PRODUCER that ends."""
+groups and producers. 12: a FIRE has a limit of topics, too. 13: PRODUCER that ends.
+14: outcomes of ended timers have a limit of memory."""
 NAME_SIZE_MAX: Final = 1_024
 FIRE_ROWS_MAX: Final = 16_384
 FIRE_ROWS: Final = 8_192

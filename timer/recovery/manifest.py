@@ -1,7 +1,7 @@
-"""The manifest: one replica's state at one committed index, format version 10.
+"""The manifest: one replica's state at one committed index, format version 11.
 
     0   8   magic    b"TIMERMAN"
-    8   4   version  10
+    8   4   version  11
     12  4   crc32    of the body
     16  8   length   of the body
     24      body     msgpack, the map that `capture` returns
@@ -57,7 +57,7 @@ from timer.state.producers import ProducerState, RequestAnswer
 from timer.state.request_ids import RememberedRequest
 
 MAGIC: Final = b"TIMERMAN"
-VERSION: Final = 10
+VERSION: Final = 11
 NAME: Final = "manifest"
 SPILL_DIRECTORY: Final = "queues"
 RUN_DIRECTORY: Final = "runs"
@@ -218,12 +218,7 @@ def capture(machine: Machine, ahead: FlushSources) -> tuple[State, list[Spill]]:
         "key_secret": machine.store.hasher.secret,
         "trace": machine.trace.pack(),
         "successors": machine.successors.pack(),
-        "cancels": [[minute, [*arrays]] for minute, arrays in machine.cancels.buckets.items()],
-        "late": [
-            [outcome, minute, [*arrays]]
-            for outcome, late in machine.late.items()
-            for minute, arrays in late.buckets.items()
-        ],
+        "outcomes": machine.outcomes.pack(),
         "swept": machine.swept and list(machine.swept),
         "fire_marks": [list(mark) for mark in machine.fire_marks],
         "digest": machine.digest(),
@@ -347,12 +342,7 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
     )
     machine.trace.restore(state["trace"])
     machine.successors.restore(state.get("successors", ([], [])))  # older manifests have none
-    for minute, arrays in state["cancels"]:
-        for data in arrays:
-            machine.cancels.restore(minute, np.frombuffer(data, np.uint64))
-    for outcome, minute, arrays in state["late"]:
-        for data in arrays:
-            machine.late[outcome].restore(minute, np.frombuffer(data, np.uint64))
+    machine.outcomes.restore(state["outcomes"])
     machine.fire_marks = deque((UnixMs(a), UnixMs(b)) for a, b in state["fire_marks"])
     if state["checkpoint"] is not None:
         machine.restore_checkpoint(Checkpoint(**state["checkpoint"]))

@@ -1,18 +1,26 @@
 """Outcomes of ended timers, so that a later cancel can return the right result.
 
-A fired row needs no record: a genuine id at or before the last read time either fired or was
-cancelled. Only cancels are recorded: their seqs, in buckets of one minute of the due time. A bucket
-is dropped when firing has passed its minute by the horizon. An id contains its due time, so a
-lookup reads one bucket.
+    seq           = chunk * 65,536 + low        chunk: 65,536 timers that follow each other
+    few ended     | low | low | low | ...       sorted, 2 bytes each
+    many ended    | 0110 1111 1111 ...          one bit for each timer of the chunk
 
-Held timers (timer/pending/memory/held_rows.py) may end long after their due times, as fired,
-cancelled or dropped. All of these ends are recorded, in buckets of one minute of the end, for the
-horizon.
+A fired row needs no record: a genuine id at or before the last read time either fired or was
+cancelled. Only cancels are recorded, and all ends of held timers
+(timer/pending/memory/held_rows.py). These may end long after their due times, as fired, cancelled
+or dropped.
+
+The end of a cancelled timer is needed until firing has passed its due time by the horizon, that of
+a held timer until the horizon after the end. A chunk is kept while one of its timers is needed.
+
+All chunks together have a limit of memory. Above it the chunk of the oldest timers is forgotten, of
+all outcomes. How these timers ended is then unknown: they are NOT_FOUND, also after they fired. So
+a client that cancels at full speed can't fill the memory.
 """
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,101 +28,189 @@ from sortedcontainers import SortedDict
 
 from timer.model.columns import I64, U64
 from timer.model.timer_id import mix, mix_one
-from timer.model.units import UnixMs
+from timer.model.units import Seq, UnixMs
+from timer.state.apply_results import ALREADY_CANCELLED, ALREADY_FIRED, DROPPED
 
 HORIZON_MS: Final = 600_000
-BUCKET_MS: Final = 60_000
-ARRAY_ROWS_MAX: Final = 1 << 20
-"""Most rows of a merged array, so that a merge takes some milliseconds at most."""
+SIZE_MAX: Final = 32 << 20
+"""Bytes of all chunks. The outcomes of the newest 75 million timers always fit."""
+CHUNK_SIZE: Final = 1024
+"""Bytes that a chunk counts for besides its data."""
+LOWS_MAX: Final = 4096
+"""Most ended timers that a chunk holds one by one: they take as much as the bits of all."""
 
+KINDS: Final = (ALREADY_FIRED, ALREADY_CANCELLED, DROPPED)
+
+_SHIFT: Final = 16
+_SEQS: Final = 1 << _SHIFT
+_BITS_SIZE: Final = _SEQS // 8
 _MASK: Final = (1 << 64) - 1
 
 
 @dataclass(slots=True)
-class Cancels:
-    """The seqs of cancelled timers that are still remembered."""
+class Chunk:
+    """The ended timers among 65,536, with one outcome."""
 
-    buckets: dict[int, list[U64]] = field(default_factory=dict)
-    """Minute of the due time -> arrays of seqs, each sorted, the largest first.
-    Minutes are in order of insertion; manifests keep that order."""
+    data: bytearray = field(default_factory=bytearray)
+    until_ms: int = 0
+    """The greatest time until which one of them is needed."""
     sum: int = 0
-    """Order-free sum of the hashes of all seqs, modulo 2 ** 64, for the digest."""
-    _sums: SortedDict = field(default_factory=SortedDict)
-    """The same sum for each bucket, by minute: cancelled timers may be due in very many."""
+    """Order-free sum of the hashes of their seqs, modulo 2 ** 64."""
+    captured: bool = False
+    """Whether a manifest that is being written has `data`, so that it must not change."""
 
-    def add(self, due_ms: I64, seq: U64) -> None:
-        """Record cancelled timers."""
-        for minute, at in _by_minute(due_ms):
-            mine = seq[at]
-            mine.sort()
-            self.restore(minute, mine)
+    @property
+    def size(self) -> int:
+        """Bytes that count for the limit."""
+        return CHUNK_SIZE + len(self.data)
 
-    def restore(self, minute: int, seq: U64) -> None:
-        """Put sorted seqs into one bucket."""
-        arrays = self.buckets.setdefault(minute, [])
-        arrays.append(seq)
-        while len(arrays) > 1 and _alike(*arrays[-2:]):
-            merged = np.concatenate([arrays.pop(), arrays.pop()])
-            merged.sort(kind="stable")  # a stable sort merges sorted halves
-            arrays.append(merged)
-        added = _sum(seq)
-        self._sums[minute] = self._sums.get(minute, 0) + added
-        self.sum = (self.sum + added) & _MASK
+    def add(self, low: U64) -> None:
+        """Add ended timers that are not here: the low bits of their seqs, (n,)."""
+        if self.captured:
+            self.data, self.captured = self.data[:], False
+        if len(self.data) == _BITS_SIZE:
+            self._set(low)
+        elif len(self.data) // 2 + len(low) >= LOWS_MAX:
+            lows, self.data = np.frombuffer(self.data, np.uint16), bytearray(_BITS_SIZE)
+            self._set(lows)
+            self._set(low)
+        elif len(low) == 1:
+            place = 2 * self._place(low.item())
+            self.data[place:place] = low.astype(np.uint16).tobytes()
+        else:
+            lows = np.concatenate([np.frombuffer(self.data, np.uint16), low.astype(np.uint16)])
+            lows.sort()
+            self.data = bytearray(lows)
 
-    def contain(self, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
-        """Return which of these timers are recorded as cancelled, (n, bool)."""
-        found = np.zeros(len(seq), np.bool_)
-        for minute, at in _by_minute(due_ms):
-            arrays = self.buckets.get(minute)
-            if arrays is None:
+    def _set(self, low: npt.NDArray[np.unsignedinteger[Any]]) -> None:
+        if len(low) == 1:
+            one = low.item()
+            self.data[one >> 3] |= 1 << (one & 7)
+            return
+        ended = np.zeros(_SEQS, np.bool_)
+        ended[low] = True
+        bits = np.frombuffer(self.data, np.uint8)
+        bits |= np.packbits(ended, bitorder="little")
+
+    def _place(self, low: int) -> int:
+        with memoryview(self.data).cast("H") as lows:
+            return bisect_left(lows, low)
+
+    def contains(self, low: int) -> bool:
+        """Return whether the timer ended."""
+        if len(self.data) == _BITS_SIZE:
+            return bool(self.data[low >> 3] >> (low & 7) & 1)
+        place = 2 * self._place(low)
+        return self.data[place : place + 2] == low.to_bytes(2, "little")
+
+    def seqs(self, number: int) -> U64:
+        """Return the seqs, (n,), sorted, if this is chunk `number`."""
+        if len(self.data) == _BITS_SIZE:
+            bits = np.frombuffer(self.data, np.uint8)
+            lows = np.flatnonzero(np.unpackbits(bits, bitorder="little")).astype(np.uint64)
+        else:
+            lows = np.frombuffer(self.data, np.uint16).astype(np.uint64)
+        return lows + np.uint64(number * _SEQS)
+
+
+class Outcomes:
+    """The known outcomes of ended timers; see the module."""
+
+    def __init__(self) -> None:
+        self._chunks = {kind: SortedDict() for kind in KINDS}
+        """Outcome -> number of the chunk -> Chunk."""
+        self._sums = dict.fromkeys(KINDS, 0)
+        self._size = 0
+        self._first = 0
+        """Chunks below this number were forgotten because of the limit."""
+
+    @property
+    def unknown_below(self) -> Seq:
+        """Outcomes of timers below this seq may be forgotten already."""
+        return Seq(self._first * _SEQS)
+
+    def add(self, outcome: int, seq: U64, until_ms: I64) -> None:
+        """Record ended timers, (n,). `until_ms`: due times, or ends of held timers."""
+        chunks, added = self._chunks[outcome], 0
+        for number, at in _by_chunk(seq):
+            if number < self._first:
                 continue
-            wanted = seq[at]
-            for array in arrays:
-                place = np.searchsorted(array, wanted)
-                place[place == len(array)] = 0
-                found[at] |= array[place] == wanted
-        return found
+            chunk = chunks.get(number)
+            if chunk is None:
+                chunk = chunks[number] = Chunk()
+            else:
+                self._size -= chunk.size
+            mine = seq[at]
+            chunk.add(mine & np.uint64(_SEQS - 1))
+            chunk.until_ms = max(chunk.until_ms, int(until_ms[at].max()))
+            added += (more := _sum(mine))
+            chunk.sum = (chunk.sum + more) & _MASK
+            self._size += chunk.size
+        self._sums[outcome] = (self._sums[outcome] + added) & _MASK
+        while self._size > SIZE_MAX:
+            self._first = 1 + min(each.peekitem(0)[0] for each in self._chunks.values() if each)
+            for kind in KINDS:
+                self._forget(kind, self._first - 1)
 
-    def forget(self, through_ms: UnixMs) -> None:
-        """Drop the buckets whose due times all lie at or before `through_ms`."""
-        while self._sums and (self._sums.peekitem(0)[0] + 1) * BUCKET_MS <= through_ms:
-            minute, forgotten = self._sums.popitem(0)
-            del self.buckets[minute]
-            self.sum = (self.sum - forgotten) & _MASK
+    def fill(self, seq: U64, results: npt.NDArray[np.uint8]) -> None:
+        """Set the results, (n,), of the timers whose outcome is recorded."""
+        for outcome, chunks in self._chunks.items():
+            if not chunks:
+                continue
+            for at, each in enumerate(seq.tolist()):
+                chunk = chunks.get(each >> _SHIFT)
+                if chunk is not None and chunk.contains(each & _SEQS - 1):
+                    results[at] = outcome
+
+    def forget(self, before_ms: UnixMs) -> None:
+        """Drop the chunks whose times all lie before `before_ms`."""
+        for kind, chunks in self._chunks.items():
+            for number in [at for at, each in chunks.items() if each.until_ms < before_ms]:
+                self._forget(kind, number)
+
+    def _forget(self, outcome: int, number: int) -> None:
+        chunk = self._chunks[outcome].pop(number, None)
+        if chunk is not None:
+            self._size -= chunk.size
+            self._sums[outcome] = (self._sums[outcome] - chunk.sum) & _MASK
+
+    @property
+    def words(self) -> tuple[int, ...]:
+        """Numbers that differ if two replicas' outcomes differ, for the digest."""
+        return (self._first, *self._sums.values())
+
+    def pack(self) -> list[Any]:
+        """Return the fields for a manifest; nothing in them changes later."""
+        packed: list[Any] = [self._first]
+        for outcome, chunks in self._chunks.items():
+            for number, chunk in chunks.items():
+                chunk.captured = True
+                packed.append([outcome, number, chunk.until_ms, chunk.data])
+        return packed
+
+    def restore(self, packed: Sequence[Any]) -> None:
+        """Put back the fields that a manifest holds."""
+        self._first = packed[0]
+        for outcome, number, until_ms, data in packed[1:]:
+            chunk = Chunk(bytearray(data), until_ms)
+            chunk.sum = _sum(chunk.seqs(number))
+            self._chunks[outcome][number] = chunk
+            self._sums[outcome] = (self._sums[outcome] + chunk.sum) & _MASK
+            self._size += chunk.size
 
 
-class Late(Cancels):
-    """The seqs of timers that ended after their due times, by the minute of their end."""
-
-    def ended(self, time_ms: UnixMs, seq: U64) -> None:
-        """Record timers that ended at `time_ms`."""
-        self.restore(time_ms // BUCKET_MS, np.sort(seq))
-
-    def among(self, seq: U64) -> npt.NDArray[np.bool_]:
-        """Return which of these timers are recorded, (n, bool)."""
-        found = np.zeros(len(seq), np.bool_)
-        for arrays in self.buckets.values():
-            for array in arrays:
-                found |= array.take(np.searchsorted(array, seq), mode="clip") == seq
-        return found
-
-
-def _alike(left: U64, right: U64) -> bool:
-    """Return whether two neighbouring arrays should be merged, to have few arrays."""
-    return len(left) < 2 * len(right) and len(left) + len(right) <= ARRAY_ROWS_MAX
-
-
-def _by_minute(due_ms: I64) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
-    """Yield (minute, places of the rows due in it)."""
-    if not len(due_ms):
+def _by_chunk(seq: U64) -> Iterator[tuple[int, npt.NDArray[np.intp] | slice]]:
+    """Yield (number of the chunk, places of the seqs in it)."""
+    if len(seq) == 1:
+        yield seq.item() >> _SHIFT, slice(None)
         return
-    if len(due_ms) == 1:
-        yield due_ms.item() // BUCKET_MS, np.zeros(1, np.intp)
-        return
-    minute = due_ms // BUCKET_MS
-    order = np.argsort(minute, kind="stable")
-    for at in np.split(order, np.flatnonzero(np.diff(minute[order])) + 1):
-        yield int(minute[at[0]]), at
+    number = seq >> np.uint64(_SHIFT)
+    if len(seq) and (number == number[0]).all():
+        yield int(number[0]), slice(None)
+    elif len(seq):
+        order = np.argsort(number, kind="stable")
+        for at in np.split(order, np.flatnonzero(np.diff(number[order])) + 1):
+            yield int(number[at[0]]), at
 
 
 def _sum(seq: U64) -> int:

@@ -97,8 +97,8 @@ def digest_of(state: State, hashes: TopicSum, *, anew: bool = False) -> str:
     digest.put(counts.scheduled, counts.fired, counts.cancelled, counts.dropped)
     digest.put(len(state.topics), hashes.of(state.topics))
     digest.put_bytes(state.policies.packed)
-    digest.put(state.cancels.sum, len(state.fire_marks), *state.voters)
-    digest.put(*(late.sum for late in state.late.values()))
+    digest.put(len(state.fire_marks), *state.voters)
+    digest.put(*state.outcomes.words)
     digest.put(*(state.swept or (0, 0)))
     producers, requests = state.producers, state.requests
     digest.put(len(requests), requests.sum)

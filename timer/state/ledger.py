@@ -100,10 +100,10 @@ class Ledger:
                 if any_past:
                     self._hold(topic, share.rows[self.past(share.rows)], -1)
         state.counts.cancelled += len(rows)
+        until_ms = rows["due_ms"].astype(np.int64)
         if any_past:
-            self._remember(ALREADY_CANCELLED, rows[past])
-            rows = rows[~past]
-        state.cancels.add(rows["due_ms"].astype(np.int64), rows["seq"].astype(np.uint64))
+            until_ms[past] = state.applied_time_ms
+        state.outcomes.add(ALREADY_CANCELLED, rows["seq"].astype(np.uint64), until_ms)
 
     def drop_held(self, topic: Topic, rows: RowArray) -> None:
         """Count held rows of a topic as dropped: they never fire."""
@@ -138,5 +138,5 @@ class Ledger:
         self._state.held_bytes += sign * size
 
     def _remember(self, outcome: int, rows: RowArray) -> None:
-        seqs = rows["seq"].astype(np.uint64)
-        self._state.late[outcome].ended(self._state.applied_time_ms, seqs)
+        until_ms = np.full(len(rows), self._state.applied_time_ms)
+        self._state.outcomes.add(outcome, rows["seq"].astype(np.uint64), until_ms)

@@ -60,7 +60,6 @@ from timer.ready.group import Group
 from timer.ready.queue import Queue
 from timer.ready.topic import Topic
 from timer.state.apply_results import (
-    ALREADY_CANCELLED,
     ALREADY_FIRED,
     CANCELLED,
     LEFT,
@@ -351,16 +350,13 @@ class Machine(State):
         """Return the outcome of timers that are not pending, (n, uint8), as a cancel's results."""
         results = np.full(len(targets), NOT_FOUND, np.uint8)
         results[self._ended_by_fire(targets.due_ms, targets.seq)] = ALREADY_FIRED
-        results[self.cancels.contain(targets.due_ms, targets.seq)] = ALREADY_CANCELLED
-        for outcome, late in self.late.items():
-            if late.buckets:
-                results[late.among(targets.seq)] = outcome
+        self.outcomes.fill(targets.seq, results)
         return results
 
     def _ended_by_fire(self, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
         """Return which ids, if issued and not cancelled, fired within the horizon, (n, bool)."""
         recent = (due_ms <= self.last_read_time_ms) & (due_ms > self._forgotten_ms())
-        return recent & (seq < self.next_seq) & (seq > 0)
+        return recent & (seq < self.next_seq) & (seq > 0) & (seq >= self.outcomes.unknown_below)
 
     def _forgotten_ms(self) -> UnixMs:
         """Return the read time at the horizon; timers due by then may be NOT_FOUND."""
@@ -575,9 +571,7 @@ class Machine(State):
             self.fire_marks.popleft()
         # Both follow one mark: timers that ended before it were due before those fired by it.
         ended_ms, fired_ms = self._horizon()
-        self.cancels.forget(fired_ms)
-        for late in self.late.values():
-            late.forget(ended_ms)
+        self.outcomes.forget(min(ended_ms, fired_ms))
         for topic_id in self._retention.let_go(self.topics, now_ms):
             self.changes.note(topic_id)
         since = self.checkpoint.index if self.checkpoint is not None else LogIndex(0)

@@ -24,8 +24,8 @@ from timer.ready.group import Group
 from timer.ready.page_cache import Pages
 from timer.ready.topic import Counts, Topic
 from timer.ready.topic_shares import TopicRows, shares_of
-from timer.state.apply_results import ALREADY_CANCELLED, ALREADY_FIRED, DROPPED, Checkpoint
-from timer.state.cancel_outcomes import Cancels, Late
+from timer.state.apply_results import Checkpoint
+from timer.state.cancel_outcomes import Outcomes
 from timer.state.dirty_topics import DirtyTopics
 from timer.state.firing_trace import Trace
 from timer.state.producers import Producers
@@ -62,9 +62,8 @@ class State:
         self.requests = RequestIds()
         self.trace = Trace()
         self.successors = Successors()
-        self.cancels = Cancels()
-        self.late = {kind: Late() for kind in (ALREADY_FIRED, ALREADY_CANCELLED, DROPPED)}
-        """Held timers that ended, by outcome."""
+        self.outcomes = Outcomes()
+        """Cancelled timers, and held ones that ended."""
         self.held = 0
         """Timers of paused and releasing topics that came due and have not fired."""
         self.held_bytes = 0
