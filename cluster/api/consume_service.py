@@ -11,6 +11,7 @@ consumer. Receive joins a group as a consumer with credit for one delivery, wait
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Final, TypeAlias
 
@@ -353,6 +354,8 @@ class _Stream:
         self._ids = ids
         self._outbox: asyncio.Queue[tuple[pb.ConsumeResponse | None, int, int]] = asyncio.Queue()
         """(response, its bytes, weight of the acks that it answers). None: the stream ends."""
+        self._unsent: deque[LeaseId] = deque()
+        """The leases in the outbox."""
         self._outbox_bytes = self._writing = 0
         """Bytes of the outbox and of the last response read from it, which gRPC may still hold;
         bytes of that response."""
@@ -460,6 +463,7 @@ class _Stream:
         self._consumer.one_by_one = self._outboxes.crowded
         was_paused = self._consumer.paused
         self._consumer.paused = self._outbox_bytes > self._outboxes.most()
+        self._unsent.append(delivery.lease.lease_id)
         self._put(pb.ConsumeResponse(deliveries=deliveries), size)
         if was_paused and not self._consumer.paused:
             self.credit(0)
@@ -476,6 +480,8 @@ class _Stream:
         self._let_go(self._writing)
         response, size, acks = await self._outbox.get()
         self._writing = size
+        if response is not None and response.HasField("deliveries"):
+            self._unsent.popleft()
         self._unread_acks -= acks
         self._read.set()
         consumer = self._consumer
@@ -499,9 +505,12 @@ class _Stream:
             self._end_if_answered()
 
     def close(self) -> None:
-        """Leave the group. Its leased messages are ready again at once."""
+        """Leave the group. Its leased messages are ready again at once.
+
+        Deliveries in the outbox never left this node, so that they count no attempt.
+        """
         self._let_go(self._outbox_bytes)
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            self._leader.groups.leave(self._group, consumer)
+            self._leader.groups.leave(self._group, consumer, self._unsent)
             self._host.kick()

@@ -1,19 +1,19 @@
 """Answers that a leader owes a consumer: few, if it does not read; all, before its stream ends."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cluster.api import consume_service
+from cluster.api import consume_service, wire_rows
 from cluster.api.consume_service import ANSWER_OFFSETS, UNREAD_ACKS_MAX, _Stream
 from cluster.api.lease_ids import LeaseIds
 from cluster.rpc.outboxes import Outboxes
 from timer.model.timer_errors import GroupDeletedError, NotLeaderError
-from timer.model.units import Epoch
+from timer.model.units import Epoch, LeaseId
 from timerclient.proto import timer_pb2 as pb
 
 IDS = LeaseIds(b"secret", Epoch(1))
@@ -113,3 +113,33 @@ def test_stream_of_a_deposed_leader_waits_for_no_answers(monkeypatch: pytest.Mon
         assert await stream.next() is None
 
     asyncio.run(scenario())
+
+
+def test_stream_that_ends_takes_back_the_deliveries_that_it_did_not_send(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    delivered = pb.Deliveries(lease_id=7)
+    monkeypatch.setattr(wire_rows, "deliveries_of", lambda *_: delivered)
+    took_back: list[LeaseId] = []
+
+    def leave(_: object, __: object, unsent: Iterable[LeaseId]) -> None:
+        took_back.extend(unsent)
+
+    def delivery(lease_id: int) -> Any:
+        return SimpleNamespace(lease=SimpleNamespace(lease_id=LeaseId(lease_id), offsets=[0]))
+
+    async def scenario() -> None:
+        host: Any = SimpleNamespace(kick=lambda: None, now=lambda: None)
+        leader: Any = SimpleNamespace(groups=SimpleNamespace(leave=leave))
+        nothing: Any = SimpleNamespace(credit=0, paused=False)
+        stream = _Stream(host, leader, nothing, nothing, 0, IDS, Outboxes(1 << 30), "")
+        stream._consumer = nothing
+        stream._want_no_more()
+        for lease_id in (1, 2, 3):
+            stream._deliver(delivery(lease_id))
+        for _ in range(2):
+            assert await stream.next() is not None
+        stream.close()
+
+    asyncio.run(scenario())
+    assert took_back == [2, 3]

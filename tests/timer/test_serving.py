@@ -309,6 +309,46 @@ def test_cumulative_ack_of_what_became_a_dead_letter_is_told_so() -> None:
     assert play.verdict("later") == [ACCEPT], "what died before it was delivered is not its affair"
 
 
+@pytest.mark.parametrize("type_", TYPES)
+def test_delivery_that_was_not_sent_counts_no_attempt_and_no_failure(type_: str) -> None:
+    play = Play()
+    group = play.make_group(type=type_)
+    first = play.join(group, credit=1)
+    play.settle()
+    play.schedule("s", 0, 0, keys=[b"a", b"b"])
+    play.settle()
+    play.leader.groups.credit(group, first, 1)
+    play.settle()
+    sent, unsent = play.deliveries
+    play.leader.groups.leave(group, first, [unsent.lease.lease_id])
+    play.join(group, credit=100)
+    play.settle()
+    again = play.deliveries[2:]
+    attempts = [attempt for each in again for attempt in each.attempts.tolist()]
+    failures = [failure for each in again for failure in each.failures.tolist()]
+    offsets = [offset for each in again for offset in each.lease.offsets.tolist()]
+    known = dict(zip(offsets, zip(attempts, failures, strict=True), strict=True))
+    assert known == {sent.lease.offsets.item(): (2, 1), unsent.lease.offsets.item(): (1, 0)}
+
+
+@pytest.mark.parametrize("type_", TYPES)
+def test_consumer_that_no_delivery_reached_leaves_no_attempt_behind(type_: str) -> None:
+    play = Play()
+    group = play.make_group(type=type_)
+    first = play.join(group, credit=100)
+    play.settle()
+    play.schedule("s", 0, 0)
+    play.settle()
+    entries = len(play.log.entries)
+    play.leader.groups.give_up(group, first)
+    play.settle()
+    assert (play.leader.groups.leased(group), len(play.log.entries)) == ((0, 0), entries)
+    play.join(group, credit=100)
+    play.settle()
+    assert [each.lease.offsets.tolist() for each in play.deliveries] == [[0, 1]] * 2
+    assert play.deliveries[1].attempts.tolist() == [1, 1]
+
+
 def test_dead_letters_move_without_a_consumer_and_from_disk() -> None:
     play = Play()
     group = dead_letters(play)

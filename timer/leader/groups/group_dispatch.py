@@ -320,10 +320,14 @@ class Serving:
         leases.join(consumer)
         self._turns.want(group.group_id)
 
-    def leave(self, group: Group, consumer: ConsumerStream) -> None:
-        """Remove a consumer at the end of its stream; redeliver its messages at once."""
+    def leave(self, group: Group, consumer: ConsumerStream, unsent: Iterable[LeaseId] = ()) -> None:
+        """Remove a consumer at the end of its stream; redeliver its messages at once.
+
+        `unsent`: its last leases, which never left this node. They count no attempt and no failure.
+        """
         if self._closed is None and not group.deleted:
             leases = self._leases[group.group_id]
+            leases.take_back(unsent)
             self._batch.add(leases.leave(consumer))
             self._batch.add(leases.recall())
             self._turns.want(group.group_id)  # the next consumer may have its turn
@@ -335,11 +339,9 @@ class Serving:
             self._turns.want(group.group_id)
 
     def give_up(self, group: Group, consumer: ConsumerStream) -> None:
-        """Remove a consumer that no delivery reached; its messages return without a failure."""
+        """Remove a consumer that no delivery reached; its messages count no attempt."""
         if self._closed is None and not group.deleted:
-            leases = self._leases[group.group_id]
-            self._batch.add(leases.give_up(consumer))
-            self._batch.add(leases.recall())
+            self._leases[group.group_id].give_up(consumer)
             self._turns.want(group.group_id)
 
     def credit(self, group: Group, consumer: ConsumerStream, messages: int) -> None:

@@ -22,7 +22,7 @@ Every change is proposed to the log as an op. Answers and redeliveries wait unti
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import ClassVar, Final, Protocol
 
 import numpy as np
@@ -384,10 +384,17 @@ class Leases:
         self.retire(consumer)
         return self._ended([self._table.end(each) for each in sorted(consumer.leases)])
 
-    def give_up(self, consumer: ConsumerStream) -> GroupOp | None:
-        """Remove a consumer that no delivery reached; return the RECALL op to propose."""
+    def give_up(self, consumer: ConsumerStream) -> None:
+        """Remove a consumer that no delivery reached."""
         self.retire(consumer)
-        return self._ended([self._table.end(each) for each in sorted(consumer.leases)], Op.RECALL)
+        self.take_back(sorted(consumer.leases))
+
+    def take_back(self, unsent: Iterable[LeaseId]) -> None:
+        """End leases that were not sent, the last ones of a consumer. They count no delivery."""
+        for lease_id in unsent:
+            offsets = self._table.end(lease_id)
+            self._table.set(offsets, FREE)
+            self._order.freed(offsets)
 
     def retire(self, consumer: ConsumerStream) -> None:
         """Deliver nothing more to a consumer; its messages stay leased."""
@@ -403,12 +410,12 @@ class Leases:
                 self._order.fell_silent(lease.consumer)
         return self._ended(ended)
 
-    def _ended(self, ended: list[U64], op: Op = Op.ENDED) -> GroupOp | None:
+    def _ended(self, ended: list[U64]) -> GroupOp | None:
         offsets = np.sort(np.concatenate(ended)) if ended else np.zeros(0, np.uint64)
         if not len(offsets):
             return None
         self._order.returned(offsets)
-        return GroupOp(op, self.group.topic, self.group.group_id, offsets)
+        return GroupOp(Op.ENDED, self.group.topic, self.group.group_id, offsets)
 
     def recall(self) -> GroupOp | None:
         """Return the RECALL op of messages that returned because an earlier one did, or None."""

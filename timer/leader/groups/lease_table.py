@@ -3,6 +3,7 @@
     FREE --lease--> leased --ack--> ACKING --applied--> forgotten, below the cursor
       ^               |                ^
       |               +-- nack, end -> ENDING --ENDED, NACK or RECALL applied--> FREE
+      |               +-- not sent --------------------------------------------> FREE
       +-- its time -- WAITING <-- delayed by a nack -- FREE
                       DYING   <-- failed too often --- FREE;  moved, it is ACKING
 
