@@ -63,6 +63,23 @@ def test_topics_are_made_listed_and_described(ctl: Ctl, client: TimerClient) -> 
     assert ctl("topics", "describe", "nobody")[0] == 1
 
 
+@pytest.mark.parametrize("command", [("cancel",), ("timers", "cancel")])
+def test_cancel_by_an_old_id_prints_the_new_one(
+    ctl: Ctl, client: TimerClient, command: tuple[str, ...]
+) -> None:
+    old, other = (client.schedule("orders", b"", delay=HOUR) for _ in range(2))
+    new = client.reschedule(old, delay=2 * HOUR)
+    code, out, _ = ctl(*command, old.id, other.id)
+    assert (code, [line.split() for line in out.splitlines()[1:]]) == (
+        5,
+        [[old.id, "RESCHEDULED", new.id], [other.id, "CANCELLED", "-"]],
+    )
+    [row] = json.loads(ctl(*command, old.id, "-o", "json")[1])["results"]
+    assert row == {"id": old.id, "result": "RESCHEDULED", "new_id": new.id}
+    [row] = json.loads(ctl(*command, new.id, "-o", "json")[1])["results"]
+    assert row == {"id": new.id, "result": "CANCELLED", "new_id": None}
+
+
 @pytest.mark.parametrize("said", ["flag", "policy"])
 def test_resume_that_drops_asks_first(
     ctl: Ctl, client: TimerClient, cluster: FakeCluster, said: str

@@ -6,7 +6,7 @@ import secrets
 import sys
 from typing import Any, Final
 
-from timerclient.cli import cli_args, output
+from timerclient.cli import cli_args, cli_timers, output
 from timerclient.cli.cli_args import Commands, add_when, duration, when_of
 from timerclient.rows.messages import Message
 from timerclient.values.errors import InvalidRequest
@@ -59,9 +59,8 @@ class MessageCommands(Commands):
         """Cancel timers by id."""
         with self._connect(args) as client:
             results = client.cancel_batch(args.ids)
-        named = list(zip(args.ids, [result.name for result in results], strict=True))
-        document = {"results": [{"id": id_, "result": name} for id_, name in named]}
-        self._put(args, document, cli_args.table(args, ("ID", "RESULT"), named))
+            rows = cli_timers.cancelled(client, args.ids, results)
+        self._put(args, *cli_timers.cancel_output(args, "id", rows))
         done = (CancelResult.CANCELLED, CancelResult.ALREADY_CANCELLED)
         return OK if all(result in done for result in results) else NOT_CANCELLED
 

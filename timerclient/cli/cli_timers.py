@@ -12,14 +12,16 @@ A change by filter asks for confirmation, except with --yes.
 """
 
 import argparse
+from collections.abc import Sequence
 from datetime import datetime
 from itertools import islice
 from typing import Any
 
 from timerclient.cli import cli_args, cli_seen, output
 from timerclient.cli.cli_args import Commands
+from timerclient.client.timer_client import TimerClient
 from timerclient.rows.pending_timers import Changed, TimerInfo, Where
-from timerclient.values.errors import InvalidRequest
+from timerclient.values.errors import InvalidRequest, NotFound
 from timerclient.values.results import CancelResult, RescheduleResult
 
 OK = 0
@@ -118,9 +120,8 @@ class TimerCommands(Commands):
                 results = client.cancel_batch(args.ids)
             else:
                 results = client.cancel_keys(args.topic, args.keys)
-        named = list(zip(names, [result.name for result in results], strict=True))
-        document = {"results": [{kind[:-1]: name, "result": result} for name, result in named]}
-        self._put(args, document, cli_args.table(args, (kind[:-1].upper(), "RESULT"), named))
+            rows = cancelled(client, names, results)
+        self._put(args, *cancel_output(args, kind[:-1], rows))
         done = (CancelResult.CANCELLED, CancelResult.ALREADY_CANCELLED)
         return OK if all(result in done for result in results) else NOT_CHANGED
 
@@ -153,6 +154,37 @@ class TimerCommands(Commands):
         self._put(args, document, cli_args.table(args, headings, cells))
         moved = all(one.result is RescheduleResult.RESCHEDULED for one in results)
         return OK if moved else NOT_CHANGED
+
+
+CancelRow = tuple[str, str, str | None]
+"""Id or key of a timer, the result of its cancel, and the id of the timer that fires instead."""
+
+
+def cancelled(
+    client: TimerClient, names: Sequence[str], results: Sequence[CancelResult]
+) -> list[CancelRow]:
+    """Return a row for each result. A look-up finds the new id of a rescheduled timer."""
+    return [
+        (name, result.name, _new_id(client, name) if result is CancelResult.RESCHEDULED else None)
+        for name, result in zip(names, results, strict=True)
+    ]
+
+
+def _new_id(client: TimerClient, old: str) -> str | None:
+    try:
+        return client.get_timer(old).replaced_by
+    except NotFound:  # forgotten since
+        return None
+
+
+def cancel_output(
+    args: argparse.Namespace, kind: str, rows: Sequence[CancelRow]
+) -> tuple[dict[str, Any], str]:
+    """Return document and text of a cancel. `kind`: id or key."""
+    document = {
+        "results": [{kind: name, "result": said, "new_id": new} for name, said, new in rows]
+    }
+    return document, cli_args.table(args, (kind.upper(), "RESULT", "NEW ID"), rows)
 
 
 def _add_where(parser: argparse.ArgumentParser) -> None:
