@@ -1,10 +1,14 @@
-"""A log that was torn while its machine ran on: nothing that was answered for can be missing."""
+"""A log that was torn while its machine ran on, or that lost a file under a running process."""
+
+from pathlib import Path
 
 import pytest
 
 from chaos.sim.world.simdisk import SimDisk
-from tests.timer.test_log import ENDS, FIRST, LOG, TAIL, TORN, open_log
-from timer.files.disk import RealDisk
+from tests.timer.test_log import ENDS, FIRST, LOG, TAIL, TORN, frame, frames, open_log
+from timer.files import segment
+from timer.files.disk import Disk, RealDisk
+from timer.model.units import LogIndex
 
 WHOLE = TORN[FIRST] + b"".join(TAIL)
 
@@ -37,3 +41,15 @@ def test_tail_torn_in_another_run_of_the_machine_or_an_unknown_one_is_in_doubt(
 
 def test_real_machine_names_its_run() -> None:
     assert RealDisk().boot_id() == RealDisk().boot_id() != bytes(16)
+
+
+@pytest.mark.parametrize("disk", [RealDisk(), SimDisk()], ids=["real", "simulated"])
+def test_segment_that_is_gone_already_is_dropped(disk: Disk, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = open_log(disk, path)
+    log.append(frames(1, 14))
+    disk.remove(segment.path_of(path, LogIndex(4)))
+    log.drop_before(LogIndex(10))
+    log.append([frame(15)])
+    log.sync()
+    assert (log.first_index, log.durable_index) == (10, 15)

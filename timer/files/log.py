@@ -52,6 +52,7 @@ import itertools
 import struct
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -479,7 +480,8 @@ class Log:
                 self._remove(each)
 
     def _remove(self, each: _Segment) -> None:
-        self._disk.remove(each.path)
+        with suppress(FileNotFoundError):  # gone already, as it should be
+            self._disk.remove(each.path)
         # One by one: if only the second removal survived a crash, the log would have a hole.
         self._disk.sync_dir(self._directory)
 

@@ -442,7 +442,8 @@ class Runs:
         """Remove the files of retired runs. For a thread. No durable manifest names the runs."""
         for meta in retired:
             for name in meta.names:
-                self._disk.remove(self._directory / name)
+                with suppress(FileNotFoundError):  # gone already, as it should be
+                    self._disk.remove(self._directory / name)
         if retired:
             self._disk.sync_dir(self._directory)
 
