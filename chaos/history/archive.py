@@ -46,6 +46,7 @@ class Archive:
         """Start the thread. `logs`: node -> (folder of its log, folder of the archive)."""
         self._logs = dict(logs)
         self._lock = threading.Lock()
+        self._left_out: set[str] = set()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="archive", daemon=True)
         self._thread.start()
@@ -57,7 +58,7 @@ class Archive:
     def update(self) -> None:
         """Bring the archives of all logs up to date."""
         with self._lock:
-            for log, kept in self._logs.values():
+            for log, kept in (self._logs[node] for node in self._logs.keys() - self._left_out):
                 # The folder is back later: its disk lost its power, or it was wiped.
                 with contextlib.suppress(OSError):
                     follow(log, kept)
@@ -71,7 +72,7 @@ class Archive:
     def seal(self, node: str) -> None:
         """Keep the present content of a node's log, and begin a new life for all later changes.
 
-        The node has ended, and only the last segment is going to be damaged.
+        Only the last segment is going to be damaged.
         """
         log, kept = self._logs[node]
         with self._lock:
@@ -82,6 +83,21 @@ class Archive:
             shutil.copyfile(last, copy)
             copy.rename(last)
             _another(kept)
+
+    @contextlib.contextmanager
+    def sealed(self, node: str) -> Iterator[None]:
+        """Keep what a running node's log holds now, and follow it again only afterwards.
+
+        Its last segment is damaged meanwhile, while the node appends to it.
+        """
+        with self._lock:
+            self._left_out.add(node)
+        try:
+            self.seal(node)
+            yield
+        finally:
+            with self._lock:
+                self._left_out.discard(node)
 
     def close(self) -> None:
         """Follow the logs once more, and end. End the nodes first."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from chaos.suite.nemeses.all_nemeses import NEMESES
 from chaos.suite.nemeses.file_damage import LOG, STATE
-from chaos.suite.nemeses.voter_damage import CUT, FLIPPED, RAFT, REMOVED
+from chaos.suite.nemeses.voter_damage import ALL, CUT, FLIPPED, RAFT, REMOVED
 from chaos.suite.stage.disk_faults import Calls
 from chaos.suite.stage.plan import Draw, Lane, Need, RunOptions, Strike
 from timer.files.data_directory import IDENTITY_NAME, PROMISE_NAME
@@ -217,7 +217,16 @@ _SINGLE: Final = {
                      card("forget", (0, 0), who="follower", file=PROMISE_NAME, how=REMOVED),
                      card("forget", (0, 0), who="leader", file=IDENTITY_NAME, how=CUT),
                      card("forget", (0, 0), who="follower", file=IDENTITY_NAME, how=FLIPPED),
+                     card("forget", (0, 0), who="leader", file=PROMISE_NAME, how=CUT, runs_on_s=5),
                      every_s=20),
+    "hurt-leader": _of("a file of the leader is damaged while it leads",
+                       card("hurt-running", (0, 0), who="leader", part=LOG, how=FLIPPED),
+                       card("hurt-running", (0, 0), who="leader", part=STATE, how=FLIPPED),
+                       card("hurt-running", (0, 0), who="leader", part=LOG, how=CUT),
+                       card("hurt-running", (0, 0), who="leader", part=STATE, how=CUT),
+                       card("hurt-running", (0, 0), who="leader", part=LOG, how=REMOVED),
+                       card("hurt-running", (0, 0), who="leader", part=STATE, how=REMOVED),
+                       every_s=20),
     "raft-files": _of("Raft files of a node are damaged or gone; the node makes them anew",
                       card("hurt-raft", (0, 0), who="leader", file="raft/journal", how=FLIPPED),
                       card("hurt-raft", (0, 0), who="leader", file=RAFT, how=REMOVED),
@@ -225,7 +234,13 @@ _SINGLE: Final = {
                       card("hurt-raft", (0, 0), who="follower", file="raft/meta", how=FLIPPED),
                       card("hurt-raft", (0, 0), who="leader", file="raft/meta", how=REMOVED),
                       card("hurt-raft", (0, 0), who="follower", file="raft-member", how=FLIPPED),
+                      card("hurt-raft", (0, 0), who="leader", file="raft/snapshot", how=FLIPPED),
+                      card("hurt-raft", (0, 0), who="follower", file="raft/snapshot", how=REMOVED),
                       every_s=12),
+    "raft-lost": _of("Raft files of all nodes are lost at once, while none runs",
+                     card("hurt-raft", (0, 0), who=ALL, file=RAFT, how=REMOVED),
+                     card("hurt-raft", (0, 0), who=ALL, file="raft/journal", how=FLIPPED),
+                     every_s=45),
     "members": _of("voters are changed during a partition",
                    card("remove-cut-off", who="leader"), card("remove-cut-off", who="follower"),
                    card("replace-cut-off"), every_s=20),

@@ -71,6 +71,21 @@ def test_truncated_segment_goes_and_the_new_one_of_its_name_comes(
     assert texts(kept) == ["from 1", "of another leader"]
 
 
+def test_segment_that_is_damaged_while_it_grows_is_kept_as_it_was(
+    log: Path, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept"
+    put(log, 1)
+    archive = Archive({"n1": (log, kept)})
+    with archive.sealed("n1"):
+        put(log, 1, "damaged")
+        archive.update()
+        assert [texts(kept, life) for life in range(2)] == [["from 1"], []]
+        put(log, 1).rename(log / f"{9:016x}.log")
+    archive.close()
+    assert [texts(kept, life) for life in range(2)] == [["from 1"], ["from 1"]]
+
+
 def test_log_that_is_gone_for_a_moment_takes_nothing_with_it(log: Path, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     put(log, 1).rename(tmp_path / "moved")

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from chaos.history.history import RunFolder, read
+from chaos.suite.nemeses import file_damage, running_damage
 from chaos.suite.nemeses.disk_failures import (
     BadSector,
     DiskErrors,
@@ -26,9 +27,12 @@ from chaos.suite.nemeses.disk_failures import (
     SlowDisk,
     TornWrite,
 )
+from chaos.suite.nemeses.file_damage import LOG, STATE
 from chaos.suite.nemeses.links import CutClients, NearLease
 from chaos.suite.nemeses.nemesis import Nemesis, Undo
+from chaos.suite.nemeses.running_damage import FETCHED, HurtRunning
 from chaos.suite.nemeses.voter_damage import (
+    ALL,
     CUT,
     FLIPPED,
     RAFT,
@@ -41,7 +45,7 @@ from chaos.suite.nemeses.voter_damage import (
 from chaos.suite.stage.disk_faults import Calls, DiskFaults, Kind
 from chaos.suite.stage.stage import MANY_SETTINGS, Stage, capabilities
 from cluster.settings.exit_codes import EXIT_DISK
-from tests.cluster.running import Forking, until
+from tests.cluster.running import Forking, kept_runs, until
 from timer.files.data_directory import IDENTITY_NAME, PROMISE_NAME
 from timerclient import TimerClient
 from timerclient.values.errors import TimerError
@@ -184,6 +188,33 @@ def test_torn_node_serves_beside_an_absent_one(stage: Stage, chance: random.Rand
     is_whole(stage)
 
 
+@pytest.mark.parametrize(
+    ("nemesis", "name"),
+    [
+        (HurtRunning(part=LOG, how=CUT), ".log"),
+        (HurtRunning(part=LOG, how=REMOVED), ".log"),
+        (HurtRunning(part=STATE, how=FLIPPED), ".arrow"),
+    ],
+)
+def test_leader_whose_files_are_damaged_while_it_leads_heals(
+    stage: Stage,
+    chance: random.Random,
+    monkeypatch: pytest.MonkeyPatch,
+    nemesis: HurtRunning,
+    name: str,
+) -> None:
+    monkeypatch.setattr(running_damage, "RUNS_ON_S", 0.5)
+    monkeypatch.setitem(file_damage.VICTIM, STATE, lambda data, _: kept_runs(data)[0])
+    until(lambda: all(kept_runs(stage.data(each)) for each in stage.names))
+    before = {each: stage.output(each).read_text().count(FETCHED) for each in stage.names}
+    nemesis.strike(stage, chance)()
+    hurt = recorded(stage, "hurt-running")
+    assert (hurt["role"], Path(hurt["file"]).suffix) == ("leader", name)
+    assert stage.output(hurt["node"]).read_text().count(FETCHED) > before[hurt["node"]]
+    assert stage.lost == set()
+    is_whole(stage)
+
+
 # ---- links
 
 
@@ -219,6 +250,7 @@ def test_leader_that_clients_cannot_reach_is_seen_by_the_nodes(
         Forget("leader", PROMISE_NAME, FLIPPED),
         Forget("follower", PROMISE_NAME, REMOVED),
         Forget("follower", IDENTITY_NAME, CUT),
+        Forget("leader", PROMISE_NAME, CUT, runs_on_s=0.5),
     ],
 )
 def test_node_that_forgot_is_replaced(stage: Stage, chance: random.Random, nemesis: Forget) -> None:
@@ -238,11 +270,20 @@ def test_node_that_forgot_is_replaced(stage: Stage, chance: random.Random, nemes
         HurtRaft("leader", RAFT, REMOVED),
         HurtRaft("follower", "raft/journal", REMOVED),
         HurtRaft("follower", "raft/meta", FLIPPED),
+        HurtRaft("follower", "raft/snapshot", FLIPPED),
+        HurtRaft(ALL, RAFT, REMOVED),
     ],
 )
 def test_rafts_files_are_made_anew(stage: Stage, chance: random.Random, nemesis: HurtRaft) -> None:
+    files = [stage.data(name) / nemesis.file for name in stage.names]
+    until(lambda: all(path.exists() for path in files))  # a snapshot takes some commands
+    inodes = {path.stat().st_ino for path in files}
     nemesis.strike(stage, chance)()
-    assert recorded(stage, "raft-votes")["file"] == nemesis.file
+    hurt = [name for name in stage.names if name in stage.hurt]
+    assert recorded(stage, "raft-votes")["node"] in hurt
+    assert len(hurt) == len(stage.names) or nemesis.who != ALL
+    if nemesis.who == ALL:
+        assert not inodes & {path.stat().st_ino for path in files}
     is_whole(stage)
 
 

@@ -11,6 +11,7 @@ from chaos.suite.nemeses import (
     file_damage,
     links,
     processes,
+    running_damage,
     voter_damage,
 )
 from chaos.suite.nemeses.nemesis import Nemesis
@@ -44,6 +45,7 @@ NEMESES: Final[Mapping[str, type[Nemesis]]] = MappingProxyType(
         "bad-sector": disk_failures.BadSector,
         "torn-write": disk_failures.TornWrite,
         "forget": voter_damage.Forget,
+        "hurt-running": running_damage.HurtRunning,
         "hurt-raft": voter_damage.HurtRaft,
         "remove-cut-off": voter_damage.RemoveCutOff,
         "replace-cut-off": voter_damage.ReplaceCutOff,

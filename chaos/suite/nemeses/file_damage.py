@@ -281,6 +281,12 @@ def _any_of_state(data: Path, chance: random.Random) -> Path:
 VICTIM: Final = {LOG: _last_segment, STATE: _any_of_state}
 
 
+def finds_damage(data: Path) -> bool:
+    """Return whether a dead node's own `verify` finds damage in its state or log."""
+    found = verify(RealDisk(), state=data / STATE, log=data / LOG)
+    return any(each.damage is not None for each in found)
+
+
 def _check_missed(stage: Stage, name: str, path: Path) -> None:
     """Return if the node's own `verify` finds the damage to a dead node's file.
 
@@ -291,9 +297,7 @@ def _check_missed(stage: Stage, name: str, path: Path) -> None:
     Raises:
         Fizzled: `verify` finds no damage.
     """
-    data = stage.data(name)
-    found = verify(RealDisk(), state=data / STATE, log=data / LOG)
-    if any(each.damage is not None for each in found):
+    if finds_damage(stage.data(name)):
         return
     why = f"{name} does not need the damaged part of {path.name}"
     if path.exists():

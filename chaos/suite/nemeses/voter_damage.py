@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from chaos.suite.nemeses.links import both
-from chaos.suite.nemeses.nemesis import NETWORK, NOTHING, Fizzled, Undo, back, chosen, said
+from chaos.suite.nemeses.nemesis import (
+    NETWORK,
+    NOTHING,
+    Fizzled,
+    Undo,
+    back,
+    chosen,
+    remaining,
+    said,
+)
 from chaos.suite.stage.stage import READY_S, WHOLE_POLL_S, Stage
 from cluster.control.raft_journal import read_meta
 from cluster.files.replacement import REPLACEABLE
@@ -27,6 +36,7 @@ from timerclient.values.errors import TimerError
 FLIPPED: Final = "flipped"
 CUT: Final = "cut"
 REMOVED: Final = "removed"
+ALL: Final = "all"
 RAFT: Final = "raft"
 """The folder of Raft's files, all of them."""
 
@@ -42,15 +52,27 @@ class Forget:
     """`promise` or `identity.json`."""
     how: str = FLIPPED
     """FLIPPED or CUT; for the promise also REMOVED."""
+    runs_on_s: float = 0.0
+    """Seconds that the node runs on with the damage. 0: it is killed before the damage."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Kill the node, damage the file, start the node; wait until it reports REPLACEABLE."""
         name = chosen(stage, self.who, chance)
-        stage.kill(name)
-        stage.archive.update()  # a replaced node deletes its log itself
+        path = stage.data(name) / self.file
+        if not self.runs_on_s:
+            stage.kill(name)
         stage.say(f"{name}'s {self.file}: {self.how}")
-        _harm(stage.data(name) / self.file, self.how, chance)
+        _harm(path, self.how, chance)
         stage.hurt.add(name)
+        if self.runs_on_s:
+            harmed = _content(path)
+            stage.record("hurt-running", **stage.word_of(name), file=self.file, how=self.how)
+            time.sleep(self.runs_on_s)
+            stage.kill(name)
+            if _content(path) != harmed:
+                back(stage, name)
+                raise Fizzled(f"{name} wrote its {self.file} anew before it died")
+        stage.archive.update()  # a replaced node deletes its log itself
         stage.launch(name)
         _until_replaceable(stage, name)
         stage.record("replaceable", node=name, file=self.file, how=self.how)
@@ -68,11 +90,15 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class HurtRaft:
-    """Raft files of a node are damaged or gone; the node makes them anew."""
+    """Raft files of a node are damaged or gone; the node makes them anew.
+
+    The files of all nodes may be lost at once, while none runs. No node then has the former
+    register. The log has epochs and voters, and the promises are there: the next epoch is above.
+    """
 
     needs: ClassVar = NOTHING
     who: str = "follower"
-    """A role."""
+    """A role, or ALL."""
     file: str = "raft/journal"
     """A path below the data directory. RAFT: the whole folder."""
     how: str = FLIPPED
@@ -80,26 +106,32 @@ class HurtRaft:
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Kill the node and damage the file; the undo waits until its Raft votes count again."""
-        name = chosen(stage, self.who, chance)
-        stage.kill(name)
-        path = stage.data(name) / self.file
+        names = remaining(stage) if self.who == ALL else [chosen(stage, self.who, chance)]
+        if self.who == ALL and stage.lost:  # `timerd --raft-lost` is for that
+            raise Fizzled(f"without {' and '.join(sorted(stage.lost))} no vote would ever count")
+        stage.kill(*names)
         try:
-            _harm(path, self.how, chance)
-        except FileNotFoundError:
-            back(stage, name)
-            raise Fizzled(f"{name} has no {self.file} yet") from None
-        stage.say(f"{name}'s {self.file}: {self.how}")
-        stage.hurt.add(name)
+            for path in [stage.data(name) / self.file for name in names]:
+                _harm(path, self.how, chance)
+        except FileNotFoundError as missing:
+            back(stage, *names)
+            raise Fizzled(f"there is no {missing.filename} yet") from None
+        whose = "all nodes'" if self.who == ALL else f"{names[0]}'s"
+        stage.say(f"{whose} {self.file}: {self.how}")
+        stage.hurt.update(names)
 
         def undo() -> None:
-            with stage.waiting_for(name):
-                back(stage, name)
+            # Others strike while one node is waited for; nothing else may be wrong beside all.
+            with stage.waiting_for(names[0]) if self.who != ALL else contextlib.nullcontext():
+                back(stage, *names)
                 began_s = time.monotonic()
-                _until_it_votes(stage, name)
-                stage.wait_until_whole(name)
+                for name in names:
+                    _until_it_votes(stage, name)
+                    stage.wait_until_whole(name)
             took_s = round(time.monotonic() - began_s, 2)
-            stage.record("raft-votes", node=name, file=self.file, how=self.how, took_s=took_s)
-            stage.say(f"{name}'s Raft votes count, {took_s:g} s later")
+            for name in names:
+                stage.record("raft-votes", node=name, file=self.file, how=self.how, took_s=took_s)
+            stage.say(f"Raft votes of {' and '.join(names)} count, {took_s:g} s later")
 
         return undo
 
@@ -184,6 +216,11 @@ class ReplaceCutOff:
         stage.record("replace-asked", node=name, leader=leader, answer=answer)
         stage.say(f"replace {name}: {answer}")
         return undo
+
+
+def _content(path: Path) -> bytes:
+    """Return the bytes of a file; none if there is no such file."""
+    return path.read_bytes() if path.exists() else b""
 
 
 def _harm(path: Path, how: str, chance: random.Random) -> None:

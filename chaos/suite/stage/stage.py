@@ -46,6 +46,7 @@ MANY_SETTINGS: Final = (
     "storage.flush_interval_ms = 20_000",
     "storage.reserve_bytes = 134_217_728",
     "storage.scrub_bytes_per_s = 67_108_864",  # the first pass of a process ends soon
+    "storage.scrub_interval_ms = 10_000",  # damage under a running node is found while it runs
     "storage.refetch_timeout_ms = 60_000",  # a node that can't heal ends within READY_S
     "limits.inflight_bytes_max = 33_619_968",  # near the minimum, so that a flood exceeds it
     "limits.request_bytes_max = 8_388_608",
@@ -212,7 +213,7 @@ class Stage:
 
     def unexplained(self, name: str) -> list[str]:
         """Return the errors in a node's log that no strike explains, even if the node healed."""
-        log = self.run.root / "logs" / f"{name}.log"
+        log = self.output(name)
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
         return [
             line[:500]
@@ -228,6 +229,10 @@ class Stage:
     def data(self, name: str) -> Path:
         """Return a node's data directory."""
         return self.run.root / "nodes" / name / "data"
+
+    def output(self, name: str) -> Path:
+        """Return the file with a node's own log lines."""
+        return self.run.root / "logs" / f"{name}.log"
 
     def clock(self, name: str) -> Path:
         """Return the file that moves a node's clock."""

@@ -1,0 +1,161 @@
+"""Nemesis of a running node: files that it uses are damaged while it leads.
+
+    damaged ──► it reads the file ──► it heals: new process, state and log fetched from the leader
+            └─► it does not read it for RUNS_ON_S ──► killed; its next start finds the damage, heals
+
+A leader has most of its work in memory, so it may lead on for long. Its answers are true all the
+same, which the audit checks. One thing is wrong with the cluster meanwhile: no other strike at
+nodes falls until the node is dead or heals.
+"""
+
+import os
+import random
+import time
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import ClassVar, Final
+
+from chaos.suite.nemeses.file_damage import LOG, STATE, VICTIM, finds_damage, heal
+from chaos.suite.nemeses.nemesis import NOTHING, Fizzled, Undo, chosen, nothing, said
+from chaos.suite.nemeses.voter_damage import CUT, FLIPPED, REMOVED
+from chaos.suite.stage.stage import READY_S, WHOLE_POLL_S, Stage
+from deploy.local import LaunchError
+from timer.files import segment
+from timer.files.disk import RealDisk
+from timer.recovery import manifest
+
+RUNS_ON_S: Final = 8.0
+"""A scrub begins every ten seconds, so some damage of state is found before, and some is not.
+Nothing reads the end of the log before the next start."""
+NOTICED: Final = "to be healed"
+"""In the line of a node's log that says that it found damage."""
+FETCHED: Final = "; fetching state and log from the leader"
+"""In the line of the process that fetches them."""
+
+
+@dataclass(frozen=True, slots=True)
+class HurtRunning:
+    """A file of a node is damaged while it runs: it heals, at once or after its next start."""
+
+    needs: ClassVar = NOTHING
+    who: str = "leader"
+    part: str = LOG
+    """LOG: the segment that it appends to; STATE: any file that its manifest names, or that."""
+    how: str = FLIPPED
+    """FLIPPED: one bit; CUT: the second half is gone; REMOVED."""
+
+    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+        """Damage the file, let the node run on, kill it if it notices nothing; see it heal."""
+        name = chosen(stage, self.who, chance)
+        if self.part == STATE:
+            self._strike(stage, name, chance)
+        else:
+            with stage.archive.sealed(name):
+                self._strike(stage, name, chance)
+        return nothing
+
+    def _strike(self, stage: Stage, name: str, chance: random.Random) -> None:
+        since = stage.output(name).stat().st_size
+        path = VICTIM[self.part](stage.data(name), chance)
+        with _harmed(path, self.how, chance) as file:
+            stage.damaged.add(name)
+            stage.hurt.add(name)
+            stage.record("hurt-running", **stage.word_of(name), file=path.name, how=self.how)
+            stage.say(f"{said(stage, name, self.who)}, runs on with its {path.name} {self.how}")
+            noticed = _notices(stage, name, since)
+            if noticed:
+                stage.say(f"{name} found the damage while it ran")
+            else:
+                stage.say(f"{name} ran on; kill -9, for its next start to find the damage")
+                stage.kill(name)
+                noticed = _says(stage, name, since, NOTICED)  # just before it died
+            if noticed or _is_missed(stage, name, path, file):
+                heal(stage, name, first=lambda: _until_fetching(stage, name, since))
+                return
+        heal(stage, name)
+        raise Fizzled(f"{name} can do without its {path.name} as it was")
+
+
+def _harmed(path: Path, how: str, chance: random.Random) -> FileIO:
+    """Damage a file in its place, as a process has it open. Return it, open: its inode stays.
+
+    Raises:
+        Fizzled: the file has just gone, or holds nothing yet.
+    """
+    try:
+        file = path.open("r+b", buffering=0)
+    except FileNotFoundError:
+        raise Fizzled(f"{path.name} was replaced before it was damaged") from None
+    size = os.fstat(file.fileno()).st_size
+    if size <= segment.HEADER_SIZE:
+        file.close()
+        raise Fizzled(f"{path.name} holds nothing yet")
+    if how == REMOVED:
+        path.unlink(missing_ok=True)
+    elif how == CUT:
+        file.truncate(max(segment.HEADER_SIZE, size // 2))
+    else:
+        at = chance.randrange(size // 4, size * 3 // 4)
+        byte = os.pread(file.fileno(), 1, at)[0]
+        os.pwrite(file.fileno(), bytes([byte ^ (1 << chance.randrange(8))]), at)
+    return file
+
+
+def _is_missed(stage: Stage, name: str, path: Path, file: FileIO) -> bool:
+    """Return whether a dead node misses what was damaged of a file.
+
+    If it does not, that is a failure of the run. But of the log's end more may have been written
+    than was known to be durable, of a spill file less may be needed than is there, and any file of
+    the state may have been replaced, or retired, before it was read.
+    """
+    data = stage.data(name)
+    if finds_damage(data):
+        return True
+    is_there = path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino
+    excused = path.parent.name in (LOG, manifest.SPILL_DIRECTORY)
+    if is_there and not excused and _is_named(data, path):
+        stage.failures.append(f"{name} finds no damage, by its own verify: {path}")
+    return False
+
+
+def _notices(stage: Stage, name: str, since: int) -> bool:
+    """Return whether a node finds the damage, or ends, within RUNS_ON_S."""
+    deadline = time.monotonic() + RUNS_ON_S
+    while time.monotonic() < deadline:
+        if _says(stage, name, since, NOTICED):
+            return True
+        if not stage.cluster.is_running(name):
+            if not stage.is_given_up(name):
+                status = stage.cluster.exit_status(name)
+                stage.failures.append(f"{name}, damaged, ended with status {status}")
+            return True
+        time.sleep(WHOLE_POLL_S)
+    return False
+
+
+def _until_fetching(stage: Stage, name: str, since: int) -> None:
+    """Return once a node fetches state and log anew, or has given up.
+
+    Raises:
+        LaunchError: it does not, in time: it took what it has for whole.
+    """
+    deadline = time.monotonic() + READY_S
+    while not _says(stage, name, since, FETCHED):
+        if time.monotonic() > deadline or not stage.cluster.is_running(name):
+            raise LaunchError(f"{name} does not fetch its state anew")
+        time.sleep(WHOLE_POLL_S)
+
+
+def _says(stage: Stage, name: str, since: int, text: str) -> bool:
+    """Return whether a node's log has a text after its first `since` bytes."""
+    with stage.output(name).open("rb") as file:
+        file.seek(since)
+        return text.encode() in file.read()
+
+
+def _is_named(data: Path, path: Path) -> bool:
+    """Return whether a sound manifest names a file of the state, or is it."""
+    named = manifest.read(RealDisk(), data / STATE)
+    names = [manifest.NAME] + [name for name, _, _ in manifest.files(named)] if named else []
+    return path in [data / STATE / name for name in names]
