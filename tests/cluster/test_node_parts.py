@@ -1,5 +1,6 @@
 """The parts of a node that stand between its planes."""
 
+import asyncio
 import logging
 from collections.abc import Coroutine
 from types import SimpleNamespace
@@ -11,14 +12,16 @@ from grpc_health.v1 import health_pb2
 from cluster.control.control_plane import CommandOutcome
 from cluster.control.control_state import ControlState
 from cluster.control.replica_report import ReportSource
-from cluster.node import digest_comparison
+from cluster.node import checkpoint_publisher, digest_comparison
 from cluster.node.checkpoint_publisher import CheckpointPublisher
 from cluster.node.digest_comparison import DigestComparison
+from cluster.node.ports import Ports
 from cluster.observe.apply_metrics import PromotionMetrics
 from cluster.observe.metrics import Levels, Telemetry
 from cluster.rpc.health_service import HealthService
 from cluster.settings.exit_codes import Diverged
 from replication.core.core_events import Role
+from timer.model.timer_errors import ConfigError
 from timer.model.units import Epoch, LogIndex, ReplicaId
 from timer.state.apply_results import Checkpoint
 
@@ -83,6 +86,65 @@ def test_voters_are_asked_only_about_a_digest_that_differs_at_the_same_index(
         work.close()
 
 
+@pytest.mark.parametrize(("replica", "stops"), [(A, False), (ReplicaId(9), True)])
+async def test_learner_has_no_vote_on_its_own_state(
+    monkeypatch: pytest.MonkeyPatch, replica: ReplicaId, stops: bool
+) -> None:
+    play = Comparison(monkeypatch, ({"b": "mine", "c": "other"}, False))
+    monkeypatch.setattr(play.comparison._replica, "replica_id", replica)
+    await play.comparison.judge(LogIndex(7), "mine")
+    assert bool(play.errors) is stops
+
+
+# ---- ports
+
+
+class Door:
+    """A port, or the channels; `events` has what is done to it. `taken`: it can't be opened."""
+
+    def __init__(self, name: str, events: list[str], *, taken: bool = False) -> None:
+        self._name, self._events, self._taken = name, events, taken
+
+    async def start(self, *_: object) -> None:
+        if self._taken:
+            raise ConfigError(self._name, "127.0.0.1:1", "is in use")
+        self._events.append(f"{self._name} opens")
+
+    listen = start
+
+    async def stop(self, *_: object) -> None:
+        self._events.append(f"{self._name} closes")
+
+    close = stop
+
+
+def ports_of(events: list[str], *, taken: bool = False) -> Ports:
+    grpc_port: Any = Door("grpc", events)
+    http: Any = Door("http", events, taken=taken)
+    channels: Any = Door("channels", events)
+    return Ports(
+        grpc_port, channels, http, grpc_server=grpc_port, health_service=HealthService(bool)
+    )
+
+
+async def test_grpc_port_closes_if_the_http_port_can_not_be_opened() -> None:
+    events = list[str]()
+    with pytest.raises(ConfigError, match="http"):
+        await ports_of(events, taken=True).open()
+    assert events == ["grpc opens", "grpc closes"]
+
+
+async def test_http_port_and_channels_close_after_the_grpc_port() -> None:
+    events = list[str]()
+    ports = ports_of(events)
+    await ports.open()
+    await ports.close_grpc(0.0)
+    await ports.close()
+    assert events == [
+        *("grpc opens", "http opens", "grpc closes", "http closes", "channels closes")
+    ]
+
+
 # ---- checkpoints and members
 
 
@@ -141,6 +203,30 @@ async def test_follower_publishes_no_checkpoint() -> None:
     publisher._host.leader = None
     await publisher._publish_checkpoint()
     assert plane.checkpoints == []
+
+
+async def test_idle_snapshots_are_unpinned_on_every_node_and_voters_published_by_the_leader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plane, expired = Plane(), list[int]()
+    publisher = publisher_of(plane, {A: "a", B: "b"}, [])
+
+    async def expire() -> None:
+        expired.append(len(plane.members))
+
+    async def pause(_: float) -> None:
+        if len(expired) == 2:
+            raise asyncio.CancelledError
+
+    publisher._snapshots = SimpleNamespace(expire=expire)
+    monkeypatch.setattr(checkpoint_publisher, "asyncio", SimpleNamespace(sleep=pause))
+    for leads in (True, False):
+        publisher._host.leader = object() if leads else None
+        expired.clear()
+        with pytest.raises(asyncio.CancelledError):
+            await publisher.run()
+        assert len(expired) == 2
+    assert len(plane.members) == 2
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from cluster.state.state_plane import UNSPILLED_FACTOR, FlushLimits, StatePlane,
 from tests.timer.machines import START_MS, Log, engine_on, part_of
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.leader.intake.cluster_clock import ClusterClock, Sample
+from timer.leader.intake.disk_reserve import Room
 from timer.leader.leader import Delivery
 from timer.model.timer_errors import (
     NotLeaderError,
@@ -35,7 +36,7 @@ class Turns:
         self.threads = deque[tuple[ThreadWork, Callable[[], Any], Callable[[Any], None]]]()
         self.syncs = deque[Callable[[], None]]()
         self.in_memory = True
-        self.dropped_before = 0
+        self.drops: list[tuple[int, bool]] = []
         self.folds = 0
         self.now_ms = 0
 
@@ -95,8 +96,7 @@ class Turns:
         self.syncs.append(done)
 
     def drop_before(self, index: LogIndex, *, keep: bool) -> None:
-        assert keep
-        self.dropped_before = index
+        self.drops.append((index, keep))
 
     def leader_address(self) -> str | None:
         return "elsewhere:1"
@@ -211,7 +211,38 @@ def test_fold_waits_for_a_flush_while_too_much_has_fired_and_goes_on_at_its_end(
     io.finish(ThreadWork.FLUSH)
     io.turn()
     assert not plane.engine.behind
-    assert io.dropped_before == end(log)
+    assert io.drops == [(end(log), True)]
+
+
+def test_fold_that_waits_for_a_flush_goes_on_once_the_disk_has_room_for_it() -> None:
+    log = fired_log()
+    plane, io = plane_of(log, memtable_bytes=20_000 // UNSPILLED_FACTOR // 2)
+    plane.use_room(Room(free=0, reserve=0, low=False))
+    plane.on_commit(LogIndex(end(log) - 1))
+    plane.fold_later()
+    io.turn()
+    plane.on_commit(end(log))
+    plane.fold_later()
+    io.turn()
+    assert (plane.engine.flushing, plane.waits_for_flush, plane.engine.behind) == (
+        False,
+        True,
+        True,
+    )
+    plane.use_room(Room.plenty())
+    assert not plane.engine.behind
+
+
+def test_disk_that_becomes_low_drops_log_that_others_may_need_and_flushes_once() -> None:
+    log = log_of(1)
+    plane, io = plane_of(log)
+    plane.on_commit(end(log))
+    plane.fold_later()
+    io.turn()
+    for _ in range(2):
+        plane.use_room(Room(free=1 << 40, reserve=1 << 41, low=True))
+        io.turn()
+    assert (io.drops, len(io.syncs)) == ([(1, False)], 1)
 
 
 def test_no_manifest_is_written_before_the_log_beside_it_is_synced() -> None:

@@ -7,7 +7,7 @@ from timer.model.columns import ROW, Binary, RowArray
 from timer.model.firing_order import START, Position
 from timer.model.timer_id import SEQ_MAX
 from timer.pending.memory.key_index import PLAIN
-from timer.pending.memory.memtable import Memtable, Peek
+from timer.pending.memory.memtable import ROOM_ROWS, Memtable, Peek
 
 
 def rows_of(dues: list[int], seqs: list[int]) -> RowArray:
@@ -59,6 +59,25 @@ def test_memtable_grows_beyond_its_capacity_and_keeps_every_row() -> None:
         memtable.insert(rows_of([first + 1_000] * 7, [*range(first, first + 7)]), first, b"")
     assert peek(memtable, START, 2_000, 1_000).rows["seq"].tolist() == list(range(1, 106))
     assert found(memtable, [1_001, 1_099], [1, 99]) == [0, 98]
+
+
+def test_dead_rows_stay_dead_in_a_larger_memtable() -> None:
+    memtable = Memtable(START, capacity=2)
+    for seq in range(1, 100):
+        memtable.insert(rows_of([1_000], [seq]), seq, b"")
+        if seq % 3 == 0:
+            memtable.kill(np.array([seq - 1]))
+    alive = [seq for seq in range(1, 100) if seq % 3]
+    assert peek(memtable, START, 2_000, 1_000).rows["seq"].tolist() == alive
+    assert memtable.left().live.tolist() == [seq - 1 for seq in alive]
+
+
+def test_memory_of_a_larger_memtable_is_touched_from_its_first_free_place() -> None:
+    grown, fresh = (Memtable(START, capacity=size * ROOM_ROWS) for size in (2, 4))
+    assert list(grown.make_room(ROOM_ROWS))
+    portions = [len(list(each.make_room(2 * ROOM_ROWS))) for each in (grown, fresh)]
+    assert len(grown.rows) == len(fresh.rows)
+    assert portions[0] == portions[1] > 0
 
 
 def test_peek_stops_at_the_count_and_says_how_far_it_is_complete() -> None:
