@@ -63,6 +63,18 @@ async def test_first_call_whose_answer_is_lost_is_repeated_under_its_id(cluster:
     assert cluster.registrations == 0
 
 
+async def test_first_call_whose_answers_are_lost_is_not_repeated_beyond_its_ids_life(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("timerclient.client.aio.REPEAT_S", 0.05)
+    cluster.on_schedule = lambda _: "lose"
+    async with AsyncTimerClient(cluster.address, settings=QUICK, timeout=600) as client:
+        async with asyncio.timeout(60):
+            with pytest.raises(errors.OutcomeUnknown):
+                await client.schedule("orders", b"p")
+    assert payloads(cluster) == [b"p"]
+
+
 async def test_first_call_with_too_many_ids_about_goes_to_a_producer(cluster: Cluster) -> None:
     cluster.on_schedule = once(wire_error(pb.OVERLOADED, retry_after_ms=600_000))
     async with AsyncTimerClient(cluster.address, settings=QUICK, timeout=60) as client:
@@ -93,7 +105,10 @@ async def test_call_behind_a_first_one_is_over_in_its_own_time(cluster: Cluster)
         assert late.value.outcome_known
         cluster.on_schedule = once()
         await first
-    assert payloads(cluster) == [b"1"]
+        assert cluster.registrations == 0
+        await client.schedule("orders", b"3")  # calls come together: a producer is worth it
+        assert cluster.registrations == 1
+    assert payloads(cluster) == [b"1", b"3"]
 
 
 async def test_closing_waits_for_the_first_call(cluster: Cluster) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from chaos.sim.timers.timers import TimerWorld
 from tests.chaos.planted.planted import Planting, patch
 from timer.entries.payloads import GroupOp
+from timer.leader.groups.group_dispatch import Serving
 from timer.leader.groups.group_leases import Leases
 from timer.model.firing_order import Position
 from timer.model.units import MonoMs
@@ -106,6 +107,16 @@ HIDDEN_MUTATIONS: Final = (
         30,
         "a consumer that extends a lease, and acks after the first deadline",
         patch(Leases, "expire", _expire_as_noted),
+        proposals_per_s=16,
+    ),
+    _mutation(
+        "credit_goes_on",
+        "a consumer that has ended its credit goes on getting messages",
+        {"credit"},
+        10,
+        "a consumer that returns messages while it has credit left",
+        patch(Serving, "end_credit", lambda *_: None),
+        sheds=True,
         proposals_per_s=16,
     ),
 )

@@ -108,6 +108,7 @@ PLAIN: Final[dict[str, Any]] = dict.fromkeys(
         "fleeting",
         "slow_files",
         "pressed",
+        "sheds",
     ),
     False,
 )

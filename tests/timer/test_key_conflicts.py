@@ -1,0 +1,67 @@
+"""Key conflicts inside one entry: an update replaces a pending timer, or schedules nothing."""
+
+import numpy as np
+import pytest
+
+from timer.model.columns import ROW, Binary, OnConflict, RowArray
+from timer.state.key_conflicts import Decision, Verdict, decide
+
+SCHEDULED, REPLACED, KEPT, REJECTED, NOT_PENDING = Verdict
+UPDATE, REPLACE = OnConflict.UPDATE, OnConflict.REPLACE
+
+
+def decided(
+    *rows: tuple[str, OnConflict], pending: dict[str, int], due: frozenset[int] = frozenset()
+) -> Decision:
+    """Decide about rows of (key, mode) with the seqs 101, 102, … `pending`: key to seq.
+
+    `due`: seqs of rows that fire at once.
+    """
+    mine: RowArray = np.zeros(len(rows), ROW)
+    mine["seq"] = 101 + np.arange(len(rows))
+    mine["due_ms"] = 1_000 + mine["seq"]
+    mine["key_size"] = [len(key) for key, _ in rows]
+    keys = [key for key, _ in rows if key]
+    held: RowArray = np.zeros(len(keys), ROW)
+    held["seq"] = [pending.get(key, 0) for key in keys]
+    held["due_ms"] = held["seq"]
+    return decide(
+        mine,
+        np.array([mode for _, mode in rows], np.uint32),
+        Binary.of([key.encode() for key in keys]),
+        np.array([ord(key) for key in keys], np.uint64),
+        held,
+        ~np.isin(mine["seq"], [*due]),
+    )
+
+
+def test_update_replaces_the_pending_timer_and_is_not_scheduled_without_one() -> None:
+    made = decided(("a", UPDATE), ("b", UPDATE), pending={"a": 7})
+    assert made.verdicts.verdict.tolist() == [REPLACED, NOT_PENDING]
+    assert made.verdicts.seq.tolist() == [7, 0]
+    assert made.ended["seq"].tolist() == [7]
+
+
+def test_row_that_is_not_scheduled_holds_no_key() -> None:
+    made = decided(("a", UPDATE), ("a", UPDATE), ("a", OnConflict.REJECT), pending={})
+    assert made.verdicts.verdict.tolist() == [NOT_PENDING, NOT_PENDING, SCHEDULED]
+
+
+def test_update_replaces_an_earlier_row_of_its_entry() -> None:
+    made = decided(("a", OnConflict.REJECT), ("a", UPDATE), pending={})
+    assert made.verdicts.verdict.tolist() == [SCHEDULED, REPLACED]
+    assert made.verdicts.seq.tolist() == [0, 101]
+    assert made.undone.tolist() == [True, False]
+
+
+def test_update_after_a_row_that_fires_at_once_finds_no_pending_timer() -> None:
+    made = decided(("a", REPLACE), ("a", UPDATE), pending={"a": 7}, due=frozenset({101}))
+    assert made.verdicts.verdict.tolist() == [REPLACED, NOT_PENDING]
+    assert made.ended["seq"].tolist() == [7]
+
+
+@pytest.mark.parametrize("before", range(3))
+def test_modes_are_those_of_the_rows_though_some_have_no_key(before: int) -> None:
+    plain = [("", UPDATE)] * before
+    made = decided(*plain, ("a", REPLACE), ("b", UPDATE), pending={})
+    assert made.verdicts.verdict.tolist() == [SCHEDULED] * (before + 1) + [NOT_PENDING]
