@@ -448,7 +448,8 @@ class _Stream:
         try:
             settle(self._leader, self._group, request, held, self._desk, self._host.now(), done)
             if isinstance(request, pb.NackRequest) and request.ends_credit and self._consumer:
-                self._consumer.credit = 0  # else the consumer gets the same messages at once
+                # Else the consumer gets the same messages at once.
+                self._leader.groups.end_credit(self._consumer)
         except EngineError as refused:
             done(refused)
         self._host.kick()

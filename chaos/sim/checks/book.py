@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from chaos.sim.checks.creditbook import CreditBook
 from chaos.sim.checks.dropbook import DropBook
 from chaos.sim.checks.expirybook import ExpiryBook
 from chaos.sim.checks.keybook import Key, KeyBook, TimerName, ToldRow
@@ -124,6 +125,7 @@ class PromiseBook:
     pauses: PauseBook = field(init=False)
     late: LateBook = field(default_factory=LateBook)
     leases: LeaseBook = field(default_factory=LeaseBook)
+    credit: CreditBook = field(default_factory=CreditBook)
     order: OrderBook = field(default_factory=OrderBook)
     quotas: QuotaBook = field(init=False)
     expiry: ExpiryBook = field(init=False)

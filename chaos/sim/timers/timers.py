@@ -252,7 +252,9 @@ class TimerApp(KeeperCalls):
         book, leader = self._town.book, self.engine.leader
         assert leader is not None
         book.handed_out(self.node, delivery, self.node.world.referee.served)
-        book.expiry.handed_out(delivery, self.applied_index + 1)
+        # A policy counts from the first portion of its entry.
+        following = self.applied_index + 1 + self.engine.machine.portions.begun
+        book.expiry.handed_out(delivery, following)
         offsets = delivery.lease.offsets.tolist()
         book.leases.handed_out(leader, delivery.group, offsets, self.node.mono_ms())
 
@@ -523,6 +525,7 @@ class TimerApp(KeeperCalls):
         assert leader is not None
 
         def sink(delivery: Delivery) -> None:
+            self._town.book.credit.delivered((consumer, stream), len(delivery.lease.offsets))
             life, rows = life_of(delivery.group), rows_of(delivery)
             self._town.line.stream(consumer.take, stream, delivery, self, life, rows)
 
@@ -538,8 +541,7 @@ class TimerApp(KeeperCalls):
             end(refused)
             return
         self._joined[consumer, stream] = (group, joined)
-        leader.groups.credit(group, joined, credit)
-        self._kick()
+        self.credit(consumer, stream, credit)
 
     def leave(self, consumer: SimConsumer, stream: int) -> None:
         """Detach a consumer after its stream broke."""
@@ -553,6 +555,7 @@ class TimerApp(KeeperCalls):
         """Give a consumer credit for more messages."""
         joined = self._joined.get((consumer, stream))
         if joined is not None and self.engine.leader is not None:
+            self._town.book.credit.granted((consumer, stream), messages)
             self.engine.leader.groups.credit(*joined, messages)
             self._kick()
 
@@ -651,6 +654,22 @@ class TimerApp(KeeperCalls):
             with suppress(EngineError):
                 leader.groups.give_back(joined[0], Epoch(held[0]), LeaseId(held[1]), offsets)
             self._kick()
+
+    def shed(
+        self,
+        consumer: SimConsumer,
+        stream: int,
+        held: tuple[int, int, list[int]],
+        reply: "Callable[[], None]",
+    ) -> None:
+        """Give messages back unseen, and end the stream's credit."""
+        joined = self._joined.get((consumer, stream))
+        leader = self.engine.leader
+        if joined is not None and leader is not None:
+            self.give_back(consumer, stream, held)
+            self._town.book.credit.ended((consumer, stream))
+            leader.groups.end_credit(joined[1])
+            reply()
 
     def extend(self, consumer: SimConsumer, stream: int, held: tuple[int, int, list[int]]) -> None:
         """Extend the leases of messages; no answer."""

@@ -22,6 +22,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from chaos.sim.checks.book import DeliveredRow, PromiseBook
@@ -84,6 +85,8 @@ KEEPING: Final = 0.1
 """Probability that the keeper acts at each action of the clients."""
 UP_TO: Final = 0.3
 """Share of the acks that acknowledge all messages up to one, in groups that allow such acks."""
+SHEDDING: Final = 0.2
+"""Probability that a consumer returns a delivery and ends its credit, where consumers do that."""
 REMOVING: Final = 0.03
 """Probability that the remover acts at each action of the clients."""
 OPERATING: Final = 0.2
@@ -375,6 +378,9 @@ class SimConsumer:
         """Probability that a delivery leads to a nack, an extension or a return, 0 to 1."""
         self._unseen = aside(rng, "unseen")
         """Chooses the messages that are returned unseen and the acks up to an offset."""
+        self._sheds = aside(rng, "sheds") if town.world.options.sheds else None
+        self._shedding = 0
+        """Returned parts whose answers are due: no credit is granted meanwhile."""
 
     def act(self) -> None:
         """Reconnect if the stream is gone; now and then close the stream, or die."""
@@ -388,6 +394,7 @@ class SimConsumer:
         if self._app is None and app is not None:
             self._app = app
             self._stream += 1
+            self._shedding = 0
             stream = self._stream
             credit = self._rng.choice((1, 5, 1000))
             app.node.call(app.open, self, stream, credit)
@@ -421,7 +428,11 @@ class SimConsumer:
         offsets = delivery.lease.offsets.tolist()
         for offset, row, attempt in zip(offsets, rows, delivery.attempts.tolist(), strict=True):
             self._town.book.seen((self.topic, life, offset), row, attempt)
-        if self._app is app:
+        held = delivery.epoch, delivery.lease.lease_id, offsets
+        if self._sheds and self._sheds.random() < SHEDDING and not self._town.closing:
+            self._shed(app, stream, held)
+            return
+        if self._app is app and not self._shedding:
             app.node.call(app.credit, self, stream, len(offsets))
         if self._rng.random() < self._laziness and not self._town.closing:
             return  # never acknowledged: the lease will end
@@ -432,6 +443,21 @@ class SimConsumer:
         if self._moods.random() < self._temper and not self._town.closing:
             self._complain(delay_us // 2, epoch, lease_id, offsets)
         self._town.world.timeline.after(delay_us, self._ack, epoch, lease_id, life, offsets)
+
+    def _shed(self, app: "TimerApp", stream: int, held: tuple[int, int, list[int]]) -> None:
+        """Return what came, as a consumer does that falls behind; grant credit once answered."""
+        assert self._sheds is not None
+        self._shedding += 1
+        app.node.later(LINE_US, app.shed, self, stream, held, partial(self._shed_done, app, stream))
+
+    def _shed_done(self, app: "TimerApp", stream: int) -> None:
+        self._town.line.stream(self._went_back, app, stream)
+
+    def _went_back(self, app: "TimerApp", stream: int) -> None:
+        if stream == self._stream and self._app is app:
+            self._shedding -= 1
+            if not self._shedding and self._sheds:
+                app.node.call(app.credit, self, stream, self._sheds.choice((1, 5, 1000)))
 
     def _complain(self, delay_us: int, epoch: int, lease_id: int, offsets: list[int]) -> None:
         """Nack, extend or return some messages of a delivery."""

@@ -52,6 +52,7 @@ AGAIN: Final = 0.3
 FLEETING: Final = 0.2
 CONTROLLER: Final = 0.125
 SLOW_FILES: Final = 0.2
+SHEDS: Final = 0.3
 PRESSED: Final = 0.2
 CROWDS: Final = 0.1
 
@@ -133,6 +134,8 @@ class WorldOptions:
     """Producers resend answered requests, late and to any leader."""
     slow_files: bool = False
     """Seconds pass between the end of a thread's work on files and the use of its result."""
+    sheds: bool = False
+    """Consumers return messages unseen and end their credit, until they grant some again."""
     pressed: bool = False
     """Replicas flush every few timers, and folding waits while a flush is under way."""
     controller: bool = False
@@ -148,7 +151,7 @@ class WorldOptions:
         shares |= {"expiry": EXPIRY, "quotas": QUOTAS, "deletions": DELETIONS}
         shares |= {"redrives": REDRIVES, "crowds": CROWDS, "hasty": HASTY}
         shares |= {"controller": CONTROLLER, "again": AGAIN, "fleeting": FLEETING}
-        shares |= {"slow_files": SLOW_FILES, "pressed": PRESSED}
+        shares |= {"slow_files": SLOW_FILES, "pressed": PRESSED, "sheds": SHEDS}
         extras = {name: aside(rng, name).random() < share for name, share in shares.items()}
         healing = [fault for fault in FAULTS if fault not in (*DAMAGE_FAULTS, *MOMENTS, *RARE)]
         faults = rng.sample(healing, rng.randint(2, len(healing)))

@@ -113,7 +113,7 @@ HIDDEN_MUTATIONS: Final = (
         "credit_goes_on",
         "a consumer that has ended its credit goes on getting messages",
         {"credit"},
-        10,
+        3,
         "a consumer that returns messages while it has credit left",
         patch(Serving, "end_credit", lambda *_: None),
         sheds=True,

@@ -352,6 +352,10 @@ class Serving:
         if not group.deleted:
             self._turns.want(group.group_id)
 
+    def end_credit(self, consumer: ConsumerStream) -> None:
+        """Deliver nothing to a consumer until it grants credit again."""
+        consumer.credit = 0
+
     def heard(self, group: Group, consumer: ConsumerStream) -> None:
         """Note a request from a consumer: the consumer is not frozen."""
         leases = self._leases.get(group.group_id)
