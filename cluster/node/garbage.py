@@ -44,6 +44,10 @@ TRIM_BYTES: Final = 16 << 20
 growth: the burst is over.
 """
 TRIM_SWEEPS: Final = 4
+TRIM_AGAIN_SWEEPS: Final = 120
+"""Sweeps after which free pages return once more: a flush and the log's cache free memory of the
+burst within half a minute.
+"""
 
 
 class Collector(Protocol):
@@ -95,6 +99,8 @@ class Sweeper:
         """The least resident bytes since free pages were returned, and those at the last sweep."""
         self._quiet = 0
         """Sweeps since memory last grew."""
+        self._again = 0
+        """Sweeps until free pages return once more. 0 or less: they do not."""
         self._aside = 0
         """Objects after the last visit to all of them."""
         self._since = 0
@@ -148,12 +154,16 @@ class Sweeper:
                 self._trimmed_bytes = self._resident()
 
     def _may_trim(self) -> bool:
-        """Return whether memory has grown, and no longer grows."""
+        """Return whether memory has grown and no longer grows, or did so a while ago."""
         resident = self._resident()
         self._quiet = self._quiet + 1 if resident - self._last_bytes < TRIM_BYTES // 4 else 0
         self._last_bytes = resident
         self._trimmed_bytes = min(self._trimmed_bytes, resident)
-        return self._quiet >= TRIM_SWEEPS and resident - self._trimmed_bytes >= TRIM_BYTES
+        self._again -= 1
+        if self._quiet >= TRIM_SWEEPS and resident - self._trimmed_bytes >= TRIM_BYTES:
+            self._again = TRIM_AGAIN_SWEEPS
+            return True
+        return self._again == 0
 
     def _look_at_all(self) -> None:
         self._gc.unfreeze()

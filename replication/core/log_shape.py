@@ -14,10 +14,11 @@ from typing import Final
 
 from replication.core.peer_messages import Conflict, LogStart
 from replication.core.quorum import Voters
-from timer.model.units import Epoch, LogIndex
+from timer.model.units import Epoch, LogIndex, MonoMs
 
 ENTRY_SIZE: Final = 560
 """Bytes of memory per entry beyond its frame. With small entries this exceeds the frames."""
+AGED_MAX: Final = 4096
 
 
 class LogShape:
@@ -148,6 +149,9 @@ class EntrySizes:
         self.first_index = first_index
         self._ends: list[int] = [0]
         # _ends[i]: bytes from a fixed point to the end of entry first_index - 1 + i.
+        self._old_index = LogIndex(0)
+        self._look_ms = MonoMs(0)
+        """Time of the next `age` that looks; entries up to `_old_index` were there at the last."""
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -193,9 +197,25 @@ class EntrySizes:
             count = bisect_left(
                 range(len(self._ends)), goal, key=lambda at: self._ends[at] + ENTRY_SIZE * at
             )
-            count = max(0, min(count, durable_index - self.first_index + 1))
-            del self._ends[:count]
-            self.first_index = LogIndex(self.first_index + count)
+            self._remove(min(LogIndex(self.first_index + count - 1), durable_index))
+
+    def age(self, now_ms: MonoMs, durable_index: LogIndex, keep_ms: int) -> None:
+        """Remove durable entries that have been here for `keep_ms`, at most twice as long.
+
+        A call removes AGED_MAX of them at most: to free many entries takes a while.
+        """
+        if now_ms < self._look_ms:
+            return
+        last = min(self._old_index, durable_index)
+        self._remove(min(last, LogIndex(self.first_index + AGED_MAX - 1)))
+        if self.first_index > last or not len(self):
+            self._old_index = LogIndex(self.first_index + len(self) - 1)
+            self._look_ms = MonoMs(now_ms + keep_ms)
+
+    def _remove(self, last: LogIndex) -> None:
+        count = min(max(0, last - self.first_index + 1), len(self))
+        del self._ends[:count]
+        self.first_index = LogIndex(self.first_index + count)
 
 
 def _index(start: LogStart) -> LogIndex:

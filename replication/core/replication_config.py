@@ -39,6 +39,9 @@ class ReplicationConfig:
     """Size in bytes of an append while the last common index is unknown: it may be refused."""
     cache_bytes: int = 32 << 20
     """Bytes of entries kept in memory for sending and applying. Older ones are read from disk."""
+    cache_ms: int = 5_000
+    """Entries are kept in memory for this long, and not for longer than twice as long. A burst
+    then leaves no memory behind."""
     learner_ms: int = 60_000
     """A learner's missing log is kept for this long after its last answer; a voter's, always.
     `log_kept_bytes` limits both."""

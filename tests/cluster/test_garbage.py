@@ -17,6 +17,8 @@ from cluster.node.garbage import (
     NEVER,
     SINCE_MIN,
     SWEEP_S,
+    TRIM_AGAIN_SWEEPS,
+    TRIM_SWEEPS,
     YOUNG_ROUNDS,
     Sweeper,
 )
@@ -196,3 +198,26 @@ async def test_node_sets_aside_what_the_disk_held_before_anybody_can_ask(
     with pytest.raises(EOFError):
         await process._run(config, process.Ending(), lambda: config, raft_lost=False)
     assert steps == ["read disk", "set aside", "open ports"]
+
+
+async def test_free_pages_return_after_a_burst_and_once_more_when_the_rest_of_it_is_freed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(garbage, "SWEEP_S", 0)
+    rounds, trims = [0], list[int]()
+    monkeypatch.setattr(garbage, "give_back_free_pages", lambda: trims.append(rounds[0]))
+    burst = range(300, 320)
+
+    def resident() -> int:
+        return (100 + max(0, min(rounds[0], burst.stop) - burst.start) * 10) << 20
+
+    def busy() -> bool:
+        rounds[0] += 1
+        if rounds[0] == 900:
+            raise EOFError
+        return False
+
+    with pytest.raises(EOFError):
+        await Sweeper(FakeCollector(), resident).run(busy)
+    after = burst.stop + TRIM_SWEEPS
+    assert [trim for trim in trims if trim >= burst.start] == [after, after + TRIM_AGAIN_SWEEPS]

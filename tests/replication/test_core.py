@@ -49,6 +49,23 @@ def test_scenario(path: Path, rewrite: bool) -> None:
     run_file(path, Player().play, rewrite=rewrite)
 
 
+def test_entries_stay_in_memory_for_a_while_and_no_longer() -> None:
+    player, keep_ms = Player(), ReplicationConfig().cache_ms
+    for line in (
+        "new log=1@1..5 promise=1:2:20",
+        "at 600 appointed 2 1",
+        "at 601 from 2 fence-answer 2:1:7 end=1:5",
+        "at 601 durable 6",
+        "at 602 from 2 answer 2:1:7 prev=5 durable=6 echo=601",
+    ):
+        player.play(line)
+    kept = []
+    for now_ms in (603, 599 + keep_ms, 601 + keep_ms, 599 + 2 * keep_ms, 602 + 2 * keep_ms):
+        player.play(f"at {now_ms} tick")
+        kept.append(len(player.core.tail))
+    assert kept == [1, 1, 1, 1, 0]
+
+
 class Player:
     """Replica 1 of voters 1, 2, 3, in the process with nonce 7; peers have nonce 10 x their id.
 

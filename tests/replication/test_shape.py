@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from replication.core.log_shape import ENTRY_SIZE, EntrySizes, LogShape
+from replication.core.log_shape import AGED_MAX, ENTRY_SIZE, EntrySizes, LogShape
 from replication.core.peer_messages import LogStart
 from replication.core.quorum import granted, reached
-from timer.model.units import Epoch, LogIndex, ReplicaId
+from timer.model.units import Epoch, LogIndex, MonoMs, ReplicaId
 
 VOTERS = frozenset(map(ReplicaId, (1, 2, 3)))
 OTHERS = frozenset(map(ReplicaId, (3, 4, 5)))
@@ -135,6 +135,29 @@ def test_tail_of_small_entries_counts_the_memory_that_each_takes_besides_its_fra
         tail.trim(LogIndex(last), keep)
         assert min(last, 100) <= len(tail) <= 100 + 100 // 8 + 1
     assert tail.first_index + len(tail) == 1_001
+
+
+def test_tail_keeps_durable_entries_for_a_while_and_others_for_as_long_as_it_takes() -> None:
+    tail = EntrySizes(LogIndex(1))
+    tail.age(MonoMs(1_000), LogIndex(0), keep_ms=100)
+    tail.extend([60] * 4)
+    for now_ms, first_index in ((1_099, 1), (1_100, 1), (1_199, 1), (1_200, 4), (1_300, 4)):
+        tail.age(MonoMs(now_ms), LogIndex(3), keep_ms=100)
+        assert tail.first_index == first_index, now_ms
+    tail.age(MonoMs(1_400), LogIndex(4), keep_ms=100)
+    assert (tail.first_index, len(tail), tail.bytes) == (5, 0, 0)
+    tail.extend([60] * 4)
+    tail.age(MonoMs(1_500), LogIndex(8), keep_ms=100)
+    tail.truncate_after(LogIndex(6))
+    tail.age(MonoMs(1_600), LogIndex(8), keep_ms=100)
+    assert (tail.first_index, len(tail)) == (7, 0)
+    tail.extend([60] * (AGED_MAX + 9))
+    last = LogIndex(6 + AGED_MAX + 9)
+    tail.age(MonoMs(1_700), last, keep_ms=100)
+    tail.extend([60])
+    for left in (AGED_MAX + 10, 10, 1, 1):
+        assert len(tail) == left
+        tail.age(MonoMs(1_800), last, keep_ms=100)
 
 
 def test_majority_is_of_every_set() -> None:
