@@ -270,7 +270,7 @@ def test_clean_end_below_the_durable_index_or_the_floor_is_corrupt() -> None:
         recover({**TORN, FIRST: TORN[FIRST][: ENDS[2]]})
     with pytest.raises(CorruptFileError, match="entry 4 was durable"):
         recover(TORN, floor=4)
-    with pytest.raises(CorruptFileError, match="no segments, but entry 3 was durable"):
+    with pytest.raises(CorruptFileError, match="the log has no segments; entry 3 was durable"):
         recover({MARK: TORN[MARK]})
 
 
@@ -371,16 +371,16 @@ def test_missing_first_segment_that_restart_needs_is_corrupt(floor: int) -> None
 
 def test_segment_under_another_name_is_corrupt() -> None:
     files = {**SEALED, segment.path_of(LOG, LogIndex(15)): SEALED[SEGMENTS[1]]}
-    with pytest.raises(CorruptFileError, match="under another's name"):
+    with pytest.raises(CorruptFileError, match=r"the header is that of the segment 0+\w+\.log"):
         recover(files)
 
 
 @pytest.mark.parametrize(
     ("tail", "why"),
     [
-        ([frame(5)], "index 5 follows 3"),
-        ([frame(3)], "index 3 follows 3"),
-        ([frame(4, epoch=2), frame(5, epoch=1)], "epoch 1 follows 2"),
+        ([frame(5)], "entry 5 follows entry 3"),
+        ([frame(3)], "entry 3 follows entry 3"),
+        ([frame(4, epoch=2), frame(5, epoch=1)], "epoch 1 follows the higher epoch 2"),
     ],
 )
 def test_whole_frame_out_of_order_is_corrupt_even_in_the_tail(tail: list[bytes], why: str) -> None:
@@ -418,7 +418,7 @@ def test_segment_that_a_crash_left_unborn_is_removed() -> None:
 
 def test_damaged_header_of_the_last_segment_with_frames_is_corrupt() -> None:
     bad = b"x" + SEALED[SEGMENTS[-1]][1:]
-    with pytest.raises(CorruptFileError, match="damaged segment header"):
+    with pytest.raises(CorruptFileError, match="mismatch of the segment header"):
         recover({path: data for path, data in SEALED.items() if path != MARK} | {SEGMENTS[-1]: bad})
 
 

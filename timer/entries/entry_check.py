@@ -65,7 +65,7 @@ def _check_reschedule(payload: memoryview) -> None:
     due_ms = decode_reschedule(payload).due_ms
     low, high = int(due_ms.min()), int(due_ms.max())
     if low < 0 or high > DUE_MS_MAX:
-        raise ValueError(f"due from {low} to {high}: must be in 0 .. {DUE_MS_MAX}")
+        raise ValueError(f"due_ms from {low} to {high}: must be in 0 .. {DUE_MS_MAX}")
 
 
 def _check_epoch(payload: memoryview) -> None:

@@ -98,10 +98,11 @@ def decode_epoch(payload: memoryview) -> EpochStart:
         ValueError: the payload is malformed.
     """
     if len(payload) < _EPOCH.size:
-        raise ValueError(f"EPOCH of {len(payload)} bytes")
+        raise ValueError(f"EPOCH of {len(payload)} bytes: must be at least {_EPOCH.size}")
     epoch, leader, apply_version, n = _EPOCH.unpack_from(payload)
     if len(payload) != _EPOCH.size + 8 * n or n == 0:
-        raise ValueError(f"EPOCH of {len(payload)} bytes with {n} voters")
+        size = _EPOCH.size + 8 * n
+        raise ValueError(f"EPOCH of {len(payload)} bytes: must be {size} for {n} voters, 1 or more")
     voters = struct.unpack_from(f"<{n}Q", payload, _EPOCH.size)
     return EpochStart(
         Epoch(epoch), ReplicaId(leader), tuple(ReplicaId(v) for v in voters), apply_version
@@ -171,7 +172,7 @@ def count_targets(payload: memoryview) -> tuple[int, bool]:
         ValueError: the payload is malformed.
     """
     if len(payload) < _TARGETS.size:
-        raise ValueError(f"targets in {len(payload)} bytes")
+        raise ValueError(f"targets of {len(payload)} bytes: must be at least {_TARGETS.size}")
     n, by = _TARGETS.unpack_from(payload)
     return n, by != 0
 
@@ -191,7 +192,8 @@ def decode_reschedule(payload: memoryview) -> Reschedule:
     targets, end = _targets(payload)
     n = len(targets)
     if end + 16 * n != len(payload):
-        raise ValueError(f"RESCHEDULE of {len(payload)} bytes: targets of {n} end at byte {end}")
+        size = end + 16 * n
+        raise ValueError(f"RESCHEDULE of {len(payload)} bytes: must be {size} for {n} targets")
     due = np.frombuffer(payload, "<i8", n, end)
     return Reschedule(targets, due, np.frombuffer(payload, "<i8", n, end + 8 * n))
 
@@ -199,12 +201,15 @@ def decode_reschedule(payload: memoryview) -> Reschedule:
 def _targets(payload: memoryview) -> tuple[Targets, int]:
     """Return the targets at the start of the payload, and where they end."""
     if len(payload) < _TARGETS.size:
-        raise ValueError(f"targets in {len(payload)} bytes")
+        raise ValueError(f"targets of {len(payload)} bytes: must be at least {_TARGETS.size}")
     n, by = _TARGETS.unpack_from(payload)
     start = _TARGETS.size
     width = {0: 16, 1: 8}.get(by)
     if not n or width is None or start + width * n > len(payload):
-        raise ValueError(f"targets in {len(payload)} bytes: {n}, by {by}")
+        raise ValueError(
+            f"targets of {len(payload)} bytes: {n} of kind {by}; must fit, be 1 or more, and of"
+            " kind 0 (id) or 1 (key)"
+        )
     if by == 0:
         due = np.frombuffer(payload, "<i8", n, start)
         return Ids(due, np.frombuffer(payload, "<u8", n, start + 8 * n)), start + 16 * n
@@ -214,7 +219,7 @@ def _targets(payload: memoryview) -> tuple[Targets, int]:
     size = int(sizes.sum(dtype=np.int64))
     end = start + size + -size % 8
     if end > len(payload):
-        raise ValueError(f"targets in {len(payload)} bytes: keys end at byte {end}")
+        raise ValueError(f"targets of {len(payload)} bytes: their keys end at byte {end}")
     return Keys(topic, Binary(sizes=sizes, blob=payload[start : start + size])), end
 
 
@@ -239,12 +244,14 @@ def decode_fire(payload: memoryview) -> Fire:
         ValueError: the payload is malformed.
     """
     if len(payload) != _FIRE.size:
-        raise ValueError(f"FIRE of {len(payload)} bytes")
+        raise ValueError(f"FIRE of {len(payload)} bytes: must be {_FIRE.size}")
     read_time_ms, rows_max, bytes_max, topics_max = _FIRE.unpack(payload)
-    if not 0 <= read_time_ms <= DUE_MS_MAX or not 1 <= rows_max <= FIRE_ROWS_MAX:
-        raise ValueError(f"FIRE of up to {rows_max} rows at {read_time_ms}")
+    if not 0 <= read_time_ms <= DUE_MS_MAX:
+        raise ValueError(f"FIRE at read_time_ms = {read_time_ms}: must be in 0 .. {DUE_MS_MAX}")
+    if not 1 <= rows_max <= FIRE_ROWS_MAX:
+        raise ValueError(f"FIRE of rows_max = {rows_max}: must be in 1 .. {FIRE_ROWS_MAX}")
     if topics_max < 1:
-        raise ValueError(f"FIRE of up to {topics_max} topics")
+        raise ValueError(f"FIRE of topics_max = {topics_max}: must be at least 1")
     return Fire(UnixMs(read_time_ms), rows_max, bytes_max, topics_max)
 
 
@@ -309,8 +316,10 @@ class GroupSettings:
             value = getattr(self, each.name)
             if isinstance(value, int) and not 0 <= value <= DUE_MS_MAX:
                 raise ValueError(f"{each.name} = {value}: must be in 0 .. {DUE_MS_MAX}")
-        if not self.lease_ms or self.type not in TYPES:
-            raise ValueError(f"a group of type {self.type!r} with leases of {self.lease_ms} ms")
+        if not self.lease_ms:
+            raise ValueError(f"lease_ms = {self.lease_ms}: must be at least 1")
+        if self.type not in TYPES:
+            raise ValueError(f"type = {self.type!r}: must be one of {', '.join(TYPES)}")
         return self
 
 
@@ -433,14 +442,17 @@ def decode_group(payload: memoryview) -> Iterator[AnyOp]:
     position = 0
     while position < len(payload):
         if position + _OP.size > len(payload):
-            raise ValueError(f"GROUP ends within the head of an op, at byte {len(payload)}")
+            raise ValueError(f"GROUP of {len(payload)} bytes: ends within the head of an op")
         code, topic, group, n = _OP.unpack_from(payload, position)
         position += _OP.size
         op = Op(code)
         end = position + (_COLUMNS[op] * n if op in _COLUMNS else n + -n % 8)
         stray = op is Op.EXPIRE_BELOW and group
         if end > len(payload) or n != _COUNTS.get(op, n) or stray:
-            raise ValueError(f"GROUP of {len(payload)} bytes: {op.name} of {n} up to byte {end}")
+            raise ValueError(
+                f"GROUP of {len(payload)} bytes: {op.name} with count {n} and group {group} ends at"
+                f" byte {end}, or has a wrong count or group"
+            )
         if op in _COLUMNS:
             offsets = np.frombuffer(payload, "<u8", n, position)
             if op is Op.NACK:
@@ -474,7 +486,7 @@ def _move(topic: TopicId, group: GroupId, body: memoryview) -> Move:
     offsets = np.frombuffer(read["offsets"], "<u8")
     count = len(decode_schedule(memoryview(read["rows"])).rows)
     if count != len(offsets):
-        raise ValueError(f"MOVE of {len(offsets)} offsets and {count} rows")
+        raise ValueError(f"MOVE of {len(offsets)} offsets and {count} rows: must be equal")
     to_group = read["to_group"] and _name(read["to_group"])
     return Move(Op.MOVE, topic, group, offsets, _name(read["to"]), to_group, read["rows"])
 
@@ -489,7 +501,7 @@ _MAPS: Final[Mapping[Op, Callable[[TopicId, GroupId, memoryview], AnyOp]]] = {
 def _name(name: str) -> str:
     """Return the name of a topic or group if its size is valid. Nodes have narrower limits."""
     if not 1 <= len(name) <= NAME_SIZE_MAX:
-        raise ValueError(f"a name of {len(name)} characters: must be 1 .. {NAME_SIZE_MAX}")
+        raise ValueError(f"name of {len(name)} characters: must be in 1 .. {NAME_SIZE_MAX}")
     return name
 
 
@@ -550,7 +562,7 @@ def decode_producer(payload: memoryview) -> tuple[bytes, ProducerId] | EndProduc
         return EndProducer(ProducerId(_typed(unpacked, {"end": int})["end"]))
     said = _typed(unpacked, {"token": bytes, "id": int})
     if not 1 <= said["id"] < 1 << 63:
-        raise ValueError(f"PRODUCER with id {said['id']}")
+        raise ValueError(f"PRODUCER with id {said['id']}: must be in 1 .. {(1 << 63) - 1}")
     return said["token"], ProducerId(said["id"])
 
 
@@ -566,7 +578,7 @@ def decode_checkpoint(payload: memoryview) -> int | None:
         ValueError: the payload is malformed.
     """
     if len(payload) not in (0, _CHECKPOINT.size):
-        raise ValueError(f"CHECKPOINT of {len(payload)} bytes")
+        raise ValueError(f"CHECKPOINT of {len(payload)} bytes: must be 0 or {_CHECKPOINT.size}")
     return int(_CHECKPOINT.unpack(payload)[0]) if payload else None
 
 
@@ -582,7 +594,8 @@ def _unpack(payload: memoryview, types: dict[str, type]) -> dict[str, Any]:
 def _typed(fields: Any, types: Mapping[str, type]) -> dict[str, Any]:
     """Return `fields` if it is a map with exactly these keys, and values of these types."""
     if not isinstance(fields, dict) or fields.keys() != types.keys():
-        raise ValueError(f"expected a map with {sorted(types)}, got {fields!r}")
-    if any(type(fields[key]) is not expected for key, expected in types.items()):
-        raise ValueError(f"a field of a wrong type in {fields!r}")
+        raise ValueError(f"{fields!r}: must be a map with exactly {sorted(types)}")
+    for key, expected in types.items():
+        if type(fields[key]) is not expected:
+            raise ValueError(f"{key} = {fields[key]!r}: must be of type {expected.__name__}")
     return fields

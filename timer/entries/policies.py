@@ -106,16 +106,16 @@ class ScopePolicy:
             if value is not None and not low <= value <= high:
                 raise InvalidRequestError(name, value, f"must be in {low} .. {high}")
         if self.catch_up is not None and self.catch_up not in CATCH_UPS:
-            raise InvalidRequestError("catch_up", self.catch_up, f"must be {', '.join(CATCH_UPS)}")
+            limit = f"must be one of {', '.join(CATCH_UPS)}"
+            raise InvalidRequestError("catch_up", self.catch_up, limit)
         levels = self.delay_levels_ms
         if levels is not None:
             if not 1 <= len(levels) <= LEVELS_MAX:
                 limit = f"must be 1 to {LEVELS_MAX} delays"
                 raise InvalidRequestError("delay_levels_ms", f"{len(levels)} values", limit)
             if not all(1 <= level <= DUE_MS_MAX for level in levels):
-                raise InvalidRequestError(
-                    "delay_levels_ms", [*levels], f"each in 1 .. {DUE_MS_MAX}"
-                )
+                limit = f"each must be in 1 .. {DUE_MS_MAX}"
+                raise InvalidRequestError("delay_levels_ms", [*levels], limit)
         least, most, fixed = self.delay_ms_min or 0, self.delay_ms_max, self.fixed_delay_ms
         if most is not None and most < least:
             raise InvalidRequestError(
@@ -141,12 +141,13 @@ class ScopePolicy:
             ValueError: it is something else.
         """
         if not isinstance(said, dict) or not said.keys() <= set(FIELDS):
-            raise ValueError(f"a policy has the fields {sorted(FIELDS)}, got {said!r}")
+            raise ValueError(f"policy = {said!r}: must be a map with fields of {sorted(FIELDS)}")
         for name, value in said.items():
             numbers = value if name == "delay_levels_ms" else [value]
             kind = KINDS.get(name, int)
             if not isinstance(numbers, list) or any(type(each) is not kind for each in numbers):
-                raise ValueError(f"{name} = {value!r} in a policy")
+                of = "a list of " if name == "delay_levels_ms" else ""
+                raise ValueError(f"{name} = {value!r}: must be {of}{kind.__name__}")
         levels = said.get("delay_levels_ms")
         return cls(**{**said, "delay_levels_ms": levels and tuple(levels)})
 
@@ -346,10 +347,13 @@ def decode_policy(payload: bytes | memoryview) -> tuple[Scope, ScopePolicy]:
     """
     said = msgpack.unpackb(payload)
     if not isinstance(said, dict) or said.get("version") != VERSION:
-        raise ValueError(f"a policy of version {VERSION} is expected, got {said!r}")
+        raise ValueError(f"POLICY of {said!r}: must be a map with version = {VERSION}")
     if said.keys() != {"version", "policy", *Scope._fields}:
-        raise ValueError(f"a policy has a scope and what it says, got {said!r}")
+        raise ValueError(f"POLICY of {said!r}: must have version, namespace, topic and policy")
     namespace, topic = said["namespace"], said["topic"]
     if type(namespace) is not str or type(topic) is not int or (namespace and topic):
-        raise ValueError(f"a policy of namespace {namespace!r} and topic {topic!r}")
+        raise ValueError(
+            f"POLICY of namespace {namespace!r} and topic {topic!r}: must be a text and an integer,"
+            " at most one of them set"
+        )
     return Scope(namespace, TopicId(topic)), ScopePolicy.unpack(said["policy"])

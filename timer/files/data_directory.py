@@ -115,7 +115,7 @@ def format_directory(  # noqa: PLR0913 - the content of a directory
         found.remove(PROMISE_NAME)  # of an interrupted format
     if found:
         raise WrongDirectoryError(
-            f"{path} is not empty ({', '.join(found[:5])}): refusing to format it"
+            f"{path} is not empty ({', '.join(found[:5])}): format a new or empty directory"
         )
     identity = Identity(
         cluster_id=cluster_id,
@@ -150,7 +150,7 @@ def open_directory(disk: Disk, path: Path, *, cluster_id: str, name: str) -> Dat
         raise WrongDirectoryError(f"{path} is empty: run `timerd init` first")
     if IDENTITY_NAME not in found:
         raise WrongDirectoryError(
-            f"{path} has no {IDENTITY_NAME}: it is no timerd's data directory"
+            f"{path} has no {IDENTITY_NAME}: it is not a data directory of timerd"
         )
     lock = disk.lock(path / LOCK_NAME)
     try:
@@ -167,9 +167,11 @@ def open_directory(disk: Disk, path: Path, *, cluster_id: str, name: str) -> Dat
 
 def _check(path: Path, identity: Identity, *, cluster_id: str, name: str) -> None:
     if identity.cluster_id != cluster_id:
-        raise WrongDirectoryError(f"{path} is cluster {identity.cluster_id}'s, not {cluster_id}'s")
+        raise WrongDirectoryError(
+            f"cluster_id = {cluster_id}: {path} belongs to cluster {identity.cluster_id}"
+        )
     if identity.name != name:
-        raise WrongDirectoryError(f"{path} is node {identity.name}'s, not {name}'s")
+        raise WrongDirectoryError(f"name = {name}: {path} belongs to node {identity.name}")
 
 
 def read_identity(disk: Disk, path: Path) -> Identity:
@@ -185,7 +187,7 @@ def read_identity(disk: Disk, path: Path) -> Identity:
         fields = json.loads(disk.read(where))
         sha256 = fields.pop("sha256")
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CorruptFileError(where, 0, f"no identity: {error}") from error
+        raise CorruptFileError(where, 0, f"not an identity file: {error}") from error
     if sha256 != _sha256(fields):
         raise CorruptFileError(where, 0, "checksum mismatch")
     if fields["format"] != FORMAT:

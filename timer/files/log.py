@@ -163,12 +163,14 @@ class Log:
         segments = _read_headers(disk, paths, floor)
         if not segments:
             if floor:
-                raise CorruptFileError(directory, 0, f"no segments, but entry {floor} was durable")
+                why = f"the log has no segments; entry {floor} was durable"
+                raise CorruptFileError(directory, 0, why)
             born, file = _create(disk, directory, Header(LogIndex(1), Epoch(0), LogIndex(0)))
             file.close()
             segments = [born]
-        if committed_floor is not None and segments[0].header.first > committed + 1:
-            why = f"the first segment; nothing holds the entries from {committed + 1} on before it"
+        first = segments[0].header.first
+        if committed_floor is not None and first > committed + 1:
+            why = f"the log begins with entry {first}; entry {committed + 1} is missing"
             raise CorruptFileError(segments[0].path, 0, why)
         view, end = _recover(disk, segments, committed_floor=committed, floor=floor)
         if marked.damaged:  # replaced: a bad sector may refuse writes
@@ -274,7 +276,8 @@ class Log:
             except (CorruptFileError, FileNotFoundError) as error:
                 if removals == self._removals:
                     if isinstance(error, FileNotFoundError):
-                        raise CorruptFileError(error.filename, 0, "the segment is gone") from error
+                        why = "the segment is missing"
+                        raise CorruptFileError(error.filename, 0, why) from error
                     raise
             else:
                 if removals == self._removals:
@@ -298,7 +301,8 @@ class Log:
                 raise CorruptFileError(each.path, frame.position, frame.why)
             position, _, index, data = frame
             if index != expected:
-                raise CorruptFileError(each.path, position, f"index {index} follows {expected - 1}")
+                why = f"entry {index} follows entry {expected - 1}"
+                raise CorruptFileError(each.path, position, why)
             expected = LogIndex(expected + 1)
             if index >= first:
                 max_bytes -= len(data)
@@ -618,7 +622,7 @@ def _check_follows(path: Path, header: Header, before: Header) -> None:
             path, 32, f"segment {header.previous_first:016x} before it is missing"
         )
     if header.epoch_before < before.epoch_before:
-        why = f"epoch {header.epoch_before} follows {before.epoch_before}"
+        why = f"epoch {header.epoch_before} follows the higher epoch {before.epoch_before}"
         raise CorruptFileError(path, 24, why)
 
 
@@ -666,7 +670,7 @@ def _scan_sealed(disk: Disk, each: _Segment, following: _Segment) -> Scan:
         raise CorruptFileError(each.path, found.damage.position, found.damage.why)
     end = (following.header.epoch_before, LogIndex(following.header.first - 1))
     if found.last != end:
-        raise CorruptFileError(
-            each.path, found.end, f"ends at (epoch, index) {found.last}, not {end}"
-        )
+        why = "ends at entry {1} of epoch {0}".format(*found.last)
+        after = "the next segment follows entry {1} of epoch {0}".format(*end)
+        raise CorruptFileError(each.path, found.end, f"{why}; {after}")
     return found

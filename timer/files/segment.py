@@ -100,15 +100,17 @@ def decode_header(path: Path, data: bytes) -> Header:
         UnknownVersionError: it is undamaged and of another version.
     """
     if len(data) < HEADER_SIZE:
-        raise CorruptFileError(path, len(data), f"{len(data)} bytes, a header has {HEADER_SIZE}")
+        why = f"the file has {len(data)} bytes; a segment header has {HEADER_SIZE}"
+        raise CorruptFileError(path, len(data), why)
     magic, version, first, epoch_before, previous_first = _HEADER.unpack_from(data)
     (crc32,) = _CRC.unpack_from(data, _HEADER.size)
     if magic != MAGIC or crc32 != zlib.crc32(data[: _HEADER.size]):
-        raise CorruptFileError(path, 0, "damaged segment header")
+        raise CorruptFileError(path, 0, "magic or checksum mismatch of the segment header")
     if version != VERSION:
         raise UnknownVersionError(path, version, VERSION)
     if first != first_of(path.name):
-        raise CorruptFileError(path, 16, f"segment of index {first} under another's name")
+        why = f"the header is that of the segment {path_of(path.parent, LogIndex(first)).name}"
+        raise CorruptFileError(path, 16, why)
     return Header(LogIndex(first), Epoch(epoch_before), LogIndex(previous_first))
 
 
@@ -179,9 +181,10 @@ def scan(disk: Disk, path: Path, header: Header) -> Scan:
             return Scan(positions, (epoch_last, index_last), starts, end, found)
         position, epoch, index, frame = found
         if index != index_last + 1:
-            raise CorruptFileError(path, position, f"index {index} follows {index_last}")
+            raise CorruptFileError(path, position, f"entry {index} follows entry {index_last}")
         if epoch < epoch_last:
-            raise CorruptFileError(path, position, f"epoch {epoch} follows {epoch_last}")
+            why = f"epoch {epoch} follows the higher epoch {epoch_last}"
+            raise CorruptFileError(path, position, why)
         if epoch > epoch_last:
             starts.append((index, epoch))
         positions.add(index, position)

@@ -263,10 +263,10 @@ class _Columns(NamedTuple):
 
 def _columns(payload: memoryview) -> _Columns:
     if len(payload) < _PREFIX.size:
-        raise ValueError(f"SCHEDULE of {len(payload)} bytes")
+        raise ValueError(f"SCHEDULE of {len(payload)} bytes: must be at least {_PREFIX.size}")
     p, n, flags, _ = _PREFIX.unpack_from(payload)
     if p == 0 or n == 0:
-        raise ValueError(f"SCHEDULE with {p} parts, {n} rows")
+        raise ValueError(f"SCHEDULE with {p} parts, {n} rows: must be at least 1 of each")
     names = ["payload"]
     names += ["key"] if flags & HAS_KEYS else []
     names += ["headers"] if flags & HAS_HEADERS else []
@@ -274,11 +274,13 @@ def _columns(payload: memoryview) -> _Columns:
     position = table + (p * REQUEST.itemsize if flags & HAS_REQUESTS else 0)
     if position + n * (20 + 4 * len(names)) > len(payload) or flags & ~7:
         raise ValueError(
-            f"SCHEDULE of {len(payload)} bytes with {p} parts, {n} rows, flags {flags}"
+            f"SCHEDULE of {len(payload)} bytes: too short for {p} parts and {n} rows, or unknown"
+            f" flags {flags}"
         )
     parts = np.frombuffer(payload, PART, p, _PREFIX.size)
     if int(parts["on_conflict"].max()) > max(OnConflict):
-        raise ValueError(f"SCHEDULE with on_conflict {int(parts['on_conflict'].max())}")
+        mode = int(parts["on_conflict"].max())
+        raise ValueError(f"SCHEDULE with on_conflict {mode}: must be at most {max(OnConflict):d}")
     requests = np.frombuffer(payload, REQUEST, p, table) if flags & HAS_REQUESTS else None
     due_ms = np.frombuffer(payload, "<i8", n, position)
     requested_ms = np.frombuffer(payload, "<i8", n, position + 8 * n)
@@ -290,8 +292,12 @@ def _columns(payload: memoryview) -> _Columns:
     }
     start = position + 4 * n * len(names)
     end = start + sum(int(column.sum(dtype=np.int64)) for column in sizes.values())
-    if end != len(payload) or int(parts["rows"].sum(dtype=np.int64)) != n:
-        raise ValueError(f"SCHEDULE of {len(payload)} bytes: columns end at {end}, {n} rows")
+    rows = int(parts["rows"].sum(dtype=np.int64))
+    if end != len(payload) or rows != n:
+        raise ValueError(
+            f"SCHEDULE of {len(payload)} bytes, {n} rows: columns end at byte {end}, parts have"
+            f" {rows} rows"
+        )
     return _Columns(parts, requests, due_ms, requested_ms, topic, sizes, start)
 
 
@@ -353,7 +359,7 @@ def decode_headers(data: bytes) -> dict[str, str]:
         size = int.from_bytes(data[position : position + 2], "little")
         end = position + 2 + size
         if end > len(data):
-            raise ValueError(f"headers end at byte {len(data)}, a text at {end}")
+            raise ValueError(f"headers end at byte {len(data)}, a text in them at byte {end}")
         texts.append(data[position + 2 : end].decode())
         position = end
     if len(texts) % 2:

@@ -94,8 +94,10 @@ class Incoming:
         missing = sum(part.size - self._size(part) for part in self._waiting)
         free = disk.free_bytes(directory)
         if missing and missing + self._room_bytes > free:
-            why = f"{missing} bytes are to be fetched and {self._room_bytes} to stay free"
-            raise NotReadyError(f"{why}, the disk has {free} free")
+            raise NotReadyError(
+                f"{directory}: the disk has {free} free bytes; the snapshot needs {missing}, and"
+                f" {self._room_bytes} must stay free"
+            )
 
     def wanted(self) -> tuple[SnapshotPart, int] | None:
         """Return the part to fetch and the first missing byte; None: all parts are here."""
@@ -172,7 +174,7 @@ def ready(disk: Disk, incoming: Path) -> tuple[Snapshot, OfferedUnder] | None:
         raise UnknownVersionError(incoming / _READY, version, VERSION)
     found = _read(disk, incoming / _READY)
     if found is None:
-        raise CorruptFileError(incoming / _READY, 0, "damaged")
+        raise CorruptFileError(incoming / _READY, 0, "the install order is damaged")
     return found
 
 

@@ -138,7 +138,7 @@ class KeyFile:
         self._disk, self._path = disk, path
         head = disk.read(path, 0, _HEAD_SIZE)
         if len(head) < _HEAD_SIZE or head[:8] != MAGIC:
-            raise CorruptFileError(path, 0, "no key file")
+            raise CorruptFileError(path, 0, "not a key file: too short, or without its magic")
         _, version, crc32 = _PREFIX.unpack_from(head)
         self.entries, blocks, pages = _COUNTS.unpack_from(head, _PREFIX.size)
         if version != VERSION:

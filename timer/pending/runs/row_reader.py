@@ -81,7 +81,7 @@ def _has(run: Run, entry: np.void, topic: int, wanted: bytes | memoryview) -> bo
         np.array([entry["topic"]], np.uint32), Binary(sizes=np.array([size], np.uint32), blob=data)
     )
     if hashed != entry["hash"]:
-        raise CorruptFileError(run.path, at, "a key that its key file does not know")
+        raise CorruptFileError(run.path, at, "the key does not match its hash in the key file")
     return False
 
 

@@ -206,14 +206,15 @@ class Run:
             footer = disk.read(self._path, start)
             keys_size = disk.size(directory / meta.keys_name) if meta.keys_size else 0
         except FileNotFoundError as error:
-            raise CorruptFileError(self._path, 0, "it, or its key file, is missing") from error
+            why = "the run or its key file is missing"
+            raise CorruptFileError(self._path, 0, why) from error
         if size != meta.size:
-            raise CorruptFileError(self._path, size, f"{size} bytes, {meta.size} were written")
+            why = f"the file has {size} bytes; {meta.size} were written"
+            raise CorruptFileError(self._path, size, why)
         if keys_size != meta.keys_size:
             path = directory / meta.keys_name
-            raise CorruptFileError(
-                path, keys_size, f"{keys_size} bytes, {meta.keys_size} were written"
-            )
+            why = f"the file has {keys_size} bytes; {meta.keys_size} were written"
+            raise CorruptFileError(path, keys_size, why)
         if zlib.crc32(footer) != meta.footer_crc32 or not footer.endswith(MAGIC):
             raise CorruptFileError(self._path, start, "checksum mismatch in the footer")
 
@@ -363,9 +364,8 @@ class Run:
         """
         data = self._disk.read(self._path, start, size)
         if len(data) != size:
-            raise CorruptFileError(
-                self._path, start, f"{len(data)} bytes left, {size} were written"
-            )
+            why = f"{len(data)} bytes are left of {size} that were written"
+            raise CorruptFileError(self._path, start, why)
         return data
 
 
