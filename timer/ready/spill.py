@@ -191,17 +191,18 @@ def check_spill(disk: Disk, path: Path, refs: Sequence[SpillRef]) -> None:
     try:
         data, size = disk.read(path, 0, _HEADER.size), disk.size(path)
     except FileNotFoundError:
-        raise CorruptFileError(path, 0, "the manifest names it, but it is missing") from None
+        why = "the file is missing, and the manifest names it"
+        raise CorruptFileError(path, 0, why) from None
     if len(data) < _HEADER.size:
-        raise CorruptFileError(path, 0, f"{len(data)} bytes")
+        raise CorruptFileError(path, 0, f"{len(data)} bytes; a header has {_HEADER.size}")
     magic, version, _ = _HEADER.unpack_from(data)
     if magic != MAGIC:
-        raise CorruptFileError(path, 0, f"magic {magic!r}")
+        raise CorruptFileError(path, 0, f"not a spill file: magic {magic!r}, must be {MAGIC!r}")
     if version != VERSION:
         raise UnknownVersionError(path, version, VERSION)
     end = max((ref.position + ref.size for ref in refs), default=0)
     if size < end:
-        raise CorruptFileError(path, size, f"{size} bytes, a block ends at {end}")
+        raise CorruptFileError(path, size, f"the file has {size} bytes; a block ends at {end}")
 
 
 def read_page(disk: Disk, directory: Path, ref: SpillRef) -> BlockRows:
@@ -218,7 +219,7 @@ def read_page(disk: Disk, directory: Path, ref: SpillRef) -> BlockRows:
 def _decode(data: memoryview, path: Path, ref: SpillRef) -> BlockRows:
     start = _CRC.size + _BLOCK.size
     if len(data) != ref.size or ref.size < start:
-        raise CorruptFileError(path, ref.position, "the file is cut")
+        raise CorruptFileError(path, ref.position, "the file ends within a block")
     if zlib.crc32(data[_CRC.size :]) != _CRC.unpack_from(data)[0]:
         raise CorruptFileError(path, ref.position, "checksum mismatch in a block")
     _, _, n, _ = _BLOCK.unpack_from(data, _CRC.size)

@@ -348,7 +348,7 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
         machine.restore_checkpoint(Checkpoint(**state["checkpoint"]))
     machine.catch_up()
     if machine.digest() != state["digest"]:
-        why = f"digest {machine.digest()}, the manifest says {state['digest']}"
+        why = f"the loaded state has digest {machine.digest()}, the manifest {state['digest']}"
         raise CorruptFileError(directory / NAME, 0, why)
 
 
@@ -385,10 +385,10 @@ def check(disk: Disk, directory: Path) -> bytes | None:
         return None
     data = disk.read(path)
     if len(data) < _HEADER.size:
-        raise CorruptFileError(path, 0, f"{len(data)} bytes")
+        raise CorruptFileError(path, 0, f"{len(data)} bytes; a header has {_HEADER.size}")
     magic, version, crc32, length = _HEADER.unpack_from(data)
     if magic != MAGIC:
-        raise CorruptFileError(path, 0, f"magic {magic!r}")
+        raise CorruptFileError(path, 0, f"not a manifest: magic {magic!r}, must be {MAGIC!r}")
     if version != VERSION:
         raise UnknownVersionError(path, version, VERSION)
     body = data[_HEADER.size :]

@@ -89,7 +89,8 @@ def _checks(disk: Disk, state: Path, log: Path, *, sealed_only: bool) -> dict[Pa
         first = segment.first_of(paths[0].name) if paths else None
         if first is not None and first > applied + 1:
             missing = paths[0] if said is not None else state / manifest.NAME
-            checks[missing] = lambda _: _missing(missing)
+            why = f"the log begins with entry {first}; entry {applied + 1} is missing"
+            checks[missing] = lambda _: _missing(missing, why)
         checks |= mine
     end = {} if sealed_only else _end_checks(disk, log, paths, applied)
     sealed = {path: _sealed_check(disk, path, after) for path, after in itertools.pairwise(paths)}
@@ -98,8 +99,8 @@ def _checks(disk: Disk, state: Path, log: Path, *, sealed_only: bool) -> dict[Pa
     return checks
 
 
-def _missing(path: Path) -> int:
-    raise CorruptFileError(path, 0, "what the log's first entry follows is missing")
+def _missing(path: Path, why: str) -> int:
+    raise CorruptFileError(path, 0, why)
 
 
 def _checked(path: Path, check: Check, pace: Pace) -> Checked:
@@ -200,7 +201,7 @@ def _is_unborn(disk: Disk, path: Path, floor: LogIndex) -> bool:
 
 
 def _no_segments(log: Path, floor: LogIndex) -> int:
-    raise CorruptFileError(log, 0, f"no segments, but entry {floor} was durable")
+    raise CorruptFileError(log, 0, f"the log has no segments; entry {floor} was durable")
 
 
 def _sealed_check(disk: Disk, path: Path, following: Path) -> Check:
@@ -211,7 +212,9 @@ def _sealed_check(disk: Disk, path: Path, following: Path) -> Check:
             raise CorruptFileError(path, damage.position, damage.why)
         wanted = (after.epoch_before, LogIndex(after.first - 1))
         if last != wanted:
-            raise CorruptFileError(path, end, f"ends at (epoch, index) {last}, not {wanted}")
+            why = "ends at entry {1} of epoch {0}".format(*last)
+            follows = "the next segment follows entry {1} of epoch {0}".format(*wanted)
+            raise CorruptFileError(path, end, f"{why}; {follows}")
         return end
 
     return check
@@ -250,7 +253,7 @@ def _walk(disk: Disk, path: Path, pace: Pace) -> tuple[int, Damage | None, tuple
             return end, found, (epoch, index)
         position, frame_epoch, frame_index, frame = found
         if frame_index != index + 1 or frame_epoch < epoch:
-            why = f"entry {frame_epoch}:{frame_index} follows {epoch}:{index}"
+            why = f"entry {frame_index} of epoch {frame_epoch} follows {index} of epoch {epoch}"
             raise CorruptFileError(path, position, why)
         epoch, index, end = frame_epoch, frame_index, position + len(frame)
         cost += max(len(frame), FRAME_COST)

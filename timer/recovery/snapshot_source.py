@@ -30,7 +30,7 @@ def take(disk: Disk, state: Path, into: Path) -> Snapshot:
         CorruptFileError: a file differs from the manifest's description.
     """
     if not disk.exists(state / manifest.NAME):
-        raise NotReadyError("no manifest was written yet")
+        raise NotReadyError("the node has not written its first manifest yet; retry later")
     for _ in range(TAKE_TRIES):
         remove_files(disk, into)
         try:
@@ -42,7 +42,7 @@ def take(disk: Disk, state: Path, into: Path) -> Snapshot:
             if path.is_relative_to(into):  # a link: report the original's path
                 path = state / path.relative_to(into)
             raise CorruptFileError(path, found.position, found.why) from None
-    raise NotReadyError("manifests replaced each other too fast")
+    raise NotReadyError(f"{TAKE_TRIES} attempts each met a newer manifest; retry later")
 
 
 def _take(disk: Disk, state: Path, into: Path) -> Snapshot:
@@ -60,7 +60,8 @@ def _take(disk: Disk, state: Path, into: Path) -> Snapshot:
     for path, needed, crc32 in named:
         size = disk.size(into / path)
         if size < needed or (crc32 is not None and size != needed):
-            raise CorruptFileError(state / path, size, f"{size} bytes, the manifest needs {needed}")
+            why = f"the file has {size} bytes; the manifest needs {needed}"
+            raise CorruptFileError(state / path, size, why)
         parts.append(
             SnapshotPart(path, size, crc32_of(disk, into / path) if crc32 is None else crc32)
         )
