@@ -112,7 +112,7 @@ class Space:
         if refusal is not None and not self._refusal:
             logger.warning("%s", refusal)
         elif refusal is None and self._refusal:
-            logger.warning("there is room on a majority of the disks: timers are taken again")
+            logger.warning("a majority of the disks has room again: timers are accepted")
         self._refusal = str(refusal or "")
 
     def _move(self, now_ms: MonoMs) -> None:
@@ -121,7 +121,7 @@ class Space:
         busy = self._moving is not None and not self._moving.done()
         if better is not None and not busy and now_ms - self._moved_ms >= MOVE_MS:
             self._moved_ms = now_ms
-            logger.warning("handing over to %s, whose disk has room", self._replica.name_of(better))
+            logger.warning("handing over to %s: its disk has room", self._replica.name_of(better))
             self._moving = asyncio.ensure_future(self._transfer(better))
 
 
@@ -148,4 +148,4 @@ async def wait_for_room(disk: Disk, config: NodeConfig) -> None:
             free = await asyncio.to_thread(disk.free_bytes, config.data)
     finally:
         await standby.stop()
-    logger.warning("there is room again: %d bytes free", free)
+    logger.warning("the disk has room again: %d bytes free", free)

@@ -269,7 +269,8 @@ def entry_of(node: Stopped, index: LogIndex, crc32: int) -> RecoveryPlan:
         )
     if index <= node.applied:
         raise RecoveryRefused(
-            f"--index = {index}: must be above {node.applied}, the last that {node.name} applied"
+            f"--index = {index}: must be above {node.applied}, the last entry that {node.name}"
+            " applied"
         )
     told = f"entry {index} ({found.kind.name}, {len(found.payload)} bytes, epoch {found.epoch})"
     losses = (

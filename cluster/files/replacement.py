@@ -58,13 +58,13 @@ async def wait_for_replacement(disk: Disk, config: NodeConfig, error: StorageErr
     way_out = f"{error}; replace this replica with `timerctl members replace {config.name}`"
     standby = Standby(config, REPLACEABLE, lambda: way_out, on_replace=asked.set)
     await standby.start()
-    logger.warning("takes no part: %s", way_out)
+    logger.warning("this node waits for its replacement: %s", way_out)
     try:
         await asked.wait()
     finally:
         await standby.stop()
     await asyncio.to_thread(format_anew, disk, config)
-    logger.warning("%s was emptied and formatted as a learner's", config.data)
+    logger.warning("%s was emptied and formatted for a learner", config.data)
 
 
 async def ask_to_replace(stub: Stub, cluster_id: str, name: str) -> None:

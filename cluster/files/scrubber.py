@@ -104,7 +104,7 @@ class Scrubber:
         while why := self._why_wait(await self._others()):
             if why != said:
                 said = why
-                logger.warning("damaged, and not healed yet: %s", why)
+                logger.warning("the repair of damaged files waits: %s", why)
             await asyncio.sleep(ASK_AGAIN_S)
         with contextlib.suppress(EngineError):
             await self._hand_over()

@@ -111,7 +111,7 @@ def give_back(disk: Disk, config: NodeConfig) -> None:
             disk, config.data, cluster_id=config.cluster_id, name=config.name
         )
     except StorageError as error:
-        logger.warning("nothing was freed: %s", error)
+        logger.warning("no files were deleted from the full disk: %s", error)
         return
 
     def end_fetching() -> None:
@@ -127,7 +127,7 @@ def give_back(disk: Disk, config: NodeConfig) -> None:
         try:
             step()
         except StorageError as error:
-            logger.warning("could not delete all files that no start needs: %s", error)
+            logger.warning("some unneeded files stay on the full disk: %s", error)
     directory.close()
 
 
@@ -174,7 +174,7 @@ def _open(
     if log.torn_bytes:
         logger.warning("the log's tail was torn: %d bytes cut", log.torn_bytes)
     if log.tail_was_cut:
-        logger.warning("acknowledged entries may be lost: unsure until a leader matches the log")
+        logger.warning("acknowledged entries may be lost: unsure until a leader matches this log")
         promise.set_unsure(unsure=True)
         log.cut_noted()
     outgoing = OfferedSnapshot(disk, directory.state, directory.outgoing)
