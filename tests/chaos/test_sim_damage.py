@@ -1,4 +1,4 @@
-"""Damaged disks: the replica says where and heals; the others go on, and nothing is lost."""
+"""Damaged disks: the replica names the damage and heals; the others continue and lose nothing."""
 
 import random
 import re
@@ -24,7 +24,7 @@ SECONDS = 10
 
 
 def strike(world: World, do: Callable[[SimNode], None], *, leader: bool) -> SimNode:
-    """Run `world`; after five seconds `do` something to a leader, or to a follower."""
+    """Run `world`; after five seconds call `do` with a leader or a follower. Return the node."""
     chosen: list[SimNode] = []
 
     def hit() -> None:

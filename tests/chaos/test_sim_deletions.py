@@ -1,4 +1,4 @@
-"""Deleted topics in the simulator: worlds in which they come and go, and what the book notices."""
+"""Deleted topics in the simulator: worlds with them, and the errors that the book finds."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_topics_come_and_go_while_timers_are_pending_and_consumers_consume(seed:
 
 
 class Pages:
-    """A log, a machine, and the book that reads both."""
+    """A log, a machine, and the book that checks both."""
 
     def __init__(self) -> None:
         self.log, self.machine, self.book = Log(), machine_on(SimDisk(), leads=True), DropBook()
@@ -67,6 +67,6 @@ def test_book_notices_a_wrong_count_and_what_is_ended_or_fired_though_it_went_al
         pages.book.check(cancel, applied, pages.machine)
     other = Pages()
     fire = pages.log.fire(DUE)
-    fired = other.machine.apply(other.log.fire(DUE))  # of a machine that has deleted nothing
+    fired = other.machine.apply(other.log.fire(DUE))  # of a machine without a deletion
     with pytest.raises(Broken, match="1 fired, which went"):
         pages.book.check(fire, fired, pages.machine)

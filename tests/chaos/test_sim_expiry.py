@@ -1,4 +1,4 @@
-"""Time to live and retention in the simulator: worlds that have them, and what the book notices."""
+"""Time to live and retention in the simulator: worlds with them, and errors that the book finds."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +27,7 @@ def test_messages_expire_and_are_retained_while_policies_change(seed: int) -> No
 
 @dataclass
 class Story:
-    """A log with one topic, one group and three messages, and the book that reads it."""
+    """A log with one topic, one group and three messages, and the book that checks it."""
 
     said: dict[str, Any] = field(default_factory=lambda: {"ttl_ms": TTL_MS})
 

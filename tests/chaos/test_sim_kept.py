@@ -1,4 +1,4 @@
-"""Seeds that found something find nothing any more, and each has a test beside it."""
+"""Kept seeds: each found a defect once, finds none now, and names a test of that defect."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Timers that fire late while nothing is wrong break a promise; a fault is an excuse."""
+"""A timer that fires late without a fault breaks a promise; with a fault it does not."""
 
 from unittest import mock
 
@@ -20,7 +20,7 @@ def world_of(seed: int) -> TimerWorld:
 
 
 def pause_the_leader(world: TimerWorld) -> None:
-    """Stop it before a timer is due, for less than its lease, so that it leads on."""
+    """Pause the leader before a timer is due, for less than its lease, so that it still leads."""
     leader = next(node for node in world.nodes if node.leading)
     app = next(app for app in world.town.apps() if app.node is leader)
     due_ms = app.engine.machine.store.next_due()
@@ -69,6 +69,6 @@ def test_world_is_not_steady_before_the_application_of_its_leader_leads() -> Non
     late, now_us = world.town.book.late, world.timeline.now_us
     late.look(world)
     assert late.steady_us <= now_us
-    leader.app.on_stepdown(leader.core.epoch)  # the protocol's part leads on
+    leader.app.on_stepdown(leader.core.epoch)  # the protocol's core still leads
     late.look(world)
     assert late.steady_us > now_us

@@ -1,4 +1,4 @@
-"""Redrives, altered groups and cumulative acks in the simulator; what the book notices of them."""
+"""Redrives, altered groups and cumulative acks in the simulator, and errors that the book finds."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -51,9 +51,9 @@ LIFE = "t", "g#1"
 
 
 def asked_up_to(offset: int, acked: list[int]) -> PromiseBook:
-    """Return the book of a group that has three messages and was given the last one of them.
+    """Return the book of a group with three messages, the last of them delivered.
 
-    Somebody asks to ack all up to `offset`; the log has an ack of `acked`.
+    A consumer requests an ack of all messages up to `offset`; the log has an ack of `acked`.
     """
     book = PromiseBook()
     book.lives[GroupId(1)] = LIFE
@@ -113,7 +113,7 @@ DEAD, HOME = TopicId(2), TopicId(1)
 
 
 def moved(topic: TopicId, to: TopicId, letters: dict[int, bytes], first_seq: int) -> MoveApplied:
-    """Return what a MOVE of these offsets, with these payloads, did."""
+    """Return the result of a MOVE of these offsets with these payloads."""
     times = np.full(len(letters), 5, np.int64)
     part = Part(
         producer_id=ProducerId(0), sequence=0, due_ms=times, requested_ms=times,

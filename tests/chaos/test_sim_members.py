@@ -1,4 +1,4 @@
-"""Changes of voters: whoever the newest set names decides, and nobody who was replaced."""
+"""Changes of voters: the newest voter set decides, and replaced voters do not."""
 
 from collections.abc import Iterable
 
@@ -12,7 +12,7 @@ SECONDS = 12
 
 
 class Members:
-    """A calm world of three voters and some learners, and what is done to it second by second."""
+    """A calm world of three voters and some learners, with actions at given seconds."""
 
     def __init__(self, learners: int) -> None:
         self.world = World(3, options=calm(3).aim(nodes=3, learners=learners))
@@ -22,16 +22,16 @@ class Members:
         self.sets: list[frozenset[ReplicaId]] = []
 
     def leader(self) -> ReplicaId:
-        """Return who leads."""
+        """Return the leader."""
         (leader,) = (node.replica for node in self.world.nodes if node.leading)
         return leader
 
     def others(self) -> list[ReplicaId]:
-        """Return the founders that don't lead."""
+        """Return the founders except the leader."""
         return sorted(set(self.world.voters) - {self.leader()})
 
     def change(self, after: Iterable[ReplicaId]) -> None:
-        """Appoint the leader once more, with other voters."""
+        """Appoint the same leader in a new epoch with other voters."""
         control = self.world.control
         assert isinstance(control, Control)
         control.epoch = Epoch(control.epoch + 1)
@@ -39,11 +39,11 @@ class Members:
         control._announce(self.leader(), self.sets[-1])
 
     def voters(self) -> frozenset[ReplicaId]:
-        """Return the voters as the leader has them."""
+        """Return the leader's voters."""
         return self.nodes[self.leader()].core.voters
 
     def lose(self, replica: ReplicaId) -> None:
-        """Take a disk away for good."""
+        """Remove a disk for good."""
         self.nodes[replica].stop_hard()
         disk_loss.wipe(self.nodes[replica])
 

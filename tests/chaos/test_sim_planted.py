@@ -1,4 +1,4 @@
-"""The referee can lose its patience: each planted bug is found, by a checker that is named."""
+"""Each planted bug is found, by one of the checkers that it names."""
 
 import os
 
@@ -75,9 +75,9 @@ SOON = {
     "counts_the_retired": 1013,
     "log_goes_before_manifest": 1006,
 }
-"""Where the hunt for those that take long begins, to save time while the worlds stay as they are:
-what is tested is that they are found from there on within their number, and that there is within
-their number of the first seed. HUNT_FROM=<seed> in the environment is where to begin with all."""
+"""First seeds of the hunts that would take long, to save time while the drawn worlds stay the same.
+Tests check that each bug is found from there within its number of seeds, and that the first seed is
+within that number, too. HUNT_FROM=<seed> in the environment is the first seed of all hunts."""
 ALL = [
     *MUTATIONS,
     *CORE_MUTATIONS,
@@ -134,7 +134,7 @@ def test_at_least_twenty_bugs_hide_where_nothing_goes_wrong() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("mutation", HIDDEN, ids=lambda mutation: mutation.name)
 def test_planted_bug_is_not_found_where_nothing_goes_wrong(mutation: Mutation) -> None:
-    # Chance may bring about what a bug needs: a lease that ends before its ack is committed.
+    # A bug's event may occur by chance, such as a lease that ends before its ack is committed.
     assert any(unnoticed(mutation, seed) for seed in (3, 4, 5))
 
 

@@ -1,4 +1,4 @@
-"""Policies in the simulator: the model beside production code, and that it notices what differs."""
+"""Policies in the simulator: the model agrees with production code, and it finds differences."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ def test_times_follow_policies_that_change_all_the_time(seed: int) -> None:
 
 
 class Pages:
-    """A log of one producer, and the book that reads it."""
+    """A log of one producer, and the book that checks it."""
 
     def __init__(self) -> None:
         self.book = PolicyBook()
@@ -64,7 +64,7 @@ class Pages:
         self.entry(EntryKind.POLICY, encode_policy(scope, ScopePolicy(**said)))
 
     def schedule(self, way: str, value: int, due_ms: int, *, size: int = 1) -> None:
-        """Let the log have one timer, due then, of what was asked for."""
+        """Append one timer with a due time, and tell the book of its request."""
         requested = {"due_ms": value, "delay_ms": NOW + value}.get(way)
         if requested is None:
             requested = NOW + [0, *LEVELS_MS][min(value, len(LEVELS_MS))]
@@ -115,7 +115,7 @@ def test_book_knows_when_a_timer_is_due(
     for scope, fields in said:
         pages.says(scope, **fields)
     pages.schedule(way, value, due_ms)
-    pages.says(CLUSTER, fixed_delay_ms=1)  # what comes later changes nothing of it
+    pages.says(CLUSTER, fixed_delay_ms=1)  # a later policy does not change the timer
     assert pages.book.checked == pages.index - 1
 
 

@@ -1,4 +1,4 @@
-"""Quotas in the simulator: the model beside production code, and that it notices what differs."""
+"""Quotas in the simulator: the model agrees with production code, and it finds differences."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def test_all_quotas_are_drawn() -> None:
 
 
 class Pages:
-    """A log with one topic, and the book that reads it."""
+    """A log with one topic, and the book that checks it."""
 
     def __init__(self, **said: int) -> None:
         self.log, policies = Log(), PolicyBook()

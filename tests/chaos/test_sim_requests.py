@@ -1,4 +1,4 @@
-"""Request ids in the simulator: the model beside production code, and that it notices a lie."""
+"""Request ids in the simulator: the model agrees with production code, and finds differences."""
 
 from dataclasses import replace
 

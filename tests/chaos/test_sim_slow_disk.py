@@ -1,4 +1,4 @@
-"""A leader whose disk becomes slow: no commit waits for it, and the real controller relieves it."""
+"""A leader with a slow disk: no commit waits for it, and the real controller replaces it."""
 
 from chaos.sim.world.appointing import RealControl, report_of
 from chaos.sim.world.options import NEVER
@@ -18,7 +18,7 @@ class Watched:
         self.world, self.slowed = World(seed, options=options), slowed
         self.longest_us, self._committed = 0, (0, SLOW_US)
         self.worst = 0, 0
-        """How long the slow leader's disk, and its commits, took at the worst."""
+        """Longest sync of the slow leader's disk, and longest time to commit, in microseconds."""
         self.world.timeline.after(SLOW_US, self._begin)
         self.world.run(SECONDS)
         control = self.world.control

@@ -1,4 +1,4 @@
-"""Whole timer clusters in the simulator: the promises hold, and the book notices when not."""
+"""Whole timer clusters in the simulator: the promises hold, and the book finds broken ones."""
 
 from types import SimpleNamespace
 
@@ -102,7 +102,7 @@ def test_firing_before_the_due_time_is_early() -> None:
 def test_clock_of_the_log_is_compared_with_the_true_time_and_never_goes_back() -> None:
     book = PromiseBook()
     book.on_commit(entry(1, 50_000, 40_000), 50_000 - AHEAD_MS_MAX)
-    book.on_commit(entry(1, 99_000_000, 0), 0)  # on another replica: looked at already
+    book.on_commit(entry(1, 99_000_000, 0), 0)  # of another replica; the book has read the entry
     with pytest.raises(Broken, match="clock"):
         book.on_commit(entry(2, 50_001, 40_000), 50_000 - AHEAD_MS_MAX)
     with pytest.raises(Broken, match="time"):

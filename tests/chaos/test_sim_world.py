@@ -1,4 +1,4 @@
-"""The simulator: same seed, same run; the promises hold; its faults bite."""
+"""The simulator: one seed gives one run, the promises hold, and the faults have an effect."""
 
 import os
 import random
@@ -35,7 +35,7 @@ def test_every_fault_strikes_within_a_few_worlds() -> None:
     struck, often = set[str](), {*FAULTS} - {"forget"}
     for seed in range(24):
         options = WorldOptions.draw(random.Random(seed)).aim(faults=FAULTS)
-        # Some strike only while the voters change.
+        # Some faults strike only while the voters change.
         options = options.aim(nodes=3, learners=1, member_changes=0.3, fault_gap_ms=1_500)
         world = World(seed, options=options)
         world.run(60)
@@ -60,7 +60,7 @@ def test_voter_that_was_added_forgets_and_stays_down() -> None:
 
 
 def struck_at_once(world: World, kind: str) -> list[str]:
-    """Inject a fault three times in one instant; return what strikes within a few seconds."""
+    """Inject a fault three times in one instant; return the strikes within a few seconds."""
     world.options = world.options.aim(faults=(kind,))
     world.faults = FaultInjector(world, random.Random(7), 0)
     world.timeline.run_until(world.timeline.now_us + 4_000_000)
@@ -112,7 +112,7 @@ def test_world_in_which_too_little_can_strike_ends_all_the_same() -> None:
 
 
 def running() -> World:
-    """Return a world of three voters, all well so far."""
+    """Return a world of three voters without a fault so far."""
     world = World(3, options=calm(3).aim(nodes=3))
     world.faults = FaultInjector(world, random.Random(7), 0)
     for node in world.nodes:

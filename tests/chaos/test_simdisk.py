@@ -1,4 +1,4 @@
-"""The simulated disk loses what a real one may, and nothing that it may not."""
+"""The simulated disk loses data that a real disk may lose, and no other data."""
 
 import errno
 import random

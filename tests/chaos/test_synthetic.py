@@ -1,4 +1,4 @@
-"""Synthetic runs end to end: every planted defect is found, by its mark, and nothing else."""
+"""Synthetic runs end to end: the audit finds every planted defect by its mark, and no other."""
 
 import json
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def test_plan_refuses_what_it_does_not_know() -> None:
 
 @pytest.fixture
 def compiled(spark: SparkSession) -> Iterator[SparkSession]:
-    """The session, compiling its queries, and with tables in parts, as outside of tests."""
+    """The session with compiled queries and partitioned tables, as outside of tests."""
     for name in INTERPRETED:
         spark.conf.unset(name)
     spark.conf.set(PARTS, "2")
@@ -90,7 +90,7 @@ def test_every_planted_defect_is_found_and_nothing_else(
     assert [row["node"] for row in summary["diverged_entries"]] == ["n3"]
     offenders = {row["mark"] for row in summary["offenders"]}
     assert offenders == {m for m, verdict in expected.items() if verdict in VIOLATIONS}
-    # What never reached the log, and what did twice.
+    # Timers that never reached the log, and timers that reached it twice.
     not_in_log = sum(plant[kind] for kind in ("lost", "unknown_not_fired", "refused"))
     changed = {end: summary[end] for end in ("replaced", "rescheduled", "rejected")}
     planted_too = {"replaced": 2, "rescheduled": 4, "rejected": 4}

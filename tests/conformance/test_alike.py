@@ -1,4 +1,4 @@
-"""The same calls, drawn from a seed, are answered alike by the fake and by the processes."""
+"""The fake and the real cluster give equal answers to the same calls, drawn from a seed."""
 
 import random
 import re
@@ -21,7 +21,8 @@ MODES: tuple[OnConflict, ...] = ("reject", "replace", "keep")
 
 
 class Player:
-    """Makes calls in one world; what differs by world (ids, times) is said by name or in hours."""
+    """Makes calls in one world. Its answers name ids by number and times in hours, because those
+    differ between worlds."""
 
     def __init__(self, world: World, topic: str) -> None:
         self.client: TimerClient = world.client
@@ -30,7 +31,7 @@ class Player:
         self.begin_ms = world.clock_ms()
 
     def name(self, timer_id: str | None) -> int | None:
-        """Return which of the timers made here that is."""
+        """Return the number of a timer among those made here. None: it is not one of them."""
         if timer_id is not None and timer_id not in self.ids:
             self.ids.append(timer_id)
         return None if timer_id is None else self.ids.index(timer_id)
@@ -41,7 +42,7 @@ class Player:
     def timer(self, rng: random.Random) -> str:
         return rng.choice(self.ids) if self.ids else "0" * 24
 
-    # ---- calls: what they draw is drawn in either world
+    # ---- calls; each draws the same values in both worlds
 
     def schedule(self, rng: random.Random) -> Any:
         key = rng.choice([None, "k1", "k2", "k3", "k" * 1025])
@@ -116,7 +117,7 @@ class Player:
         return str(done.own), str(done.effective), dict(done.sources)
 
     def play(self, seed: int) -> list[Any]:
-        """Return what many calls were answered: each what it gave, or the error."""
+        """Return the answers to many calls: the result of each, or its error."""
         rng = random.Random(seed)
         calls: list[Callable[[random.Random], Any]] = [
             *[self.schedule] * 4, self.schedule_batch, self.cancel, self.cancel_key,
@@ -129,7 +130,7 @@ class Player:
 
 
 def answer(call: Callable[[random.Random], Any], rng: random.Random) -> Any:
-    """Return what a call gives, or the error that it is refused with, by the call's name."""
+    """Return a call's name with its result, or with the error that rejects it."""
     try:
         return call.__name__, call(rng)
     except (grpc.RpcError, grpc.aio.AioRpcError) as failed:
@@ -139,7 +140,7 @@ def answer(call: Callable[[random.Random], Any], rng: random.Random) -> Any:
     told = type(error).__name__, error.reason, error.retryable, error.outcome_known
     if not isinstance(error, InvalidRequest):
         return call.__name__, told
-    # An absolute time in a limit is another each time.
+    # An absolute time in a limit differs between calls.
     return call.__name__, told, error.field, re.sub(r"\d{13,}", "…", error.limit)
 
 

@@ -1,4 +1,4 @@
-"""What groups do, drawn from a seed, is the same with the fake and with the processes."""
+"""Groups of the fake and the real cluster behave alike under the same calls, drawn from a seed."""
 
 import random
 from collections.abc import Callable, Iterable
@@ -14,16 +14,16 @@ from timerfake import FakeCluster
 
 CALLS = 120
 LEASE_MS = 3_600_000
-"""None ends by itself, however slow the machine is."""
+"""So long that no lease ends during the test, even on a slow machine."""
 GROUPS = ("g", "h")
 TYPES = ("shared", "key_shared", "exclusive", "failover")
 
 
 class Player:
-    """Consumes two topics by plain calls: what is delivered does not hang on who is faster."""
+    """Consumes two topics by unary calls, so that deliveries do not depend on speed."""
 
     def __init__(self, world: World, topic: str, comes: Iterable[bool] = ()) -> None:
-        """`comes`: whether something is there for each Receive, if that is known."""
+        """`comes`: whether a message is there for each Receive, if that is known."""
         self.comes, self.came = iter(comes), list[bool]()
         self.world, self.client = world, world.client
         self.topics = [f"{topic}/a", f"{topic}/b"]
@@ -32,7 +32,7 @@ class Player:
         self.request = 0
 
     def settled(self) -> None:
-        """Return when all that is due has fired, but where a topic is paused."""
+        """Return when no timer is pending, except in paused topics."""
 
         def is_so() -> bool:
             topics = (self.client.describe_topic(name) for name in self.topics)
@@ -40,7 +40,7 @@ class Player:
 
         self.world.until(is_so)
 
-    # ---- calls: what they draw is drawn in either world
+    # ---- calls; each draws the same values in both worlds
 
     def schedule(self, rng: random.Random) -> Any:
         topic, n = rng.choice(self.topics), rng.randint(1, 4)
@@ -61,7 +61,7 @@ class Player:
         topic, group = rng.choice(self.topics), rng.choice(GROUPS)
         request = pb.ReceiveRequest(topic=topic, group=group, max_messages=rng.randint(1, 4))
         request.lease_ms = LEASE_MS
-        # What is there comes, however long that takes; without a wait, only what is there soon.
+        # With a wait an available message comes, even slowly; without, only one that is there soon.
         request.wait_ms = 20_000 if next(self.comes, False) else 0
         self.came.append(False)
         got = self.world.unary("Receive", request)
@@ -138,7 +138,7 @@ class Player:
         return g.name, g.type, g.cursor, g.unacked, g.leased, str(g.settings)
 
     def play(self, seed: int) -> list[Any]:
-        """Return what many calls were answered: each what it gave, or the error."""
+        """Return the answers to many calls: the result of each, or its error."""
         rng = random.Random(seed)
         calls: list[Callable[[random.Random], Any]] = [
             *[self.schedule] * 4, self.schedule_all, *[self.receive] * 6, *[self.settle] * 8,
@@ -146,7 +146,7 @@ class Player:
             self.pause, self.resume, self.look,
         ]  # fmt: skip
         for topic in (*self.topics, self.dead):
-            # It keeps all: what is acked by all is let go at a checkpoint, whenever that is.
+            # Retain all messages: otherwise a checkpoint at any time deletes those acked by all.
             self.client.create_group(topic, "keeper")
         return [answer(rng.choice(calls), random.Random(rng.random())) for _ in range(CALLS)]
 
@@ -157,7 +157,7 @@ def test_groups_and_what_is_drawn_of_them_do_the_same(
     real_world: World, topic: str, seed: int
 ) -> None:
     here, there, epoch = list[Any](), list[Any](), -1
-    while epoch != real_world.client.status().epoch:  # a new leader ends all leases: play it anew
+    while epoch != real_world.client.status().epoch:  # a new leader ends all leases: play again
         epoch = real_world.client.status().epoch
         topic += "x"
         with FakeCluster() as fake, fake.client() as client:

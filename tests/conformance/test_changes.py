@@ -1,4 +1,4 @@
-"""Cancelling and rescheduling: by id, by key, by filter, before and after a timer has fired."""
+"""Cancels and reschedules: by id, by key, by filter, before and after a timer has fired."""
 
 from collections.abc import Callable
 
@@ -57,7 +57,7 @@ def test_cancelled_timer_never_fires_and_its_neighbours_of_the_same_tick_do(
 def test_cancels_around_the_time_that_timers_fire_and_what_comes_agree(
     world: World, topic: str
 ) -> None:
-    """Whatever is answered while they fire: one that is CANCELLED does not come, the others do."""
+    """Cancels during the firing: timers answered CANCELLED are not delivered, all others are."""
     client, due_ms = world.client, world.clock_ms() + world.moment_ms
     payloads = [b"%d" % n for n in range(200)]
     timers = client.schedule_batch(topic, payloads, due_ms=[due_ms + n for n in range(200)])

@@ -31,7 +31,7 @@ def test_group_begins_at_the_earliest_or_at_the_latest_message(world: World, top
     with client.consumer(topic, "new", start="latest") as consumer:
         client.schedule(topic, b"after")
         assert world.take(consumer, 1)[0].payload == b"after"
-    for group in ("early", "slow"):  # while it is unacked somewhere, it is there
+    for group in ("early", "slow"):  # a message stays while one group has not acked it
         with client.consumer(topic, group) as consumer:
             assert [m.payload for m in world.take(consumer, 2)] == [b"before", b"after"]
 
@@ -151,7 +151,7 @@ def test_batch_is_acked_and_given_back_whole(world: World, topic: str) -> None:
     assert world.unacked(topic, "g") == 0
 
 
-# ---- giving back, dying
+# ---- messages returned unseen, consumers that die
 
 
 def test_nacked_message_comes_again_after_its_delay(world: World, topic: str) -> None:
@@ -269,7 +269,7 @@ def test_dead_letters_whose_topic_is_gone_stay_and_hold_up_no_others(
     world: World, topic: str
 ) -> None:
     client, dead, gone = world.client, f"{topic}.dead", f"{topic}.gone"
-    for name, letters in ((gone, 300), (topic, 2)):  # more than one request looks at, in front
+    for name, letters in ((gone, 300), (topic, 2)):  # in front, more than one request reads
         client.create_group(name, "g", max_attempts=1, dead_letter_topic=dead)
         client.schedule_batch(name, [b"x"] * letters)
         before = world.unacked(dead, "dead-letters")
@@ -307,7 +307,7 @@ def test_dead_letter_that_dies_again_keeps_what_was_said_of_its_first_death(
     world.redriven(f"{dead}.h.dead", 1)
     with client.consumer(dead, "back") as consumer:
         assert [m.headers for m in world.receive(consumer, 2)] == [first, first]
-    world.redriven(dead, 2)  # the one that never died twice, and the one that is back
+    world.redriven(dead, 2)  # the letter that died once, and the letter that returned
     with client.consumer(topic, "g") as consumer:
         assert [m.headers for m in world.take(consumer, 2)] == [{"mine": "1"}] * 2
 

@@ -1,4 +1,4 @@
-"""A topic that is deleted takes along what is of it, and nothing else."""
+"""The deletion of a topic deletes its timers, messages and groups, and no others."""
 
 import pytest
 

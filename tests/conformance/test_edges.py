@@ -1,4 +1,4 @@
-"""Edges that need nodes of their own, real ones: files that rows lie in, clocks that jump."""
+"""Edge cases that need their own real nodes: rows in files, and clocks that jump."""
 
 import json
 import time
@@ -17,11 +17,11 @@ pytestmark = pytest.mark.slow
 HOUR = 3600.0
 HOUR_MS = 3_600_000
 LATE_MS = 60_000
-"""A clock that jumps by an hour would make it later; a machine that has no time for it does not."""
+"""Latest lateness: a jump of an hour would exceed it, a slow machine does not."""
 
 
 class Nodes(Running):
-    """Three nodes that flush each second, and whose clocks can be moved."""
+    """Three nodes that flush every second and have movable clocks."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, ["storage.flush_interval_ms = 1000"])
@@ -40,7 +40,7 @@ class Nodes(Running):
         path.with_suffix(".new").rename(path)
 
     def flushed(self) -> None:
-        """Return when all that was asked so far is in files, on every node."""
+        """Return when all entries so far are in files on every node."""
         local = pb.GetStatusRequest(local=True)
         end = self.admin().GetStatus(local, timeout=RPC_S).nodes[0].log_end
 
@@ -70,9 +70,9 @@ def client(nodes: Nodes) -> Iterator[TimerClient]:
 def test_cancel_finds_a_timer_wherever_its_row_lies(
     nodes: Nodes, client: TimerClient, topic: str
 ) -> None:
-    """In memory, in a run, among several, behind a tombstone in a run, in the window; restarted."""
+    """Timers in memory, in a run, in several runs, behind a tombstone, in the window; restarted."""
     kept, gone = [], []
-    for n in range(4):  # runs of their own, until they are merged
+    for n in range(4):  # one run each, until they are merged
         kept.append(client.schedule(topic, b"kept %d" % n, delay=HOUR + n))
         gone.append(client.schedule(topic, b"gone %d" % n, delay=HOUR + n))
         nodes.flushed()
@@ -82,11 +82,11 @@ def test_cancel_finds_a_timer_wherever_its_row_lies(
     nodes.flushed()
     assert client.cancel_batch([*gone, in_memory]) == [CancelResult.ALREADY_CANCELLED] * 5
     soon = client.schedule_batch(topic, [b"a", b"b"], delay=7)
-    nodes.flushed()  # they are read into the window again
+    nodes.flushed()  # the rows are read into the window again
     if client.get_timer(soon[0]).state is TimerState.PENDING:
         told = client.cancel(soon[0])
     else:
-        told = CancelResult.ALREADY_FIRED  # the machine was away
+        told = CancelResult.ALREADY_FIRED  # the machine had a long pause
     nodes.kill_together(*nodes.nodes)
     nodes.up()
     assert [timer.id for timer in client.list_timers(topic, due_from=soon.due_ms[0] + 1)] == [
@@ -104,7 +104,8 @@ def test_cancel_finds_a_timer_wherever_its_row_lies(
 def test_clock_of_one_node_that_jumps_makes_nothing_early_or_late(
     nodes: Nodes, client: TimerClient, topic: str
 ) -> None:
-    """By hours and seconds, forth and back: of the leader, a follower, and who leads next."""
+    """Clocks jump by hours and seconds, in both directions: the leader's, a follower's, a new
+    leader's."""
     leader, *followers = (nodes.wait_for_leader(), *nodes.followers())
     with client.consumer(topic, "g") as consumer:
         for jumper, offset_ms in (

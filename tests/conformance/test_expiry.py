@@ -1,4 +1,4 @@
-"""How long messages live, and are kept, after they have fired."""
+"""Times to live and retention of messages after they have fired."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ HOUR_MS = 3_600_000
 
 
 def live(world: World, topic: str, moments: float, **said: int) -> None:
-    """Give a topic's messages so many moments to live."""
+    """Set the time to live of a topic's messages in moments."""
     ttl_ms = round(moments * world.moment_ms)
     policy: Any = {"ttl_ms": ttl_ms, **said}
     world.client.alter_policies(policy, topic=topic)
@@ -57,7 +57,7 @@ def test_time_to_live_counts_from_the_due_time(world: World, topic: str) -> None
 
 
 def held_too_long(world: World, topic: str) -> None:
-    """Let a paused topic hold messages for longer than they live."""
+    """Let a paused topic hold timers for longer than their time to live."""
     client = world.client
     live(world, topic, 2)
     client.create_group(topic, "g")

@@ -1,4 +1,4 @@
-"""Leaders that change, and nodes that die: what was promised holds."""
+"""The promises hold through changes of the leader and deaths of nodes."""
 
 import time
 
@@ -12,15 +12,15 @@ from timerclient.client.sync import Consumer
 
 HOLES = 10_001
 WINDOW_MS = 2 << NEAR_BITS
-"""So far ahead the wheel has slots of a tick, at most (timer/pending/memory/wheel.py)."""
+"""Range of the wheel's slots of one tick, at most (timer/pending/memory/wheel.py)."""
 
 
 def each_once(world: World, consumer: Consumer, count: int) -> dict[bytes, int]:
-    """Return payload -> when it fired, of so many messages, acked, while leaders change."""
+    """Receive and ack `count` messages while leaders change; return time of firing by payload."""
     came: dict[bytes, int] = {}
     while len(came) < count:
         [message] = world.receive(consumer, 1)
-        # A lease that a failover ended comes again, and is marked.
+        # A message with a lease that a failover ended is redelivered, and marked.
         assert message.payload not in came or message.attempt > 1
         came[message.payload] = message.fired_at_ms
         _ = message.ack()
@@ -65,7 +65,7 @@ def test_change_of_leader_ends_leases_and_marks_what_comes_again(world: World, t
 
 
 def test_nothing_acked_comes_again_however_many_holes_there_are(world: World, topic: str) -> None:
-    """RocketMQ and Pulsar keep so many; beyond that they redeliver."""
+    """RocketMQ and Pulsar store a limited number of holes; beyond it they redeliver."""
     client = world.client
     client.create_group(topic, "g")
     client.schedule_batch(topic, [b"%d" % n for n in range(2 * HOLES)])
@@ -119,14 +119,14 @@ def test_policies_and_keys_outlive_a_change_of_leader(world: World, topic: str) 
     client.cancel_where(name)
 
 
-# ---- nodes that die: of the three processes alone
+# ---- nodes that die; only on the real cluster
 
 
 @pytest.mark.slow
 def test_leader_killed_in_the_middle_of_a_delay(
     cluster: Running, real_world: World, topic: str
 ) -> None:
-    """The next leader fires what is due, once, and what was due meanwhile at once, in order."""
+    """The next leader fires due timers once, and overdue ones at once, in order."""
     client, payloads = real_world.client, [b"%d" % n for n in range(100)]
 
     def scheduled(begin_ms: int) -> tuple[str, Timers]:
@@ -150,7 +150,7 @@ def test_leader_killed_in_the_middle_of_a_delay(
 def test_all_nodes_stopped_for_longer_than_the_wheels_window(
     cluster: Running, real_world: World, topic: str
 ) -> None:
-    """Everything overdue fires once they are back: in order, once."""
+    """All overdue timers fire after the return of the nodes: in order, once."""
     payloads = [b"%d" % n for n in range(250)]
     step_ms = WINDOW_MS // 250 + 10
     with cluster.client() as client:

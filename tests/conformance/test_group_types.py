@@ -1,4 +1,4 @@
-"""Groups that keep an order, and the life of groups."""
+"""Ordered groups, and the life of groups."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -70,7 +70,7 @@ def test_key_of_a_key_shared_group_waits_for_what_is_before_it_and_others_go_on(
     client = world.client
 
     def came(moments: int) -> list[bytes]:
-        """Return what comes when "0" is given back for so many moments, and more is scheduled."""
+        """Return the deliveries after a nack of "0" with a delay in moments, and more timers."""
         name = f"{topic}-{moments}"
         client.create_group(name, "g", type="key_shared")
         filled(client, name, keys=["a", "b", "c", "a2", "b2", "c2"])
@@ -87,7 +87,7 @@ def test_key_of_a_key_shared_group_waits_for_what_is_before_it_and_others_go_on(
     for moments in (4, 16, 64):
         payloads = came(moments)
         assert [payload for payload in payloads if payload != b"B2"] == [b"0", b"A", b"A2"]
-        # Another one is first, too, if the wait of "0" was over before B2 was scheduled.
+        # Another message is first, too, if the delay of "0" ended before B2 was scheduled.
         if payloads[0] == b"B2":
             break
     else:

@@ -1,4 +1,4 @@
-"""What is pending, what became of it, and what operators are told of topics and groups."""
+"""Lists and counts of pending timers, states of single timers, status of topics and groups."""
 
 from datetime import timedelta
 
@@ -116,7 +116,7 @@ def test_checkpoint_tells_of_each_node_how_far_it_is(world: World, topic: str) -
         assert node.checkpoint_index <= node.applied_index <= node.commit_index <= node.log_end
         assert 0 < node.last_read_time_ms <= world.clock_ms()
         assert (node.reachable, node.epoch) == (True, found.nodes[0].epoch)
-        # All is in memory, or a run has what is due later.
+        # All timers are in memory, or the later ones are in a run.
         assert node.window_end_ms == 0 or (node.runs and node.window_end_ms > world.clock_ms())
     client.cancel_where(topic)
 

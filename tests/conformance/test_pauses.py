@@ -1,4 +1,4 @@
-"""Topics that are paused: what is held, what may be done to it, and how it goes on."""
+"""Paused topics: held timers, changes of held timers, and the resume."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def status(world: World, topic: str) -> pb.TopicStatus:
 
 
 def until_held(world: World, *timers: Timer) -> None:
-    """Return when these have come due, and are held."""
+    """Return when these timers are due and held."""
     world.until(lambda: all(world.client.get_timer(timer).held for timer in timers))
 
 
@@ -24,7 +24,7 @@ def paused(world: World, topic: str) -> None:
 
 
 def overdue(world: World, topic: str, *bodies: bytes) -> list[Timer]:
-    """Return timers that are held, each due later than the one before."""
+    """Return held timers, each due later than the one before."""
     first_ms = world.clock_ms() + world.moment_ms
     timers = [
         world.client.schedule(topic, body, due_ms=first_ms + 100 * at)

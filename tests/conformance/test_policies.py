@@ -1,4 +1,4 @@
-"""What cluster, namespace and topic say of their timers."""
+"""Policies of the cluster, a namespace and a topic."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from timerclient.rows import policy_fields
 HOUR = 3600.0
 HOUR_MS = 3_600_000
 SLACK_MS = 30_000
-"""Times of hours are told apart by it, on a slow machine too."""
+"""Tolerance of a due time; it tells hours apart, also on a slow machine."""
 
 
 def hours_away(world: World, due_ms: int, hours: float) -> bool:
@@ -20,7 +20,7 @@ def hours_away(world: World, due_ms: int, hours: float) -> bool:
 
 @pytest.fixture
 def ns(world: World, topic: str) -> Iterator[str]:
-    """A namespace of the test's own, whose timers are gone afterwards."""
+    """A namespace for this test only; its timers are cancelled afterwards."""
     yield topic
     for each in world.client.topics():
         if each.name.startswith(f"{topic}/"):
@@ -30,7 +30,7 @@ def ns(world: World, topic: str) -> Iterator[str]:
 def test_delay_levels_are_the_eighteen_until_a_scope_has_its_own(world: World, ns: str) -> None:
     client, topic = world.client, f"{ns}/t"
     seconds = [1, 5, 10, 30, *(60 * n for n in range(1, 11)), 1200, 1800, 3600, 7200]
-    # What is short would fire meanwhile: by then it is not asked for any more.
+    # A short delay would let the timer fire before the check.
     timers = client.schedule_batch(topic, [b""] * 14, delay_level=[*range(5, 19)])
     begin_ms = timers.due_ms[0] - 60_000
     for due_ms, delay_s in zip(timers.due_ms, seconds[4:], strict=True):

@@ -1,4 +1,4 @@
-"""Quotas of what is pending and of what is ready."""
+"""Quotas of pending timers and of ready messages."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def quota(client: TimerClient, topic: str, **said: Any) -> None:
 
 
 def used(client: TimerClient, topic: str) -> dict[str, tuple[int, int, str]]:
-    """Return field -> (used, limit, who says so)."""
+    """Return field -> (used, limit, scope of the limit)."""
     quotas = client.describe_topic(topic).quotas
     return {each.field: (each.used, each.limit, each.source) for each in quotas}
 
@@ -47,7 +47,7 @@ def test_payloads_of_pending_timers_have_no_more_bytes_than_they_may(
     client.schedule(topic, b"x" * 60, delay=HOUR, key="k")
     with pytest.raises(QuotaReached, match=r"pending_bytes_max.* has 60, and 41 more"):
         client.schedule(topic, b"x" * 41, delay=HOUR)
-    with pytest.raises(QuotaReached):  # it counts as one more, though it would replace the other
+    with pytest.raises(QuotaReached):  # counts as one more, although it would replace the other
         client.schedule(topic, b"x" * 41, delay=HOUR, key="k", on_conflict="replace")
     client.schedule(topic, b"x" * 40, delay=HOUR, key="k", on_conflict="replace")
     client.schedule(topic, b"x" * 60, delay=HOUR)
@@ -99,7 +99,7 @@ def test_many_schedules_at_once_are_taken_until_the_quota_is_reached(
     assert {type(error) for error in errors} == {type(None), QuotaReached}
     assert client.count_timers(topic).pending == 10
     client.cancel_where(topic)
-    client.schedule(topic, b"", delay=HOUR)  # the producer goes on
+    client.schedule(topic, b"", delay=HOUR)  # the producer continues
 
 
 def test_batch_due_later_is_taken_behind_one_for_which_too_much_is_ready(

@@ -1,4 +1,4 @@
-"""When timers fire, in which order, and what a schedule is answered."""
+"""Times and order of firing, and the answers to schedule requests."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -262,7 +262,7 @@ def test_batch_of_the_maximum_passes_and_one_more_does_not(world: World, topic: 
 
 
 def test_one_bad_call_among_those_made_together_fails_alone(world: World, topic: str) -> None:
-    """They share requests; the limit is one that only the cluster knows."""
+    """The calls share requests, and only the cluster knows the limit."""
     client, name = world.client, f"{topic}/t"
     client.alter_policies({"payload_bytes_max": 10}, namespace=topic)
     calls = [client.submit(name, b"x" * (10 + (n % 50 == 7)), delay=HOUR) for n in range(100)]
@@ -279,7 +279,7 @@ def test_one_bad_call_among_those_made_together_fails_alone(world: World, topic:
     client.cancel_where(name)
 
 
-REFUSED: list[tuple[Callable[[Any, str], Any], str, str]] = [  # Any: of wrong kinds, too
+REFUSED: list[tuple[Callable[[Any, str], Any], str, str]] = [  # Any: arguments of wrong types
     (lambda w, t: w.client.schedule("", b""), "topic", "must be"),
     (lambda w, t: w.client.schedule("no spaces", b""), "topic", "must be"),
     (lambda w, t: w.client.schedule("x" * 256, b""), "topic", "255"),

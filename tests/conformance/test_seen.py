@@ -84,7 +84,7 @@ def test_producer_is_told_by_its_name_and_among_all(world: World, topic: str) ->
 
 
 def test_short_lived_clients_leave_no_producer(world: World, topic: str) -> None:
-    """Closed or not: the process of one may have been killed."""
+    """The clients are closed or not, as after a kill of their process."""
     before = {each.producer for each in world.client.producers()}
     with ExitStack() as closed_later:
         for number in range(100):

@@ -1,7 +1,7 @@
 """Planted bugs in the storage: proof that its model tests can fail.
 
-Each breaks one rule of merging, reading ahead, manifests or queues, as a plausible mistake would,
-and has to be found within so many random programs.
+Each bug breaks one rule of merging, reading ahead, manifests or queues, as a plausible mistake
+would. The model tests must find it within a stated number of random programs.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ class Mutation:
 
     name: str
     seeds: int
-    """It must be found within so many programs."""
+    """Number of programs within which the bug must be found."""
     target: object
     attribute: str
     wrong: Any
@@ -57,7 +57,7 @@ _merged = merged
 
 
 def _without_tombstones(merge: Merge) -> Iterator[tuple[RowArray, Buffers]]:
-    """A merge forgets tombstones whose targets are elsewhere."""
+    """Drop tombstones of targets in other runs from a merge."""
     for rows, bufs in _merged(merge):
         yield rows[~is_tombstone(rows)], bufs
 
@@ -65,7 +65,7 @@ def _without_tombstones(merge: Merge) -> Iterator[tuple[RowArray, Buffers]]:
 def _skips_at_the_cut(
     disk: Any, directory: Path, numbers: Iterator[int], chunks: Chunks, size: int, pace: Any
 ) -> list[RunMeta]:
-    """The row after a part's last one is in no part."""
+    """Leave the row after a part's last one out of all parts."""
 
     def lossy() -> Iterator[tuple[RowArray, Buffers]]:
         room = size
@@ -80,7 +80,7 @@ def _skips_at_the_cut(
 
 
 def _retire_early(self: Runs, position: Position) -> None:
-    """A run is dropped whose last row is still pending, if not for long."""
+    """Drop a run shortly before its last row fires."""
     past = [w for w in self._windows if w.run.meta.last.due_ms < position.due_ms + 1_000]
     self._retire(past)
 
@@ -91,7 +91,7 @@ _recover = Store.recover
 def _recover_from_the_start(
     disk: Any, directory: Path, metas: Any, position: Position, pending: int
 ) -> Store:
-    """A restart forgets how far its runs had fired."""
+    """Recover a store from the start of its runs, not from the firing position."""
     del position
     return _recover(disk, directory, metas, START, pending)
 
@@ -100,7 +100,7 @@ _take = ReadWindow.take
 
 
 def _take_all_but_the_last(self: ReadWindow, slices: Iterable[Slice], cursor: Any) -> None:
-    """What is read ahead lacks the row at the window's edge."""
+    """Leave the row at the window's edge out of the rows that are read ahead."""
     pieces = [*slices]
     if len(pieces[-1].rows) > 1:
         pieces[-1] = Slice(pieces[-1].rows[:-1].copy(), pieces[-1].data)
@@ -111,19 +111,19 @@ _begin_merge = Runs.begin_merge
 
 
 def _merge_from_later(self: Runs, position: Position) -> Merge | None:
-    """A merge leaves out a little more than what has fired."""
+    """Leave rows that are due soon out of a merge, beside the fired ones."""
     return _begin_merge(self, Position(position.due_ms + 1_000, 0))
 
 
 def _bury_nothing(self: Memtable, due_ms: Any, seq: Any) -> None:
-    """The cancel of a row that was flushed is forgotten."""
+    """Forget the cancel of a flushed row."""
 
 
 _end_merge = Runs.end_merge
 
 
 def _end_merge_and_remove(self: Runs, merge: Merge, windows: Any, position: Position) -> None:
-    """Merged runs are removed before a manifest names none of them."""
+    """Remove merged runs before a manifest without them is written."""
     _end_merge(self, merge, windows, position)
     self.remove([run.meta for run in merge.runs])
 
@@ -132,7 +132,7 @@ _answer = Lookup.answer
 
 
 def _answer_for_another(self: Lookup, run: Any, due_ms: Any, seq: Any) -> Any:
-    """What was looked up of one run is used for another."""
+    """Use a look-up of one run for another run."""
     del run
     return _answer(self, self._runs[0], due_ms, seq)
 
@@ -141,7 +141,7 @@ _use = Runs.use
 
 
 def _use_without_the_last(self: Runs, windows: Iterable[ReadWindow], position: Position) -> None:
-    """The last part of a merge or flush is forgotten."""
+    """Forget the last part of a merge or flush."""
     every = [*windows]
     _use(self, every[:-1] if len(every) > 1 else every, position)
 
@@ -166,7 +166,7 @@ _add_spills = manifest.add_spills
 
 
 def _add_spills_but_one(state: Any, fresh: list[spill_module.Spill]) -> None:
-    """The last spilled block of each queue is not in the manifest."""
+    """Leave the last spilled block of each queue out of the manifest."""
     kept = [(spill, [*spill.new]) for spill in fresh]
     for spill, new in kept:
         spill.new[:] = new[:-1]
@@ -179,7 +179,7 @@ _install = spill_module.PageFetch.install
 
 
 def _install_mixed_up(self: spill_module.PageFetch, pages: Pages) -> None:
-    """Pages that were fetched together come to each other's blocks."""
+    """Exchange the pages of blocks that are fetched together."""
     found = [page for _, _, page in self._pages]
     self._pages = [(b, ref, p) for (b, ref, _), p in zip(self._pages, found[::-1], strict=True)]
     _install(self, pages)
@@ -189,7 +189,7 @@ _drop_below = Queue.drop_below
 
 
 def _drop_one_more(self: Queue, offset: Any) -> None:
-    """A block leaves with its last message unacked."""
+    """Drop a block before its last message is acked."""
     _drop_below(self, offset)
     while self.blocks and self.blocks[0].end <= offset + 1 and self.end > offset + 1:
         self.pages.remove(self.blocks.pop(0))
@@ -197,16 +197,16 @@ def _drop_one_more(self: Queue, offset: Any) -> None:
 
 
 def _want_nothing(self: Pages, block: Block) -> None:
-    """Nobody asks for what is missing."""
+    """Request no fetch of a missing page."""
 
 
 def _files_of_one_topic(state: Any) -> set[str]:
-    """Spill files are removed that only another topic needs."""
+    """Remove spill files that only other topics need."""
     return {block[0] for block in state["topics"][-1]["blocks"]}
 
 
 def _cut_in_any_order(pages: Any) -> Iterator[list[BlockRows]]:
-    """The messages of a spilled block stand in another order."""
+    """Write the parts of spilled pages in another order."""
     for group in _cut(pages):
         yield group[::-1]
 
@@ -216,7 +216,7 @@ _at_hand = Queue.at_hand
 
 
 def _one_too_many_at_hand(self: Queue, offsets: Any) -> int:
-    """A message counts as being in memory that is not."""
+    """Count a missing message as in memory."""
     return min(_at_hand(self, offsets) + 1, len(offsets))
 
 
@@ -232,12 +232,12 @@ OF_THE_QUEUES = (
 
 
 def programs_until_found(mutation: Mutation, play: Callable[[int], None]) -> int | None:
-    """Return how many programs it took to find the bug; None if it was not found."""
+    """Return the number of programs until the bug was found. None: it was not found."""
     with mutation.plant():
         for seed in range(mutation.seeds):
             try:
                 play(seed)
-            except Exception:  # noqa: BLE001 - whatever it is, the bug was noticed
+            except Exception:  # noqa: BLE001 - any failure shows the bug
                 return seed + 1
     return None
 
