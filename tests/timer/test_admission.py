@@ -1,4 +1,4 @@
-"""Admission: when a timer fires, by what was asked for and by the policies at its entry."""
+"""Admission: a timer's effective due follows from its request and the policies at its entry."""
 
 from typing import Any
 
@@ -57,7 +57,7 @@ LEVELS = {"delay_levels_ms": (500, 100, 900), "tick_ms": 1}
 @pytest.mark.parametrize(
     ("said", "way", "value", "due"),
     [
-        # no policy: rounded up to 10 ms; what is due already is not, nor before what was read
+        # no policy: rounded up to 10 ms, except a past due time; never before the last read time
         ({}, "due_ms", NOW + 1, 1_000_010),
         ({}, "due_ms", 1_000_010, 1_000_010),
         ({}, "due_ms", NOW, NOW),
@@ -79,7 +79,7 @@ LEVELS = {"delay_levels_ms": (500, 100, 900), "tick_ms": 1}
         (LEVELS, "delay_level", 4, NOW + 900),
         (LEVELS, "delay_level", 2**31 - 1, NOW + 900),
         ({"tick_ms": 1}, "delay_level", 18, NOW + 7_200_000),
-        # minimum: raised to it, what is due already too
+        # minimum: shorter delays are raised to it, past due times too
         ({"delay_ms_min": 100, "tick_ms": 1}, "delay_ms", 99, NOW + 100),
         ({"delay_ms_min": 100, "tick_ms": 1}, "delay_ms", 100, NOW + 100),
         ({"delay_ms_min": 100, "tick_ms": 1}, "delay_ms", 101, NOW + 101),
@@ -87,24 +87,24 @@ LEVELS = {"delay_levels_ms": (500, 100, 900), "tick_ms": 1}
         ({"delay_ms_min": 100, "tick_ms": 1}, "due_ms", 5, NOW + 100),
         ({"delay_ms_min": 100}, "delay_ms", 0, 1_000_110),
         ({"delay_ms_min": DUE_MS_MAX}, "delay_ms", 0, DUE_MS_MAX),
-        # fixed: whatever was asked for, also beyond the maximum of a wider scope
+        # fixed: replaces every requested time, also beyond the maximum of a wider scope
         ({"fixed_delay_ms": 50, "tick_ms": 1}, "delay_ms", 0, NOW + 50),
         ({"fixed_delay_ms": 50, "tick_ms": 1}, "due_ms", NOW + 10**9, NOW + 50),
         ({"fixed_delay_ms": 50}, "delay_level", 18, 1_000_060),
         ({"fixed_delay_ms": 0}, "delay_ms", 500, NOW),
         ({"fixed_delay_ms": 50, "delay_ms_max": 60, "tick_ms": 1}, "delay_ms", 61, NOW + 50),
         ({"fixed_delay_ms": DUE_MS_MAX}, "delay_ms", 0, DUE_MS_MAX),
-        # off: at once, whatever else is said
+        # off: at once, without regard to other fields
         ({"delayed_delivery": False}, "delay_ms", 500, NOW),
         ({"delayed_delivery": False}, "due_ms", NOW - 7, NOW - 7),
         ({"delayed_delivery": False}, "due_ms", 0, FLOOR),
         ({"delayed_delivery": False, "delay_ms_min": 5, "delay_ms_max": 9}, "delay_ms", 99, NOW),
         ({"delayed_delivery": False, "fixed_delay_ms": 50}, "delay_level", 3, NOW),
-        # maximum: just so
+        # maximum: exactly reached
         ({"delay_ms_max": 100, "tick_ms": 1}, "delay_ms", 100, NOW + 100),
         ({"delay_ms_max": 100, "tick_ms": 1}, "due_ms", NOW + 100, NOW + 100),
         ({"delay_ms_max": 93}, "delay_ms", 93, NOW + 93),
-        ({"delay_ms_max": 94}, "delay_ms", 94, 1_000_110),  # the tick may go beyond it
+        ({"delay_ms_max": 94}, "delay_ms", 94, 1_000_110),  # rounding may exceed the maximum
     ],
 )
 def test_effective_due(said: dict[str, Any], way: str, value: int, due: int) -> None:
@@ -184,7 +184,7 @@ def test_effective_due_is_never_early_at_most_a_tick_late_and_fits_into_an_id(
 
 
 class Ruled(Play):
-    """A leader with a second topic, `ns/b`, whose requests go through admission."""
+    """A leader with a second topic, `ns/b`; requests go through admission."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""Alarms: the earliest time counts, once, and what nearer ones replaced takes no memory."""
+"""Alarms: the earliest time counts, once, and replaced later times take no memory."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""What is asked for one alone, by a shorter way, is what it is among many."""
+"""The short paths for one timer give the same results as the paths for many."""
 
 import random
 from pathlib import Path
@@ -104,7 +104,7 @@ def test_filter_of_a_key_file_for_one(tmp_path: Path, n: int) -> None:
 def a_store(path: Path) -> tuple[Store, list[tuple[int, int]]]:
     """Return a store with timers in runs, a frozen memtable and memory, some cancelled, some held.
 
-    And all that were ever there.
+    Also return all timers that were ever in it.
     """
     store, known, chance = Store(RealDisk(), path), list[tuple[int, int]](), random.Random(3)
     store.fire(UnixMs(NOW), 1, 1)

@@ -1,4 +1,4 @@
-"""What a node keeps on its disk is bounded by what is pending and unread, whatever has passed."""
+"""Files on a disk are bounded by the pending timers and unread messages, not by the history."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def begun() -> tuple[SimDisk, Engine, Log]:
 
 
 def wave(engine: Engine, log: Log) -> None:
-    """Schedule into both topics and fire; what came to the busy one is acked."""
+    """Schedule into both topics and fire; ack the messages of the busy topic."""
     fire(engine, log)
     ack(engine, log)
 
@@ -78,7 +78,7 @@ def test_disk_use_does_not_grow_with_what_has_fired_and_was_acked() -> None:
     one = ROWS * PAYLOAD
     assert WAVES * one > 20 * max(used)
     assert max(used[WAVES // 2 :]) < 2 * one
-    # A message of each wave is unread: it keeps itself, and not the file that it came with.
+    # One message of each wave stays unread. It must not keep the file that it was spilled to.
     queue = engine.machine.topics[SMALL].queue
     assert queue.end - queue.begin == WAVES
     assert len(disk.list_dir(SPILLS)) <= 2 * (SMALL_FILES_MAX + 1)
@@ -118,7 +118,7 @@ def test_flush_copies_no_more_than_there_is_room_for() -> None:
     flush(engine)
     assert {*disk.list_dir(SPILLS)} == files_before, "nothing was copied, nothing is lost"
     engine.room = Room.plenty()
-    for _ in range(2):  # what was copied may be read where it was until the next one
+    for _ in range(2):  # copied blocks may be read at their old place until the next flush
         log.checkpoint()
         catch_up(engine, log)
         flush(engine)
@@ -226,5 +226,5 @@ def test_a_full_disk_gets_back_the_room_of_what_ended(ending: str) -> None:
 
 
 def run_bytes(disk: SimDisk) -> int:
-    """Return how large the files of runs are."""
+    """Return the size of all run files in bytes."""
     return sum(disk.size(STATE / "runs" / name) for name in disk.list_dir(STATE / "runs"))

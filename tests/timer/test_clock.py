@@ -22,7 +22,7 @@ def true_at(boot_ms: int) -> int:
 
 
 def sample(voter: ReplicaId, off_ms: int, boot_ms: int, rtt_ms: int = 0) -> Sample:
-    """What a voter whose clock is `off_ms` ahead answers halfway through a round trip."""
+    """Return the answer of a voter with a clock `off_ms` ahead, halfway through a round trip."""
     return Sample(
         voter=voter,
         wall_ms=UnixMs(true_at(boot_ms - rtt_ms // 2) + off_ms),
@@ -210,8 +210,8 @@ def test_late_reading_of_an_earlier_instant_does_not_go_back() -> None:
 moments = st.lists(
     st.tuples(
         st.integers(1, 3_000),  # elapsed
-        st.sampled_from([A, B, C]),  # who answers
-        st.integers(-5 * HOUR_MS, 5 * HOUR_MS),  # where the wrong clock is by then
+        st.sampled_from([A, B, C]),  # the voter that answers
+        st.integers(-5 * HOUR_MS, 5 * HOUR_MS),  # the error of the wrong clock then
         st.booleans(),  # does it jump?
     ),
     max_size=60,
@@ -236,12 +236,12 @@ def test_one_wrong_clock_of_three_stays_within_the_honest_spread(
     first: int,
     moments: list[tuple[int, ReplicaId, int, bool]],
 ) -> None:
-    """Whoever is wrong (A is the leader itself), whoever answers or has died."""
+    """Any voter may have the wrong clock (A is the leader itself), answer, or be dead."""
     off = dict(zip((A, B, C), offs, strict=True))
     honest_offs = [off[voter] for voter in off if voter != wrong]
     low, high = min(honest_offs), max(honest_offs)
     off[wrong] = first
-    # The old leader's clock was honest: it had three.
+    # The old leader's clock was right, because three voters had answered it.
     clock = clock_of(
         {voter: off[voter] for voter in answered},
         floor_ms=true_at(BOOT_MS) - 500 + low,

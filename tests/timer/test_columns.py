@@ -1,4 +1,4 @@
-"""Columns of timers: what goes in comes out, and nothing malformed comes in."""
+"""Columns of timers: decoding inverts encoding, and malformed bytes are rejected."""
 
 from typing import Any
 

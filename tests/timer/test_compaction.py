@@ -1,4 +1,4 @@
-"""The policy of compaction, on days of traffic in virtual time: descriptors only, no bytes."""
+"""The policy of compaction, for days of traffic in virtual time; only descriptors, no files."""
 
 import random
 from collections.abc import Callable
@@ -13,22 +13,22 @@ from timer.pending.runs import merge_plan
 from timer.pending.runs.merge_plan import DEPTH, FAN, PART_SIZE, Sketch, part_size, plan
 
 STEP_MS = 600_000
-"""One flush each, at least."""
+"""Length of a step; each has at least one flush."""
 FLUSH_ROWS = 370_000
-"""That fill a memtable."""
+"""Rows that fill a memtable."""
 DAY = 144
-"""Steps."""
+"""Steps of a day."""
 ROW_SIZE = 140
-"""Of 100 bytes of payload, in a run."""
+"""Bytes of a row with 100 bytes of payload in a run."""
 LOG_SIZE = 128
-"""Of the same row in the log."""
+"""Bytes of the same row in the log."""
 
 Histogram = npt.NDArray[np.float64]
 """Rows by the step in which they are due."""
 
 
 def constant(steps: int) -> Histogram:
-    """Return the share of rows by delay: all have the same."""
+    """Return the share of rows by delay; all rows have the same delay."""
     share = np.zeros(steps + 1)
     share[-1] = 1
     return share
@@ -46,13 +46,13 @@ def exponential(mean_steps: int) -> Histogram:
 
 @dataclass
 class Sample:
-    """What a node has on disk after a flush and its merges."""
+    """The files of a node after a flush and its merges."""
 
     runs: int
     factor: float
-    """Bytes on disk over those of pending rows."""
+    """Bytes on disk, divided by the bytes of pending rows."""
     over_each_other: int
-    """Runs that hold rows of the same time, where most do."""
+    """Highest number of runs with rows of the same time."""
 
 
 class Node:
@@ -72,7 +72,7 @@ class Node:
             self.step()
 
     def step(self) -> None:
-        """Pass ten minutes: flushes, and after each what the policy wants."""
+        """Pass ten minutes: flushes, and after each the merges of the policy."""
         self.now += 1
         flushes = int(self._flush.sum() // FLUSH_ROWS) + 1
         for _ in range(flushes):
@@ -113,7 +113,7 @@ class Node:
 
     @property
     def rewrites(self) -> float:
-        """How often a row was written after its flush, on average."""
+        """Mean number of times that a row was written again after its flush."""
         return self.written / self.rows - 1
 
 
@@ -233,7 +233,7 @@ def test_policy_comes_to_rest_whatever_the_runs_are(seed: int) -> None:
 
 
 def side_by_side(inputs: list[Sketch]) -> list[Sketch]:
-    """Return what a merge in which no tombstone meets its target makes of the inputs."""
+    """Return the result of a merge in which no tombstone meets its target."""
     size = sum(run.size for run in inputs)
     count = -(-size // part_size(size))
     first, last = min(run.first for run in inputs), max(run.last for run in inputs)

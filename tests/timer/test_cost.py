@@ -1,4 +1,4 @@
-"""P9: what one entry costs is bounded, however many topics it meets and however much is dead."""
+"""P9: the cost of one entry is bounded, for any number of topics and dead rows."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -159,7 +159,7 @@ def test_a_checkpoint_finds_little_left_to_do_of_topics_that_changed_just_before
 
 
 def portions_of(engine: Engine, entry: Entry, *counted: tuple[type, str]) -> list[int]:
-    """Fold an entry; return how often these methods were called in each portion of it."""
+    """Fold an entry; return the number of calls of these methods in each portion."""
     calls, counts = 0, list[int]()
 
     def count_calls(cls: type, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The CRC-32 of what is joined is that of the whole."""
+"""The CRC-32 combined from parts is the CRC-32 of the whole."""
 
 import random
 import zlib

@@ -1,4 +1,4 @@
-"""A topic is deleted: its timers wherever they lie, what names it later, and the leader's part."""
+"""Deletion of a topic: its timers in memory and files, later entries, the leader's part."""
 
 from dataclasses import replace
 
@@ -104,7 +104,7 @@ def test_timers_of_a_deleted_topic_are_gone_wherever_they_lie(where: str) -> Non
         assert merge is not None
     log.delete_topic(1)
     log.topic("a")
-    if where == "replayed":  # what the manifest holds is from before
+    if where == "replayed":  # the manifest is from before the deletion
         engine = engine_on(disk)
     catch_up(engine, log)
     if merge is not None:
@@ -192,7 +192,7 @@ def test_disk_space_comes_back_though_nothing_of_it_is_due_for_years() -> None:
     assert not store.retired
 
 
-# ---- what else is of it
+# ---- other state of the topic
 
 
 def test_deletion_tells_what_went_and_leaves_nothing_of_it() -> None:

@@ -1,7 +1,7 @@
-"""Topics that are deleted and made again, in random logs: the machine's replicas and its model.
+"""Topics that are deleted and created again, in random logs: the machine's replicas and its model.
 
-The same program as tests/timer/test_machine.py plays, but for what a topic of it is: two names,
-each of which means another topic after each deletion; and a third, the last topic that was deleted.
+The programs are those of tests/timer/test_machine.py, with other topics: two names that mean a new
+topic after each deletion, and as a third the last deleted topic.
 """
 
 from dataclasses import dataclass, field
@@ -21,15 +21,15 @@ from timer.state.apply_results import ALREADY_FIRED, NOT_FOUND
 
 @dataclass
 class Deleting(World):
-    """The world, in which topics come and go."""
+    """The world with topics that are deleted and created again."""
 
     ids: dict[int, int] = field(default_factory=lambda: {1: 1, 2: 2})
     dropped: dict[int, int] = field(default_factory=dict)
-    """Seq -> topic, of what was pending when its topic went."""
+    """Seq -> topic, of the timers that were pending at the deletion of their topic."""
     gone: list[int] = field(default_factory=list)
 
     def delete(self, name: int) -> None:
-        """Delete a topic, and make another one of its name."""
+        """Delete a topic, and create another one with its name."""
         topic, model = self.ids[name], self.model
         mine = {seq for seq in model.pending if model.timers[seq][0] == topic}
         dropped, messages, _ = self.apply(self.log.delete_topic(topic))
@@ -44,7 +44,7 @@ class Deleting(World):
         assert self.ids[name] > topic
 
     def late(self, offsets: list[int]) -> None:
-        """Let entries name a topic that is gone: they find nothing, on any replica."""
+        """Append entries that name a deleted topic; they have no effect on any replica."""
         if not self.gone:
             return
         topic, log = self.gone[-1], self.log
@@ -61,7 +61,7 @@ class Deleting(World):
             assert not rows["seq"].any()
 
     def judge_dropped(self, picks: list[int]) -> None:
-        """A cancel never says that it has ended what went with its topic."""
+        """Check that no cancel claims to have ended a timer that ended with its topic."""
         seqs = sorted(self.dropped)
         if seqs:
             mine = [seqs[pick % len(seqs)] for pick in picks]
@@ -71,7 +71,7 @@ class Deleting(World):
                 past = due <= self.model.last_read_ms
                 assert answer == NOT_FOUND or (past and answer == ALREADY_FIRED)
 
-    # ---- the steps of the world, by the ids of now
+    # ---- the steps of the world, with the current ids
 
     def part(
         self, producer: int, step: int, mode: OnConflict, timers: list[tuple[int, int, int, bytes]]

@@ -1,4 +1,4 @@
-"""The digest: two states that differ in any one thing have different ones."""
+"""The digest: two states that differ in any one field have different digests."""
 
 from collections import deque
 from collections.abc import Callable
@@ -23,7 +23,7 @@ DUE_MS = 10_000_000_000_000
 
 
 def busy() -> Machine:
-    """Return a machine with something of each kind."""
+    """Return a machine with state of each kind."""
     machine, log = machine_on(SimDisk(), leads=False), Log()
     entries = [log.begin_epoch(), log.topic("a"), log.producer(b"p")]
     entries += [log.create_group(1, "g"), log.schedule(part_of([(1, DUE_MS, b"far")]))]

@@ -1,4 +1,4 @@
-"""A data directory is one node's, and one process's at a time."""
+"""A data directory belongs to one node, and to one process at a time."""
 
 import json
 from pathlib import Path
@@ -153,7 +153,7 @@ def test_any_damaged_byte_of_the_identity_is_noticed(disk: Disk, path: Path) -> 
         bad[position] ^= 1
         disk.write_atomic(path / "identity.json", bad)
         try:
-            # White space may change without changing what is said.
+            # White space may change without a change of the content.
             assert read_identity(disk, path) == made
             assert good[position : position + 1].isspace()
         except CorruptFileError:

@@ -1,4 +1,4 @@
-"""The real disk: whole writes, refusals that say why, names that stay."""
+"""The real disk: whole writes, errors with a reason, names that stay."""
 
 import errno
 import mmap
@@ -229,7 +229,7 @@ def test_real_disk_syncs_in_the_order_that_makes_its_promises_true(
     ]
     assert done(lambda: DISK.sync_dir(tmp_path)) == [f"fsync {root}"]
     assert done(lambda: DISK.make_dir(tmp_path / "d")) == ["fsync .", f"fsync {root}"]
-    # What an earlier process wrote and could not sync is on the disk, or away, before it is read.
+    # Unsynced writes of an earlier process are synced or dropped before they are read.
     truth = [f"fdatasync {root}/m", f"posix_fadvise {root}/m"]
     assert done(lambda: DISK.open_append(tmp_path / "m").close()) == truth
     assert done(lambda: DISK.open_mark(tmp_path / "m").close()) == truth

@@ -1,4 +1,4 @@
-"""The engine: what it folds, when it flushes, how it begins and ends to lead."""
+"""The engine: folds, flushes, and the beginning and end of a leadership."""
 
 import numpy as np
 import pytest
@@ -72,7 +72,7 @@ def test_fold_stops_after_about_its_share_of_bytes_and_goes_on_from_there() -> N
 
 
 def test_fold_stops_after_some_entries_however_small_they_are() -> None:
-    # P9: an entry takes its time even if there is next to nothing in it.
+    # P9: even a nearly empty entry takes some time.
     engine, log = begun()
     for _ in range(200):
         log.schedule(part_of([(1, START_MS, b"")]))
@@ -81,7 +81,7 @@ def test_fold_stops_after_some_entries_however_small_they_are() -> None:
 
 
 def test_fold_stops_after_a_fire_of_many_rows() -> None:
-    # P9: a FIRE is a few dozen bytes, whatever it moves.
+    # P9: a FIRE has a few dozen bytes, for any number of timers.
     engine, log = begun()
     rows = 2 * FOLD_BYTES // engine_module._FIRED_BYTES
     for start in range(0, rows, 30_000):
@@ -111,7 +111,7 @@ def test_fold_stops_after_an_entry_of_many_small_things(what: str) -> None:
 
 
 def test_what_is_folded_later_is_not_looked_up_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    # P9: a node that is behind asks for each key once, not for all that waits at each turn.
+    # P9: a node that is behind looks each key up once, not all waiting keys at each turn.
     engine, log = begun()
     log.schedule(part_of([(1, START_MS + 1, b"")], keys=[b"only"]))
     catch_up(engine, log)

@@ -1,4 +1,4 @@
-"""Frames: what is cut or flipped is never read as an entry."""
+"""Frames: cut or flipped bytes are never read as an entry."""
 
 import struct
 import zlib
@@ -34,7 +34,7 @@ def framed(kind: EntryKind, epoch: int, index: int, time_ms: int, payload: list[
 
 
 def resealed(frame: bytearray) -> memoryview:
-    """Return the frame with a checksum that fits what it says now."""
+    """Return the frame with the checksum of its present bytes."""
     frame[:4] = struct.pack("<I", zlib.crc32(memoryview(frame)[4:]))
     return memoryview(frame)
 

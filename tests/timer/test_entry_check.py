@@ -1,4 +1,4 @@
-"""Entries that pass the check can be applied, whatever they say; the others are refused."""
+"""Every entry that passes the check can be applied; all others are rejected."""
 
 import random
 import struct
@@ -24,7 +24,7 @@ EDGES += [(1 << 63) - 1, 1 << 63, (1 << 64) - 1]
 
 
 def seeds(log: Log) -> Iterator[Entry]:
-    """Yield entries of all kinds that name what is there: topics 1 and 2, their groups, timers."""
+    """Yield entries of all kinds about existing objects: topics 1 and 2, their groups, timers."""
     now = log.now_ms
     named = RequestId(b"once", 7, UnixMs(now + 1000))
     timers = [(1, now + 5, b"payload"), (2, now + 50, b""), (1, now - 5, b"late")]
@@ -54,7 +54,7 @@ def seeds(log: Log) -> Iterator[Entry]:
 
 
 def changed(rng: random.Random, payload: bytes) -> bytes:
-    """Return the payload with some field overwritten, or cut, or longer."""
+    """Return the payload with a field overwritten, or cut, or extended."""
     out = bytearray(payload)
     for _ in range(rng.choice((1, 1, 2, 3))):
         size = rng.choice((1, 2, 4, 4, 8, 8, 8))

@@ -1,4 +1,4 @@
-"""Time to live: what expires when, told against naive models and with a leader in memory."""
+"""Time to live: expiry compared with naive models, and with a leader over a log in memory."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -247,7 +247,7 @@ def fired(play: Play, *delays: int) -> None:
 
 
 def fired_late(play: Play, *ages_ms: int) -> None:
-    """Let messages fire that are due for so long, as one decided about long ago is."""
+    """Fire messages with due times this long ago, as of timers with an old decision."""
     timers = [(play.topic_id, play.now.clock_ms - age_ms, b"late") for age_ms in ages_ms]
     play.leader.schedule(part_of(timers), play.done("s"))
     play.settle()
@@ -259,7 +259,7 @@ def topic_of(play: Play) -> Topic:
 
 
 def ops_of(play: Play, since: int = 0) -> list[GroupOp]:
-    """Return the ops of what has expired in the log."""
+    """Return the EXPIRE operations in the log."""
     entries = [entry for entry in play.log.entries[since:] if entry.kind is EntryKind.GROUP]
     ops = [op for entry in entries for op in decode_group(entry.payload)]
     return [op for op in ops if isinstance(op, GroupOp) and op.op in (Op.EXPIRE_BELOW, Op.EXPIRE)]
@@ -369,7 +369,7 @@ def test_what_has_expired_behind_something_younger_is_not_handed_out(kind: str) 
     play.hand_out()
     play.step()
     play.commit()  # now it may hand out
-    given = [[0, 3]] if kind == SHARED else [[0], [3]]  # where an order is kept, what expires first
+    given = [[0, 3]] if kind == SHARED else [[0], [3]]  # an ordered group waits for the expiry
     assert play.hand_out() == given[:1], "the log doesn't say yet what has expired"
     play.settle()
     assert [d.lease.offsets.tolist() for d in play.deliveries] == given
@@ -414,7 +414,7 @@ def test_failed_message_that_comes_again_too_late_does_not() -> None:
     play = playing()
     group, _ = delivered(play, 0)
     play.wait(100)
-    fired(play, 0)  # behind it: were it the first, the prefix would be found
+    fired(play, 0)  # behind another message; as the first one the prefix would contain it
     play.nack("n", play.deliveries[0], delay_ms=TTL_MS + 10)
     play.settle()
     play.wait(TTL_MS + 20)
@@ -673,7 +673,7 @@ def test_timer_that_would_have_expired_already_is_refused_and_names_the_limit() 
     assert str(limit) in str(refused.value)
     assert "ttl_ms of the topic" in str(refused.value)
     say(play, ttl_ms=TTL_MS, delay_ms_min=10)
-    play.schedule("u", -TTL_MS)  # it is due later than was asked for
+    play.schedule("u", -TTL_MS)  # its effective due is later than the requested one
 
 
 def test_cumulative_ack_of_what_has_expired_is_told_so() -> None:

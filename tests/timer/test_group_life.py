@@ -1,4 +1,4 @@
-"""Seeks, deletion and who may consume: the leader's part, over a log that commits when told."""
+"""Seeks, deletions and the right to consume: the leader's part, over a log in memory."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def seek(play: Play, group: Group, offset: int) -> None:
 
 
 def other_group(play: Play) -> Group:
-    """Return a group that keeps what the topic has."""
+    """Return a group without acks, so that the topic keeps its messages."""
     return play.make_group("keeps all")
 
 

@@ -38,11 +38,11 @@ def u64(values: list[int]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
 
 @dataclass
 class Model:
-    """What the docstrings say, one offset at a time."""
+    """The documented behaviour, implemented one offset at a time."""
 
     start: int
     ahead: int
-    """What this epoch reserved."""
+    """End of the offsets that this epoch reserved."""
     delivered_to: int = 0
     acked: set[int] = field(default_factory=set)
     ended: dict[int, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What is idle costs no entry, no checkpoint and no cut anything: crowds of topics and groups."""
+"""Idle topics and groups add no cost to entries, checkpoints and cuts, in any number."""
 
 import gc
 import tracemalloc
@@ -21,7 +21,7 @@ TOPICS = 3 * MANY
 
 
 def crowd(topics: int, groups: int = 1) -> tuple[Engine, Log]:
-    """Topics 1, 2, 3, … with groups each; a checkpoint has seen them."""
+    """Return an engine with topics 1, 2, 3, … with groups each, after a checkpoint."""
     engine, log = engine_on(SimDisk()), Log()
     log.begin_epoch()
     for number in range(1, topics + 1):
@@ -34,7 +34,7 @@ def crowd(topics: int, groups: int = 1) -> tuple[Engine, Log]:
 
 
 def hashes_at_checkpoint(engine: Engine, log: Log) -> tuple[int, int]:
-    """Take a checkpoint; return how many topics, and how many groups, it hashed."""
+    """Take a checkpoint; return the number of topics and of groups that it hashed."""
     topics = engine.machine._hashes
     with (
         mock.patch.object(topics, "_number", wraps=topics._number) as of_topic,

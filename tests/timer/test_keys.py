@@ -37,7 +37,7 @@ def test_hash_tells_topics_and_zero_bytes_apart() -> None:
 
 
 def unmixed(value: int) -> int:
-    """Return what `mix` makes this value of."""
+    """Return the value that `mix` maps to this one."""
     every = (1 << 64) - 1
     for shift, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)):
         whole = value
@@ -137,7 +137,7 @@ def test_filter_passes_few_that_are_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("n", [1, PAGE_ENTRIES, PAGE_ENTRIES + 1])
 def test_file_of_other_entries_has_another_checksum(n: int) -> None:
-    # Replicas name their runs alike: a snapshot that goes on from another source tells by this.
+    # Replicas name their runs alike, so a snapshot can continue from another source.
     entries = np.zeros(n, ENTRY)
     entries["hash"] = mix(np.arange(n, dtype=np.uint64))
     entries["key_at"] = 1304 + np.arange(n)

@@ -1,4 +1,4 @@
-"""The leader's core over a log in memory that commits what is appended when told."""
+"""The leader's core over a log in memory; the test commits the entries."""
 
 from collections.abc import Callable
 from typing import Any
@@ -581,7 +581,7 @@ def test_close_answers_everybody_once_and_says_whose_outcome_is_unknown() -> Non
     assert play.leader.closed is why
     assert play.leader.idle
     entries = len(play.log.entries)
-    play.commit()  # what still commits is nobody's business here
+    play.commit()  # later commits change nothing here
     play.wait(10**6)
     play.step()
     assert len(play.log.entries) == entries

@@ -1,6 +1,7 @@
-"""Leases: random histories against the promises, then the cases that once went wrong.
+"""Leases: random histories against the promises, then single cases that once failed.
 
-`Play` is the leader's surroundings: a queue, a group, and a log that applies ops when told.
+`Play` stands in for the rest of the leader: a queue, a group, and a log whose operations the test
+applies.
 """
 
 from collections.abc import Callable
@@ -34,7 +35,7 @@ LEASE_MS = 100
 
 @dataclass
 class Play:
-    """One group with its leader, epoch after epoch."""
+    """One group with the leaders of successive epochs."""
 
     queue: Queue = field(default_factory=Queue)
     group: Group = field(
@@ -50,18 +51,18 @@ class Play:
     now_ms: int = 0
     epoch: int = 1
     log: list[GroupOp] = field(default_factory=list)
-    """Proposed, not yet applied."""
+    """Operations that are proposed and not yet applied."""
     delivered: dict[int, int] = field(default_factory=dict)
-    """Offset -> how often it was handed out."""
+    """Offset -> number of deliveries."""
     done: set[int] = field(default_factory=set)
-    """Offsets whose ack was applied."""
+    """Offsets with an applied ack."""
     not_before: dict[int, int] = field(default_factory=dict)
-    """Offset -> the time of its last nack that was applied."""
+    """Offset -> end of the delay of its last applied nack."""
     consumers: list[ConsumerStream] = field(default_factory=list)
     handed_over: bool = True
-    """Every leader so far handed over."""
+    """Whether every leader so far handed over."""
     held: list[tuple[int, Lease]] = field(default_factory=list)
-    """(epoch, lease) of all that was ever handed out."""
+    """(epoch, lease) of all leases so far."""
 
     def __post_init__(self) -> None:
         self.leases = self.make_leases()
@@ -92,7 +93,7 @@ class Play:
             self.log.append(op)
 
     def nack(self, back: int, picks: int, delay_ms: int) -> list[int]:
-        """Nack some of a lease; the clock shows what `now_ms` does."""
+        """Nack some offsets of a lease; the wall clock is `now_ms`."""
         epoch, lease = self.held[-back]
         chosen = [o for at, o in enumerate(lease.offsets.tolist()) if picks >> (at % 12) & 1]
         asked = np.array(chosen + chosen[:1], np.uint64)
@@ -106,7 +107,7 @@ class Play:
         return [int(each) for each in verdict]
 
     def apply(self, count: int | None = None) -> None:
-        """Apply the first `count` proposed ops, all by default."""
+        """Apply the first `count` proposed operations. None: all."""
         now, self.log = self.log[:count], self.log[len(self.log[:count]) :]
         for op in now:
             if op.op is Op.ACK:
@@ -127,7 +128,7 @@ class Play:
             self.leases.applied(op)
 
     def hand_out(self, limit: int = 1000) -> list[int]:
-        """Hand out once; check what must hold of everything handed out."""
+        """Deliver once, and check the promises about every delivered message."""
         now = MonoMs(self.now_ms), UnixMs(self.now_ms)
         lease = self.leases.hand_out(*now, self.queue, limit)
         self.propose(self.leases.reserve())
@@ -160,7 +161,7 @@ class Play:
         return [int(each) for each in verdict]
 
     def ack_lease(self, offsets: list[int] | None = None, back: int = 1) -> list[int]:
-        """Ack offsets of the last lease but `back - 1`; all of them by default."""
+        """Ack offsets of the lease `back` from the end. None: all its offsets."""
         epoch, lease = self.held[-back]
         chosen = [int(offset) for offset in lease.offsets] if offsets is None else offsets
         return self.ack(epoch, lease.lease_id, chosen)
@@ -171,7 +172,7 @@ class Play:
         self.propose(self.leases.recall())
 
     def hand_over(self) -> None:
-        """The leader says how far it came, and another one begins."""
+        """Hand over: the leader appends its last operations, and another leader begins."""
         for op in self.leases.hand_over():
             self.propose(op)
         assert self.hand_out() == []
@@ -181,7 +182,7 @@ class Play:
         self.handed_over = handed_over
 
     def next_epoch(self) -> None:
-        """Another leader begins; what was proposed and not applied is lost."""
+        """Begin another epoch; operations that are not applied are lost."""
         self.log.clear()
         self.handed_over = False
         self.epoch += 1
@@ -231,7 +232,7 @@ def test_whatever_happens_every_message_is_acked_and_none_is_delivered_after_it(
     for what, value in steps:
         take_step(play, what, value)
         check_bookkeeping(play)
-    # A patient consumer gets the rest: nothing is stuck with nobody.
+    # A patient consumer gets all other messages: none is stuck.
     for consumer in [*play.consumers]:
         play.leave(consumer)
     play.join(credit=10_000)

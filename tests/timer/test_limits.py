@@ -1,4 +1,4 @@
-"""How many topics, groups and producers there may be: refused before anything is appended."""
+"""Limits of topics, groups and producers: a rejected request appends nothing."""
 
 import pytest
 
@@ -13,12 +13,12 @@ from timer.ready.topic import Topic
 
 
 def playing(**limits: int) -> Play:
-    """A leader with these limits, and topic a."""
+    """Return a leader with these limits and the topic a."""
     return Play(LeaderConfig(limits=CountLimits(**limits)))
 
 
 def refused(play: Play, name: str) -> str:
-    """Return why no topic of this name is made; nothing is appended."""
+    """Return the error for a new topic of this name; check that no entry is appended."""
     before = len(play.log.entries)
     with pytest.raises(LimitReachedError) as why:
         play.leader.topic(name, play.now, play.done(name))

@@ -1,4 +1,4 @@
-"""The log on disk: what is synced is always there; torn and corrupt are told apart."""
+"""The log on disk: synced entries are never lost, and a torn end differs from damage."""
 
 import contextlib
 import random
@@ -173,7 +173,7 @@ def test_read_far_into_a_segment_does_not_start_at_its_start() -> None:
 
 
 class CountingDisk(SimDisk):
-    """Counts what is read."""
+    """A disk that counts the bytes of reads."""
 
     read_bytes = 0
 
@@ -328,7 +328,7 @@ def test_flip_of_every_byte_in_sealed_segments_is_corrupt() -> None:
         for position in range(len(SEALED[path])):
             bad = bytearray(SEALED[path])
             bad[position] ^= 2
-            # Without the mark: a sealed segment was durable whatever the mark says.
+            # Without the mark, because a sealed segment was durable in any case.
             files = {each: data for each, data in SEALED.items() if each != MARK}
             with pytest.raises(CorruptFileError):
                 recover({**files, path: bytes(bad)})
@@ -571,7 +571,7 @@ def test_drop_before_removes_whole_segments_below(disk: Disk, tmp_path: Path, be
 
 
 class HookDisk(SimDisk):
-    """Lets the writer act in the middle of a read: once, before the bytes are taken."""
+    """A disk that lets the writer act once inside a read, before the bytes are copied."""
 
     hook: Callable[[], None] | None = None
 
@@ -625,7 +625,7 @@ def test_read_stops_at_what_is_not_yet_published() -> None:
 
 
 def test_readers_in_other_threads_see_a_whole_log_while_it_changes(tmp_path: Path) -> None:
-    """Entry i of epoch e has one content: whatever a reader sees, it can check."""
+    """Entry i of epoch e has one content, so a reader can check every entry."""
     log = open_log(RealDisk(), tmp_path / "log", segment_size=20_000)
     log.append(frames(1, 50))
     stop, failures, reads = threading.Event(), list[BaseException](), [0, 0]
@@ -669,11 +669,11 @@ def test_readers_in_other_threads_see_a_whole_log_while_it_changes(tmp_path: Pat
 
 
 class PowerCut(BaseException):
-    """Raised in the middle of whatever the log was doing to the disk."""
+    """Raised inside a disk operation of the log."""
 
 
 class CutDisk(SimDisk):
-    """Cuts the power at the n-th change from now."""
+    """A disk that cuts the power at its n-th change from now."""
 
     changes_left: int | None = None
 
@@ -706,10 +706,10 @@ class CutDisk(SimDisk):
 
 @dataclass
 class Model:
-    """What must be there (`durable`), and what may be (`written`)."""
+    """The entries that must be in the log (`durable`), and those that may be (`written`)."""
 
     written: list[bytes] = field(default_factory=list[bytes])
-    """Of every index from 1 on, dropped ones included."""
+    """Frames of all indexes from 1 on, dropped ones included."""
     durable: int = 0
     floor: int = 0
     first_min: int = 1
@@ -725,14 +725,14 @@ class Model:
             assert log.epoch_at(LogIndex(index)) == expected
 
     def adopt(self, log: Log) -> None:
-        """Take over what a restart found."""
+        """Set the model to the log that a restart found."""
         del self.written[log.last_index :]
         self.durable = len(self.written)
         self.first_min = self.first_max = log.first_index
 
 
 def act(rng: random.Random, log: Log, model: Model, disk: CutDisk) -> None:
-    """Do one random thing to log and model. The model is ready for a cut at any moment of it."""
+    """Do one random step on log and model. The model allows a power cut at any moment of it."""
     last = log.last_index
     match rng.choice(["append", "append", "append", "sync", "sync", "truncate", "drop", "floor"]):
         case "append":
@@ -756,7 +756,7 @@ def act(rng: random.Random, log: Log, model: Model, disk: CutDisk) -> None:
                 model.durable = index
         case "drop":
             index = rng.randint(1, log.durable_index + 1)
-            model.floor = max(model.floor, index - 1)  # a manifest holds what is dropped
+            model.floor = max(model.floor, index - 1)  # a manifest covers the dropped entries
             log.raise_committed_floor(LogIndex(model.floor))
             model.first_max = max(model.first_max, min(index, last + 1))
             log.drop_before(LogIndex(index))

@@ -1,4 +1,4 @@
-"""Keys are found and rows read whole, wherever they lie; damage is told; changes are bounded."""
+"""Keys and whole rows are found in memory and files; damage is an error; changes are bounded."""
 
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def flush(engine: Engine) -> None:
 
 
 def filled(where: str) -> tuple[Log, SimDisk, Engine]:
-    """Timers 1, 2, 3 of topic 1 with keys a, b, c and payloads of their own, somewhere."""
+    """Return an engine with timers 1, 2, 3 of topic 1 with keys a, b, c, in the place `where`."""
     log, disk = Log(), SimDisk()
     engine = engine_on(disk)
     log.begin_epoch()
@@ -197,7 +197,7 @@ def keyed(n: int, first: int = 0) -> Part:
 
 
 def reschedule(leader: Leader, targets: Targets, due: I64, now: Now, done: Done) -> None:
-    """Ask for absolute times, of topic 1."""
+    """Reschedule timers of topic 1 to absolute times."""
     topics = np.ones(len(targets), np.uint32)
     leader.reschedule(targets, topics, WantedTimes("due_ms", due), now, done)
 

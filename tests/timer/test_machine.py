@@ -1,4 +1,4 @@
-"""The machine: random logs against a naive model, on replicas that differ in all that may differ.
+"""The machine: random logs against a naive model, on replicas with all allowed differences.
 
 One replica leads, one follows, and one is flushed, merged, crashed and restarted at random points.
 """
@@ -74,14 +74,14 @@ class World:
             self.model.answers[number] = []
 
     def apply(self, entry: Entry) -> Any:
-        """Apply to leader and follower; return the answer, which is the same."""
+        """Apply an entry to leader and follower; check that their answers agree; return it."""
         answer = answer_of(self.leader.apply(entry))
         assert answer_of(self.follower.apply(entry)) == answer
         assert self.follower.digest() == self.leader.digest_anew()
         return answer
 
     def topic_ids(self) -> list[int]:
-        """Of the topics that are there, ascending."""
+        """Ids of the existing topics, ascending."""
         return [1, 2]
 
     # ---- steps
@@ -111,7 +111,7 @@ class World:
         return max(self.log.now_ms + delta, 0) // 10 * 10
 
     def picked(self, picks: list[int]) -> list[tuple[int, int]]:
-        """Return (due, seq) of timers that were issued, and of some that were not yet."""
+        """Return (due, seq) of issued timers, and of some that are not issued yet."""
         issued = [(timer[1], seq) for seq, timer in self.model.timers.items()]
         known = [*issued, (START_MS + 50, self.model.next_seq), (5, self.model.next_seq + 1)]
         return [known[pick % len(known)] for pick in picks]
@@ -132,7 +132,7 @@ class World:
         assert [{answer} for answer in answers] == expected
 
     def held(self, names: list[tuple[int, bytes]]) -> list[tuple[int, int]]:
-        """Return the timer that has each key, (0, 0) for none."""
+        """Return the timer with each key; (0, 0) for a key without a timer."""
         seqs = [self.model.holder(*name) for name in names]
         return [(0, 0) if seq is None else (self.model.timers[seq][1], seq) for seq in seqs]
 
@@ -156,7 +156,7 @@ class World:
             assert answer in true
 
     def look_for_keys(self) -> None:
-        """Every key is found where the model has it, by all replicas."""
+        """Check that all replicas find the model's timer for every key."""
         catch_up(self.engine, self.log)
         names = [(topic, key) for topic in self.topic_ids() for key in KEYS]
         asked, expected = keys_of(names), self.held(names)
@@ -165,7 +165,7 @@ class World:
             assert [(int(row["due_ms"]), int(row["seq"])) for row in rows] == expected
 
     def look_in(self, topic: int, prefix: bytes, ahead_ms: int, rows_max: int) -> None:
-        """List and count what is pending, in pages, as the model has it."""
+        """List in pages and count the pending timers, and compare with the model."""
         catch_up(self.engine, self.log)
         span = self.log.now_ms - 100, self.log.now_ms + ahead_ms
         model = self.model
@@ -232,7 +232,7 @@ class World:
         assert counts.pending == len(self.model.pending)
 
     def advance_flush(self, stages: int) -> None:
-        """Prepare a flush, begin, write, end it: so many steps of it, from where it stands."""
+        """Advance a flush by `stages` of its steps: prepare, begin, write, end."""
         for _ in range(stages):
             self._advance_flush()
 
@@ -267,7 +267,7 @@ class World:
         assert state_of(self.engine.machine) == state_of(self.leader)
 
     def check_end(self) -> None:
-        """Compare everything; fire all that is left, wherever it lies."""
+        """Compare all state; fire all remaining timers."""
         self.checkpoint()
         self.compare()
         self.look_for_keys()
@@ -286,7 +286,7 @@ class World:
 
 KEYS = [b"a", b"b", b"\0", "schl\N{LATIN SMALL LETTER U WITH DIAERESIS}ssel".encode() * 3]
 Asked = tuple[int, int, OnConflict, list[tuple[int, int, int, bytes]]]
-"""A producer, its next sequence but so many, the mode, and (topic, delta, size, key) per timer."""
+"""Producer, distance to its next sequence, mode, and (topic, delta, size, key) per timer."""
 deltas = st.sampled_from([-(10**13), -1000, 0, 10, 10, 20, 50, 500, 60_000, 10**8])
 names_of = st.lists(
     st.tuples(st.integers(1, 2), st.sampled_from(KEYS)), min_size=1, max_size=4, unique=True
@@ -403,7 +403,7 @@ def schedule(machine: Machine, log: Log, *dues: int, topic: int = 1) -> list[tup
 
 
 def fired(machine: Machine, log: Log, read_ms: int, rows_max: int = 16_384) -> list[int]:
-    """Fire; return the dues of what fired on topic 1, in order."""
+    """Fire; return the due times of the fired timers of topic 1, in order."""
     before = machine.topics[TopicId(1)].queue.end
     machine.apply(log.fire(read_ms, rows_max))
     return [int(m[2][1:]) for m in queue_of(machine, 1) if m[0] >= before]

@@ -1,4 +1,4 @@
-"""Queues larger than memory: what is read is what fired, through spills, crashes and failovers."""
+"""Queues larger than memory: reads return the fired messages, through spills and failovers."""
 
 import pytest
 

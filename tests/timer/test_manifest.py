@@ -1,4 +1,4 @@
-"""Manifests: a restart from one is the uninterrupted machine, or says what is damaged."""
+"""Manifests: a restart from one gives the uninterrupted machine's state, or names the damage."""
 
 import random
 from pathlib import Path
@@ -37,7 +37,7 @@ SPILLS = STATE / SPILL_DIRECTORY
 
 
 def busy_log() -> Log:
-    """Return a log that leaves something in every part of the state."""
+    """Return a log that fills every part of the state."""
     log = Log()
     log.begin_epoch()
     log.topic("a")

@@ -1,4 +1,4 @@
-"""The memtable: where rows come in."""
+"""The memtable, which receives new rows."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def found(memtable: Memtable, dues: list[int], seqs: list[int]) -> list[int]:
 
 
 def peek(memtable: Memtable, after: Position, until_ms: int, count: int = 10) -> Peek:
-    """Return what its one index shows."""
+    """Return the rows that its only index shows."""
     [shown] = memtable.peeks(after, until_ms, count)
     return shown
 

@@ -1,4 +1,4 @@
-"""Leases that keep an order: random histories against a model of the order, then cases by name."""
+"""Leases of ordered groups: random histories against a model of the order, then single cases."""
 
 from dataclasses import dataclass, field
 
@@ -32,7 +32,7 @@ KEYS = b"abc"
 
 @dataclass
 class OrderedPlay(Play):
-    """A group that keeps an order, and what is in flight of each of its keys."""
+    """An ordered group, with the messages in flight of each key."""
 
     type: str = KEY_SHARED
     keys: dict[int, bytes] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class OrderedPlay(Play):
         return offsets
 
     def check_order(self, lease: Lease) -> None:
-        """Check that what is earlier in a key is done, or held by the same consumer."""
+        """Check that earlier messages of a key are done, or leased to the same consumer."""
         for offset in lease.offsets.tolist():
             for earlier in range(offset):
                 same = self.keys[earlier] == self.keys[offset]
@@ -112,7 +112,7 @@ class OrderedPlay(Play):
 
 
 def ordered(messages: int, type: str = KEY_SHARED, keys: bytes = b"") -> OrderedPlay:  # noqa: A002
-    """Return a play with one consumer who takes all."""
+    """Return a play with one consumer that takes all messages."""
     play = OrderedPlay(type=type)
     play.fire(messages, keys=keys)
     play.join(1000)

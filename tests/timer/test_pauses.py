@@ -1,6 +1,6 @@
-"""Pauses: what is held, what may be done to it, and how it leaves.
+"""Pauses: held timers, changes of held timers, and their release.
 
-Random logs against a naive model, on replicas that differ in all that may differ; and single cases.
+Random logs against a naive model, on replicas with all allowed differences; and single cases.
 """
 
 import random
@@ -52,11 +52,11 @@ BEGIN: Place = (-1, SEQ_MAX)
 
 @dataclass
 class Held(Model):
-    """The model with pauses: what is pending at or before `position` is held."""
+    """The model with pauses: a pending timer at or before `position` is held."""
 
     position: Place = (0, SEQ_MAX)
     said: dict[str, tuple[bool | None, str | None]] = field(default_factory=dict)
-    """Of "cluster", "default", and topics' ids as text."""
+    """Policy fields of "cluster", "default", and of topics by their id as text."""
     paused: set[int] = field(default_factory=set)
     releases: dict[int, tuple[str, int, int]] = field(default_factory=dict)
     last: dict[int, Place] = field(default_factory=dict)
@@ -370,7 +370,7 @@ class Paused:
         self.log.policy(scope, **said)
 
     def schedule(self, *dues: int, topic: int = 1, key: bytes = b"") -> list[tuple[int, int]]:
-        """Schedule timers so many ms from the start; return (due, seq) of each."""
+        """Schedule timers, due in ms from the start; return (due, seq) of each."""
         first = int(self.machine.next_seq)
         rows = [(topic, START_MS + due, b"p%d" % due) for due in dues]
         self.log.schedule(part_of(rows, keys=[key] * len(rows) if key else None))
@@ -378,7 +378,7 @@ class Paused:
         return [(START_MS + due, first + at) for at, due in enumerate(dues)]
 
     def fire(self, at_ms: int, rows_max: int = 16_384) -> Any:
-        """Apply a FIRE; return what it answers."""
+        """Apply a FIRE; return its result."""
         self.log.now_ms = START_MS + at_ms
         self.catch_up()
         entry = self.log.fire(START_MS + at_ms, rows_max)

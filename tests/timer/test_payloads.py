@@ -1,4 +1,4 @@
-"""Payloads: what goes in comes out; anything malformed is a ValueError and nothing else."""
+"""Payloads: decoding inverts encoding; malformed bytes raise a ValueError and no other error."""
 
 from collections.abc import Callable
 from dataclasses import asdict

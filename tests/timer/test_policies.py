@@ -1,4 +1,4 @@
-"""Policies: what a record may say, who wins, and that every replica and restart knows the same."""
+"""Policies: valid records, precedence of scopes, and equal state on replicas and after restarts."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ ALL = ScopePolicy(
 
 
 def engine_with(**topics: dict[str, Any]) -> tuple[Log, Any, SimDisk]:
-    """Return an engine with topics, each with the policy that is given for it."""
+    """Return an engine with topics and the given policy of each."""
     log, disk = Log(), SimDisk()
     log.begin_epoch()
     for number, (name, said) in enumerate(topics.items(), 1):
@@ -74,7 +74,7 @@ def test_namespace_is_what_is_before_the_first_slash(topic: str, namespace: str)
     assert namespace_of(topic) == namespace
 
 
-# ---- what a record may say
+# ---- valid records
 
 
 @pytest.mark.parametrize("scope", [CLUSTER, NS, TOPIC])
@@ -158,7 +158,7 @@ def test_values_at_their_limits_are_taken(said: dict[str, Any]) -> None:
     assert ScopePolicy(**said).check() == ScopePolicy(**said)
 
 
-# ---- who wins
+# ---- precedence
 
 
 @pytest.mark.parametrize("field", FIELDS)
@@ -232,7 +232,7 @@ def test_policies_changed_one_by_one_are_those_made_at_once(
                 wanted = value if wanted is None else wanted
             assert policies.said(name, "ns/a", TopicId(1)) == wanted
         seen.append((policies, packed, plain))
-    for before, packed, records in seen:  # what was said at an earlier point stays
+    for before, packed, records in seen:  # policies of an earlier point stay unchanged
         assert before.packed == packed
         assert dict(before) == records
 

@@ -38,7 +38,7 @@ def answer(sequence: int, rows: int = 1) -> RequestAnswer:
 
 
 def expired(producers: Producers, now_ms: int, idle_ms: int = IDLE_MS_MAX) -> int:
-    """Expire producers; return in how many portions more than the last."""
+    """Expire producers; return the number of portions except the last."""
     return sum(1 for _ in producers.expire(UnixMs(now_ms), idle_ms))
 
 

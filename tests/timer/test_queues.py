@@ -1,4 +1,4 @@
-"""Queues: offsets without gaps, whatever blocks the messages came in."""
+"""Queues: offsets without gaps, for blocks of any sizes."""
 
 from itertools import pairwise
 
@@ -144,7 +144,7 @@ def test_spilled_blocks_take_the_place_of_those_that_are_left(
 
 
 def cold_queue(count: int) -> Queue:
-    """Return a queue of so many blocks of two messages, none of them in memory."""
+    """Return a queue of `count` blocks of two messages, none of them in memory."""
     queue = Queue()
     for at in range(count):
         queue.append(rows_of([2 * at, 2 * at + 1]), {}, UnixMs(1))

@@ -1,4 +1,4 @@
-"""Quotas: never exceeded by what is taken, never in the way below, whatever is on its way."""
+"""Quotas: accepted requests never exceed a quota, and requests within it are accepted."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -43,7 +43,7 @@ def play_with(**said: Any) -> Play:
 
 
 def taken(play: Play, name: str, *delays: int, **how: Any) -> bool:
-    """Return whether a request was taken."""
+    """Return whether a request was accepted."""
     try:
         play.schedule(name, *delays, **{"size": SIZE} | how)
     except QuotaReachedError:
@@ -59,7 +59,7 @@ def used(play: Play) -> dict[str, int]:
     return {name: USED[name](topic_of(play)) for name in QUOTAS}
 
 
-# ---- what is refused
+# ---- rejected requests
 
 
 @pytest.mark.parametrize("delay", [0, 100])
@@ -76,7 +76,7 @@ def used(play: Play) -> dict[str, int]:
 def test_request_that_would_exceed_a_quota_is_refused_whole(
     quota: str, limit: int, fits: int, delay: int
 ) -> None:
-    counts = not (quota.startswith("ready") and delay)  # what is not due is not ready
+    counts = not (quota.startswith("ready") and delay)  # a timer is not ready before its due time
     play = play_with(**{quota: limit})
     assert taken(play, "too many", *[delay] * (fits + 1)) == (not counts)
     if counts:
@@ -143,7 +143,7 @@ def test_each_topic_has_the_quota_by_itself_and_a_request_of_several_is_refused_
     assert [topic.counts.pending for topic in play.machine.topics.values()] == [2, 3]
 
 
-# ---- what is never refused
+# ---- requests that are never rejected
 
 
 def test_repetition_is_taken_where_nothing_new_is() -> None:
@@ -211,7 +211,7 @@ def ids(row: Any) -> Any:
     return Ids(np.array([row["due_ms"]], np.int64), np.array([row["seq"]], np.uint64))
 
 
-# ---- what is on its way
+# ---- requests in flight
 
 
 @pytest.mark.parametrize("end", ["applied", "refused", "closed waiting", "closed in flight"])
@@ -291,7 +291,7 @@ def test_next_leader_goes_by_the_same_quota_and_by_what_was_applied() -> None:
     assert not taken(play, "three", 100)
 
 
-# ---- what is used, as state
+# ---- usage in the state
 
 
 def test_restart_knows_what_is_used() -> None:

@@ -1,4 +1,4 @@
-"""Request ids: the table, and what the machine and its leader make of it, over restarts too."""
+"""Request ids: the table, and its use by the machine and the leader, over restarts too."""
 
 import itertools
 from dataclasses import replace
@@ -46,7 +46,7 @@ def part(
 
 
 class Applied:
-    """A machine, its log, and what requests were answered."""
+    """A machine, its log, and the answers to requests."""
 
     def __init__(self) -> None:
         self.disk = SimDisk()
@@ -56,7 +56,7 @@ class Applied:
         self.machine.apply(self.log.topic("a"))
 
     def schedule(self, *parts: Part) -> list[Any]:
-        """Return per request (first seq, whether it was a repetition), or the error's class."""
+        """Return (first seq, whether it was repeated) per request, or the class of its error."""
         applied = self.machine.apply(self.log.append(EntryKind.SCHEDULE, encode_schedule(parts)))
         assert isinstance(applied, ScheduleApplied)
         return [

@@ -1,4 +1,4 @@
-"""How long a topic keeps what all its groups have acked, against a naive model."""
+"""Retention of messages that all groups of a topic have acked, against a naive model."""
 
 from dataclasses import dataclass, field
 
@@ -23,7 +23,7 @@ TOPIC = Scope("", TopicId(1))
 
 @dataclass
 class World:
-    """A machine with one topic, and what fired when."""
+    """A machine with one topic, and the times of firing of its messages."""
 
     log: Log = field(default_factory=Log)
     machine: Machine = field(default_factory=lambda: machine_on(SimDisk(), leads=False))
@@ -318,7 +318,7 @@ def test_nothing_is_let_go_that_is_unacked_or_retained_and_nothing_else_is_kept(
         since = np.searchsorted(world.fired_at, world.log.now_ms - kept_ms)
         stretch = max(MARK_MS, kept_ms // MARKS)
         latest = np.searchsorted(world.fired_at, world.log.now_ms - kept_ms - 2 * stretch)
-        if queue.begin > begin:  # what is gone stays so, whatever is said later
+        if queue.begin > begin:  # deleted messages stay deleted under a later policy
             assert queue.begin <= least
             if what != "ack":
                 assert queue.begin <= since or (groups and not retention_ms)

@@ -1,4 +1,4 @@
-"""Room on the disks: who counts, and what is refused when."""
+"""Room on the disks: the voters that count, and the requests that are rejected."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Run files: what was written is read, or it is said to be corrupt."""
+"""Run files: reads return the written bytes, or an error that the file is corrupt."""
 
 import contextlib
 import itertools
@@ -151,7 +151,7 @@ def test_flip_of_any_byte_is_reported_or_harmless(tmp_path: Path) -> None:
         with contextlib.suppress(CorruptFileError):
             assert read_all(Run(RealDisk(), tmp_path, meta)) == good
             unnoticed.append(position)
-    assert max(unnoticed) < first  # only the schema, which the manifest makes up for
+    assert max(unnoticed) < first  # only the schema, which the manifest replaces
 
 
 @pytest.mark.usefixtures("small")

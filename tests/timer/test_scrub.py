@@ -1,4 +1,4 @@
-"""The scrub: every byte of every file, flipped, is found, and named; what is replaced is not."""
+"""The scrub finds and names a flip of every byte of every file; replaced files are no damage."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The leader's part for groups: nacks, extensions, dead letters and their way back."""
+"""The leader's part for groups: nacks, extensions, dead letters and redrives."""
 
 import numpy as np
 import pytest
@@ -216,7 +216,7 @@ def test_extended_lease_ends_later_and_never_sooner() -> None:
 
 
 def dead_letters(play: Play, *, size: int = 1) -> Group:
-    """Deliver two messages to a group whose messages may fail twice."""
+    """Deliver two messages to a group with two attempts per message."""
     group = play.make_group()
     play.alter(group, max_attempts=2)
     play.join(group)
@@ -402,7 +402,7 @@ def test_lower_limit_makes_dead_letters_of_what_failed_before_also_for_a_new_lea
 
 
 def buried(play: Play) -> Topic:
-    """Deliver two messages and give them back; return the topic that they lie in by then."""
+    """Deliver and nack two messages; return the dead-letter topic that they move to."""
     play.alter(dead_letters(play), max_attempts=1)
     play.nack("n", play.deliveries[-1], delay_ms=0)
     play.settle()
@@ -440,7 +440,7 @@ def test_redriven_dead_letters_are_where_they_came_from_as_they_were() -> None:
     play = Play()
     dead = buried(play)
     play.topic_id = dead.topic_id
-    play.schedule("stray", 0)  # nobody's dead letter
+    play.schedule("stray", 0)  # a message that is no dead letter
     play.settle()
     moved: list[object] = []
     letters = dead.groups[deadletters.GROUP]

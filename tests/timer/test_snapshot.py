@@ -1,4 +1,4 @@
-"""Snapshots: one state, arriving whole, installed however often that is cut short."""
+"""Snapshots: one state, received whole, and installed even if installs are cut short."""
 
 import copy
 import random
@@ -62,7 +62,7 @@ def install(disk: SimDisk) -> Snapshot | None:
 
 
 def old_replica(disk: SimDisk) -> None:
-    """Leave another replica's life on the disk: a state, a log, a promise, a note of damage."""
+    """Write another replica's files to the disk: a state, a log, a promise, a note of damage."""
     other = Log()
     other.begin_epoch()
     other.topic("old")
@@ -164,7 +164,7 @@ def test_take_refuses_a_run_of_another_size() -> None:
 
 
 def test_take_names_the_damaged_file_of_the_state_not_its_link(tmp_path: Path) -> None:
-    # By its path it is told who can heal it.
+    # The path decides how the damage is healed.
     disk, log, state = RealDisk(), busy_log(), tmp_path / "state"
     source = engine_on(disk, state)
     catch_up(source, log)
@@ -256,7 +256,7 @@ def test_whole_parts_of_an_earlier_process_are_read_once_and_before_anybody_offe
     for part in incoming.planned():
         incoming.look(part)
     for part in whole - {spoilt}:
-        disk.spoil(INCOMING / part.path, 0)  # whoever reads it again will take it for damaged
+        disk.spoil(INCOMING / part.path, 0)  # a second read would report damage
     incoming.begin(there, UNDER)
     assert {*incoming._waiting} == {*there.parts} - whole | {spoilt}
 
@@ -290,7 +290,7 @@ def test_order_to_install_is_durable_before_anything_goes() -> None:
     with mock.patch.object(disk, "sync_dir", fails_at_the_last), pytest.raises(DiskFailedError):
         incoming.finish()
     disk.die()
-    # The next process sees the order, which is not on the disk, and dies before it has done much.
+    # The next process sees the order, which is not durable, and dies early in the install.
     with (
         mock.patch.object(incoming_module, "remove_files", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
@@ -332,7 +332,7 @@ def test_part_that_arrives_damaged_begins_anew() -> None:
 
 
 class Dying(SimDisk):
-    """Dies after so many changes and syncs."""
+    """A disk whose process dies after a number of changes and syncs."""
 
     left: int | None = None
 
@@ -356,7 +356,7 @@ class Dying(SimDisk):
 
 
 def deaths_of(work: Callable[[Dying], None], make: Callable[[], Dying]) -> int:
-    """Return how many changes and syncs `work` makes."""
+    """Return the number of changes and syncs that `work` makes."""
     disk = make()
     disk.left = 1 << 30
     work(disk)
@@ -450,7 +450,7 @@ def test_install_lowers_no_promise_and_ends_no_doubt() -> None:
 
 
 def follower(log: Log) -> Dying:
-    """Return the disk of one that has `log` in its own, synced and promised, and no state."""
+    """Return the disk of a follower with `log` as its synced log, a promise, and no state."""
     disk = Dying()
     kept = timer_log.Log.open(disk, LOG, segment_size=300)
     kept.append([frame_of(log, at) for at in range(len(log.entries))])
@@ -461,7 +461,7 @@ def follower(log: Log) -> Dying:
 
 
 def with_more() -> tuple[SimDisk, Snapshot, Log]:
-    """Return a source, its snapshot, and a log that goes on after that."""
+    """Return a source, its snapshot, and a log that continues after the snapshot."""
     source, there, log = taken()
     for number in range(3):
         log.schedule(part_of([(1, START_MS + 10**7 + number, b"more")]))

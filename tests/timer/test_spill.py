@@ -1,4 +1,4 @@
-"""Spill files: what was fired comes back, and damage is told."""
+"""Spill files: fired messages are read back, and damage is an error."""
 
 import random
 from pathlib import Path

@@ -48,7 +48,7 @@ PICK = st.integers(0, 100)
 
 
 class Rules(RuleBasedStateMachine):
-    """Hypothesis' view of a Comparison: it finds short programs."""
+    """A Comparison as a Hypothesis state machine, which finds short programs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -259,7 +259,7 @@ def test_cancel_of_a_row_in_a_run_stays_through_flushes_and_merges(store: Store)
 
 
 def merge_all(store: Store) -> int:
-    """Merge until the policy is content; return how many merges that took."""
+    """Merge until the policy requests no merge; return the number of merges."""
     count = 0
     while (merge := store.begin_merge()) is not None:
         assert store.begin_merge() is None
@@ -383,7 +383,7 @@ def test_manifest_of_a_freeze_is_whole_whenever_a_merge_ends(tmp_path: Path, mer
 
 
 def far_store(tmp_path: Path, count: int = 3) -> Store:
-    """Return a store with so many runs, in each a row every ten milliseconds of ten seconds."""
+    """Return a store with `count` runs, each with a row every 10 ms for 10 s."""
     store = Store(RealDisk(), tmp_path)
     store.fire(UnixMs(NOW), 1, 1)
     for first in range(count):

@@ -1,4 +1,4 @@
-"""Stories of timers, told from logs whose machine knows what became of them."""
+"""Stories of timers, read from logs with the help of the machine's state."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,14 +30,14 @@ DUE = START_MS + 1_000
 
 
 class Told:
-    """A log, the machine that has applied it, and the stories that it tells."""
+    """A log, the machine that has applied it, and the stories from both."""
 
     def __init__(self) -> None:
         self.log = Log()
         self.machine: Machine = machine_on(SimDisk(), leads=False)
         self.do(self.log.begin_epoch(), self.log.topic("a"), self.log.topic("b"))
         self.read = 0
-        """Entries that the last story took."""
+        """Number of entries that the last story read."""
 
     def do(self, *entries: Entry) -> int:
         """Apply entries; return the index of the last."""
@@ -189,7 +189,7 @@ def test_story_whose_beginning_the_log_has_dropped_is_told_from_there() -> None:
     assert lines(it.story(DUE, 1, first=later)) == [(What.ACKED, acked)]
 
 
-# ---- what apply notes
+# ---- notes of apply
 
 
 def test_trace_survives_a_restart_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Which timer goes on for one that was rescheduled: over chains, bounded, kept by manifests."""
+"""Successors of rescheduled timers: over chains, bounded, and stored in manifests."""
 
 import random
 

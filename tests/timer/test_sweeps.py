@@ -1,4 +1,4 @@
-"""Sweeps of what is held: how far a FIRE moves one on, and what was read for it before."""
+"""Sweeps of held timers: the progress by one FIRE, and the rows read for it before."""
 
 import tracemalloc
 from typing import Any
@@ -205,7 +205,7 @@ def rows_of(rows: Any, number: int) -> Any:
 def test_a_fire_reads_nothing_however_much_of_what_was_held_is_gone(
     end: str, flushes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # P9: another replica's runs may hold none of it any more, so it can't count as moved over.
+    # P9: another replica's runs may no longer hold these rows, so they can't count as passed.
     paused = Paused()
     paused.say(Scope("", TopicId(2)), paused=True)
     many = paused.schedule(*range(20_000))
@@ -321,7 +321,7 @@ def test_what_is_read_ahead_of_a_sweep_is_no_more_than_it_needs() -> None:
 
 def test_what_was_read_for_other_topics_is_of_no_use_to_a_sweep_that_goes_by_more() -> None:
     one, two = TopicId(1), TopicId(2)
-    others = DeletedTopics.all_but([one], TopicId(4))  # of 2 and 3 nothing was kept
+    others = DeletedTopics.all_but([one], TopicId(4))  # of topics 2 and 3 no row is left
     read = LiveRows([], others, START, lambda: 1)
     assert not read.go_on(START, [], DeletedTopics.all_but([one, two], TopicId(4)))
     assert read.go_on(START, [], others.plus(one))

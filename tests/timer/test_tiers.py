@@ -24,7 +24,7 @@ def add(tiers: Tiers, pairs: list[tuple[int, int]]) -> None:
 def taken(
     tiers: Tiers, after: tuple[int, int], until: int, count: int = ALL
 ) -> list[tuple[int, int]]:
-    """Return what repeated peeks give, as a FIRE does it."""
+    """Return the rows of repeated peeks, as a FIRE makes them."""
     found: list[tuple[int, int]] = []
     more = True
     while more and len(found) < count:

@@ -1,4 +1,4 @@
-"""The wheel: the same answers as tiers, with far rows left unsorted."""
+"""The wheel: the same results as tiers, with far rows unsorted."""
 
 import random
 
