@@ -1,4 +1,4 @@
-"""Against real processes: the disks hold what is pending and unread, however much has passed."""
+"""Against real processes: disks hold only pending timers and unread messages, not the history."""
 
 from collections.abc import Iterator
 from pathlib import Path

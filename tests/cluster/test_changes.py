@@ -45,7 +45,7 @@ def keys_of(client: TimerClient, topic: str, **where: Any) -> list[str | None]:
 
 
 def flushed(cluster: Running) -> None:
-    """Wait until every node has written a manifest after all that was asked so far."""
+    """Wait until every node has written a manifest with all entries so far."""
     local = pb.GetCheckpointRequest(local=True)
     index = (
         cluster.admin().GetStatus(pb.GetStatusRequest(local=True), timeout=RPC_S).nodes[0].log_end

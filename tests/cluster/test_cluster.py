@@ -1,4 +1,4 @@
-"""Against three real processes: what applications see, and what they may not do."""
+"""Against three real processes: the results of applications' calls, and rejected calls."""
 
 import contextlib
 import itertools
@@ -173,7 +173,7 @@ def test_a_lease_that_ends_gives_the_message_to_another_and_the_late_ack_is_told
 
 def test_a_cancel_answers_the_truth(client: TimerClient, topic: str) -> None:
     def cancelled(due_ms: int) -> tuple[str, Timer, list[CancelResult]]:
-        """Return what the cancels of two of three timers and of others say, and the third."""
+        """Return the results of cancels of two of three timers, and of others, and the third."""
         name = f"{topic}-{due_ms}"
         pending = client.schedule_batch(name, [b"a", b"b", b"c"], due_ms=due_ms)
         fired = client.schedule(name, b"fired")
@@ -218,11 +218,11 @@ def test_raw_ids_that_are_garbage_are_not_found_or_refused(cluster: Running) -> 
         assert refused.field == ("timer_ids" if raw else "timer_ids, keys, filter"), refused
 
 
-# ---- what is refused
+# ---- rejected requests
 
 
 def refusal(call: Callable[[], object]) -> pb.Error:
-    """Return the refusal: INVALID_ARGUMENT, told from all else, certainly without effect."""
+    """Return the error: INVALID_ARGUMENT, unlike all others, and with a known outcome."""
     with pytest.raises(grpc.RpcError) as failed:
         call()
     error = error_of(failed.value)

@@ -1,4 +1,4 @@
-"""What a node may be told, from where, and what is refused."""
+"""A node's settings: their sources, valid values and rejected ones."""
 
 import argparse
 from dataclasses import fields, replace

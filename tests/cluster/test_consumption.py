@@ -84,7 +84,7 @@ def test_dead_letters_say_what_they_were_and_are_redriven_once(
 
 
 def unacked(client: TimerClient, topic: str) -> int:
-    """Return how many messages the first group of a topic has not acked; -1 without one."""
+    """Return the number of messages that a topic's first group has not acked; -1: no group."""
     groups = [each.groups for each in client.topics() if each.name == topic]
     return groups[0][0].unacked if groups and groups[0] else -1
 

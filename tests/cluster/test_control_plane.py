@@ -34,7 +34,7 @@ def clock() -> MonoMs:
 
 
 class Node:
-    """A control plane, its server, and a replica that does as it is told at once."""
+    """A control plane, its server, and a replica that carries out each order at once."""
 
     def __init__(self, cluster: "Cluster", name: str, *, raft_lost: bool) -> None:
         self.failures: list[tuple[Exit, str]] = []
@@ -173,7 +173,7 @@ async def until(condition: Callable[[], bool], what: str) -> float:
 
 
 async def comes(ask: Callable[[], Awaitable[CommandOutcome]], wanted: CommandOutcome) -> None:
-    """Ask until that is the outcome: without a controller it may be any but OK."""
+    """Repeat a request until it has this outcome; without a controller it has any except OK."""
     deadline = time.monotonic() + DEADLINE_S
     while (got := await ask()) is not wanted:
         assert got is not CommandOutcome.OK
@@ -186,7 +186,7 @@ async def outcome_of(asking: Awaitable[TransferAnswer]) -> CommandOutcome:
 
 
 async def publish(node: Node, published: SharedCheckpoint) -> None:
-    """Publish it; what is asked again because nobody answered may be there by then."""
+    """Publish a value; a repeated request without an answer may have taken effect already."""
     await comes(lambda: node.plane.publish_checkpoint(published), CommandOutcome.OK)
 
 

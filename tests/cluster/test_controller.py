@@ -52,7 +52,7 @@ def follower(
 
 
 def lagging(name: str, lag: int) -> ReplicaReport:
-    """A node that has yet to apply so many entries of its log."""
+    """Return the report of a node with this number of unapplied entries."""
     return replace(follower(name, epoch=5, index=9_000), applied_index=LogIndex(9_000 - lag))
 
 
@@ -68,7 +68,7 @@ class Play:
     reports: dict[str, ReplicaReport] = field(default_factory=dict)
     state: ControlState = FOUNDED
     commits: bool = True
-    """Whether Raft applies what is proposed, at once."""
+    """Whether Raft applies proposals at once."""
     config: ControllerConfig = CONFIG
 
     def __post_init__(self) -> None:
@@ -126,7 +126,7 @@ class Play:
 
 
 def in_service(leader: str = "b", *, epoch: int = 5, config: ControllerConfig = CONFIG) -> Play:
-    """The appointed leader serves, and everybody follows."""
+    """Let the appointed leader serve, and all other nodes follow."""
     play = Play({name: follower(name, epoch=epoch) for name in VOTERS}, config=config)
     play.reports[leader] = serving(leader, epoch=epoch)
     play.state = replace(play.state, epoch=Epoch(epoch), leader=VOTERS[leader])
@@ -276,7 +276,7 @@ def test_appointee_that_stalls_is_followed_by_another_and_given_longer_each_time
 
 
 def test_only_sure_replica_that_stalls_is_followed_by_an_unsure_one() -> None:
-    # It may lack what the others have dropped: that it could only get by following one of them.
+    # It may lack entries that the others have dropped, which it gets only by following one of them.
     play = in_service()
     play.reports["a"] = replace(play.reports["a"], unsure=True)
     play.lose("b")

@@ -1,4 +1,4 @@
-"""What bounds a node towards its clients: memory, files, outboxes, lines of its log."""
+"""A node's bounds towards its clients: memory, files, outboxes, lines of its log."""
 
 import logging
 import resource

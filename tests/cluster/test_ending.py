@@ -1,4 +1,4 @@
-"""Whoever asks `timerd` to end is heard, whatever the process is ending for already."""
+"""A request to end `timerd` takes effect, even if the process is ending for another reason."""
 
 import asyncio
 import errno
@@ -19,7 +19,7 @@ Run = Callable[[Act, Act], int]
 
 
 class FakeNode:
-    """A node whose start and stop do what the test says."""
+    """A node with a start and a stop that the test sets."""
 
     at_start: Act
     at_stop: Act

@@ -19,7 +19,7 @@ SETTINGS = (*AS_SHIPPED, "storage.flush_interval_ms = 1000")
 
 def leader_other_than(cluster: Running, name: str) -> str:
     def other() -> str | None:
-        """Asking a stopped process takes a second: the others say who leads."""
+        """Request the leader's name from other nodes only; a stopped process takes a second."""
         for each in cluster.nodes:
             state = cluster.state(each) if each != name else None
             if state is not None and state.role == "leader" and state.serving:

@@ -40,13 +40,13 @@ SETTINGS = (
     f"storage.memtable_bytes_flush = {MIB}",
     f"storage.log_bytes_flush = {4 * MIB}",
     "storage.flush_interval_ms = 1000",
-    "timing.drain_timeout_ms = 600000",  # who runs into it does not end in time
+    "timing.drain_timeout_ms = 600000",  # a node that reaches it does not end in time
 )
 
 
 @pytest.fixture
 def topic(cluster: Running, request: pytest.FixtureRequest) -> str:
-    """A topic of the test's own; all nodes are up."""
+    """A topic's name, unique to the test; all nodes are up."""
     name = "".join(c if c.isalnum() else "-" for c in request.node.name)
     cluster.up()
     with cluster.client() as client:
@@ -241,7 +241,7 @@ def test_without_a_majority_schedules_fail_clearly_and_the_last_node_goes_on_ans
 
 def test_silent_node_is_shown_as_such_and_hides_nobody_else(cluster: Running) -> None:
     def silent_ones(client: TimerClient) -> list[set[str]]:
-        """Return who does not answer, as status, members and checkpoints have it; or nothing."""
+        """Return the nodes without an answer in status, members and checkpoints, if all agree."""
         try:
             status, members, all_at = client.status(), client.members(), client.checkpoint()
         except Unreachable:
@@ -258,7 +258,7 @@ def test_silent_node_is_shown_as_such_and_hides_nobody_else(cluster: Running) ->
             {node.node for node in all_at.nodes if node.role == "unreachable"},
         ]
 
-    for name in cluster.nodes:  # connections that stand are not closed by who falls silent
+    for name in cluster.nodes:  # a silent node does not close its connections
         cluster.admin(name).GetStatus(pb.GetStatusRequest(), timeout=RPC_S)
     silent, _ = cluster.followers()
     cluster.kill(silent, signal.SIGSTOP)
@@ -269,7 +269,7 @@ def test_silent_node_is_shown_as_such_and_hides_nobody_else(cluster: Running) ->
         cluster.kill(silent, signal.SIGCONT)
 
 
-# ---- limits of what a node holds
+# ---- limits of a node's memory
 
 
 def test_an_unknown_topic_is_refused_where_topics_are_not_created_on_use(

@@ -21,7 +21,7 @@ from tests.cluster.test_controller import CONFIG, STEP_MS, VOTERS, Play, followe
 from timer.model.units import MonoMs
 
 Limps = Callable[[str, ReplicaReport, int], ReplicaReport]
-"""What a node reports that leads: its name, a healthy leader's report, the time."""
+"""Returns a leader's report, from its name, a healthy leader's report and the time."""
 A_WHILE_MS = 60_000
 """Longer than anything is remembered, unfit nodes apart."""
 
@@ -32,13 +32,13 @@ def never(name: str, report: ReplicaReport, now: int) -> ReplicaReport:
 
 
 class Limping(Play):
-    """Whoever is appointed leads at once; `limps` says how, the others' disks take `disk_ms`."""
+    """Each appointed node leads at once and reports by `limps`; other disks take `disk_ms`."""
 
     limps: Limps
     disk_ms: dict[str, int]
 
     def live(self, ms: int) -> int | None:
-        """Return after how many milliseconds another was appointed. None: not within `ms`."""
+        """Return the milliseconds until another leader was appointed. None: not within `ms`."""
         before = len(self.appointed)
         for passed in range(STEP_MS, ms + STEP_MS, STEP_MS):
             epoch = self.state.epoch

@@ -1,4 +1,4 @@
-"""Old objects are collected in sweeps, each of which looks at what is new alone."""
+"""Old objects are collected in sweeps; each sweep visits only new objects."""
 
 import gc
 import weakref
@@ -27,7 +27,7 @@ from cluster.node.node import Node
 
 @dataclass
 class FakeCollector:
-    """Holds so many objects, and notes at how many each collection looked."""
+    """Holds a number of objects, and records how many each collection visited."""
 
     old: int = 0
     aside: int = 0

@@ -1,4 +1,4 @@
-"""Against real processes: nodes that lack what the log has dropped, and nodes whose files rot."""
+"""Against real processes: nodes that lack dropped entries, and nodes with damaged files."""
 
 import contextlib
 from collections.abc import Iterator
@@ -64,7 +64,7 @@ def first_kept(cluster: Running, name: str) -> int:
 
 
 def outgrow(cluster: Running, leader: str) -> None:
-    """Schedule until the leader has dropped all that its log holds now."""
+    """Schedule until the leader has dropped all entries that its log holds now."""
     last = (
         cluster.admin(leader)
         .GetStatus(pb.GetStatusRequest(local=True), timeout=RPC_S)
@@ -106,7 +106,7 @@ def test_damage_on_a_majority_stops_them_and_throws_nothing_away(tmp_path: Path)
             assert "no leader offers a snapshot" in said
             assert "manifest: corrupt at byte" in said.splitlines()[-1]
         assert cluster.leader() is None
-        # Somebody repairs the files by hand: all is there.
+        # An operator repairs the files by hand.
         for manifest, whole in manifests.items():
             manifest.write_bytes(whole)
         cluster.up()

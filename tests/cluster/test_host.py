@@ -1,4 +1,4 @@
-"""The state plane on the event loop: what others' giving up must not undo."""
+"""The state plane on the event loop: a cancelled caller must not undo the work of others."""
 
 import asyncio
 import threading

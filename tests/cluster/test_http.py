@@ -21,7 +21,7 @@ LEADER = LocalState(role="leader", serving=True, leader="n2", silent_ms=0, silen
 
 @dataclass
 class FakeNode:
-    """A node that says what the test wants."""
+    """A node with answers that the test sets."""
 
     state: LocalState = FOLLOWER
     failure: Exception | None = None

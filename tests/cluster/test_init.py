@@ -1,4 +1,4 @@
-"""`timerd init`: who may vote after a directory was formatted."""
+"""`timerd init`: the right to vote after a directory was formatted."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Who is gone without a word is missed: a client by its node, a node by its client."""
+"""A peer that falls silent is detected: a client by its node, a node by its client."""
 
 import asyncio
 import contextlib
@@ -91,7 +91,7 @@ async def serving(times: Container[str] = TIMES) -> AsyncIterator[tuple[Consumin
 
 
 class Wire:
-    """What lies between a client and a port: it can swallow all that goes on now, for ever."""
+    """A proxy between a client and a port. It can drop all further traffic of open connections."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -112,7 +112,7 @@ class Wire:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def swallow(self) -> None:
-        """Carry nothing more on the connections that there are; they stay open."""
+        """Drop all further traffic of the present connections; they stay open."""
         self._swallowed = self.connections
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

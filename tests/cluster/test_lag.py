@@ -1,4 +1,4 @@
-"""Lag as of the moment of asking, and how late timers are, topic by topic."""
+"""Lag at the moment of the request, and lateness of timers, by topic."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A node that joins later, in the place of one whose disk is gone: fed, and counted for nothing."""
+"""A node that joins in the place of one with a lost disk: it gets entries and has no vote."""
 
 import shutil
 from collections.abc import Iterator
@@ -70,11 +70,11 @@ def test_founder_formatted_again_takes_no_part_and_says_what_to_do(cluster: Runn
         cluster.kill(lost)
         shutil.rmtree(cluster.directory / cluster.node(lost).data)
         cluster._format(cluster.node(lost))
-        for _ in range(2):  # whoever supervises it may start it again
+        for _ in range(2):  # a supervisor may restart it
             cluster._spawn(cluster.node(lost))
             until(lambda: cluster.exit_status(lost) == EXIT_CORRUPT)
             assert f"`timerctl members replace {lost}`" in cluster.log(lost)
-            cluster._log_path(lost).write_text("")  # what it says is no complaint
+            cluster._log_path(lost).write_text("")  # its errors are expected
         client.schedule("orders", b"the others go on", delay=3600)
 
 

@@ -1,4 +1,4 @@
-"""Lease ids: a permutation of the leader's numbers that nobody without the key can follow."""
+"""Lease ids: a permutation of the leader's numbers that is unpredictable without the key."""
 
 import secrets
 

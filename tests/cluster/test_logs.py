@@ -1,4 +1,4 @@
-"""Whatever is logged is one line that a program can take apart."""
+"""Every log record is one line that a program can parse."""
 
 import io
 import logging
@@ -14,7 +14,7 @@ from cluster.settings.log_format import LineFormatter, setup_logs
 
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:
-    """What the process logs, set up at level info; undone afterwards."""
+    """The process's log output at level info; the setup is undone afterwards."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     written = io.StringIO()

@@ -1,4 +1,4 @@
-"""Looks have threads of their own, and damage that they meet is fatal, whoever asked."""
+"""Reads of timers have their own threads, and damage that they meet ends the node."""
 
 import asyncio
 import threading
@@ -27,7 +27,7 @@ DEADLINE_S = 120
 
 
 class Leading:
-    """A host whose engine leads."""
+    """A host with a leading engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._leader = SimpleNamespace(machine=engine.machine)

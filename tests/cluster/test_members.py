@@ -66,7 +66,7 @@ def role(cluster: Running, leader: str, name: str) -> str:
 
 
 def votes(cluster: Running, *names: str) -> None:
-    """Return when whoever is asked says that just these vote: one node may not know it yet."""
+    """Return when every node reports exactly these voters; one node may not know them yet."""
     until(lambda: voters(cluster).keys() == {*names})
 
 
@@ -114,7 +114,7 @@ def test_dead_node_is_replaced_under_its_name_and_its_successor_counts(cluster: 
         cluster._spawn(cluster.node(dead))
         change(cluster, "replace", dead)
 
-        def replaced() -> bool:  # whoever is asked may not know it yet
+        def replaced() -> bool:  # the asked node may not know it yet
             after = voters(cluster)
             changed = [name for name in before if after.get(name) != before[name]]
             return after.keys() == before.keys() and changed == [dead]

@@ -32,7 +32,7 @@ A, B, C = ReplicaId(1), ReplicaId(2), ReplicaId(3)
 
 
 class Comparison:
-    """A comparison whose other voters answer with the given digests, round by round."""
+    """A comparison with given digests as the answers of the other voters, round by round."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, *rounds: tuple[dict[str, str], bool]

@@ -33,7 +33,7 @@ class Handing(Hosted):
     def __init__(self) -> None:
         super().__init__()
         self.behind: Callable[[], object] = lambda: None
-        """Called behind a delivery, before whoever waits for it goes on."""
+        """Called after a delivery, before its receiver continues."""
         self.log.topic("letters")
         self.log.create_group(2, dead_letters.GROUP)
         self.log.fire(START_MS)

@@ -115,7 +115,7 @@ class Request:
 
 
 class Refusing(Service):
-    """Refuses everything, with what it was asked in every frame of the error."""
+    """Rejects every request, with the request's content in every frame of the error."""
 
     def _check(self, request: object) -> None:
         checked = [request]

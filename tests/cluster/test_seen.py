@@ -90,7 +90,7 @@ def test_timers_of_several_topics_are_all_there_or_none_whenever_the_leader_dies
     begun = threading.Event()
 
     def send() -> int:
-        """Return how many requests were answered until the leader died."""
+        """Return the number of requests answered until the leader died."""
         for number in itertools.count():
             try:
                 stub.Schedule(request, timeout=WAIT_S)

@@ -39,7 +39,7 @@ from timerclient.values.errors import OutcomeUnknown, Unavailable
 
 GIB = 1 << 30
 MARGIN = 4 * GIB
-"""What other processes of this machine may write or free meanwhile."""
+"""Bytes that other processes of this machine may write or free meanwhile."""
 
 
 class Nearly:
@@ -83,7 +83,7 @@ def nearly(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nearly]:
 
 
 def refused_for_room(call: Callable[[], object]) -> bool:
-    """Whether the leader refused until the call's time was up; not if nobody led for so long."""
+    """Return whether the leader rejected calls until the deadline; False if there was no leader."""
     try:
         call()
     except DiskFull:
@@ -94,7 +94,7 @@ def refused_for_room(call: Callable[[], object]) -> bool:
 
 
 def refusal_of(cluster: Running) -> pb.Error | None:
-    """Return why the leader refuses a schedule; None: it takes one, or nobody leads."""
+    """Return the error with which the leader rejects a schedule. None: accepted, or no leader."""
     try:
         cluster.timers().Schedule(schedule(columns("far", [b"z"])), timeout=RPC_S)
     except grpc.RpcError as refused:
@@ -154,7 +154,7 @@ def test_pipelined_batches_name_the_full_disk_and_are_taken_once_there_is_room(
 
 
 class _SmallDisk(RealDisk):
-    """One whose room is what the test says."""
+    """A disk with the free space that the test sets."""
 
     free = 0
 

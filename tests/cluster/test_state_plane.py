@@ -26,7 +26,7 @@ NEVER = 1 << 40
 
 
 class Turns:
-    """A shell that holds everything back: turns, threads and reads."""
+    """A shell that delays all turns, threads and reads until the test runs them."""
 
     flush_pace = merge_pace = staticmethod(unpaced)
 

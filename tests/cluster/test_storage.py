@@ -1,4 +1,4 @@
-"""A node's files at start: what is damaged, and what a full disk gets back."""
+"""A node's files at start: damage, and deleted files of a full disk."""
 
 import asyncio
 import logging
@@ -42,7 +42,7 @@ def closed(storage: NodeFiles) -> None:
 
 
 def lived(disk: SimDisk, log: Log) -> None:
-    """Leave a node's life on the disk: a promise, a manifest, and a log of small segments."""
+    """Write a node's files to the disk: a promise, a manifest, and a log of small segments."""
     format_directory(
         disk,
         DATA,
@@ -110,7 +110,7 @@ def half_fetched(disk: SimDisk, source: SimDisk, limit: int) -> tuple[Incoming, 
 
 
 def garbage(disk: SimDisk) -> None:
-    """Leave behind what a process did that died."""
+    """Write the files that a dead process leaves behind."""
     OfferedSnapshot(disk, DATA / "state", DATA / "outgoing").offer()
     for name in ("manifest.tmp", "runs/unnamed.arrow", "queues/unnamed.spill"):
         disk.write_atomic(DATA / "state" / name, bytes(1_000))

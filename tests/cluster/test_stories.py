@@ -25,7 +25,7 @@ What = pb.StoryEvent.What
 
 
 class Kept:
-    """What a replica's log keeps: from `first_index` on, read one entry at a time."""
+    """A replica's log from `first_index` on, read one entry at a time."""
 
     def __init__(self, host: Hosted) -> None:
         self._host = host
@@ -40,7 +40,7 @@ class Kept:
 
 
 class Teller:
-    """A hosted leader and what it tells."""
+    """A hosted leader and its stories."""
 
     def __init__(self) -> None:
         self.host: Any = Hosted()

@@ -22,7 +22,7 @@ WORSE: Final[dict[str, dict[str, Any]]] = {
     "missing": {"last_index": LogIndex(END - 1)},
     "replica_id": {"replica_id": ReplicaId(9)},
 }
-"""What makes a candidate worse in one field of its rank."""
+"""Changes that make a candidate worse in one field of its rank."""
 
 
 def candidate(**changes: Any) -> Candidate:

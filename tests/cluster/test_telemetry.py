@@ -1,4 +1,4 @@
-"""The page says what was fed, and feeding is cheap and safe."""
+"""The page shows all recorded values, and recording is cheap and safe."""
 
 import mmap
 import re

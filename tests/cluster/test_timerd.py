@@ -1,4 +1,4 @@
-"""`timerd` as an operator meets it: what it refuses to start with, and its exit codes."""
+"""`timerd` for an operator: settings and files that end a start, and exit codes."""
 
 import os
 import shutil
@@ -87,7 +87,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture
 def site(alone: Running, tmp_path: Path) -> Site:
-    """A copy of what it had on disk when it was killed, on other ports."""
+    """A copy of the killed node's files, with other ports."""
     data = tmp_path / "n1"
     shutil.copytree(alone.directory / "copy", data)
     grpc, http = free_ports(2)
@@ -100,7 +100,7 @@ def site(alone: Running, tmp_path: Path) -> Site:
 
 
 def refused(done: "subprocess.CompletedProcess[str]", code: int, *words: str) -> None:
-    """It ended with the code, and one line that says why."""
+    """Check that a process ended with a code, and one line with the reason."""
     assert done.returncode == code, done
     assert not done.stdout
     *_, last = done.stderr.splitlines()

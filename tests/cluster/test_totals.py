@@ -1,4 +1,4 @@
-"""Sums over topics are what adding all of them up gives, whatever happened since the last look."""
+"""Sums over topics equal the sum of all topics, after any changes since the last read."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""What became of an operator's request is told as the control plane knows it."""
+"""The answer to an operator's request is the outcome that the control plane knows."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,7 +21,7 @@ from timerclient.proto import timer_pb2 as pb
 
 
 def state_with(outcome: CommandOutcome) -> NodeState:
-    """A node whose controller answers so, and whose voters never change."""
+    """A node with a given answer of its controller, and voters that never change."""
 
     async def answer(*_: object) -> TransferAnswer:
         return TransferAnswer(outcome, "why")

@@ -1,4 +1,4 @@
-"""Requests are bounded in what looking at them costs."""
+"""The cost of decoding a request is bounded."""
 
 import time
 

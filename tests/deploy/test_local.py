@@ -1,4 +1,4 @@
-"""The launcher, with a stand-in for timerd: starts, restarts, stops, and never harms strangers."""
+"""The launcher with a stand-in for timerd: it starts, restarts and stops only its own nodes."""
 
 import json
 import shutil

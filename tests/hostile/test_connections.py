@@ -1,4 +1,4 @@
-"""Connections that say nothing, say half of it, or don't listen."""
+"""Connections that send nothing, send half a message, or do not read."""
 
 import contextlib
 import resource
@@ -68,7 +68,7 @@ def _headers(path: bytes) -> bytes:
 
 
 def test_half_sent_messages_end_with_their_connection(town: Victim) -> None:
-    """Each of many calls says that 60 MiB follow, and sends most of them."""
+    """Many calls that each announce 60 MiB, and send most of them."""
     leader = town.node(town.wait_for_leader())
     before = town.metric(leader.name, "timer_connections_ended_total")
     with sockets(leader.grpc, 1) as (attacker,):
@@ -85,7 +85,7 @@ def test_half_sent_messages_end_with_their_connection(town: Victim) -> None:
 
 
 def _pour(attacker: socket.socket, streams: list[int]) -> None:
-    """Send what the windows allow; they grow, as the other side wants the messages."""
+    """Send as much as the windows allow; they grow, because the other side reads the messages."""
     connection, windows = 65_535 - 5 * len(streams), dict.fromkeys(streams, 65_530)
     buffered, chunk = b"", bytes(16_384)
     until_s = time.monotonic() + 60

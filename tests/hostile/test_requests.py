@@ -1,4 +1,4 @@
-"""Requests that are no requests, or far too large: each is refused, at once and for nothing."""
+"""Malformed or far too large requests: each is rejected at once, at no lasting cost."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""Signals, and what is no HTTP: a node lives on, and its log stays short."""
+"""Signals, and bytes that are not HTTP: a node keeps running, and its log stays short."""
 
 import os
 import signal

@@ -20,7 +20,7 @@ VOTERS = frozenset((ME, OLD, NEW))
 
 
 class Shell:
-    """Keeps what it is asked to do; listens to nothing."""
+    """A shell that records its orders and carries out none."""
 
     def __init__(self) -> None:
         self.orders: list[Order] = []
@@ -58,7 +58,7 @@ def follower(shell: Shell, *, unsure: bool = False) -> Driver:
 
 
 def conflicting(last: int) -> tuple[Append, Sequence[Framed]]:
-    """Return what the leader of epoch 4 sends instead of 91 and what follows it."""
+    """Return the entries of epoch 4 that replace entry 91 and all later ones."""
     message = Append(
         under=Promise(Epoch(4), NEW, Nonce(30)), sent_ms=MonoMs(0), to_nonce=Nonce(7),
         prev_epoch=Epoch(3), prev_index=LogIndex(90), last_index=LogIndex(last),

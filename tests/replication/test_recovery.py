@@ -1,4 +1,4 @@
-"""What a log that was opened says to the protocol."""
+"""The protocol's state after a log is opened."""
 
 from pathlib import Path
 

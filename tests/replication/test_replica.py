@@ -21,7 +21,7 @@ from timer.model.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
 
 DEADLINE_S = 60.0
 CONF = ReplicationConfig(lease_ms=60_000, heartbeat_ms=50)
-"""No hiccup of the machine ends a lease: who waits for that has to move the clock."""
+"""So long that no pause of the machine ends a lease; a test that needs its end moves the clock."""
 
 
 class Node:

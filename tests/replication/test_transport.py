@@ -1,4 +1,4 @@
-"""The greeting between nodes: who is taken for whom."""
+"""The greeting between nodes: the identity that each accepts of the other."""
 
 import pytest
 

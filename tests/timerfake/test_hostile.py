@@ -1,4 +1,4 @@
-"""What clumsy and hostile clients do to groups, on a node's own cores; each of it was a defect."""
+"""Effects of clumsy and hostile clients on groups, on a node's real cores; each was a defect."""
 
 from datetime import timedelta
 from typing import Any

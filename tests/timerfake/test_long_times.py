@@ -1,4 +1,4 @@
-"""What takes too long to be waited for: outcomes that are forgotten, producers and messages too."""
+"""Events after long times: outcomes, producers and messages that are forgotten."""
 
 from datetime import timedelta
 
@@ -11,7 +11,7 @@ MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 
 
 def fired_and_cancelled(cluster: FakeCluster, client: TimerClient, wait: timedelta) -> list[str]:
-    """Return what is said of timers that ended so long ago: fired, quiet before and after."""
+    """Return the answers about timers that fired so long ago, without other timers near them."""
     first, second = client.schedule_batch("t", [b""] * 2, delay=[HOUR, HOUR + timedelta(seconds=5)])
     gone = client.schedule("t", b"", delay=HOUR)
     assert client.cancel(gone) is CancelResult.CANCELLED
@@ -91,7 +91,7 @@ def test_nack_of_thirty_days_is_kept(cluster: FakeCluster, client: TimerClient) 
 
 
 def test_time_that_passes_in_one_go_or_in_many_ends_in_the_same_state() -> None:
-    """But for what the passing itself appends: so pending rows, queues and groups are compared."""
+    """Compare pending rows, queues and groups, because the passing time itself appends entries."""
     ends = []
     for steps in (1, 60):
         with FakeCluster() as cluster, cluster.client() as client:

@@ -1,4 +1,4 @@
-"""Channels within an event loop do what gRPC's do, as far as the client relies on it."""
+"""Channels within an event loop behave as gRPC's, as far as the client relies on it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ from timerfake.loopback import UNREAD_MAX, Channel, Server
 
 
 class Servicer(rpc.TimerServiceServicer):
-    """Answers by topic; notes what happens to it."""
+    """A server that answers by topic and records its calls."""
 
     def __init__(self) -> None:
         self.taken = 0
@@ -141,7 +141,7 @@ async def test_unread_stream_makes_its_writer_wait(play: Play) -> None:
             await stream.write(pb.ScheduleRequest(sequence=sequence % 90))
 
     writer, moved = asyncio.create_task(write()), -1
-    while moved != play.server.moved:  # until nobody can go on
+    while moved != play.server.moved:  # until no side makes progress
         moved = play.server.moved
         for _ in range(5):
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""timerctl before a fake cluster: what it asks before it does what can't be undone."""
+"""timerctl with a fake cluster: its questions before actions that can't be undone."""
 
 import io
 import json
@@ -21,7 +21,7 @@ HOUR = 3600.0
 def ctl(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Ctl:
-    """Run timerctl: (exit code, stdout, stderr). Nobody sits at its terminal."""
+    """Run timerctl without a terminal; return (exit code, stdout, stderr)."""
     monkeypatch.setattr(timerctl, "_client", lambda _: cluster.client())
     monkeypatch.setattr("sys.stdin", io.StringIO())
 
@@ -145,7 +145,7 @@ def test_policy_that_lets_a_topic_go_on_asks_where_that_drops(
 
 
 class Terminal(io.StringIO):
-    """Somebody who types that and no more."""
+    """A terminal with this input and no more."""
 
     def isatty(self) -> bool:
         return True
