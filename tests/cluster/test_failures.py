@@ -241,7 +241,7 @@ def test_without_a_majority_schedules_fail_clearly_and_the_last_node_goes_on_ans
 
 def test_silent_node_is_shown_as_such_and_hides_nobody_else(cluster: Running) -> None:
     def silent_ones(client: TimerClient) -> list[set[str]]:
-        """Return the nodes without an answer in status, members and checkpoints, if all agree."""
+        """Return the unreachable nodes of status, members and checkpoints. Empty: no answer."""
         try:
             status, members, all_at = client.status(), client.members(), client.checkpoint()
         except Unreachable:
