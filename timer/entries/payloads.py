@@ -207,8 +207,8 @@ def _targets(payload: memoryview) -> tuple[Targets, int]:
     width = {0: 16, 1: 8}.get(by)
     if not n or width is None or start + width * n > len(payload):
         raise ValueError(
-            f"targets of {len(payload)} bytes: {n} of kind {by}; must fit, be 1 or more, and of"
-            " kind 0 (id) or 1 (key)"
+            f"{n} targets of kind {by} in {len(payload)} bytes: must be 1 or more, of kind 0 (id)"
+            " or 1 (key), within the payload"
         )
     if by == 0:
         due = np.frombuffer(payload, "<i8", n, start)
