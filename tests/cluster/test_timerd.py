@@ -165,7 +165,7 @@ def test_a_directory_that_is_absent_empty_or_anothers_is_refused(
         done = run(["--config", str(site.config), "--data", str(other)])
         refused(done, DIRECTORY, str(other), "init")
     assert not (tmp_path / "absent").exists()
-    refused(site.run("--set", "cluster_id=other"), DIRECTORY, "local-", "not other's")
+    refused(site.run("--set", "cluster_id=other"), DIRECTORY, "local-", "cluster_id = other")
     port = free_ports(1)[0]
     refused(
         site.run("--set", "name=n2", "--set", f"peers.n2=127.0.0.1:{port}"), DIRECTORY, "n1", "n2"

@@ -140,7 +140,7 @@ def test_keys_give_back_what_was_encoded(names: list[tuple[int, bytes]]) -> None
         with pytest.raises(ValueError, match=r"targets|RESCHEDULE"):
             payloads.decode_reschedule(memoryview(data)[:end])
     unknown = data[:4] + b"\2" + data[5:]
-    with pytest.raises(ValueError, match="by 2"):
+    with pytest.raises(ValueError, match="kind 2"):
         payloads.decode_reschedule(memoryview(unknown))
 
 
@@ -288,7 +288,7 @@ def test_created_group_with_a_wrong_field_is_a_value_error(fields: Any) -> None:
 def test_altered_group_and_move_with_a_wrong_field_are_value_errors(op: Op, fields: Any) -> None:
     body = msgpack.packb(fields)
     head = np.array([op, 1, 1, len(body)], "<u4").tobytes()
-    with pytest.raises(ValueError, match=r"type|expected|MOVE|multiple|SCHEDULE"):
+    with pytest.raises(ValueError, match=r"type|must be a map|MOVE|multiple|SCHEDULE"):
         decode_group(memoryview(head + body + bytes(-len(body) % 8)))
 
 

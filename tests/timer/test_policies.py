@@ -131,7 +131,7 @@ def test_entry_without_a_field_is_refused(field: str) -> None:
         ({"delay_levels_ms": (1,) * (LEVELS_MAX + 1)}, "delay_levels_ms", "1 to 256"),
         ({"delay_levels_ms": (1, 0)}, "delay_levels_ms", "each must be in 1 .. "),
         ({"delay_ms_min": 2, "delay_ms_max": 1}, "delay_ms_min", "at most delay_ms_max = 1"),
-        ({"catch_up": "some"}, "catch_up", "must be all, latest, drop"),
+        ({"catch_up": "some"}, "catch_up", "must be one of all, latest, drop"),
         ({"fixed_delay_ms": 2, "delay_ms_max": 1}, "fixed_delay_ms", "at most delay_ms_max = 1"),
         ({"fixed_delay_ms": 2, "delay_ms_min": 3}, "fixed_delay_ms", "at least delay_ms_min = 3"),
     ],

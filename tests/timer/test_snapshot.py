@@ -266,7 +266,7 @@ def test_snapshot_leaves_room_to_start_with() -> None:
     disk = SimDisk()
     incoming = Incoming(disk, INCOMING)
     disk.capacity_bytes = there.size + ROOM_BYTES - 1
-    with pytest.raises(NotReadyError, match="to stay free"):
+    with pytest.raises(NotReadyError, match="must stay free"):
         incoming.begin(there, UNDER)
     disk.capacity_bytes += 10_000  # the plan takes some
     incoming.begin(there, UNDER)

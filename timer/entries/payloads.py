@@ -475,8 +475,9 @@ def _create_group(topic: TopicId, group: GroupId, body: memoryview) -> CreateGro
 
 def _alter_group(topic: TopicId, group: GroupId, body: memoryview) -> AlterGroup:
     changes = msgpack.unpackb(body)
-    names = changes.keys() & _ALTERABLE if isinstance(changes, dict) else ()
-    typed = _typed(changes, {name: _SETTINGS[name] for name in names})
+    if not isinstance(changes, dict) or not changes.keys() <= _ALTERABLE:
+        raise ValueError(f"{changes!r}: must be a map with fields of {sorted(_ALTERABLE)}")
+    typed = _typed(changes, {name: _SETTINGS[name] for name in changes})
     replace(MOVED_GROUP, **typed).check()
     return AlterGroup(topic, group, typed)
 
