@@ -315,16 +315,19 @@ def _replayed(
         Piece(logs[life["node"]][life["life"]], LogIndex(first), LogIndex(life["upto"]))
         for life, first in chosen
     ]
+    names = ", ".join(dict.fromkeys(life["node"] for life, _ in chosen))
 
     def each(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
-            row = tables.replay(pieces, work / "replay", work / "spill", checksums=checksums)
+            try:
+                row = tables.replay(pieces, work / "replay", work / "spill", checksums=checksums)
+            except ValueError as error:
+                raise ValueError(f"log of {names}: {error}") from error
             yield pa.RecordBatch.from_pylist([row])
 
     row = spark.range(1, numPartitions=1).mapInArrow(each, tables.FIGURES).first()
     assert row is not None
-    names = dict.fromkeys(life["node"] for life, _ in chosen)
-    return {"node": ", ".join(names), **row.asDict()}
+    return {"node": names, **row.asDict()}
 
 
 def _holes(held: list[dict[str, Any]], logs: Iterable[str], end: int) -> list[dict[str, Any]]:

@@ -3,7 +3,8 @@
 One partition per segment file. Option `view`:
 
     entries   one row per frame: node, life, index, epoch, kind, time_ms, crc32, rows. A log that
-              began anew has several lives, 0, 1, …: two lives may hold the same frame
+              began anew has several lives, 0, 1, …: two lives may hold the same frame. An entry
+              that can't be decoded has 0 rows: the comparison of the logs, or the replay, finds it
     rows      one row per row of a SCHEDULE entry, as it lies in the log: node, index, epoch,
               position, producer, sequence, due_ms, requested_ms, topic_id, payload_size, mark
 
@@ -36,7 +37,7 @@ from chaos.history.history import RunFolder
 from chaos.history.nodelog import Segment
 from chaos.oracle.story import marks_of
 from timer.entries.entry_frame import Entry, EntryKind
-from timer.model.columns import Schedule, decode_schedule
+from timer.model.columns import decode_schedule
 from timer.model.units import LogIndex
 
 ENTRIES: Final = (
@@ -172,7 +173,7 @@ class TimerLogReader(DataSourceReader):
 
         Raises:
             CorruptFileError: the segment is damaged.
-            ValueError: the checksum of a SCHEDULE entry is right; its payload can't be decoded.
+            ValueError: in the view `rows`, a SCHEDULE entry can't be decoded.
         """
         assert isinstance(partition, SegmentFile)
         found = (
@@ -188,9 +189,8 @@ class TimerLogReader(DataSourceReader):
 def _entries(file: SegmentFile, found: Iterable[tuple[int, Entry]]) -> Iterator[list[Any]]:
     frames: list[tuple[Any, ...]] = []
     for crc32, item in found:
-        rows = len(_schedule(file, item).rows) if item.kind is EntryKind.SCHEDULE else 0
         head = (file.node, file.life, item.index, item.epoch, item.kind.name)
-        frames.append((*head, item.time_ms, crc32, rows))
+        frames.append((*head, item.time_ms, crc32, _row_count(item)))
         if len(frames) == _FRAMES_PER_BATCH:
             yield _columns(frames)
             frames.clear()
@@ -198,11 +198,13 @@ def _entries(file: SegmentFile, found: Iterable[tuple[int, Entry]]) -> Iterator[
         yield _columns(frames)
 
 
-def _schedule(file: SegmentFile, item: Entry) -> Schedule:
+def _row_count(item: Entry) -> int:
+    if item.kind is not EntryKind.SCHEDULE:
+        return 0
     try:
-        return decode_schedule(item.payload)
-    except ValueError as error:
-        raise ValueError(f"{file.path}: entry {item.index} can't be decoded: {error}") from error
+        return len(decode_schedule(item.payload).rows)
+    except ValueError:
+        return 0
 
 
 def _columns(frames: list[tuple[Any, ...]]) -> list[Any]:
@@ -216,7 +218,11 @@ def _rows(file: SegmentFile, found: Iterable[tuple[int, Entry]]) -> Iterator[lis
     for _, item in found:
         if item.kind is not EntryKind.SCHEDULE:
             continue
-        schedule = _schedule(file, item)
+        try:
+            schedule = decode_schedule(item.payload)
+        except ValueError as error:
+            text = f"{file.path}: entry {item.index} can't be decoded: {error}"
+            raise ValueError(text) from error
         rows, sizes = schedule.rows, schedule.parts["rows"]
         n = len(rows)
         yield [

@@ -216,9 +216,11 @@ def write(root: Path, stories: Iterable[Story]) -> RunFolder:
     last = len(log.frames)
     for node in ("n1", "n2", "n3"):
         frames = [*log.frames]
-        if node == "n3":  # a deposed leader's frame, and what follows is as everywhere
+        if (
+            node == "n3"
+        ):  # a deposed leader's frame that can't be decoded; the next is as everywhere
             frames[2] = entry_frame.encode(
-                EntryKind.CHECKPOINT, Epoch(0), LogIndex(3), UnixMs(0), [b""]
+                EntryKind.SCHEDULE, Epoch(0), LogIndex(3), UnixMs(0), [b"garbage"]
             )
         write_log(run.run.root / node / "log", frames)
     run.run.about.write_text(json.dumps({history.CLOCK_ERROR: 10}))

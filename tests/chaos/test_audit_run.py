@@ -278,6 +278,23 @@ def test_damaged_segment_is_named_and_the_run_is_unusable(
     assert path.name in capsys.readouterr().err
 
 
+def test_entry_of_a_majority_that_cannot_be_decoded_is_named(
+    world: RunFolder, spark: SparkSession, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    log = Log()
+    log.epoch(1)
+    log.entry(EntryKind.SCHEDULE, b"garbage")  # its checksum is right
+    for node in ("n1", "n2", "n3"):
+        shutil.rmtree(world.root / node / "log")
+        write_log(world.root / node / "log", log.frames)
+    monkeypatch.setattr(command, "spark_session", lambda *_, **__: spark)
+    monkeypatch.setattr(spark, "stop", lambda: None)
+    assert command.main([str(world.root)]) == 2
+    told = r"log of n\d: entry 2 \(SCHEDULE\) can't be replayed: SCHEDULE of 7 bytes"
+    assert re.search(told, capsys.readouterr().err)
+
+
 def test_request_that_a_client_was_about_to_send_as_it_crashed_is_one_without_an_outcome(
     spark: SparkSession, world: RunFolder
 ) -> None:

@@ -94,11 +94,16 @@ def test_damaged_segment_is_named(run: Path) -> None:
         indexes(reader(run))
 
 
-def test_entry_that_cannot_be_decoded_is_named_with_its_file(tmp_path: Path) -> None:
+def test_entry_that_cannot_be_decoded_has_no_rows_and_is_named_where_they_are_read(
+    tmp_path: Path,
+) -> None:
     log = Log()
     log.epoch(1)
     log.schedule(log.topic("t"), [(100, 1)])
     log.entry(EntryKind.SCHEDULE, b"garbage")  # its checksum is right
     write_log(tmp_path / "n1" / "log", log.frames)
+    source = reader(tmp_path)
+    [batch] = [batch for part in source.partitions() for batch in source.read(part)]
+    assert batch.column(NAMES.index("rows")).to_pylist() == [0, 0, 1, 0]
     with pytest.raises(ValueError, match=r"n1/log/.*: entry 4 can't be decoded: SCHEDULE of 7 "):
-        indexes(reader(tmp_path))
+        indexes(reader(tmp_path, view="rows", index_min="4"))
