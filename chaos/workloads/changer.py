@@ -15,9 +15,9 @@ from chaos.workloads.workload_producer import now_ms, outcome_of
 from timerclient import TimerClient
 from timerclient.client.group_calls import Start
 from timerclient.client.topic_calls import namespace_of
-from timerclient.rows.pending_timers import Rescheduled, Where
+from timerclient.rows.pending_timers import Changed, Rescheduled, Where
 from timerclient.rows.policy_fields import CatchUp, PolicyFields
-from timerclient.values.errors import TimerError
+from timerclient.values.errors import OutcomeUnknown, TimerError
 
 TOPIC: Final = "topic"
 NAMESPACE: Final = "namespace"
@@ -176,13 +176,21 @@ class Changer:
         answer = self._change("reschedule", move, **named) or {}
         return [each for each in answer.get("new_ids", []) if each is not None]
 
-    def _by_filter(self, op: str, where: Where, call: Callable[[], int], **named: Any) -> None:
-        """Change by filter. If a page fails after another, the outcome of the whole is unknown."""
+    def _by_filter(self, op: str, where: Where, call: Callable[[], Changed], **named: Any) -> None:
+        """Change by filter. If a page fails after another, the outcome of the whole is unknown.
+
+        It is unknown, too, if the number in the answer may be too low.
+        """
         names = {"due_from": "due_from_ms", "due_to": "due_to_ms", "key_prefix": "key_prefix"}
         picked = {names[name]: value for name, value in where.items()}
-        self._change(
-            op, lambda: {"changed": call()}, certain=False, topic=self._topic, **picked, **named
-        )
+
+        def change() -> dict[str, Any]:
+            changed = call()
+            if not changed.exact:
+                raise OutcomeUnknown(f"{changed} timers or more: the answer of a page was lost")
+            return {"changed": int(changed)}
+
+        self._change(op, change, certain=False, topic=self._topic, **picked, **named)
 
     def _change(
         self, op: str, call: Callable[[], dict[str, Any]], *, certain: bool = True, **named: Any

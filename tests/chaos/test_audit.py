@@ -11,6 +11,7 @@ from pyspark.sql.functions import lit
 from chaos.audit.rules import change_answers, client_tables, verdict
 from chaos.audit.rules.plain_timers import TICK_MS_MAX
 from chaos.history import history
+from chaos.oracle.story import LIFE
 from tests.chaos.world import SALT, id_of
 from timer.model import timer_id
 
@@ -562,7 +563,34 @@ def test_honest_keys_and_changes_are_not_blamed(
     p.lines[-1] |= {"outcome": "ok", "changed": 9}
     lines = spark.createDataFrame(p.lines, history.SCHEMA)
     [row] = change_answers.miscounted(lines, log, client_tables.asked(lines)).collect()
-    assert row.asDict() == {"op": "cancel", "topic": "t", "told": 9, "logged": 4, "least": 0}
+    assert row.asDict() == {"op": "cancel", "topic": "t", "told": 9, "logged": 4, "least": 2}
+
+
+def test_filter_has_to_tell_of_what_no_other_request_of_its_kind_can_have_changed(
+    spark: SparkSession,
+) -> None:
+    p = Planted(range(1, 7))
+    for mark in range(1, 7):
+        p.cancelled(mark)
+        p.keyed(mark, f"k{mark}")
+    p.cancel(1, "CANCELLED")
+    p.cancel(2, None, "unknown")
+    for number, result in ((3, "CANCELLED"), (4, "NOT_FOUND")):
+        p.lines.append({"op": "cancel", "client": "c", "start_ms": 3, "end_ms": 4, "outcome": "ok",
+                        "topic": "t", "keys": [f"k{number}"], "results": [result]})  # fmt: skip
+    p.move(5, "ALREADY_CANCELLED")  # a request of another kind
+    p.lines.append({"op": "cancel", "client": "c", "start_ms": 3, "end_ms": 4, "outcome": "ok",
+                    "topic": "t", "key_prefix": "k", "changed": 3})  # fmt: skip
+    for mark in (5, 6):  # in a later life of the topic
+        p.change(mark, topic=f"t{LIFE}9")
+    log = spark.createDataFrame(p.fates, FATE)
+    for told, least in ((3, None), (2, 3)):
+        p.lines[-1] |= {"changed": told}
+        lines = spark.createDataFrame(p.lines, history.SCHEMA)
+        rows = change_answers.miscounted(lines, log, client_tables.asked(lines)).collect()
+        assert [(row["told"], row["logged"], row["least"]) for row in rows] == (
+            [] if least is None else [(told, 6, least)]
+        )
 
 
 def honest() -> Case:

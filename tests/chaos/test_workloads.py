@@ -28,7 +28,7 @@ from tests.timerclient.conftest import Threaded
 from tests.timerclient.fake_cluster import NOW_MS, Group, wire_error
 from timerclient import TimerClient
 from timerclient.proto import timer_pb2 as pb
-from timerclient.rows.pending_timers import Rescheduled
+from timerclient.rows.pending_timers import Changed, Rescheduled
 from timerclient.rows.scheduled_timers import Timer
 from timerclient.values import errors
 from timerclient.values.results import CancelResult, RescheduleResult
@@ -317,7 +317,8 @@ def test_changer_writes_down_every_way_and_outcome(run: RunFolder) -> None:
     refused = errors.Overloaded("x")
     client: Any = Answers(
         [CancelResult.CANCELLED, CancelResult.NOT_FOUND], [moved, Rescheduled(
-            RescheduleResult.ALREADY_FIRED, None)], refused, 7, refused, 8,
+            RescheduleResult.ALREADY_FIRED, None)], refused, Changed.of(7, exact=True), refused,
+        Changed.of(8, exact=False),
     )  # fmt: skip
     changer = Changer(run, "c", client, topic="t")
     ids = ["0" * 24, "1" * 24]
@@ -331,7 +332,7 @@ def test_changer_writes_down_every_way_and_outcome(run: RunFolder) -> None:
     found = told(run.histories / "c.jsonl")
     assert [(line["op"], line["outcome"]) for line in found] == [
         ("cancel", "ok"), ("reschedule", "ok"), ("reschedule", "fail"), ("cancel", "ok"),
-        ("cancel", "unknown"), ("reschedule", "ok"),
+        ("cancel", "unknown"), ("reschedule", "unknown"),
     ]  # fmt: skip
     assert found[1]["new_ids"] == [Timer(raw).id, None]
     assert (found[3]["due_from_ms"], found[3]["due_to_ms"], found[3]["changed"]) == (4, 5, 7)

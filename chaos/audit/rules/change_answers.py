@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
-from chaos.audit.rules.client_tables import id_parts, or_nulls
+from chaos.audit.rules.client_tables import id_parts, name_of, or_nulls
 from chaos.audit.rules.node_logs import no
 
 _ENDLESS: Final = (1 << 63) - 1
@@ -160,8 +160,8 @@ def miscounted(lines: DataFrame, log: DataFrame, asks: DataFrame) -> DataFrame:
     """Return where answers by filter are not what the log has: op, topic, told, logged, least.
 
     `logged`: the timers of the topic that were cancelled, or moved, in whichever way: no more may
-    be answered. `least`: those that no request named by id or key, so that only filters can have
-    changed them: no fewer may be answered, if every answer is known.
+    be answered. `least`: those that no request of this kind may have changed by id, less the
+    answers of such requests by key: no fewer may be answered, if every answer is known.
     """
     told = (
         filters(lines)
@@ -171,20 +171,36 @@ def miscounted(lines: DataFrame, log: DataFrame, asks: DataFrame) -> DataFrame:
     done = F.when(F.col("end") == "cancelled", "cancel").when(
         F.col("end") == "rescheduled", "reschedule"
     )
-    named = tried(lines, asks).select("seq", F.lit(1).alias("by_id"))
-    keys = asks.where("key IS NOT NULL").select("mark", F.lit(1).alias("keyed"))
-    ended = log.withColumn("op", done).where("op IS NOT NULL")
+    # A cancel by id is retried: the answer ALREADY_CANCELLED may be of its own doing.
+    cancels, moves = ("cancel_ok", "cancel_already", "cancel_unknown"), ("move_ok", "move_unknown")
+    by_id = F.when(F.col("op") == "cancel", F.greatest(*cancels)).otherwise(F.greatest(*moves))
+    ended = log.withColumns({"op": done, "topic": name_of("topic")}).where("op IS NOT NULL")
     ended = ended.join(F.broadcast(told.select("op", "topic")), ["op", "topic"], "left_semi")
-    ended = ended.join(named, "seq", "left").join(keys, "mark", "left")
-    logged = ended.groupBy("op", "topic").agg(
-        F.count("*").alias("logged"),
-        F.count_if(F.col("by_id").isNull() & F.col("keyed").isNull()).alias("least"),
+    logged = (
+        ended.join(tried(lines, asks), "seq", "left")
+        .groupBy("op", "topic")
+        .agg(
+            F.count("*").alias("logged"),
+            F.count_if(F.coalesce(by_id, F.lit(0)) == 0).alias("others"),
+        )
     )
+    by_key = [
+        _each(lines, op, "keys", "results").select(
+            F.lit(op).alias("op"),
+            "topic",
+            (F.col("results").eqNullSafe(result) | (F.col("outcome") == "unknown")).alias("may"),
+        )
+        for op, result in (("cancel", "CANCELLED"), ("reschedule", "RESCHEDULED"))
+    ]
+    answers = by_key[0].unionByName(by_key[1]).groupBy("op", "topic")
+    keyed = answers.agg(F.count_if("may").alias("by_key"))
     return (
         told.join(logged, ["op", "topic"], "left")
-        .fillna(0, ["told", "logged", "least"])
+        .join(keyed, ["op", "topic"], "left")
+        .fillna(0, ["told", "logged", "others", "by_key"])
+        .withColumn("least", F.greatest(F.col("others") - F.col("by_key"), F.lit(0)))
         .where("told > logged OR (unknown = 0 AND told < least)")
-        .drop("unknown")
+        .select("op", "topic", "told", "logged", "least")
     )
 
 
