@@ -148,7 +148,7 @@ def _audit(spark: SparkSession, run: RunFolder, *, sift: bool) -> Report:
     summary = _counts(found, disputes, held)
     summary |= _of_logs(entries, held, _known(spoken, states), lost, summary)
     summary |= _conserved(run, story, summary, spoken.where(F.col("index") <= end))
-    summary |= _changed(lines, story["fates"], asks, summary)
+    summary |= _changed(run, lines, story["fates"], asks, summary, clocks)
     summary |= topic_rules.broken(lines, story, summary, offenders_max=OFFENDERS_MAX)
     summary |= nack_rules.nacked(
         lines, story, summary,
@@ -374,6 +374,7 @@ def _judged(
         client_tables.confirmed_acks(sayers), acks, client_tables.told_expired(lines), expired
     )
     unkept = _kept(unkept, run, "unkept")
+    fired = _kept(change_answers.fired_answers(lines, told.fates), run, "fired_answers")
     into = run.audit / "verdicts.parquet"
     if parts:
         doubted = unkept.union(expired.select(*client_tables.SLOT))
@@ -401,7 +402,7 @@ def _judged(
     by_name = log.withColumn("topic", client_tables.name_of("topic"))
     by_name = by_name.where("from_topic IS NULL") if "from_topic" in log.columns else by_name
     keyed = _kept(told.asks.where("key IS NOT NULL"), run, "keyed")
-    changed = change_answers.changes(lines, keyed, by_name, clocks.error_ms)
+    changed = change_answers.changes(lines, keyed, by_name, fired, clocks.error_ms)
     over = story["groups"].where("over")
     found = verdict.verdicts(
         told.asks,
@@ -639,8 +640,9 @@ def read_states(spark: SparkSession, run: RunFolder) -> DataFrame:
 
 
 def _changed(
-    lines: DataFrame, fates: DataFrame, asks: DataFrame, summary: dict[str, Any]
-) -> dict[str, Any]:
+    run: RunFolder, lines: DataFrame, fates: DataFrame, asks: DataFrame, summary: dict[str, Any],
+    clocks: verdict.Clocks,
+) -> dict[str, Any]:  # fmt: skip
     """Return the changes by key and of existing timers, and answers with wrong counts."""
     order = ("op", "by", "on_conflict", "result")
     operations = change_answers.operations(lines).orderBy(*order).collect()
@@ -653,11 +655,13 @@ def _changed(
         ("undercounted", [row for row in over if row["told"] < row["least"]]),
     ):
         violations |= {name: len(wrong)} if wrong else {}
+    fired = lines.sparkSession.read.parquet(str(run.audit / "work/fired_answers"))
     return {
         "verdict": "VIOLATED" if violations else "OK",
         "violations": violations,
         "operations": [row.asDict() for row in operations],
         "overcounted": over,
+        "fired_answers": change_answers.fired_figures(fired, fates, clocks.error_ms),
     }
 
 

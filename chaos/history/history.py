@@ -42,7 +42,8 @@ no other timer.
 An outcome is `ok` (answered), `fail` (certainly without effect) or `unknown` (a timeout or a broken
 connection; the operation may have taken effect). A line with `unknown` has no ids or results. A
 line with `asked` has the fields of the request, no end_ms, and a `request`: a number that the line
-of the outcome repeats. Without such a line the outcome is unknown.
+of the outcome repeats. Without such a line the outcome is unknown. A line of an outcome with a
+`request` has `answered`, the next number: a request with a greater number followed that answer.
 
 **Marks.** If an answer is lost, no client knows the id of the timer. So a workload numbers its
 timers itself and puts the number into the first eight bytes of the payload: the *mark*, unique in a
@@ -117,7 +118,7 @@ SCHEMA: Final = (
     " key_prefix STRING, changed BIGINT, handed_out_ms BIGINT, delay_ms BIGINT, lease_ms BIGINT,"
     " said STRING, topic_id BIGINT, pending BIGINT, group_id BIGINT, to_offset BIGINT,"
     " request BIGINT, group_lease_ms BIGINT, max_attempts BIGINT, max_in_flight BIGINT,"
-    " payload_crcs ARRAY<BIGINT>, stream BIGINT"
+    " payload_crcs ARRAY<BIGINT>, stream BIGINT, answered BIGINT"
 )
 """The columns of all operations together, as a Spark schema."""
 CLOCK_ERROR: Final = "clock_error_ms"
@@ -344,11 +345,11 @@ class History(_Lines):
     def __init__(self, run: RunFolder, client: str) -> None:
         super().__init__(run.histories / f"{client}.jsonl")
         self._client = client
-        self._requests = itertools.count(time.time_ns())  # above those of an earlier process
+        self._numbers = itertools.count(time.time_ns())  # above those of an earlier process
 
     def asks(self, op: str, *, start_ms: int, **fields: Any) -> int:
         """Record an operation that is about to be sent; return its `request` number."""
-        request = next(self._requests)
+        request = next(self._numbers)
         self._line(op, start_ms=start_ms, outcome=OpOutcome.ASKED, request=request, **fields)
         return request
 
@@ -421,6 +422,8 @@ class History(_Lines):
     def _ended(self, op: str, span_ms: tuple[int, int], outcome: OpOutcome, **rest: Any) -> None:
         start_ms, end_ms = span_ms
         end_ms = max(start_ms, end_ms)  # the clock may have been set back
+        if "request" in rest:
+            rest["answered"] = next(self._numbers)
         self._line(op, start_ms=start_ms, end_ms=end_ms, outcome=outcome, **rest)
 
     def _line(self, op: str, **rest: Any) -> None:

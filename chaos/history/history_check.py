@@ -142,6 +142,7 @@ _ENDED: Final = {
     "end_ms": Field(MS, required=False),
     "outcome": Field(OUTCOME_OR_ASKED),
     "request": _OPTIONAL,
+    "answered": _OPTIONAL,
     **_DETAIL,
 }
 _TOPIC: Final = {"topic": Field(TOPIC)}
@@ -364,6 +365,9 @@ def _wrong_relations(
             yield "end_ms", given.get("end_ms"), f"{must}: outcome is {given['outcome']}"
         if asked and "request" not in given:
             yield "request", None, "must be there: outcome is asked"
+        if "answered" in given and (asked or given["answered"] <= given.get("request", _I64)):
+            above = f"must be above request ({given.get('request', 'absent')})"
+            yield "answered", given["answered"], f"{above}, in the line of an outcome"
     lists = [name for name, field in fields.items() if field.many and name in given]
     for name in lists[1:]:
         if len(given[name]) != len(given[lists[0]]):

@@ -101,12 +101,22 @@ class Planted:
             if line["op"] == "ack" and line["offsets"] == [mark]:
                 line["results"] = [result]
 
-    def cancel(self, mark: int, result: str | None, outcome: str = "ok", at_ms: int = 4) -> None:
+    def cancel(
+        self, mark: int, result: str | None, outcome: str = "ok", at_ms: int = 4, **order: Any
+    ) -> None:
         at_ms = DUE_MS + mark if result == "ALREADY_FIRED" else at_ms
         self.lines.append(
             {"op": "cancel", "client": "c", "outcome": outcome, "start_ms": 3, "end_ms": at_ms}
             | {"ids": [id_of(DUE_MS + mark, mark)], "results": result and [result]}
+            | order
         )
+
+    def asked_by(self, mark: int, client: str, request: int, index: int) -> None:
+        """Let it be the timer of a client's numbered request, logged at `index`; it fires next."""
+        self.change(mark, schedule_index=index, end_index=index + 1)
+        for line in self.lines:
+            if line["op"] == "schedule" and line["marks"] == [mark]:
+                line |= {"client": client, "request": request}
 
     def drop(self, mark: int, *ops: str, log: bool = False) -> None:
         """Take out what one timer's witnesses say."""
@@ -332,6 +342,10 @@ def violations() -> Case:
     expected |= {18: "cancelled_delivered", 19: "cancelled_delivered", 20: "cancel_untrue"}
     p.cancel(23, "NOT_FOUND", at_ms=DUE_MS + 23 + verdict.HORIZON_MS - 1)
     expected[23] = "cancel_untrue"
+    # Told to have fired, before a request that is in the log before the FIRE.
+    p.cancel(26, "ALREADY_FIRED", client="told", request=1, answered=2)
+    p.asked_by(27, "told", 3, 7)
+    expected[26] = "cancel_untrue"
     p.cancel(24, "DROPPED")
     p.pending(25, DUE_MS + 25)
     p.change(25, end="held")
@@ -434,7 +448,9 @@ def plant_reschedules(p: Planted, expected: dict[int, str], old: dict[int, str])
     p.move(9, "ALREADY_FIRED")
     old[9] = "reschedule_untrue"
     p.move(11, "ALREADY_CANCELLED")
-    expected[11] = "reschedule_untrue"
+    # Told to have fired, before a cancel that is in the log before the FIRE.
+    p.move(40, "ALREADY_FIRED", client="moved", request=1, answered=2)
+    expected |= dict.fromkeys((11, 40), "reschedule_untrue")
 
 
 def plant_keys(p: Planted, expected: dict[int, str]) -> None:
@@ -449,7 +465,7 @@ def plant_keys(p: Planted, expected: dict[int, str]) -> None:
     p.change(14, end="fired", end_index=5, ended_at_ms=DUE_MS + 14)
     p.give(14)
     p.cancelled(16)
-    p.cancel(16, "CANCELLED")
+    p.cancel(16, "CANCELLED", client="moved", request=3)
     expected |= dict.fromkeys((12, 14), "replaced_delivered") | {16: "conflict_untrue"}
     # A key that was taken: a timer all the same, by the answer or by a delivery; two pending.
     for mark in (18, 20, 22):
@@ -593,6 +609,27 @@ def test_filter_has_to_tell_of_what_no_other_request_of_its_kind_can_have_change
         )
 
 
+def test_answers_that_neither_the_log_nor_clocks_judge_are_counted(spark: SparkSession) -> None:
+    p = Planted(range(1, 7))
+    p.cancel(1, "ALREADY_FIRED", client="n", request=1, answered=2)
+    p.asked_by(6, "n", 3, 12)
+    p.cancel(2, "ALREADY_FIRED", client="n", request=4, answered=5)  # no later request
+    p.cancel(3, "ALREADY_FIRED", client="n")  # without a number
+    p.cancel(4, "ALREADY_FIRED", client="n", request=6, answered=7)
+    p.change(4, ended_at_ms=DUE_MS + 4 - ERROR_MS - 1)  # long before the answer
+    p.cancelled(5)
+    p.cancel(5, "ALREADY_FIRED", client="n", request=8, answered=9)  # untrue
+    lines = spark.createDataFrame(p.lines, history.SCHEMA)
+    log = spark.createDataFrame(p.fates, FATE)
+    fired = change_answers.fired_answers(lines, log).cache()
+    found = {row["seq"]: row["later_index"] for row in fired.collect()}
+    assert found == {1: 12, 2: None, 3: None, 4: None, 5: None}
+    figures = change_answers.fired_figures(fired, log, ERROR_MS)
+    assert figures == {"answers": 4, "unjudged": 2}
+    figures = change_answers.fired_figures(fired, log, None)
+    assert figures == {"answers": 4, "unjudged": 3}
+
+
 def honest() -> Case:
     """What only looks wrong."""
     p = Planted(range(1, 21))
@@ -620,7 +657,10 @@ def honest() -> Case:
     p.cancelled(4)
     p.cancel(4, "CANCELLED")
     p.cancel(4, "ALREADY_CANCELLED")
-    p.cancel(5, "ALREADY_FIRED")
+    # A request before the answer is in the log before the FIRE, one after the answer behind it.
+    p.cancel(5, "ALREADY_FIRED", client="honest", request=2, answered=3)
+    p.asked_by(1, "honest", 1, 7)
+    p.asked_by(2, "honest", 4, 10)
     p.cancel(12, "NOT_FOUND", at_ms=DUE_MS + 12 + verdict.HORIZON_MS)
     p.cancelled(6)
     p.cancel(6, None, "unknown")

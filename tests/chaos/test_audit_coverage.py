@@ -22,6 +22,7 @@ def told(
     acked: tuple[str, ...] = (),
     unjudged: int = 0,
     deliveries: int = 0,
+    fired: tuple[int, int] = (0, 0),
 ) -> list[str]:
     """Return the gaps of a run that lacks nothing else."""
     crcs = {"op": "deliver", "client": "c", "topic": "t", "group": "read", "payload_crcs": [1]}
@@ -31,6 +32,7 @@ def told(
     )
     summary = {
         "waits": {"unjudged": unjudged}, "delivered": deliveries, "redelivered": 0,
+        "fired_answers": {"answers": fired[0], "unjudged": fired[1]},
         "conservation": {"said": {"counts": 1, "digests": 1}}, "nodes": [], "files": [],
     }  # fmt: skip
     return not_looked_at(table, {"groups": groups}, summary, Clocks(0, 0, 0), ())
@@ -53,3 +55,9 @@ def test_excused_deliveries_are_a_gap_above_their_share(spark: SparkSession) -> 
     assert told(spark, unjudged=20, deliveries=100) == []
     gap = "whether 21 of 100 deliveries were late without a reason"
     assert told(spark, unjudged=21, deliveries=100) == [gap]
+
+
+def test_answers_that_nothing_judges_are_a_gap_above_their_share(spark: SparkSession) -> None:
+    assert told(spark, fired=(10, 2)) == []
+    gap = "whether 3 of 10 answers ALREADY_FIRED came after the firing"
+    assert told(spark, fired=(10, 3)) == [gap]

@@ -40,6 +40,18 @@ def test_short_payload_has_no_mark() -> None:
     assert mark_of(b"1234567") == MARK_NONE
 
 
+def test_requests_and_answers_are_numbered_in_their_order(run: RunFolder) -> None:
+    ids = ["0" * 24]
+    with History(run, "c1") as history:
+        first, second = (history.asks("cancel", start_ms=1, ids=ids) for _ in range(2))
+        history.cancel(
+            ids, results=["ALREADY_FIRED"], span_ms=(1, 2), outcome=OpOutcome.OK, request=first
+        )
+        third = history.asks("cancel", start_ms=1, ids=ids)
+    *_, answer, _ = read(run.histories / "c1.jsonl")
+    assert first < second < answer["answered"] < third
+
+
 def test_line_is_on_disk_when_the_call_returns(run: RunFolder) -> None:
     with History(run, "c1") as history:
         history.schedule(

@@ -42,6 +42,7 @@ def summary(**other: Any) -> dict[str, Any]:
         "files": [], "files_unread": [], "file_offenders": [], "not_looked_at": [],
         "log_offenders": [], "setting_offenders": [], "promise_offenders": [],
         "acks_unasked": None, "waits": {"long": 2, "unjudged": 1},
+        "fired_answers": {"answers": 9, "unjudged": 4},
         "run": {"failures": [], "left_out": [], "without": [], "not_struck": []},
         "holes": [], "thin": [],
         "operations": [{"op": "cancel", "by": "key", "on_conflict": "", "result": "CANCELLED",
@@ -276,6 +277,7 @@ def test_text_names_the_offenders_and_ends_with_the_verdict() -> None:
     assert "  verdict=lost id=id<1> mark=7 topic=a & b" in lines
     assert "  verdict=policy_lost topic=of rules told=2 logged=1" in lines
     assert "  verdict=nack_lost topic=of nacks queue_offset=8" in lines
+    assert "4 of 9 answers ALREADY_FIRED, close to the firing: not judged" in lines
     assert lines[-1] == (
         "verdict: VIOLATED kills=1 failovers=1 scheduled=5 fired=3 delivered=3 cancelled=1"
         " redelivered=0 lost=1 duplicated=0 early=0"

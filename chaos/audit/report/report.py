@@ -89,6 +89,9 @@ def describe(report: Report) -> Iterator[str]:
     for row in s["operations"]:
         how = " ".join(filter(None, (row["op"], "by", row["by"], row["on_conflict"])))
         yield f"{how}: {row['result']} {row['n']:,}"
+    if unjudged := s["fired_answers"]["unjudged"]:
+        answers = s["fired_answers"]["answers"]
+        yield f"{unjudged:,} of {answers:,} answers ALREADY_FIRED, close to the firing: not judged"
     yield "timers: " + ", ".join(f"{name} {n:,}" for name, n in sorted(s["verdicts"].items()))
     yield from _offenders(s)
     yield from (f"not judged: {what}" for what in s["not_looked_at"])

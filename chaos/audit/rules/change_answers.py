@@ -15,6 +15,7 @@ from chaos.audit.rules.client_tables import id_parts, name_of, or_nulls
 from chaos.audit.rules.node_logs import no
 
 _ENDLESS: Final = (1 << 63) - 1
+_OF_LINE: Final = ("client", "topic", "outcome", "start_ms", "end_ms", "request", "answered")
 
 
 class ChangeTables(NamedTuple):
@@ -29,14 +30,23 @@ class ChangeTables(NamedTuple):
 
 
 def changes(
-    lines: DataFrame, asks: DataFrame, log: DataFrame, clock_error_ms: int | None = None
-) -> ChangeTables:
+    lines: DataFrame, asks: DataFrame, log: DataFrame, fired: DataFrame,
+    clock_error_ms: int | None = None,
+) -> ChangeTables:  # fmt: skip
     """Return what `lines` say; `asks` as from `client_tables.asked`, `log`: the fates.
 
-    `clock_error_ms`: the clients' clocks and the cluster's differ by at most this; None: unknown.
+    `fired` as from `fired_answers`. `clock_error_ms`: the clients' clocks and the cluster's differ
+    by at most this; None: unknown.
     """
     named = tried(lines, asks)
-    return ChangeTables(named, moves(lines), flags(lines, asks, log, named, clock_error_ms))
+    later = fired.groupBy("seq").agg(
+        *(
+            F.min(F.when(F.col("what") == what, F.col("later_index"))).alias(f"{what}_later_index")
+            for what in ("cancel", "move")
+        )
+    )
+    flagged = flags(lines, asks, log, named, clock_error_ms)
+    return ChangeTables(named.join(later, "seq", "left"), moves(lines), flagged)
 
 
 def named(lines: DataFrame, asks: DataFrame) -> DataFrame:
@@ -64,9 +74,8 @@ def _each(lines: DataFrame, op: str, name: str, *lists: str) -> DataFrame:
     """Return one row per element of list `name` of the lines that have it."""
     columns = [or_nulls(each, "bigint" if each == "due_ms" else "string") for each in lists]
     rows = lines.where((F.col("op") == op) & F.col(name).isNotNull()).withColumn("n", F.size(name))
-    return rows.select(
-        "topic", "outcome", "start_ms", "end_ms", F.inline(F.arrays_zip(F.col(name), *columns))
-    ).toDF("topic", "outcome", "start_ms", "end_ms", name, *lists)
+    each = F.inline(F.arrays_zip(F.col(name), *columns))
+    return rows.select(*_OF_LINE, each).toDF(*_OF_LINE, name, *lists)
 
 
 def tried(lines: DataFrame, asks: DataFrame) -> DataFrame:
@@ -77,13 +86,7 @@ def tried(lines: DataFrame, asks: DataFrame) -> DataFrame:
     *_missing_ms and *_fired_ms: the first time when an answer was that there is no such timer, or
     that it had fired. `replace_ok`: the number of schedules that were answered as replacing it.
     """
-    named = [
-        _each(lines, op, "ids", "results").select(
-            F.lit(what).alias("what"), "outcome", "end_ms", "ids", "results"
-        )
-        for op, what in (("cancel", "cancel"), ("reschedule", "move"))
-    ]
-    rows = named[0].unionByName(named[1]).select("*", id_parts("ids")[1].alias("seq"))
+    rows = _of_ids(lines)
     taken = asks.where("told = 'REPLACED'").select(
         F.lit("replace").alias("what"), F.col("existing_seq").alias("seq")
     )
@@ -111,6 +114,64 @@ def tried(lines: DataFrame, asks: DataFrame) -> DataFrame:
     replaced = F.count_if(F.col("what") == "replace").alias("replace_ok")
     both = rows.unionByName(taken, allowMissingColumns=True)
     return both.groupBy("seq").agg(*counts, *times, replaced)
+
+
+def _of_ids(lines: DataFrame) -> DataFrame:
+    """Return one row per timer of the cancels and reschedules by id: what, seq, results, …"""
+    named = [
+        _each(lines, op, "ids", "results").withColumn("what", F.lit(what))
+        for op, what in (("cancel", "cancel"), ("reschedule", "move"))
+    ]
+    return named[0].unionByName(named[1]).withColumn("seq", id_parts("ids")[1])
+
+
+def fired_answers(lines: DataFrame, fates: DataFrame) -> DataFrame:
+    """Return the answers ALREADY_FIRED about timers named by id: what, seq, end_ms, later_index.
+
+    `later_index`: the lowest log entry of a request that the same client made after the answer.
+    A FIRE behind that entry proves the answer untrue, without any clock: `request` and `answered`
+    are numbers of one sequence. Null: no such entry is known.
+    """
+    named = _of_ids(lines)
+    answers = named.where("results = 'ALREADY_FIRED'").select(
+        "client", F.col("answered").alias("number"), "what", "seq", "end_ms"
+    )
+    clients = F.broadcast(answers.where("number IS NOT NULL").select("client").distinct())
+    made = lines.where("op = 'schedule' AND request IS NOT NULL")
+    made = made.select("client", "request", F.col("marks")[0].alias("mark"))
+    done = named.where(
+        "request IS NOT NULL AND results = if(what = 'cancel', 'CANCELLED', 'RESCHEDULED')"
+    ).select("client", "request", "what", "seq")
+    ended = F.when(F.col("end").isin("cancelled", "rescheduled"), F.col("end_index"))
+    entries = [
+        made.join(clients, "client", "left_semi")
+        .join(fates.select("mark", F.col("schedule_index").alias("index")), "mark")
+        .select("client", "request", "index"),
+        done.join(clients, "client", "left_semi")
+        .join(fates.select("seq", ended.alias("index")), "seq")
+        .select("client", "request", "index"),
+    ]
+    points = answers.unionByName(
+        entries[0].unionByName(entries[1]).withColumnRenamed("request", "number"),
+        allowMissingColumns=True,
+    )
+    later = F.min("index").over(Window.partitionBy("client").orderBy(F.desc("number")))
+    later = F.when(F.col("number").isNotNull(), later).alias("later_index")
+    return points.select("what", "seq", "end_ms", later).where("what IS NOT NULL")
+
+
+def fired_figures(fired: DataFrame, fates: DataFrame, clock_error_ms: int | None) -> dict[str, int]:
+    """Return how many answers ALREADY_FIRED about fired timers there are, and are not judged.
+
+    An answer is judged by a later entry of its client, or by clocks if it came long before the
+    firing or after it. `fired` as from `fired_answers`.
+    """
+    both = F.broadcast(fired).join(fates.where("end = 'fired'").select("seq", "ended_at_ms"), "seq")
+    near = F.abs(F.col("end_ms") - F.col("ended_at_ms")) <= F.lit(clock_error_ms)
+    unjudged = F.col("later_index").isNull() & F.coalesce(near, ~no())
+    row = both.agg(F.count("*"), F.count_if(unjudged)).first()
+    assert row is not None
+    return {"answers": row[0], "unjudged": row[1]}
 
 
 def moves(lines: DataFrame) -> DataFrame:

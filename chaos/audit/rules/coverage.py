@@ -15,7 +15,8 @@ from chaos.audit.rules.verdict import Clocks
 
 UNKNOWN_SHARE_MAX: Final = 0.2
 """Greatest share of schedules without a known outcome, on which P1 is silent. Also the greatest
-share of late deliveries with an excuse, as the excuse may explain a part of the wait only."""
+share of late deliveries with an excuse, as the excuse may explain a part of the wait only, and of
+answers ALREADY_FIRED that neither the log nor clocks can judge."""
 SHOWN_MAX: Final = 5
 
 
@@ -60,6 +61,12 @@ def not_looked_at(
     if unjudged > UNKNOWN_SHARE_MAX * deliveries:
         found.append(
             f"whether {unjudged:,} of {deliveries:,} deliveries were late without a reason"
+        )
+    fired = summary["fired_answers"]
+    if fired["unjudged"] > UNKNOWN_SHARE_MAX * fired["answers"]:
+        found.append(
+            f"whether {fired['unjudged']:,} of {fired['answers']:,} answers ALREADY_FIRED came"
+            " after the firing"
         )
     if not summary["conservation"]["said"]["counts"]:
         found.append("nodes' own counts: states.jsonl has none")

@@ -490,6 +490,7 @@ def _untrue(what: str, end: str, error_ms: Column) -> Column:
     return _any(
         known & (c(f"{what}_fired") > 0) & (c("end") != "fired"),
         known & (c(f"{what}_fired_ms") + error_ms < c("ended_at_ms")),
+        known & (c(f"{what}_later_index") < c("end_index")),
         (c(f"{what}_already") > 0) & ~ended,
         (c(f"{what}_dropped") > 0) & (c("end") != "dropped"),
         c(f"{what}_missing_ms").isNotNull() & (c("end") == "held"),
