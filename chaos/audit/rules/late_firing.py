@@ -1,13 +1,15 @@
 """Late firings without an excuse: the second half of P3.
 
     late  P3  fired more than LATE_MS after it was due, or after it was scheduled if that was
-              later, and no excuse overlaps the wait
+              later; time that is excused does not count
 
 All times are those of the log, on the cluster's clock. The excuses are:
 
 - a fault of the timeline, and its recovery
 - a change of leader, by the log
-- a pause of the topic, and the release after it
+- a backlog after one of these: RATE timers per millisecond
+- a pause of the topic, and the release after it: it excuses the whole wait, because the release
+  takes longer for a larger topic
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,6 +24,9 @@ LATE_MS: Final = 5_000
 """Far more than the tick, the commit and a full queue of due timers take on a slow machine."""
 AFTER_MS: Final = 5_000
 """An excuse lasts this much longer than its cause, because overdue timers fire in order."""
+
+RATE: Final = 10
+"""Timers per millisecond that a cluster with a backlog fires, at least."""
 
 Stretch = tuple[int, int]
 """[from, to), Unix milliseconds."""
@@ -55,20 +60,40 @@ def late(found: DataFrame, excused: Sequence[Stretch], pauses: DataFrame) -> Dat
 
     `found`: the verdict table. `pauses`: the replay's table: topic, from_ms, until_ms.
     """
-    spark = found.sparkSession
     since = F.greatest("due_ms", "scheduled_at_ms").alias("since_ms")
     times = ("due_ms", "scheduled_at_ms", "ended_at_ms")
-    waits = found.where("end = 'fired' AND from_topic IS NULL")
-    waits = waits.select("seq", "mark", "topic", *times, since)
-    waits = waits.where(F.col("ended_at_ms") - F.col("since_ms") > LATE_MS)
-    within = spark.createDataFrame([*excused], "start_ms BIGINT, end_ms BIGINT")
-    overlaps = (F.col("start_ms") < F.col("ended_at_ms")) & (F.col("end_ms") > F.col("since_ms"))
+    fired = found.where("end = 'fired' AND from_topic IS NULL")
+    waits = fired.select("seq", "mark", "topic", *times, since)
+    waits = waits.withColumn("late_ms", F.col("ended_at_ms") - F.col("since_ms"))
+    excuses = found.sparkSession.createDataFrame(
+        [([*excused],)], "excuses ARRAY<STRUCT<start_ms: BIGINT, end_ms: BIGINT>>"
+    )
+    excused_ms = F.expr(
+        "aggregate(excuses, 0L, (sum, each) -> sum + greatest(0L,"
+        " least(each.end_ms, ended_at_ms) - greatest(each.start_ms, since_ms)))"
+    )
+    waits = waits.where(F.col("late_ms") > LATE_MS).crossJoin(F.broadcast(excuses))
+    waits = waits.withColumn("excused_ms", excused_ms).drop("excuses")
+    waits = waits.where(F.col("late_ms") - F.col("excused_ms") > LATE_MS)
     paused = pauses.withColumnRenamed("topic", "of")
     was_paused = (
         (F.col("of") == F.col("topic"))
         & (F.col("from_ms") < F.col("ended_at_ms"))
         & (F.col("until_ms") + AFTER_MS > F.col("since_ms"))
     )
-    left = waits.join(F.broadcast(within), overlaps, "left_anti")
-    left = left.join(F.broadcast(paused), was_paused, "left_anti")
-    return left.withColumn("late_ms", F.col("ended_at_ms") - F.col("since_ms")).drop("since_ms")
+    left = waits.join(F.broadcast(paused), was_paused, "left_anti").cache()
+    if left.where("excused_ms > 0").head(1):
+        left = _beyond_backlog(left, fired)
+    return left.drop("since_ms", "excused_ms")
+
+
+def _beyond_backlog(waits: DataFrame, fired: DataFrame) -> DataFrame:
+    """Return the waits without those that a backlog after an excuse explains."""
+    second = F.expr("ended_at_ms DIV 1000").alias("second")
+    seconds = fired.groupBy(second).agg(F.count("*").alias("n"))
+    within = F.expr("second BETWEEN since_ms DIV 1000 AND ended_at_ms DIV 1000")
+    each = waits.join(F.broadcast(seconds), within).groupBy(*waits.columns)
+    rows = each.agg(F.sum("n").alias("came"))
+    backlog_ms = F.when(F.col("excused_ms") > 0, F.col("came") / RATE).otherwise(0)
+    late_ms = F.col("late_ms") - F.col("excused_ms") - backlog_ms
+    return rows.where(late_ms > LATE_MS).drop("came")
