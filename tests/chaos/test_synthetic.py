@@ -13,8 +13,8 @@ from chaos.audit import job
 from chaos.audit.columns import sieve
 from chaos.audit.rules.verdict import FINE, VIOLATIONS
 from chaos.history.history import RunFolder
-from chaos.synthetic.synthetic_files import ids_of
-from chaos.synthetic.synthetic_world import (
+from tests.chaos.synthetic.synthetic_files import ids_of
+from tests.chaos.synthetic.synthetic_world import (
     MOVE_EVERY,
     PLANTS,
     REJECT_EVERY,

@@ -1,11 +1,11 @@
-"""`python -m chaos.synthetic FOLDER --timers N`."""
+"""`python -m tests.chaos.synthetic FOLDER --timers N`."""
 
 import argparse
 import sys
 import time
 from pathlib import Path
 
-from chaos.synthetic.synthetic_world import PLANTS, SyntheticPlan, SyntheticWorld
+from tests.chaos.synthetic.synthetic_world import PLANTS, SyntheticPlan, SyntheticWorld
 
 
 def counts(text: str) -> dict[str, int]:
@@ -17,7 +17,7 @@ def counts(text: str) -> dict[str, int]:
 def main() -> int:
     """Write one synthetic run."""
     parser = argparse.ArgumentParser(
-        prog="python -m chaos.synthetic",
+        prog="python -m tests.chaos.synthetic",
         description="write a synthetic run's folder",
         epilog=f"kinds of defects: {', '.join(PLANTS)}",
     )

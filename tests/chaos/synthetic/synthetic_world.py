@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chaos.history.history import FaultTimeline, RunFolder
-from chaos.synthetic.synthetic_files import Client, Logs, ids_of, write_json
+from tests.chaos.synthetic.synthetic_files import Client, Logs, ids_of, write_json
 from timer.entries import payloads
 from timer.entries.entry_frame import EntryKind
 from timer.entries.payloads import CreateGroup, Fire, GroupOp, GroupSettings, GroupStart, Op
