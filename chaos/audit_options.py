@@ -15,13 +15,13 @@ def add_check_history(parser: argparse.ArgumentParser) -> None:
 
 
 LIVE: Final = (
-    ("--checkpoint", Path, "folder of the job's state (default: <DIR>.checkpoint)"),
+    ("--checkpoint", Path, "folder for the job's own files (default: <DIR>.checkpoint)"),
     ("--alerts", Path, "folder of the alerts (default: <DIR>.alerts)"),
-    ("--overdue-ms", int, "an overdue timer counts as lost after this time (default: 5000)"),
+    ("--overdue-ms", int, "a timer is late, a message lost, after this time (default: 5000)"),
     (
         "--horizon-ms",
         int,
-        "time after the due time until an ended timer is forgotten (default: 600000)",
+        "a message that came is forgotten after this time (default: 600000)",
     ),
     ("--stalled-ms", int, "alert if export, log or witness stand still this long (default: 10000)"),
     ("--trigger", str, "time between batches (default: 1 second)"),

@@ -1,17 +1,17 @@
 """Follow: the committed entries of a running cluster, read from its nodes' log files as they grow.
 
-    n1/log  ...........=====......        each tail reads from the last entry that it has passed;
-    n2/log  ...........=====...           what a majority holds is committed and handed on, once;
-    n3/log  ...........==                 what a node holds otherwise is told
+    n1/log  ...........=====......        a tail reads on from the last entry that it has passed
+    n2/log  ...........=====...           entries of a majority are committed and returned, once
+    n3/log  ...........==                 a node with another entry is reported
 
-Reading only, from outside: nothing of the product runs here, and a node never notices. The last
-frame of a file may be half written (wait), an uncommitted suffix may be cut and replaced (read
-anew: a tail never passes what is not committed), old segments are removed (a later one is found).
+The follower only reads files, so a node does not notice it. The last frame of a file may be half
+written; then the tail waits. An uncommitted suffix may be cut and replaced; a tail passes committed
+entries only, so it reads the new suffix. Old segments are removed; the tail finds a later one.
 
-**What is committed.** Seen from the files of all voters, entry (index, epoch) is, when a majority
-holds it and every log that knows a later epoch holds it too: whoever leads next counts a majority,
-takes the greatest (epoch, index) in it, and finds the entry below (replication/core/core.py). With
-one node's log alone that can't be seen; then the node's own word is asked for (`applied`).
+**Commitment.** In the files of all voters an entry (index, epoch) is committed if a majority holds
+it, and every log with a later epoch holds it too. The next leader counts a majority and takes the
+greatest (epoch, index) in it, so it finds the entry below (replication/core/core.py). The log of
+one node does not show this. Then the node itself is asked (`applied`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,17 +20,16 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from timer.entries import entry_frame
-from timer.entries.entry_frame import Damage, Entry
+from timer.entries.entry_frame import Damage
 from timer.files import segment
 from timer.files.disk import Disk, RealDisk
 from timer.model.timer_errors import CorruptFileError
 from timer.model.units import Epoch, LogIndex
 
 WINDOW_SIZE: Final = 16 << 20
-"""Bytes that one look at one log reads at most, one frame more or less."""
+"""The most bytes that one look reads of one log, one frame more or less."""
 COMPARED_MAX: Final = 1 << 18
-"""Entries that a node may be behind and still be compared; what is further back is skipped."""
+"""The most entries by which a node may be behind and still be compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +46,16 @@ class FollowedFrame:
 
 
 class FollowedWindow(NamedTuple):
-    """What one log holds after what was passed."""
+    """The entries of one log after the passed ones."""
 
     held: list[FollowedFrame]
     full: bool
-    """There is more of it."""
+    """The log has more entries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """A node holds something else than what was committed."""
+    """A node holds another entry than the committed one."""
 
     node: str
     index: LogIndex
@@ -64,7 +63,7 @@ class Divergence:
 
 
 class LogGone(Exception):
-    """The log no longer has the entry that comes next: its segments were removed."""
+    """The segments with the next entry were removed from the log."""
 
 
 class LogTail:
@@ -72,7 +71,7 @@ class LogTail:
 
     def __init__(self, log: Path, first: LogIndex, disk: Disk) -> None:
         self.next = first
-        """The first entry that was not passed."""
+        """The first entry that is not passed yet."""
         self._log = log
         self._disk = disk
         self._at: tuple[Path, int] | None = None
@@ -86,7 +85,7 @@ class LogTail:
         for _ in range(2):
             try:
                 return self._window(size)
-            except FileNotFoundError:  # removed since: it is in no file, or in a later one
+            except FileNotFoundError:  # the segment was removed meanwhile
                 self._at = None
         return FollowedWindow([], full=False)
 
@@ -114,7 +113,7 @@ class LogTail:
             path, position = following, segment.HEADER_SIZE
 
     def _is_born(self, path: Path) -> bool:
-        """Return whether there is such a segment, its header written."""
+        """Return whether a segment exists with a whole header."""
         try:
             segment.decode_header(path, self._disk.read(path, 0, segment.HEADER_SIZE))
         except (CorruptFileError, FileNotFoundError):
@@ -129,24 +128,24 @@ class LogTail:
         return segment.path_of(self._log, max(before, default=LogIndex(1)))
 
     def firsts(self) -> list[LogIndex]:
-        """Return the first entries of the segments that there are, in order."""
+        """Return the indexes of the first entries of the existing segments, in order."""
         names = self._disk.list_dir(self._log) if self._disk.exists(self._log) else []
         return sorted(first for name in names if (first := segment.first_of(name)) is not None)
 
     def has_passed(self, last: FollowedFrame) -> None:
-        """Go on after `last`."""
+        """Continue after `last`."""
         self.next, self._at = LogIndex(last.index + 1), (last.path, last.end)
 
     def skip_to(self, index: LogIndex) -> None:
-        """Go on with entry `index`, wherever it lies."""
+        """Continue with entry `index`, in any segment."""
         self.next, self._at = index, None
 
 
 def committed(windows: Sequence[FollowedWindow], majority: int) -> tuple[LogIndex, Epoch] | None:
-    """Return the last entry that is certainly committed; None: none of those in the windows.
+    """Return the last entry in the windows that is certainly committed, or None.
 
-    `windows` are those of all voters. One that is full knows of no epoch beyond it, so that it is
-    taken to know a later one: the entry has to be in it.
+    `windows` are those of all voters. A full one may know a later epoch beyond its end, so it must
+    hold the entry.
     """
     lasts = [{each.epoch: each.index for each in window.held} for window in windows]
     for epoch in sorted({epoch for last in lasts for epoch in last}, reverse=True):
@@ -163,7 +162,7 @@ def committed(windows: Sequence[FollowedWindow], majority: int) -> tuple[LogInde
 
 
 class Follower:
-    """The committed entries of the cluster whose logs these are, from one entry on."""
+    """The committed entries of a cluster, from one entry on."""
 
     def __init__(
         self,
@@ -176,10 +175,10 @@ class Follower:
         """Begin with entry `first`.
 
         Args:
-            logs: node -> its log's folder: of all voters, or of one.
-            first: the first entry to hand on.
-            applied: what that one node says that it has applied.
-            disk: where the logs lie.
+            logs: node -> the folder of its log: of all voters, or of one.
+            first: the first entry to return.
+            applied: returns the index up to which that one node has applied the log.
+            disk: the disk with the logs.
         """
         assert (len(logs) == 1) or applied is None, "a node's word counts for its own log"
         self._tails = {node: LogTail(log, first, disk or RealDisk()) for node, log in logs.items()}
@@ -187,23 +186,22 @@ class Follower:
         self._majority = len(logs) // 2 + 1
         self._passed: dict[LogIndex, tuple[Epoch, int]] = {}
         self.next = first
-        """The first entry that was not handed on."""
+        """The first entry that is not returned yet."""
 
-    def poll(self) -> tuple[list[Entry], list[Divergence]]:
-        """Return the entries that are committed since, in order, and what contradicts them.
+    def poll(self) -> tuple[list[FollowedFrame], list[Divergence]]:
+        """Return the entries committed since the last call, in order, and nodes that differ.
 
         Raises:
             LogGone: no log has the next entry any more.
-            UnknownVersion: a frame of another version.
         """
         windows = {node: self._window(tail) for node, tail in self._tails.items()}
-        entries = [*self._hand_on(windows)]
+        frames = [*self._committed_since(windows)]
         found = [each for node in windows for each in self._compare(node, windows[node])]
         slowest = min(tail.next for tail in self._tails.values())
         keep = max(slowest, self.next - COMPARED_MAX)
         for index in [*takewhile(lambda index: index < keep, self._passed)]:
             del self._passed[index]
-        return entries, found
+        return frames, found
 
     def _window(self, tail: LogTail) -> FollowedWindow:
         oldest = next(iter(self._passed), self.next)
@@ -217,7 +215,7 @@ class Follower:
                 raise
             return FollowedWindow([], full=False)
 
-    def _hand_on(self, windows: Mapping[str, FollowedWindow]) -> Iterator[Entry]:
+    def _committed_since(self, windows: Mapping[str, FollowedWindow]) -> Iterator[FollowedFrame]:
         end = self._committed([*windows.values()])
         if end is None or end[0] < self.next:
             return
@@ -227,9 +225,7 @@ class Follower:
                 have[0].index == self.next
             ):
                 for each in takewhile(lambda each: each.index <= end[0], have):
-                    parsed = entry_frame.frame_at(each.frame, 0)
-                    assert isinstance(parsed, Entry), parsed
-                    yield parsed
+                    yield each
                     self._passed[each.index] = (each.epoch, each.crc32)
                     self.next = LogIndex(each.index + 1)
                 return
@@ -237,19 +233,19 @@ class Follower:
     def _committed(self, windows: Sequence[FollowedWindow]) -> tuple[LogIndex, Epoch] | None:
         if self._applied is None:
             return committed(windows, self._majority)
-        # Asked after the log was read: what it names and the window lacks waits for the next look.
+        # Entries that were appended after the window was read wait for the next look.
         known = self._applied()
         mine = [(each.index, each.epoch) for each in windows[0].held if each.index <= known]
         return mine[-1] if mine else None
 
     def _compare(self, node: str, window: FollowedWindow) -> Iterator[Divergence]:
-        """Let a tail pass what is committed; tell what is not the same."""
+        """Let a tail pass the committed entries; yield its differing ones."""
         tail = self._tails[node]
         last: FollowedFrame | None = None
         for each in takewhile(lambda each: each.index < self.next, window.held):
             epoch, crc32 = self._passed.get(each.index, (each.epoch, each.crc32))
             if each.epoch < epoch:
-                break  # what a deposed leader appended: the node cuts it when it is back
+                break  # a deposed leader appended it: the node will cut it
             if (each.epoch, each.crc32) != (epoch, crc32):
                 detail = f"epoch {each.epoch} crc {each.crc32:08x}, not {epoch} {crc32:08x}"
                 yield Divergence(node, each.index, detail)

@@ -1,486 +1,396 @@
-"""The judge of the live audit: what is wrong with a share of the timers, from exported events.
+"""The judge of the live audit: the log by the oracle, against the messages of a witness.
 
-Pure: no clock, no file, no Spark. `step` takes the events that came since
-(chaos/live/exported_events.py) and returns the alerts that follow; a timer is alerted of once per
-kind.
+`step` takes the events that came since (chaos/live/exported_events.py), applies the entries to the
+oracle's story (chaos/oracle/story.py), and returns violations. Their names are those of the audit
+(docs/audit.md). The judge has no clock, no file and no Spark. Its time is the log's.
 
-    lost        due, and longer than `overdue_ms` nothing came of it:
-                  no FIRE covers it, though this epoch's leader had that long; or one does, and
-                  the witness of its topic has been given what fired so much later
-    late        was lost, and came after all
-    duplicate   one timer, two queue offsets
-    early       fired before its due time
-    cancelled   given, although its cancel took effect
-    diverged    given, but not in the log as such; or a node's log holds something else
-    held, dropped, deleted, expired
-                fired or given, although its topic, or its time to live, forbids it (standing.py)
+    story ── fates, dead letters ──► queues: one row per fired message, by topic and offset
+    witness ── messages ───────────►   each must lie in the story's queue, at its offset
+    witness's group in the story ──►   each must come before it is acked, unless it expires
 
-**What a row waits for.** The log's promise (a FIRE whose read time covers it) counts from when it
-was seen in the log's clock; the witness counts from there, by its own progress (REACH), so that
-neither an outage nor a backlog looks like a loss. A topic that no witness reads is judged by the
-log's promise alone. Cancels that may have come too late excuse both outcomes. What a paused topic
-holds is not judged until it has gone on, and had the time to let go of it.
+**Waits.** A message is lost if the witness did not receive it, though it received messages that
+fired OVERDUE later, and the leader had as long. A delivered message is judged when the log's clock
+has passed the time of its delivery: all entries before it are known then.
 
-**State.** Rows lie in chunks by due time, on a shelf that the caller keeps; a step touches the
-chunks of its events and those whose time has come. A row stays until it has ended and
-`horizon_ms` has passed since its due time: the state holds what is pending or held, what was
-cancelled and is not due yet, and the last minutes. A second firing later than that is told from a
-redelivery of the first by its firing time.
+**Memory.** The story holds pending timers (it spills those beyond four million), held ones, and
+keys. A queue's row stays until its message came or ended, and `horizon_ms` has passed since then.
 """
 
-import dataclasses
-import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Final, NamedTuple, Protocol
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from chaos.live.exported_events import OF_TOPICS, Columns, EventKind
-from chaos.live.standing import NEVER, Standing, Standings
+from chaos.live.exported_events import WITNESS_GROUP, EventKind
+from chaos.oracle.group_story import GroupStory
+from chaos.oracle.held_story import RELEASE_MS
+from chaos.oracle.pending_rows import I64, Rows
+from chaos.oracle.story import (
+    CANCELLED,
+    ENDS,
+    FIRED,
+    REPLACED,
+    RESCHEDULED,
+    LogStory,
+)
+from timer.entries import entry_frame
+from timer.entries.entry_frame import Entry, EntryKind
 
-CHUNK_BITS: Final = 14
-"""A chunk spans 2**14 ms of due time."""
 HORIZON_MS: Final = 600_000
+OVERDUE_MS: Final = 5_000
 
-ROW: Final = np.dtype(
+MESSAGE: Final = np.dtype(
     [
         ("seq", "<i8"),
         ("due_ms", "<i8"),
-        ("since_ms", "<i8"),  # when it could fire: its due time, or when it was scheduled
-        ("ended_ms", "<i8"),  # of what was given: when it was handed out last
-        ("queue_offset", "<i8"),
-        ("fired_at_ms", "<i8"),
-        ("topic", "<u4"),
-        ("flags", "<u4"),
+        ("fired_ms", "<i8"),
+        ("ended_ms", "<i8"),  # when the witness's group acked it, or it expired there; 0: neither
+        ("came", "?"),  # the witness received it
+        ("expired", "?"),
+        ("lost", "?"),  # reported as lost
+        ("excused", "?"),  # the witness need not receive it
     ]
 )
-IN_LOG: Final = 1
-CANCELLED: Final = 2
-RACED: Final = 4
-GIVEN: Final = 8
-SETTLED: Final = 16
-"""Fired by the log's promise, and no witness was there to be given it."""
-EXCUSED: Final = 32
-"""It was dropped or has expired, or may be; or its topic is gone."""
-LOST: Final = 256
-DUPLICATE: Final = 512
-EARLY: Final = 1024
-STRAY: Final = 2048
-UNCANCELLED: Final = 4096
-WRONG: Final = {"held": 8192, "dropped": 16384, "deleted": 32768, "expired": 65536}
-_ENDED: Final = CANCELLED | RACED | GIVEN | SETTLED | EXCUSED
+ENDED: Final = np.dtype([("seq", "<i8"), ("end", "<i8")])
+_DELIVERED: Final = {
+    CANCELLED: "cancelled_delivered",
+    REPLACED: "replaced_delivered",
+    RESCHEDULED: "rescheduled_delivered",
+}
+_GIVEN: Final = ("seq", "due_ms", "queue_offset", "fired_at_ms", "handed_out_ms", "topic")
 
-Rows = npt.NDArray[np.void]
-Mask = npt.NDArray[np.bool_]
-Stands = list[tuple[npt.NDArray[np.intp], Standing]]
-"""Where the rows of one topic are, in order, and what is known of it."""
+Columns = dict[str, npt.NDArray[Any]]
 
 
-class Alert(NamedTuple):
-    """Something is wrong."""
+class Violation(NamedTuple):
+    """One broken promise."""
 
     kind: str
     seq: int
+    """0: it concerns no single timer."""
     topic: str
     due_ms: int
     clock_ms: int
-    """The log's clock when it was found."""
+    """The log's clock at the finding."""
     detail: str
 
 
-class Shelf(Protocol):
-    """Chunks of rows, by number."""
-
-    def get(self, chunk: int) -> bytes | None:
-        """Return a chunk; None: there is none."""
-
-    def put(self, chunk: int, rows: bytes) -> None:
-        """Keep a chunk in place of what there was."""
-
-    def remove(self, chunk: int) -> None:
-        """Forget a chunk."""
-
-
 @dataclass(slots=True)
-class WitnessReach:
-    """How far the witness of a topic has come."""
+class WatchedQueue:
+    """The last messages of one topic, at consecutive offsets."""
 
-    since_ms: int
-    read_ms: int
+    base: int = 0
+    """The offset of the first row."""
+    group: int = 0
+    """The id of the witness's group at the last step; 0: none."""
+    rows: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, MESSAGE))
+    _new: list[npt.NDArray[np.void]] = field(default_factory=list)
 
+    def add(self, fired: Rows, at_ms: int) -> None:
+        """Add fired messages, at the next offsets."""
+        rows = np.zeros(len(fired), MESSAGE)
+        rows["seq"], rows["due_ms"], rows["fired_ms"] = fired["seq"], fired["due_ms"], at_ms
+        self._new.append(rows)
 
-@dataclass(slots=True)
-class JudgeState:
-    """What a judge remembers beside its rows."""
+    def settle(self) -> None:
+        """Join the new rows to the others."""
+        if self._new:
+            self.rows, self._new = np.concatenate([self.rows, *self._new]), []
 
-    clock_ms: int = 0
-    read_ms: int = 0
-    epoch_since_ms: int = 0
-    first_seq: int = 0
-    last_seq: int = 0
-    topics: list[tuple[int, str]] = field(default_factory=list)
-    """(number, name); the number is 0 where only the name is known."""
-    standings: Standings = field(default_factory=Standings)
-    reaches: dict[str, WitnessReach] = field(default_factory=dict)
-    fires: list[tuple[int, int]] = field(default_factory=list)
-    """(log's clock, read time covered then), the last while."""
-    visits: dict[int, int] = field(default_factory=dict)
-    """Chunk -> when to look at it again."""
+    def places(self, offsets: I64) -> tuple[I64, npt.NDArray[np.bool_]]:
+        """Return the places of offsets in `rows`, and whether they are there."""
+        at = offsets - self.base
+        return at, (at >= 0) & (at < len(self.rows))
 
-    def dumps(self) -> bytes:
-        """Return the head as bytes."""
-        visits = np.array([*self.visits.items()], np.int64).reshape(-1, 2)
-        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        del fields["visits"]
-        fields["standings"] = self.standings.dumps()
-        fields["reaches"] = {topic: asdict(reach) for topic, reach in self.reaches.items()}
-        text = json.dumps(fields).encode()
-        return len(text).to_bytes(4, "little") + text + visits.tobytes()
-
-    @classmethod
-    def loads(cls, data: bytes) -> "JudgeState":
-        """Return what `dumps` wrote."""
-        end = 4 + int.from_bytes(data[:4], "little")
-        fields = json.loads(data[4:end])
-        fields["reaches"] = {k: WitnessReach(**v) for k, v in fields["reaches"].items()}
-        fields["topics"] = [(number, name) for number, name in fields["topics"]]
-        fields["standings"] = Standings.loads(fields["standings"])
-        fields["fires"] = [(at, read) for at, read in fields["fires"]]
-        visits = np.frombuffer(data, np.int64, offset=end).reshape(-1, 2)
-        known = dict(zip(visits[:, 0].tolist(), visits[:, 1].tolist(), strict=True))
-        return cls(**fields, visits=known)
+    def forget(self, before_ms: int) -> None:
+        """Remove the first rows, as far as they are done."""
+        rows = self.rows
+        done = rows["came"] | rows["lost"] | rows["excused"] | rows["expired"]
+        done &= np.maximum(rows["fired_ms"], rows["ended_ms"]) < before_ms
+        count = len(rows) if done.all() else int(np.argmin(done))
+        self.rows, self.base = rows[count:], self.base + count
 
 
 class Judge:
-    """Judges one share of the timers: all events of a seq go to the same judge, clocks to all."""
+    """Judges all timers of a cluster."""
 
     def __init__(
-        self, head: JudgeState, shelf: Shelf, *, overdue_ms: int, horizon_ms: int = HORIZON_MS
+        self, spill: Path, *, overdue_ms: int = OVERDUE_MS, horizon_ms: int = HORIZON_MS
     ) -> None:
-        self.head = head
-        self._shelf = shelf
-        self._overdue_ms = overdue_ms
-        self._horizon_ms = horizon_ms
+        """`spill`: a folder for pending timers beyond those that memory holds."""
+        self.overdue_ms = overdue_ms
+        self.horizon_ms = horizon_ms
+        self.clock_ms = 0
+        """Time of the last entry."""
+        self.story = LogStory(self, spill)
+        self._epoch_ms = 0
+        """Time of the last EPOCH entry."""
+        self._queues: dict[int, WatchedQueue] = {}
+        self._ended: deque[tuple[int, npt.NDArray[np.void]]] = deque()
+        """(time, timers that ended without a firing) of the last while."""
+        self._left: list[tuple[GroupStory, npt.NDArray[np.void], bool]] = []
+        """Acked and expired messages of the witness's groups since the last step."""
+        self._groups_ms: list[int] = []
+        """When each group was made."""
+        self._reaches: dict[str, int] = {}
+        """Topic -> the due time up to which the witness has received all messages."""
+        self._given: list[Columns] = []
+        """Messages that came and are not judged yet."""
+        self._raised: set[tuple[str, int, str]] = set()
 
-    def step(self, columns: Columns) -> list[Alert]:
-        """Take in events, in any order; return what is wrong since."""
+    # ---- the story's book
+
+    def fates(self, rows: Rows, **columns: I64 | int) -> None:
+        """Note timers that fired, by their topics, or ended otherwise."""
+        if isinstance(columns["end"], int) and columns["end"] == FIRED:
+            at_ms = int(columns["ended_at_ms"])
+            for topic in np.unique(rows["topic"]).tolist():
+                self._queue(topic).add(rows[rows["topic"] == topic], at_ms)
+            return
+        ended = np.zeros(len(rows), ENDED)
+        ended["seq"], ended["end"] = rows["seq"], columns["end"]
+        self._ended.append((self.clock_ms, ended))
+
+    def carried(self, group: GroupStory, rows: Rows, offsets: I64, **columns: I64 | int) -> None:
+        """Note messages of topics of dead letters, and redriven ones."""
+        del group, offsets, columns
+        self._queue(int(rows["topic"][0])).add(rows, self.clock_ms)
+
+    def acks(self, group: GroupStory, acks: Any) -> None:
+        """Note acks of the witness."""
+        if group.name == WITNESS_GROUP and len(acks):
+            self._left.append((group, acks, False))
+
+    def expired(self, group: GroupStory, expired: Any) -> None:
+        """Note messages that expired before the witness acked them."""
+        if group.name == WITNESS_GROUP and len(expired):
+            self._left.append((group, expired, True))
+
+    def returns(self, group: GroupStory, returns: Any) -> None:
+        """Nothing follows from a return: the message comes again."""
+
+    def payloads(self, marks: I64, crcs: I64) -> None:
+        """Payloads are not judged."""
+
+    def checkpoint(self, **figures: int) -> None:
+        """Counts are not judged."""
+
+    def _queue(self, topic: int) -> WatchedQueue:
+        return self._queues.setdefault(topic, WatchedQueue())
+
+    # ---- a step
+
+    def step(self, told: pa.Table) -> list[Violation]:
+        """Take in events, in any order; return the new violations.
+
+        Raises:
+            ValueError: an entry is missing, or can't be replayed.
+        """
+        columns = {name: told[name].to_numpy() for name in told.column_names}
         kind = columns["kind"]
-        self.head.standings.forget(self.head.clock_ms - self._horizon_ms)
-        stirred = self.head.standings.take(_of(columns, np.isin(kind, OF_TOPICS)))
-        self._clocks(_of(columns, kind == EventKind.CLOCK))
-        self._reaches(_of(columns, kind == EventKind.REACH))
-        alerts = [*self._diverged(_of(columns, kind == EventKind.DIVERGED))]
-        told = _of(columns, np.isin(kind, [EventKind.SCHEDULED, EventKind.CANCELLED,
-        EventKind.RACED,
-                                           EventKind.GIVEN]))  # fmt: skip
-        order = np.argsort(told["due_ms"], kind="stable")
-        told = {name: column[order] for name, column in told.items()}
-        chunks = told["due_ms"] >> CHUNK_BITS
-        touched, starts = np.unique(chunks, return_index=True)
-        ends = [*starts.tolist(), len(chunks)][1:]
-        spans = dict(zip(touched.tolist(), zip(starts.tolist(), ends, strict=True), strict=True))
-        now_ms = max([self.head.clock_ms, *(r.read_ms for r in self.head.reaches.values())])
-        stirred_to = now_ms >> CHUNK_BITS if stirred else -1
-        ripe = {
-            chunk for chunk, at in self.head.visits.items() if at <= now_ms or chunk <= stirred_to
-        }
-        for chunk in sorted(ripe.union(spans)):
-            start, end = spans.get(chunk, (0, 0))
-            mine = {name: column[start:end] for name, column in told.items()}
-            if chunk in ripe or not self._filled(chunk, mine, now_ms):
-                alerts += self._chunk(chunk, mine)
-        return alerts
-
-    # ---- clocks
-
-    def _clocks(self, clocks: Columns) -> None:
-        head = self.head
-        for at in np.lexsort((clocks["read_ms"], clocks["index"])).tolist():
-            head.clock_ms = max(head.clock_ms, int(clocks["at_ms"][at]))
-            head.read_ms = max(head.read_ms, int(clocks["read_ms"][at]))
-            head.epoch_since_ms = max(head.epoch_since_ms, int(clocks["since_ms"][at]))
-            head.last_seq = max(head.last_seq, int(clocks["seq"][at]))
-            head.first_seq = int(clocks["first_seq"][at])
-            if not head.fires or head.fires[-1][1] < head.read_ms:
-                head.fires.append((head.clock_ms, head.read_ms))
-        head.standings.new_epoch(head.epoch_since_ms)
-        # Who was covered before all that is remembered is taken to be so since its first entry.
-        oldest_ms = head.clock_ms - 4 * self._overdue_ms
-        while len(head.fires) > 1 and head.fires[1][0] < oldest_ms:
-            head.fires.pop(0)
-
-    def _reaches(self, reaches: Columns) -> None:
-        for at in np.argsort(reaches["at_ms"], kind="stable").tolist():
-            topic, read_ms = str(reaches["topic"][at]), int(reaches["read_ms"][at])
-            known = self.head.reaches.setdefault(topic, WitnessReach(int(reaches["at_ms"][at]), 0))
-            known.read_ms = read_ms
-
-    def _diverged(self, found: Columns) -> Iterator[Alert]:
-        for node, index, detail in zip(found["node"], found["index"], found["detail"], strict=True):
-            yield Alert("diverged", 0, "", 0, self.head.clock_ms, f"{node} at {index}: {detail}")
-
-    # ---- rows
-
-    def _filled(self, chunk: int, told: Columns, now_ms: int) -> bool:
-        """Append new timers to a chunk that is not looked at yet; False: it has to be."""
-        if (told["kind"] != EventKind.SCHEDULED).any():
-            return False
-        stored, new = self._shelf.get(chunk) or b"", self._new_rows(told)
-        last = np.frombuffer(stored[-ROW.itemsize :], ROW)["seq"]
-        visit_ms = int(new["since_ms"].min()) + self._overdue_ms
-        if visit_ms <= now_ms or (last >= new["seq"][0]).any():
-            return False
-        self._shelf.put(chunk, stored + new.tobytes())
-        self.head.visits[chunk] = min(visit_ms, self.head.visits.get(chunk, visit_ms))
-        return True
-
-    def _chunk(self, chunk: int, told: Columns) -> list[Alert]:
-        stored = self._shelf.get(chunk)
-        rows = np.frombuffer(stored, ROW).copy() if stored else np.zeros(0, ROW)
-        kind = told["kind"]
-        rows = self._schedule(rows, _of(told, kind == EventKind.SCHEDULED))
-        for event, flag in ((EventKind.CANCELLED, CANCELLED), (EventKind.RACED, RACED)):
-            self._cancel(rows, _of(told, kind == event), flag)
-        rows, alerts = self._give(rows, _of(told, kind == EventKind.GIVEN))
-        stands = self._stands(rows)
-        alerts += self._settle(rows, stands)
-        alerts += self._wrong(rows, stands)
-        visits_ms = self._visits(rows, stands)
-        kept = visits_ms > self.head.clock_ms
-        kept |= (rows["flags"] & (_ENDED | STRAY)) == 0
-        kept |= ((rows["flags"] & (IN_LOG | STRAY)) == 0) & (rows["seq"] >= self.head.first_seq)
-        if kept.any():
-            self._shelf.put(chunk, rows[kept].tobytes())
-            self.head.visits[chunk] = int(visits_ms[kept].min())
-        else:
-            if stored:
-                self._shelf.remove(chunk)
-            self.head.visits.pop(chunk, None)
-        return alerts
-
-    def _new_rows(self, told: Columns) -> Rows:
-        """Return rows for new timers, sorted by seq."""
-        new = np.zeros(len(told["seq"]), ROW)
-        new["seq"], new["due_ms"] = told["seq"], told["due_ms"]
-        new["since_ms"] = np.maximum(told["due_ms"], told["at_ms"])
-        new["topic"] = self._topics(told["topic_id"], told["topic"])
-        new["flags"] = IN_LOG
-        return new[np.argsort(new["seq"], kind="stable")]
-
-    def _schedule(self, rows: Rows, told: Columns) -> Rows:
-        new = self._new_rows(told)
-        at, known = _find(rows, new["seq"])
-        for name in ("since_ms", "topic"):
-            rows[name][at[known]] = new[name][known]
-        rows["flags"][at[known]] |= IN_LOG
-        return _merged(rows, new[~known])
-
-    def _cancel(self, rows: Rows, told: Columns, flag: int) -> None:
-        at, known = _find(rows, told["seq"])
-        at, told = at[known], _of(told, known)
-        is_it = (rows["due_ms"][at] == told["due_ms"]) & (rows["flags"][at] & CANCELLED == 0)
-        rows["flags"][at[is_it]] |= flag
-        is_it &= rows["flags"][at] & GIVEN == 0
-        rows["ended_ms"][at[is_it]] = told["at_ms"][is_it]
-
-    def _give(self, rows: Rows, told: Columns) -> tuple[Rows, list[Alert]]:
-        """Note what was given; return the rows, and the alerts of what was given twice."""
-        told = _of(told, told["seq"] >= self.head.first_seq)
-        unique, first = np.unique(told["seq"], return_index=True)
-        at, known = _find(rows, unique)
-        new = np.zeros(int((~known).sum()), ROW)
-        mine = first[~known]
-        for name in ("seq", "due_ms", "queue_offset", "fired_at_ms"):
-            new[name] = told[name][mine]
-        new["since_ms"] = new["due_ms"]
-        names = told["topic"][mine]
-        new["topic"] = self._topics(np.zeros(len(names), np.int64), names)
-        new["flags"] = GIVEN
-        # What ended so long ago that it was forgotten; if it also fired then, this is that firing.
-        past_ms = self.head.clock_ms - self._horizon_ms
-        forgotten = (new["seq"] <= self.head.last_seq) & (new["due_ms"] <= past_ms)
-        again = forgotten & (new["fired_at_ms"] > past_ms)
-        new["flags"][again] |= IN_LOG | DUPLICATE
-        alerts = [*self._alerts("duplicate", new[again], "fired again after it had ended")]
-        rows = _merged(rows, new[~forgotten | again])
-        fresh = _of(told, first[known])
-        at, known = _find(rows, fresh["seq"])
-        assert known.all(), fresh["seq"][~known]
-        unseen = rows["flags"][at] & GIVEN == 0
-        at, fresh = at[unseen], _of(fresh, unseen)
-        for name in ("queue_offset", "fired_at_ms"):
-            rows[name][at] = fresh[name]
-        rows["ended_ms"][at] = fresh["handed_out_ms"]
-        rows["flags"][at] |= GIVEN
-        late = rows[at[rows["flags"][at] & LOST != 0]]
-        alerts += self._alerts("late", late, "was lost, and came after all")
-        every, known = _find(rows, told["seq"])
-        np.maximum.at(rows["ended_ms"], every[known], told["handed_out_ms"][known])
-        return rows, [*alerts, *self._doubled(rows, told)]
-
-    def _doubled(self, rows: Rows, told: Columns) -> Iterator[Alert]:
-        at, known = _find(rows, told["seq"])
-        at, offsets = at[known], told["queue_offset"][known]
-        other = (rows["queue_offset"][at] != offsets) & (rows["flags"][at] & DUPLICATE == 0)
-        at, first = np.unique(at[other], return_index=True)
-        rows["flags"][at] |= DUPLICATE
-        for row, offset in zip(rows[at], offsets[other][first].tolist(), strict=True):
-            detail = f"at queue offsets {row['queue_offset']} and {offset}"
-            yield from self._alerts("duplicate", row.reshape(1), detail)
-
-    def _stands(self, rows: Rows) -> Stands:
-        """Return where the rows of each topic are of which something is known."""
-        known, order = self.head.standings.of, np.argsort(rows["topic"], kind="stable")
-        topics, starts = np.unique(rows["topic"][order], return_index=True)
-        parts = np.split(order, starts[1:])
-        numbers = [self.head.topics[topic][0] for topic in topics.tolist()]
-        return [(part, known[n]) for part, n in zip(parts, numbers, strict=False) if n in known]
-
-    def _settle(self, rows: Rows, stands: Stands) -> list[Alert]:
-        """Judge what is there by now."""
-        flags, head = rows["flags"], self.head
-        open_ = (flags & IN_LOG != 0) & (flags & _ENDED == 0)
-        for mine, standing in (each for each in stands if each[1].forbids):
-            excused = mine[open_[mine] & standing.excuses(rows[mine])]
-            flags[excused] |= EXCUSED
-            rows["ended_ms"][excused] = head.clock_ms
-            open_[mine if standing.paused else excused] = False
-        covered = rows["due_ms"] <= head.read_ms
-        since_ms = self._could_ms(rows, stands)
-        unfired = open_ & ~covered
-        unfired &= np.maximum(since_ms, head.epoch_since_ms) + self._overdue_ms <= head.clock_ms
-        covered_ms = np.maximum(rows["since_ms"], self._covered_ms(rows["due_ms"]))
-        witnessed, reach_ms = self._witnessed(rows, covered_ms, stands)
-        covered_ms = np.maximum(covered_ms, since_ms)
-        settled = open_ & covered & ~witnessed
-        # A leader had to be there to hand it out: the idle witness's clock goes on without one.
-        led_ms = np.maximum(covered_ms, head.epoch_since_ms)
-        ungiven = open_ & covered & witnessed
-        ungiven &= led_ms + self._overdue_ms <= np.minimum(reach_ms, head.clock_ms)
-        late = rows[settled & (flags & LOST != 0)]
-        rows["ended_ms"][settled] = covered_ms[settled]
-        flags[settled] |= SETTLED
-        given, in_log = flags & GIVEN != 0, flags & IN_LOG != 0
-        stray = given & ~in_log & (rows["seq"] >= head.first_seq) & (rows["seq"] <= head.last_seq)
-        finds: tuple[tuple[str, int, Mask, str], ...] = (
-            ("lost", LOST, unfired, f"no FIRE covers it; the log has fired up to {head.read_ms}"),
-            ("lost", LOST, ungiven, "the log fired it; it was given to nobody"),
-            ("early", EARLY, given & (rows["fired_at_ms"] < rows["due_ms"]), "fired before due"),
-            ("cancelled", UNCANCELLED, given & (flags & CANCELLED != 0), "given after its cancel"),
-            ("diverged", STRAY, stray, "given, but the log has no such timer"),
-        )
-        alerts = [*self._alerts("late", late, "was lost, and the log fired it after all")]
-        for kind, flag, mask, detail in finds:
-            new = mask & (flags & flag == 0)
-            flags[new] |= flag
-            alerts += self._alerts(kind, rows[new], detail)
-        return alerts
-
-    def _wrong(self, rows: Rows, stands: Stands) -> Iterator[Alert]:
-        """Yield what fired, or was given, although its topic or its time to live forbids it."""
-        flags = rows["flags"]
-        given = (flags & GIVEN != 0) & (flags & IN_LOG != 0)
-        for mine, standing in (each for each in stands if each[1].forbids):
-            at = mine[given[mine]]
-            own = at[flags[at] & RACED == 0]
-            slack_ms, clock_ms = self._overdue_ms, self.head.clock_ms
-            finds = [
-                *((at, find) for find in standing.given_wrongly(rows[at], clock_ms, slack_ms)),
-                *((own, find) for find in standing.fired_wrongly(rows[own], clock_ms)),
-            ]
-            for among, (kind, which, why) in finds:
-                new = among[which & (flags[among] & WRONG[kind] == 0)]
-                flags[new] |= WRONG[kind]
-                yield from self._alerts(kind, rows[new], why)
-
-    def _could_ms(self, rows: Rows, stands: Stands) -> npt.NDArray[np.int64]:
-        """Return since when each row must have been able to fire."""
-        since_ms = rows["since_ms"].astype(np.int64)
-        for mine, standing in stands:
-            since_ms[mine] = np.maximum(since_ms[mine], standing.release_ms)
-        return since_ms
-
-    def _covered_ms(self, due_ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return when the log was first seen to have fired up to there; now, if it has not."""
-        clocks = np.array([*(at for at, _ in self.head.fires), self.head.clock_ms], np.int64)
-        reads = np.array([read for _, read in self.head.fires], np.int64)
-        return clocks[np.searchsorted(reads, due_ms)]
-
-    def _witnessed(
-        self,
-        rows: Rows,
-        covered_ms: npt.NDArray[np.int64],
-        stands: Stands,
-    ) -> tuple[Mask, npt.NDArray[np.int64]]:
-        """Return whether a witness was there when each row fired, and how far it has come."""
-        topics = rows["topic"]
-        table = [
-            self.head.reaches.get(name, WitnessReach(NEVER, 0)) for _, name in self.head.topics
+        entries = _of(columns, kind == EventKind.ENTRY)
+        self._apply(entries["frame"][np.argsort(entries["index"], kind="stable")])
+        reaches = _of(columns, kind == EventKind.REACH)
+        for topic, read_ms in zip(reaches["topic"], reaches["read_ms"].tolist(), strict=True):
+            self._reaches[topic] = max(self._reaches.get(topic, 0), read_ms)
+        given = _of(columns, kind == EventKind.GIVEN)
+        self._given.append({name: given[name] for name in _GIVEN})
+        diverged = _of(columns, kind == EventKind.DIVERGED)
+        differing = zip(*(diverged[n] for n in ("node", "index", "detail")), strict=True)
+        found = [
+            self._violation("diverged_entries", detail=f"{node} at {index}: {detail}")
+            for node, index, detail in differing
         ]
-        since = np.array([reach.since_ms for reach in table] or [NEVER], np.int64)[topics]
-        reads = np.array([reach.read_ms for reach in table] or [0], np.int64)
-        fired_ms, witnessed = covered_ms.copy(), np.ones(len(rows), np.bool_)
-        for mine, standing in stands:
-            fired_ms[mine] = np.maximum(fired_ms[mine], standing.resumed_ms)
-            could_ms = np.maximum(rows["since_ms"][mine], standing.resumed_ms)
-            witnessed[mine] = could_ms > standing.witnessed_ms
-        return witnessed & (fired_ms > since), reads[topics]
+        found += [*self._follow_groups(), *self._judged(), *self._lost(), *self._late()]
+        for group, offset, failures, index in self.story.moved_early:
+            detail = f"offset {offset} at {index} after {failures} failures"
+            found.append(self._violation("moved_early", group.topic, detail=detail))
+        self.story.moved_early.clear()
+        self._forget()
+        new = {(each.kind, each.seq, "" if each.seq else each.detail): each for each in found}
+        new = {key: each for key, each in new.items() if key not in self._raised}
+        self._raised |= new.keys()
+        return [*new.values()]
 
-    def _visits(self, rows: Rows, stands: Stands) -> npt.NDArray[np.int64]:
-        """Return when each row has to be looked at again."""
-        flags = rows["flags"]
-        latest_ms = np.maximum(np.maximum(rows["since_ms"], rows["ended_ms"]), rows["fired_at_ms"])
-        ended = flags & _ENDED != 0
-        since_ms = self._could_ms(rows, stands)
-        visits_ms = np.where(ended, latest_ms + self._horizon_ms, since_ms + self._overdue_ms)
-        asked_again = (flags & LOST != 0) & ~ended
-        visits_ms[asked_again] = self.head.clock_ms + self._overdue_ms
-        for mine, standing in stands:
-            if standing.paused:  # what is overdue is looked at when it goes on
-                overdue = ~ended[mine] & (visits_ms[mine] <= self.head.clock_ms)
-                visits_ms[mine[overdue]] = NEVER
-            if standing.forbids:
-                came_ms = np.maximum(rows["fired_at_ms"][mine], rows["ended_ms"][mine])
-                open_ = (flags[mine] & GIVEN != 0) & (came_ms >= self.head.clock_ms)
-                visits_ms[mine[open_]] = self.head.clock_ms + 1
-        visits_ms[flags & (IN_LOG | STRAY) == 0] = 0
-        return visits_ms
+    def _apply(self, frames: Iterable[bytes]) -> None:
+        story = self.story
+        for frame in frames:
+            item = entry_frame.frame_at(memoryview(frame), 0)
+            assert isinstance(item, Entry), item
+            if item.index <= story.last_index:
+                continue  # exported again
+            if item.index > story.last_index + 1:
+                raise ValueError(f"entries {story.last_index + 1} .. {item.index - 1} are missing")
+            self.clock_ms = max(self.clock_ms, item.time_ms)
+            if item.kind is EntryKind.EPOCH:
+                self._epoch_ms = item.time_ms
+            try:
+                story.apply(item)
+            except (AssertionError, KeyError, ValueError) as error:
+                raise ValueError(f"entry {item.index} can't be replayed: {error!r}") from error
+            made = len(story.groups) - len(self._groups_ms)
+            self._groups_ms += [item.time_ms] * made
+        story.quotas.noted.clear()
+        for queue in self._queues.values():
+            queue.settle()
 
-    def _topics(
-        self, numbers: npt.NDArray[np.int64], names: npt.NDArray[np.object_]
-    ) -> npt.NDArray[np.uint32]:
-        """Return where each topic stands in the list of those that are known."""
-        by = numbers if numbers.any() else names.astype(str)
-        _, first, back = np.unique(by, return_index=True, return_inverse=True)
-        pairs = [(int(numbers[at]), str(names[at])) for at in first.tolist()]
-        self.head.topics += [pair for pair in pairs if pair not in self.head.topics]
-        return np.array([self.head.topics.index(pair) for pair in pairs], np.uint32)[back]
+    def _follow_groups(self) -> Iterator[Violation]:
+        """Note the messages that the witness need not receive, or not any more."""
+        groups = {
+            group.topic: group
+            for group in self.story.groups.values()
+            if group.name == WITNESS_GROUP  # the last of a topic counts
+        }
+        for topic, queue in self._queues.items():
+            group, rows = groups.get(topic), queue.rows
+            if group is None:
+                rows["excused"] = True
+                continue
+            if group.group_id != queue.group:  # another life of the group
+                queue.group = group.group_id
+                rows["ended_ms"], rows["expired"] = 0, False
+            below = len(rows) if group.over else max(0, group.start - queue.base)
+            rows["excused"][:below] = True
+            rows["excused"][below:] = False
+        for group, left, expired in self._left:
+            queue = self._queue(group.topic)
+            at, known = queue.places(left["queue_offset"])
+            if group.group_id != queue.group or not known.any():
+                continue
+            queue.rows["ended_ms"][at[known]] = left["time_ms"][known]
+            queue.rows["expired"][at[known]] = expired
+            if expired:
+                rows, gone = queue.rows[at[known]], left[known]
+                early = gone["time_ms"] < rows["due_ms"] + gone["ttl_ms"]
+                detail = "expired before its time to live was over"
+                yield from self._each("expired_early", group.topic, rows[early], detail)
+        self._left.clear()
 
-    def _alerts(self, kind: str, rows: Rows, detail: str) -> Iterator[Alert]:
+    # ---- messages that came
+
+    def _judged(self) -> Iterator[Violation]:
+        """Judge the messages that the log's clock has passed."""
+        waiting = {n: np.concatenate([each[n] for each in self._given]) for n in _GIVEN}
+        ripe = waiting["handed_out_ms"] < self.clock_ms
+        self._given = [_of(waiting, ~ripe)]
+        told = _of(waiting, ripe)
+        for name in sorted({*told["topic"]}):
+            mine = _of(told, told["topic"] == name)
+            topics = [number for number, known in self.story.topics.items() if known == name]
+            for topic in reversed(topics):
+                queue = self._queue(topic)
+                at, known = queue.places(mine["queue_offset"])
+                known[known] = queue.rows["seq"][at[known]] == mine["seq"][known]
+                yield from self._came(topic, queue, at[known], _of(mine, known))
+                mine = _of(mine, ~known)
+            begin = max((self._queue(topic).base for topic in topics), default=0)
+            for row in zip(*(mine[column] for column in _GIVEN), strict=True):
+                yield from self._astray(begin, **dict(zip(_GIVEN, row, strict=True)))
+
+    def _came(self, topic: int, queue: WatchedQueue, at: I64, told: Columns) -> Iterator[Violation]:
+        """Judge messages at the offsets of the log."""
+        rows, out_ms = queue.rows[at], told["handed_out_ms"]
+        queue.rows["came"][at] = True
+        late_ms = rows["ended_ms"] + self.overdue_ms  # a deposed leader may deliver for a while
+        after = (rows["ended_ms"] > 0) & (out_ms > late_ms)
+        _, deleted_ms = self.story.deleted.get(topic, (0, out_ms.max(initial=0)))
+        differ = told["fired_at_ms"] != rows["fired_ms"]
+        differ |= told["due_ms"] != rows["due_ms"]
+        for kind, which, detail in (
+            ("delivered_late", rows["lost"], "was reported as lost"),
+            ("early", told["fired_at_ms"] < rows["due_ms"], "fired before its due time"),
+            ("diverged", differ, "delivered with other times than in the log"),
+            ("expired_delivered", after & rows["expired"], "delivered after it had expired"),
+            ("acked_again", after & ~rows["expired"], "delivered after its ack"),
+            ("deleted_delivered", out_ms > deleted_ms + self.overdue_ms, "its topic is deleted"),
+            ("outlived", self._outlived(topic, rows, out_ms), "its time to live was over"),
+        ):
+            yield from self._each(kind, topic, rows[which], detail)
+
+    def _outlived(self, topic: int, rows: Any, out_ms: I64) -> npt.NDArray[np.bool_]:
+        """Return which deliveries came after every time to live that was in force (n, bool)."""
+        ttls = np.array(self.story.ttls.get(topic) or [(0, 0)], np.int64)
+        since, ttl_ms = ttls[:, 0], np.where(ttls[:, 1] > 0, ttls[:, 1], np.int64(1 << 60))
+        until = np.append(since[1:], np.int64(1 << 62))
+        over = np.zeros(len(rows), np.bool_)
+        for at in np.flatnonzero(out_ms >= rows["due_ms"] + ttl_ms.min()).tolist():
+            in_force = (until > out_ms[at] - self.overdue_ms) & (since <= out_ms[at])
+            over[at] = out_ms[at] >= rows["due_ms"][at] + ttl_ms[in_force].max()
+        return over
+
+    def _astray(self, begin: int, **told: Any) -> Iterator[Violation]:
+        """Yield the fault of a message that is not in the log's queue at its offset.
+
+        A message of an offset below `begin` is forgotten.
+        """
+        seq, due_ms, topic = int(told["seq"]), int(told["due_ms"]), str(told["topic"])
+        found = [
+            queue.base + place
+            for queue in self._queues.values()
+            for place in np.flatnonzero(queue.rows["seq"] == seq).tolist()
+        ]
+        end = self.story.state_of(due_ms, seq)
+        for _, ended in self._ended:
+            end = int(ended["end"][ended["seq"] == seq][0]) if seq in ended["seq"] else end
+        if told["fired_at_ms"] < due_ms:
+            yield self._violation("early", topic, seq, due_ms, "fired before its due time")
+        elif found:
+            detail = f"at queue offsets {found[0]} and {told['queue_offset']}"
+            yield self._violation("duplicate_fire", topic, seq, due_ms, detail)
+        elif end is not None:
+            kind = _DELIVERED.get(end, "phantom")
+            yield self._violation(kind, topic, seq, due_ms, f"by the log: {ENDS[end]}")
+        elif told["queue_offset"] >= begin:
+            yield self._violation("phantom", topic, seq, due_ms, "the log has no such timer")
+
+    # ---- messages and timers that did not come
+
+    def _lost(self) -> Iterator[Violation]:
+        for topic, queue in self._queues.items():
+            reach_ms = min(self._reaches.get(self.story.topics[topic], 0), self.clock_ms)
+            rows = queue.rows
+            lost = ~(rows["came"] | rows["lost"] | rows["excused"] | rows["expired"])
+            since_ms = self._groups_ms[queue.group - 1] if queue.group else 0
+            could_ms = np.maximum(rows["fired_ms"], max(self._epoch_ms, since_ms))
+            lost &= could_ms + self.overdue_ms <= reach_ms
+            rows["lost"] |= lost
+            yield from self._each("lost", topic, rows[lost], "fired, and not delivered")
+
+    def _late(self) -> Iterator[Violation]:
+        """Yield timers that no FIRE covers, though a leader had the time."""
+        before_ms = self.clock_ms - self.overdue_ms
+        if self._epoch_ms > before_ms:
+            return
+        held_ms = before_ms if self._epoch_ms + RELEASE_MS <= before_ms else 0
+        rows = self.story.overdue(before_ms, held_ms)
+        rows = rows[rows["time_ms"] <= before_ms]
+        for topic in np.unique(rows["topic"]).tolist():
+            yield from self._each("late", topic, rows[rows["topic"] == topic], "no FIRE covers it")
+
+    def _forget(self) -> None:
+        before_ms = self.clock_ms - self.horizon_ms
+        while self._ended and self._ended[0][0] < before_ms:
+            self._ended.popleft()
+        for queue in self._queues.values():
+            queue.forget(before_ms)
+
+    # ---- violations
+
+    def _each(self, kind: str, topic: int, rows: Any, detail: str) -> Iterator[Violation]:
         for row in rows:
-            _, topic = self.head.topics[int(row["topic"])]
-            yield Alert(
-                kind, int(row["seq"]), topic, int(row["due_ms"]), self.head.clock_ms, detail
-            )
+            yield self._violation(kind, topic, int(row["seq"]), int(row["due_ms"]), detail)
+
+    def _violation(
+        self, kind: str, topic: int | str = "", seq: int = 0, due_ms: int = 0, detail: str = ""
+    ) -> Violation:
+        name = self.story.life(topic) if isinstance(topic, int) else topic
+        return Violation(kind, seq, name, due_ms, self.clock_ms, detail)
 
 
-def _of(columns: Columns, which: npt.NDArray[np.generic]) -> Columns:
+def _of(columns: Columns, which: npt.NDArray[Any]) -> Columns:
     return {name: column[which] for name, column in columns.items()}
-
-
-def _find(rows: Rows, seq: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], Mask]:
-    """Return where each seq lies among rows sorted by seq, and whether it does."""
-    at = np.searchsorted(rows["seq"], seq)
-    known = at < len(rows)
-    known[known] = rows["seq"][at[known]] == seq[known]
-    return at.astype(np.int64), known
-
-
-def _merged(rows: Rows, new: Rows) -> Rows:
-    """Return both, sorted by seq."""
-    if not len(new):
-        return rows
-    both = np.concatenate([rows, new])
-    return both[np.argsort(both["seq"], kind="stable")]

@@ -1,19 +1,20 @@
-"""The witness: a consumer of its own group, which tells the live audit which messages came.
+"""The witness: a consumer of its own group, which records for the live audit the messages it gets.
 
     python -m chaos.live.witness --cluster HOST:PORT,... --topic orders --into DIR
 
-The log (chaos/live/export.py) says which timers fired. Between it and a consumer lie store, wheel,
-queue and leases, so the live audit needs the consumer's side, too. The witness consumes topics in
-the group `live-audit`. It writes each message to a file (chaos/live/exported_events.py), and acks
-it afterwards: a message that was not written is delivered again. It costs the cluster as much as
-any other group of the topic. When a topic is deleted, it waits for the next one of that name, and
-does not make it.
+The log decides which timers fire. Between the log and a consumer lie store, wheel, queue and
+leases, so the live audit needs a consumer, too. The witness consumes topics in the group
+`live-audit`. It writes each message to a file (chaos/live/exported_events.py) and acks the message
+afterwards: an unwritten message is delivered again. It costs the cluster as much as any other group
+of the topic. When a topic is deleted, the witness waits for the next topic of that name. It does
+not create the topic.
 
 REACH is the progress of one topic: a due time up to which every message has come. While messages
-come, it is the greatest due time among them. A topic's messages come in the order in which they
-fired, and timers fire in order of their due times. After `IDLE_S` without a message it is now.
+come, it is the greatest due time among them: a topic's messages come in the order of firing, and
+timers fire in the order of their due times. After `IDLE_S` without a message it is now.
 
-Its files are `given-<milliseconds>-<number>`, per process.
+The files are `given-<milliseconds>-<number>`, per process. The file `witness.alive` is touched with
+each of them, at least once a second.
 """
 
 import argparse
@@ -32,7 +33,7 @@ from typing import Any, Final
 import numpy as np
 
 from chaos.live import exported_events
-from chaos.live.exported_events import WITNESS_GROUP, EventColumns, EventKind, Outbox
+from chaos.live.exported_events import WITNESS_GROUP, EventColumns, EventKind
 from timer.entries.policies import DEFAULT_NAMESPACE
 from timer.model import timer_id
 from timerclient.client.group_calls import Start
@@ -41,28 +42,28 @@ from timerclient.client.timer_client import TimerClient
 from timerclient.rows.messages import Batch
 from timerclient.values.errors import Closed, NotFound, TimerError
 
-PREFIX: Final = "given-"
+ALIVE: Final = "witness.alive"
 LEASE_S: Final = 2.0
-"""After this, messages of a witness that died are delivered again."""
+"""The messages of a witness that died are delivered again after this time."""
 FLUSH_S: Final = 0.5
 HEARTBEAT_S: Final = 1.0
 IDLE_S: Final = 2.0
 LOOK_S: Final = 0.5
-PRUNE_S: Final = 60.0
 WAITING_MAX: Final = 1000
-"""Batches that wait to be written. The consumers stop at this number."""
+"""The most batches that wait to be written. The consumers stop at this number."""
 
 Given = tuple[str, Batch, int]
-"""Topic, batch, when it came (Unix milliseconds)."""
+"""(topic, batch, its arrival in Unix milliseconds)."""
 
 
 @dataclass(slots=True)
 class TopicProgress:
-    """How far one topic was delivered."""
+    """The progress of one topic."""
 
     due_ms: int = 0
-    """Greatest due time of the messages that came."""
+    """The greatest due time of the messages that came."""
     came_ms: int = 0
+    """The arrival of the last message."""
 
     def reach_ms(self, now_ms: int) -> int:
         """Return the due time up to which every message has come."""
@@ -73,15 +74,16 @@ class TopicProgress:
 class Writer:
     """Writes messages, then acks them; `step` is one round."""
 
-    def __init__(self, into: Path, topics: Sequence[str], *, keep_s: float) -> None:
-        self._outbox = Outbox(into, keep_s=keep_s)
+    def __init__(self, into: Path, topics: Sequence[str]) -> None:
+        into.mkdir(parents=True, exist_ok=True)
+        self._into = into
         self._progress = {topic: TopicProgress() for topic in topics}
         self._began_ms = exported_events.now_ms()
         self._files = 0
-        self._flushed_s = self._pruned_s = float("-inf")
+        self._flushed_s = float("-inf")
 
     def step(self, waiting: Sequence[Given], now_s: float, now_ms: int) -> bool:
-        """Write and ack the waiting batches, and the progress, if it is time; return whether."""
+        """Write the waiting batches and the progress, if it is time, and ack; return whether."""
         since_s = now_s - self._flushed_s
         if since_s < (FLUSH_S if waiting else HEARTBEAT_S):
             return False
@@ -92,12 +94,10 @@ class Writer:
             columns = {"topic": topic, "at_ms": now_ms, "read_ms": reach_ms}
             told.append(EventColumns(EventKind.REACH, 1, columns))
         self._files += 1
-        self._outbox.put(f"{PREFIX}{self._began_ms:013d}-{self._files:012d}", told)
+        exported_events.put(self._into, f"given-{self._began_ms:013d}-{self._files:012d}", told)
+        (self._into / ALIVE).touch()
         for _, batch, _ in waiting:
             _ = batch.ack()  # a lost ack costs another delivery
-        if now_s - self._pruned_s >= PRUNE_S:
-            self._pruned_s = now_s
-            self._outbox.prune(PREFIX, time.time())
         return True
 
     def _given(self, topic: str, batch: Batch, came_ms: int) -> EventColumns:
@@ -107,10 +107,8 @@ class Writer:
         progress.came_ms = max(progress.came_ms, came_ms)
         columns = {
             "seq": seq.astype(np.int64),
-            "due_ms": due_ms,
-            "at_ms": came_ms,
-            "epoch": batch.epoch,
-            "queue_offset": batch.queue_offsets,
+            "due_ms": due_ms.astype(np.int64),
+            "queue_offset": np.array(batch.queue_offsets, np.int64),
             "fired_at_ms": list(batch.fired_at_ms),
             "handed_out_ms": batch.handed_out_ms,
             "topic": topic,
@@ -133,17 +131,16 @@ def _consume(
 def _when_there(
     client: TimerClient, topic: str, consume: Callable[[], Consumer]
 ) -> Callable[[], Consumer]:
-    """Return a function that waits until a deleted topic is there again, and consumes it."""
+    """Return a function that waits until a deleted topic exists again, and consumes it."""
 
     def wait() -> Consumer:
-        name = topic.removeprefix(f"{DEFAULT_NAMESPACE}/")
         while True:
             try:
-                if any(status.name == name for status in client.topics()):
+                if any(status.name == topic for status in client.topics()):
                     return consume()
             except Closed:
                 raise
-            except TimerError:  # the next look may go well
+            except TimerError:  # the next call may succeed
                 pass
             time.sleep(LOOK_S)
 
@@ -152,13 +149,14 @@ def _when_there(
 
 def witness(
     endpoints: Sequence[str], topics: Sequence[str], into: Path, *,
-    stopped: Callable[[], bool], start: Start = "latest", keep_s: float = exported_events.KEEP_S,
+    stopped: Callable[[], bool], start: Start = "latest",
 ) -> None:  # fmt: skip
     """Consume the topics and write their messages, until `stopped`.
 
     Raises:
-        TimerError: the cluster can't be reached, or refuses.
+        TimerError: the cluster can't be reached, or rejects a call.
     """
+    topics = [topic.removeprefix(f"{DEFAULT_NAMESPACE}/") for topic in topics]
     came: queue.Queue[Given] = queue.Queue(WAITING_MAX)
     failures: list[BaseException] = []
     with contextlib.ExitStack() as stack:
@@ -170,7 +168,7 @@ def witness(
             again = _when_there(client, topic, consume)
             work = _guarded(partial(_consume, topic, consume(), again, came), failures)
             threading.Thread(target=work, name=f"witness-{topic}", daemon=True).start()
-        writer = Writer(into, topics, keep_s=keep_s)
+        writer = Writer(into, topics)
         waiting: list[Given] = []
         while not stopped() and not failures:
             with contextlib.suppress(queue.Empty):
@@ -197,18 +195,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cluster", required=True, metavar="HOST:PORT,...", help="its nodes")
     parser.add_argument("--topic", action="append", required=True, help="may be given again")
     parser.add_argument("--into", type=Path, required=True, help="the folder for the events")
-    parser.add_argument(
-        "--keep-s", type=float, default=exported_events.KEEP_S, help="until files go"
-    )
     args = parser.parse_args(argv)
     stopping: list[Any] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.append(1))
     try:
-        witness(
-            args.cluster.split(","), args.topic, args.into,
-            stopped=lambda: bool(stopping), keep_s=args.keep_s,
-        )  # fmt: skip
+        witness(args.cluster.split(","), args.topic, args.into, stopped=lambda: bool(stopping))
     except TimerError as broken:
         print(f"witness: {broken}", file=sys.stderr)
         return 2

@@ -164,13 +164,16 @@ class HeldStory:
         del self.of[int(row["topic"])][place]
         return row
 
+    def late(self, now_ms: int) -> Rows:
+        """Return the held rows of topics that resumed more than RELEASE_MS ago."""
+        releases = self._releases.items()
+        done = [topic for topic, how in releases if how.until_ms <= now_ms - RELEASE_MS]
+        return _table([row for topic in done for row in self.of.get(topic, {}).values()])
+
     def left(self, now_ms: int) -> tuple[Rows, Rows]:
-        """Return the held rows, and those whose topic resumed more than RELEASE_MS ago."""
-        went_on = self._releases.items()
-        done = [topic for topic, how in went_on if how.until_ms <= now_ms - RELEASE_MS]
-        rows = _table([*self.rows.values()])
-        late = np.isin(rows["topic"], done)
-        return rows[~late], rows[late]
+        """Return the held rows, and those of `late`, apart."""
+        rows, late = _table([*self.rows.values()]), self.late(now_ms)
+        return rows[~np.isin(rows["seq"], late["seq"])], late
 
     def split(self, due_ms: I64, seq: I64) -> tuple[Rows, Any]:
         """Remove and return the held ones of n timers, and a mask of the others (n, bool)."""

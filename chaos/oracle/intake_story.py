@@ -7,7 +7,6 @@ with a row of a deleted topic: never, and the part changes nothing
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,34 +29,6 @@ class IntakeStory:
     """Time of the last use of each producer that has not expired."""
     requests: dict[bytes, int] = field(default_factory=dict)
     """Request id -> the time until which it is remembered."""
-
-    @classmethod
-    def of_manifest(cls, state: dict[str, Any]) -> "IntakeStory":
-        """Return the intake of a node's manifest."""
-        found = cls()
-        for producer, token, used_at_ms, last_sequence, _ in state["producers"]:
-            found.tokens[token] = producer
-            found.last_sequence[producer], found.used_at_ms[producer] = last_sequence, used_at_ms
-        found.requests = {text: until_ms for (text, _, until_ms), _ in state["requests"]}
-        return found
-
-    def dumps(self) -> dict[str, Any]:
-        """Return the intake as JSON values."""
-        tokens = [(token.hex(), number) for token, number in self.tokens.items()]
-        requests = [(text.hex(), until_ms) for text, until_ms in self.requests.items()]
-        return {"tokens": tokens, "requests": requests,
-                "last_sequence": [*self.last_sequence.items()],
-                "used_at_ms": [*self.used_at_ms.items()]}  # fmt: skip
-
-    @classmethod
-    def loads(cls, fields: dict[str, Any]) -> "IntakeStory":
-        """Return the intake that `dumps` made, perhaps read from JSON."""
-        tokens, requests = (
-            {bytes.fromhex(key): value for key, value in fields[name]}
-            for name in ("tokens", "requests")
-        )
-        last_sequence, used_at_ms = (dict(fields[name]) for name in ("last_sequence", "used_at_ms"))
-        return cls(tokens, last_sequence, used_at_ms, requests)
 
     def producer(self, item: Entry) -> None:
         """Apply a PRODUCER entry."""

@@ -164,7 +164,14 @@ class WaitingRows:
 
     def find(self, due_ms: int, seq: int) -> np.void | None:
         """Return the row with that (due, seq), wherever it lies; None if it ended."""
-        key = due_ms, seq
+        found = self.rows_of((due_ms, seq))
+        if len(found) != 1 or found["topic"][0] == TOMBSTONE:
+            return None
+        return None if self._of_deleted(found).any() else found[0]
+
+    def rows_of(self, key: tuple[int, int]) -> Rows:
+        """Return the row with that (due, seq), if it is pending, and its tombstones."""
+        due_ms, seq = key
         found = [_equal(self._late, key), _equal(self._front, key)]
         found += [run.find(key) for run in self._runs]
         bucket = self._buckets.get(due_ms >> _BUCKET_BITS, [])
@@ -172,10 +179,17 @@ class WaitingRows:
             bucket[:] = [_joined(bucket)]
         for rows in bucket:
             found.append(rows[(rows["seq"] == seq) & (rows["due_ms"] == due_ms)])
-        found = [rows for rows in found if len(rows)]
-        if sum(map(len, found)) != 1 or found[0]["topic"][0] == TOMBSTONE:
-            return None
-        return None if self._of_deleted(found[0]).any() else found[0][0]
+        return _joined(found)
+
+    def overdue(self, due_ms: int) -> Rows:
+        """Return pending rows that are due by a time, in order: of each run its next AHEAD rows."""
+        for run in self._runs:
+            run.fill()
+        numbers = [number for number in self._order if number <= due_ms >> _BUCKET_BITS]
+        parts = [part for number in numbers for part in self._buckets[number]]
+        rows = _sorted([self._late, self._front, *parts, *(run.buffer for run in self._runs)])
+        rows = rows[_alive(rows)[0]]
+        return rows[(rows["due_ms"] <= due_ms) & ~self._of_deleted(rows)]
 
     def take(
         self, read_time_ms: int, rows_max: int, bytes_max: int, topics_max: int = 1 << 32

@@ -69,7 +69,7 @@ from timer.entries.payloads import (
     Op,
     Targets,
 )
-from timer.entries.policies import QUOTAS, Scope, decode_policy
+from timer.entries.policies import QUOTAS, Scope
 from timer.model.columns import (
     U32,
     Binary,
@@ -240,7 +240,6 @@ class LogStory:
                 group.over = True
 
     def _policy(self, item: Entry) -> None:
-        _check_policy(item)
         scope = self._said.take(item)
         self.policies.append((scope, item.index, json.dumps(asdict(self._said.records[scope]))))
         meant = {scope.topic} & self.topics.keys() if scope.topic else self.topics
@@ -280,6 +279,27 @@ class LogStory:
 
     def _wait(self, rows: Rows, end: int) -> None:
         self._book.fates(rows, end=end, end_index=NONE, ended_at_ms=NONE, queue_offset=NONE)
+
+    # ---- pending timers
+
+    def overdue(self, due_ms: int, resumed_ms: int) -> Rows:
+        """Return the pending timers that had to fire by now.
+
+        Those due by `due_ms` in topics that hold no timers, and the held ones of topics that
+        resumed more than RELEASE_MS before `resumed_ms`. Some spilled rows are left out.
+        """
+        rows = self._pending.overdue(due_ms)
+        return np.concatenate([rows, self._paused.late(resumed_ms)])
+
+    def state_of(self, due_ms: int, seq: int) -> int | None:
+        """Return PENDING, HELD, or the end of a timer that is not due yet; None: none of these."""
+        if (due_ms, seq) in self._paused.rows:
+            return HELD
+        rows = self._pending.rows_of((due_ms, seq))
+        ends = rows["mark"][rows["topic"] == TOMBSTONE].tolist()
+        if not len(rows) or len(ends) == len(rows):
+            return None
+        return int(ends[0]) if ends else PENDING
 
     # ---- timers
 
@@ -688,19 +708,6 @@ class LogStory:
             number, create.topic, create.name, start, start, start, base=start, kept=kept.begin,
             type=create.settings.type, again=bool(known), settings=[create.settings],
         )  # fmt: skip
-
-
-def _check_policy(item: Entry) -> None:
-    """Check that no timer becomes due before its requested time: it would seem to fire early.
-
-    Raises:
-        ValueError: the policy has a delay below 0.
-    """
-    _, policy = decode_policy(item.payload)
-    for name in ("delayed_delivery", "fixed_delay_ms"):
-        value = getattr(policy, name)
-        if value is not None and value is not True:
-            raise ValueError(f"the audit does not know {name} = {value}")
 
 
 def hashed(topic: U32, keys: Binary) -> I64:

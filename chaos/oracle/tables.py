@@ -58,7 +58,8 @@ from chaos.history.nodelog import Piece, between
 from chaos.oracle.group_story import GroupStory
 from chaos.oracle.pending_rows import I64, ROWS_MAX, Rows
 from chaos.oracle.story import ENDS, FIRED, HELD, PENDING, LogStory
-from timer.entries.entry_frame import Entry
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.entries.policies import decode_policy
 
 FATES: Final = pa.schema(
     [
@@ -505,6 +506,7 @@ def write(
         book.story = story
         for item in log:
             try:
+                _check_policy(item)
                 story.apply(item)
             except ValueError as error:
                 text = f"entry {item.index} ({item.kind.name}) can't be replayed: {error}"
@@ -529,3 +531,18 @@ def replay(
     assert pieces[0].first == 1, pieces[0]
     log = itertools.chain.from_iterable(map(between, pieces))
     return write(log, into, spill, checksums=checksums)
+
+
+def _check_policy(item: Entry) -> None:
+    """Check that no timer becomes due before its requested time: it would seem to fire early.
+
+    Raises:
+        ValueError: the policy has a delay below 0.
+    """
+    if item.kind is not EntryKind.POLICY:
+        return
+    _, policy = decode_policy(item.payload)
+    for name in ("delayed_delivery", "fixed_delay_ms"):
+        value = getattr(policy, name)
+        if value is not None and value is not True:
+            raise ValueError(f"the audit does not know {name} = {value}")

@@ -8,7 +8,7 @@ import pytest
 
 from chaos.live.follow import FollowedFrame, FollowedWindow, Follower, LogGone, committed
 from tests.chaos import world
-from timer.entries.entry_frame import Entry, EntryKind
+from timer.entries.entry_frame import EntryKind
 from timer.files.disk import RealDisk
 from timer.files.log import Log
 from timer.model.units import Epoch, LogIndex
@@ -115,7 +115,7 @@ def test_uncommitted_suffix_that_is_replaced_is_never_handed_on(tmp_path: Path) 
     chance = random.Random(7)
     nodes = [Log.open(RealDisk(), tmp_path / name / "log", segment_size=200) for name in "abc"]
     follower = Follower({name: tmp_path / name / "log" for name in "abc"}, LogIndex(1))
-    handed: list[Entry] = []
+    handed: list[FollowedFrame] = []
     agreed, epoch = world.Log(), 0
     for _ in range(40):
         epoch += 1

@@ -1,20 +1,20 @@
-"""Pauses, time to live and deletions on a real cluster, as the live audit is told of them."""
+"""Pauses, time to live, deletions, keys, cancels and moves on a real cluster, judged live."""
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from chaos import workloads
 from chaos.history.history import RunFolder
-from chaos.live import export, exported_events, judge
-from chaos.live.exported_events import RELEASE_MS, EventKind
+from chaos.live import export, exported_events
+from chaos.live.exported_events import EventColumns, EventKind
+from chaos.live.judge import Judge, Violation
 from chaos.live.witness import witness
-from tests.chaos.test_judge import Court
 from tests.chaos.told import EventFiles
 from tests.cluster.running import Running, now_ms, until
 from timer.model import timer_id
@@ -27,6 +27,9 @@ PAUSED = (ALL, DROP, LATEST)
 OVERDUE_MS = 30_000
 """More than any pause of a busy machine; the clock is moved on by the test."""
 TTL_MS = 1_000
+CHANGED = ["cancels", "keyed", "moved"]
+SECONDS = 5.0
+RATE_PER_S = 120
 UNTIL_S = 120.0
 """For what takes seconds on an idle machine."""
 
@@ -41,18 +44,18 @@ class Scene:
         self._threads: list[tuple[threading.Event, threading.Thread]] = []
 
     def export(self) -> None:
-        exporter = export.open_exporter(RunFolder(self.cluster.directory).data(), self.into)
+        exporter = export.Exporter(export.logs_of_run(RunFolder(self.cluster.directory)), self.into)
 
         def follow(over: threading.Event) -> None:
             while not over.is_set():
-                exporter.step(time.monotonic())
+                exporter.step()
                 over.wait(0.05)
 
         self._start(follow)
 
     def watch(self) -> None:
         def consume(over: threading.Event) -> None:
-            witness(self.cluster.endpoints, TOPICS, self.into, stopped=over.is_set)
+            witness(self.cluster.endpoints, [*TOPICS, *CHANGED], self.into, stopped=over.is_set)
 
         self._start(consume)
 
@@ -90,17 +93,20 @@ class Scene:
         until(lambda: self.failures or condition(), timeout_s=UNTIL_S)
 
     def until_given(self, seqs: list[int]) -> None:
-        self.until(lambda: {*seqs} <= self.told.seqs(EventKind.GIVEN))
+        self.until(lambda: {*seqs} <= self.told.seqs())
 
 
 def play(scene: Scene) -> dict[str, list[int]]:
     """Let all of it happen; return the seqs by what became of them."""
     client = scene.client
-    for topic in TOPICS:
+    for topic in [*TOPICS, *CHANGED]:
         client.create_topic(topic)
     scene.export()
     scene.watch()
-    scene.until(lambda: {row["topic"] for row in scene.told.of(EventKind.REACH)} == {*TOPICS})
+    scene.until(
+        lambda: {row["topic"] for row in scene.told.of(EventKind.REACH)} >= {*TOPICS, *CHANGED}
+    )
+    change(scene)
     before = [seq for topic in PAUSED for seq in scene.schedule(topic, [0, 100])]
     scene.until_given(before)
     client.alter_policies({"paused": True, "catch_up": "drop"}, namespace="ns")
@@ -139,6 +145,26 @@ def play(scene: Scene) -> dict[str, list[int]]:
     }  # fmt: skip
 
 
+def change(scene: Scene) -> None:
+    """Let clients cancel, take keys and move timers for some seconds."""
+    works = workloads.make(
+        CHANGED, run=RunFolder(scene.cluster.directory), endpoints=lambda: scene.cluster.endpoints,
+        seed=2, rate_per_s=RATE_PER_S, horizon_s=SECONDS,
+    )  # fmt: skip
+    try:
+        for work in works:
+            work.start()
+        end_ms = now_ms() + int(1000 * SECONDS)
+        scene.until(lambda: now_ms() > end_ms)
+        for work in works:
+            work.stop_producing()
+        for work in works:
+            scene.until(work.drained)
+    finally:
+        for work in works:
+            work.close()
+
+
 def _groups(client: TimerClient, topic: str) -> list[str]:
     statuses = [status for status in client.topics() if status.name == topic]
     return [group.name for status in statuses for group in status.groups]
@@ -158,42 +184,33 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[pa.Table], di
     return [pq.read_table(path, schema=exported_events.ARROW) for path in paths], seqs
 
 
-def judged(tables: list[pa.Table], without: int = 0) -> list[judge.Alert]:
-    """Return the alerts of a judge that is given the tables, and then time."""
-    court = Court(OVERDUE_MS)
-    alerts: list[judge.Alert] = []
+def judged(tables: list[pa.Table], without: int = 0) -> list[Violation]:
+    """Return the violations, if the witness had not received one message, and then time passes."""
+    judge = Judge(Path(), overdue_ms=OVERDUE_MS)
+    found: list[Violation] = []
     for table in tables:
         given = table["kind"].to_numpy() == int(EventKind.GIVEN)
-        court.told.append(table.filter(pa.array(~(given & (table["seq"].to_numpy() == without)))))
-        alerts += court.step()
-    clocks = [
-        row for table in tables for row in table.to_pylist() if row["kind"] == EventKind.CLOCK
+        found += judge.step(table.filter(pa.array(~(given & (table["seq"].to_numpy() == without)))))
+    judge.clock_ms += 10 * OVERDUE_MS
+    told = [
+        EventColumns(EventKind.REACH, 1, {"topic": topic, "read_ms": judge.clock_ms})
+        for topic in [*TOPICS, *CHANGED]
     ]
-    last = {name: value for name, value in clocks[-1].items() if name in exported_events.NUMBERS}
-    del last["kind"]
-    for later_ms in (OVERDUE_MS, OVERDUE_MS + RELEASE_MS, 3 * (OVERDUE_MS + RELEASE_MS)):
-        at_ms = last["at_ms"] + 2 * later_ms
-        for topic in TOPICS:
-            court.tell(EventKind.REACH, topic=topic, read_ms=at_ms, at_ms=at_ms)
-        court.tell(EventKind.CLOCK, **last | {"at_ms": at_ms, "read_ms": at_ms})
-        alerts += court.step()
-    return alerts
+    return found + judge.step(exported_events.table(told))
 
 
-def test_pauses_expiry_and_deletions_raise_nothing(
+def test_pauses_expiry_deletions_and_changes_raise_nothing(
     played: tuple[list[pa.Table], dict[str, list[int]]],
 ) -> None:
     tables, seqs = played
-    assert judged(tables) == []
     told = pa.concat_tables(tables)
     given = {*told["seq"].to_numpy()[told["kind"].to_numpy() == int(EventKind.GIVEN)].tolist()}
+    # Time passes without a FIRE: the timers of an hour from now are not due, no others are left.
+    assert judged(tables) == []
     assert given.isdisjoint(seqs["expired"])
     assert given.isdisjoint(seqs[f"held {DROP}"])
     assert len(given.intersection(seqs[f"held {LATEST}"])) == 1
     assert given.isdisjoint(seqs["dead"][1:])
-    kinds = np.concatenate([table["kind"].to_numpy() for table in tables])
-    for kind in exported_events.OF_TOPICS:
-        assert (kinds == kind).any(), kind
 
 
 @pytest.mark.parametrize(
@@ -206,4 +223,17 @@ def test_loss_is_raised(
 ) -> None:
     tables, seqs = played
     lost = seqs[what][at]
-    assert [(alert.kind, alert.seq) for alert in judged(tables, lost)] == [("lost", lost)]
+    assert [(each.kind, each.seq) for each in judged(tables, lost)] == [("lost", lost)]
+
+
+@pytest.mark.parametrize("topic", CHANGED)
+def test_loss_of_a_changed_timer_is_raised(
+    played: tuple[list[pa.Table], dict[str, list[int]]], topic: str
+) -> None:
+    tables, _ = played
+    rows = pa.concat_tables(tables)
+    mine = pc.and_(pc.equal(rows["kind"], int(EventKind.GIVEN)), pc.equal(rows["topic"], topic))
+    seqs = rows.filter(mine)["seq"].to_pylist()
+    lost = seqs[len(seqs) // 2]
+    found = judged(tables, lost)
+    assert [(each.kind, each.seq, each.topic) for each in found] == [("lost", lost, topic)]

@@ -22,7 +22,7 @@ class Client:
 
 
 def waited(client: Any) -> object:
-    return witness._when_there(client, "default/t", lambda: client)()
+    return witness._when_there(client, "t", lambda: client)()
 
 
 def test_witness_waits_for_a_topic_whatever_fails_meanwhile(

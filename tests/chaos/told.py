@@ -1,4 +1,4 @@
-"""Read the event files that a run under way has exported so far."""
+"""The events of a running export, as they come."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -8,12 +8,14 @@ import pyarrow.parquet as pq
 
 from chaos.live import exported_events
 from chaos.live.exported_events import EventKind
+from timer.entries import entry_frame
+from timer.entries.entry_frame import Entry
 
 Row = dict[str, Any]
 
 
 class EventFiles:
-    """The event files of a folder. The folder may be created later; each file is read once."""
+    """The event files of a folder, which may come later; each is read once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder: Final = folder
@@ -21,17 +23,27 @@ class EventFiles:
         self._rows: dict[int, list[Row]] = defaultdict(list)
 
     def of(self, kind: EventKind) -> list[Row]:
-        """Return the rows of one kind, from all files so far."""
+        """Return the rows of one kind so far."""
         for path in sorted({*self.folder.glob("*.parquet")} - self._read):
             for row in pq.read_table(path, schema=exported_events.ARROW).to_pylist():
                 self._rows[row["kind"]].append(row)
             self._read.add(path)
         return self._rows[int(kind)]
 
-    def seqs(self, *kinds: EventKind) -> set[int]:
-        """Return the seqs of the rows of these kinds."""
-        return {row["seq"] for kind in kinds for row in self.of(kind)}
+    def seqs(self) -> set[int]:
+        """Return the seqs of the messages that the witness received."""
+        return {row["seq"] for row in self.of(EventKind.GIVEN)}
 
     def clock_ms(self) -> int:
-        """Return the latest exported time of the log in Unix milliseconds. 0: there is none."""
-        return max((row["at_ms"] for row in self.of(EventKind.CLOCK)), default=0)
+        """Return the time of the last exported entry; 0: there is none."""
+        entries = self.of(EventKind.ENTRY)
+        if not entries:
+            return 0
+        last = entry_frame.frame_at(memoryview(max(entries, key=_index)["frame"]), 0)
+        assert isinstance(last, Entry)
+        return last.time_ms
+
+
+def _index(row: Row) -> int:
+    index: int = row["index"]
+    return index
