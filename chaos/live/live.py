@@ -31,6 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 from pyspark.sql.streaming.query import StreamingQuery
 
 from chaos.audit_options import add_live_arguments
@@ -41,7 +42,7 @@ from chaos.spark.session import spark_session, why_no_java
 STALLED_MS: Final = 10_000
 """More than a failover and the interval of CHECKPOINT entries."""
 TRIGGER: Final = "1 second"
-BYTES_PER_BATCH: Final = "64m"
+BYTES_PER_BATCH: Final = 64 << 20
 FILES_AT_ONCE: Final = 256
 """Files of one step of a restart."""
 
@@ -106,8 +107,9 @@ class LiveAudit:
     def batch(self, told: DataFrame, number: int) -> None:
         """Judge a micro-batch, and put its files aside."""
         del number
-        self._step(told.toArrow())
-        for name in told.inputFiles():
+        table = told.toArrow()
+        self._step(table.drop_columns(["file"]))
+        for name in table["file"].unique().to_pylist():
             path = Path(unquote(urlsplit(name).path))
             path.rename(self._judged / path.name)
 
@@ -159,6 +161,7 @@ def start(
         .option("maxBytesPerTrigger", BYTES_PER_BATCH)
         .option("pathGlobFilter", "*.parquet")
         .parquet(str(folder.resolve()))
+        .withColumn("file", F.input_file_name())
     )
     return (
         told.writeStream.queryName("live-audit")

@@ -78,8 +78,12 @@ class HeldStory:
     """Bytes of the payloads."""
     position: Place = (0, _LAST)
     """All timers up to here have become due."""
-    _paused: set[int] = field(default_factory=set)
-    _releases: dict[int, ReleaseStory] = field(default_factory=dict)
+    paused: set[int] = field(default_factory=set)
+    releases: dict[int, ReleaseStory] = field(default_factory=dict)
+    """Topics that resumed, until they hold no timer any more."""
+    sweep_rows: int = field(default_factory=lambda: SWEEP_ROWS)
+    sweep_topics: int = field(default_factory=lambda: SWEEP_TOPICS)
+    apart_max: int = field(default_factory=lambda: APART_MAX)
     _swept: Place | None = None
 
     # ---- policies
@@ -88,49 +92,49 @@ class HeldStory:
         """Pause and resume by the policies of an entry of `time_ms`; `topics`: all that exist."""
         for topic in topics:
             paused, catch_up = self._firing(topic)
-            if paused == (topic in self._paused):
+            if paused == (topic in self.paused):
                 continue
-            self._releases.pop(topic, None)
+            self.releases.pop(topic, None)
             if paused:
-                self._paused.add(topic)
+                self.paused.add(topic)
                 continue
-            self._paused.remove(topic)
+            self.paused.remove(topic)
             holds = bool(self.of.get(topic))
             if holds or catch_up != "all":
                 until_ms = max(time_ms, read_ms)
-                self._releases[topic] = ReleaseStory(catch_up, until_ms, next_seq, waits=holds)
+                self.releases[topic] = ReleaseStory(catch_up, until_ms, next_seq, waits=holds)
         self._begin()
 
     def _begin(self) -> None:
         """Begin a sweep, unless one is under way that no topic waits behind."""
-        taken = len(self._releases) - len(self._waiting())
+        taken = len(self.releases) - len(self._waiting())
         if self._swept in (None, _BEGIN) or not taken:
-            self._swept = _BEGIN if self._releases else None
-            self._admit(SWEEP_TOPICS - taken)
+            self._swept = _BEGIN if self.releases else None
+            self._admit(self.sweep_topics - taken)
 
     def _waiting(self) -> list[int]:
-        return [topic for topic, release in self._releases.items() if release.waits]
+        return [topic for topic, release in self.releases.items() if release.waits]
 
     def _admit(self, count: int) -> None:
         """Let the next waiting topics take part in a sweep that begins."""
-        turns = sorted(self._waiting(), key=lambda topic: (self._releases[topic].until_ms, topic))
+        turns = sorted(self._waiting(), key=lambda topic: (self.releases[topic].until_ms, topic))
         for topic in turns[: max(count, 0)] if self._apart else turns:
-            self._releases[topic].waits = False
+            self.releases[topic].waits = False
 
     @property
     def _apart(self) -> bool:
         """Return whether a sweep visits only the rows of its own topics."""
-        return len(self.rows) <= APART_MAX and self.size <= APART_BYTES
+        return len(self.rows) <= self.apart_max and self.size <= APART_BYTES
 
     def made(self, topic: int) -> None:
         """Add a topic."""
         if self._firing(topic)[0]:
-            self._paused.add(topic)
+            self.paused.add(topic)
 
     def gone(self, topic: int) -> Rows:
         """Remove a deleted topic; return the rows that it held."""
-        self._paused.discard(topic)
-        self._releases.pop(topic, None)
+        self.paused.discard(topic)
+        self.releases.pop(topic, None)
         rows = _table([self._pop(place) for place in [*self.of.get(topic, ())]])
         self._begin()
         return rows
@@ -142,7 +146,7 @@ class HeldStory:
 
     def holds(self, topics: Any) -> Any:
         """Return for each topic whether it holds due timers (n, bool)."""
-        return np.isin(topics, [*self._paused, *self._releases])
+        return np.isin(topics, [*self.paused, *self.releases])
 
     def past(self, rows: Rows) -> Any:
         """Return for each row whether it lies at or before `position` (n, bool)."""
@@ -164,9 +168,13 @@ class HeldStory:
         del self.of[int(row["topic"])][place]
         return row
 
+    def rows_of(self, topic: int) -> list[Rows]:
+        """Return the held rows of a topic, one in an array."""
+        return [_table([row]) for row in self.of.get(topic, {}).values()]
+
     def late(self, now_ms: int) -> Rows:
         """Return the held rows of topics that resumed more than RELEASE_MS ago."""
-        releases = self._releases.items()
+        releases = self.releases.items()
         done = [topic for topic, how in releases if how.until_ms <= now_ms - RELEASE_MS]
         return _table([row for topic in done for row in self.of.get(topic, {}).values()])
 
@@ -188,18 +196,18 @@ class HeldStory:
 
     def sweep(self, rows_max: int, bytes_max: int) -> list[ReleasedRows]:
         """Continue the sweep after a FIRE's own rows; return the released rows."""
-        if not self._releases:
+        if not self.releases:
             return []
         seen = self._swept or _BEGIN
         portion: list[Place] = []
         more, size = False, 0
-        swept = {topic for topic, release in self._releases.items() if not release.waits}
+        swept = {topic for topic, release in self.releases.items() if not release.waits}
         mine = (
             [self.of[topic] for topic in swept if topic in self.of] if self._apart else [self.rows]
         )
         for place in merge(*(each.irange(seen, inclusive=(False, True)) for each in mine)):
             size += int(self.rows[place]["size"])
-            full = len(portion) == min(rows_max, SWEEP_ROWS) or (portion and size > bytes_max)
+            full = len(portion) == min(rows_max, self.sweep_rows) or (portion and size > bytes_max)
             if full:
                 more = True
                 break
@@ -210,7 +218,7 @@ class HeldStory:
             of_topic.setdefault(int(self.rows[place]["topic"]), []).append(place)
         for topic, places in sorted(of_topic.items()):
             if topic in swept:
-                self._release(self._releases[topic], places, gone)
+                self._release(self.releases[topic], places, gone)
         self._swept = seen = portion[-1] if portion else seen
         if not more:
             self._through(seen, gone)
@@ -240,7 +248,7 @@ class HeldStory:
     def _through(self, seen: Place, gone: list[ReleasedRows]) -> None:
         """Note that the sweep has passed all held rows."""
         again = early = False
-        for topic, release in sorted(self._releases.items()):
+        for topic, release in sorted(self.releases.items()):
             if release.waits:
                 again = True
                 continue
@@ -251,10 +259,10 @@ class HeldStory:
             if self.of.get(topic):
                 again = True
             else:
-                del self._releases[topic]
+                del self.releases[topic]
         self._swept = _BEGIN if again else seen if early else None
         if again:
-            self._admit(SWEEP_TOPICS)
+            self._admit(self.sweep_topics)
         self._begin()
 
 

@@ -178,7 +178,7 @@ class LogStory:
         """Key -> (due, seq) of the pending timer that has it."""
         self._key_of: dict[int, int] = {}
         """Seq of a timer with a key -> its key."""
-        self._paused = HeldStory(self.topics.__getitem__, self._said)
+        self.held = HeldStory(self.topics.__getitem__, self._said)
         self._undone: list[tuple[int, int]] = []
         """(due, seq) of rows of this entry that a later row of it replaced."""
 
@@ -208,7 +208,7 @@ class LogStory:
             case EntryKind.CHECKPOINT:
                 self._intake.checkpoint(item)
                 for topic, kept in self.kept.items():
-                    kept.checkpoint(self._cursors(topic), item.time_ms)
+                    kept.checkpoint(self.cursors(topic), item.time_ms)
                 self._book.checkpoint(
                     index=item.index,
                     time_ms=item.time_ms,
@@ -220,7 +220,7 @@ class LogStory:
     def _settings(self, item: Entry) -> None:
         if item.kind is EntryKind.POLICY:
             self._policy(item)
-            self._paused.policy(item.time_ms, self._there(), self.last_read_time_ms, self.seqs + 1)
+            self.held.policy(item.time_ms, self._there(), self.last_read_time_ms, self.seqs + 1)
         elif item.kind is EntryKind.TOPIC:
             said = payloads.decode_topic(item.payload)
             self._delete(item, said) if isinstance(said, DeleteTopic) else self._topic_of(said)
@@ -232,7 +232,7 @@ class LogStory:
             return
         self.deleted[said.topic] = item.index, item.time_ms
         self._pending.drop(said.topic)
-        held = self._paused.gone(said.topic)
+        held = self.held.gone(said.topic)
         self._free(held["due_ms"], held["seq"])
         self._dropped(held)
         for group in self.groups.values():
@@ -273,7 +273,7 @@ class LogStory:
         for taken in self._pending.rest():
             self._cancelled(taken)
             self._wait(taken.fired, PENDING)
-        held, late = self._paused.left(self.last_read_time_ms)
+        held, late = self.held.left(self.last_read_time_ms)
         self._wait(held, HELD)
         self._wait(late, PENDING)
 
@@ -289,17 +289,25 @@ class LogStory:
         resumed more than RELEASE_MS before `resumed_ms`. Some spilled rows are left out.
         """
         rows = self._pending.overdue(due_ms)
-        return np.concatenate([rows, self._paused.late(resumed_ms)])
+        return np.concatenate([rows, self.held.late(resumed_ms)])
+
+    def pending_of(self, topic: int) -> Rows:
+        """Return the pending timers of a topic, held ones included. Spilled rows are left out."""
+        rows = np.concatenate([self._pending.overdue(NEVER), *self.held.rows_of(topic)])
+        mine: Rows = rows[rows["topic"] == topic]
+        return mine
 
     def state_of(self, due_ms: int, seq: int) -> int | None:
         """Return PENDING, HELD, or the end of a timer that is not due yet; None: none of these."""
-        if (due_ms, seq) in self._paused.rows:
+        if (due_ms, seq) in self.held.rows:
             return HELD
         rows = self._pending.rows_of((due_ms, seq))
-        ends = rows["mark"][rows["topic"] == TOMBSTONE].tolist()
-        if not len(rows) or len(ends) == len(rows):
+        is_end = rows["topic"] == TOMBSTONE
+        if is_end.all():
             return None
-        return int(ends[0]) if ends else PENDING
+        deleted, _ = self.deleted.get(int(rows["topic"][~is_end][0]), (NEVER, 0))
+        ends = rows["mark"][is_end & (rows["index"] < deleted)].tolist()
+        return int(ends[0]) if ends else PENDING if deleted == NEVER else DROPPED
 
     # ---- timers
 
@@ -350,7 +358,7 @@ class LogStory:
 
     def _ready(self, topic: int) -> int:
         """Return the number of messages that a group of a topic has not acked; 0 without groups."""
-        cursors = self._cursors(topic)
+        cursors = self.cursors(topic)
         return self.kept[topic].end - max(self.kept[topic].begin, min(cursors)) if cursors else 0
 
     def _numbered(self, item: Entry, count: int) -> Rows:
@@ -398,7 +406,7 @@ class LogStory:
 
         Timers that are due already are never pending.
         """
-        waits = (rows["due_ms"] > self.last_read_time_ms) | self._paused.holds(rows["topic"])
+        waits = (rows["due_ms"] > self.last_read_time_ms) | self.held.holds(rows["topic"])
         key, due_ms, seq = (rows[name][waits].tolist() for name in ("key", "due_ms", "seq"))
         assert self._holders.keys().isdisjoint(key), (key, seq)
         self._holders.update(zip(key, zip(due_ms, seq, strict=True), strict=True))
@@ -416,9 +424,9 @@ class LogStory:
     def _admit(self, item: Entry, new: Rows) -> None:
         self.timers += len(new)
         due = new["due_ms"] <= self.last_read_time_ms
-        held = due & self._paused.holds(new["topic"])
-        past = held & self._paused.past(new)
-        self._paused.add(new[past])
+        held = due & self.held.holds(new["topic"])
+        past = held & self.held.past(new)
+        self.held.add(new[past])
         self._enqueue(item, new[due & ~held])
         self._pending.add(new[~due | (held & ~past)])
         undone, self._undone = self._undone, []
@@ -432,13 +440,13 @@ class LogStory:
             int(taken.fired["due_ms"][-1]) if taken.limited else fire.read_time_ms
         )
         last = int(taken.fired["seq"][-1]) if taken.limited else SEQ_MAX
-        self._paused.position = self.last_read_time_ms, last
+        self.held.position = self.last_read_time_ms, last
         self._cancelled(taken)
         self._free(taken.dropped["due_ms"], taken.dropped["seq"])
-        held = self._paused.holds(taken.fired["topic"])
-        self._paused.add(taken.fired[held])
+        held = self.held.holds(taken.fired["topic"])
+        self.held.add(taken.fired[held])
         self._fires(item, taken.fired[~held])
-        for gone in self._paused.sweep(fire.rows_max, fire.bytes_max):
+        for gone in self.held.sweep(fire.rows_max, fire.bytes_max):
             if gone.fired:
                 self._fires(item, gone.rows)
             else:
@@ -475,7 +483,7 @@ class LogStory:
     def _cancel(self, item: Entry) -> None:
         targets = payloads.decode_cancel(item.payload)
         if not isinstance(targets, Ids):
-            for held in dict.fromkeys(self._held(targets)):
+            for held in dict.fromkeys(self.holders_of(targets)):
                 if held is not None:
                     self._end(item, held, CANCELLED)
             return
@@ -489,7 +497,7 @@ class LogStory:
         moved: list[int] = []
         asked: set[tuple[int, int]] = set()
         size = 0
-        for at, target in enumerate(self._held(order.targets)):
+        for at, target in enumerate(self.holders_of(order.targets)):
             if target is None or target in asked or (old := self._find(target)) is None:
                 continue
             asked.add(target)
@@ -509,10 +517,10 @@ class LogStory:
         self._admit(item, new[moved])
 
     def _find(self, target: tuple[int, int]) -> np.void | None:
-        held: np.void | None = self._paused.rows.get(target)
+        held: np.void | None = self.held.rows.get(target)
         return self._pending.find(*target) if held is None else held
 
-    def _held(self, targets: Targets) -> list[tuple[int, int] | None]:
+    def holders_of(self, targets: Targets) -> list[tuple[int, int] | None]:
         """Return (due, seq) per target; None if no pending timer has the key."""
         if isinstance(targets, Ids):
             return list(zip(targets.due_ms.tolist(), targets.seq.tolist(), strict=True))
@@ -525,7 +533,7 @@ class LogStory:
 
     def _end_all(self, item: Entry, due_ms: I64, seq: I64, end: int) -> None:
         """End the pending ones of n timers."""
-        held, others = self._paused.split(due_ms, seq)
+        held, others = self.held.split(due_ms, seq)
         if len(held):
             self._ended_held(item, held, end)
             due_ms, seq = due_ms[others], seq[others]
@@ -627,10 +635,11 @@ class LogStory:
 
     def _trim(self, topic: int) -> None:
         """Delete messages that every group has acked: a later group does not start before them."""
-        self.kept[topic].acked(self._cursors(topic))
+        self.kept[topic].acked(self.cursors(topic))
         self.quotas.touched.add(topic)
 
-    def _cursors(self, topic: int) -> list[int]:
+    def cursors(self, topic: int) -> list[int]:
+        """Return the cursors of a topic's groups."""
         return [g.cursor for g in self.groups.values() if g.topic == topic and not g.over]
 
     def _seek(self, op: GroupOp, group: GroupStory) -> None:
@@ -690,7 +699,7 @@ class LogStory:
         self.topics[made], self.kept[made] = name, QueueStory()
         self._retain(made, 0)
         self._note_times(made, 0)
-        self._paused.made(made)
+        self.held.made(made)
         return made
 
     def _create_group(self, create: CreateGroup) -> None:

@@ -12,6 +12,7 @@ from chaos.live import exported_events, judge
 from chaos.live.exported_events import EventColumns, EventKind
 from chaos.live.judge import Judge, Violation
 from chaos.sim.checks.book import PromiseBook
+from chaos.sim.checks.fatebook import APART_MAX, SWEEP_ROWS, SWEEP_TOPICS
 from chaos.sim.timers.timers import TimerWorld
 from chaos.sim.timers.town import GROUPS
 from tests.chaos.planted.planted import calm
@@ -65,28 +66,45 @@ class Heard:
             self.entries.append(found)
 
 
-def judged(heard: Heard, without: int = 0, twice: int = 0) -> list[Violation]:
-    """Return the violations, if a witness did not get one timer's message, or got one twice."""
+def a_judge() -> Judge:
+    """Return a judge that releases held timers as the machines of the world do."""
     mine = Judge(Path(), overdue_ms=OVERDUE_MS)
-    found: list[Violation] = []
+    held = mine.story.held
+    held.sweep_rows, held.sweep_topics, held.apart_max = SWEEP_ROWS, SWEEP_TOPICS, APART_MAX
+    return mine
+
+
+def entry_events(items: Sequence[Entry]) -> EventColumns:
+    frames = [
+        entry_frame.encode(each.kind, each.epoch, each.index, each.time_ms, [bytes(each.payload)])
+        for each in items
+    ]
+    columns = {"index": [each.index for each in items], "frame": frames}
+    return EventColumns(EventKind.ENTRY, len(items), columns)
+
+
+def topics_of(heard: Heard) -> dict[int, str]:
+    """Return the name of each topic that ever existed."""
+    mine = a_judge()
+    mine.step(exported_events.table([entry_events(heard.entries)]))
+    return mine.story.topics
+
+
+def judged(
+    heard: Heard, topics: dict[int, str], without: int = 0, twice: int = 0
+) -> list[Violation]:
+    """Return the violations, if a witness did not get one timer's message, or got one twice."""
+    mine, found = a_judge(), list[Violation]()
     for start in range(0, len(heard.entries), STEP):
         items = heard.entries[start : start + STEP]
-        frames = [
-            entry_frame.encode(each.kind, each.epoch, each.index, each.time_ms, [each.payload])  # type: ignore[list-item]
-            for each in items
-        ]
-        columns = {"index": [each.index for each in items], "frame": frames}
-        found += mine.step(
-            exported_events.table([EventColumns(EventKind.ENTRY, len(items), columns)])
-        )
-        told = [
+        told = [entry_events(items)]
+        told += [
             EventColumns(EventKind.REACH, 1, {"topic": name, "read_ms": 1 << 60})
-            for name in {*mine.story.topics.values()}
+            for name in {*topics.values()}
         ]
         for item in items:
             for seq, fired in heard.given.get(item.index, {}).items():
-                row = fired | {"topic": mine.story.topics[fired["topic"]]}
-                row["fired_at_ms"] = item.time_ms
+                row = fired | {"topic": topics[fired["topic"]], "fired_at_ms": item.time_ms}
                 far = row | {"queue_offset": row["queue_offset"] + 10**6}
                 rows = [row] * (seq != without) + [far] * (seq == twice)
                 told += [EventColumns(EventKind.GIVEN, 1, each) for each in rows]
@@ -110,14 +128,16 @@ def test_simulated_log_raises_nothing_and_lies_are_raised(
     heard.grow_old()
     seqs = [seq for each in heard.given.values() for seq in each]
     # Redriven messages are not heard of: they come by no FIRE.
-    assert [each for each in judged(heard) if each.kind != "lost" or each.seq in seqs] == []
+    topics = topics_of(heard)
+    found = judged(heard, topics)
+    assert [each for each in found if each.kind != "lost" or each.seq in seqs] == []
     raised = 0
     for tried, seq in enumerate(some(seqs, len(seqs))):
         if raised and tried >= 4:
             break
-        lost = [each.kind for each in judged(heard, without=seq) if each.seq == seq]
+        lost = [each.kind for each in judged(heard, topics, without=seq) if each.seq == seq]
         assert lost in ([], ["lost"])
         raised += bool(lost)
-        doubled = [each.kind for each in judged(heard, twice=seq) if each.seq == seq]
+        doubled = [each.kind for each in judged(heard, topics, twice=seq) if each.seq == seq]
         assert doubled == ["duplicate_fire"]
     assert raised

@@ -13,18 +13,14 @@ from chaos.sim.checks.orderbook import OrderBook
 from chaos.sim.timers.timers import TimerWorld
 from chaos.sim.world.referee import Broken
 from tests.chaos.planted.planted import calm
-from timer.entries.entry_frame import Entry, EntryKind
-from timer.entries.payloads import GroupOp, Move, Op, encode_group
+from timer.entries.payloads import GroupOp, Move, Op
 from timer.model.columns import Binary, Part, encode_schedule
 from timer.model.units import (
-    Epoch,
     GroupId,
-    LogIndex,
     ProducerId,
     QueueOffset,
     Seq,
     TopicId,
-    UnixMs,
 )
 from timer.ready.queue import Queue
 from timer.ready.topic import Topic
@@ -60,9 +56,7 @@ def asked_up_to(offset: int, acked: list[int]) -> PromiseBook:
     book.starts[LIFE] = QueueOffset(0)
     book.delivered.add((*LIFE, 2))
     book.asks_up_to(LIFE, offset)
-    op = GroupOp(Op.ACK, TopicId(1), GroupId(1), np.array(acked, np.uint64))
-    payload = memoryview(b"".join(encode_group([op] if acked else [])))
-    book.on_commit(Entry(EntryKind.GROUP, Epoch(1), LogIndex(1), UnixMs(5), payload), None)
+    book._passes(GroupOp(Op.ACK, TopicId(1), GroupId(1), np.array(acked, np.uint64)))
     return book
 
 

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from chaos.sim.checks.creditbook import CreditBook
-from chaos.sim.checks.dropbook import DropBook
 from chaos.sim.checks.expirybook import ExpiryBook
+from chaos.sim.checks.fatebook import FateBook
 from chaos.sim.checks.keybook import Key, KeyBook, TimerName, ToldRow
 from chaos.sim.checks.latebook import LateBook
 from chaos.sim.checks.leasebook import LeaseBook
 from chaos.sim.checks.letterbook import LetterBook
 from chaos.sim.checks.orderbook import OrderBook
-from chaos.sim.checks.pausebook import PauseBook
 from chaos.sim.checks.policybook import PolicyBook
 from chaos.sim.checks.quotabook import QuotaBook
 from chaos.sim.checks.requestbook import RequestBook
@@ -122,14 +121,13 @@ class PromiseBook:
     """Timers that became dead letters: perhaps they were leased, and nobody ever got them."""
     keys: KeyBook = field(default_factory=KeyBook)
     policies: PolicyBook = field(default_factory=PolicyBook)
-    pauses: PauseBook = field(init=False)
-    late: LateBook = field(default_factory=LateBook)
+    fates: FateBook = field(default_factory=FateBook)
+    late: LateBook = field(init=False)
     leases: LeaseBook = field(default_factory=LeaseBook)
     credit: CreditBook = field(default_factory=CreditBook)
     order: OrderBook = field(default_factory=OrderBook)
     quotas: QuotaBook = field(init=False)
     expiry: ExpiryBook = field(init=False)
-    drops: DropBook = field(default_factory=DropBook)
     letters: LetterBook = field(default_factory=LetterBook)
     asked_up_to: dict[tuple[str, str], int] = field(default_factory=dict)
     """(topic, life) -> somebody asked to ack all up to this, whoever was given it."""
@@ -142,9 +140,9 @@ class PromiseBook:
 
     def __post_init__(self) -> None:
         """Let what reads the same pages have them."""
-        self.pauses = PauseBook(self.policies)
+        self.late = LateBook(self.fates)
         self.quotas = QuotaBook(self.policies)
-        self.expiry = ExpiryBook(self.policies.at)
+        self.expiry = ExpiryBook(self.fates, self.policies)
 
     # ---- the log
 
@@ -156,7 +154,6 @@ class PromiseBook:
             return
         self.committed = entry.index
         self.policies.on_commit(entry)
-        self.expiry.on_commit(entry)
         if true_ms is not None and entry.time_ms > true_ms + AHEAD_MS_MAX:
             raise Broken("clock", f"entry {entry.index} of {entry.time_ms}, at {true_ms}")
         if entry.kind is EntryKind.FIRE:
@@ -164,6 +161,7 @@ class PromiseBook:
             if read_time_ms < self.read_time_ms:
                 raise Broken("time", f"FIRE {entry.index}: {self.read_time_ms} -> {read_time_ms}")
             self.read_time_ms = read_time_ms
+        self.fates.on_commit(entry)
         if entry.kind is EntryKind.GROUP:
             for op in decode_group(entry.payload):
                 if isinstance(op, Nack):
@@ -198,7 +196,7 @@ class PromiseBook:
         if isinstance(applied, Checkpoint):
             self.keys.unique(node, machine)
         counts, held = machine.counts, machine.store.pending
-        queued = self.drops.fired_before(machine)
+        queued = self.fates.fired_before(machine)
         queued += sum(topic.queue.end for topic in machine.topics.values())
         if held != counts.pending or queued != counts.fired:
             raise Broken("conservation", f"{node}: {counts}, pending {held}, queued {queued}")
@@ -297,7 +295,7 @@ class PromiseBook:
             raise Broken("cancel", f"{name} was delivered, then cancelled ({outcome})")
         if outcome == ALREADY_FIRED and asked.cancelled:
             raise Broken("cancel", f"{name} was cancelled, then had fired")
-        dropped = name in self.pauses.dropped
+        dropped = name in self.fates.dropped
         if dropped != (outcome == DROPPED) and outcome in (CANCELLED, ALREADY_FIRED, DROPPED):
             raise Broken("cancel", f"{name} was answered {outcome}; dropped: {dropped}")
         asked.cancelled |= outcome == CANCELLED
@@ -393,22 +391,22 @@ class PromiseBook:
             for row in block.page.rows
         }
         unseen = self.order.unseen(self.passed)
-        if self.expiry.expired:
+        if self.fates.over:
             unseen = self.order.fired_names
         fired |= self.buried | unseen
-        self.pauses.at_end()
+        self.fates.at_end()
         self.keys.at_end({*self.timers})
         for name, asked in self.timers.items():
             ended = asked.cancelled or asked.cancel_open or name in self.keys.ended
             ended = ended or self.keys.changes_open.get(name, 0)
             named = self.keys.keys.get(name)
             ended = ended or (named is not None and self.keys.open.get(named, 0))
-            ended = ended or self.drops.has_dropped(name)
-            if name not in fired | self.pauses.dropped and not ended:
+            ended = ended or name.seq in self.fates.gone
+            if name not in fired | self.fates.dropped and not ended:
                 raise Broken("lost", f"{name} of {asked.topic} never fired")
         self._groups_at_end(machine)
         # Else some were perhaps never seen, or were of a topic that is gone.
-        dropped = self.pauses.dropped or self.drops.queue_ends
+        dropped = self.fates.dropped or self.fates.story.deleted
         if not (self.buried or unseen - self.fired.keys() or dropped):
             for rows in self.whole:
                 if len({self.payloads[row] is None for row in rows}) > 1:
@@ -426,7 +424,7 @@ class PromiseBook:
                     continue
                 for offset in range(self.starts[key], topic.queue.end):
                     where = topic.topic_id, group.group_id, offset
-                    dead = where in self.dead or self.expiry.is_over(*where)
+                    dead = where in self.dead or self.expiry.is_over(group.group_id, offset)
                     over = dead or where in self.passed
                     if not over and (*key, offset) not in self.delivered:
                         raise Broken("lost", f"{key} never got {offset} of {topic.queue.end}")

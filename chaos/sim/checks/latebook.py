@@ -10,22 +10,16 @@ step, the commit, and a lost message that is sent again. A world is not steady w
 
 A new leader or process, and a jump of the log's clock, end a steady phase, too. The next one begins
 AFTER_MS later, and the wait of an overdue timer counts from then. Held timers of a paused topic
-are judged in chaos/sim/checks/pausebook.py.
+are judged in chaos/sim/checks/fatebook.py.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from chaos.sim.checks.fatebook import FateBook
 from chaos.sim.world.referee import Broken
 from timer.entries.entry_frame import Entry
-from timer.state.apply_results import (
-    RESCHEDULED,
-    Accepted,
-    Applied,
-    FireApplied,
-    RescheduleApplied,
-    ScheduleApplied,
-)
+from timer.state.apply_results import FireApplied
 
 if TYPE_CHECKING:
     from chaos.sim.timers.timers import TimerApp, TimerWorld
@@ -43,13 +37,11 @@ SHIFT_MS: Final = 10
 class LateBook:
     """See the module."""
 
+    fates: FateBook
     steady_us: int = 0
     """The steady phase began then; in the future: the world is not steady."""
     judged: int = 0
     worst_ms: int = 0
-    _since: dict[int, int] = field(default_factory=dict)
-    """Seq -> the time of the entry that scheduled the timer."""
-    _checked: int = 0
     _seen: tuple[object, ...] = ()
     _shift_ms: int = 0
 
@@ -69,25 +61,8 @@ class LateBook:
             self.steady_us = now_us + AFTER_MS * 1_000
         self._seen, self._shift_ms = seen, shift_ms
 
-    def check(self, entry: Entry, applied: Applied) -> None:
-        """Note new timers, as the first replica applies an entry."""
-        if entry.index <= self._checked:
-            return
-        self._checked = entry.index
-        match applied:
-            case ScheduleApplied(parts):
-                for part in parts:
-                    if isinstance(part, Accepted):
-                        first, rows = part.answer.first_seq, len(part.answer.due_ms)
-                        self._since |= dict.fromkeys(range(first, first + rows), entry.time_ms)
-            case RescheduleApplied(results, _, timers):
-                new = timers.seq[results == RESCHEDULED].tolist()
-                self._since |= dict.fromkeys(new, entry.time_ms)
-            case _:
-                pass
-
     def fired(self, app: "TimerApp", entry: Entry, applied: FireApplied, clock_ms: int) -> None:
-        """Judge what fires, as the leader applies it at `clock_ms` of its clock.
+        """Judge the timers that fire, as the leader applies the entry at `clock_ms` of its clock.
 
         Raises:
             Broken: it is late.
@@ -96,7 +71,7 @@ class LateBook:
         steady_ms = (now_us - self.steady_us) // 1_000
         for topic, rows in applied.fired:
             for due_ms, seq in zip(rows["due_ms"].tolist(), rows["seq"].tolist(), strict=True):
-                since_ms = self._since.pop(seq, None)
+                since_ms = self.fates.since_ms.get(seq)
                 if since_ms is None or steady_ms <= 0:
                     continue
                 late_ms = min(clock_ms - max(due_ms, since_ms), steady_ms)

@@ -15,6 +15,7 @@ import numpy as np
 
 from chaos.sim.checks import latebook, workbook
 from chaos.sim.checks.book import life_of
+from chaos.sim.checks.fatebook import APART_MAX, SWEEP_ROWS, SWEEP_TOPICS
 from chaos.sim.checks.keybook import TimerName
 from chaos.sim.checks.policybook import LEVELS_MS, TakenRequest
 from chaos.sim.checks.progress_check import ProgressCheck
@@ -67,13 +68,9 @@ CONFIG: Final = LeaderConfig(
     checkpoint_interval_ms=1_000, policy=replace(DEFAULTS, delay_levels_ms=LEVELS_MS)
 )
 CROWD_CONFIG: Final = replace(CONFIG, fire_topics_max=workbook.TOPICS_MAX)
-SWEEP_ROWS: Final = 3
-SWEEP_TOPICS: Final = 1
 TOPICS_AT_ONCE: Final = 1
 """Topics that a flush handles per step, before its cut and after its spill file. Topics can change
 between the steps."""
-APART_MAX: Final = 20
-"""Held timers that one FIRE entry handles; few, so that a release takes several entries."""
 PRODUCER_IDS: Final = 1_000
 """Number of producer ids; few, so that two registrations sometimes draw the same one."""
 PRODUCER_IDLE_MS: Final = 2_000
@@ -206,19 +203,16 @@ class TimerApp(KeeperCalls):
         Engine(disk, directory, CONFIG)
 
     def _observe(self, entry: Entry, applied: Applied) -> None:
-        self._town.book.drops.check(entry, applied, self.engine.machine)
-        self._town.book.applied(self.node, self.engine.machine, applied)
-        self._town.book.expiry.applied(entry, self.engine.machine)
-        self._town.book.policies.check(entry, applied)
-        self._town.book.pauses.check(entry, applied, self.engine.machine)
-        self._town.book.requests.check(entry, applied)
-        self._town.book.late.check(entry, applied)
-        if isinstance(applied, FireApplied) and self.engine.leader is not None:
-            self._town.book.late.fired(self, entry, applied, self.clock_ms())
-        self._town.book.quotas.check(entry, applied, self.engine.machine)
         if self.node.world.options.crowds:
             asks = self.node.replica % 2 == 1
             workbook.check(entry, applied, self.engine.machine.store, asks=asks)
+        self._town.book.fates.check(entry, applied, self.engine.machine)
+        self._town.book.applied(self.node, self.engine.machine, applied)
+        self._town.book.policies.check(entry, applied)
+        self._town.book.requests.check(entry, applied)
+        if isinstance(applied, FireApplied) and self.engine.leader is not None:
+            self._town.book.late.fired(self, entry, applied, self.clock_ms())
+        self._town.book.quotas.check(entry, applied, self.engine.machine)
         if isinstance(applied, Checkpoint):
             self._town.book.digest(self.node, applied, self.engine.machine)
 

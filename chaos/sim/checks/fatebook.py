@@ -1,0 +1,325 @@
+"""The fate of every timer by the oracle, compared with the machine's; a part of the book.
+
+The oracle (chaos/oracle/story.py) applies each entry as it is first committed. The first replica
+that applies the entry must have done the same: the same timers fire and are dropped, in the same
+order; a change finds the timers that are pending; no message is deleted before its time. So every
+seed tests the audit's oracle as well.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from chaos.oracle.group_story import GroupStory
+from chaos.oracle.pending_rows import I64, Rows
+from chaos.oracle.story import (
+    CANCELLED,
+    DROPPED,
+    FIRED,
+    HELD,
+    PENDING,
+    REPLACED,
+    RESCHEDULED,
+    LogStory,
+)
+from chaos.sim.checks.keybook import TimerName
+from chaos.sim.world.referee import Broken
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.entries.payloads import (
+    DeleteTopic,
+    GroupOp,
+    Op,
+    Targets,
+    decode_cancel,
+    decode_group,
+    decode_reschedule,
+    decode_topic,
+)
+from timer.model.columns import decode_schedule
+from timer.state import apply_results
+from timer.state.apply_results import (
+    Applied,
+    CancelApplied,
+    Checkpoint,
+    DeleteTopicApplied,
+    FireApplied,
+    GroupApplied,
+    MoveApplied,
+    RescheduleApplied,
+    ScheduleApplied,
+)
+from timer.state.machine import Machine
+
+SWEEP_ROWS: Final = 3
+SWEEP_TOPICS: Final = 1
+APART_MAX: Final = 20
+"""The limits of releases in worlds: so low that a release takes several FIREs."""
+CHANGED: Final = (apply_results.CANCELLED, apply_results.RESCHEDULED, apply_results.LEFT)
+_CHECKERS: Final = {FIRED: "twice", CANCELLED: "cancel", REPLACED: "key", RESCHEDULED: "key"}
+"""The checker of a timer that fires after this end."""
+
+
+@dataclass(slots=True)
+class EntryFate:
+    """The effect of one entry by the oracle."""
+
+    fired: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """Topic -> seqs, in the order of firing."""
+    dropped: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """The same for timers that a resume dropped."""
+    moved: list[tuple[int, int]] = field(default_factory=list)
+    """(group id, number of messages) of each MOVE that moved any."""
+    targets: list[tuple[int, int] | None] = field(default_factory=list)
+    """(due, seq) of each target of a CANCEL or RESCHEDULE; None: no timer has the key."""
+    pended: list[bool] = field(default_factory=list)
+    """Whether each of them was pending before the entry."""
+    timers: int = 0
+    """The timers of all entries so far."""
+    lost: int = 0
+    """Pending timers of the topic that the entry deletes."""
+    begins: dict[int, int] = field(default_factory=dict)
+    """Topic -> the first offset that it retains."""
+    pending: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """At a CHECKPOINT: topic -> (held, pending) timers."""
+    paused: frozenset[int] = frozenset()
+    resumed: frozenset[int] = frozenset()
+    read_ms: int = 0
+
+
+class FateBook:
+    """See the module. `on_commit` and `check` raise Broken."""
+
+    def __init__(self) -> None:
+        """Begin with an empty log."""
+        self.story = LogStory(self, Path(), pending_max=1 << 40)
+        held = self.story.held
+        held.sweep_rows, held.sweep_topics, held.apart_max = SWEEP_ROWS, SWEEP_TOPICS, APART_MAX
+        self.ends: dict[int, int] = {}
+        """Seq -> its end, as far as it is known."""
+        self.dropped: set[TimerName] = set()
+        """Timers that a resume dropped."""
+        self.gone: set[int] = set()
+        """Seqs that were pending when their topic was deleted."""
+        self.since_ms: dict[int, int] = {}
+        """Seq of a fired timer -> the time of the entry that scheduled it."""
+        self.due_ms: dict[int, list[int]] = defaultdict(list)
+        """Topic -> the due time of the message at each offset."""
+        self.done: set[tuple[int, int]] = set()
+        """(group id, offset) of acks and moves that count."""
+        self.over: set[tuple[int, int]] = set()
+        """(group id, offset) of messages that expired."""
+        self.retained = 0
+        """Times that a CHECKPOINT left messages that all groups of a topic had acked."""
+        self._fates: dict[int, EntryFate] = {}
+        self._now = EntryFate()
+
+    # ---- the story's book
+
+    def fates(self, rows: Rows, **columns: I64 | int) -> None:
+        """Note ends of timers."""
+        ends = np.broadcast_to(np.asarray(columns["end"]), len(rows)).tolist()
+        for row, end in zip(rows, ends, strict=True):
+            topic, seq, due_ms = int(row["topic"]), int(row["seq"]), int(row["due_ms"])
+            self.ends[seq] = end
+            if end == FIRED:
+                self._now.fired[topic].append(seq)
+                self.due_ms[topic].append(due_ms)
+                self.since_ms[seq] = int(row["time_ms"])
+            elif end == DROPPED and topic not in self.story.deleted:
+                self._now.dropped[topic].append(seq)
+                self.dropped.add(TimerName(due_ms, seq))
+
+    def carried(self, group: GroupStory, rows: Rows, offsets: I64, **columns: I64 | int) -> None:
+        """Note moved messages."""
+        del offsets, columns
+        self._now.moved.append((group.group_id, len(rows)))
+        self.due_ms[int(rows["topic"][0])] += rows["due_ms"].tolist()
+
+    def acks(self, group: GroupStory, acks: Any) -> None:
+        """Note acks."""
+        self.done |= {(group.group_id, offset) for offset in acks["queue_offset"].tolist()}
+
+    def expired(self, group: GroupStory, expired: Any) -> None:
+        """Note messages that expired."""
+        self.over |= {(group.group_id, offset) for offset in expired["queue_offset"].tolist()}
+
+    def returns(self, group: GroupStory, returns: Any) -> None:
+        """Returns are not compared."""
+
+    def payloads(self, marks: I64, crcs: I64) -> None:
+        """Payloads are not compared."""
+
+    def checkpoint(self, **figures: int) -> None:
+        """The machine's counts are compared with each other (book.py)."""
+
+    # ---- entries
+
+    def on_commit(self, entry: Entry) -> None:
+        """Apply an entry as it is committed for the first time."""
+        story, fate = self.story, EntryFate()
+        self._now = self._fates[entry.index] = fate
+        match entry.kind:
+            case EntryKind.CANCEL:
+                self._targets(decode_cancel(entry.payload))
+            case EntryKind.RESCHEDULE:
+                self._targets(decode_reschedule(entry.payload).targets)
+            case EntryKind.GROUP:
+                for op in decode_group(entry.payload):
+                    if isinstance(op, GroupOp) and op.op in (Op.EXPIRE, Op.EXPIRE_BELOW):
+                        self._expires(entry, op)
+            case EntryKind.TOPIC:
+                said = decode_topic(entry.payload)
+                if isinstance(said, DeleteTopic) and said.topic not in story.deleted:
+                    gone = story.pending_of(said.topic)["seq"].tolist()
+                    self.gone.update(gone)
+                    fate.lost = len(gone)
+            case _:
+                pass
+        try:
+            story.apply(entry)
+        except (AssertionError, LookupError, ValueError) as error:
+            text = f"{entry.index}: the oracle can't apply it: {error!r}"
+            raise Broken("conservation", text) from error
+        fate.timers, fate.read_ms = story.timers, story.last_read_time_ms
+        fate.paused, fate.resumed = frozenset(story.held.paused), frozenset(story.held.releases)
+        there = [topic for topic in story.topics if topic not in story.deleted]
+        fate.begins = {topic: story.kept[topic].begin for topic in there}
+        if entry.kind is EntryKind.CHECKPOINT:
+            for topic in there:
+                held, pending = len(story.held.of.get(topic, ())), len(story.pending_of(topic))
+                fate.pending[topic] = held, pending
+                cursors = story.cursors(topic)
+                self.retained += bool(cursors) and min(cursors) > fate.begins[topic]
+
+    def _targets(self, targets: Targets) -> None:
+        fate, states = self._now, (PENDING, HELD)
+        fate.targets = self.story.holders_of(targets)
+        fate.pended = [
+            name is not None and self.story.state_of(*name) in states for name in fate.targets
+        ]
+
+    def _expires(self, entry: Entry, op: GroupOp) -> None:
+        """Nothing expires before its due time and its time to live are over."""
+        if op.topic in self.story.deleted:
+            return  # it has no effect
+        offsets = op.offsets.tolist()
+        if op.op is Op.EXPIRE_BELOW:
+            offsets = range(self.story.kept[op.topic].begin, offsets[0])
+        ttl_ms = self.story.said_of(op.topic, "ttl_ms")
+        for offset in offsets:
+            due_ms = self.due_ms[op.topic][offset]
+            if not ttl_ms or due_ms + ttl_ms > entry.time_ms:
+                what = f"{offset} of {self.story.topics[op.topic]}, due {due_ms}, lives {ttl_ms}"
+                raise Broken("expiry", f"entry {entry.index} of {entry.time_ms} ends {what}")
+
+    # ---- the machine
+
+    def check(self, entry: Entry, applied: Applied, machine: Machine) -> None:
+        """Compare an entry, as the first replica has applied it."""
+        fate = self._fates.pop(entry.index, None)
+        if fate is None:
+            return
+        match applied:
+            case ScheduleApplied():
+                self._scheduled(entry, fate, machine)
+            case CancelApplied() | RescheduleApplied():
+                self._changed(entry, fate, applied)
+            case FireApplied():
+                self._fired(entry, fate, applied)
+            case GroupApplied(results):
+                self._moved(
+                    entry, fate, [each for each in results if isinstance(each, MoveApplied)]
+                )
+            case DeleteTopicApplied(dropped=dropped) if dropped != fate.lost:
+                raise Broken("dropped", f"{entry.index}: {dropped} of {fate.lost} went along")
+            case Checkpoint():
+                there = {t: (each.held, each.counts.pending) for t, each in machine.topics.items()}
+                if there != fate.pending:
+                    raise Broken("held", f"{entry.index}: {there}, not {fate.pending}")
+            case _:
+                pass
+        for number, topic in machine.topics.items():
+            begin = fate.begins.get(number, 0)
+            if topic.queue.begin > begin:
+                what = f"{topic.name} let go {begin} .. {topic.queue.begin - 1}"
+                raise Broken("retention", f"entry {entry.index} of {entry.time_ms}: {what}")
+
+    def _scheduled(self, entry: Entry, fate: EntryFate, machine: Machine) -> None:
+        if machine.counts.scheduled == fate.timers:
+            return
+        schedule = decode_schedule(entry.payload)
+        checker = "key" if schedule.rows["key_size"].any() else "twice"
+        if any(request is not None for request in schedule.requests):
+            checker = "request"
+        found = f"{machine.counts.scheduled} timers, not {fate.timers}"
+        raise Broken(checker, f"{entry.index}: {found}")
+
+    def _changed(
+        self, entry: Entry, fate: EntryFate, applied: CancelApplied | RescheduleApplied
+    ) -> None:
+        """A change finds a timer if and only if it is pending."""
+        seen: set[tuple[int, int]] = set()
+        names = zip(applied.targets.due_ms.tolist(), applied.targets.seq.tolist(), strict=True)
+        rows = zip(names, fate.targets, fate.pended, applied.results.tolist(), strict=True)
+        for theirs, mine, pended, result in rows:
+            name = theirs if theirs[1] else None
+            if mine != name:
+                raise Broken("key", f"{entry.index}: {name} has the key, not {mine}")
+            if name is None or name in seen:
+                continue
+            seen.add(name)
+            if pended != (result in CHANGED):
+                checker = "held" if pended else "dropped"
+                raise Broken(checker, f"{entry.index}: {name}: {result}, pending: {pended}")
+
+    def _fired(self, entry: Entry, fate: EntryFate, applied: FireApplied) -> None:
+        fired, dropped = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+        for into, moved in (
+            (fired, (*applied.fired, *applied.released)),
+            (dropped, applied.dropped),
+        ):
+            for number, rows in moved:
+                into[number] += rows["seq"].tolist()
+        for topic in sorted(
+            fired.keys() | fate.fired.keys() | dropped.keys() | fate.dropped.keys()
+        ):
+            if fired[topic] == fate.fired[topic] and dropped[topic] == fate.dropped[topic]:
+                continue
+            extra = [seq for seq in fired[topic] if seq not in fate.fired[topic]]
+            theirs, mine = (fired[topic], dropped[topic]), (fate.fired[topic], fate.dropped[topic])
+            text = f"{entry.index}: of topic {topic} {theirs} fire and drop, not {mine}"
+            raise Broken(self._checker(fate, topic, extra), text)
+
+    def _checker(self, fate: EntryFate, topic: int, extra: list[int]) -> str:
+        """Return the checker of a wrong FIRE, in which these timers fire in addition."""
+        if topic in fate.paused and extra:
+            return "pause"
+        if fate.dropped[topic] or topic in fate.resumed:
+            return "drop"
+        checkers = [_CHECKERS.get(self.ends.get(seq, PENDING), "conservation") for seq in extra]
+        return checkers[0] if checkers else "conservation"
+
+    def _moved(self, entry: Entry, fate: EntryFate, moves: list[MoveApplied]) -> None:
+        found = [(int(move.op.group), int(move.new.sum())) for move in moves if move.new.any()]
+        if found == fate.moved:
+            return
+        checker = "dead" if any(move.op.to_group for move in moves) else "redrive"
+        if sum(n for _, n in found) < sum(n for _, n in fate.moved):
+            checker = "lost"
+        raise Broken(checker, f"{entry.index}: {found} move, not {fate.moved}")
+
+    def fired_before(self, machine: Machine) -> int:
+        """Return the number of timers that fired into topics that a replica has deleted."""
+        deleted = self.story.deleted.items()
+        return sum(
+            self.story.kept[topic].end for topic, (at, _) in deleted if at <= machine.applied_index
+        )
+
+    def at_end(self) -> None:
+        """All topics that resumed hold no timer any more."""
+        for topic in self.story.held.releases:
+            if held := self.story.held.of.get(topic):
+                raise Broken("held", f"topic {topic} never went on: {[*held]}")
