@@ -1,8 +1,8 @@
-"""The book of what clients of a simulated timer cluster were promised, and its checkers.
+"""The book of promises to the clients of a simulated timer cluster, and its checkers.
 
 from the log     each entry as it is first committed, and as each replica has applied it
-from the nodes   deliveries as they are handed out
-from clients     what they asked, what they were answered, what they saw
+from the nodes   deliveries, as they are sent
+from clients     requests, answers and received messages
 """
 
 from dataclasses import dataclass, field
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from chaos.sim.world.sim_node import SimNode
 
 AHEAD_MS_MAX: Final = 5_000
-"""By so much the log's clock may be ahead of true time while a majority of clocks is right: a
-leader that can't hear a majority of them runs on by its own, which is up to 4 % fast."""
+"""The most that the log's clock may be ahead of true time while a majority of clocks is right. A
+leader that hears no majority continues by its own clock, which is up to 4 % fast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,41 +61,41 @@ class DeliveredRow:
     name: TimerName
     fired_at_ms: int
     payload: bytes
-    """Says which row of which request it is; see `Request.payloads`."""
+    """It names the row and its request; see `Request.payloads`."""
 
 
 @dataclass(slots=True)
 class PromisedTimer:
-    """One timer that a producer was told is scheduled."""
+    """One timer that an answer to a producer reported as scheduled."""
 
     topic: str
     requested_ms: int | None
-    """None: a delay, or policies, which the leader resolved."""
+    """None: the leader computed the time from a delay, or from policies."""
     cancelled: bool = False
-    """A cancel was answered CANCELLED."""
+    """A cancel returned CANCELLED."""
     cancel_open: int = 0
-    """Cancels asked and not answered: their outcome is unknown."""
+    """Cancels without an answer: their outcome is unknown."""
 
 
 @dataclass(slots=True)
 class PromiseBook:
-    """What was promised. Every method raises Broken when it was not kept."""
+    """The promises. Every method raises Broken if one was not kept."""
 
     timers: dict[TimerName, PromisedTimer] = field(default_factory=dict)
     digests: dict[LogIndex, str] = field(default_factory=dict)
     fired: dict[TimerName, tuple[str, int]] = field(default_factory=dict)
-    """Timer -> (topic, queue offset), as consumers saw it."""
+    """Timer -> (topic, queue offset), from consumers' messages."""
     payloads: dict[bytes, TimerName | None] = field(default_factory=dict)
-    """Row of a request -> the one timer that it became. None: nobody has seen that yet."""
+    """Row of a request -> the one timer that it became. None: not known yet."""
     repeatable: set[bytes] = field(default_factory=set)
-    """Rows that may become a timer again, as their request's id is soon forgotten."""
+    """Rows that may become a timer again, because their request's id is soon forgotten."""
     whole: list[list[bytes]] = field(default_factory=list)
-    """Rows of one request each, without keys: they become timers all or none."""
+    """The rows of each request without keys: all of them become timers, or none."""
     requests: RequestBook = field(default_factory=RequestBook)
     acked: set[tuple[str, str, int]] = field(default_factory=set)
-    """(topic, life of a group, offset) whose ack was confirmed. A seek begins another life."""
+    """(topic, life of a group, offset) of confirmed acks. A seek begins another life."""
     acked_first: set[tuple[str, str, int]] = field(default_factory=set)
-    """Of those, which were told ACKED: nothing else had ended them."""
+    """Those of them that returned ACKED: nothing else had ended the message before."""
     delivered: set[tuple[str, str, int]] = field(default_factory=set)
     lives: dict[GroupId, tuple[str, str]] = field(default_factory=dict)
     """Group id -> (topic, life)."""
@@ -106,19 +106,19 @@ class PromiseBook:
     """Acks of all up to a message."""
     deliveries: int = 0
     attempts: dict[tuple[str, str, int], int] = field(default_factory=dict)
-    """The highest under which each was delivered."""
+    """The highest attempt of each delivered message."""
     redeliveries: int = 0
     answers: int = 0
     starts: dict[tuple[str, str], int] = field(default_factory=dict)
-    """(topic, life) -> the first offset that it gets."""
+    """(topic, life) -> its first offset."""
     nacks: dict[tuple[int, int, int], int] = field(default_factory=dict)
-    """(topic id, group id, offset) -> the time of its last nack that was committed."""
+    """(topic id, group id, offset) -> the time of its last committed nack."""
     nacks_told: set[tuple[int, int, int]] = field(default_factory=set)
-    """Of those, which a consumer was told NACKED."""
+    """(topic id, group id, offset) of nacks that returned NACKED."""
     dead: dict[tuple[int, int, int], LogIndex] = field(default_factory=dict)
-    """(topic id, group id, offset) -> the entry that made it a dead letter."""
+    """(topic id, group id, offset) -> the entry that made the message a dead letter."""
     buried: set[TimerName] = field(default_factory=set)
-    """Timers that became dead letters: perhaps they were leased, and nobody ever got them."""
+    """Timers that became dead letters. Perhaps no consumer ever received them."""
     keys: KeyBook = field(default_factory=KeyBook)
     policies: PolicyBook = field(default_factory=PolicyBook)
     fates: FateBook = field(default_factory=FateBook)
@@ -130,16 +130,16 @@ class PromiseBook:
     expiry: ExpiryBook = field(init=False)
     letters: LetterBook = field(default_factory=LetterBook)
     asked_up_to: dict[tuple[str, str], int] = field(default_factory=dict)
-    """(topic, life) -> somebody asked to ack all up to this, whoever was given it."""
+    """(topic, life) -> the greatest offset of an `ack up to`, delivered or not."""
     passed: set[tuple[int, int, int]] = field(default_factory=set)
-    """(topic id, group id, offset) that the log acks as somebody asked: perhaps nobody got it."""
+    """(topic id, group id, offset) that an `ack up to` acked. Perhaps no consumer received it."""
     committed: LogIndex = LogIndex(0)
-    """What comes after it was not looked at."""
+    """The last entry that was checked."""
     read_time_ms: int = 0
-    """Of the last FIRE committed."""
+    """Read time of the last committed FIRE."""
 
     def __post_init__(self) -> None:
-        """Let what reads the same pages have them."""
+        """Make the books that use other books."""
         self.late = LateBook(self.fates)
         self.quotas = QuotaBook(self.policies)
         self.expiry = ExpiryBook(self.fates, self.policies)
@@ -147,8 +147,9 @@ class PromiseBook:
     # ---- the log
 
     def on_commit(self, entry: Entry, true_ms: int | None) -> None:
-        """Look at an entry that is committed somewhere. `true_ms`: the time, if no two clocks
-        were wrong.
+        """Check an entry that is committed on some node.
+
+        `true_ms`: the true time, or None if two clocks were wrong.
         """
         if entry.index <= self.committed:
             return
@@ -172,7 +173,7 @@ class PromiseBook:
                     self._passes(op)
 
     def _passes(self, op: GroupOp) -> None:
-        """What a group has acked unseen is what was asked for and is in the log: no less."""
+        """Note the acks of an `ack up to` that are in the log."""
         key = self.lives.get(op.group)
         if op.op is not Op.ACK or key not in self.asked_up_to:
             return
@@ -180,7 +181,7 @@ class PromiseBook:
         self.passed.update((op.topic, op.group, offset) for offset in offsets)
 
     def applied(self, node: "SimNode", machine: Machine, applied: Applied) -> None:
-        """P7, on a replica that has just applied an entry; and where a new group begins."""
+        """Check P7 on a replica that has just applied an entry; note where a new group begins."""
         self.order.fired(machine)
         if isinstance(applied, DeleteTopicApplied):
             self.order.passing.add(applied.op.topic)
@@ -218,7 +219,7 @@ class PromiseBook:
         self._begins(machine, sought.group)
 
     def _moved(self, machine: Machine, moved: MoveApplied) -> None:
-        """A message becomes a dead letter once, and not after its ack was confirmed."""
+        """Check that a message becomes a dead letter once, and not after its confirmed ack."""
         op, first = moved.op, machine.applied_index > self.letters.checked
         group = machine.topics[op.topic].group_by_id.get(op.group)
         if group is not None and not group.is_acked(op.offsets).all():
@@ -239,9 +240,9 @@ class PromiseBook:
                 raise Broken("dead", f"{offset} of {topic} was acked, and is a dead letter")
 
     def digest(self, node: "SimNode", checkpoint: Checkpoint, machine: Machine) -> None:
-        """P6: every replica records the same digest at an index, that of all its state.
+        """Check P6: all replicas record the same digest at an index.
 
-        All the state of one replica in three, in turn.
+        For one replica in three, in turn, the digest is also computed anew from all its state.
         """
         if (checkpoint.index + node.replica) % 3 == 0:
             anew = machine.digest_anew()
@@ -252,7 +253,7 @@ class PromiseBook:
             raise Broken("digest", f"{checkpoint.index}: {known} and, on {node}, {checkpoint}")
 
     def handed_out(self, node: object, delivery: Delivery, served: Epoch) -> None:
-        """P5: only the newest epoch that is `served` hands anything out, and no nack too early."""
+        """Check P5: only the newest `served` epoch delivers, and no nacked message too early."""
         if delivery.epoch < served:
             raise Broken("handout", f"{node} under epoch {delivery.epoch}; {served} is served")
         self.order.handed_out(delivery)
@@ -266,27 +267,30 @@ class PromiseBook:
     # ---- producers
 
     def asked(self, payloads: list[bytes]) -> None:
-        """A request is about to be sent for the first time."""
+        """Note a request that is about to be sent for the first time."""
         for payload in payloads:
             self.payloads[payload] = None
 
     def scheduled(self, name: TimerName, topic: str, requested_ms: int | None) -> None:
-        """P1 begins here. None: a delay was asked for, or policies may make it earlier."""
+        """Note a promised timer (P1).
+
+        `requested_ms` is None for a delay, or if policies may make the due time earlier.
+        """
         self.timers[name] = PromisedTimer(topic, requested_ms)
         if requested_ms is not None and name.due_ms < requested_ms:
             raise Broken("early", f"{name} was asked for {requested_ms}")
 
     def answered_again(self, first: list[ToldRow], again: list[ToldRow]) -> None:
-        """P2: a retried request is answered as it was before."""
+        """Check P2: a retried request returns the first answer."""
         if first != again:
             raise Broken("twice", f"a request was answered {first}, then {again}")
 
     def cancel_asked(self, name: TimerName) -> None:
-        """From here on the timer may be cancelled."""
+        """Note a cancel: from now on the timer may be cancelled."""
         self.timers[name].cancel_open += 1
 
     def cancel_answered(self, name: TimerName, outcome: int) -> None:
-        """P4: what a cancel was answered is so."""
+        """Check P4: the answer to a cancel is true."""
         asked = self.timers[name]
         asked.cancel_open -= 1
         if outcome == CANCELLED and (asked.cancelled or name in self.keys.ended):
@@ -301,13 +305,16 @@ class PromiseBook:
         asked.cancelled |= outcome == CANCELLED
 
     def ended(self, name: TimerName, successor: int) -> None:
-        """A change by key, or a reschedule, was told that it ended a timer; 0: for nothing."""
+        """Note that a change by key, or a reschedule, ended a timer.
+
+        `successor` is the seq of the next timer; 0: there is none.
+        """
         if name in self.timers and self.timers[name].cancelled:
             raise Broken("key", f"{name} was cancelled, then ended for {successor}")
         self.keys.end(name, successor, fired=name in self.fired)
 
     def rescheduled(self, old: TimerName, new: TimerName, by: Key | None = None) -> None:
-        """A reschedule was told that `new` fires instead of `old`. `by`: the key that named it."""
+        """Note a reschedule: `new` fires in place of `old`. `by`: the key that named the timer."""
         self.ended(old, new.seq)
         topic = self.timers[old].topic if old in self.timers else "?"
         self.scheduled(new, topic, None)
@@ -318,7 +325,7 @@ class PromiseBook:
     # ---- consumers
 
     def seen(self, key: tuple[str, str, int], row: DeliveredRow, attempt: int) -> None:
-        """P1 - P5: a consumer got a message. `key`: topic, life of the group, offset."""
+        """Check P1 to P5 on a received message. `key`: topic, life of the group, offset."""
         self._check_timer(key, row)
         if key in self.acked:
             raise Broken("acked", f"{key} was delivered after its ack was confirmed")
@@ -356,18 +363,18 @@ class PromiseBook:
             raise Broken("key", f"{name} ended for {self.keys.ended[name]}, then was delivered")
 
     def _check_name(self, row: DeliveredRow) -> None:
-        """P2: what somebody has scheduled is one timer."""
+        """Check P2: a scheduled row is one timer."""
         name, known = row.name, self.payloads[row.payload]
         if known is not None and known != name and row.payload not in self.repeatable:
             raise Broken("twice", f"{row} is {known} as well")
         self.payloads[row.payload] = name
 
     def asks_up_to(self, key: tuple[str, str], offset: int) -> None:
-        """Somebody asks to ack all up to an offset of (topic, life), given to anybody or not."""
+        """Note the request of an `ack up to` an offset of (topic, life)."""
         self.asked_up_to[key] = max(self.asked_up_to.get(key, 0), offset)
 
     def acked_up_to(self, key: tuple[str, str], offset: int) -> None:
-        """It was told that they are."""
+        """Note its confirmation."""
         mine = {each for each in self.delivered if each[:2] == key and each[2] <= offset}
         self.acked |= mine
         self.ups += bool(mine)
@@ -375,7 +382,7 @@ class PromiseBook:
     # ---- the end
 
     def at_end(self, app: "TimerApp") -> None:
-        """P1: what was scheduled fired, unless it was cancelled; groups saw all; acks stayed."""
+        """Check P1: scheduled timers fired or were ended, groups received all, acks stayed."""
         machine = app.engine.machine
         for topic in machine.topics.values():
             for block in topic.queue.blocks:
@@ -405,7 +412,7 @@ class PromiseBook:
             if name not in fired | self.fates.dropped and not ended:
                 raise Broken("lost", f"{name} of {asked.topic} never fired")
         self._groups_at_end(machine)
-        # Else some were perhaps never seen, or were of a topic that is gone.
+        # Otherwise some were perhaps never received, or were timers of a deleted topic.
         dropped = self.fates.dropped or self.fates.story.deleted
         if not (self.buried or unseen - self.fired.keys() or dropped):
             for rows in self.whole:
@@ -435,7 +442,7 @@ class PromiseBook:
                     raise Broken("lost", f"a confirmed ack of {key} is gone")
 
     def _all_there(self, topic: Topic) -> None:
-        """A dead-letter topic holds what its group moved there, and nothing else."""
+        """Check that a topic of dead letters has the messages that its group moved there."""
         moved = [
             offset
             for (_, group_id, offset) in self.dead
@@ -447,12 +454,12 @@ class PromiseBook:
 
 
 def life_of(group: Group) -> str:
-    """Return what a group is called in the book until it is sought or deleted."""
+    """Return the name of a group's life. It changes with each seek and each deletion."""
     return f"{group.name}#{group.group_id}"
 
 
 def _names_in(op: Move) -> set[TimerName]:
-    """Return the timers that a MOVE's dead letters were, as their headers say."""
+    """Return the timers of a MOVE's dead letters, from their headers."""
     names = set()
     for row in decode_schedule(memoryview(op.rows)).rows:
         start, size = int(row["headers_start"]), int(row["headers_size"])

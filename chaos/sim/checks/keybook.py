@@ -1,7 +1,7 @@
-"""What clients of a simulated cluster were promised of keys and reschedules; a part of the book.
+"""Promises to simulated clients about keys and reschedules; a part of the book.
 
-Every row of a request has a seq, whatever became of it, so that answers can be put into the log's
-order without looking at the log: the checks at the end go by that.
+Every row of a request has a seq, also if it becomes no timer. So the answers alone give the order
+of the log, which the checks at the end use.
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ ROWS_MAX: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class TimerName:
-    """A timer as its id names it."""
+    """The parts of a timer's id."""
 
     due_ms: int
     seq: int
@@ -35,14 +35,14 @@ Key = tuple[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class ToldRow:
-    """What a producer was told of one row."""
+    """The answer to a producer about one row."""
 
     seq: int
     verdict: Verdict
     name: TimerName
-    """Of the timer that is there now; REJECTED: of the one that would have been."""
+    """The row's timer; with REJECTED, the timer that it would have become."""
     other: TimerName | None
-    """The timer that was replaced, or that has the key."""
+    """The replaced timer, or the holder of the key."""
 
     @property
     def is_timer(self) -> bool:
@@ -52,20 +52,19 @@ class ToldRow:
 
 @dataclass(slots=True)
 class KeyBook:
-    """See the module. Every method raises Broken when a promise was not kept."""
+    """See the module. Every method raises Broken if a promise was not kept."""
 
     ended: dict[TimerName, int] = field(default_factory=dict)
-    """Timers that were replaced, rescheduled or cancelled by key -> seq of the successor; 0: none.
-    """
+    """Timers replaced, rescheduled, or cancelled by key -> the successor's seq; 0: none."""
     keys: dict[TimerName, Key] = field(default_factory=dict)
     told: list[tuple[Key, OnConflict, ToldRow]] = field(default_factory=list)
     open: dict[Key, int] = field(default_factory=dict)
-    """Changes asked by key and not answered."""
+    """Changes by key without an answer."""
     changes_open: dict[TimerName, int] = field(default_factory=dict)
-    """Timers -> reschedules asked and not answered."""
+    """Timer -> reschedules without an answer."""
 
     def row(self, key: Key, mode: OnConflict, told: ToldRow, *, fired: bool) -> None:
-        """A producer was told of a row with a key; `fired`: what it replaced was seen to fire."""
+        """Note the answer about a row with a key; `fired`: the replaced one was delivered."""
         self.told.append((key, mode, told))
         if told.is_timer:
             self.keys[told.name] = key
@@ -74,15 +73,16 @@ class KeyBook:
             self.end(told.other, told.seq, fired=fired)
 
     def end(self, name: TimerName, successor: int, *, fired: bool) -> None:
-        """Somebody was told that a timer was pending, and ended for its successor."""
+        """Note an answer by which a pending timer ended for a successor."""
         if fired:
             raise Broken("key", f"{name} was delivered, then replaced by {successor}")
         if self.ended.setdefault(name, successor) != successor:
             raise Broken("key", f"{name} ended for {self.ended[name]} and for {successor}")
 
     def unique(self, node: "SimNode", machine: Machine) -> None:
-        """No two pending timers of a topic have one key, on any replica; and all are listed, and
-        weighed. Each time the replicas look at one topic each, and in time at all of them.
+        """Check that pending timers of a topic have unique keys, and that lists and counts agree.
+
+        A call checks one topic of one replica. The topics take turns.
         """
         if not machine.topics:
             return
@@ -103,7 +103,7 @@ class KeyBook:
             raise Broken("key", f"{node}: two of {sorted(keyed)} in {topic.name}")
 
     def at_end(self, timers: "set[TimerName]") -> None:
-        """Everybody is answered: the answers fit each other, in the order of the log."""
+        """Check that all answers agree with each other, in the order of the log."""
         for key, mode, told in self.told:
             other = told.other
             if told.verdict in (Verdict.KEPT, Verdict.REJECTED):
@@ -124,7 +124,7 @@ class KeyBook:
                 self._alone(key, told)
 
     def _alone(self, key: Key, told: ToldRow) -> None:
-        """No earlier timer with the key ended, for a successor, only after this one began."""
+        """Check that no earlier timer of the key was still pending when this one began."""
         for name, successor in self.ended.items():
             mine = self.keys.get(name) == key and name.seq < told.seq
             if mine and successor > told.seq:

@@ -1,8 +1,8 @@
-"""Dead letters and their redrives, told from the log; a part of the book.
+"""Dead letters and their redrives, from the log; a part of the book.
 
-A plain model beside timer/leader/groups/dead_letters.py: per topic of dead letters, what lies at
-which offset, and where it came from. A redrive takes a letter once, changes no byte of its payload,
-and lets it fire in the topic that it came from.
+A plain model, independent of timer/leader/groups/dead_letters.py: per topic of dead letters, the
+message at each offset and its origin. A redrive takes a letter once, and fires it in its original
+topic with the same payload.
 """
 
 from dataclasses import dataclass, field
@@ -19,16 +19,16 @@ class LetterBook:
     """See the module. Its methods raise Broken."""
 
     letters: dict[int, dict[int, tuple[str, bytes]]] = field(default_factory=dict)
-    """Topic id of dead letters -> offset -> (topic it came from, payload), of what is there."""
+    """Topic id of dead letters -> offset -> (original topic, payload) of its letters."""
     ends: dict[int, int] = field(default_factory=dict)
-    """Topic id of dead letters -> how many came there."""
+    """Topic id of dead letters -> the number of letters that came there."""
     home: dict[TimerName, bytes] = field(default_factory=dict)
-    """What redrives made -> its payload."""
+    """Redriven timer -> its payload."""
     checked: int = 0
-    """The last entry that was looked at."""
+    """The last entry that was checked."""
 
     def buried(self, moved: MoveApplied, source: str) -> None:
-        """Messages of a topic became dead letters."""
+        """Note messages of a topic that became dead letters."""
         there = self.letters.setdefault(moved.to, {})
         for _, _, payload in _arrivals(moved):
             end = self.ends.get(moved.to, 0)
@@ -36,7 +36,7 @@ class LetterBook:
             self.ends[moved.to] = end + 1
 
     def redriven(self, machine: Machine, moved: MoveApplied, fired: set[TimerName]) -> None:
-        """Letters went home. `fired`: the names of all that has fired."""
+        """Check redriven letters. `fired`: the names of all fired timers."""
         there, to = self.letters.get(moved.op.topic, {}), machine.topics[moved.to].name
         for offset, name, payload in _arrivals(moved):
             letter = there.pop(offset, None)
@@ -49,7 +49,7 @@ class LetterBook:
 
 
 def _arrivals(moved: MoveApplied) -> list[tuple[int, TimerName, bytes]]:
-    """Return (offset it had, name it has, payload) of each message that moved."""
+    """Return (old offset, new name, payload) of each moved message."""
     rows, out = decode_schedule(memoryview(moved.op.rows)).rows, []
     for at, (row, offset) in enumerate(zip(rows, moved.op.offsets.tolist(), strict=True)):
         start, size = int(row["payload_start"]), int(row["payload_size"])

@@ -1,9 +1,8 @@
-"""In which order groups get messages, told from the log and from what leaders hand out.
+"""The order in which groups receive messages, from the log and the leaders' deliveries.
 
-A plain model beside timer/leader/groups/key_order.py, written apart from it: per group and
-epoch, who has which message. What is handed out must have nothing before it in its key but what is
-in flight at the same consumer, or is acked, moved or expired, or perhaps is about to be acked. A
-part of the book.
+A part of the book, independent of timer/leader/groups/key_order.py. Per group and epoch it
+notes the consumer of each message. Each earlier message of the key must be in flight at the same
+consumer, or acked, moved or expired, or perhaps about to be acked.
 """
 
 from collections.abc import Iterable
@@ -21,25 +20,25 @@ class OrderBook:
     """See the module; `handed_out` raises Broken."""
 
     keys: dict[int, list[bytes]] = field(default_factory=dict)
-    """Topic id -> the key of each offset; one of its own without a key."""
+    """Topic id -> the key of each offset. Messages without a key have different ones."""
     done: dict[int, set[int]] = field(default_factory=dict)
-    """Group id -> offsets that are acked, moved or expired, or that somebody has asked to ack."""
+    """Group id -> offsets that are acked, moved or expired, or have a requested ack."""
     flights: dict[int, tuple[int, dict[int, object]]] = field(default_factory=dict)
-    """Group id -> an epoch, and of each offset that its leader handed out, who has it."""
+    """Group id -> (an epoch, offset -> the consumer to which its leader delivered it)."""
     names: dict[int, list[TimerName]] = field(default_factory=dict)
     """Topic id -> the timer of each offset."""
     fired_names: set[TimerName] = field(default_factory=set)
-    """All of these."""
+    """The timers of all offsets."""
     passing: set[int] = field(default_factory=set)
-    """Topics that were deleted, or a group of theirs was, or was sought: what has fired there may
-    never have been delivered."""
+    """Topics that were deleted, or of which a group was deleted or sought. Their messages may never
+    have been delivered."""
     unread: dict[int, int] = field(default_factory=dict)
-    """Topic id -> what lies below, retention let go of while it had no group."""
+    """Topic id -> an offset; those below were deleted while the topic had no group."""
     checked: int = 0
-    """Messages handed out behind another one of their key."""
+    """Messages that were delivered after another one of their key."""
 
     def fired(self, machine: Machine) -> None:
-        """Note the keys of what has fired since: its pages are there, as it was just applied."""
+        """Note the keys of new messages. Their pages are in memory: the entry was just applied."""
         for topic_id, topic in machine.topics.items():
             if not topic.groups:
                 self.unread[topic_id] = max(self.unread.get(topic_id, 0), topic.queue.begin)
@@ -59,9 +58,9 @@ class OrderBook:
                     self.fired_names.add(names[-1])
 
     def unseen(self, passed: Iterable[tuple[int, int, int]]) -> set[TimerName]:
-        """Return timers that fired and perhaps came to nobody. `passed`: see Book.passed.
+        """Return timers that fired and perhaps were never delivered. `passed`: see PromiseBook.
 
-        What retention let go of in a topic that nobody read then is among them.
+        They include messages that were deleted while their topic had no group.
         """
         several = {self.names[topic][offset] for topic, _, offset in passed}
         for topic_id, begin in self.unread.items():
@@ -69,11 +68,11 @@ class OrderBook:
         return several.union(*(self.names.get(topic, ()) for topic in self.passing))
 
     def ack_asked(self, group_id: int, offsets: Iterable[int]) -> None:
-        """Somebody says that these are done; the leader may believe it before it is committed."""
+        """Note requested acks. A leader may count them before they are committed."""
         self.done.setdefault(group_id, set()).update(offsets)
 
     def committed(self, op: GroupOp) -> None:
-        """Note what an op of the log did: what came back is with nobody."""
+        """Note an op of the log. A message that came back is in flight at no consumer."""
         offsets = op.offsets.tolist()
         if op.op in (Op.SEEK, Op.DELETE):
             self.passing.add(op.topic)
@@ -85,7 +84,7 @@ class OrderBook:
                 held.pop(offset, None)
 
     def handed_out(self, delivery: Delivery) -> None:
-        """Nothing comes before what is earlier in its key, and that is with the same consumer."""
+        """Check that no message comes before an earlier one of its key, or apart from it."""
         group, consumer = delivery.group, delivery.lease.consumer
         kind, group_id = group.settings.type, group.group_id
         if kind == SHARED:

@@ -1,9 +1,9 @@
-"""What policies make of simulated clients' timers, told from the log; a part of the book.
+"""The effect of policies on the timers of simulated clients, from the log; a part of the book.
 
-A plain model beside timer/entries/policies.py and timer/leader/intake/admission.py, written apart
-from them: one map of fields a scope, one row at a time. Clients note what they ask and when the
-leader takes it; each row of the log must be what the policies of the entries before its own make of
-one such taking.
+A plain model, independent of timer/entries/policies.py and timer/leader/intake/admission.py: one
+map of fields per scope, one row at a time. The book has each request with the times at which
+leaders accepted it. Each row of the log must follow from one of these times by the policies of the
+entries before its own.
 """
 
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ from timer.state.apply_results import RESCHEDULED, Accepted, RescheduleApplied, 
 
 TICK_MS: Final = 10
 LEVELS_MS: Final = (1_000, 3_000, 7_000, 15_000)
-"""By default; a world ends within minutes."""
+"""The default delay levels; a world ends within minutes."""
 PLAIN: Final[dict[str, Any]] = {
     "delayed_delivery": True,
     "tick_ms": TICK_MS,
@@ -36,33 +36,33 @@ PLAIN: Final[dict[str, Any]] = {
 
 
 class TakenRequest(NamedTuple):
-    """One moment at which a leader took a request."""
+    """One acceptance of a request by a leader."""
 
     way: str
     values: tuple[int, ...]
     clock_ms: int
     floor_ms: int
-    """Up to here all had fired."""
+    """All timers due by this time had fired."""
 
 
 @dataclass(slots=True)
 class PolicyBook:
-    """See the module. `check` raises Broken when a row is not what policies make of it."""
+    """See the module. `check` raises Broken if a row does not follow from the policies."""
 
     requests: dict[tuple[int, int], list[TakenRequest]] = field(default_factory=dict)
-    """(producer, sequence) -> when it was taken."""
+    """(producer, sequence) -> its acceptances."""
     moves: dict[object, list[tuple[str, TakenRequest]]] = field(default_factory=dict)
-    """Seq, or (topic, key) -> when its reschedule was taken, and the topic."""
+    """Seq, or (topic, key) -> (topic, acceptance) of each reschedule."""
     topics: list[str] = field(default_factory=list)
-    """Names, in the order of ids."""
+    """Names of topics, in the order of their ids."""
     gone: set[int] = field(default_factory=set)
-    """Ids of those that were deleted."""
+    """Ids of deleted topics."""
     said: list[tuple[LogIndex, dict[str, dict[str, Any]]]] = field(default_factory=list)
-    """(Entry, what each scope says from there on); scopes as "", "ns/" and the topic's name."""
+    """(Entry, scope -> its fields from there on); scopes are "", "ns/" and the topic's name."""
     checked: LogIndex = LogIndex(0)
 
     def on_commit(self, entry: Entry) -> None:
-        """Look at an entry that is committed for the first time."""
+        """Note an entry that is committed for the first time."""
         if entry.kind is EntryKind.TOPIC:
             said = decode_topic(entry.payload)
             if isinstance(said, DeleteTopic):
@@ -83,13 +83,13 @@ class PolicyBook:
             self.said.append((entry.index, {**before, name: policy.pack()}))
 
     def _topic(self, name: str) -> None:
-        """A topic is there from here on, if it was not."""
+        """Add a topic, if it does not exist."""
         there = [known for number, known in enumerate(self.topics, 1) if number not in self.gone]
         if name not in there:
             self.topics.append(name)
 
     def _delete(self, said: DeleteTopic, index: LogIndex) -> None:
-        """A topic is gone, and what it says with it."""
+        """Remove a topic and its policy."""
         if 0 < said.topic <= len(self.topics) and said.topic not in self.gone:
             self.gone.add(said.topic)
             before = dict(self.said[-1][1]) if self.said else {}
@@ -97,7 +97,7 @@ class PolicyBook:
                 self.said.append((index, before))
 
     def at(self, index: int, topic: str) -> dict[str, Any]:
-        """Return what holds for a topic at an entry."""
+        """Return the fields in force for a topic at an entry."""
         past = (said for since, said in reversed(self.said) if since < index)
         said: dict[str, dict[str, Any]] = next(past, {})
         namespace = topic.split("/")[0] if "/" in topic else "default"
@@ -107,7 +107,7 @@ class PolicyBook:
     # ---- the checks, by the first replica that applies an entry
 
     def check(self, entry: Entry, applied: object) -> None:
-        """P3 under policies: the times of new rows are those that policies make."""
+        """Check P3: the times of new rows follow from the policies."""
         if entry.index <= self.checked:
             return
         self.checked = entry.index
@@ -124,7 +124,7 @@ class PolicyBook:
             start += size
             takings = self.requests.get((producer, sequence), [])
             if not isinstance(result, Accepted) or not takings:
-                continue  # refused, or answered as it was before
+                continue  # rejected, or a repeated answer
             topic = self.topics[int(rows["topic"][0]) - 1]
             rules = self.at(entry.index, topic)
             limit, most = rules.get("payload_bytes_max"), int(rows["payload_size"].max())
@@ -154,7 +154,7 @@ class PolicyBook:
 
 
 def _times(rules: dict[str, Any], taken: TakenRequest) -> list[tuple[int, int]] | None:
-    """Return (requested, due) of each row. None: it should have been refused."""
+    """Return (requested, due) of each row. None: the request had to be rejected."""
     times = [_time(rules, taken, value) for value in taken.values]
     return None if None in times else [each for each in times if each is not None]
 

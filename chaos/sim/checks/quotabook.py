@@ -19,20 +19,20 @@ from timer.state.machine import Machine
 
 @dataclass(slots=True)
 class QuotaBook:
-    """See the module. It raises Broken when a quota was exceeded, or a refusal was a lie."""
+    """See the module. It raises Broken if a request exceeded a quota."""
 
     policies: PolicyBook
     taken: set[tuple[int, object]] = field(default_factory=set)
-    """(epoch, request) that a leader took."""
+    """(epoch, request) of requests that a leader accepted."""
     repeated: set[tuple[int, object]] = field(default_factory=set)
-    """Those that were known to repeat one; its id may have been forgotten by the time of the entry:
-    then it is as new, though nobody judged it."""
+    """Those that repeated a known request. If its id is forgotten by the time of the entry, the
+    request counts as new, though no quota was checked for it."""
     refused: int = 0
-    """Requests that a client was told to have no room for."""
+    """Requests that were rejected for a quota."""
     checked: int = 0
 
     def took(self, leader: Leader, request: object, part: Part, *, repeated: bool) -> None:
-        """A leader took a request; `repeated`: it was applied, or is on its way already."""
+        """Note a request that a leader accepted; `repeated`: it is applied or under way already."""
         known = repeated or (leader.epoch, request) in self.taken
         self.taken.add((leader.epoch, request))
         if repeated:
@@ -45,7 +45,7 @@ class QuotaBook:
                     raise Broken("quota", f"{request} taken, {there} in {topic.name}: {name}")
 
     def check(self, entry: Entry, applied: object, machine: Machine) -> None:
-        """What was scheduled is within the quotas of the entries before it, and was taken."""
+        """Check that new timers fit the quotas of earlier entries, and that they were accepted."""
         if entry.index <= self.checked:
             return
         self.checked = entry.index
@@ -58,7 +58,7 @@ class QuotaBook:
             rows = schedule.rows[start : start + size]
             start += size
             if not isinstance(result, Accepted):
-                continue  # refused, or answered as it was before
+                continue  # rejected, or a repeated answer
             key = (producer, sequence) if request is None else request[:2]
             if (entry.epoch, key) not in self.taken:
                 raise Broken("quota", f"{entry.index}: {key} was not taken under {entry.epoch}")
@@ -77,10 +77,10 @@ class QuotaBook:
 
 
 def weigh(node: object, topic: Topic, pending: RowArray) -> None:
-    """What is counted of a topic's pending timers is what they are, one by one.
+    """Check a topic's count of pending bytes against its pending timers.
 
     Raises:
-        Broken: it is not.
+        Broken: they differ.
     """
     found = int(pending["payload_size"].sum())
     if found != topic.pending_bytes:
@@ -88,7 +88,7 @@ def weigh(node: object, topic: Topic, pending: RowArray) -> None:
 
 
 def _ready(topic: Topic) -> tuple[int, int]:
-    """Return how many messages some group has not acked, and about how many bytes they have."""
+    """Return the number of messages that some group has not acked, and about their bytes."""
     first = min((group.cursor for group in topic.groups.values()), default=topic.queue.begin)
     whole = [block for block in topic.queue.blocks if block.first >= first]
     return topic.queue.end - first, sum(block.payload_bytes for block in whole)

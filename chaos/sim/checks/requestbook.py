@@ -36,7 +36,7 @@ class NamedRequest:
 
 @dataclass(slots=True)
 class RequestBook:
-    """See the module. `check` raises Broken when an id was not taken for what it is."""
+    """See the module. `check` raises Broken if a request's id was not respected."""
 
     known: dict[bytes, tuple[int, int, int]] = field(default_factory=dict)
     """Id -> (body, remembered until, first seq)."""

@@ -1,10 +1,10 @@
-"""What one entry touches is bounded: judged in worlds with crowds, by counts and not by time.
+"""Bounds of the work for one entry, checked by counts in worlds with crowds.
 
-FIRE       timers of TOPICS_MAX topics at most; the rows that are dead beside those that it takes
-           are passed before it by a thread, where there are more than a few
+FIRE       timers of at most TOPICS_MAX topics. If there are more than a few dead rows between the
+           fired ones, a thread passes them before the entry
 SCHEDULE   the leader's own limits
-GROUP
-files      what a store reads next of its runs has not fired (judged in all worlds)
+GROUP      the leader's own limits
+files      the next rows that a store reads of its runs have not fired (checked in all worlds)
 """
 
 from typing import Final
@@ -19,13 +19,13 @@ from timer.state.apply_results import Applied, FireApplied, GroupApplied, Schedu
 TOPICS_MAX: Final = 2
 DEAD_MAX: Final = 2
 CHUNK: Final = 2
-"""Rows that a FIRE looks for at a time, of each source."""
+"""Rows of each source that a FIRE reads at a time."""
 TABLE_SOURCES: Final = 6
-"""Of two memtables: what came to a leader, what came to a follower, tombstones."""
+"""Sources of two memtables: rows of a leader, rows of a follower, tombstones."""
 
 
 def check(entry: Entry, applied: Applied, store: Store, *, asks: bool) -> None:
-    """Judge an entry that was just applied; `asks`: a thread is asked before.
+    """Check an entry that was just applied; `asks`: a thread passes dead rows before it.
 
     Raises:
         Broken: it touched more than it may.
@@ -45,7 +45,7 @@ def check(entry: Entry, applied: Applied, store: Store, *, asks: bool) -> None:
 
 
 def check_windows(node: object, store: Store) -> None:
-    """Judge what was just taken into use: it goes on after the fire position.
+    """Check a window of rows that was just put to use: it begins after the fire position.
 
     Raises:
         Broken: rows that have fired would be read again.
