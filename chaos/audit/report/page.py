@@ -2,6 +2,7 @@
 
 import html as _html
 from collections.abc import Iterator, Sequence
+from importlib.resources import files
 from typing import Any, Final
 
 from chaos.audit.report import about
@@ -12,37 +13,7 @@ from chaos.history.history import leader_kills_told
 
 Row = Sequence[Any]
 
-_CSS: Final = """
-:root { color-scheme: light dark; --bg: #fff; --ink: #1d2330; --dim: #667085; --rule: #dfe3ea;
-  --good: #117a42; --bad: #c02626; --fault: #e5484d33; --recovery: #f5a52426;
-  --blue: #2867d4; --green: #1a8f57; --violet: #8b3fd0; --orange: #d06a00; --red: #d32f2f; }
-@media (prefers-color-scheme: dark) { :root { --bg: #14171d; --ink: #e4e7ee; --dim: #97a1b3;
-  --rule: #2c323d; --good: #4cc38a; --bad: #ff7b7b; --fault: #e5484d4d; --recovery: #f5a52433;
-  --blue: #6ea8fe; --green: #4cc38a; --violet: #c99bff; --orange: #ffa657; --red: #ff7b7b; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1100px; padding: 24px 20px 60px; background: var(--bg);
-  color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
-h1 { font-size: 22px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 34px 0 8px; }
-p { margin: 4px 0 10px; color: var(--dim); max-width: 80ch; }
-pre { margin: 4px 0 10px; font: 13px/1.5 ui-monospace, monospace; white-space: pre-wrap; }
-p.breach { color: var(--bad); }
-.line { font: 13px/1.6 ui-monospace, monospace; color: var(--ink); max-width: none; }
-.OK { color: var(--good); } .VIOLATED, .INCOMPLETE { color: var(--bad); }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: 4px 9px 4px 0; text-align: right; white-space: nowrap;
-  border-bottom: 1px solid var(--rule); }
-th { color: var(--dim); font-weight: 600; white-space: normal; vertical-align: bottom; }
-td.text, th.text { text-align: left; }
-.zero { color: var(--dim); } .breach { color: var(--bad); font-weight: 600; }
-svg { display: block; width: 100%; height: auto; margin: 10px 0; }
-svg path { fill: none; stroke-width: 1.6; stroke-linejoin: round; }
-svg text { fill: var(--ink); font: 12px system-ui, sans-serif; }
-svg .title { font-weight: 600; font-size: 13px; } svg .tick { fill: var(--dim); }
-svg .band { fill: var(--dim); font-size: 11px; }
-svg .grid { stroke: var(--rule); } svg .notch { stroke: var(--dim); }
-svg .fault { fill: var(--fault); } svg .recovery { fill: var(--recovery); }
-"""
+_CSS: Final = "\n" + (files(__package__) / "page.css").read_text()
 _NOT_RECOVERED: Final = '<span class="breach">not recovered</span>'
 _LATENESS: Final = """Time after the due time, or after the request if that was later. Percentiles
 are exact. The phase is the phase at the time when the timer could fire."""
