@@ -172,7 +172,7 @@ def test_ack_counts_if_it_is_in_the_log_before_the_expiry() -> None:
     pages.op(Op.ACK, 1, 0)
     pages.op(Op.EXPIRE_BELOW, 0, 2, after_ms=TTL_MS + 1)
     pages.op(Op.ACK, 1, 1, after_ms=TTL_MS + 1)
-    book = ExpiryBook(pages.book, PolicyBook())
+    book = ExpiryBook(pages.book, PolicyBook(pages.book))
     book.told_acked("g#1", 0)
     with pytest.raises(Broken, match="it had expired"):
         book.told_acked("g#1", 1)

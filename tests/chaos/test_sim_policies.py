@@ -1,10 +1,12 @@
 """Policies in the simulator: the model agrees with production code, and it finds differences."""
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 
+from chaos.sim.checks.fatebook import FateBook
 from chaos.sim.checks.policybook import LEVELS_MS, PolicyBook, TakenRequest
 from chaos.sim.timers.timers import TimerWorld
 from chaos.sim.timers.town import POLICIES
@@ -31,14 +33,16 @@ def test_times_follow_policies_that_change_all_the_time(seed: int) -> None:
     world = TimerWorld(seed, options=of_policies(seed))
     world.run(30)
     book = world.town.book.policies
-    assert len(book.said) > 10
+    policies = world.town.book.fates.story.policies
+    assert len(policies) > 10
     assert {taken.way for each in book.requests.values() for taken in each} == {
         "due_ms",
         "delay_ms",
         "delay_level",
     }
     assert book.moves
-    fields = {name for _, said in book.said for scope in said.values() for name in scope}
+    said = [json.loads(fields) for _, _, fields in policies]
+    fields = {name for each in said for name, value in each.items() if value is not None}
     assert fields == {*POLICIES, "paused", "catch_up"}
 
 
@@ -49,7 +53,8 @@ class Pages:
     """A log of one producer, and the book that checks it."""
 
     def __init__(self) -> None:
-        self.book = PolicyBook()
+        self.fates = FateBook()
+        self.book = PolicyBook(self.fates)
         self.index = 0
         self.entry(EntryKind.TOPIC, payloads.encode_topic("n/a"))
 
@@ -57,7 +62,7 @@ class Pages:
         self.index += 1
         data = memoryview(b"".join(payload))
         entry = Entry(kind, Epoch(1), LogIndex(self.index), UnixMs(NOW), data)
-        self.book.on_commit(entry)
+        self.fates.on_commit(entry)
         return entry
 
     def says(self, scope: Scope, **said: Any) -> None:

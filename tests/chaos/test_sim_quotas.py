@@ -1,11 +1,14 @@
 """Quotas in the simulator: the model agrees with production code, and it finds differences."""
 
+import json
 from typing import Any
 
 import pytest
 
+from chaos.sim.checks.fatebook import FateBook
+from chaos.sim.checks.keybook import weigh
 from chaos.sim.checks.policybook import PolicyBook
-from chaos.sim.checks.quotabook import QuotaBook, weigh
+from chaos.sim.checks.quotabook import QuotaBook
 from chaos.sim.timers.timers import TimerWorld
 from chaos.sim.timers.warden import VALUES
 from chaos.sim.world.options import WorldOptions
@@ -30,9 +33,10 @@ def test_quotas_are_reached_refuse_and_are_lifted(seed: int) -> None:
     world.run(30)
     book = world.town.book
     assert book.quotas.refused > 3
-    said = [scopes for _, scopes in book.policies.said]
-    assert {name for scopes in said for each in scopes.values() for name in each} == set(VALUES)
-    assert not any(each for each in said[-1].values())
+    said = [json.loads(fields) for _, _, fields in book.fates.story.policies]
+    assert {name for each in said for name, v in each.items() if v is not None} == set(VALUES)
+    last = {scope: fields for scope, _, fields in book.fates.story.policies}
+    assert {value for each in last.values() for value in json.loads(each).values()} == {None}
 
 
 def test_all_quotas_are_drawn() -> None:
@@ -46,14 +50,14 @@ class Pages:
     """A log with one topic, and the book that checks it."""
 
     def __init__(self, **said: int) -> None:
-        self.log, policies = Log(), PolicyBook()
-        self.book = QuotaBook(policies)
+        self.log, self.fates = Log(), FateBook()
+        self.book = QuotaBook(PolicyBook(self.fates))
         self.machine = machine_on(SimDisk(), leads=False)
         self.log.begin_epoch()
         self.log.topic("a")
         self.log.policy(CLUSTER, **said)
         for entry in self.log.entries:
-            policies.on_commit(entry)
+            self.fates.on_commit(entry)
             self.machine.apply(entry)
 
     def schedule(self, sizes: list[int], *, took: bool = True) -> None:
@@ -64,6 +68,7 @@ class Pages:
         self.check(entry)
 
     def check(self, entry: Entry) -> None:
+        self.fates.on_commit(entry)
         applied = self.machine.apply(entry)
         assert isinstance(applied, ScheduleApplied)
         self.book.check(entry, applied, self.machine)
@@ -91,7 +96,7 @@ def test_book_goes_by_what_was_said_before() -> None:
     pages = Pages(pending_max=2)
     pages.schedule([1, 1])
     entry = pages.log.policy(Scope("", TopicId(1)), pending_max=3)
-    pages.book.policies.on_commit(entry)
+    pages.fates.on_commit(entry)
     pages.machine.apply(entry)
     pages.schedule([1])
     with pytest.raises(Broken, match="quota"):
@@ -111,7 +116,7 @@ def test_book_knows_what_was_taken_and_what_it_weighs() -> None:
 
 
 def test_book_knows_that_a_reached_backlog_takes_nothing() -> None:
-    play, book = Play(), QuotaBook(PolicyBook())
+    play, book = Play(), QuotaBook(PolicyBook(FateBook()))
     play.schedule("s", 0)
     play.settle()
     part = part_of([(play.topic_id, play.now.clock_ms + 50, b"x")])

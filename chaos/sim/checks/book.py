@@ -120,7 +120,7 @@ class PromiseBook:
     buried: set[TimerName] = field(default_factory=set)
     """Timers that became dead letters. Perhaps no consumer ever received them."""
     keys: KeyBook = field(default_factory=KeyBook)
-    policies: PolicyBook = field(default_factory=PolicyBook)
+    policies: PolicyBook = field(init=False)
     fates: FateBook = field(default_factory=FateBook)
     late: LateBook = field(init=False)
     leases: LeaseBook = field(default_factory=LeaseBook)
@@ -140,6 +140,7 @@ class PromiseBook:
 
     def __post_init__(self) -> None:
         """Make the books that use other books."""
+        self.policies = PolicyBook(self.fates)
         self.late = LateBook(self.fates)
         self.quotas = QuotaBook(self.policies)
         self.expiry = ExpiryBook(self.fates, self.policies)
@@ -154,7 +155,6 @@ class PromiseBook:
         if entry.index <= self.committed:
             return
         self.committed = entry.index
-        self.policies.on_commit(entry)
         if true_ms is not None and entry.time_ms > true_ms + AHEAD_MS_MAX:
             raise Broken("clock", f"entry {entry.index} of {entry.time_ms}, at {true_ms}")
         if entry.kind is EntryKind.FIRE:

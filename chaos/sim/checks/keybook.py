@@ -7,11 +7,11 @@ of the log, which the checks at the end use.
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from chaos.sim.checks.quotabook import weigh
 from chaos.sim.world.referee import Broken
-from timer.model.columns import OnConflict, gather
+from timer.model.columns import OnConflict, RowArray, gather
 from timer.model.units import DUE_MS_MAX
 from timer.pending.read_view import Filter
+from timer.ready.topic import Topic
 from timer.state.key_conflicts import Verdict
 from timer.state.machine import Machine
 
@@ -129,3 +129,14 @@ class KeyBook:
             mine = self.keys.get(name) == key and name.seq < told.seq
             if mine and successor > told.seq:
                 raise Broken("key", f"{name} was pending until {successor}; so was {told} of {key}")
+
+
+def weigh(node: object, topic: Topic, pending: RowArray) -> None:
+    """Check a topic's count of pending bytes against its pending timers.
+
+    Raises:
+        Broken: they differ.
+    """
+    found = int(pending["payload_size"].sum())
+    if found != topic.pending_bytes:
+        raise Broken("quota", f"{node}: {found} bytes in {topic.name}, not {topic.pending_bytes}")

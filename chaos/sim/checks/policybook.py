@@ -1,27 +1,22 @@
 """The effect of policies on the timers of simulated clients, from the log; a part of the book.
 
-A plain model, independent of timer/entries/policies.py and timer/leader/intake/admission.py: one
-map of fields per scope, one row at a time. The book has each request with the times at which
-leaders accepted it. Each row of the log must follow from one of these times by the policies of the
-entries before its own.
+The oracle has the policies of each entry (fatebook.py). The book adds each request with the times
+at which leaders accepted it. Each row of the log must follow from one of these times by the
+policies of the entries before its own. The rules are independent of
+timer/leader/intake/admission.py.
 """
 
+import json
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from chaos.sim.checks.fatebook import FateBook
 from chaos.sim.world.referee import Broken
-from timer.entries.entry_frame import Entry, EntryKind
-from timer.entries.payloads import (
-    DeleteTopic,
-    Ids,
-    Move,
-    decode_group,
-    decode_reschedule,
-    decode_topic,
-)
-from timer.entries.policies import decode_policy
+from timer.entries.entry_frame import Entry
+from timer.entries.payloads import Ids, decode_reschedule
+from timer.entries.policies import Scope
 from timer.model.columns import decode_schedule
-from timer.model.units import LogIndex
+from timer.model.units import LogIndex, TopicId
 from timer.state.apply_results import RESCHEDULED, Accepted, RescheduleApplied, ScheduleApplied
 
 TICK_MS: Final = 10
@@ -49,60 +44,24 @@ class TakenRequest(NamedTuple):
 class PolicyBook:
     """See the module. `check` raises Broken if a row does not follow from the policies."""
 
+    fates: FateBook
     requests: dict[tuple[int, int], list[TakenRequest]] = field(default_factory=dict)
     """(producer, sequence) -> its acceptances."""
     moves: dict[object, list[tuple[str, TakenRequest]]] = field(default_factory=dict)
     """Seq, or (topic, key) -> (topic, acceptance) of each reschedule."""
-    topics: list[str] = field(default_factory=list)
-    """Names of topics, in the order of their ids."""
-    gone: set[int] = field(default_factory=set)
-    """Ids of deleted topics."""
-    said: list[tuple[LogIndex, dict[str, dict[str, Any]]]] = field(default_factory=list)
-    """(Entry, scope -> its fields from there on); scopes are "", "ns/" and the topic's name."""
     checked: LogIndex = LogIndex(0)
-
-    def on_commit(self, entry: Entry) -> None:
-        """Note an entry that is committed for the first time."""
-        if entry.kind is EntryKind.TOPIC:
-            said = decode_topic(entry.payload)
-            if isinstance(said, DeleteTopic):
-                self._delete(said, entry.index)
-            else:
-                self._topic(said)
-        elif entry.kind is EntryKind.GROUP:
-            for op in decode_group(entry.payload):
-                if isinstance(op, Move) and op.topic not in self.gone:
-                    self._topic(op.to)
-        elif entry.kind is EntryKind.POLICY:
-            scope, policy = decode_policy(entry.payload)
-            if scope.topic in self.gone:
-                return
-            name = self.topics[scope.topic - 1] if scope.topic else scope.namespace
-            name += "/" if scope.namespace else ""
-            before = self.said[-1][1] if self.said else {}
-            self.said.append((entry.index, {**before, name: policy.pack()}))
-
-    def _topic(self, name: str) -> None:
-        """Add a topic, if it does not exist."""
-        there = [known for number, known in enumerate(self.topics, 1) if number not in self.gone]
-        if name not in there:
-            self.topics.append(name)
-
-    def _delete(self, said: DeleteTopic, index: LogIndex) -> None:
-        """Remove a topic and its policy."""
-        if 0 < said.topic <= len(self.topics) and said.topic not in self.gone:
-            self.gone.add(said.topic)
-            before = dict(self.said[-1][1]) if self.said else {}
-            if before.pop(self.topics[said.topic - 1], None) is not None:
-                self.said.append((index, before))
 
     def at(self, index: int, topic: str) -> dict[str, Any]:
         """Return the fields in force for a topic at an entry."""
-        past = (said for since, said in reversed(self.said) if since < index)
-        said: dict[str, dict[str, Any]] = next(past, {})
+        story = self.fates.story
+        gone = {number: at for number, (at, _) in story.deleted.items()}
+        names = story.topics.items()
+        number = next((n for n, name in names if name == topic and gone.get(n, index) >= index), 0)
+        said = {scope: fields for scope, since, fields in story.policies if since < index}
         namespace = topic.split("/")[0] if "/" in topic else "default"
-        scopes = ("", f"{namespace}/", topic)
-        return PLAIN | {name: v for each in scopes for name, v in said.get(each, {}).items()}
+        scopes = [Scope(), Scope(namespace)] + ([Scope("", TopicId(number))] if number else [])
+        found = [json.loads(said[scope]).items() for scope in scopes if scope in said]
+        return PLAIN | {name: value for each in found for name, value in each if value is not None}
 
     # ---- the checks, by the first replica that applies an entry
 
@@ -125,7 +84,7 @@ class PolicyBook:
             takings = self.requests.get((producer, sequence), [])
             if not isinstance(result, Accepted) or not takings:
                 continue  # rejected, or a repeated answer
-            topic = self.topics[int(rows["topic"][0]) - 1]
+            topic = self.fates.story.topics[int(rows["topic"][0])]
             rules = self.at(entry.index, topic)
             limit, most = rules.get("payload_bytes_max"), int(rows["payload_size"].max())
             if limit is not None and most > limit:
@@ -149,7 +108,7 @@ class PolicyBook:
     def _target(self, targets: object, at: int) -> object:
         if isinstance(targets, Ids):
             return int(targets.seq[at])
-        topic = self.topics[int(targets.topic[at]) - 1]  # type: ignore[attr-defined]
+        topic = self.fates.story.topics[int(targets.topic[at])]  # type: ignore[attr-defined]
         return topic, bytes(targets.key.blob)  # type: ignore[attr-defined] # one key a request
 
 

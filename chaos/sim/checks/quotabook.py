@@ -11,7 +11,7 @@ from chaos.sim.checks.policybook import PolicyBook
 from chaos.sim.world.referee import Broken
 from timer.entries.entry_frame import Entry
 from timer.leader.leader import Leader
-from timer.model.columns import Part, RowArray, decode_schedule
+from timer.model.columns import Part, decode_schedule
 from timer.ready.topic import Topic
 from timer.state.apply_results import Accepted, ScheduleApplied
 from timer.state.machine import Machine
@@ -74,17 +74,6 @@ class QuotaBook:
             limit = said.get(name)
             if limit is not None and amount > limit:
                 raise Broken("quota", f"{entry.index}: {amount} in {topic.name}, {name} = {limit}")
-
-
-def weigh(node: object, topic: Topic, pending: RowArray) -> None:
-    """Check a topic's count of pending bytes against its pending timers.
-
-    Raises:
-        Broken: they differ.
-    """
-    found = int(pending["payload_size"].sum())
-    if found != topic.pending_bytes:
-        raise Broken("quota", f"{node}: {found} bytes in {topic.name}, not {topic.pending_bytes}")
 
 
 def _ready(topic: Topic) -> tuple[int, int]:
