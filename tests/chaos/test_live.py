@@ -174,12 +174,12 @@ def test_of_a_running_cluster_only_what_is_planted_is_raised(desk: Desk, running
             running.up()
             seqs |= schedule(client, 300)
             wait(lambda: told.seqs() >= seqs)
+            first = next(row for row in told.of(EventKind.GIVEN) if row["seq"] == min(seqs))
             desk.start()
             assert desk.audit is not None
             audit, end_ms = desk.audit, exported_events.now_ms()
             wait(lambda: audit.judge.clock_ms > end_ms)
             assert desk.raised() == []
-            first = next(row for row in told.of(EventKind.GIVEN) if row["seq"] == min(seqs))
             again = {name: first[name] for name in ("seq", "due_ms", "topic", "handed_out_ms")}
             again |= {"fired_at_ms": first["due_ms"], "queue_offset": first["queue_offset"] + 10**6}
             now_ms = exported_events.now_ms()
