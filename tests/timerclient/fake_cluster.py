@@ -84,6 +84,8 @@ class Cluster:
     acks: list[Settlement] = field(default_factory=list)
     given_back: list[int] = field(default_factory=list)
     """Offsets of messages that consumers returned unseen."""
+    credit_ends: int = 0
+    """Number of returns that ended the credit of their stream."""
     answers_leaving: bool = True
     opened: list[pb.OpenConsumer] = field(default_factory=list)
     credits: list[int] = field(default_factory=list)
@@ -626,6 +628,7 @@ class Session:
         if isinstance(ack, pb.NackRequest) and ack.unseen:
             self.cluster.given_back += ack.offsets
             self.credit = 0 if ack.ends_credit else self.credit
+            self.cluster.credit_ends += ack.ends_credit
             order = None
         else:
             self.cluster.acks.append(ack)

@@ -104,6 +104,44 @@ async def test_window_bounds_what_waits_untaken(cluster: Cluster, client: AsyncT
     assert cluster.credits == [5]
 
 
+async def test_consumer_that_falls_behind_ends_its_credit_and_grants_some_again(
+    cluster: Cluster, client: AsyncTimerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.seed("orders", numbers(6))
+    cluster.deliver_max = 3
+    async with client.consumer("orders", "g", window=14) as consumer:
+        subscription = consumer._subscription
+        assert subscription is not None
+        inbox, credit = subscription._inbox, subscription._inbox._credit
+        await until(lambda: credit.waiting == 6)
+        with monkeypatch.context() as slow:
+            slow.setattr(inbox._pace, "within", lambda *_: 2)
+            subscription._shed()
+        await until(lambda: cluster.credit_ends)
+        assert cluster.given_back == [3, 4, 5]
+        async with asyncio.timeout(60):
+            got = [(await anext(consumer)).queue_offset for _ in range(6)]
+    assert got == [*range(6)]
+    assert cluster.credit_ends == 1
+    assert cluster.credits, "the rest of the first credit was over"
+
+
+async def test_credit_is_over_when_the_last_returned_part_is_answered(
+    cluster: Cluster, client: AsyncTimerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.seed("orders", numbers(1))
+    async with client.consumer("orders", "g") as consumer:
+        assert (await anext(consumer)).queue_offset == 0
+        subscription, ended = consumer._subscription, list[bool]()
+        assert subscription is not None
+        monkeypatch.setattr(subscription._inbox, "credit_ended", lambda: ended.append(True))
+        subscription._shedding = 2
+        subscription._went_back()
+        assert ended == []
+        subscription._went_back()
+        assert ended == [True]
+
+
 @pytest.mark.parametrize("timeout", [None, 1e-6], ids=["in time", "its time is up"])
 async def test_closing_gives_back_what_nobody_saw(
     cluster: Cluster,
