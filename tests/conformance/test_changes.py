@@ -222,6 +222,24 @@ def test_old_id_of_a_rescheduled_timer_leads_to_the_timer_that_fires_instead(
     assert client.get_timer(other).replaced_by is None
 
 
+def test_forged_id_is_not_found_and_tells_nothing_beside_others(world: World, topic: str) -> None:
+    client = world.client
+    old, one, other = (client.schedule(topic, b"x", delay=HOUR) for _ in range(3))
+    client.reschedule(old, delay=2 * HOUR)
+    forged = old.id[:-1] + ("1" if old.id[-1] == "0" else "0")  # its seq is that of `old`
+    assert client.cancel(forged) is CancelResult.NOT_FOUND
+    moved = client.reschedule_batch([forged, one, forged], delay=[HOUR, 2 * HOUR, 3 * HOUR])
+    assert [each.result.name for each in moved] == ["NOT_FOUND", "RESCHEDULED", "NOT_FOUND"]
+    assert [each.replaced_by for each in moved[::2]] == [None, None]
+    assert moved[1].timer is not None
+    assert client.get_timer(one).replaced_by == moved[1].timer.id
+    assert moved[1].timer.due_ms - one.due_ms > 0.9 * HOUR * 1000
+    assert client.cancel_batch([forged, other, forged, moved[1].timer]) == [
+        *(CancelResult.NOT_FOUND, CancelResult.CANCELLED),
+        *(CancelResult.NOT_FOUND, CancelResult.CANCELLED),
+    ]
+
+
 def test_old_id_is_known_after_its_timer_has_fired_and_another_leader_leads(
     world: World, topic: str
 ) -> None:
