@@ -248,6 +248,33 @@ async def test_overload_until_the_time_is_up_is_known_to_have_done_nothing(
     assert payloads(cluster) == [b"first", b"q"]
 
 
+async def test_refusal_is_not_named_once_the_leader_has_accepted_something(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.on_schedule = once(wire_error(pb.OVERLOADED, retry_after_ms=1))
+    await client.schedule("orders", b"p")
+    cluster.hold = asyncio.Event()
+    with pytest.raises(errors.OutcomeUnknown) as caught:
+        await client.schedule("orders", b"q", timeout=0.5)
+    cluster.hold.set()
+    assert "OVERLOADED" not in str(caught.value)
+
+
+async def test_refusal_by_a_leader_that_is_gone_is_not_named(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    await client.schedule("orders", b"p")
+    cluster.on_schedule = once(wire_error(pb.OVERLOADED, retry_after_ms=1))
+    cluster.leader = None
+    call = asyncio.ensure_future(client.schedule("orders", b"q", timeout=3))
+    nodes = client._nodes
+    assert nodes is not None
+    await until(lambda: nodes.last_error is not None)
+    await cluster.stop()
+    with pytest.raises(errors.TimerError, match="UNAVAILABLE"):
+        await call
+
+
 @pytest.mark.parametrize("reason", [pb.DISK_FULL, pb.OVERLOADED])
 async def test_refusal_is_named_by_all_that_it_holds_up_and_leaves_no_gap(
     cluster: Cluster, client: AsyncTimerClient, reason: int
