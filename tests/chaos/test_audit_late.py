@@ -4,7 +4,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from chaos.audit.rules import late_firing
-from chaos.audit.rules.late_firing import LATE_MS, RATE
+from chaos.audit.rules.fault_windows import Phase
+from chaos.audit.rules.late_firing import AFTER_MS, LATE_MS, RATE, RECOVERY_MS
 
 pytestmark = pytest.mark.spark
 
@@ -59,3 +60,10 @@ def test_backlog_after_a_fault_takes_its_time(
     waits = {"first": (due_ms, fired_ms + 2_000), "second": (due_ms, fired_ms + 2_001)}
     assert late(spark, waits) == {"second"}
     assert late(spark, {"a": (0, LATE_MS + 1), "b": (0, LATE_MS + 1)}) == {"a", "b"}, "no fault"
+
+
+def test_recovery_that_does_not_end_excuses_only_its_beginning() -> None:
+    phases = [Phase("fault", 0, HOUR_MS), Phase("recovery", HOUR_MS, 3 * HOUR_MS)]
+    assert late_firing.excuses(phases, []) == [(0, HOUR_MS + RECOVERY_MS + AFTER_MS)]
+    phases[1] = Phase("recovery", HOUR_MS, HOUR_MS + 1)
+    assert late_firing.excuses(phases, []) == [(0, HOUR_MS + 1 + AFTER_MS)]

@@ -25,6 +25,8 @@ LATE_MS: Final = 5_000
 AFTER_MS: Final = 5_000
 """An excuse lasts this much longer than its cause, because overdue timers fire in order."""
 
+RECOVERY_MS: Final = 120_000
+"""The recovery from a fault is an excuse for at most this long."""
 RATE: Final = 10
 """Timers per millisecond that a cluster with a backlog fires, at least."""
 
@@ -37,7 +39,12 @@ def excuses(phases: Iterable[Phase], epochs: Sequence[Row]) -> list[Stretch]:
 
     `epochs`: from `node_logs.epochs`, in order.
     """
-    found = [(phase.start_ms, phase.end_ms + AFTER_MS) for phase in phases]
+    found = []
+    for phase in phases:
+        end_ms = phase.end_ms
+        if phase.name == "recovery":  # it lasts until a timer fires, so a stall prolongs it
+            end_ms = min(end_ms, phase.start_ms + RECOVERY_MS)
+        found.append((phase.start_ms, end_ms + AFTER_MS))
     for row in epochs:
         times = [row[name] for name in ("since_ms", "began_ms", "fired_ms")]
         end_ms = max(time_ms for time_ms in times if time_ms is not None)
