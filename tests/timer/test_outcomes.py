@@ -88,8 +88,8 @@ def test_chunk_with_few_and_with_many_ended_timers_knows_the_same(at_once: int) 
             assert {seq for seq, result in enumerate(known) if result == DROPPED} == ended
             assert restored(outcomes).words == outcomes.words
     packed = outcomes.pack()
-    assert len(packed) == 2, "one chunk"
-    assert len(packed[1][3]) == CHUNK // 8
+    assert len(packed) == 3, "one chunk"
+    assert len(packed[2][4]) == CHUNK // 8
 
 
 def test_sum_does_not_depend_on_order_and_forgets_with_the_chunk() -> None:
@@ -132,20 +132,36 @@ def test_oldest_timers_of_all_outcomes_are_forgotten_above_the_limit(
     assert outcomes.unknown_below == 0
     assert NOT_FOUND not in results_of(outcomes, *(chunk * CHUNK + 1 for chunk in range(10)))
     add(outcomes, DROPPED, (10 * CHUNK + 1, 99), (11 * CHUNK + 1, 99), (CHUNK + 2, 99))
-    # Chunk 1 has two outcomes, and one of them alone would not be enough.
-    assert outcomes.unknown_below == 2 * CHUNK
+    # Chunk 1 has two outcomes. Nine chunks of ten stay, so that there is room.
+    assert outcomes.unknown_below == 3 * CHUNK
     known = results_of(outcomes, *(chunk * CHUNK + 1 for chunk in range(12)))
-    assert [chunk for chunk, result in enumerate(known) if result == NOT_FOUND] == [0, 1]
-    add(outcomes, DROPPED, (CHUNK + 3, 99))
-    assert results_of(outcomes, CHUNK + 2, CHUNK + 3) == [NOT_FOUND] * 2, "it is unknown anyway"
+    assert [chunk for chunk, result in enumerate(known) if result == NOT_FOUND] == [0, 1, 2]
     assert restored(outcomes).words == outcomes.words
-    assert restored(outcomes).unknown_below == 2 * CHUNK
+    assert restored(outcomes).unknown_below == 3 * CHUNK
+
+
+def test_old_timer_that_ends_later_is_known_and_nothing_is_unknown_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cancel_outcomes, "SIZE_MAX", 10 * (CHUNK_SIZE + 2))
+    outcomes = Outcomes()
+    for chunk in range(11):
+        add(outcomes, DROPPED, (chunk * CHUNK + 1, 99))
+    assert outcomes.unknown_below == 2 * CHUNK
+    add(outcomes, ALREADY_CANCELLED, (7, 300))
+    assert results_of(outcomes, 1, 7) == [NOT_FOUND, ALREADY_CANCELLED]
+    outcomes.forget(UnixMs(99))
+    assert outcomes.unknown_below == 2 * CHUNK
+    outcomes.forget(UnixMs(100))
+    assert outcomes.unknown_below == 0, "no forgotten timer is needed any more"
+    assert results_of(outcomes, 7) == [ALREADY_CANCELLED]
+    assert restored(outcomes).words == outcomes.words
 
 
 def test_nothing_recorded_nothing_found() -> None:
     outcomes = Outcomes()
     outcomes.add(DROPPED, u64(), np.empty(0, np.int64))
-    assert outcomes.pack() == [0]
+    assert outcomes.pack() == [0, 0]
     assert results_of(outcomes) == []
     assert results_of(outcomes, 0, 1) == [NOT_FOUND] * 2
 
@@ -154,7 +170,7 @@ def test_end_that_was_forgotten_for_lack_of_memory_is_not_found_and_never_anothe
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # P4
-    monkeypatch.setattr(cancel_outcomes, "SIZE_MAX", CHUNK_SIZE + 2)
+    monkeypatch.setattr(cancel_outcomes, "SIZE_MAX", (CHUNK_SIZE + 2) * 3 // 2)
     machine, log = begun()
     cancelled, fires = schedule(machine, log, START_MS, START_MS)
     assert cancel(machine, log, cancelled) == [CANCELLED]

@@ -66,7 +66,8 @@ that deletes. 7: a sweep serves some topics, and counts their rows. 9: the end o
 forgotten by the marks of fired rows. 10: HAND_OVER; an epoch begins with nothing reserved; the
 leader draws ids of producers; the body distinguishes a repeated sequence. 11: the digest sums
 groups and producers. 12: a FIRE has a limit of topics, too. 13: PRODUCER that ends.
-14: outcomes of ended timers have a limit of memory."""
+14: outcomes of ended timers have a limit of memory (the constants of
+timer/state/cancel_outcomes.py are part of it)."""
 NAME_SIZE_MAX: Final = 1_024
 FIRE_ROWS_MAX: Final = 16_384
 FIRE_ROWS: Final = 8_192

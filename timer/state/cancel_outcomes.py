@@ -14,7 +14,8 @@ a held timer until the horizon after the end. A chunk is kept while one of its t
 
 All chunks together have a limit of memory. Above it the chunk of the oldest timers is forgotten, of
 all outcomes. How these timers ended is then unknown: they are NOT_FOUND, also after they fired. So
-a client that cancels at full speed can't fill the memory.
+a client that cancels at full speed can't fill the memory. Timers as old as these that end later are
+recorded like others. Once no forgotten timer would be needed any more, nothing is unknown.
 """
 
 from bisect import bisect_left
@@ -36,6 +37,8 @@ SIZE_MAX: Final = 32 << 20
 """Bytes of all chunks. The outcomes of the newest 55 million timers always fit."""
 CHUNK_SIZE: Final = 4096
 """Bytes that a chunk counts for besides its data. It takes 300, but each chunk also costs time."""
+ROOM: Final = 16
+"""The part of the limit, one in so many, that is free after chunks were forgotten."""
 LOWS_MAX: Final = 4096
 """Most ended timers that a chunk holds one by one: they take as much as the bits of all."""
 FEW: Final = 16
@@ -126,7 +129,9 @@ class Outcomes:
         self._version = 0
         """Number of manifests that were captured."""
         self._first = 0
-        """Chunks below this number were forgotten because of the limit."""
+        """Chunks below this number may have been forgotten because of the limit. 0: none was."""
+        self._lost_until_ms = 0
+        """The greatest time until which a chunk that the limit forgot was needed."""
 
     @property
     def unknown_below(self) -> Seq:
@@ -137,8 +142,6 @@ class Outcomes:
         """Record ended timers, (n,). `until_ms`: due times, or ends of held timers."""
         chunks, total = self._chunks[outcome], self._sums[outcome]
         for number, low, latest_ms, added in _by_chunk(seq, until_ms):
-            if number < self._first:
-                continue
             chunk = chunks.get(number)
             if chunk is None:
                 chunk = chunks[number] = Chunk(version=self._version)
@@ -150,10 +153,17 @@ class Outcomes:
             total += added
             self._size += chunk.size
         self._sums[outcome] = total & _MASK
-        while self._size > SIZE_MAX:
-            self._first = 1 + min(each.peekitem(0)[0] for each in self._chunks.values() if each)
+        if self._size > SIZE_MAX:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Forget the oldest timers, so many that old timers that end soon find room as well."""
+        while self._size > SIZE_MAX - SIZE_MAX // ROOM:
+            oldest = min(each.peekitem(0)[0] for each in self._chunks.values() if each)
+            self._first = max(self._first, 1 + oldest)
             for kind in KINDS:
-                self._forget(kind, self._first - 1)
+                lost_until_ms = self._forget(kind, oldest)
+                self._lost_until_ms = max(self._lost_until_ms, lost_until_ms)
 
     def fill(self, seq: U64, results: npt.NDArray[np.uint8]) -> None:
         """Set the results, (n,), of the timers whose outcome is recorded."""
@@ -170,32 +180,38 @@ class Outcomes:
         for kind, chunks in self._chunks.items():
             for number in [at for at, each in chunks.items() if each.until_ms < before_ms]:
                 self._forget(kind, number)
+        if self._lost_until_ms < before_ms:
+            self._first = self._lost_until_ms = 0
 
-    def _forget(self, outcome: int, number: int) -> None:
+    def _forget(self, outcome: int, number: int) -> int:
+        """Drop a chunk if it is there; return the time until which it was needed, 0 if absent."""
         chunk = self._chunks[outcome].pop(number, None)
-        if chunk is not None:
-            self._size -= chunk.size
-            self._sums[outcome] = (self._sums[outcome] - chunk.sum) & _MASK
+        if chunk is None:
+            return 0
+        self._size -= chunk.size
+        self._sums[outcome] = (self._sums[outcome] - chunk.sum) & _MASK
+        return int(chunk.until_ms)
 
     @property
     def words(self) -> tuple[int, ...]:
         """Numbers that differ if two replicas' outcomes differ, for the digest."""
-        return (self._first, *self._sums.values())
+        return (self._first, self._lost_until_ms, *self._sums.values())
 
     def pack(self) -> list[Any]:
         """Return the fields for a manifest; nothing in them changes later."""
         self._version += 1
-        packed: list[Any] = [self._first]
+        packed: list[Any] = [self._first, self._lost_until_ms]
         for outcome, chunks in self._chunks.items():
-            packed += [[outcome, at, each.until_ms, each.data] for at, each in chunks.items()]
+            packed += [
+                [outcome, at, each.until_ms, each.sum, each.data] for at, each in chunks.items()
+            ]
         return packed
 
     def restore(self, packed: Sequence[Any]) -> None:
         """Put back the fields that a manifest holds."""
-        self._first = packed[0]
-        for outcome, number, until_ms, data in packed[1:]:
-            chunk = Chunk(bytearray(data), until_ms)
-            chunk.sum = _sum(chunk.seqs(number))
+        self._first, self._lost_until_ms, *chunks = packed
+        for outcome, number, until_ms, total, data in chunks:
+            chunk = Chunk(bytearray(data), until_ms, total)
             self._chunks[outcome][number] = chunk
             self._sums[outcome] = (self._sums[outcome] + chunk.sum) & _MASK
             self._size += chunk.size
