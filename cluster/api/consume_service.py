@@ -422,7 +422,8 @@ class _Stream:
     def _want_no_more(self) -> None:
         """Stop deliveries, and confirm that behind the deliveries in the outbox."""
         assert self._consumer is not None
-        self._leaving, self._consumer.credit = True, 0
+        self._leaving = True
+        self._leader.groups.end_credit(self._consumer)
         self._unread_acks += ANSWER_OFFSETS
         self._put(pb.ConsumeResponse(leaving=True), 0, acks=ANSWER_OFFSETS)
 

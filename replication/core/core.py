@@ -248,7 +248,8 @@ class Core:
         else:
             self._follow(out)
         self.tail.trim(self.durable_index, self.conf.cache_bytes)
-        self.tail.age(self._now, self.durable_index, self.conf.cache_ms)
+        done = LogIndex(min(self.durable_index, self.commit_index))
+        self.tail.age(self._now, done, self.conf.cache_ms)
         self.wake_at_ms = self._wake_at()
         assert self.commit_index <= self.matched_index, (
             f"commit {self.commit_index}, matched {self.matched_index}"

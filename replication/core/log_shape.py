@@ -170,6 +170,7 @@ class EntrySizes:
 
     def truncate_after(self, index: LogIndex) -> None:
         """Remove the entries above `index`."""
+        self._old_index = min(self._old_index, index)
         keep = index - self.first_index + 1
         if keep >= 0:
             del self._ends[keep + 1 :]

@@ -35,7 +35,8 @@ class FollowerState(Enum):
     go out; a snapshot replaces the entries."""
 
 
-_PROBE, _REPLICATE, _READ_LOG, _STRANDED = FollowerState
+_PROBE, _REPLICATE = FollowerState.PROBE, FollowerState.REPLICATE
+_READ_LOG, _STRANDED = FollowerState.READ_LOG, FollowerState.STRANDED
 MOVES: Final = {
     _PROBE: {_PROBE, _REPLICATE, _STRANDED},
     _REPLICATE: {_PROBE, _REPLICATE, _READ_LOG},
@@ -55,7 +56,7 @@ class Progress:
     """Up to this index the follower's disk holds the leader's entries."""
     state: FollowerState = _PROBE
     waiting: bool = False
-    """A probe is in flight."""
+    """In PROBE: a probe is in flight."""
     inflight: deque[tuple[LogIndex, int]] = field(default_factory=deque[tuple[LogIndex, int]])
     """(last index, bytes) of each append that the follower has not made durable."""
     inflight_bytes: int = 0

@@ -40,8 +40,8 @@ class ReplicationConfig:
     cache_bytes: int = 32 << 20
     """Bytes of entries kept in memory for sending and applying. Older ones are read from disk."""
     cache_ms: int = 5_000
-    """Entries are kept in memory for this long, and not for longer than twice as long. A burst
-    then leaves no memory behind."""
+    """Committed entries are kept in memory for this long, and for about twice as long at most. A
+    burst then leaves no memory behind."""
     learner_ms: int = 60_000
     """A learner's missing log is kept for this long after its last answer; a voter's, always.
     `log_kept_bytes` limits both."""

@@ -341,7 +341,7 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
         for (text, body, until_ms), answer in state["requests"]
     )
     machine.trace.restore(state["trace"])
-    machine.successors.restore(state.get("successors", ([], [])))  # older manifests have none
+    machine.successors.restore(state["successors"])
     machine.outcomes.restore(state["outcomes"])
     machine.fire_marks = deque((UnixMs(a), UnixMs(b)) for a, b in state["fire_marks"])
     if state["checkpoint"] is not None:

@@ -35,7 +35,7 @@ class Ledger:
         self._state = state
 
     def check(self) -> None:
-        """Assert P7 after an entry."""
+        """Assert P7 after an entry, for the sums over all topics."""
         counts, store, state = self._state.counts, self._state.store, self._state
         assert counts.pending == store.pending, (counts, store.pending)
         assert state.held == store.held, (state.held, store.held)

@@ -1,4 +1,4 @@
-"""The state of one replica at `applied_index`, as data.
+"""The state of one replica at `applied_index`: its data, and views of it.
 
 The machine applies entries to it. The ledger alone counts the timers in it. The pauses hold and
 release timers in it. The digest hashes it, and the manifest stores it.

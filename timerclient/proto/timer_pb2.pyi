@@ -195,7 +195,8 @@ class _CancelResultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CancelRe
     never existed; or was due or ended more than ten minutes ago; or its
     """
     DROPPED: _CancelResult.ValueType  # 5
-    """topic was deleted and its due time has not come
+    """topic was deleted and its due time has not come; or the nodes had to
+    forget its end for want of memory (docs/guarantees.md)
     dropped when its topic was resumed after a pause (Policy.catch_up)
     """
 
@@ -212,7 +213,8 @@ TIMER_NOT_FOUND: CancelResult.ValueType  # 4
 never existed; or was due or ended more than ten minutes ago; or its
 """
 DROPPED: CancelResult.ValueType  # 5
-"""topic was deleted and its due time has not come
+"""topic was deleted and its due time has not come; or the nodes had to
+forget its end for want of memory (docs/guarantees.md)
 dropped when its topic was resumed after a pause (Policy.catch_up)
 """
 Global___CancelResult: _TypeAlias = CancelResult  # noqa: Y015

@@ -230,7 +230,7 @@ class Serving:
         self._seeks.append((group, time_ms, done))
 
     def _find_times(self) -> None:
-        """TurnResult waiting seeks into ops where the offset can be found by now."""
+        """Turn waiting seeks into ops where the offset can be found by now."""
         seeks, self._seeks = self._seeks, []
         for group, time_ms, done in seeks:
             if group.deleted:
@@ -525,10 +525,8 @@ class Serving:
             leases = self._leases[group_id]
             group = leases.group
             topic = self.machine.topics[group.topic]
-            if self.expiry.busy(topic):
-                return TurnResult(
-                    Next.DONE, 1
-                )  # `feed` adds the group again after the entry is applied
+            if self.expiry.busy(topic):  # `feed` adds the group again after the entry is applied
+                return TurnResult(Next.DONE, 1)
             outlived_ms = self.expiry.outlived_ms(topic, now.clock_ms)
             lease = leases.hand_out(
                 now.mono_ms, now.clock_ms, topic.queue, DELIVERY_ROWS_MAX, outlived_ms

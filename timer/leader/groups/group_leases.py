@@ -39,6 +39,7 @@ from timer.leader.groups.lease_table import (
     Lease,
     LeaseTable,
     Mask,
+    OffsetStates,
 )
 from timer.leader.groups.roster import Roster
 from timer.leader.groups.shared_order import SharedOrder
@@ -49,7 +50,6 @@ from timer.ready.queue import Queue
 
 RESERVE_AHEAD: Final = 4096
 """Offsets that the leader reserves ahead of deliveries: one RESERVE op serves so many messages."""
-MOVES_KEPT: Final = 1024
 
 ACCEPT: Final = 1
 ALREADY_ACKED: Final = 2
@@ -94,6 +94,15 @@ class Order(Protocol):
         Delayed messages, and messages about to become dead letters, are left out.
         """
 
+    remembers_moves: ClassVar[bool]
+    """`moved` must be called for each MOVE."""
+
+    def moved(self, lease_number: int, first: int) -> None:
+        """Remember a MOVE of messages from `first` on; leases given before have lower numbers."""
+
+    def moved_since(self, lease_id: int, offset: int) -> bool:
+        """Return whether a MOVE since the lease took a message up to `offset`."""
+
     def fell_silent(self, consumer: ConsumerStream) -> None:
         """Handle a consumer that let a lease end."""
 
@@ -105,7 +114,7 @@ class Leases:
     """The leases of a group, in one epoch."""
 
     __slots__ = (
-        *("_born", "_exits", "_lease_ids", "_moves", "_order", "_reserving", "_roster", "_table"),
+        *("_born", "_exits", "_lease_ids", "_order", "_reserving", "_roster", "_table"),
         *("epoch", "group", "handing_over"),
     )
 
@@ -126,9 +135,6 @@ class Leases:
         self._reserving = False
         self.handing_over = False
         """The group's HAND_OVER is in flight: nothing is delivered."""
-        self._moves: list[tuple[int, int]] = []
-        """(Lease number, first message) of the last MOVEs of an ordered group. Leases given before
-        have lower numbers."""
 
     # ---- views
 
@@ -266,10 +272,11 @@ class Leases:
         epoch of its delivery does not matter. Accepted messages are not delivered again. The caller
         proposes an ACK op for them. Of a repeated offset the first one counts.
         """
-        held = self._held_of(epoch, lease_id, offsets)
-        result = self._judge(epoch, lease_id, offsets, held | self._table.of(offsets).unleased)
+        states = self._table.of(offsets)
+        ours = states.unleased | self._held_of(epoch, lease_id, states)
+        result = self._judge(epoch, lease_id, offsets, ours)
         result[(result == ACCEPT) & _repeated(offsets)] = ALREADY_ACKED
-        self._table.take(offsets[result == ACCEPT], ACKING)
+        self._take(offsets, states, result, ACKING)
         return result
 
     def nack(self, epoch: Epoch, lease_id: LeaseId, offsets: U64) -> npt.NDArray[np.uint8]:
@@ -277,13 +284,26 @@ class Leases:
 
         The caller proposes a NACK op. Until the op is applied, the messages belong to no consumer.
         """
-        held = self._held_of(epoch, lease_id, offsets)
+        states = self._table.of(offsets)
+        held = self._held_of(epoch, lease_id, states)
         result = self._judge(epoch, lease_id, offsets, held)
         result[(result == ACCEPT) & _repeated(offsets)] = LEASE_LOST  # ended by the first one
-        accepted = offsets[result == ACCEPT]
-        self._table.take(accepted, ENDING)
-        self._order.returned(accepted)
+        self._order.returned(self._take(offsets, states, result, ENDING))
         return result
+
+    def _take(
+        self,
+        offsets: U64,
+        states: OffsetStates,
+        result: npt.NDArray[np.uint8],
+        state: np.uint64,
+    ) -> U64:
+        """Take the accepted messages from their leases, and return them."""
+        accepted = result == ACCEPT
+        if not accepted.all():
+            offsets, states = offsets[accepted], OffsetStates(states.values[accepted])
+        self._table.take(offsets, state, states)
+        return offsets
 
     def extend(
         self, now_ms: MonoMs, epoch: Epoch, lease_id: LeaseId, offsets: U64, lease_ms: int
@@ -293,7 +313,7 @@ class Leases:
         If any message is accepted, the rest of the lease ends `lease_ms` from now, and never
         earlier than before.
         """
-        held = self._held_of(epoch, lease_id, offsets)
+        held = self._held_of(epoch, lease_id, self._table.of(offsets))
         result = self._judge(epoch, lease_id, offsets, held)
         lease = self._table.get(lease_id)
         if (result == ACCEPT).any() and lease is not None:
@@ -333,11 +353,11 @@ class Leases:
         self._table.take(offsets, ACKING)
         return accept, offsets
 
-    def _held_of(self, epoch: Epoch, lease_id: LeaseId, offsets: U64) -> Mask:
+    def _held_of(self, epoch: Epoch, lease_id: LeaseId, states: OffsetStates) -> Mask:
         """Return which messages are held under a lease that has not ended, (n, bool)."""
         if epoch != self.epoch or self._table.get(lease_id) is None:
-            return np.zeros(len(offsets), np.bool_)
-        return self._table.of(offsets).held_by(lease_id)
+            return np.zeros(len(states.values), np.bool_)
+        return states.held_by(lease_id)
 
     def _judge(
         self, epoch: Epoch, lease_id: LeaseId, offsets: U64, ours: Mask
@@ -367,7 +387,7 @@ class Leases:
             moved = self.group.moved
             near = (moved <= offset) & (moved + np.uint64(ORDER_WINDOW) > offset)
             return bool(near.any())
-        return any(lease_id < number and first <= offset for number, first in self._moves)
+        return self._order.moved_since(lease_id, offset)
 
     # ---- consumers and the ends of leases
 
@@ -446,9 +466,8 @@ class Leases:
             case Op.MOVE:
                 leased = op.offsets[self._table.of(op.offsets).leased]
                 self._table.take(leased, ACKING)  # a redrive moves leased ones
-                if self.group.settings.type != SHARED:
-                    self._moves.append((next(self._lease_ids), int(op.offsets.min())))
-                    del self._moves[:-MOVES_KEPT]
+                if self._order.remembers_moves:
+                    self._order.moved(next(self._lease_ids), int(op.offsets.min()))
                 self._forget_done()
             case _:  # ACK, EXPIRE
                 self._exits.expiring -= op.op is Op.EXPIRE

@@ -34,6 +34,7 @@ ORDER_WINDOW: Final = 16_384
 """Length of the window, in unacked offsets: nothing beyond it is delivered."""
 LOOK_MIN: Final = 1024
 ANYBODY: Final = 0
+MOVES_KEPT: Final = 1024
 _NO_WALL: Final = (1 << 63) - 1
 
 
@@ -51,11 +52,12 @@ class KeyOrder:
     """The order of a group's deliveries: see the module, and `Order` in group_leases.py."""
 
     __slots__ = (
-        *("_exits", "_group", "_keys", "_recalled", "_returns_at", "_roster", "_table"),
+        *("_exits", "_group", "_keys", "_moves", "_recalled", "_returns_at", "_roster", "_table"),
         "unfinished",
     )
 
     work: ClassVar[int] = 4
+    remembers_moves: ClassVar[bool] = True
 
     def __init__(self, group: Group, table: LeaseTable, roster: Roster, exits: Exits) -> None:
         self._group, self._table, self._roster, self._exits = group, table, roster, exits
@@ -64,6 +66,8 @@ class KeyOrder:
         """Hashes of keys by offset. 0: not read yet."""
         self._recalled: list[U64] = []
         self._returns_at: UnixMs | None = None
+        self._moves: list[tuple[int, int]] = []
+        """(Lease number, first message) of the last MOVEs."""
 
     @property
     def _by_key(self) -> bool:
@@ -187,6 +191,15 @@ class KeyOrder:
         return np.concatenate(recalled) if recalled else np.zeros(0, np.uint64)
 
     # ---- the rest
+
+    def moved(self, lease_number: int, first: int) -> None:
+        """See Order."""
+        self._moves.append((lease_number, first))
+        del self._moves[:-MOVES_KEPT]
+
+    def moved_since(self, lease_id: int, offset: int) -> bool:
+        """See Order."""
+        return any(lease_id < number and first <= offset for number, first in self._moves)
 
     def fell_silent(self, consumer: ConsumerStream) -> None:
         """See Order. In a group with one consumer at a time the next one takes over for good."""

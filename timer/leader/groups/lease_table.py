@@ -5,7 +5,7 @@
       |               +-- nack, end -> ENDING --ENDED, NACK or RECALL applied--> FREE
       |               +-- not sent --------------------------------------------> FREE
       +-- its time -- WAITING <-- delayed by a nack -- FREE
-                      DYING   <-- failed too often --- FREE;  moved, it is ACKING
+                      DYING   <-- failed too often --- FREE;  moved, it stays so until forgotten
 
 A state is one uint64 per queue offset. A lease id stands for "leased". Offsets outside the column
 are FREE. A message's entry in the log decides what becomes of it: until then it is ACKING or
@@ -154,9 +154,12 @@ class LeaseTable:
         """Give messages that belong to no lease another state."""
         self._states.set(offsets, state)
 
-    def take(self, offsets: U64, state: np.uint64) -> None:
-        """Take messages from their leases, those that have one, and give them a state."""
-        states = self.of(offsets)
+    def take(self, offsets: U64, state: np.uint64, states: OffsetStates | None = None) -> None:
+        """Take messages from their leases, those that have one, and give them a state.
+
+        `states`: their present states. None: they are looked up.
+        """
+        states = self.of(offsets) if states is None else states
         self._settle_all(states.values[states.leased])
         self._states.set(offsets, state)
 

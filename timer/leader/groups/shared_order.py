@@ -34,6 +34,7 @@ class SharedOrder:
     )
 
     work: ClassVar[int] = 1
+    remembers_moves: ClassVar[bool] = False
 
     def __init__(self, group: Group, table: LeaseTable, roster: Roster, exits: Exits) -> None:
         self._group, self._table, self._roster, self._exits = group, table, roster, exits
@@ -114,9 +115,12 @@ class SharedOrder:
 
     def freed(self, offsets: U64) -> None:
         """See Order. Each message is delivered at its time."""
+        if not len(offsets):
+            return
         times = self._group.not_before(offsets)
         self._put_off(offsets[times > 0], times[times > 0])
-        self._back.append(offsets[times == 0])
+        if (now := offsets[times == 0]).size:
+            self._back.append(now)
 
     def _put_off(self, offsets: U64, times: I64) -> None:
         if len(offsets):
@@ -173,6 +177,14 @@ class SharedOrder:
                     found.append(int(free[0]))
                     break
         return min(found, default=None)
+
+    def moved(self, lease_number: int, first: int) -> None:
+        """See Order. Messages of shared groups are acked one by one."""
+
+    def moved_since(self, lease_id: int, offset: int) -> bool:
+        """See Order."""
+        del lease_id, offset
+        return False
 
     def fell_silent(self, consumer: ConsumerStream) -> None:
         """See Order. The roster skips the consumer."""

@@ -61,8 +61,12 @@ class Turns:
         self._wanted.pop(group, None)
 
     def run(self, turn: Callable[[GroupId], TurnResult]) -> None:
-        """Give the groups their turns until all are done, or WORK_MAX is reached."""
+        """Give the groups their turns until all are done, or WORK_MAX is reached.
+
+        `turn` wants and drops no group.
+        """
         queue, later, work = deque(self._wanted), dict[GroupId, None](), 0
+        count = len(self._wanted)
         while queue and work < WORK_MAX:
             after, took = turn(queue[0])
             work += took
@@ -73,5 +77,6 @@ class Turns:
                     later[queue.popleft()] = None
                 case Next.DONE:
                     queue.popleft()
+        assert len(self._wanted) == count, "a turn wanted or dropped a group"
         self._wanted = dict.fromkeys(queue) | later
         self.cut_short = bool(self._wanted)

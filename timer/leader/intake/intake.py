@@ -59,7 +59,7 @@ class Intake:
             return self._by_sequence(part.producer_id, part.sequence)
         if part.request is None:
             return Freshness.NEW
-        if self.remembers(part.request, log_ms):
+        if self._remembers(part.request, log_ms):
             return Freshness.REPEAT
         return Freshness.UNDECIDED if part.request[:2] in self._named else Freshness.NEW
 
@@ -86,10 +86,9 @@ class Intake:
 
     def accept(self, part: Part, freshness: Freshness, whose: str) -> None:
         """Count a request as in flight."""
-        if part.producer_id:
-            last = self._accepted.get(part.producer_id, 0)
-            applied = self._state.producers.last_sequence(part.producer_id) or 0
-            self._accepted[part.producer_id] = max(last, applied, part.sequence)
+        assert not part.producer_id or part.request is None, "a request has one name at most"
+        if part.producer_id and freshness is Freshness.NEW:
+            self._accepted[part.producer_id] = part.sequence
         elif part.request is not None:
             if freshness is Freshness.NEW:
                 self._fairness.take(part.request, whose, len(part.due_ms))
@@ -120,9 +119,9 @@ class Intake:
         last = self._state.producers.last_sequence(producer_id)
         if last is not None and sequence <= last:
             return True
-        return request is not None and self.remembers(request, log_ms)
+        return request is not None and self._remembers(request, log_ms)
 
-    def remembers(self, request: RequestId, log_ms: UnixMs) -> bool:
+    def _remembers(self, request: RequestId, log_ms: UnixMs) -> bool:
         """Return whether a request with that id was applied.
 
         Raises:
