@@ -116,7 +116,7 @@ async def test_consumer_that_falls_behind_ends_its_credit_and_grants_some_again(
         await until(lambda: credit.waiting == 6)
         with monkeypatch.context() as slow:
             slow.setattr(inbox._pace, "within", lambda *_: 2)
-            subscription._shed()
+            subscription._returns.shed()
         await until(lambda: cluster.credit_ends)
         assert cluster.given_back == [3, 4, 5]
         async with asyncio.timeout(60):
@@ -135,10 +135,10 @@ async def test_credit_is_over_when_the_last_returned_part_is_answered(
         subscription, ended = consumer._subscription, list[bool]()
         assert subscription is not None
         monkeypatch.setattr(subscription._inbox, "credit_ended", lambda: ended.append(True))
-        subscription._shedding = 2
-        subscription._went_back()
+        subscription._returns.unanswered = 2
+        subscription._returns._answered()
         assert ended == []
-        subscription._went_back()
+        subscription._returns._answered()
         assert ended == [True]
 
 

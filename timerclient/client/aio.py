@@ -53,6 +53,7 @@ from timerclient.streams.nodes import (
     tcp,
 )
 from timerclient.streams.producer import ProducerStream, SingleRow, WaitingCall, encode_rows
+from timerclient.streams.subscription import Subscription
 from timerclient.values.client_events import Events, OnEvent
 from timerclient.values.client_settings import ClientSettings
 from timerclient.values.errors import Closed, InvalidRequest, Overloaded, TimerError
@@ -356,7 +357,8 @@ class AsyncTimerClient(TopicCalls):
         self, opening: pb.OpenConsumer, credit: Credit, hold_max: Seconds | None
     ) -> AsyncConsumer:
         hold_s = hold_max_s(hold_max, self.settings)
-        consumer = AsyncConsumer(self.nodes(), opening, credit, hold_s, self._call_s)
+        subscribe = partial(Subscription, self.nodes(), opening, credit, hold_s)
+        consumer = AsyncConsumer(subscribe, self._call_s)
         register(consumer, self._consumers)
         return consumer
 

@@ -14,7 +14,6 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
 from timerclient.rows.messages import Batch, Message
 from timerclient.streams.credit import Credit
-from timerclient.streams.nodes import Nodes
 from timerclient.streams.subscription import Subscription
 from timerclient.values.client_settings import ClientSettings
 from timerclient.values.errors import Closed, TimerError
@@ -22,6 +21,8 @@ from timerclient.values.errors import Closed, TimerError
 T = TypeVar("T")
 S = TypeVar("S", bound=Subscription | None)
 C = TypeVar("C", bound="AnyConsumer[Any]")
+Subscribe = Callable[[Callable[[], None]], Subscription]
+"""Makes a subscription, on the event loop. Its argument is called when a batch arrives."""
 
 WINDOW = 1_000
 """Default of a consumer's `window`."""
@@ -117,19 +118,9 @@ def register(consumer: C, consumers: set[C]) -> None:
 class AsyncConsumer(AnyConsumer[Subscription | None]):
     """A consumer: iterates over a group's messages until it is closed; reconnects by itself."""
 
-    def __init__(
-        self,
-        nodes: Nodes,
-        opening: pb.OpenConsumer,
-        credit: Credit,
-        hold_max_s: float,
-        call_s: float,
-    ) -> None:
+    def __init__(self, subscribe: Subscribe, call_s: float) -> None:
         super().__init__(None)
-        self._nodes = nodes
-        self._opening = opening
-        self._credit = credit
-        self._hold_max_s = hold_max_s
+        self._subscribe = subscribe
         self._call_s = call_s
         self._given_s = 0.0
         """When the application last received messages, on the monotonic clock."""
@@ -242,7 +233,5 @@ class AsyncConsumer(AnyConsumer[Subscription | None]):
         if self._subscription is None:
             if self.closed:
                 raise Closed("the consumer is closed")
-            self._subscription = Subscription(
-                self._nodes, self._opening, self._credit, self._hold_max_s, self._arrived.set
-            )
+            self._subscription = self._subscribe(self._arrived.set)
         return self._subscription

@@ -33,6 +33,7 @@ from timerclient.client.aio import AsyncTimerClient, make_row
 from timerclient.client.consumers import (
     CLOSE_AFTER_ERROR_S,
     AnyConsumer,
+    Subscribe,
     hold_max_s,
     register,
 )
@@ -136,8 +137,12 @@ class ThreadClient:
     def _consumer(
         self, opening: pb.OpenConsumer, credit: Credit, hold_max: Seconds | None
     ) -> "Consumer":
-        hold_s = hold_max_s(hold_max, self._client.settings)
-        consumer = Consumer(self._background, self._client, opening, credit, hold_s)
+        client, hold_s = self._client, hold_max_s(hold_max, self._client.settings)
+
+        def subscribe(arrived: Callable[[], None]) -> Subscription:
+            return Subscription(client.nodes(), opening, credit, hold_s, arrived)
+
+        consumer = Consumer(self._background, subscribe, client.within_s(None))
         register(consumer, self._consumers)
         return consumer
 
@@ -196,27 +201,14 @@ class ThreadClient:
 class Consumer(AnyConsumer[Subscription]):
     """A consumer: iterates over a group's messages until it is closed; reconnects by itself."""
 
-    def __init__(
-        self,
-        background: Background,
-        client: AsyncTimerClient,
-        opening: pb.OpenConsumer,
-        credit: Credit,
-        hold_max_s: float,
-    ) -> None:
+    def __init__(self, background: Background, subscribe: Subscribe, call_s: float) -> None:
         self._background = background
-        self._call_s = client.within_s(None)
+        self._call_s = call_s
         self._arrived = threading.Event()
-        super().__init__(background.call(self._open(client, opening, credit, hold_max_s)))
+        super().__init__(background.call(self._open(subscribe)))
 
-    async def _open(
-        self,
-        client: AsyncTimerClient,
-        opening: pb.OpenConsumer,
-        credit: Credit,
-        hold_max_s: float,
-    ) -> Subscription:
-        subscription = Subscription(client.nodes(), opening, credit, hold_max_s, self._arrived.set)
+    async def _open(self, subscribe: Subscribe) -> Subscription:
+        subscription = subscribe(self._arrived.set)
         try:
             await subscription.opened(self._call_s)
         except BaseException:

@@ -111,33 +111,6 @@ class Heard:
         self._failed()
 
 
-def put(
-    outbox: list[QueuedAck],
-    batch: Batch,
-    offsets: Sequence[int],
-    acking: "Acking[Any]",
-    word: Word,
-    most: int,
-) -> None:
-    """Append the application's ack, nack or extension to `outbox`.
-
-    Acks of single messages of one batch share an entry, up to `most`. A further message adds one
-    offset and one future. Entries, requests and answers are handled as columns.
-    """
-    if word is not ACK or acking.counts:
-        outbox.append(QueuedAck(batch, offsets, AwaitedAck(acking, word), word))
-        return
-    last = outbox[-1] if outbox else None
-    if last is not None and last.batch is batch and isinstance(last.waits, ToldEach):
-        told = last.waits
-        if len(told.offsets) < most:
-            told.add(offsets[0], acking)
-            return
-    told = ToldEach()
-    told.add(offsets[0], acking)
-    outbox.append(QueuedAck(batch, told.offsets, told, ACK))
-
-
 _REFUSED: Final = (pb.ACK_LEASE_LOST, pb.ACK_NOT_DELIVERED)
 _REQUESTS: Final[dict[str, type[pb.AckRequest] | type[pb.NackRequest] | type[pb.ExtendRequest]]] = {
     "ack": pb.AckRequest,
@@ -182,19 +155,22 @@ class AckCall:
         for entry in self.entries:
             entry.waits.failed(error)
 
-    def settle(self, results: Sequence[int]) -> list[tuple[QueuedAck, Sequence[int]]]:
-        """Pass its results to every receiver; return them, each with its entry.
+    def check(self, results: Sequence[int]) -> None:
+        """Check the number of results.
 
         Raises:
-            ConnectionLost: The number of results is not that of the offsets.
+            ConnectionLost: It is not that of the offsets.
         """
         if len(results) != len(self.request.offsets):
             msg = f"{len(results)} results for {len(self.request.offsets)} acks"
             raise ConnectionLost(msg)
-        start, told = 0, []
+
+    def settle(self, results: Sequence[int]) -> list[tuple[QueuedAck, Sequence[int]]]:
+        """Pass its results to every receiver; return them, each with its entry."""
+        start, settled = 0, []
         for entry in self.entries:
             mine = results[start : start + len(entry.offsets)]
             start += len(entry.offsets)
-            told.append((entry, mine))
+            settled.append((entry, mine))
             entry.waits.answered(entry.offsets, mine)
-        return told
+        return settled

@@ -8,6 +8,7 @@ waits for the answer. Later batches wait behind it.
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Final
 
 from timerclient.rows.messages import Batch, Message
@@ -19,6 +20,14 @@ QUICK_S: Final = 0.001
 """Seconds between two checks of leases and pace. A check costs more than a message."""
 LEASE_S: Final = 30.0
 """Assumed length of a lease, in seconds, until the first batch arrives."""
+
+
+class Taking(Enum):
+    """The way in which the application empties an inbox."""
+
+    MESSAGES = "single messages, or some of one batch"
+    BATCHES = "whole batches"
+    NOTHING = "nothing for so long that its messages went back"
 
 
 class Inbox:
@@ -45,9 +54,7 @@ class Inbox:
         self._credit = credit
         self._credit.limit = min(credit.window, FIRST)
         self._pace = WorkPace()
-        self._one_by_one = True
-        self._idle = False
-        """The application has not asked for so long that its messages went back."""
+        self._taking = Taking.MESSAGES
         self._lease_s = LEASE_S
         self._stream_no = 0
         self._batches: deque[Batch] = deque()
@@ -98,7 +105,7 @@ class Inbox:
         """Return the next batch as it came. None: none is here."""
         now_s = self._now_s()
         with self._lock:
-            self._one_by_one = self._idle = False
+            self._taking = Taking.BATCHES
             self._credit.limit = self._credit.window
             self.asked_s = now_s
             batch = self._pop_batch(now_s)
@@ -111,7 +118,7 @@ class Inbox:
         return batch
 
     def _asked(self, now_s: float) -> None:
-        self._one_by_one, self._idle = True, False
+        self._taking = Taking.MESSAGES
         self.asked_s = now_s
         self._pace.asked(now_s)
         self._set_limit(now_s)
@@ -249,7 +256,7 @@ class Inbox:
         """
         now_s, out = self._now_s(), list[Part]()
         with self._lock:
-            if self._one_by_one and not self._idle:
+            if self._taking is Taking.MESSAGES:
                 self._set_limit(now_s)
             excess = self._excess()
             while self._batches and len(self._batches[-1]) <= excess:
@@ -264,7 +271,7 @@ class Inbox:
     def give_up(self, batch: Batch) -> list[Part]:
         """Remove and return the messages of a batch; request none until the application asks."""
         with self._lock:
-            self._idle = True
+            self._taking = Taking.NOTHING
             self._credit.limit = self._credit.wanted = 0
             if self._rest and self._rest[-1].batch is batch:
                 going, self._rest = self._rest, []
@@ -289,7 +296,7 @@ class Inbox:
     def _excess(self) -> int:
         """Return the number of messages to send back: 0, or more than remain."""
         most, waiting = self._credit.most, self._credit.waiting
-        if not self._one_by_one or self._idle or waiting <= 2 * most:
+        if self._taking is not Taking.MESSAGES or waiting <= 2 * most:
             return 0
         return waiting - most
 

@@ -1,0 +1,150 @@
+"""The pipeline of acks, on its own: each future is settled once, whatever the stream does."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.messages import ACK, ACK_UP_TO, SHED, Acking, Batch, extend_by, nack_after
+from timerclient.streams.ack_pipeline import AckPipeline
+from timerclient.streams.acks import AckCall, Heard, QueuedAck
+from timerclient.values.errors import ConnectionLost, NotFound, OutcomeUnknown, TimerError
+from timerclient.values.results import AckResult
+
+OFFSETS_MAX, REQUESTS_MAX = 3, 2
+WORDS = {"ack": ACK, "up to": ACK_UP_TO, "nack": nack_after(1.0), "extend": extend_by(2.0)}
+RESULTS = {"ack": pb.ACKED, "nack": pb.NACKED, "extend": pb.EXTENDED}
+
+
+class Play:
+    """A pipeline, its application and its leader."""
+
+    def __init__(self) -> None:
+        packed: list[QueuedAck] = []
+        self.pipeline = AckPipeline(OFFSETS_MAX, REQUESTS_MAX, packed.append)
+        self.batches = [
+            Batch(
+                pb.Deliveries(epoch=1, lease_id=lease, queue_offsets=range(lease, 1000, 2)),
+                lambda *_: None,
+            )
+            for lease in (1, 2)
+        ]
+        self.acks: list[tuple[str, Acking[Any]]] = []
+        self.own: list[str] = []
+        self.wire: list[AckCall] = []
+        self.now_s = 0.0
+
+    def put(self, which: int, word: str, n: int = 1) -> None:
+        batch = self.batches[which]
+        for _ in range(n):
+            acking: Acking[Any] = Acking()
+            offset = batch.queue_offsets[len(self.acks)]
+            assert self.pipeline.put(batch, [offset], acking, WORDS[word])
+            self.acks.append((word, acking))
+
+    def put_own(self, which: int) -> None:
+        entry = QueuedAck(self.batches[which], [1 + which], heard(self.own), SHED)
+        assert self.pipeline.put_own(entry)
+
+    def send(self) -> None:
+        call = self.pipeline.send(self.now_s)
+        if call is None:
+            return
+        self.wire.append(call)
+        most = 1 if call.word.up_to else 2 * OFFSETS_MAX - 1  # the last entry may exceed the bound
+        assert 0 < len(call.request.offsets) <= most
+        assert {offset % 2 for offset in call.request.offsets} == {call.request.lease_id % 2}
+        assert {each.word for each in call.entries} == {call.word}
+
+    def answer(self, at: int) -> None:
+        if self.wire:
+            call = self.wire.pop(at % len(self.wire))
+            results = [RESULTS[call.word.kind]] * len(call.request.offsets)
+            assert self.pipeline.answered(call.request.request_no, results) is call
+            assert self.pipeline.answered(call.request.request_no, results) is None
+            call.settle(results)
+
+    def reject(self, at: int, *, again: bool) -> None:
+        if self.wire:
+            call = self.wire.pop(at % len(self.wire))
+            assert self.pipeline.refused(call.request.request_no) is call
+            if again:
+                self.pipeline.again(call)
+            else:
+                call.fail(NotFound("no such group"))
+
+    def new_stream(self) -> None:
+        """The stream breaks, and all that waits is sent on the next one."""
+        kept = {call.request.request_no for call in self.wire if call.word.kind == "ack"}
+        self.pipeline.pack()
+        kept |= {no for no, call in self.pipeline._packed.items() if stays(call)}
+        self.wire.clear()
+        self.pipeline.broke()
+        waits = self.pipeline.begin_stream()
+        assert waits == self.pipeline.resends
+        assert [*self.pipeline._packed] == sorted(kept)
+
+
+def heard(into: list[str]) -> Heard:
+    return Heard(lambda *_: into.append("done"), lambda: into.append("failed"))
+
+
+def stays(call: AckCall) -> bool:
+    """Whether a request that waits is sent on the next stream."""
+    return call.word.kind == "ack" or not (call.sent or call.word.own)
+
+
+STEPS = st.one_of(
+    st.tuples(
+        st.just("put"), st.sampled_from([0, 1]), st.sampled_from([*WORDS]), st.integers(1, 5)
+    ),
+    st.tuples(st.just("put_own"), st.sampled_from([0, 1])),
+    st.tuples(st.just("send")),
+    st.tuples(st.just("answer"), st.integers(0, 3)),
+    st.tuples(st.just("again"), st.integers(0, 3)),
+    st.tuples(st.just("fail"), st.integers(0, 3)),
+    st.tuples(st.just("new_stream")),
+)
+
+
+@given(st.lists(STEPS, min_size=20, max_size=80))
+def test_each_future_is_settled_once(steps: list[Any]) -> None:
+    play = Play()
+    for name, *values in steps:
+        if name in ("again", "fail"):
+            play.reject(*values, again=name == "again")
+        else:
+            getattr(play, name)(*values)
+        assert play.pipeline.on_wire == len(play.wire) <= REQUESTS_MAX
+    own = sum(step[0] == "put_own" for step in steps)
+    acks = [acking for word, acking in play.acks if word in ("ack", "up to") and not acking.done()]
+    play.pipeline.close(None)
+    assert play.pipeline.unconfirmed == len(acks)
+    assert len(play.own) == own
+    assert all(acking.done() for _, acking in play.acks)
+    for _, acking in play.acks:
+        error = acking.exception(0)
+        assert error is None or isinstance(error, TimerError)
+    assert not play.pipeline.put(play.batches[0], [1], Acking(), ACK)
+    assert not play.pipeline.put_own(QueuedAck(play.batches[0], [1], heard(play.own), SHED))
+    play.pipeline.pack()
+    assert not play.pipeline.resends
+
+
+def test_answer_of_another_length_breaks_the_stream_and_loses_no_ack() -> None:
+    play = Play()
+    play.put(0, "ack")
+    play.put(0, "nack")
+    play.send()
+    play.send()
+    for call in play.wire:
+        with pytest.raises(ConnectionLost):
+            play.pipeline.answered(call.request.request_no, [pb.ACKED] * 2)
+    play.new_stream()
+    [(_, acked), (_, nacked)] = play.acks
+    assert isinstance(nacked.exception(0), OutcomeUnknown)
+    play.send()
+    play.answer(0)
+    assert acked.result(0) is AckResult.ACKED

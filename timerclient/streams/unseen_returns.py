@@ -1,0 +1,40 @@
+"""Messages that a consumer returns unseen: the application is too slow for them.
+
+A return counts as no failure. It also ends the credit that was granted before. The client grants no
+more until the leader has answered all returns. With the old credit the leader would deliver the
+same messages here again.
+"""
+
+from collections.abc import Callable, Sequence
+
+from timerclient.rows.messages import SHED
+from timerclient.streams.acks import Heard, QueuedAck
+from timerclient.streams.inbox import Inbox, Part
+
+
+class UnseenReturns:
+    """See the module. `say` sends a request soon; False: the consumer is over."""
+
+    def __init__(self, inbox: Inbox, say: Callable[[QueuedAck], bool]) -> None:
+        self.unanswered = 0
+        """Returns that the leader has not answered."""
+        self._inbox = inbox
+        self._say = say
+
+    def shed(self) -> None:
+        """Return the messages that the application will not reach in time."""
+        self.send(self._inbox.shed())
+
+    def send(self, parts: Sequence[Part]) -> None:
+        """Return messages that are no longer in the inbox."""
+        for batch, offsets in parts:
+            self.unanswered += 1
+            batch.hold.settle(offsets)
+            heard = Heard(lambda *_: self._answered(), self._answered)
+            if not self._say(QueuedAck(batch, offsets, heard, SHED)):
+                self._answered()
+
+    def _answered(self) -> None:
+        self.unanswered -= 1
+        if not self.unanswered:
+            self._inbox.credit_ended()
