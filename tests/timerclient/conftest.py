@@ -2,14 +2,17 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
 
 from tests.timerclient.fake_cluster import Cluster
+from timerclient.cli import timerctl
 from timerclient.rows.background import _on_loop_error
 from timerclient.streams import first_calls, subscription
+
+Ctl = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(autouse=True)
@@ -58,3 +61,21 @@ def threaded() -> Iterator[Threaded]:
     threaded = Threaded()
     yield threaded
     threaded.stop()
+
+
+@pytest.fixture
+def ctl(
+    threaded: Threaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Ctl:
+    """Run timerctl against the fake cluster: (exit code, stdout, stderr)."""
+    monkeypatch.setenv("TIMERCTL_ENDPOINTS", threaded.cluster.address)
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        try:
+            code = timerctl.main(argv)
+        except SystemExit as exit_:
+            code = int(exit_.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run

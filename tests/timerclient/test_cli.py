@@ -7,37 +7,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Self
 
 import pytest
 
-from tests.timerclient.conftest import Threaded
+from tests.timerclient.conftest import Ctl, Threaded
 from tests.timerclient.fake_cluster import NOW_MS, wire_error
-from timerclient.cli import cli_args, output, timerctl
+from timerclient.cli import cli_args, cli_errors, output, timerctl
 from timerclient.proto import timer_pb2 as pb
 from timerclient.values import errors
-
-Ctl = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def ctl(
-    threaded: Threaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Ctl:
-    """Run timerctl against the fake cluster: (exit code, stdout, stderr)."""
-    monkeypatch.setenv("TIMERCTL_ENDPOINTS", threaded.cluster.address)
-
-    def run(*argv: str) -> tuple[int, str, str]:
-        try:
-            code = timerctl.main(argv)
-        except SystemExit as exit_:
-            code = int(exit_.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 def test_status_as_table_and_json(ctl: Ctl) -> None:
@@ -182,7 +161,7 @@ def test_consume_with_a_count_ends_when_fewer_messages_come(ctl: Ctl, threaded: 
     code, out, err = ctl(
         *("consume", "orders", "--group", "g", "--count", "2", "--timeout", "200ms")
     )
-    assert (code, out.count("\n")) == (1, 1)
+    assert (code, out.count("\n")) == (6, 1)
     assert err == "timerctl: 1 of 2 messages arrived; no further one within 200ms (--idle)\n"
     assert threaded.cluster.groups["orders", "g"].acked == {0}
 
@@ -236,7 +215,7 @@ def test_members_are_listed_and_changed_only_when_somebody_agrees(
     document = json.loads(ctl("members", "list", "-o", "json")[1])
     assert [row["name"] for row in document["members"]] == ["n1", "n2", "n3", "n4"]
     assert ctl("members", "add", "n4")[0] == 0
-    assert ctl("members", "remove", "n4")[0] == 1  # nobody is there to be asked
+    assert ctl("members", "remove", "n4")[0] == 2  # nobody is there to be asked
     assert ctl("members", "remove", "n4", "--yes")[0] == 0
     code, _, err = ctl("members", "replace")
     assert (code, "required: NAME" in err) == (2, True)
@@ -344,10 +323,10 @@ def test_durations(text: str, seconds: float) -> None:
 
 
 def test_error_decides_the_exit_code() -> None:
-    assert timerctl.exit_code(errors.Unreachable("x")) == 3
-    assert timerctl.exit_code(errors.CommitTimeout("x")) == 4
-    assert timerctl.exit_code(errors.OutcomeForgotten("x")) == 4
-    assert timerctl.exit_code(errors.InvalidRequest("x")) == 2
+    assert cli_errors.exit_code(errors.Unreachable("x")) == 3
+    assert cli_errors.exit_code(errors.CommitTimeout("x")) == 4
+    assert cli_errors.exit_code(errors.OutcomeForgotten("x")) == 4
+    assert cli_errors.exit_code(errors.InvalidRequest("x")) == 2
 
 
 class Entry:
@@ -428,7 +407,7 @@ def test_groups_are_sought_reset_and_deleted(ctl: Ctl, threaded: Threaded) -> No
     assert ctl("groups", "reset", "orders", "billing", "--yes")[0] == 0
     for unsure in (("seek", "orders", "billing", "--latest"), ("reset", "orders", "billing")):
         code, _, err = ctl("groups", *unsure)
-        assert (code, "needs --yes" in err, len(cluster.seeks)) == (1, True, 4)
+        assert (code, "needs --yes" in err, len(cluster.seeks)) == (2, True, 4)
     places = [(each.WhichOneof("to"), each.time_ms, each.start) for each in cluster.seeks]
     assert places[1:] == [
         ("time_ms", 2_000, pb.EARLIEST),
@@ -439,7 +418,7 @@ def test_groups_are_sought_reset_and_deleted(ctl: Ctl, threaded: Threaded) -> No
         assert ctl(*seek, *wrong)[0] == 2
     assert ctl(*seek, "--offset", "-1")[0] == 2
     code, _, err = ctl("groups", "delete", "orders", "billing")
-    assert (code, cluster.deleted) == (1, [])
+    assert (code, cluster.deleted) == (2, [])
     assert "needs --yes" in err
     assert ctl("groups", "delete", "orders", "billing", "--yes")[0] == 0
     assert cluster.deleted == ["billing"]
@@ -494,7 +473,7 @@ def test_redrive_that_fails_on_the_way_says_how_many_went_back(
 ) -> None:
     threaded.cluster.redrive_errors = [None, wire_error(pb.INVALID_REQUEST, "no more of them")]
     code, _, err = ctl("deadletters", "redrive", "orders.billing.dead")
-    assert code == timerctl.UNKNOWN
+    assert code == cli_errors.UNKNOWN
     assert err == "timerctl: no more of them (at least 200 were done before the error)\n"
     code, out, _ = ctl("deadletters", "redrive", "orders.billing.dead")
     assert (code, out) == (0, "50 redriven\n")
@@ -564,7 +543,7 @@ def test_timers_are_cancelled_and_rescheduled_by_id_key_and_filter(ctl: Ctl) -> 
     )
     those = ("timers", "cancel", "--topic", "orders", "--key-prefix", "k")
     code, _, err = ctl(*those)
-    assert (code, "needs --yes" in err) == (1, True)
+    assert (code, "needs --yes" in err) == (2, True)
     assert "7 cancelled" in ctl(*those, "--yes")[1]
     for argv in (["cancel"], ["cancel", "x", "--topic", "t"], ["reschedule", "--delay", "1s"]):
         code, _, err = ctl("timers", *argv)
@@ -582,7 +561,7 @@ def test_whole_topic_is_changed_only_when_that_is_said(
     for at in range(5):
         ctl("schedule", "orders", f"p{at}", "--delay", "1h")
     code, _, err = ctl("timers", *action, "--topic", "orders", "--all")
-    assert (code, "needs --yes" in err) == (1, True)
+    assert (code, "needs --yes" in err) == (2, True)
     change = ("timers", *action, "--yes", "--topic", "orders")
     for more in ([], ["--all", "--key-prefix", "k"], ["--all", "--key", "k"]):
         code, _, err = ctl(*change, *more)
@@ -609,7 +588,7 @@ def test_schedule_says_what_became_of_a_taken_key(ctl: Ctl) -> None:
 
 def test_timerctl_deletes_a_topic_when_it_is_told_yes(ctl: Ctl, threaded: Threaded) -> None:
     code, _, err = ctl("topics", "delete", "orders")
-    assert (code, threaded.cluster.deleted) == (1, [])
+    assert (code, threaded.cluster.deleted) == (2, [])
     assert "delete topic orders needs --yes without a terminal" in err
     code, out, _ = ctl("topics", "delete", "orders", "--yes", "-o", "json")
     assert code == 0

@@ -24,15 +24,42 @@ Add = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.Argumen
 
 
 class UsageError(Exception):
-    """The command line is wrong. `usage` is the usage line of the command."""
+    """The command line is wrong. `command`: the command's words; empty: its help does not help."""
 
-    def __init__(self, usage: str, message: str) -> None:
+    def __init__(self, message: str, command: str = "") -> None:
         super().__init__(message)
-        self.usage = usage
+        self.command = command
 
 
 class Parser(argparse.ArgumentParser):
     """A parser that raises UsageError, so that one place prints every error."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._negative_number_matcher = re.compile(r"-\.?\d")  # "-5s" is a value, not an option
+
+    def parse_known_args(  # type: ignore[override]  # its overloads
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Parse, and reject unknown arguments in the command that got them.
+
+        Raises:
+            UsageError: The command line is wrong.
+        """
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            options = [o for o in self._option_string_actions if o.startswith("--")]
+            hints = [_like(word.partition("=")[0], options) for word in unknown]
+            hint = next(filter(None, hints), "")
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return found, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += _like(str(value), [*map(str, action.choices or ())])
+            raise
 
     def error(self, message: str) -> NoReturn:
         """Raise the error.
@@ -40,7 +67,15 @@ class Parser(argparse.ArgumentParser):
         Raises:
             UsageError: Always.
         """
-        raise UsageError(self.format_usage(), message)
+        raise UsageError(message, self.prog)
+
+
+def _like(word: str, words: Sequence[str]) -> str:
+    """Return a hint at the most similar of `words`; empty: none is similar."""
+    import difflib
+
+    near = difflib.get_close_matches(word, words, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def table(
@@ -100,20 +135,26 @@ class Commands:
 
 
 def agreed(what: str, so: str) -> bool:
-    """Ask at the terminal to confirm `what`; `so` is its effect. Without a terminal: False."""
+    """Ask at the terminal to confirm `what`; `so` is its effect.
+
+    Raises:
+        UsageError: There is no terminal.
+    """
     if sys.stdin is None or not sys.stdin.isatty():
-        sys.stderr.write(f"timerctl: {what} needs --yes without a terminal\n")
-    else:
-        sys.stderr.write(f"{what}? {so} [y/N] ")  # stdout may be a file
-        sys.stderr.flush()
-        if sys.stdin.readline().strip().lower() in ("y", "yes"):
-            return True
+        msg = f"{what} needs --yes without a terminal; nothing was changed"
+        raise UsageError(msg)
+    sys.stderr.write(f"{what}? {so} [y/N] ")  # stdout may be a file
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+        return True
     sys.stderr.write("nothing was changed\n")
     return False
 
 
 def duration(text: str) -> timedelta:
     """Return the duration of "90s", "1h30m" or "250ms"; a bare number is in seconds."""
+    if text.startswith("-"):
+        raise argparse.ArgumentTypeError(f"{text!r} must not be negative")
     plain = f"{text}s" if re.fullmatch(r"\d+(\.\d+)?", text) else text
     if not _DURATION.fullmatch(plain):
         msg = f"{text!r} is not a duration; write 250ms, 90s, 1h30m or 2d"
@@ -144,6 +185,8 @@ def duration_text(span: timedelta) -> str:
     if span % timedelta(seconds=1):
         return f"{round(span / timedelta(milliseconds=1))}ms"
     seconds = round(span.total_seconds())
+    if not seconds:
+        return "0s"
     unit = next(u for u in ("d", "h", "m", "s") if not seconds % int(_UNITS[u]) or u == "s")
     return f"{seconds // int(_UNITS[unit])}{unit}"
 

@@ -9,12 +9,13 @@ from typing import Any, Final
 from timerclient.cli import cli_args, cli_timers, output
 from timerclient.cli.cli_args import Commands, add_when, duration, when_of
 from timerclient.rows.messages import Message
+from timerclient.values import ids
 from timerclient.values.errors import InvalidRequest
 from timerclient.values.results import CancelResult, ScheduleResult
 
 OK: Final = 0
-FAILED: Final = 1
 NOT_CANCELLED: Final = 5
+TOO_FEW: Final = 6
 
 
 class MessageCommands(Commands):
@@ -29,6 +30,7 @@ class MessageCommands(Commands):
         """Add the arguments to the three parsers."""
         _add_schedule(schedule)
         cancel.add_argument("ids", metavar="ID", nargs="+", help="as `schedule` printed it")
+        cancel.set_defaults(by_key="timerctl timers cancel")
         _add_consume(consume)
 
     def schedule(self, args: argparse.Namespace) -> int:
@@ -100,7 +102,7 @@ class MessageCommands(Commands):
                 f"timerctl: {came} of {args.count} messages arrived; no further one within "
                 f"{cli_args.duration_text(idle)} (--idle)\n"
             )
-            return FAILED
+            return TOO_FEW
         return OK
 
 
@@ -167,18 +169,22 @@ def _line(args: argparse.Namespace, message: Message) -> str:
     text = _document(message)
     payload = text.get("payload", text.get("payload_base64", ""))
     return (
-        f"{message.queue_offset}  {message.id}  due {output.instant(message.due_ms)}  "
+        f"{message.queue_offset}  {message.id}  due {output.instant(text['due_ms'])}  "
         f"fired {output.instant(message.fired_at_ms)}  attempt {message.attempt}  "
         f"key {output.plain(message.key or '-')}  {output.plain(payload)}"
     )
 
 
 def _document(message: Message) -> dict[str, Any]:
-    """Return a message for JSON: its payload as text if it is UTF-8, else as base64."""
+    """Return a message for JSON: its payload as text if it is UTF-8, else as base64.
+
+    `due_ms` is the effective due time, as in the output of `schedule` and of `timers get`.
+    """
     return {
         "id": message.id,
         "queue_offset": message.queue_offset,
-        "due_ms": message.due_ms,
+        "due_ms": ids.due_ms_of(message.raw_id),
+        "requested_ms": message.due_ms,
         "fired_at_ms": message.fired_at_ms,
         "attempt": message.attempt,
         "failures": message.failures,

@@ -50,12 +50,14 @@ class TimerCommands(Commands):
         count.add_argument("topic", metavar="TOPIC")
         story = add("story", self._story, "show the events of one timer in the log")
         story.add_argument("id", metavar="ID")
+        get.set_defaults(by_key="timerctl timers get")
         cancel = add("cancel", self._cancel, "cancel timers by id, by key, or by filter")
         _add_targets(cancel)
         move = add("reschedule", self._reschedule, "change the due time of timers")
         _add_targets(move)
         cli_args.add_when(move, required=True)
-        for command in (cancel, move):
+        for command, word in ((cancel, "cancel"), (move, "reschedule")):
+            command.set_defaults(by_key=f"timerctl timers {word}")
             command.add_argument(
                 "--yes", action="store_true", help="with a filter: don't ask for confirmation"
             )

@@ -2,15 +2,8 @@
 
 Every command prints a table for people, or with `-o json` one document for programs (`consume`:
 one line per message). An error is one line on stderr, or with `-o json` one document
-{"error": {"reason", "message", "exit_code", ...}}. The exit code is the kind of the error:
-
-    0  done
-    1  rejected or failed; certainly without effect
-    2  the command line, or a value in it, is wrong
-    3  the cluster can't be reached, or no leader serves
-    4  the outcome is unknown: the command may have taken effect
-    5  cancel, reschedule: some timer was not changed: it fired, was dropped, or is not known
-    130  interrupted
+{"error": {"reason", "message", "exit_code", ...}}. The exit code is the kind of the error: see
+`EXIT_CODES` in cli_errors.py.
 
 Other packages add commands through the entry-point group `timerctl.commands`: each entry is a
 function `register(subparsers)` that adds its parser with `set_defaults(run=f)`, `f(args) -> int`.
@@ -20,6 +13,7 @@ Its module is imported at each start of timerctl, so imports that only the comma
 import argparse
 import importlib.metadata
 import io
+import logging
 import os
 import re
 import sys
@@ -37,6 +31,15 @@ from timerclient.cli.cli_args import (
     UsageError,
     duration,
 )
+from timerclient.cli.cli_errors import (
+    EXIT_CODES,
+    FAILED,
+    INTERRUPTED,
+    OK,
+    exit_code,
+    one_line,
+    print_error,
+)
 from timerclient.cli.cli_groups import GroupCommands
 from timerclient.cli.cli_messages import MessageCommands
 from timerclient.cli.cli_nodes import NodeCommands
@@ -45,28 +48,12 @@ from timerclient.cli.cli_seen import ProducerCommands
 from timerclient.cli.cli_timers import TimerCommands
 from timerclient.cli.cli_topics import NamespaceCommands, TopicCommands
 from timerclient.client.timer_client import TimerClient
-from timerclient.values.errors import InvalidRequest, OutcomeUnknown, TimerError, Unavailable
-
-OK: Final = 0
-FAILED: Final = 1
-USAGE: Final = 2
-UNREACHABLE: Final = 3
-UNKNOWN: Final = 4
-INTERRUPTED: Final = 130
+from timerclient.streams.nodes import MISSING_S
+from timerclient.values.client_events import LOG, LeaderMissing
+from timerclient.values.errors import TimerError
 
 ENTRY_POINTS: Final = "timerctl.commands"
 DISTRIBUTION: Final = "timer-cluster"
-
-_EXIT_CODES: Final = """\
-exit codes:
-  0    done
-  1    rejected or failed; certainly without effect
-  2    the command line, or a value in it, is wrong
-  3    the cluster can't be reached, or no leader serves
-  4    the outcome is unknown: the command may have taken effect
-  5    cancel, reschedule: some timer was not changed: it fired, was dropped, or is not known
-  130  interrupted
-"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,17 +62,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # for names that the encoding can't write
             stream.reconfigure(errors="backslashreplace")
-    code = OK
+    code, args = OK, None
+    LOG.addFilter(_first_of_an_outage)
     try:
         try:
             args = make_parser().parse_args(words)
             code = args.run(args)
         except (UsageError, TimerError) as error:
             code = exit_code(error)
-            _print_error(error, code, as_json=wants_json(words))
+            print_error(error, words, args)
         except KeyboardInterrupt:
             code = INTERRUPTED
         finally:
+            LOG.removeFilter(_first_of_an_outage)
             if sys.stdout is not None:  # here: a closed pipe at exit would print an error
                 sys.stdout.flush()
     except BrokenPipeError:
@@ -95,43 +84,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def exit_code(error: TimerError | UsageError) -> int:
-    """Return the exit code of an error."""
-    if isinstance(error, UsageError):
-        return USAGE
-    if isinstance(error, OutcomeUnknown) or not error.outcome_known:
-        return UNKNOWN
-    if isinstance(error, InvalidRequest):
-        return USAGE
-    return UNREACHABLE if isinstance(error, Unavailable) else FAILED
-
-
-def wants_json(words: Sequence[str]) -> bool:
-    """Return whether a command line has `-o json`, even if it can't be parsed."""
-    text = " ".join(words)
-    return re.search(r"(?:^| )(?:-o ?|--output[ =])json(?: |$)", text) is not None
-
-
-def _print_error(error: TimerError | UsageError, code: int, *, as_json: bool) -> None:
-    done = error.done if isinstance(error, TimerError) else 0
-    if as_json:
-        document: dict[str, Any] = {"reason": "USAGE", "message": _one_line(error)}
-        if isinstance(error, TimerError):
-            document["reason"] = error.reason.name if error.reason else type(error).__name__
-            document |= {"retryable": error.retryable, "outcome_known": error.outcome_known}
-            document["field"] = getattr(error, "field", "") or None
-            document["limit"] = getattr(error, "limit", "") or None
-            document["done"] = done
-        document["exit_code"] = code
-        sys.stderr.write(output.to_json({"error": document}) + "\n")
-        return
-    before = f" (at least {done} were done before the error)" if done else ""
-    usage = error.usage if isinstance(error, UsageError) else ""
-    sys.stderr.write(f"{usage}timerctl: {_one_line(error)}{before}\n")
-
-
-def _one_line(error: BaseException) -> str:
-    return output.plain(" ".join(str(error).split())) or type(error).__name__
+def _first_of_an_outage(record: logging.LogRecord) -> bool:
+    """Return whether to log a record: not the repetitions of a warning about a missing leader."""
+    event = record.args[0] if isinstance(record.args, tuple) and record.args else None
+    return not isinstance(event, LeaderMissing) or event.for_s < 2 * MISSING_S
 
 
 # ---- the command line
@@ -142,7 +98,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="timerctl",
         description="Inspect, operate and use a timer cluster.",
-        epilog=_EXIT_CODES,
+        epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"timerctl {version()}")
@@ -157,7 +113,7 @@ def make_parser() -> argparse.ArgumentParser:
             help=text,
             description=text[0].upper() + text[1:] + ".",
             parents=[common],
-            epilog=_EXIT_CODES,
+            epilog=EXIT_CODES,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if run is not None:
@@ -250,7 +206,7 @@ def add_plugins(commands: "argparse._SubParsersAction[Any]") -> None:
 def why_missing(error: Exception) -> str:
     """Return why a command could not be loaded, and the extra that installs its module."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
-        return f"can't be loaded: {type(error).__name__}: {_one_line(error)}"
+        return f"can't be loaded: {type(error).__name__}: {one_line(error)}"
     extras = _extras_with(error.name.partition(".")[0])
     if extras:
         wanted = " or ".join(f"pip install '.[{extra}]'" for extra in extras)

@@ -132,12 +132,16 @@ class Message:
 
     @property
     def due_ms(self) -> int:
-        """The requested due time, Unix milliseconds."""
+        """The requested due time, Unix milliseconds, as the producer gave it.
+
+        The effective due time may differ: the policy and the tick change it, and it is never
+        before the schedule. `timerclient.values.ids.due_ms_of(message.raw_id)` returns it.
+        """
         return self._batch.due_ms[self._at]
 
     @property
     def due(self) -> datetime:
-        """The requested due time, in UTC."""
+        """The requested due time, in UTC; see `due_ms`."""
         return moment_of(self.due_ms)
 
     @property

@@ -38,6 +38,7 @@ Two flags help to handle an error: `retryable` (the identical call may succeed l
 same producer sequence, until the call's time is up. It raises the last error.
 """
 
+import re
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
@@ -333,6 +334,11 @@ _REFUSED = frozenset(
 
 _HTTP_SIGNS: Final = ("Failed parsing HTTP/2", "Trying to connect an http1.x server")
 """Parts of gRPC's message about a server that answers in HTTP/1."""
+_NOT_CONNECTED: Final = re.compile(
+    r"failed to connect to all addresses; last error: (?:[A-Z_]+: )?(?:ipv[46]:\S+: )?"
+    r"(?:Failed to connect to remote host: )?"
+)
+"""Beginning of gRPC's message about a failed connection, before the cause."""
 
 
 def from_rpc(failed: grpc.aio.AioRpcError) -> TimerError:
@@ -344,7 +350,7 @@ def from_rpc(failed: grpc.aio.AioRpcError) -> TimerError:
             except DecodeError:
                 break
     details = failed.details() or "no details"
-    text = f"{failed.code().name}: {details}"
+    text = f"{failed.code().name}: {_NOT_CONNECTED.sub('', details) or details}"
     if any(sign in details for sign in _HTTP_SIGNS):
         text = f"this port speaks HTTP/1: give the node's gRPC port, not its HTTP port ({text})"
     return RpcFailed(text) if failed.code() in _REFUSED else ConnectionLost(text)

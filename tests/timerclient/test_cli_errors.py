@@ -1,0 +1,118 @@
+"""timerctl: errors in the words of the command line."""
+
+import json
+
+import pytest
+
+from tests.timerclient.conftest import Ctl, Threaded
+from tests.timerclient.fake_cluster import wire_error
+from timerclient.cli import cli_args, cli_errors, timerctl
+from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.messages import Message
+
+ID = "0" * 24
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (("schedule", "t", "p", "--dely", "5s"), "--dely 5s; did you mean --delay?"),
+        (("schedule", "t", "p", "--delay", "-5s"), "--delay: '-5s' must not be negative"),
+        (("stats",), "did you mean status?"),
+        (("schedule", "t"), "required: PAYLOAD"),
+    ],
+)
+def test_wrong_command_line_is_two_lines_about_the_command(
+    ctl: Ctl, argv: tuple[str, ...], text: str
+) -> None:
+    code, out, err = ctl(*argv)
+    reason, help_, rest = err.split("\n")
+    assert (code, out, rest) == (2, "", "")
+    assert text in reason
+    command = "timerctl schedule" if argv[0] == "schedule" else "timerctl"
+    assert help_ == f"see: {command} --help"
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (("status", "--endpoints", "127.0.0.1"), "--endpoints = '127.0.0.1': must be host:port"),
+        (
+            ("consume", "t", "--group", "g", "--lease", "0ms"),
+            "--lease = 0s: must be a millisecond or more",
+        ),
+        (("schedule", "t", "p", "--due-ms", "-1"), "--due-ms = -1: must be in "),
+        (
+            ("cancel", "order-4711"),
+            "ID = 'order-4711': must be 24 characters of 0-9, a-v. By key: timerctl timers cancel ",
+        ),
+        (("timers", "story", "k"), "ID = 'k': must be 24 characters of 0-9, a-v\n"),
+    ],
+)
+def test_wrong_value_is_named_by_its_option(ctl: Ctl, argv: tuple[str, ...], text: str) -> None:
+    code, _, err = ctl(*argv)
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith(f"timerctl: {text}")
+
+
+def test_value_that_the_cluster_rejects_is_named_by_its_option(
+    ctl: Ctl, threaded: Threaded
+) -> None:
+    refused = wire_error(pb.INVALID_REQUEST, "delay_ms = 5000: must be at most 1", field="delay_ms")
+    threaded.cluster.on_schedule = lambda _: refused
+    code, _, err = ctl("schedule", "orders", "p", "--delay", "5s")
+    assert (code, err) == (2, "timerctl: --delay = 5s: must be at most 1\n")
+    code, _, err = ctl("schedule", "orders", "p")  # no option gave the value
+    assert (code, err) == (2, "timerctl: delay_ms = 5000: must be at most 1\n")
+
+
+@pytest.mark.parametrize("is_default", [True, False])
+def test_unreachable_default_addresses_are_named_as_such(
+    ctl: Ctl, monkeypatch: pytest.MonkeyPatch, *, is_default: bool
+) -> None:
+    nobody = "127.0.0.1:1"
+    for module in (timerctl, cli_errors) if is_default else (timerctl,):
+        monkeypatch.setattr(module, "DEFAULT_ENDPOINTS", nobody)
+    monkeypatch.delenv("TIMERCTL_ENDPOINTS")
+    for command in (("status",), ("cancel", ID)):
+        code, _, err = ctl(*command, "--timeout", "100ms")
+        assert (code, err.count("\n")) == (3, 1)
+        assert ("set --endpoints or TIMERCTL_ENDPOINTS" in err) is is_default
+        assert f"last error: {nobody}: UNAVAILABLE: Connection refused" in err
+
+
+def test_missing_leader_is_told_once(ctl: Ctl, caplog: pytest.LogCaptureFixture) -> None:
+    code, _, _ = ctl("cancel", ID, "--endpoints", "127.0.0.1:1", "--timeout", "2.5s")
+    assert code == 3
+    assert [r.getMessage()[:30] for r in caplog.records] == ["unreachable: no leader for 1 s"]
+
+
+def test_reasons_in_json_have_one_spelling(ctl: Ctl) -> None:
+    unreachable = ("status", "--endpoints", "127.0.0.1:1", "--timeout", "100ms")
+    for argv, reason in (
+        (unreachable, "UNREACHABLE"),
+        (("transfer", "nobody"), "NOT_FOUND"),
+        (("cancel", "x"), "INVALID_REQUEST"),
+        (("nonsense",), "USAGE"),
+    ):
+        error = json.loads(ctl(*argv, "-o", "json")[2])["error"]
+        assert error["reason"] == reason
+
+
+def test_schedule_and_consume_print_the_same_due_time(
+    ctl: Ctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduled = json.loads(ctl("schedule", "orders", "p", "--due-ms", "17", "-o", "json")[1])
+    monkeypatch.setattr(Message, "due_ms", 16)  # as requested
+    consume = ("consume", "orders", "--count", "1", "--no-ack", "--group")
+    consumed = json.loads(ctl(*consume, "g", "-o", "json")[1])
+    assert (scheduled["due_ms"], consumed["due_ms"], consumed["requested_ms"]) == (17, 17, 16)
+    assert "  due 1970-01-01T00:00:00.017Z  " in ctl(*consume, "h")[1]
+
+
+def test_confirmation_without_a_terminal_is_a_wrong_command_line(ctl: Ctl) -> None:
+    code, _, err = ctl("topics", "delete", "orders")
+    text = "delete topic orders needs --yes without a terminal; nothing was changed"
+    assert (code, err) == (2, f"timerctl: {text}\n")
+    with pytest.raises(cli_args.UsageError):
+        cli_args.agreed("x", "y")

@@ -1,0 +1,146 @@
+"""timerctl's exit codes, and its errors in the words of the command line.
+
+The client and the cluster name a value by its field. Here it gets the name of its option.
+"""
+
+import argparse
+import re
+import sys
+from datetime import timedelta
+from typing import Any, Final
+
+from timerclient.cli import output
+from timerclient.cli.cli_args import (
+    DEFAULT_ENDPOINTS,
+    ENDPOINTS_VARIABLE,
+    UsageError,
+    duration_text,
+)
+from timerclient.values.errors import (
+    InvalidRequest,
+    OutcomeUnknown,
+    TimerError,
+    Unavailable,
+    Unreachable,
+)
+
+OK: Final = 0
+FAILED: Final = 1
+USAGE: Final = 2
+UNREACHABLE: Final = 3
+UNKNOWN: Final = 4
+INTERRUPTED: Final = 130
+
+EXIT_CODES: Final = """\
+exit codes:
+  0    done
+  1    rejected or failed; certainly without effect
+  2    the command line, or a value in it, is wrong
+  3    the cluster can't be reached, or no leader serves
+  4    the outcome is unknown: the command may have taken effect
+  5    cancel, reschedule: some timer was not changed: it fired, was dropped, or is not known
+  6    consume --count: fewer messages arrived; without --no-ack, the printed ones are acked
+  130  interrupted
+"""
+
+_OPTIONS: Final = {
+    "backoff_ms_max": ("--backoff-max",),
+    "backoff_ms_min": ("--backoff-min",),
+    "cluster": ("--endpoints",),
+    "delay": ("--delay",),
+    "delay_ms": ("--delay",),
+    "delay_level": ("--delay-level",),
+    "due": ("--due",),
+    "due_ms": ("--due-ms", "--due"),
+    "key": ("--key",),
+    "lease": ("--lease",),
+    "lease_ms": ("--lease",),
+    "max_attempts": ("--max-attempts",),
+    "max_in_flight": ("--max-in-flight",),
+    "offset": ("--offset",),
+    "on_conflict": ("--on-conflict",),
+    "request_id": ("--request-id",),
+    "timeout": ("--timeout",),
+}
+"""Field of the client or the cluster -> options that may have given its value."""
+
+_DEFAULT_ADDRESSES: Final = (
+    f". These are the default addresses: set --endpoints or {ENDPOINTS_VARIABLE}; "
+    "`timerctl local status` prints the addresses of a local cluster"
+)
+
+
+def exit_code(error: TimerError | UsageError) -> int:
+    """Return the exit code of an error."""
+    if isinstance(error, UsageError):
+        return USAGE
+    if isinstance(error, OutcomeUnknown) or not error.outcome_known:
+        return UNKNOWN
+    if isinstance(error, InvalidRequest):
+        return USAGE
+    return UNREACHABLE if isinstance(error, Unavailable) else FAILED
+
+
+def wants_json(words: list[str]) -> bool:
+    """Return whether a command line has `-o json`, even if it can't be parsed."""
+    text = " ".join(words)
+    return re.search(r"(?:^| )(?:-o ?|--output[ =])json(?: |$)", text) is not None
+
+
+def print_error(
+    error: TimerError | UsageError, words: list[str], args: argparse.Namespace | None
+) -> None:
+    """Print an error on stderr. `args`: the parsed command line; None: it can't be parsed."""
+    text = as_typed(error, args or argparse.Namespace())
+    done = error.done if isinstance(error, TimerError) else 0
+    if wants_json(words):
+        document: dict[str, Any] = {"reason": "USAGE", "message": text}
+        if isinstance(error, TimerError):
+            document["reason"] = reason(error)
+            document |= {"retryable": error.retryable, "outcome_known": error.outcome_known}
+            document["field"] = getattr(error, "field", "") or None
+            document["limit"] = getattr(error, "limit", "") or None
+            document["done"] = done
+        document["exit_code"] = exit_code(error)
+        sys.stderr.write(output.to_json({"error": document}) + "\n")
+        return
+    before = f" (at least {done} were done before the error)" if done else ""
+    command = error.command if isinstance(error, UsageError) else ""
+    more = f"see: {command} --help\n" if command else ""
+    sys.stderr.write(f"timerctl: {text}{before}\n{more}")
+
+
+def reason(error: TimerError) -> str:
+    """Return an error's reason: that of the contract, else the class in the same spelling."""
+    if error.reason:
+        return error.reason.name
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__).upper()
+
+
+def as_typed(error: TimerError | UsageError, args: argparse.Namespace) -> str:
+    """Return an error's text in one line, with options in place of the contract's fields."""
+    text = one_line(error)
+    if isinstance(error, Unreachable) and getattr(args, "endpoints", "") == DEFAULT_ENDPOINTS:
+        return text + _DEFAULT_ADDRESSES
+    if not isinstance(error, InvalidRequest):
+        return text
+    if error.field == "timer_id":
+        return re.sub(r"^timer_id = ", "ID = ", text) + _by_key(args)
+    for option in _OPTIONS.get(error.field, ()):
+        value = getattr(args, option[2:].replace("-", "_"), None)
+        if isinstance(value, timedelta):
+            return re.sub(rf"^{error.field} = [^:]*", f"{option} = {duration_text(value)}", text)
+        if value is not None:
+            return re.sub(rf"^{error.field} = ", f"{option} = ", text)
+    return text
+
+
+def _by_key(args: argparse.Namespace) -> str:
+    """Return how the command takes a key instead of an id."""
+    words = getattr(args, "by_key", "")
+    return f". By key: {words} --topic TOPIC --key KEY" if words else ""
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error's text in one line; without a text, its class."""
+    return output.plain(" ".join(str(error).split())) or type(error).__name__
