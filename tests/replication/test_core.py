@@ -66,6 +66,21 @@ def test_entries_stay_in_memory_for_a_while_and_no_longer() -> None:
     assert kept == [1, 1, 1, 1, 0]
 
 
+def test_entries_that_are_not_committed_stay_in_memory_and_count() -> None:
+    player, keep_ms = Player(), ReplicationConfig().cache_ms
+    for line in (
+        "new log=1@1..5 promise=1:2:20",
+        "at 600 appointed 2 1",
+        "at 601 from 2 fence-answer 2:1:7 end=1:5",
+        "at 601 durable 6",
+    ):
+        player.play(line)
+    for now_ms in range(700, 3 * keep_ms, 90):
+        player.play(f"at {now_ms} from 2 answer 2:1:7 prev=5 durable=5 echo={now_ms}")
+    assert len(player.core.tail) == 1
+    assert player.core.uncommitted_bytes == SIZE
+
+
 class Player:
     """Replica 1 of voters 1, 2, 3, in the process with nonce 7; peers have nonce 10 x their id.
 
