@@ -104,7 +104,7 @@ HIDDEN_MUTATIONS: Final = (
         "extension_is_not_looked_at",
         "an extended lease ends at its first deadline",
         {"extended"},
-        30,
+        60,
         "a consumer that extends a lease, and acks after the first deadline",
         patch(Leases, "expire", _expire_as_noted),
         proposals_per_s=16,

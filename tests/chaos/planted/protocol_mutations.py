@@ -19,7 +19,7 @@ from replication.core.promise import Promise, PromiseFile
 from replication.core.quorum import Voters
 from replication.core.replication_config import ReplicationConfig
 from replication.driver.write_order import write_batch
-from tests.chaos.planted.planted import Mutation, Plant
+from tests.chaos.planted.planted import Mutation, Plant, patch
 from timer.model.units import Epoch, LogIndex, MonoMs, ReplicaId, UnixMs
 
 
@@ -119,7 +119,6 @@ class _LeadAgainAfterRestart(Core):
         under = Promise(epoch, self.me, self.nonce)
         if leader == self.me and under == self.promise and self._role is Role.FOLLOWER:
             self._bid = Bid(under, moved_ms=self._now, send_at_ms=self._now)
-            self._role = Role.CANDIDATE
             fence = mock.Mock(under=under, sent_ms=self._now)
             self._held = WaitingFence(self.me, fence, self._now)
             return
@@ -200,9 +199,9 @@ class _HalfIsEnough(Core):
             super()._advance_commit(out)
 
 
-class _NeverGoBack(Core):
-    def _on_conflict(self, progress: Progress, answer: AppendAnswer, conflict: Conflict) -> None:
-        """Ignore that the follower lacks entries."""
+def _never_go_back(self: Progress, prev: LogIndex, resume: LogIndex) -> None:
+    """Ignore that the follower lacks entries."""
+    del self, prev, resume
 
 
 class _CommitByTheLeadersWord(Core):
@@ -384,7 +383,7 @@ MUTATIONS: Final = (
         frozenset({"liveness"}),
         40,
         "a lost message",
-        plant_core(_NeverGoBack),
+        patch(Progress, "conflicts", _never_go_back),
     ),
     Mutation(
         "commit_by_the_leaders_word",
