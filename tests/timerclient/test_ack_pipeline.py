@@ -72,6 +72,7 @@ class Play:
             assert self.pipeline.refused(call.request.request_no) is call
             if again:
                 self.pipeline.again(call)
+                assert next(iter(self.pipeline._packed)) == call.request.request_no
             else:
                 call.fail(NotFound("no such group"))
 
