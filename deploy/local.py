@@ -73,6 +73,10 @@ class LaunchError(RuntimeError):
     """The nodes could not be started or stopped. Gives the reason and the nodes' last output."""
 
 
+class WrongPlanError(LaunchError):
+    """A new cluster can't have this number of nodes or this base port, or the cluster exists."""
+
+
 @dataclass(frozen=True, slots=True)
 class LocalNode:
     """One node of a local cluster, as listed in cluster.json."""
@@ -266,7 +270,7 @@ class LocalCluster:
     def _plan(self) -> dict[str, LocalNode]:
         """Return the nodes of a new cluster by name, with their ports and directories."""
         if self._count not in range(1, VOTERS_MAX + 1):
-            raise LaunchError(f"nodes = {self._count}: must be 1 .. {VOTERS_MAX}")
+            raise WrongPlanError(f"nodes = {self._count}: must be 1 .. {VOTERS_MAX}")
         if self._base_port is None:
             ports = free_ports(2 * self._count)
         elif self._base_port in range(1, PORT_MAX - HTTP_ABOVE - self._count + 2):
@@ -274,7 +278,7 @@ class LocalCluster:
             ports += [self._base_port + HTTP_ABOVE + i for i in range(self._count)]
         else:
             most = PORT_MAX - HTTP_ABOVE - self._count + 1
-            raise LaunchError(f"base port = {self._base_port}: must be 1 .. {most}")
+            raise WrongPlanError(f"base port = {self._base_port}: must be 1 .. {most}")
         grpc_ports, http_ports = ports[: self._count], ports[self._count :]
         nodes = {}
         for at, (grpc_port, http_port) in enumerate(zip(grpc_ports, http_ports, strict=True)):

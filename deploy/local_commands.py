@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 FOLDER: Final = Path("run/local")
 FAILED: Final = 1
+USAGE: Final = 2
 NODES: Final = 3
 
 
@@ -41,14 +42,14 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
             default=argparse.SUPPRESS,
             help="default: table",
         )
-        parser.set_defaults(run=_reporting(run), names=[], nodes=NODES, base_port=None)
+        parser.set_defaults(run=_reporting(run), names=[], nodes=None, base_port=None)
         if name != "status":
             parser.add_argument("names", nargs="*", metavar="NODE")
         if name == "up":
             parser.add_argument(
                 "--nodes",
                 type=int,
-                default=NODES,
+                metavar="N",
                 help=f"number of nodes of a new cluster: 1 to 7; default: {NODES}",
             )
             parser.add_argument(
@@ -64,28 +65,31 @@ Command = Callable[["LocalCluster", argparse.Namespace], None]
 
 
 def _reporting(run: Command) -> Callable[[argparse.Namespace], int]:
-    """Return the command around `run`: an error becomes a message and exit status 1."""
+    """Return the command around `run`: an error becomes a message and exit status 1 or 2."""
 
     def command(args: argparse.Namespace) -> int:
-        from deploy.local import LaunchError, LocalCluster
+        from deploy.local import LaunchError, LocalCluster, WrongPlanError
 
         try:
-            run(LocalCluster(args.dir, args.nodes, base_port=args.base_port), args)
+            nodes = NODES if args.nodes is None else args.nodes
+            run(LocalCluster(args.dir, nodes, base_port=args.base_port), args)
         except BrokenPipeError:  # of our own output: timerctl ends quietly
             raise
         except (LaunchError, OSError) as error:
+            code = USAGE if isinstance(error, WrongPlanError) else FAILED
             if getattr(args, "output", "table") == "json":
-                document = {"reason": "LAUNCH", "message": str(error), "exit_code": FAILED}
+                document = {"reason": "LAUNCH", "message": str(error), "exit_code": code}
                 sys.stderr.write(output.to_json({"error": document}) + "\n")
             else:
                 sys.stderr.write(f"timerctl: {error}\n")
-            return FAILED
+            return code
         return 0
 
     return command
 
 
 def _up(cluster: "LocalCluster", args: argparse.Namespace) -> None:
+    _check_plan(cluster, args)
     cluster.start(*args.names)
     _status(cluster, args)
     if args.output == "json":
@@ -96,6 +100,26 @@ def _up(cluster: "LocalCluster", args: argparse.Namespace) -> None:
     endpoints = os.environ.get(ENDPOINTS_VARIABLE) or DEFAULT_ENDPOINTS
     if not {*cluster.endpoints} <= {each.strip() for each in endpoints.split(",")}:
         print(f"\nexport {ENDPOINTS_VARIABLE}={','.join(cluster.endpoints)}")
+
+
+def _check_plan(cluster: "LocalCluster", args: argparse.Namespace) -> None:
+    """Check that the options for a new cluster agree with the existing cluster, if there is one.
+
+    Raises:
+        WrongPlanError: They differ from the existing cluster.
+    """
+    from deploy.local import WrongPlanError
+
+    addresses = cluster.endpoints
+    if not addresses:
+        return
+    first = int(addresses[0].rpartition(":")[2])
+    if args.nodes in (None, len(addresses)) and args.base_port in (None, first):
+        return
+    raise WrongPlanError(
+        f"the cluster in {args.dir} has {len(addresses)} nodes at {', '.join(addresses)}; "
+        "--nodes and --base-port apply to a new cluster"
+    )
 
 
 def _role(cluster: "LocalCluster", name: str) -> str:

@@ -13,12 +13,29 @@ from chaos.audit_options import LIVE, add_check_history, add_live_arguments
 INTERRUPTED: Final = 130
 """Exit status of a command that a signal stopped, as of timerctl's other commands."""
 RUNS: Final = Path("run/chaos")
+_BEGIN: Final = "exit codes:\n  0    every guarantee was kept"
+AUDIT_CODES: Final = f"""\
+{_BEGIN}, and no evidence is missing
+  1    a guarantee was broken, or the run itself failed
+  2    the folder can't be audited, or the audit could not run
+  3    INCOMPLETE: no guarantee was seen broken, and evidence for some is missing
+"""
+RUN_CODES: Final = f"""\
+{_BEGIN}, no evidence is missing, and the faults struck
+  1    a guarantee was broken, or the run itself failed
+  2    the run could not be played, or not be audited
+  3    INCOMPLETE: no guarantee was seen broken, and evidence for some is missing
+  130  interrupted: the run was not audited
+"""
 
 
 def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add `timerctl audit`. Its parser sets `run`, a function of the parsed arguments."""
     parser = subparsers.add_parser(
-        "audit", help="check a run's folder against the guarantees (needs Java 17)"
+        "audit",
+        help="check a run's folder against the guarantees (needs Java 17)",
+        epilog=AUDIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "folder",
@@ -65,7 +82,11 @@ def add_actions(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     listing = actions.add_parser("list", help="list the scenarios and the workloads")
     listing.set_defaults(run=_needing(_list))
-    run = actions.add_parser("run", help="run a scenario and audit it")
+    codes: dict[str, Any] = {
+        "epilog": RUN_CODES,
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+    }
+    run = actions.add_parser("run", help="run a scenario and audit it", **codes)
     run.add_argument("scenario", metavar="SCENARIO", help="a name from `timerctl chaos list`")
     run.add_argument("--nodes", type=int, default=3, metavar="N", help="3 to 7 (default: 3)")
     run.add_argument(
@@ -98,7 +119,7 @@ def add_actions(parser: argparse.ArgumentParser) -> None:
         "--plain", action="store_true", help="plain processes on loopback, even as root"
     )
     run.set_defaults(run=_needing(_run))
-    replay = actions.add_parser("replay", help="repeat a run's schedule, in a new folder")
+    replay = actions.add_parser("replay", help="repeat a run's schedule, in a new folder", **codes)
     replay.add_argument("folder", type=Path, metavar="RUN_DIR", help="folder of the earlier run")
     replay.set_defaults(run=_needing(_replay))
     for each, default in ((run, f"{RUNS}/SCENARIO-SEED"), (replay, "RUN_DIR-replay")):

@@ -54,3 +54,12 @@ def test_what_the_small_install_lacks_is_named(
     assert timerctl.main(words) == 2
     said = capsys.readouterr().err
     assert said == "timerctl: numpy is missing: pip install '.[server,audit]' in a clone\n"
+
+
+@pytest.mark.parametrize("words", [("audit",), ("chaos", "run"), ("chaos", "replay")])
+def test_help_lists_the_exit_codes(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(SystemExit):
+        timerctl.main([*words, "--help"])
+    assert "  3    INCOMPLETE: no guarantee was seen broken" in capsys.readouterr().out

@@ -194,7 +194,7 @@ def test_commands_up_status_down(
 
     assert run("status") == 1
     for nodes in ("-60", "0", "8"):
-        assert run("up", "--nodes", nodes) == 1
+        assert run("up", "--nodes", nodes) == 2
         assert f"nodes = {nodes}: must be 1 .. 7" in capsys.readouterr().err
     for listed in ("{", "{}", '{"nodes": [{"name": "n1"}]}', "[1]"):
         (tmp_path / "d/cluster.json").write_text(listed)
@@ -202,10 +202,17 @@ def test_commands_up_status_down(
             assert run(action) == 1
             assert "cluster.json does not list a local cluster: " in capsys.readouterr().err
     (tmp_path / "d/cluster.json").unlink()
+    assert run("up", "--base-port", "65530") == 2
+    assert "base port = 65530: must be 1 .. " in capsys.readouterr().err
     assert run("up", "--nodes", "1") == 0
     up = capsys.readouterr().out
     assert "n1" in up
     assert "does not answer" in up  # the fake has no gRPC
+    assert run("up", "--nodes", "1") == 0
+    for other in (("--nodes", "5"), ("--base-port", "65000")):
+        capsys.readouterr()
+        assert run("up", *other) == 2
+        assert "has 1 nodes at 127.0.0.1:" in capsys.readouterr().err
     assert run("down") == 0
     assert capsys.readouterr().out.rstrip().endswith("down")
 

@@ -23,7 +23,7 @@ def test_status_as_table_and_json(ctl: Ctl) -> None:
     code, out, err = ctl("status")
     assert (code, err) == (0, "")
     assert "leader n1" in out
-    assert out.count("follower") == 2
+    assert [line.split()[3] for line in out.splitlines()[3:]] == ["yes", "-", "-"]
     document = json.loads(ctl("status", "-o", "json")[1])
     assert document["leader"] == "n1"
     assert [node["role"] for node in document["nodes"]] == ["leader", "follower", "follower"]
@@ -197,7 +197,7 @@ def test_what_messages_hold_neither_breaks_lines_nor_reaches_the_terminal(ctl: C
 
 def test_transfer_names_its_target_and_a_refusal_exits_1(ctl: Ctl, threaded: Threaded) -> None:
     assert ctl("transfer", "n2")[0] == 0
-    assert ctl("transfer")[:2] == (0, "transferred to another node\n")
+    assert ctl("transfer")[:2] == (0, "transferred to n1\n")
     assert ctl("transfer", "n1")[:2] == (0, "n1 is the leader already\n")
     code, out, err = ctl("transfer", "nobody")
     assert (code, out) == (1, "")
@@ -248,6 +248,7 @@ def test_unreachable_cluster_exits_3(ctl: Ctl) -> None:
         ("schedule", "orders", "x", "--delay", "soon"),
         ("schedule", "orders", "x", "--delay", "1s", "--due-ms", "1"),
         ("schedule", "orders", "x", "--header", "novalue"),
+        ("schedule", "orders", "x", "--on-conflict", "replace"),
         ("consume", "orders"),
         ("status", "-o", "xml"),
     ],
@@ -305,6 +306,23 @@ def test_ids_of_64_bits_are_text_in_json() -> None:
     assert (group["group_id"], group["cursor"]) == (str(1 << 62), 1 << 60)
     assert output.as_dict(pb.ProducerStatus(producer=255))["producer"] == "00000000000000ff"
     assert output.as_dict(pb.TopicStatus())["topic_id"] is None
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("schedule", "TOPIC created if it does not exist"),
+        ("schedule", "Without a due time the timer fires at once."),
+        ("schedule", "a bare number is in seconds"),
+        ("consume", "TOPIC created if it does not exist"),
+        ("consume", "time of one request"),
+        ("policies set", "created if it does not exist"),
+        ("policies set", "A bare number of a duration is in milliseconds"),
+    ],
+)
+def test_help_states_defaults_units_and_side_effects(ctl: Ctl, command: str, text: str) -> None:
+    code, out, _ = ctl(*command.split(), "--help")
+    assert (code, text in " ".join(out.split())) == (0, True)
 
 
 def test_help_documents_the_exit_codes(ctl: Ctl) -> None:
@@ -385,6 +403,7 @@ def test_groups_are_made_altered_and_listed(ctl: Ctl, threaded: Threaded) -> Non
         "orders.billing.dead",
     ]
     assert threaded.cluster.settings[-1].HasField("lease_ms") is False
+    assert "LEASE MS" in ctl("groups", "describe", "orders", "billing")[1]
     _, out, _ = ctl("groups", "alter", "orders", "billing", "--max-attempts", "0", "-o", "json")
     assert json.loads(out)["groups"][0]["settings"]["max_attempts"] == 0
     assert ctl("groups", "alter", "orders", "nobody", "--lease", "5s")[0] != 0
@@ -434,6 +453,16 @@ def test_dead_letters_are_redriven_all_or_some(ctl: Ctl) -> None:
     )
     out = ctl("deadletters", "redrive", "orders.billing.dead", "-o", "json")[1]
     assert json.loads(out) == {"redriven": 220, "exact": True, "homeless": 0}
+
+
+def test_redrive_of_a_topic_without_dead_letters_names_the_topic(
+    ctl: Ctl, threaded: Threaded
+) -> None:
+    threaded.cluster.dead_letters = 0
+    threaded.cluster.redrive_errors = [wire_error(pb.NOT_FOUND, "no such group: 'dead-letters'")]
+    code, _, err = ctl("deadletters", "redrive", "orders")
+    text = "'orders' has no dead letters: give the topic of dead letters, such as TOPIC.GROUP.dead"
+    assert (code, err) == (1, f"timerctl: {text}\n")
 
 
 def test_redrive_goes_on_past_letters_that_cannot_go_home_and_says_how_many(
@@ -514,6 +543,10 @@ def test_timers_are_listed_counted_and_shown(ctl: Ctl) -> None:
         False,
     )
     assert json.loads(ctl("-o", "json", "timers", "get", timer["id"])[1]) == timer
+    shown = dict(
+        line.split(maxsplit=1) for line in ctl("timers", "get", timer["id"])[1].splitlines()
+    )
+    assert (shown["due"], shown["requested"]) == (output.instant(timer["due_ms"]),) * 2
     by_key = ctl("-o", "json", "timers", "get", "--topic", "orders", "--key", "k3")[1]
     assert json.loads(by_key) == timer
     counts = json.loads(ctl("-o", "json", "timers", "count", "orders")[1])

@@ -194,7 +194,12 @@ def duration_text(span: timedelta) -> str:
 def add_when(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
     """Add the options for a due time, of which at most one may be given."""
     when = parser.add_mutually_exclusive_group(required=required)
-    when.add_argument("--delay", metavar="DURATION", type=duration, help="such as 90s or 1h30m")
+    when.add_argument(
+        "--delay",
+        metavar="DURATION",
+        type=duration,
+        help="such as 90s or 1h30m; a bare number is in seconds",
+    )
     when.add_argument(
         "--delay-level", metavar="N", type=int, help="the topic's Nth delay; 0: at once"
     )

@@ -27,7 +27,7 @@ HEADINGS = (
     *("TOPIC", "GROUP", "TYPE", "CURSOR", "UNACKED", "LEASED", "CONSUMERS", "LEASE MS", "ATTEMPTS"),
     *("BACKOFF MS", "DEAD LETTERS"),
 )
-WIDE_ONLY = frozenset(("CURSOR", "LEASE MS", "BACKOFF MS", "DEAD LETTERS"))
+WIDE_ONLY = frozenset(("CURSOR", "BACKOFF MS", "DEAD LETTERS"))
 
 
 class GroupCommands(Commands):
@@ -143,7 +143,13 @@ class GroupCommands(Commands):
 
     def _redrive(self, args: argparse.Namespace) -> int:
         with self._connect(args) as client:
-            count = client.redrive(args.topic, args.limit)
+            try:
+                count = client.redrive(args.topic, args.limit)
+            except NotFound as error:
+                if "no such group" in str(error):
+                    dead = "give the topic of dead letters, such as TOPIC.GROUP.dead"
+                    error.args = (f"{args.topic!r} has no dead letters: {dead}",)
+                raise
         least = "" if count.exact else "at least "
         text = f"{least}{count} redriven"
         if count.homeless:

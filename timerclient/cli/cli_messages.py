@@ -35,6 +35,8 @@ class MessageCommands(Commands):
 
     def schedule(self, args: argparse.Namespace) -> int:
         """Schedule one message."""
+        if args.on_conflict and not args.key:
+            raise InvalidRequest.of("--on-conflict", args.on_conflict, "needs --key")
         headers = dict(args.headers)
         if len(headers) < len(args.headers):
             raise InvalidRequest.of("--header", args.headers, "each name once")
@@ -44,7 +46,7 @@ class MessageCommands(Commands):
                 args.topic,
                 payload,
                 key=args.key,
-                on_conflict=args.on_conflict,
+                on_conflict=args.on_conflict or "reject",
                 headers=headers,
                 request_id=args.request_id
                 or secrets.token_hex(16),  # one request needs no producer
@@ -107,16 +109,16 @@ class MessageCommands(Commands):
 
 
 def _add_schedule(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("topic", metavar="TOPIC")
+    parser.description = f"{parser.description} Without a due time the timer fires at once."
+    parser.add_argument("topic", metavar="TOPIC", help="created if it does not exist")
     parser.add_argument("payload", metavar="PAYLOAD", help="text; - reads standard input")
     add_when(parser)
     parser.add_argument("--key", help="unique among the topic's pending timers")
     parser.add_argument(
         "--on-conflict",
         choices=("reject", "replace", "keep", "update"),
-        default="reject",
-        help="what to do if a pending timer has the key; default: reject. update: replace it, and "
-        "schedule nothing if there is none",
+        help="with --key: what to do if a pending timer has the key; default: reject. "
+        "update: replace it, and schedule nothing if there is none",
     )
     parser.add_argument(
         "--request-id", help="a repeated request under the same id, within minutes, is one timer"
@@ -127,8 +129,8 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_consume(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("topic", metavar="TOPIC")
-    parser.add_argument("--group", required=True, help="made if it does not exist")
+    parser.add_argument("topic", metavar="TOPIC", help="created if it does not exist")
+    parser.add_argument("--group", required=True, help="created if it does not exist")
     parser.add_argument("--count", metavar="N", type=int, help="stop after so many messages")
     parser.add_argument(
         "--idle",
@@ -139,8 +141,8 @@ def _add_consume(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-ack",
         action="store_true",
-        help="look only: all messages are returned at the end, and do not count as failed, "
-        "except those whose leases ended before",
+        help="show messages without acking them. They return to the group at the end, without a "
+        "failure if their leases have not ended",
     )
     parser.add_argument(
         "--lease", metavar="DURATION", type=duration, help="default: the group's own"

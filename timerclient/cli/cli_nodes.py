@@ -12,7 +12,9 @@ from typing import Any, Final
 
 from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import Commands
+from timerclient.client.timer_client import TimerClient
 from timerclient.proto import timer_pb2 as pb
+from timerclient.values.errors import TimerError
 
 OK: Final = 0
 FAILED: Final = 1
@@ -60,6 +62,19 @@ def trouble_of_leader(status: pb.GetStatusResponse) -> str:
     return "" if named.serving else f"{status.leader} leads and does not serve yet"
 
 
+def _serving(node: pb.NodeStatus) -> bool | None:
+    """Return whether a leader serves. None: the node does not lead."""
+    return node.serving if node.role == "leader" else None
+
+
+def _leader(client: TimerClient) -> str:
+    """Return the leader's name; empty: it is not known."""
+    try:
+        return client.status().leader
+    except TimerError:  # the transfer is done, so this is no failure of the command
+        return ""
+
+
 class NodeCommands(Commands):
     """The commands about nodes."""
 
@@ -83,7 +98,7 @@ class NodeCommands(Commands):
             status = client.status()
         rows = [
             (
-                *(n.name, n.address, n.role, n.serving, n.epoch, n.log_end, n.commit_index),
+                *(n.name, n.address, n.role, _serving(n), n.epoch, n.log_end, n.commit_index),
                 *(n.applied_index, n.pending, n.ready, n.scheduled, n.fired, n.cancelled),
                 *(n.dropped, n.disk_free_bytes >> 20, ", ".join(_notes(n))),
             )
@@ -139,8 +154,9 @@ class NodeCommands(Commands):
         """Transfer the leadership. If the node is the leader already, nothing changes."""
         with self._connect(args) as client:
             moved = client.transfer(args.node)
-        document = {"transferred": moved, "target": args.node or None}
-        to = args.node or "another node"
+            target = args.node or _leader(client)
+        document = {"transferred": moved, "target": target or None}
+        to = target or "another node"
         self._put(
             args, document, f"transferred to {to}" if moved else f"{to} is the leader already"
         )

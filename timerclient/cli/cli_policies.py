@@ -49,8 +49,9 @@ class PolicyCommands(Commands):
         _add_scope(shown, required=False)
         fields = f"one of {', '.join(policy_fields.FIELDS)}"
         to_set = add("set", self._alter, _SET_HELP)
-        _add_scope(to_set)
-        to_set.add_argument("said", metavar="FIELD=VALUE", nargs="+", type=field_value, help=fields)
+        _add_scope(to_set, of_topic="; created if it does not exist")
+        values = f"{fields}. A bare number of a duration is in milliseconds"
+        to_set.add_argument("said", metavar="FIELD=VALUE", nargs="+", type=field_value, help=values)
         to_set.add_argument("--yes", action="store_true", help="don't ask for confirmation")
         to_set.set_defaults(unset=[])
         unset = add("unset", self._alter, "unset fields; they follow the wider scope again")
@@ -125,9 +126,12 @@ def _is_harmless(
     return ways <= {CATCH_UP_ALL, ""}
 
 
-def _add_scope(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+def _add_scope(
+    parser: argparse.ArgumentParser, *, required: bool = True, of_topic: str = ""
+) -> None:
     scope = parser.add_mutually_exclusive_group(required=required)
-    scope.add_argument("--topic", metavar="TOPIC", help="one topic, such as orders or payments/due")
+    topic = f"one topic, such as orders or payments/due{of_topic}"
+    scope.add_argument("--topic", metavar="TOPIC", help=topic)
     scope.add_argument("--namespace", metavar="NAMESPACE", help="every topic of a namespace")
     scope.add_argument("--cluster", action="store_true", help="every topic")
 

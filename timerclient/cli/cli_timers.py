@@ -68,8 +68,9 @@ class TimerCommands(Commands):
         with self._connect(args) as client:
             timer = client.get_timer(args.id, key=args.key, topic=args.topic)
         document = _document(timer)
-        width = max(map(len, document))
-        text = "\n".join(f"{name.ljust(width)}  {_cell(v)}" for name, v in document.items())
+        cells = dict(_cell(*item) for item in document.items())
+        width = max(map(len, cells))
+        text = "\n".join(f"{name.ljust(width)}  {cell}" for name, cell in cells.items())
         self._put(args, document, text)
         return OK
 
@@ -252,10 +253,13 @@ def _document(timer: TimerInfo) -> dict[str, Any]:
     }
 
 
-def _cell(value: Any) -> str:
+def _cell(name: str, value: Any) -> tuple[str, str]:
+    """Return the name and the text of a field for people."""
+    if name.endswith("_ms"):
+        return name.removesuffix("_ms"), output.instant(value)
     if isinstance(value, dict):
-        return output.pairs(value)
-    return "-" if value in ("", None) else output.plain(str(value))
+        return name, output.pairs(value)
+    return name, "-" if value in ("", None) else output.plain(str(value))
 
 
 def _text_of(payload: bytes | None) -> str:

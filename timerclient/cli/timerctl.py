@@ -186,7 +186,7 @@ def _add_common(parser: argparse.ArgumentParser, endpoints: str | None = None) -
         metavar="DURATION",
         type=duration,
         default=absent or timedelta(seconds=10),
-        help="time that the command may take, failovers included; default: 10s",
+        help="time of one request, failovers included; default: 10s",
     )
 
 
