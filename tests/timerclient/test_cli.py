@@ -547,6 +547,7 @@ def test_timers_are_listed_counted_and_shown(ctl: Ctl) -> None:
         line.split(maxsplit=1) for line in ctl("timers", "get", timer["id"])[1].splitlines()
     )
     assert (shown["due"], shown["requested"]) == (output.instant(timer["due_ms"]),) * 2
+    assert shown["held"] == "no"
     by_key = ctl("-o", "json", "timers", "get", "--topic", "orders", "--key", "k3")[1]
     assert json.loads(by_key) == timer
     counts = json.loads(ctl("-o", "json", "timers", "count", "orders")[1])

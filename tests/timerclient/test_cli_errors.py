@@ -61,7 +61,7 @@ def test_value_that_the_cluster_rejects_is_named_by_its_option(
     refused = wire_error(pb.INVALID_REQUEST, "delay_ms = 5000: must be at most 1", field="delay_ms")
     threaded.cluster.on_schedule = lambda _: refused
     code, _, err = ctl("schedule", "orders", "p", "--delay", "5s")
-    assert (code, err) == (2, "timerctl: --delay = 5s: must be at most 1\n")
+    assert (code, err) == (2, "timerctl: --delay in ms = 5000: must be at most 1\n")
     code, _, err = ctl("schedule", "orders", "p")  # no option gave the value
     assert (code, err) == (2, "timerctl: delay_ms = 5000: must be at most 1\n")
 

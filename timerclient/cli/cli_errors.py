@@ -128,6 +128,8 @@ def as_typed(error: TimerError | UsageError, args: argparse.Namespace) -> str:
         return re.sub(r"^timer_id = ", "ID = ", text) + _by_key(args)
     for option in _OPTIONS.get(error.field, ()):
         value = getattr(args, option[2:].replace("-", "_"), None)
+        if isinstance(value, timedelta) and "_ms" in error.field:  # the limit is in ms, too
+            return re.sub(rf"^{error.field} = ", f"{option} in ms = ", text)
         if isinstance(value, timedelta):
             return re.sub(rf"^{error.field} = [^:]*", f"{option} = {duration_text(value)}", text)
         if value is not None:

@@ -257,6 +257,8 @@ def _cell(name: str, value: Any) -> tuple[str, str]:
     """Return the name and the text of a field for people."""
     if name.endswith("_ms"):
         return name.removesuffix("_ms"), output.instant(value)
+    if isinstance(value, bool):
+        return name, "yes" if value else "no"
     if isinstance(value, dict):
         return name, output.pairs(value)
     return name, "-" if value in ("", None) else output.plain(str(value))
