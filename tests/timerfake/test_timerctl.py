@@ -98,6 +98,25 @@ def test_resume_that_drops_asks_first(
     assert client.describe_topic("orders").dropped == 1
 
 
+def test_results_of_a_cancel_are_printed_though_the_look_up_of_new_ids_fails(
+    ctl: Ctl, client: TimerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pending, moved = (client.schedule("orders", b"", delay=HOUR) for _ in range(2))
+    client.reschedule(moved, delay=2 * HOUR)
+
+    def lost(*_: object, **__: object) -> None:
+        raise NotReady("no leader")
+
+    monkeypatch.setattr(TimerClient, "get_timer", lost)
+    code, out, _ = ctl("cancel", moved.id, pending.id, "-o", "json")
+    rows = json.loads(out)["results"]
+    assert [(row["result"], row["new_id"]) for row in rows] == [
+        ("RESCHEDULED", None),
+        ("CANCELLED", None),
+    ]
+    assert code == 5
+
+
 def test_resume_that_drops_nothing_does_not_ask(ctl: Ctl, client: TimerClient) -> None:
     client.create_topic("orders")
     client.pause_topic("orders")

@@ -21,7 +21,7 @@ from timerclient.cli import cli_args, cli_seen, output
 from timerclient.cli.cli_args import Commands
 from timerclient.client.timer_client import TimerClient
 from timerclient.rows.pending_timers import Changed, TimerInfo, Where
-from timerclient.values.errors import InvalidRequest, NotFound
+from timerclient.values.errors import InvalidRequest, NotFound, TimerError
 from timerclient.values.results import CancelResult, RescheduleResult
 
 OK = 0
@@ -166,18 +166,23 @@ CancelRow = tuple[str, str, str | None]
 def cancelled(
     client: TimerClient, names: Sequence[str], results: Sequence[CancelResult]
 ) -> list[CancelRow]:
-    """Return a row for each result. A look-up finds the new id of a rescheduled timer."""
-    return [
-        (name, result.name, _new_id(client, name) if result is CancelResult.RESCHEDULED else None)
-        for name, result in zip(names, results, strict=True)
-    ]
+    """Return a row for each result. A look-up finds the new id of a rescheduled timer.
 
-
-def _new_id(client: TimerClient, old: str) -> str | None:
-    try:
-        return client.get_timer(old).replaced_by
-    except NotFound:  # forgotten since
-        return None
+    The cancels have happened: if a look-up fails, the rows have no more new ids.
+    """
+    rows: list[CancelRow] = []
+    looks = True
+    for name, result in zip(names, results, strict=True):
+        new = None
+        if looks and result is CancelResult.RESCHEDULED:
+            try:
+                new = client.get_timer(name).replaced_by
+            except NotFound:  # forgotten since
+                pass
+            except TimerError:
+                looks = False
+        rows.append((name, result.name, new))
+    return rows
 
 
 def cancel_output(
