@@ -53,8 +53,9 @@ def test_archive_of_the_recipe_needs_what_the_recipe_says(tmp_path: Path) -> Non
     assert needs is not None
     with zipfile.ZipFile(tmp_path / "audit.zip", "w") as archive:
         for folder in recipe[1].split():
-            for path in (ROOT / folder).rglob("*.py"):
-                archive.write(path, path.relative_to(ROOT))
+            for path in (ROOT / folder).rglob("*"):
+                if path.suffix in (".py", ".css"):
+                    archive.write(path, path.relative_to(ROOT))
     command = [sys.executable, "-c", IMPORTS, str(tmp_path / "audit.zip")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
     where, modules = json.loads(done.stdout)

@@ -47,7 +47,8 @@ def test_answers_that_nobody_reads_hold_up_the_requests(
     async def scenario() -> None:
         host: Any = SimpleNamespace(kick=lambda: None, now=lambda: None)
         nothing: Any = SimpleNamespace(credit=0, paused=False)
-        stream = _Stream(host, nothing, nothing, nothing, 0, IDS, Outboxes(1 << 30), "")
+        leader: Any = SimpleNamespace(groups=SimpleNamespace(end_credit=lambda _: None))
+        stream = _Stream(host, leader, nothing, nothing, 0, IDS, Outboxes(1 << 30), "")
         stream._consumer = nothing
         reading = asyncio.ensure_future(stream.read(requests()))
         for _ in range(100):
@@ -79,7 +80,8 @@ def test_stream_of_a_deleted_group_ends_behind_the_answers_to_its_acks(
     async def scenario() -> None:
         host: Any = SimpleNamespace(kick=lambda: None, now=lambda: None)
         nothing: Any = SimpleNamespace(credit=0, paused=False)
-        stream = _Stream(host, nothing, nothing, nothing, 0, IDS, Outboxes(1 << 30), "")
+        leader: Any = SimpleNamespace(groups=SimpleNamespace(end_credit=lambda _: None))
+        stream = _Stream(host, leader, nothing, nothing, 0, IDS, Outboxes(1 << 30), "")
         reading = asyncio.ensure_future(stream.read(requests()))
         for _ in range(100):
             await asyncio.sleep(0)
@@ -107,7 +109,8 @@ def test_stream_of_a_deposed_leader_waits_for_no_answers(monkeypatch: pytest.Mon
     async def scenario() -> None:
         host: Any = SimpleNamespace(kick=lambda: None, now=lambda: None)
         nothing: Any = SimpleNamespace(credit=0, paused=False)
-        stream = _Stream(host, nothing, nothing, nothing, 0, IDS, Outboxes(1 << 30), "")
+        leader: Any = SimpleNamespace(groups=SimpleNamespace(end_credit=lambda _: None))
+        stream = _Stream(host, leader, nothing, nothing, 0, IDS, Outboxes(1 << 30), "")
         stream._settle(pb.AckRequest(request_no=1))
         stream.end(NotLeaderError("n2:7401"))
         assert await stream.next() is None
@@ -130,7 +133,9 @@ def test_stream_that_ends_takes_back_the_deliveries_that_it_did_not_send(
 
     async def scenario() -> None:
         host: Any = SimpleNamespace(kick=lambda: None, now=lambda: None)
-        leader: Any = SimpleNamespace(groups=SimpleNamespace(leave=leave))
+        leader: Any = SimpleNamespace(
+            groups=SimpleNamespace(leave=leave, end_credit=lambda _: None)
+        )
         nothing: Any = SimpleNamespace(credit=0, paused=False)
         stream = _Stream(host, leader, nothing, nothing, 0, IDS, Outboxes(1 << 30), "")
         stream._consumer = nothing

@@ -5,10 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from tests.timer.machines import START_MS, STATE, Log, engine_on, ids_of, part_of
+from tests.timer.machines import START_MS, Log, engine_on, ids_of, part_of
 from tests.timer.test_manifest import flushed
 from timer.model.columns import U64
-from timer.recovery import manifest
 from timer.state import successors
 from timer.state.successors import HALF_ROWS, Successors, last_of
 
@@ -96,7 +95,7 @@ def test_manifest_keeps_them(monkeypatch: pytest.MonkeyPatch, half: int) -> None
     assert [len(each.old) for each in again.links] == [len(each.old) for each in known.links]
 
 
-def test_restart_knows_the_reschedules_and_reads_a_manifest_without_any() -> None:
+def test_restart_knows_the_reschedules() -> None:
     log = Log()
     log.begin_epoch()
     log.topic("a")
@@ -108,8 +107,3 @@ def test_restart_knows_the_reschedules_and_reads_a_manifest_without_any() -> Non
     last = last_of(engine_on(disk).machine.successors.links, seqs(1, 2, 3, 9))
     assert last.seq.tolist() == [5, 0, 5, 0]
     assert last.due_ms[0] == START_MS + 5 * 10**6
-    state = manifest.read(disk, STATE)
-    assert state is not None
-    del state["successors"]
-    manifest.write(disk, STATE, state)
-    assert engine_on(disk).machine.successors.links == []
