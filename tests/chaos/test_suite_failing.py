@@ -276,7 +276,7 @@ def made_anew(stage: Stage, name: str) -> int:
         HurtRaft("follower", "raft/journal", REMOVED),
         HurtRaft("follower", "raft/meta", FLIPPED),
         HurtRaft("follower", "raft/snapshot", FLIPPED),
-        HurtRaft(ALL, RAFT, REMOVED),
+        pytest.param(HurtRaft(ALL, RAFT, REMOVED), marks=pytest.mark.long),
     ],
 )
 def test_rafts_files_are_made_anew(stage: Stage, chance: random.Random, nemesis: HurtRaft) -> None:
