@@ -1,9 +1,11 @@
-"""The parts of SCHEDULE entries that become timers; a part of the story.
+"""The parts of SCHEDULE entries that become timers, for chaos/oracle/story.py.
 
-of a producer         if its sequence is the producer's next
-with a request id     if the id is not remembered
-with neither          always
-with a row of a deleted topic: never, and the part changes nothing
+A part is one request of a client. It becomes timers by these rules:
+
+1. A part with a row of a deleted topic changes nothing.
+2. A part with a request id counts if the id is not remembered.
+3. A part of a producer counts if its sequence is the next one.
+4. Any other part counts.
 """
 
 from dataclasses import dataclass, field
@@ -21,7 +23,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(slots=True)
 class IntakeStory:
-    """Producers and remembered requests as of the last entry."""
+    """Producers and remembered requests after the last entry."""
 
     tokens: dict[bytes, int] = field(default_factory=dict)
     last_sequence: dict[int, int] = field(default_factory=dict)
@@ -51,7 +53,7 @@ class IntakeStory:
         self.tokens = {token: each for token, each in self.tokens.items() if each != producer}
 
     def checkpoint(self, item: Entry) -> None:
-        """Forget producers that were idle too long, and requests whose time is over."""
+        """Forget idle producers and old requests."""
         idle_ms = payloads.decode_checkpoint(item.payload) or IDLE_MS_MAX
         for producer, used_at_ms in [*self.used_at_ms.items()]:
             if item.time_ms - used_at_ms > idle_ms:

@@ -1,4 +1,4 @@
-"""Kinds of workload whose messages come back, or whose groups begin anew.
+"""Kinds of workload with messages that come back, or groups that begin anew.
 
     redriven  messages become dead letters and are redriven: each is acked once in the end
     sought    groups are sought back and ahead, reset, deleted and made anew
@@ -23,7 +23,7 @@ from timerclient.values.errors import TimerError
 BEAT_S: Final = 0.25
 SHORT_MS: Final = 3_000
 STRICT: Final = "strict"
-"""The group whose messages become dead letters."""
+"""Name of the group with dead letters."""
 REDRIVE_BEATS: Final = 5
 """Beats from one redrive to the next, and from one seek to the next."""
 REDRIVEN: Final = (None, None, 1, 20)

@@ -1,12 +1,12 @@
-"""Reading before applying: a thread reads the parts of runs that some entries, or a look, need.
+"""Prefetch: a thread reads parts of runs before entries are applied, or before timers are shown.
 
     entries --names, ids--> Prefetch --read (in a thread)--> used while the entries are applied
     a FIRE that passes many dead rows, or that serves a sweep: its rows
     (timer/pending/runs/held_scan.py)
 
-Without it, a thousand keys, or payloads in a thousand batches, would block the event loop. A run
-never changes, so an early read gives the same answer. Whether a timer is pending is decided when
-its entry is applied. A read that was not prepared is done then, with the same result.
+Without a prefetch, a thousand keys, or payloads in a thousand batches, would block the event loop.
+A run never changes, so an early read gives the same answer. The apply step decides whether a timer
+is pending. Rows that were not prefetched are read in the apply step, with the same result.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ from timer.pending.runs.run_set import Lookup
 ASKED_MIN: Final = 64
 """Look-ups of one timer or key in one run that together take about 5 ms. More go to a thread."""
 MOVED_MIN: Final = 4
-"""Timers whose payloads are read on the loop. Each may need a whole batch to be verified."""
+"""Most timers with payloads to read on the loop. Each may need a whole batch to be verified."""
 
 Name = tuple[int, bytes]
 At = Callable[[I64, U64], I64]
@@ -90,7 +90,7 @@ class Lookups:
 
     @classmethod
     def of(cls, targets: Targets, at: At) -> "Lookups":
-        """Return the look-ups for timers whose rows and bytes will be read."""
+        """Return the look-ups for timers that will be read with their payloads."""
         asked = cls((), at, keys=False)
         asked.moved.append(asked._target(targets))
         return asked
@@ -173,7 +173,7 @@ class Prefetch:
         return Ids(found["due_ms"].astype(np.int64), found["seq"].astype(np.uint64))
 
     def _verify(self, ids: Ids) -> None:
-        """Verify the batches of these timers, whose payloads will be read."""
+        """Verify the batches of these timers before their payloads are read."""
         for run in self._runs:
             inside = may_hold(run.meta, ids.due_ms, ids.seq)
             batches = np.unique(run.batches_of(ids.due_ms[inside], ids.seq[inside])).tolist()

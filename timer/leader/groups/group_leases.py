@@ -67,7 +67,7 @@ class Order(Protocol):
     work: ClassVar[int]
     """Work units of a look for free messages, relative to other types."""
     unfinished: bool
-    """The last `next` stopped before it had looked at everything. Call again."""
+    """Whether `next` stopped before it had looked at everything. The caller resets it."""
 
     def next(self, clock_ms: UnixMs, queue: Queue, limit: int) -> tuple[ConsumerStream, U64] | None:
         """Return up to `limit` free messages, of about a megabyte, and their consumer.
@@ -93,9 +93,6 @@ class Order(Protocol):
 
         Delayed messages, and messages about to become dead letters, are left out.
         """
-
-    remembers_moves: ClassVar[bool]
-    """`moved` must be called for each MOVE."""
 
     def moved(self, lease_number: int, first: int) -> None:
         """Remember a MOVE of messages from `first` on; leases given before have lower numbers."""
@@ -466,8 +463,7 @@ class Leases:
             case Op.MOVE:
                 leased = op.offsets[self._table.of(op.offsets).leased]
                 self._table.take(leased, ACKING)  # a redrive moves leased ones
-                if self._order.remembers_moves:
-                    self._order.moved(next(self._lease_ids), int(op.offsets.min()))
+                self._order.moved(next(self._lease_ids), int(op.offsets.min()))
                 self._forget_done()
             case _:  # ACK, EXPIRE
                 self._exits.expiring -= op.op is Op.EXPIRE

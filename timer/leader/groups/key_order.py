@@ -26,7 +26,7 @@ from timer.leader.groups.lease_table import ENDING, ConsumerStream, LeaseTable
 from timer.leader.groups.offset_column import Marks
 from timer.leader.groups.roster import Roster
 from timer.model.columns import I64, U64
-from timer.model.units import QueueOffset, UnixMs
+from timer.model.units import LeaseId, QueueOffset, UnixMs
 from timer.ready.group import Group
 from timer.ready.queue import Queue
 
@@ -57,7 +57,6 @@ class KeyOrder:
     )
 
     work: ClassVar[int] = 4
-    remembers_moves: ClassVar[bool] = True
 
     def __init__(self, group: Group, table: LeaseTable, roster: Roster, exits: Exits) -> None:
         self._group, self._table, self._roster, self._exits = group, table, roster, exits
@@ -146,10 +145,10 @@ class KeyOrder:
 
     def _owners(self, lease_ids: U64) -> I64:
         """Return the number of the consumer that holds each lease, (n, int64)."""
-        leases = [*self._table.leases()]  # ascending, as ids are issued
-        held = np.array([lease.lease_id for lease in leases], np.uint64)
+        ids, places = np.unique(lease_ids, return_inverse=True)
+        leases = [self._table[LeaseId(each)] for each in ids.tolist()]
         numbers = np.array([lease.consumer.number for lease in leases], np.int64)
-        return numbers[np.searchsorted(held, lease_ids)]
+        return numbers[places.ravel()]
 
     def returns_at_ms(self) -> UnixMs | None:
         """See Order."""

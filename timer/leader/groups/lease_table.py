@@ -13,7 +13,7 @@ ENDING, and belongs to no consumer.
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -179,9 +179,9 @@ class LeaseTable:
         """Return a lease in force."""
         return self._leases.get(lease_id)
 
-    def leases(self) -> Iterable[Lease]:
-        """Return the leases in force, in the order in which they were given."""
-        return self._leases.values()
+    def __getitem__(self, lease_id: LeaseId) -> Lease:
+        """Return a lease that is in force."""
+        return self._leases[lease_id]
 
     def leased(self) -> U64:
         """Return the offsets of all leased messages, ascending."""

@@ -34,7 +34,6 @@ class SharedOrder:
     )
 
     work: ClassVar[int] = 1
-    remembers_moves: ClassVar[bool] = False
 
     def __init__(self, group: Group, table: LeaseTable, roster: Roster, exits: Exits) -> None:
         self._group, self._table, self._roster, self._exits = group, table, roster, exits
@@ -47,7 +46,6 @@ class SharedOrder:
 
     def next(self, clock_ms: UnixMs, queue: Queue, limit: int) -> tuple[ConsumerStream, U64] | None:
         """See Order."""
-        self.unfinished = False
         consumer = self._roster.next()
         if consumer is None:
             return None

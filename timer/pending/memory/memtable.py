@@ -241,9 +241,10 @@ class Memtable:
 
     def kill_topic(self, topic: int) -> None:
         """Cancel all rows of a topic."""
-        places = np.flatnonzero(self._topic[: self.count] == topic)
-        self.kill(places[self._live(places)])
-        self._next_due = None
+        of_topic = (self._topic[: self.count] == topic) & self.alive[: self.count]
+        places = np.flatnonzero(of_topic)
+        self._next_due = None  # first, as `kill` would compare the due times with it
+        self.kill(places[self._later(places)])
 
     def fired(self, seq: U64) -> None:
         """Count the fired rows of this memtable as dead: their seqs are above all others."""
@@ -269,8 +270,11 @@ class Memtable:
 
     def _live(self, places: I64) -> npt.NDArray[np.bool_]:
         """Return which rows are alive and after the fire position (n, bool)."""
-        later = after(self.rows["due_ms"][places], self.rows["seq"][places], self._position)
-        return self.alive.take(places) & later
+        return self.alive.take(places) & self._later(places)
+
+    def _later(self, places: I64) -> npt.NDArray[np.bool_]:
+        """Return which rows lie after the fire position (n, bool)."""
+        return after(self.rows["due_ms"][places], self.rows["seq"][places], self._position)
 
     def bury(self, due_ms: I64, seq: U64, topic: U32) -> None:
         """Add tombstones for n timers that are not here."""
