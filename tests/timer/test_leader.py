@@ -194,6 +194,10 @@ def test_producer_gaps_and_unknown_ids_are_refused_before_they_are_written() -> 
     assert firsts == {"one": 1, "two": 2, "one again": 1}
     assert isinstance(play.answers["one again"], Repeated)
     assert isinstance(play.answers["two"], Accepted)
+    play.schedule("one, late", 100, producer=producer, sequence=1)
+    play.settle()
+    assert isinstance(play.answers["one, late"], Repeated)
+    assert play.leader._intake.empty, "a repeated request leaves nothing behind"
 
 
 def test_sequence_after_a_refused_one_is_refused_until_that_one_has_come() -> None:

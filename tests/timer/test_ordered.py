@@ -247,6 +247,18 @@ def test_next_consumer_takes_over_where_the_active_one_left() -> None:
     assert play.held[-1][1].consumer is second
 
 
+def test_consumer_that_joins_is_served_before_a_silent_one() -> None:
+    play = ordered(3, FAILOVER)
+    silent = play.consumers[0]
+    assert play.hand_out() == [0, 1, 2]
+    play.wait(LEASE_MS)
+    play.apply()
+    joined = play.join(credit=100)
+    assert play.hand_out() == [0, 1, 2]
+    assert silent.silent
+    assert play.held[-1][1].consumer is joined
+
+
 def test_receiver_that_is_gone_holds_back_all_until_its_lease_ends() -> None:
     play = ordered(3, EXCLUSIVE)
     play.consumers[0].credit = 1

@@ -495,6 +495,8 @@ def test_dead_rows_of_the_memtable_are_counted_and_no_others(store: Store) -> No
     assert (store.memtable.dead, store.memtable.mostly_dead) == (3, True)
     store.drop_topic(TopicId(int(store.memtable.rows["topic"][3])), 1, 0)
     assert store.memtable.dead == 4, "another row of this topic had fired"
+    store.drop_topic(TopicId(int(store.memtable.rows["topic"][3])), 0, 0)
+    assert store.memtable.dead == 4, "a dead row is not counted twice"
     flush(store)
     assert (store.memtable.dead, store.memtable.mostly_dead) == (0, False)
 

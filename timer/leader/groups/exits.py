@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from timer.leader.groups.lease_table import ACKING, DYING, FREE, LeaseTable
+from timer.leader.groups.lease_table import ACKING, DYING, LeaseTable
 from timer.model.columns import U64
 from timer.model.units import UnixMs
 from timer.ready.group import Group
@@ -40,10 +40,10 @@ class Exits:
 
     # ---- expired
 
-    def alive(self, offsets: U64, queue: Queue, state: np.uint64 = FREE) -> U64:
+    def alive(self, offsets: U64, queue: Queue) -> U64:
         """Return the messages at hand that have not expired; note expired ones for EXPIRE.
 
-        `state`: expired messages in another state are left out and not noted.
+        No lease has one of them. A message that is noted twice is taken once.
         """
         if self.outlived_ms is None or not len(offsets):
             return offsets
@@ -51,10 +51,8 @@ class Exits:
         due_ms = np.concatenate([page.rows["due_ms"][at.astype(np.int64)] for page, at in slices])
         old = due_ms <= self.outlived_ms
         if old.any():
-            expired = offsets[old & (self._table.of(offsets).values == state)]
-            self._table.set(expired, ACKING)
-            if len(expired):
-                self._expired.append(expired)
+            self._table.set(offsets[old], ACKING)
+            self._expired.append(offsets[old])
         return offsets[~old]
 
     def first_expired(self) -> int | None:
@@ -100,7 +98,7 @@ class Exits:
                 count = queue.fitting(offsets[:count], DELIVERY_BYTES)
             if count < len(offsets):
                 self._dead.insert(0, offsets[count:])
-            taken = self.alive(offsets[:count], queue, DYING)
+            taken = self.alive(offsets[:count], queue)
             self.unfinished = len(taken) < count and bool(self._dead)
             return taken
         return np.zeros(0, np.uint64)
