@@ -187,8 +187,9 @@ def test_producer_gaps_and_unknown_ids_are_refused_before_they_are_written() -> 
     play.schedule("one", 100, producer=producer, sequence=1)
     play.schedule("two", 100, producer=producer, sequence=2)  # before the first is committed
     play.schedule("one again", 100, producer=producer, sequence=1)
+    play.schedule("three", 100, producer=producer, sequence=3)
     with pytest.raises(SequenceGapError):
-        play.schedule("x", 100, producer=producer, sequence=4)
+        play.schedule("x", 100, producer=producer, sequence=5)
     play.settle()
     firsts = {name: play.answers[name].answer.first_seq for name in ("one", "two", "one again")}
     assert firsts == {"one": 1, "two": 2, "one again": 1}
