@@ -1,6 +1,7 @@
 """The house: names stand for one thing, folders have doors, the code map is made of these."""
 
 import ast
+import re
 import subprocess
 from collections import defaultdict
 from functools import cache
@@ -56,3 +57,16 @@ def test_each_folder_has_a_door() -> None:
 def test_the_code_map_is_made_of_the_doors() -> None:
     [written] = code_map.BLOCK.findall(code_map.PAGE.read_text())
     assert written == code_map.code_map(), "`make fmt` writes it"
+
+
+def test_each_place_for_a_change_names_what_its_file_holds() -> None:
+    page = code_map.PAGE.read_text()
+    [table] = re.findall(r"\| to change \|.*?\n\n", page, re.DOTALL)
+    places = re.findall(r"^\| .*?`([\w/]+\.py)`.*\| `([\w.]+)` \|$", table, re.MULTILINE)
+    assert len(places) > 80
+    absent = [
+        f"{path}: {name}"
+        for path, name in places
+        if not re.search(rf"\b{name.split('.')[-1]}\b", (ROOT / path).read_text())
+    ]
+    assert absent == []
