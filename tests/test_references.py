@@ -133,3 +133,17 @@ def test_arguments_in_the_clients_docstrings_are_parameters() -> None:
             wrong += [(path.name, node.name, name) for name in names if name not in known]
     assert seen > 20
     assert wrong == []
+
+
+def test_example_of_settings_loads_and_states_the_defaults() -> None:
+    text = page("deploy/timerd.toml")
+    adapted = flatten(tomllib.loads(text))
+    chosen = build_config(adapted)
+    assert {key for key in adapted if not key.startswith("peers.")} == {
+        *("name", "cluster_id", "data", "http", "insecure"),
+    }
+    shown = re.sub(r"^#([a-z_]+ = )", r"\1", text, flags=re.MULTILINE)
+    settings = flatten(tomllib.loads(shown))
+    assert build_config(settings) == chosen, "each line that is commented out is a default"
+    named = {key if not key.startswith("peers.") else "peers" for key in settings}
+    assert named == TYPES.keys() - {"test_clock"}

@@ -16,6 +16,7 @@ from cluster.rpc.grpc_errors import abort
 from cluster.rpc.handlers import PINGED
 from cluster.rpc.http import HttpServer, LocalState
 from cluster.settings.config import NodeConfig
+from cluster.settings.service_manager import notice_ready
 from timer.model.timer_errors import NotReadyError
 from timerclient.proto import timer_pb2 as pb
 
@@ -79,6 +80,7 @@ class Standby:
         """
         await self._endpoints.listen(self._server)
         await self._http.start()
+        notice_ready(f"{self._role}: {self._waits_for()}")
 
     async def stop(self) -> None:
         """Close both ports."""

@@ -24,6 +24,12 @@ from cluster.rpc.open_files import raise_limit
 from cluster.settings.config import NodeConfig
 from cluster.settings.exit_codes import Diverged, exit_code
 from cluster.settings.log_format import setup_logs
+from cluster.settings.service_manager import (
+    keep_watchdog,
+    notice_opening,
+    notice_ready,
+    notice_stopping,
+)
 from timer.files.disk import Disk, FreshDisk, RealDisk, is_full
 from timer.model.timer_errors import (
     CorruptFileError,
@@ -171,14 +177,33 @@ async def _run(
 
     loop.set_exception_handler(on_exception)
 
+    watchdog = loop.create_task(keep_watchdog())
+    try:
+        await _live(disk, config, ending, fatal, raft_lost=raft_lost)
+    finally:
+        watchdog.cancel()
+
+
+async def _live(
+    disk: Disk,
+    config: NodeConfig,
+    ending: Ending,
+    fatal: Callable[[BaseException], None],
+    *,
+    raft_lost: bool,
+) -> None:
+    """Wait for room, start the node, and stop it when the process has to end."""
+    loop = asyncio.get_running_loop()
     waiting = loop.create_task(wait_for_room(disk, config))
     if not await _unless_ended(waiting, ending):
         return
     sweeper = Sweeper()
+    notice_opening()
     try:
         node = Node(config, fatal, ending.start_again, raft_lost=raft_lost)
         sweeper.start()  # the state is in memory, and no client can connect yet
         await node.start()
+        notice_ready(f"started: grpc {config.grpc}, http {config.http}")
     except (Damaged, CorruptFileError, PromiseLostError) as error:
         curing = loop.create_task(_cure(disk, config, error))
         if await _unless_ended(curing, ending):
@@ -188,6 +213,8 @@ async def _run(
     await ending.begun.wait()
     sweeping.cancel()
     logger.info("starting again" if ending.restarts else "stopping")
+    if not ending.restarts:
+        notice_stopping()
     await node.stop()
 
 
