@@ -1,0 +1,75 @@
+"""The identity in a certificate: one URI among its alternative names.
+
+    timer://CLUSTER/node/n1           may act as the node n1
+    timer://CLUSTER/client/billing    an application
+    timer://CLUSTER/admin/alice       an operator
+
+Only this URI counts. The common name and all other names are ignored. A certificate with no such
+URI, with several URIs, or with the URI of another cluster has no identity here.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+SCHEME: Final = "timer"
+NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+NAME_RULE: Final = "1 to 63 letters, digits, '.', '_' and '-', the ends a letter or digit"
+
+
+class IdentityKind(StrEnum):
+    """The kind of an identity."""
+
+    NODE = "node"
+    CLIENT = "client"
+    ADMIN = "admin"
+
+
+class UntrustedIdentityError(Exception):
+    """A certificate has no identity in this cluster; the text is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallerIdentity:
+    """The identity of a node, client or administrator in one cluster."""
+
+    kind: IdentityKind
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.name}"
+
+    def uri(self, cluster_id: str) -> str:
+        """Return the URI for certificates."""
+        return f"{SCHEME}://{cluster_id}/{self}"
+
+
+def identity_of(uris: Iterable[str], cluster_id: str) -> CallerIdentity:
+    """Return the identity in the URIs of a certificate.
+
+    Raises:
+        UntrustedIdentityError: there is not exactly one URI, or it is not of this cluster.
+    """
+    found = list(uris)
+    if len(found) != 1:
+        raise UntrustedIdentityError(f"{len(found)} URIs in the certificate: must be 1")
+    prefix = f"{SCHEME}://{cluster_id}/"
+    if not found[0].startswith(prefix):
+        raise UntrustedIdentityError(f"{found[0]!r:.200}: must begin with {prefix}")
+    kind, _, name = found[0].removeprefix(prefix).partition("/")
+    if kind not in set(IdentityKind) or not NAME.fullmatch(name):
+        limit = f"must be {prefix} and node/NAME, client/NAME or admin/NAME"
+        raise UntrustedIdentityError(f"{found[0]!r:.200}: {limit}")
+    return CallerIdentity(IdentityKind(kind), name)
+
+
+def node_host(name: str, cluster_id: str) -> str:
+    """Return the DNS name in a node's certificate. Other nodes require it; it is in no DNS."""
+    return f"{name}.{nodes_host(cluster_id)}"
+
+
+def nodes_host(cluster_id: str) -> str:
+    """Return the DNS name in the certificates of all nodes of a cluster."""
+    return f"nodes.{cluster_id}.timer"

@@ -1,0 +1,168 @@
+"""`timerctl certs …`: makes and shows the certificates of a cluster.
+
+timerctl imports this module at each start, so deploy.certificate_store is imported only by a
+command. It needs the extra `certs`.
+"""
+
+import argparse
+import datetime
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from timerclient.cli import cli_args, output
+from timerclient.cli.cli_args import UsageError
+
+if TYPE_CHECKING:
+    from deploy.certificate_store import CertificateFacts, CertificateStore
+
+FOLDER: Final = Path("certs")
+FAILED: Final = 1
+USAGE: Final = 2
+NEEDED: Final = "cryptography"
+DAYS_LEFT: Final = 30
+
+
+def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
+    """Add `timerctl certs`. Its parser sets `run`, which takes the parsed arguments."""
+    certs = subparsers.add_parser("certs", help="make and show the certificates of a cluster (TLS)")
+    actions = certs.add_subparsers(metavar="ACTION", required=True)
+    parsers = {}
+    for name, run, text in (
+        ("init", _init, "make the two authorities of a cluster, and a first access.toml"),
+        ("issue", _issue, "make the key and the certificate of a node, client or administrator"),
+        ("show", _show, "show the certificates"),
+        ("check", _check, "fail if a certificate expires soon"),
+    ):
+        parsers[name] = parser = actions.add_parser(name, help=text)
+        parser.add_argument(
+            "--dir", type=Path, default=FOLDER, help=f"the certificates; default: {FOLDER}"
+        )
+        parser.add_argument(
+            "-o",
+            "--output",
+            choices=("table", "wide", "json"),
+            default=argparse.SUPPRESS,
+            help="default: table",
+        )
+        parser.set_defaults(run=_reporting(run))
+    parsers["init"].add_argument("cluster", metavar="CLUSTER", help="the setting cluster_id")
+    issue = parsers["issue"]
+    issue.add_argument("kind", choices=("node", "client", "admin"), metavar="node|client|admin")
+    issue.add_argument("name", metavar="NAME", help="of a node: the setting `name`")
+    issue.add_argument(
+        "--host",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="of a node: a DNS name or IP address in its clients' endpoints; may be repeated",
+    )
+    for name in ("init", "issue"):
+        parsers[name].add_argument(
+            "--days", type=_days, help="validity; default: 3650 of an authority, else 365"
+        )
+    parsers["check"].add_argument(
+        "--within",
+        type=_days,
+        default=DAYS_LEFT,
+        metavar="DAYS",
+        help=f"the days that must be left; default: {DAYS_LEFT}",
+    )
+
+
+def _days(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 36_500:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be 1 to 36500 days")
+    return int(text)
+
+
+Command = Callable[["CertificateStore", argparse.Namespace], int]
+
+
+def _reporting(run: Command) -> Callable[[argparse.Namespace], int]:
+    """Return the command around `run`: an error becomes a message and exit status 1."""
+
+    def command(args: argparse.Namespace) -> int:
+        try:
+            importlib.import_module(NEEDED)
+        except ModuleNotFoundError:
+            sys.stderr.write(f"timerctl: certs needs {NEEDED}: pip install '.[certs]' in a clone\n")
+            return FAILED
+        from deploy.certificate_store import CertificateError, CertificateStore
+
+        try:
+            return run(CertificateStore(args.dir), args)
+        except BrokenPipeError:  # of our own output: timerctl ends quietly
+            raise
+        except (CertificateError, OSError) as error:
+            if args.output == "json":
+                document = {"reason": "CERTIFICATE", "message": str(error), "exit_code": FAILED}
+                sys.stderr.write(output.to_json({"error": document}) + "\n")
+            else:
+                sys.stderr.write(f"timerctl: {error}\n")
+            return FAILED
+
+    return command
+
+
+def _init(store: "CertificateStore", args: argparse.Namespace) -> int:
+    from deploy.certificate_store import AUTHORITY_DAYS
+
+    store.create(args.cluster, args.days or AUTHORITY_DAYS)
+    return _show(store, args)
+
+
+def _issue(store: "CertificateStore", args: argparse.Namespace) -> int:
+    from cluster.security.identities import IdentityKind
+    from deploy.certificate_store import LEAF_DAYS, facts_of
+
+    kind = IdentityKind(args.kind)
+    if args.host and kind is not IdentityKind.NODE:
+        raise UsageError("--host: only the certificate of a node has hosts", "timerctl certs issue")
+    path = store.issue(kind, args.name, hosts=args.host, days=args.days or LEAF_DAYS)
+    return _print(args, [facts_of(path)])
+
+
+def _show(store: "CertificateStore", args: argparse.Namespace) -> int:
+    return _print(args, [*store.facts()])
+
+
+def _check(store: "CertificateStore", args: argparse.Namespace) -> int:
+    limit = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=args.within)
+    found = [*store.facts()]
+    _print(args, found)
+    late = [each.path.name for each in found if each.not_after < limit]
+    if late:
+        sys.stderr.write(f"timerctl: less than {args.within} days left: {', '.join(late)}\n")
+    elif not found:
+        sys.stderr.write(f"timerctl: {store.directory}: no certificates\n")
+    return FAILED if late or not found else 0
+
+
+def _print(args: argparse.Namespace, found: "list[CertificateFacts]") -> int:
+    if args.output == "json":
+        documents = [
+            {
+                "file": str(each.path),
+                "cluster": each.cluster,
+                "identity": each.subject,
+                "hosts": list(each.hosts),
+                "issuer": each.issuer,
+                "not_after": each.not_after.isoformat(),
+            }
+            for each in found
+        ]
+        print(output.to_json({"certificates": documents}))
+        return 0
+    rows = [
+        (each.path.name, each.subject, f"{each.not_after:%Y-%m-%d}", each.issuer, *_hosts(each))
+        for each in found
+    ]
+    print(cli_args.table(args, ("FILE", "IDENTITY", "EXPIRES", "SIGNED BY", "HOSTS"), rows))
+    return 0
+
+
+def _hosts(each: "CertificateFacts") -> tuple[str]:
+    return (", ".join(each.hosts) or "-",)

@@ -1,0 +1,309 @@
+"""Makes the certificates of a cluster: two authorities and their certificates.
+
+The package `cryptography` is needed.
+
+    D/ca.pem  D/ca-key.pem                    signs nodes
+    D/client-ca.pem  D/client-ca-key.pem      signs clients and administrators
+    D/node-n1.pem  D/node-n1-key.pem          and client-NAME, admin-NAME
+    D/access.toml                             a first version of the rules
+
+Keys are P-256, readable by the owner only. The keys of the authorities belong on no node: keep the
+directory on the machine of an operator.
+"""
+
+import contextlib
+import datetime
+import ipaddress
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from cluster.security.identities import (
+    NAME,
+    NAME_RULE,
+    CallerIdentity,
+    IdentityKind,
+    UntrustedIdentityError,
+    identity_of,
+    node_host,
+    nodes_host,
+)
+
+AUTHORITY_DAYS: Final = 3650
+LEAF_DAYS: Final = 365
+CLOCK_SKEW: Final = datetime.timedelta(hours=1)
+"""Certificates are valid from an hour ago, for machines whose clocks are behind."""
+ACCESS: Final = """\
+# Rules of access: docs/deploy.md. What no rule allows is denied.
+[[rule]]
+who = ["admin/*"]
+may = ["produce", "cancel", "consume", "observe", "manage", "operate"]
+
+# [[rule]]
+# who = ["client/billing"]
+# may = ["produce", "cancel", "consume", "observe"]
+# topics = ["payments/*", "orders"]
+# groups = ["billing*"]
+"""
+_AUTHORITY_OF: Final = {
+    IdentityKind.NODE: "ca",
+    IdentityKind.CLIENT: "client-ca",
+    IdentityKind.ADMIN: "client-ca",
+}
+
+
+class CertificateError(Exception):
+    """A certificate could not be made or read; the text says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertificateFacts:
+    """The contents of a certificate file."""
+
+    path: Path
+    subject: str
+    """The identity, such as node/n1; of an authority its name."""
+    cluster: str
+    hosts: tuple[str, ...]
+    issuer: str
+    not_after: datetime.datetime
+
+
+class CertificateStore:
+    """The certificates in one directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def path(self, name: str, *, key: bool = False) -> Path:
+        """Return the path of a certificate, or of its key; `name`: such as `ca` or `node-n1`."""
+        return self.directory / (f"{name}-key.pem" if key else f"{name}.pem")
+
+    def create(self, cluster_id: str, days: int = AUTHORITY_DAYS) -> None:
+        """Make both authorities and a first `access.toml`.
+
+        Raises:
+            CertificateError: there are authorities already, or the cluster's id is malformed.
+        """
+        if not NAME.fullmatch(cluster_id):
+            raise CertificateError(f"cluster id = {cluster_id!r}: {NAME_RULE}")
+        if any(self.path(name).exists() for name in ("ca", "client-ca")):
+            raise CertificateError(f"{self.directory} has authorities already")
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for name, signs in (("ca", "nodes"), ("client-ca", "clients")):
+            key = ec.generate_private_key(ec.SECP256R1())
+            subject = _named(f"{cluster_id} {signs}", cluster_id)
+            built = (
+                _builder(subject, subject, key, days)
+                .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+                .add_extension(_usage(signs=True), critical=True)
+                .add_extension(
+                    x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+                )
+            )
+            self._write(name, built.sign(key, hashes.SHA256()), key)
+        access = self.directory / "access.toml"
+        if not access.exists():
+            access.write_text(ACCESS)
+
+    @property
+    def cluster_id(self) -> str:
+        """The cluster's id, from the nodes' authority.
+
+        Raises:
+            CertificateError: there is no authority.
+        """
+        return _cluster_of(self._certificate("ca").subject)
+
+    def issue(
+        self, kind: IdentityKind, name: str, *, hosts: Sequence[str] = (), days: int = LEAF_DAYS
+    ) -> Path:
+        """Make a key and a certificate, in place of an earlier one; return the certificate's path.
+
+        `hosts`: DNS names and IP addresses at which clients reach a node.
+
+        Raises:
+            CertificateError: a name is malformed, or the authority's key is not here.
+        """
+        if not NAME.fullmatch(name):
+            raise CertificateError(f"name = {name!r}: {NAME_RULE}")
+        if hosts and kind is not IdentityKind.NODE:
+            raise CertificateError("hosts: only the certificates of nodes have them")
+        authority = self._certificate(_AUTHORITY_OF[kind])
+        signer, cluster_id = self._key(_AUTHORITY_OF[kind]), _cluster_of(authority.subject)
+        identity = CallerIdentity(kind, name)
+        key = ec.generate_private_key(ec.SECP256R1())
+        names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(identity.uri(cluster_id))]
+        purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
+        if kind is IdentityKind.NODE:
+            own = (node_host(name, cluster_id), nodes_host(cluster_id))
+            names += [*map(x509.DNSName, own), *map(_host, hosts)]
+            purposes.append(ExtendedKeyUsageOID.SERVER_AUTH)
+        issuer_key_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+        built = (
+            _builder(_named(str(identity), cluster_id), authority.subject, key, days)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(issuer_key_id, critical=False)
+        )
+        made = f"{kind}-{name}"
+        self._write(made, built.sign(signer, hashes.SHA256()), key)
+        return self.path(made)
+
+    def facts(self) -> Iterator[CertificateFacts]:
+        """Yield the facts of each certificate in the directory, by file name.
+
+        Raises:
+            CertificateError: a file is not a certificate.
+        """
+        for path in sorted(self.directory.glob("*.pem")):
+            if not path.name.endswith("-key.pem"):
+                yield facts_of(path)
+
+    # ---- files
+
+    def _certificate(self, name: str) -> x509.Certificate:
+        return _load(self.path(name))
+
+    def _key(self, name: str) -> ec.EllipticCurvePrivateKey:
+        path = self.path(name, key=True)
+        try:
+            key = serialization.load_pem_private_key(path.read_bytes(), None)
+        except OSError as error:
+            raise CertificateError(f"{path}: {error.strerror}") from None
+        except (ValueError, TypeError) as error:
+            raise CertificateError(f"{path}: not a private key: {error}") from None
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise CertificateError(f"{path}: must be a key on an elliptic curve")
+        return key
+
+    def _write(
+        self, name: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey
+    ) -> None:
+        """Replace certificate and key, each atomically. A node that sees a mixed pair waits."""
+        private = key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        _replace(self.path(name, key=True), private, 0o600)
+        _replace(self.path(name), certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+
+
+def facts_of(path: Path) -> CertificateFacts:
+    """Return the facts of a certificate file.
+
+    Raises:
+        CertificateError: it cannot be read, or is not a certificate.
+    """
+    found = _load(path)
+    cluster = _cluster_of(found.subject)
+    subject, hosts = _common_name(found.subject), tuple[str, ...]()
+    with contextlib.suppress(x509.ExtensionNotFound):  # an authority
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        hosts = (
+            *names.get_values_for_type(x509.DNSName),
+            *map(str, names.get_values_for_type(x509.IPAddress)),
+        )
+        try:
+            uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+            subject = str(identity_of(uris, cluster))
+        except UntrustedIdentityError as error:
+            raise CertificateError(f"{path}: {error}") from None
+    return CertificateFacts(
+        path=path,
+        subject=subject,
+        cluster=cluster,
+        hosts=hosts,
+        issuer=_common_name(found.issuer),
+        not_after=found.not_valid_after_utc,
+    )
+
+
+def _load(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as error:
+        raise CertificateError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise CertificateError(f"{path}: not a certificate: {error}") from None
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SKEW)
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
+
+
+def _named(common: str, cluster_id: str) -> x509.Name:
+    """Return a certificate's name. Programs do not read it, except `timerctl certs`."""
+    return x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, cluster_id),
+            x509.NameAttribute(NameOID.COMMON_NAME, common[:64]),
+        ]
+    )
+
+
+def _common_name(name: x509.Name) -> str:
+    return "".join(str(each.value) for each in name.get_attributes_for_oid(NameOID.COMMON_NAME))
+
+
+def _cluster_of(name: x509.Name) -> str:
+    return "".join(
+        str(each.value) for each in name.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
+    )
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _host(text: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(text.strip("[]")))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(text)
+    except ValueError:
+        raise CertificateError(f"host = {text!r}: must be a DNS name or an IP address") from None
+
+
+def _replace(path: Path, data: bytes, mode: int) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with open(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -1,0 +1,128 @@
+"""Certificates: `timerctl certs` makes them, a node checks them before use."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from cluster.security.certificates import CertificateFiles, read_certificate
+from cluster.security.identities import (
+    CallerIdentity,
+    IdentityKind,
+    UntrustedIdentityError,
+    identity_of,
+)
+from deploy.certificate_store import CertificateStore
+from timer.model.timer_errors import ConfigError
+from timerclient.cli import timerctl
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> CertificateStore:
+    made = CertificateStore(tmp_path_factory.mktemp("certs") / "d")
+    made.create("prod")
+    for name in ("n1", "n2"):
+        made.issue(IdentityKind.NODE, name, hosts=["10.0.0.1", "n1.example.com"])
+    made.issue(IdentityKind.CLIENT, "billing")
+    return made
+
+
+def files(store: CertificateStore, name: str = "node-n1") -> CertificateFiles:
+    return CertificateFiles(
+        ca=str(store.path("ca")),
+        client_ca=str(store.path("client-ca")),
+        certificate=str(store.path(name)),
+        key=str(store.path(name, key=True)),
+    )
+
+
+def test_a_node_certificate_fits_its_node_and_says_when_it_expires(
+    store: CertificateStore,
+) -> None:
+    found = read_certificate(files(store), name="n1", cluster_id="prod")
+    assert found.not_after_s["certificate"] < found.not_after_s["ca"]
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster_id", "changes", "why"),
+    [
+        ("n2", "prod", {}, "Hostname mismatch"),
+        ("n1", "test", {}, "Hostname mismatch"),
+        ("n1", "prod", {"key": "node-n2-key.pem"}, "must be of the key"),
+        ("n1", "prod", {"ca": "client-ca.pem"}, "unable to get local issuer"),
+        ("n1", "prod", {"ca": "ca-key.pem"}, "tls.ca"),
+        ("n1", "prod", {"certificate": "access.toml"}, "tls.certificate"),
+        ("n1", "prod", {"certificate": "none.pem"}, "No such file"),
+        (
+            "n1",
+            "prod",
+            {"certificate": "client-billing.pem", "key": "client-billing-key.pem"},
+            "local issuer",
+        ),
+    ],
+)
+def test_files_that_do_not_fit_are_rejected_with_the_setting(
+    store: CertificateStore, name: str, cluster_id: str, changes: dict[str, str], why: str
+) -> None:
+    changed = {each: str(store.directory / file) for each, file in changes.items()}
+    wrong = dataclasses.replace(files(store), **changed)
+    with pytest.raises(ConfigError, match=why) as caught:
+        read_certificate(wrong, name=name, cluster_id=cluster_id)
+    assert caught.value.key.startswith("tls.")
+
+
+def test_an_expired_certificate_and_a_key_for_others_are_rejected(tmp_path: Path) -> None:
+    store = CertificateStore(tmp_path / "d")
+    store.create("prod")
+    store.issue(IdentityKind.NODE, "n1", days=0)  # it expires at once
+    with pytest.raises(ConfigError, match="expired"):
+        read_certificate(files(store), name="n1", cluster_id="prod")
+    store.issue(IdentityKind.NODE, "n1")
+    store.path("node-n1", key=True).chmod(0o644)
+    with pytest.raises(ConfigError, match=r"tls\.key.*others can use the key"):
+        read_certificate(files(store), name="n1", cluster_id="prod")
+
+
+@pytest.mark.parametrize(
+    "uris",
+    [
+        [],
+        ["timer://prod/node/n1", "timer://prod/admin/a"],
+        ["timer://test/node/n1"],
+        ["timer://prod/root/n1"],
+        ["timer://prod/node/"],
+        ["timer://prod/node/n1/x"],
+        ["timer://prodx/node/n1"],
+        ["https://prod/node/n1"],
+    ],
+)
+def test_other_uris_are_no_identity(uris: list[str]) -> None:
+    with pytest.raises(UntrustedIdentityError):
+        identity_of(uris, "prod")
+    wanted = CallerIdentity(IdentityKind.NODE, "n1")
+    assert identity_of(["timer://prod/node/n1"], "prod") == wanted
+
+
+def test_the_command_makes_shows_and_checks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def certs(*words: str) -> int:
+        return timerctl.main(["certs", *words, "--dir", str(tmp_path / "d")])
+
+    assert certs("init", "prod") == 0
+    assert certs("issue", "node", "n1", "--host", "::1") == 0
+    assert certs("issue", "admin", "alice", "--days", "10") == 0
+    assert certs("issue", "client", "b", "--host", "h") == 2
+    capsys.readouterr()
+    assert certs("show", "-o", "json") == 0
+    shown = json.loads(capsys.readouterr().out)["certificates"]
+    assert [each["identity"] for each in shown] == [
+        *("admin/alice", "prod nodes", "prod clients", "node/n1"),
+    ]
+    assert shown[3]["hosts"] == ["n1.nodes.prod.timer", "nodes.prod.timer", "::1"]
+    assert certs("check") == 1
+    assert "admin-alice.pem" in capsys.readouterr().err
+    assert certs("check", "--within", "9") == 0
+    assert certs("init", "prod") == 1
+    assert "already" in capsys.readouterr().err
