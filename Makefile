@@ -41,7 +41,7 @@ GENERATED := build/proto
 LOCK := $(VENV)/uv/bin/uv pip compile --quiet pyproject.toml --universal --python-version 3.11 \
   --generate-hashes --upgrade --no-emit-index-url --no-emit-find-links --no-annotate --no-header
 
-.PHONY: help setup check test test-long demo sim chaos chaos-short audit bench docs proto lock fmt clean java
+.PHONY: help setup check test test-long demo sim chaos chaos-short audit bench docs proto lock dist sbom fmt clean java
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -113,11 +113,25 @@ docs: setup  ## the documentation's site, into build/site
 	NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/mkdocs build
 	@echo "build/site/index.html"
 
-lock: setup  ## resolve both requirements.lock anew from pyproject.toml
+lock: setup  ## resolve the three locks anew from pyproject.toml
 	@[[ -x $(VENV)/uv/bin/uv ]] || { $(BIN)/python -m venv $(VENV)/uv; $(VENV)/uv/bin/pip install --quiet uv; }
 	$(LOCK) --extra server --extra audit --extra dev -o requirements.lock
+	$(LOCK) -c requirements.lock --extra server -o deploy/requirements-server.lock
 	$(LOCK) --extra docs -o docs/site/requirements.lock
 	@touch -r pyproject.toml $(STAMP)  # older than the lock: the next habit installs it
+
+dist: setup  ## wheels and source archives of timer-client and timer-cluster, into dist/, and tried
+	rm -rf dist
+	$(BIN)/python -m tests.distributions build dist
+	$(BIN)/python -m tests.distributions try dist
+
+sbom: setup  ## the software bill of materials of a server, CycloneDX, into build/
+	[[ -x build/venvs/server/bin/timerd ]] || $(MAKE) --no-print-directory dist
+	[[ -x $(VENV)/sbom/bin/cyclonedx-py ]] || { $(BIN)/python -m venv $(VENV)/sbom; \
+	  $(VENV)/sbom/bin/pip install --quiet 'cyclonedx-bom>=7,<8'; }
+	$(VENV)/sbom/bin/cyclonedx-py environment --output-reproducible --output-file build/sbom.json \
+	  build/venvs/server/bin/python
+	@echo build/sbom.json
 
 fmt: setup  ## format, and fix what can be fixed
 	$(BIN)/python -m tests.thread_classes

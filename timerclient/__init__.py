@@ -69,6 +69,9 @@ from timerclient.values.results import (
     TimerState,
 )
 
+__version__ = "0.1.0"
+"""Version of timer-client, and of timer-cluster; pyproject.toml reads it here."""
+
 __all__ = [
     "AckResult",
     "Acking",

@@ -1,18 +1,27 @@
 """The files in deploy/ for hosts and containers agree with the product."""
 
+import importlib.metadata
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 
+import timerclient
 from cluster.rpc.open_files import FILES_MIN
 from cluster.settings.config import NodeConfig
+from tests.distributions import CLIENT, SERVER, project_version, requirements
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 UNIT = DEPLOY / "systemd/timerd.service"
+
+
+def locked(name: str) -> set[str]:
+    """Return the pinned requirements of a lock, with their markers."""
+    return {*re.findall(r"^(\S+==[^\\\n]+?) *\\?$", (ROOT / name).read_text(), re.MULTILINE)}
 
 
 def lasting_exit_codes() -> list[str]:
@@ -43,3 +52,19 @@ def test_unit_is_one_that_systemd_reads(tmp_path: Path) -> None:
         ["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_both_distributions_have_one_version_and_locked_requirements() -> None:
+    assert project_version() == timerclient.__version__ == importlib.metadata.version(SERVER.name)
+    whole, client, server = (
+        tomllib.loads((ROOT / name).read_text())["project"]
+        for name in ("pyproject.toml", CLIENT.project, SERVER.project)
+    )
+    assert whole["scripts"] == client["scripts"] | server["scripts"]
+    assert whole["entry-points"] == server["entry-points"]
+    lock = locked("deploy/requirements-server.lock")
+    assert lock <= locked("requirements.lock")
+    names = {each.partition("==")[0] for each in lock}
+    needed = {re.split(r"[<>=\[]", each)[0] for each in requirements(SERVER)["dependencies"]}
+    assert needed - names == {CLIENT.name}
+    assert {re.split(r"[<>=]", each)[0] for each in requirements(CLIENT)["dependencies"]} <= names

@@ -385,7 +385,7 @@ def test_commands_of_other_packages_are_added_and_broken_ones_say_why(
     assert ctl("halfway")[0] == 8
     code, _, err = ctl("audit", "--any", "thing")
     assert code == 1
-    assert "needs pyspark: pip install '.[audit]' in a clone" in err
+    assert "needs pyspark: pip install 'timer-cluster[audit]'" in err
     assert "nowhere.x, which is not installed" in ctl("lost")[2]
     assert "100% wrong" in ctl("odd")[2]
     code, out, _ = ctl("--help")

@@ -22,6 +22,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 
+from timerclient import __version__
 from timerclient.cli import output
 from timerclient.cli.cli_args import (
     DEFAULT_ENDPOINTS,
@@ -101,7 +102,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"timerctl {version()}")
+    parser.add_argument("--version", action="version", version=f"timerctl {__version__}")
     _add_common(parser, endpoints=os.environ.get(ENDPOINTS_VARIABLE) or DEFAULT_ENDPOINTS)
     common = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     _add_common(common)
@@ -157,14 +158,6 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def version() -> str:
-    """Return the version of the distribution, as installed."""
-    try:
-        return importlib.metadata.version(DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown: not installed as a package"
-
-
 def _add_common(parser: argparse.ArgumentParser, endpoints: str | None = None) -> None:
     absent = argparse.SUPPRESS if endpoints is None else None
     parser.add_argument(
@@ -209,8 +202,8 @@ def why_missing(error: Exception) -> str:
         return f"can't be loaded: {type(error).__name__}: {one_line(error)}"
     extras = _extras_with(error.name.partition(".")[0])
     if extras:
-        wanted = " or ".join(f"pip install '.[{extra}]'" for extra in extras)
-        return f"needs {error.name}: {wanted} in a clone of {DISTRIBUTION}"
+        wanted = " or ".join(f"'{DISTRIBUTION}[{extra}]'" for extra in extras)
+        return f"needs {error.name}: pip install {wanted}; in a clone '.[…]' with the same extra"
     return f"needs the module {error.name}, which is not installed"
 
 
