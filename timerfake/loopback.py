@@ -261,7 +261,13 @@ class Channel(grpc.aio.Channel):
         """Return the method. Its arguments: a request, and optionally `timeout` in seconds."""
         serialize, parse = _serializers(serializers, more)
 
-        async def call(request: Any, *, timeout: float | None = None) -> Any:  # noqa: ASYNC109
+        async def call(
+            request: Any,
+            *,
+            timeout: float | None = None,  # noqa: ASYNC109
+            metadata: object = (),
+        ) -> Any:
+            del metadata
             server = self._server
             server.enter()
             try:
@@ -286,13 +292,14 @@ class Channel(grpc.aio.Channel):
     def stream_stream(self, method: str, *serializers: Any, **more: Any) -> Any:
         """Return the method; each call returns a Stream."""
         serialize, parse = _serializers(serializers, more)
-        return lambda: Stream(self._server, method, serialize, parse)
+        return lambda metadata=(): Stream(self._server, method, serialize, parse)
 
     def unary_stream(self, method: str, *serializers: Any, **more: Any) -> Any:
         """Return the method; each call takes a request and returns a Stream that is only read."""
         serialize, parse = _serializers(serializers, more)
 
-        def call(request: Any) -> Stream:
+        def call(request: Any, *, metadata: object = ()) -> Stream:
+            del metadata
             stream = Stream(self._server, method, serialize, parse)
             stream.begin(request)
             return stream

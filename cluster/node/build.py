@@ -46,6 +46,7 @@ from cluster.rpc.health_service import HealthService
 from cluster.rpc.http import HttpServer
 from cluster.rpc.memory import MemoryGuard
 from cluster.rpc.outboxes import Outboxes
+from cluster.rpc.relay import Relay
 from cluster.settings.config import NodeConfig, parse_address
 from cluster.settings.wall_clock import wall_clock
 from cluster.state.host import Host
@@ -175,7 +176,10 @@ def build(config: NodeConfig, node: NodeCalls, *, raft_lost: bool) -> NodeParts:
     )
     planes = _planes(basis, raft_lost=raft_lost)
     replica, host, control = planes.replica, planes.host, planes.control
-    services, connections, memory = _services(basis, planes)
+    relay = Relay(
+        config.name, planes.view.leader_elsewhere, endpoints.channel, basis.telemetry.relayed.inc
+    )
+    services, connections, memory = _services(basis, planes, relay)
     return NodeParts(
         directory=basis.files.directory,
         engine=basis.files.engine,
@@ -183,7 +187,7 @@ def build(config: NodeConfig, node: NodeCalls, *, raft_lost: bool) -> NodeParts:
         host=host,
         control=control,
         consumers=services.consumers,
-        ports=_ports(basis, planes, services, connections),
+        ports=_ports(basis, planes, services, connections, relay),
         view=planes.view,
         publisher=CheckpointPublisher(
             host,
@@ -349,7 +353,9 @@ def _control_plane(basis: _Basis, replica: Replica, *, raft_lost: bool) -> Contr
     )
 
 
-def _services(basis: _Basis, planes: _Planes) -> tuple[Services, Connections, MemoryGuard]:
+def _services(
+    basis: _Basis, planes: _Planes, relay: Relay
+) -> tuple[Services, Connections, MemoryGuard]:
     """Return the public services, and the limits on the connections that call these."""
     config, telemetry = basis.config, basis.telemetry
     outboxes = Outboxes(config.limits.outbox_bytes_max)
@@ -365,12 +371,15 @@ def _services(basis: _Basis, planes: _Planes) -> tuple[Services, Connections, Me
         admit=memory.admit,
         taken=connections.take,
         on_cancel=telemetry.cancel_seconds.observe,
+        relay=relay,
     )
     services = services_of(planes.host, planes.view, config, outboxes=outboxes, hooks=hooks)
     return services, connections, memory
 
 
-def _ports(basis: _Basis, planes: _Planes, services: Services, connections: Connections) -> Ports:
+def _ports(
+    basis: _Basis, planes: _Planes, services: Services, connections: Connections, relay: Relay
+) -> Ports:
     peers = (*planes.control.handlers(), *planes.replica.handlers())
     health = HealthService(planes.leads)
     server = grpc_server_of(
@@ -381,7 +390,14 @@ def _ports(basis: _Basis, planes: _Planes, services: Services, connections: Conn
         peers=(*map(connections.of_nodes, peers), planes.snapshots.handler()),
     )
     http = HttpServer(basis.config.http, planes.view, basis.telemetry.registry)
-    return Ports(basis.endpoints, basis.channels, http, grpc_server=server, health_service=health)
+    return Ports(
+        basis.endpoints,
+        basis.channels,
+        http,
+        relay=relay,
+        grpc_server=server,
+        health_service=health,
+    )
 
 
 def _snapshot_fetch(basis: _Basis, replica: Replica) -> SnapshotFetch:

@@ -2,7 +2,7 @@
 
     gRPC server   public services, health, reflection; streams and snapshots between the nodes
     HTTP server   metrics, health, JSON
-    channels      to the AdminService of each other node
+    channels      to the AdminService of each other node, and for requests that the leader answers
 
 The Raft links and the replica's streams dial on channels of their own (cluster/rpc/endpoints.py).
 """
@@ -19,6 +19,7 @@ from cluster.rpc.handlers import Registrar
 from cluster.rpc.health_service import ON_ALL, ON_LEADER, HealthService
 from cluster.rpc.http import HttpServer
 from cluster.rpc.open_files import connections_max
+from cluster.rpc.relay import Relay
 from cluster.rpc.request_bounds import COLUMNS_BYTES_MAX
 from cluster.settings.config import LimitsConfig
 from timer.model.timer_errors import ConfigError
@@ -33,12 +34,13 @@ class Ports:
         channels: AdminChannels,
         http: HttpServer,
         *,
+        relay: Relay,
         grpc_server: grpc.aio.Server,
         health_service: HealthService,
     ) -> None:
         """`grpc_server` has its handlers; see `grpc_server_of`."""
         self._endpoints, self._channels = endpoints, channels
-        self._grpc, self._http = grpc_server, http
+        self._grpc, self._http, self._relay = grpc_server, http, relay
         self.health = health_service
 
     async def open(self) -> None:
@@ -61,6 +63,7 @@ class Ports:
     async def close(self) -> None:
         """Close the HTTP port and the channels."""
         await self._http.stop()
+        await self._relay.close()
         await self._channels.close()
 
 

@@ -327,6 +327,9 @@ class Telemetry:
         self.connections_ended = self._counter(
             "connections_ended", "Connections closed because they held too much memory"
         )
+        self.relayed = self._counter(
+            "relayed", "RPCs that this node sent on to the leader for a client"
+        )
         self.outbox_bytes = self._gauge(
             "outbox_bytes", "Bytes of deliveries that consumers have not read yet"
         )

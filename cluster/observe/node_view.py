@@ -88,8 +88,13 @@ class NodeState(TopicView):
 
     def leader_address(self) -> str | None:
         """Return host:port of the leader. None: this node leads, or the leader is unknown."""
+        name = self.leader_elsewhere()
+        return None if name is None else self._config.peers.get(name)
+
+    def leader_elsewhere(self) -> str | None:
+        """Return the leader's name. None: this node leads, or the leader is unknown."""
         name = self._name_of(self._replica.leader_id)
-        return self._config.peers.get(name) if name not in (None, self.name) else None
+        return name if name in self._stubs else None
 
     def _name_of(self, replica_id: ReplicaId | None) -> str | None:
         if replica_id == self._replica.replica_id:

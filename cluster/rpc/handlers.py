@@ -20,6 +20,7 @@ from typing import Any, Final, Generic, NoReturn, TypeVar
 import grpc
 
 from cluster.rpc import grpc_errors
+from cluster.rpc.relay import Relay
 from cluster.rpc.request_bounds import UnreadableRequest, reader_of
 from timer.model.timer_errors import CommitTimeoutError, EngineError
 
@@ -53,6 +54,8 @@ class ServiceHooks:
     """Called with each request, to count its bytes."""
     on_cancel: Callable[[float], None] = lambda seconds: None
     """Called for each answered Cancel, with the seconds that it took."""
+    relay: Relay | None = None
+    """Sends requests to the leader while this node does not lead. None: no request is sent on."""
 
 
 NO_HOOKS: Final = ServiceHooks()
@@ -97,6 +100,10 @@ def answered(
         try:
             service.hooks.taken(request, context)
             service.hooks.admit(name)
+            relay = service.hooks.relay
+            if relay is not None and (leader := relay.target(name, context)) is not None:
+                passed: Any = await relay.answer(leader, name, read(request), context)
+                return passed  # type: ignore[no-any-return]  # encoded; see Registrar
             return await handler(service, read(request), context)
         except EngineError as error:
             why = error
@@ -123,7 +130,15 @@ def streamed(
     ) -> AsyncIterator[_Response]:
         try:
             service.hooks.admit(name)
-            async with aclosing(handler(service, read(request), context)) as responses:
+            relay, answers = service.hooks.relay, None
+            if relay is not None and (leader := relay.target(name, context)) is not None:
+                asked: Any = read(request)
+                if hasattr(asked, "__aiter__"):
+                    asked = RequestStream(asked, context, service.hooks.taken)
+                answers = relay.stream(leader, name, asked, context)
+                del asked
+            own: Any = answers or handler(service, read(request), context)
+            async with aclosing(own) as responses:
                 async for response in responses:
                     yield response
         except EngineError as error:
@@ -195,11 +210,17 @@ class Registrar:
         """Register the methods of a service at the server."""
         read = {
             name: handler._replace(  # type: ignore[attr-defined]  # a named tuple, in truth
-                request_deserializer=reader_of(handler.request_deserializer, self._bytes_max)  # type: ignore[arg-type]
+                request_deserializer=reader_of(handler.request_deserializer, self._bytes_max),  # type: ignore[arg-type]
+                response_serializer=functools.partial(_encoded, handler.response_serializer),  # type: ignore[arg-type]
             )
             for name, handler in handlers.items()
         }
         self._server.add_registered_method_handlers(service, read)
+
+
+def _encoded(encode: Callable[[Any], bytes], response: Any) -> bytes:
+    """Return a response as bytes. The leader's answer to a relayed request is encoded already."""
+    return response if isinstance(response, bytes) else encode(response)
 
 
 async def within(work: Awaitable[Any], context: Context) -> Any:

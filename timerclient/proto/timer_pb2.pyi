@@ -8,6 +8,10 @@ fields: the sizes (packed) and the bytes, one string after the other. Element i 
 belongs to row i.
 
 A failed RPC carries an `Error` (below) in the trailing metadata `timer-error-bin`.
+
+Any node takes any request and sends it on to the leader, except with the metadata `timer-direct`
+(any value): then a node that does not lead answers NOT_LEADER, for clients that go to the leader
+themselves.
 """
 
 from collections import abc as _abc
@@ -40,7 +44,7 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     ALREADY_EXISTS: _Reason.ValueType  # 3
     """ALREADY_EXISTS"""
     NOT_LEADER: _Reason.ValueType  # 4
-    """FAILED_PRECONDITION: send the request to `leader`"""
+    """FAILED_PRECONDITION: with timer-direct, or while no leader is known"""
     NOT_READY: _Reason.ValueType  # 5
     """UNAVAILABLE: no leader, no majority, or the node is starting"""
     OVERLOADED: _Reason.ValueType  # 6
@@ -86,7 +90,7 @@ NOT_FOUND: Reason.ValueType  # 2
 ALREADY_EXISTS: Reason.ValueType  # 3
 """ALREADY_EXISTS"""
 NOT_LEADER: Reason.ValueType  # 4
-"""FAILED_PRECONDITION: send the request to `leader`"""
+"""FAILED_PRECONDITION: with timer-direct, or while no leader is known"""
 NOT_READY: Reason.ValueType  # 5
 """UNAVAILABLE: no leader, no majority, or the node is starting"""
 OVERLOADED: Reason.ValueType  # 6

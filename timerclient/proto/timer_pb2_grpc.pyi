@@ -8,6 +8,10 @@ fields: the sizes (packed) and the bytes, one string after the other. Element i 
 belongs to row i.
 
 A failed RPC carries an `Error` (below) in the trailing metadata `timer-error-bin`.
+
+Any node takes any request and sends it on to the leader, except with the metadata `timer-direct`
+(any value): then a node that does not lead answers NOT_LEADER, for clients that go to the leader
+themselves.
 """
 
 from collections import abc as _abc

@@ -1,0 +1,156 @@
+"""Any node takes any request: followers of a real cluster send on what only the leader can do."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from cluster.rpc.relay import DIRECT, LOOK_UPS, PATHS, SERVED_HERE, Relay
+from tests.cluster.running import RPC_S, Running, until
+from timer.model.timer_errors import LeadershipLostError, NotReadyError
+from timerclient.proto import timer_pb2 as pb
+from timerclient.values.errors import TRAILER
+
+NOW = 1  # a due time that has passed
+
+
+def one_timer(topic: str, payload: bytes = b"x") -> pb.ScheduleRequest:
+    timers = pb.TimerColumns(
+        topic=topic, due_ms=[NOW], payload_sizes=[len(payload)], payloads=payload
+    )
+    return pb.ScheduleRequest(timers=[timers])
+
+
+def reason(failed: Any) -> str:
+    trailer = dict(failed.trailing_metadata())[TRAILER]
+    return pb.Reason.Name(pb.Error.FromString(trailer).reason)
+
+
+def test_each_method_has_its_place() -> None:
+    assert set(PATHS) >= SERVED_HERE | LOOK_UPS
+    assert not SERVED_HERE & LOOK_UPS
+
+
+def test_a_follower_sends_requests_on(cluster: Running, topic: str) -> None:
+    follower = cluster.followers()[0]
+    timers, consuming = cluster.timers(follower), cluster.consuming(follower)
+    before = cluster.metric(follower, "timer_relayed_total")
+    answer = timers.Schedule(one_timer(topic, b"paid"), timeout=RPC_S)
+    assert len(answer.timer_ids) == 15
+    assert cluster.admin(follower).ListTopics(pb.ListTopicsRequest(topic=topic)).count == 1
+
+    asked = pb.ReceiveRequest(topic=topic, group="g", wait_ms=1_000)
+
+    def receive() -> pb.Deliveries | None:
+        taken = consuming.Receive(asked, timeout=RPC_S)
+        return taken if taken.queue_offsets else None
+
+    received = until(receive)
+    assert received.payloads == b"paid"
+    ack = pb.AckRequest(
+        topic=topic,
+        group="g",
+        epoch=received.epoch,
+        lease_id=received.lease_id,
+        offsets=received.queue_offsets,
+    )
+    assert list(consuming.Ack(ack, timeout=RPC_S).results) == [pb.ACKED]
+    assert cluster.metric(follower, "timer_relayed_total") >= before + 4
+
+
+def test_streams_pass_a_follower(cluster: Running, topic: str) -> None:
+    follower = cluster.followers()[0]
+    requests = [one_timer(topic, b"%d" % n) for n in range(5)]
+    for number, request in enumerate(requests, 1):
+        request.request_no = number
+    answers = [*cluster.timers(follower).ScheduleStream(iter(requests), timeout=RPC_S)]
+    assert [each.request_no for each in answers] == [1, 2, 3, 4, 5]
+
+    opening = pb.OpenConsumer(topic=topic, group="g", credit=10)
+    over = threading.Event()
+
+    def told() -> Iterator[pb.ConsumeRequest]:
+        yield pb.ConsumeRequest(open=opening)
+        over.wait(RPC_S)
+
+    payloads, stream = b"", cluster.consuming(follower).Consume(told(), timeout=RPC_S)
+    for response in stream:
+        payloads += response.deliveries.payloads
+        if len(payloads) == len(requests):
+            break
+    over.set()
+    stream.cancel()
+    assert payloads == b"01234"
+
+
+def test_refusals_are_the_leaders(cluster: Running) -> None:
+    follower = cluster.followers()[0]
+    empty = pb.ScheduleRequest(timers=[pb.TimerColumns(topic="t", payload_sizes=[0])])
+    refused = []
+    for node in (follower, cluster.wait_for_leader()):
+        with pytest.raises(grpc.RpcError) as failed:
+            cluster.timers(node).Schedule(empty, timeout=RPC_S)
+        error: Any = failed.value
+        refused.append((error.code(), error.details(), reason(error)))
+    assert refused[0] == refused[1]
+    assert refused[0][2] == "INVALID_REQUEST"
+
+
+def test_a_direct_request_is_not_sent_on(cluster: Running, topic: str) -> None:
+    with pytest.raises(grpc.RpcError) as failed:
+        cluster.timers(cluster.followers()[0]).Schedule(
+            one_timer(topic), timeout=RPC_S, metadata=((DIRECT, "test"),)
+        )
+    assert reason(failed.value) == "NOT_LEADER"
+
+
+class FakeContext:
+    """A context of an RPC without metadata and without a deadline."""
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
+    def time_remaining(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("method", "error"), [("GetTimer", NotReadyError), ("Cancel", LeadershipLostError)]
+)
+async def test_a_dead_leader_leaves_changes_in_doubt(method: str, error: type[Exception]) -> None:
+    relay = Relay("n1", lambda: "n2", lambda _: grpc.aio.insecure_channel("127.0.0.1:1"))
+    context: Any = FakeContext()
+    try:
+        assert relay.target(method, context) == "n2"
+        with pytest.raises(error, match="the leader n2 did not answer"):
+            await relay.answer("n2", method, pb.CancelRequest(), context)
+    finally:
+        await relay.close()
+
+
+async def test_two_nodes_that_name_each_other_end_at_the_second() -> None:
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+
+    async def get_timer(request: bytes, context: Any) -> bytes:
+        del request
+        second = Relay("n2", lambda: "n1", lambda _: pytest.fail("sent on twice"))
+        assert second.target("GetTimer", context) is None
+        trailer = pb.Error(reason=pb.NOT_LEADER).SerializeToString()
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "", ((TRAILER, trailer),))
+        return b""
+
+    method: Any = grpc.unary_unary_rpc_method_handler(get_timer)
+    handler = grpc.method_handlers_generic_handler("timer.v1.TimerService", {"GetTimer": method})
+    server.add_generic_rpc_handlers((handler,))
+    await server.start()
+    relay = Relay("n1", lambda: "n2", lambda _: grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
+    context: Any = FakeContext()
+    try:
+        with pytest.raises(NotReadyError, match="moving to another node"):
+            await relay.answer("n2", "GetTimer", pb.GetTimerRequest(), context)
+    finally:
+        await relay.close()
+        await server.stop(None)
