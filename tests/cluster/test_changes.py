@@ -33,6 +33,7 @@ from timerclient import (
     TimerState,
 )
 from timerclient.proto import timer_pb2 as pb
+from timerclient.streams.nodes import DIRECT
 
 pytestmark = pytest.mark.slow
 
@@ -210,6 +211,8 @@ def test_change_says_which_field_breaks_which_limit(cluster: Running, client: Ti
     follower = cluster.timers(cluster.followers()[0])
     with pytest.raises(grpc.RpcError) as refused:
         follower.ListTimers(
-            pb.ListTimersRequest(filter=pb.TimerFilter(topic="limits")), timeout=RPC_S
+            pb.ListTimersRequest(filter=pb.TimerFilter(topic="limits")),
+            timeout=RPC_S,
+            metadata=DIRECT,
         )
     assert error_of(refused.value).reason == pb.NOT_LEADER

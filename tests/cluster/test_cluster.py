@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import grpc
 import pytest
@@ -30,6 +30,7 @@ from tests.cluster.running import (
 )
 from timerclient import CancelResult, InvalidRequest, Timer, TimerClient
 from timerclient.proto import timer_pb2 as pb
+from timerclient.streams.nodes import DIRECT
 from timerclient.values.errors import NotFound
 
 pytestmark = pytest.mark.slow
@@ -327,16 +328,26 @@ def test_the_client_refuses_a_naive_time_and_what_is_no_payload(client: TimerCli
             client.schedule("t", payload, delay=60)  # type: ignore[arg-type]
 
 
-def test_what_a_follower_is_asked_says_where_the_leader_is(cluster: Running) -> None:
+DIRECTLY: Final[dict[str, Any]] = {"timeout": RPC_S, "metadata": DIRECT}
+"""Keywords of a call that is not sent on."""
+
+
+def test_direct_requests_to_a_follower_get_the_leaders_address(cluster: Running) -> None:
     leader, (follower, _) = cluster.wait_for_leader(), cluster.followers()
     timers, consuming = cluster.timers(follower), cluster.consuming(follower)
     opening = pb.ConsumeRequest(open=pb.OpenConsumer(topic="t", group="g"))
     for call in (
-        lambda: timers.Schedule(schedule(columns("t", [b""])), timeout=RPC_S),
-        lambda: timers.Cancel(pb.CancelRequest(timer_ids=bytes(15)), timeout=RPC_S),
-        lambda: timers.RegisterProducer(pb.RegisterProducerRequest(token=b"t"), timeout=RPC_S),
-        lambda: [*consuming.Consume(iter([opening]), timeout=RPC_S)],
-        lambda: cluster.admin(follower).ListTopics(pb.ListTopicsRequest(), timeout=RPC_S),
+        lambda: timers.Schedule(schedule(columns("t", [b""])), **DIRECTLY),
+        lambda: timers.Cancel(
+            pb.CancelRequest(timer_ids=bytes(15)), timeout=RPC_S, metadata=DIRECT
+        ),
+        lambda: timers.RegisterProducer(
+            pb.RegisterProducerRequest(token=b"t"), timeout=RPC_S, metadata=DIRECT
+        ),
+        lambda: [*consuming.Consume(iter([opening]), **DIRECTLY)],
+        lambda: cluster.admin(follower).ListTopics(
+            pb.ListTopicsRequest(), timeout=RPC_S, metadata=DIRECT
+        ),
     ):
         with pytest.raises(grpc.RpcError) as failed:
             call()
@@ -346,7 +357,7 @@ def test_what_a_follower_is_asked_says_where_the_leader_is(cluster: Running) -> 
         assert error.outcome_known
         assert error.retryable
     (answer,) = timers.ScheduleStream(
-        iter([schedule(columns("t", [b""]), request_no=9)]), timeout=10
+        iter([schedule(columns("t", [b""]), request_no=9)]), timeout=10, metadata=DIRECT
     )
     assert (answer.request_no, answer.error.leader) == (9, cluster.node(leader).grpc)
 
