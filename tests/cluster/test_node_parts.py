@@ -122,8 +122,14 @@ def ports_of(events: list[str], *, taken: bool = False) -> Ports:
     grpc_port: Any = Door("grpc", events)
     http: Any = Door("http", events, taken=taken)
     channels: Any = Door("channels", events)
+    relay: Any = Door("relay", events)
     return Ports(
-        grpc_port, channels, http, grpc_server=grpc_port, health_service=HealthService(bool)
+        grpc_port,
+        channels,
+        http,
+        relay=relay,
+        grpc_server=grpc_port,
+        health_service=HealthService(bool),
     )
 
 
@@ -141,7 +147,8 @@ async def test_http_port_and_channels_close_after_the_grpc_port() -> None:
     await ports.close_grpc(0.0)
     await ports.close()
     assert events == [
-        *("grpc opens", "http opens", "grpc closes", "http closes", "channels closes")
+        *("grpc opens", "http opens", "grpc closes", "http closes"),
+        *("relay closes", "channels closes"),
     ]
 
 
