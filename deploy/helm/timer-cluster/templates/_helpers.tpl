@@ -1,0 +1,51 @@
+{{/* Labels by which services, policies and the StatefulSet select the nodes. */}}
+{{- define "timerd.selector" -}}
+app.kubernetes.io/name: timer-cluster
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "timerd.labels" -}}
+{{ include "timerd.selector" . }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+
+{{- define "timerd.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{/* name=address of every node, as TIMERD_PEERS has it. */}}
+{{- define "timerd.peers" -}}
+{{- $release := .Release.Name -}}
+{{- range $i := until (int .Values.replicas) -}}
+{{- if $i }},{{ end }}{{ $release }}-{{ $i }}={{ $release }}-{{ $i }}.{{ $release }}-nodes.$(NAMESPACE).svc:7401
+{{- end -}}
+{{- end }}
+
+{{- define "timerd.founders" -}}
+{{- $release := .Release.Name -}}
+{{- range $i := until (int .Values.founders) -}}
+{{- if $i }},{{ end }}{{ $release }}-{{ $i }}
+{{- end -}}
+{{- end }}
+
+{{- define "timerd.env" -}}
+- name: TIMERD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: NAMESPACE
+  valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
+- {name: TIMERD_CLUSTER_ID, value: {{ .Values.clusterId | default .Release.Name | quote }}}
+- {name: TIMERD_DATA, value: /var/lib/timerd/data}
+- {name: TIMERD_GRPC, value: "0.0.0.0:7401"}
+- {name: TIMERD_HTTP, value: "0.0.0.0:7411"}
+- name: TIMERD_PEERS
+  value: {{ include "timerd.peers" . | quote }}
+- name: FOUNDERS
+  value: {{ include "timerd.founders" . | quote }}
+{{- end }}
+
+{{- define "timerd.confined" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end }}

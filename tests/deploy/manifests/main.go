@@ -1,0 +1,81 @@
+// manifests checks Kubernetes manifests without a cluster: each document of standard input must
+// decode strictly into the type of its kind, so unknown fields and wrong types are errors. It prints
+// the documents as a JSON array. Kinds of operators (CRDs) are printed as they are.
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/yaml"
+)
+
+var types = map[string]func() any{
+	"v1 ConfigMap":                       func() any { return new(corev1.ConfigMap) },
+	"v1 Pod":                             func() any { return new(corev1.Pod) },
+	"v1 Service":                         func() any { return new(corev1.Service) },
+	"apps/v1 StatefulSet":                func() any { return new(appsv1.StatefulSet) },
+	"policy/v1 PodDisruptionBudget":      func() any { return new(policyv1.PodDisruptionBudget) },
+	"networking.k8s.io/v1 NetworkPolicy": func() any { return new(networkingv1.NetworkPolicy) },
+	"monitoring.coreos.com/v1 ServiceMonitor": func() any {
+		return new(map[string]any)
+	},
+}
+
+func main() {
+	if err := run(os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "manifests:", err)
+		os.Exit(1)
+	}
+}
+
+func run(in io.Reader, out io.Writer) error {
+	found := []any{}
+	reader := utilyaml.NewYAMLReader(bufio.NewReader(in))
+	for {
+		document, err := reader.Read()
+		if errors.Is(err, io.EOF) {
+			return json.NewEncoder(out).Encode(found)
+		}
+		if err != nil {
+			return err
+		}
+		object, err := decode(document)
+		if err != nil {
+			return fmt.Errorf("document %d: %w", len(found)+1, err)
+		}
+		if object != nil {
+			found = append(found, object)
+		}
+	}
+}
+
+// decode returns nil for a document without content.
+func decode(document []byte) (any, error) {
+	var head struct{ APIVersion, Kind string }
+	if err := yaml.Unmarshal(document, &head); err != nil {
+		return nil, err
+	}
+	if head.Kind == "" && head.APIVersion == "" {
+		return nil, nil
+	}
+	kind := head.APIVersion + " " + head.Kind
+	newObject, known := types[kind]
+	if !known {
+		return nil, fmt.Errorf("unknown kind %q", kind)
+	}
+	object := newObject()
+	if err := yaml.UnmarshalStrict(document, object); err != nil {
+		return nil, fmt.Errorf("%s: %w", kind, err)
+	}
+	return object, nil
+}

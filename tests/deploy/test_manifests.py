@@ -1,0 +1,125 @@
+"""Kubernetes: the kustomization and the Helm chart are valid, equal, and right for `timerd`.
+
+`make deploy-check` installs the tools that render and check them. Without the tools, these tests
+are skipped.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from cluster.settings.config import NodeConfig, build_config, from_env, parse_address
+from tests.distributions import project_version
+
+ROOT: Final = Path(__file__).parents[2]
+CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+TOOLS: Final = CACHE / "timer-cluster/tools/bin"
+BASE: Final = ROOT / "deploy/kubernetes/base"
+CHART: Final = ROOT / "deploy/helm/timer-cluster"
+HELM: Final = ("template", "timerd", str(CHART), "--namespace=timers", "--kube-version=1.31.0")
+
+
+def call(tool: str, *words: str, stdin: str = "") -> str:
+    """Run a tool of `make deploy-check`; skip the test without it, except in that target."""
+    path = shutil.which(tool, path=f"{TOOLS}:{os.environ['PATH']}")
+    if path is None:
+        assert "DEPLOY_CHECK" not in os.environ, f"no {tool}"
+        pytest.skip(f"no {tool}: make deploy-check installs it")
+    done = subprocess.run([path, *words], input=stdin, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@cache
+def chart(*words: str) -> dict[str, Any]:
+    return objects(call("helm", *HELM, *words))
+
+
+def objects(manifests: str) -> dict[str, Any]:
+    """Return the objects by kind and name; each has only fields of its kind."""
+    found = json.loads(call("manifests", stdin=manifests))
+    return {f"{each['kind']} {each['metadata']['name']}": each for each in found}
+
+
+def comparable(rendered: dict[str, Any]) -> Any:
+    """Return the objects without Helm's labels, the marks that restart nodes, and namespaces."""
+    text = re.sub(r"(timerd-config)-\w+", r"\1", json.dumps(rendered))
+    found = json.loads(text)
+    for each in found.values():
+        each["metadata"].pop("namespace", None)
+        for label in ("app.kubernetes.io/managed-by", "helm.sh/chart"):
+            each["metadata"]["labels"].pop(label, None)
+        if each["kind"] == "StatefulSet":
+            each["spec"]["template"]["metadata"].pop("annotations", None)
+    return found
+
+
+def node_config(workload: Any, config: Any, pod: str) -> NodeConfig:
+    """Return the settings of a pod, by the product's own parser."""
+    [container] = workload["spec"]["template"]["spec"]["containers"]
+    fields = {"metadata.name": pod, "metadata.namespace": "timers"}
+    env = {
+        each["name"]: each.get("value") or fields[each["valueFrom"]["fieldRef"]["fieldPath"]]
+        for each in container["env"]
+    }
+    env = {name: value.replace("$(NAMESPACE)", env["NAMESPACE"]) for name, value in env.items()}
+    assert env["FOUNDERS"] == "timerd-0,timerd-1,timerd-2"
+    return build_config(tomllib.loads(config["data"]["timerd.toml"]), from_env(env))
+
+
+def test_kustomization_and_chart_are_the_same() -> None:
+    monitored = call("kustomize", "build", str(ROOT / "deploy/kubernetes/monitored"))
+    charted = chart("--no-hooks", "--set=serviceMonitor.enabled=true")
+    assert comparable(charted) == comparable(objects(monitored))
+
+
+def test_pods_of_the_chart_have_settings_that_timerd_takes() -> None:
+    rendered = chart("--no-hooks", "--set=serviceMonitor.enabled=true")
+    workload, config = rendered["StatefulSet timerd"], rendered["ConfigMap timerd-config"]
+    pod = workload["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    for name in ("timerd-0", "timerd-1", "timerd-2"):
+        settings = node_config(workload, config, name)
+        assert settings.name == name
+        assert settings.peers[name] == f"{name}.timerd-nodes.timers.svc:{ports['grpc']}"
+        assert parse_address("grpc", settings.grpc).port == ports["grpc"]
+        assert parse_address("http", settings.http).port == ports["http"]
+        stop_s = pod["terminationGracePeriodSeconds"]
+        assert stop_s * 1_000 >= 2 * settings.timing.drain_timeout_ms
+        mounts = [each["mountPath"] for each in container["volumeMounts"]]
+        assert any(settings.data.is_relative_to(mount) for mount in mounts)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ("replicas=5", "antiAffinity=soft", "storage.className=fast", "clusterId=prod"),
+        ("networkPolicy.enabled=false", "image.pullPolicy=Always", "image.pullSecrets[0]=hub"),
+        ("nodeSelector.disk=ssd", "tolerations[0].key=timers", "priorityClassName=high"),
+    ],
+)
+def test_chart_is_valid_with_other_values(values: tuple[str, ...]) -> None:
+    rendered = chart(*(f"--set={each}" for each in values))
+    assert "StatefulSet timerd" in rendered
+
+
+def test_chart_is_clean() -> None:
+    call("helm", "lint", "--strict", str(CHART))
+
+
+def test_manifests_are_of_this_version() -> None:
+    version = project_version()
+    pages = [*BASE.glob("*.yaml"), ROOT / "deploy/container/compose.yaml"]
+    images = re.findall(r"image: timer-cluster:(\S+)", "".join(each.read_text() for each in pages))
+    assert images == [version] * 3
+    text = (CHART / "Chart.yaml").read_text()
+    assert re.findall(r"(?:^version|^appVersion): (\S+)", text, re.MULTILINE) == [version] * 2
