@@ -32,6 +32,7 @@ from timerclient.cli.cli_args import (
     UsageError,
     duration,
 )
+from timerclient.cli.cli_check import CheckCommands
 from timerclient.cli.cli_errors import (
     EXIT_CODES,
     FAILED,
@@ -127,6 +128,8 @@ def make_parser() -> argparse.ArgumentParser:
     nodes, messages = made(NodeCommands), made(MessageCommands)
     add("status", "show the nodes, the leader and the counters", nodes.status)
     add("checkpoint", "show each node's checkpoint and the shared checkpoint", nodes.checkpoint)
+    checks = made(CheckCommands)
+    checks.register(add("check", "judge the cluster, for monitoring systems", checks.check))
     made(TopicCommands).register(
         add("topics", "show the topics; create, pause, resume or delete one"), common
     )

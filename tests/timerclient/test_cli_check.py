@@ -1,0 +1,137 @@
+"""`timerctl check`: levels, exit codes and forms of the verdict."""
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.timerclient.conftest import Ctl
+from timerclient.cli.cli_check import (
+    Finding,
+    Level,
+    findings_of_nodes,
+    findings_of_topic,
+    worst,
+)
+from timerclient.proto import timer_pb2 as pb
+
+Change = Callable[[list[pb.NodeStatus], list[pb.NodeCheckpoint]], Any]
+
+
+def cluster() -> tuple[list[pb.NodeStatus], list[pb.NodeCheckpoint]]:
+    """Three healthy nodes; n1 leads epoch 4."""
+    nodes = [
+        pb.NodeStatus(
+            name=name,
+            reachable=True,
+            role="leader" if name == "n1" else "follower",
+            serving=name == "n1",
+            epoch=4,
+            disk_free_bytes=10 << 30,
+            disk_reserve_bytes=1 << 30,
+        )
+        for name in ("n1", "n2", "n3")
+    ]
+    checkpoints = [
+        pb.NodeCheckpoint(node=each.name, reachable=True, digest="aa", checkpoint_index=7)
+        for each in nodes
+    ]
+    return nodes, checkpoints
+
+
+def judged(change: Change) -> list[Finding]:
+    nodes, checkpoints = cluster()
+    change(nodes, checkpoints)
+    status = pb.GetStatusResponse(cluster_id="c", epoch=4, leader="n1", nodes=nodes)
+    checkpoint = pb.GetCheckpointResponse(nodes=checkpoints)
+    return [*findings_of_nodes(status, checkpoint, 100)]
+
+
+def test_a_healthy_cluster_is_ok() -> None:
+    findings = judged(lambda *_: None)
+    assert worst(findings) is Level.OK
+    assert {each.check for each in findings} == {"leader", "nodes", "disk", "behind", "state"}
+
+
+@pytest.mark.parametrize(
+    ("change", "level", "check", "text"),
+    [
+        (lambda n, _: setattr(n[0], "serving", False), 2, "leader", "does not serve yet"),
+        (
+            lambda n, _: setattr(n[2], "reachable", False),
+            1,
+            "nodes",
+            "no answer: n3",
+        ),
+        (
+            lambda n, _: [each.ClearField("reachable") for each in n[1:]],
+            2,
+            "nodes",
+            "1 of 3 answer; no answer: n2, n3",
+        ),
+        (lambda n, _: setattr(n[1], "disk_low", True), 2, "disk", "reserve 1024 MiB"),
+        (lambda n, _: setattr(n[1], "disk_free_bytes", 2 << 30), 0, "disk", "2048 MiB free"),
+        (lambda n, _: setattr(n[1], "disk_free_bytes", (2 << 30) - 1), 1, "disk", "2047 MiB"),
+        (lambda n, _: setattr(n[1], "damage", "a.arrow"), 2, "files", "damaged: a.arrow"),
+        (lambda n, _: setattr(n[1], "unsure", True), 1, "files", "does not vote"),
+        (lambda _, c: setattr(c[1], "lag_entries", 101), 1, "behind", "101 entries behind"),
+        (lambda _, c: setattr(c[1], "digest", "bb"), 2, "state", "at the checkpoint 7"),
+    ],
+)
+def test_each_trouble_has_its_level(change: Change, level: int, check: str, text: str) -> None:
+    findings = judged(change)
+    assert any(each.check == check and text in each.text for each in findings), findings
+    assert worst(findings) == level
+
+
+def test_nodes_at_different_checkpoints_are_not_compared() -> None:
+    def behind(_: list[pb.NodeStatus], checkpoints: list[pb.NodeCheckpoint]) -> None:
+        checkpoints[1].digest, checkpoints[1].checkpoint_index = "bb", 6
+
+    assert worst(judged(behind)) is Level.OK
+
+
+def test_lag_of_a_topic_and_of_its_groups() -> None:
+    group = pb.GroupStatus(name="g", unacked_lag_ms=10_000)
+    topic = pb.TopicStatus(name="t", lag_ms=60_000, groups=[group])
+    limits = timedelta(seconds=10), timedelta(minutes=1)
+    overdue, unacked = findings_of_topic(topic, *limits)
+    assert (overdue.level, overdue.value) == (Level.CRITICAL, 60.0)
+    assert (unacked.level, unacked.of) == (Level.WARNING, "t/g")
+    topic.paused, topic.groups[0].unacked_lag_ms = True, 0
+    assert [each.level for each in findings_of_topic(topic, *limits)] == [
+        Level.OK,
+        Level.OK,
+    ]
+
+
+def test_an_unknown_outweighs_a_warning_and_not_an_outage() -> None:
+    def at(*levels: Level) -> Level:
+        return worst(Finding("c", "", level, "") for level in levels)
+
+    assert at(Level.WARNING, Level.UNKNOWN) is Level.UNKNOWN
+    assert at(Level.CRITICAL, Level.UNKNOWN) is Level.CRITICAL
+    assert at() is Level.UNKNOWN
+
+
+def test_forms_of_a_verdict(ctl: Ctl) -> None:
+    ctl("schedule", "orders", "x", "--delay", "1h")
+    code, out, err = ctl("check", "--topic", "orders", "--topic", "absent", "--format", "nagios")
+    assert (code, err) == (3, "")
+    assert out.startswith("TIMER UNKNOWN: overdue absent: there is no such topic | ")
+    assert out.count("\n") == 1
+    code, out, _ = ctl("check", "--topic", "orders", "--format", "prometheus")
+    assert code == 0
+    assert 'timer_check_level{check="leader",of=""} 0\n' in out
+    assert 'timer_check_value{check="overdue",of="orders"} 0\n' in out
+    code, out, _ = ctl("check", "-o", "json")
+    assert json.loads(out)["level"] == "OK"
+    assert ctl("check")[1].splitlines()[0].split() == ["LEVEL", "CHECK", "OF", "RESULT"]
+
+
+def test_a_cluster_without_an_answer_is_critical(ctl: Ctl) -> None:
+    code, out, _ = ctl("check", "--endpoints", "127.0.0.1:1", "--timeout", "200ms")
+    assert code == 2
+    assert "CRITICAL" in out

@@ -1,0 +1,250 @@
+"""`timerctl check`: one verdict on the cluster, for monitoring systems and for people.
+
+    status, checkpoints, topics --findings_of--> findings --> text, Nagios, Prometheus, JSON
+
+    check [--topic TOPIC]... [--lag-warning DURATION] [--lag-critical DURATION]
+          [--behind ENTRIES] [--format text|nagios|prometheus]
+
+The exit code is that of a Nagios plug-in: 0 ok, 1 warning, 2 critical, 3 unknown. A wrong command
+line exits with 2, as in every command of timerctl.
+"""
+
+import argparse
+import dataclasses
+import enum
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+from timerclient.cli import output
+from timerclient.cli.cli_args import Commands, duration, duration_text
+from timerclient.cli.cli_nodes import trouble_of_leader
+from timerclient.proto import timer_pb2 as pb
+from timerclient.values.errors import NotFound, TimerError, Unavailable
+
+EXIT_CODES_OF_CHECK: Final = """\
+exit codes, as of a Nagios plug-in:
+  0  ok
+  1  warning: the cluster serves, and the loss of one more node or disk may end that
+  2  critical: the cluster, or a topic, does not do its work
+  3  unknown: the check itself failed
+"""
+BEHIND: Final = 10_000
+"""Log entries that a node may be behind, by default."""
+RESERVES: Final = 2
+"""Free space below so many reserves is a warning."""
+
+
+class Level(enum.IntEnum):
+    """The verdict of one finding, and of the check. Its value is the exit code."""
+
+    OK = 0
+    WARNING = 1
+    CRITICAL = 2
+    UNKNOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    check: str
+    """leader, nodes, behind, state, disk, files, overdue or unacked."""
+    of: str
+    """The node, topic or topic/group; empty: the cluster."""
+    level: Level
+    text: str
+    value: float | None = None
+    """The measured figure: nodes, entries, bytes or seconds. None: there is no figure."""
+
+
+def worst(findings: Iterable[Finding]) -> Level:
+    """Return the level of a check: CRITICAL, else UNKNOWN, else WARNING, else OK."""
+    order = (Level.OK, Level.WARNING, Level.UNKNOWN, Level.CRITICAL)
+    return max((each.level for each in findings), key=order.index, default=Level.UNKNOWN)
+
+
+def findings_of_nodes(
+    status: pb.GetStatusResponse, checkpoint: pb.GetCheckpointResponse, behind_max: int
+) -> Iterator[Finding]:
+    """Yield what a status and the checkpoints show. `behind_max`: log entries."""
+    trouble = trouble_of_leader(status)
+    leads = trouble or f"{status.leader} leads epoch {status.epoch}"
+    yield Finding("leader", "", Level.CRITICAL if trouble else Level.OK, leads)
+    there = [node for node in status.nodes if node.reachable]
+    absent = [node.name for node in status.nodes if not node.reachable]
+    majority = len(status.nodes) // 2 + 1
+    level = Level.WARNING if absent else Level.OK
+    yield Finding(
+        "nodes",
+        "",
+        level if len(there) >= majority else Level.CRITICAL,
+        f"{len(there)} of {len(status.nodes)} answer"
+        + (f"; no answer: {', '.join(absent)}" if absent else ""),
+        len(there),
+    )
+    for node in there:
+        yield _of_disk(node)
+        if node.damage:
+            yield Finding("files", node.name, Level.CRITICAL, f"damaged: {node.damage}")
+        elif node.unsure:
+            text = "may have forgotten what it promised, and does not vote"
+            yield Finding("files", node.name, Level.WARNING, text)
+    for at in checkpoint.nodes:
+        if at.reachable:
+            level = Level.WARNING if at.lag_entries > behind_max else Level.OK
+            text = f"{at.lag_entries} entries behind"
+            yield Finding("behind", at.node, level, text, at.lag_entries)
+    yield _of_state(checkpoint.nodes)
+
+
+def _of_disk(node: pb.NodeStatus) -> Finding:
+    free, reserve = node.disk_free_bytes, node.disk_reserve_bytes
+    level = Level.WARNING if free < RESERVES * reserve else Level.OK
+    text = f"{free >> 20} MiB free, reserve {reserve >> 20} MiB"
+    return Finding("disk", node.name, Level.CRITICAL if node.disk_low else level, text, free)
+
+
+def _of_state(nodes: Sequence[pb.NodeCheckpoint]) -> Finding:
+    """Compare the digests of nodes that are at the same checkpoint."""
+    digests: dict[int, set[str]] = {}
+    for node in nodes:
+        if node.reachable and node.digest:
+            digests.setdefault(node.checkpoint_index, set()).add(node.digest)
+    split = [index for index, found in digests.items() if len(found) > 1]
+    if split:
+        text = f"nodes differ in their state at the checkpoint {split[0]}"
+        return Finding("state", "", Level.CRITICAL, text)
+    return Finding("state", "", Level.OK, "nodes at the same checkpoint have the same state")
+
+
+def findings_of_topic(
+    topic: pb.TopicStatus, warning: timedelta, critical: timedelta
+) -> Iterator[Finding]:
+    """Yield a topic's overdue timers, and its groups' oldest unacked messages."""
+
+    def late(check: str, of: str, ms: int, what: str) -> Finding:
+        age = timedelta(milliseconds=ms)
+        level = Level.CRITICAL if age >= critical else Level.WARNING
+        text = f"the oldest {what} is {duration_text(age)} old" if ms else f"no {what}"
+        level = level if age >= warning else Level.OK
+        return Finding(check, of, level, text, ms / 1000)
+
+    if topic.paused:
+        yield Finding("overdue", topic.name, Level.OK, "paused: nothing fires")
+    else:
+        yield late("overdue", topic.name, topic.lag_ms, "overdue timer")
+    for group in topic.groups:
+        of = f"{topic.name}/{group.name}"
+        yield late("unacked", of, group.unacked_lag_ms, "unacked message")
+
+
+class CheckCommands(Commands):
+    """The command `check`."""
+
+    def register(self, check: argparse.ArgumentParser) -> None:
+        """Add the arguments to the parser of `check`."""
+        check.epilog = EXIT_CODES_OF_CHECK
+        check.add_argument(
+            "--topic",
+            metavar="TOPIC",
+            action="append",
+            default=[],
+            help="check its overdue timers and its groups' unacked messages, too; may be repeated",
+        )
+        for word, at in (("warning", timedelta(seconds=10)), ("critical", timedelta(minutes=1))):
+            check.add_argument(
+                f"--lag-{word}",
+                metavar="DURATION",
+                type=duration,
+                default=at,
+                help=f"age of a topic's oldest overdue timer or unacked message for {word}; "
+                f"default: {duration_text(at)}",
+            )
+        check.add_argument(
+            "--behind",
+            metavar="ENTRIES",
+            type=int,
+            default=BEHIND,
+            help=f"log entries that a node may be behind; default: {BEHIND}",
+        )
+        check.add_argument(
+            "--format",
+            choices=("text", "nagios", "prometheus"),
+            default="text",
+            help="nagios: one line; prometheus: for a node exporter's textfile; default: text",
+        )
+
+    def check(self, args: argparse.Namespace) -> int:
+        """Judge the cluster; see the module."""
+        findings = [*self._findings(args)]
+        level = worst(findings)
+        text = {"text": _text, "nagios": _nagios, "prometheus": _prometheus}[args.format]
+        document: dict[str, Any] = {
+            "level": level.name,
+            "findings": [
+                {**dataclasses.asdict(each), "of": each.of or None, "level": each.level.name}
+                for each in findings
+            ],
+        }
+        self._put(args, document, text(findings))
+        return int(level)
+
+    def _findings(self, args: argparse.Namespace) -> Iterator[Finding]:
+        try:
+            with self._connect(args) as client:
+                yield from findings_of_nodes(client.status(), client.checkpoint(), args.behind)
+                for name in args.topic:
+                    try:
+                        topic = client.describe_topic(name)
+                    except NotFound:
+                        yield Finding("overdue", name, Level.UNKNOWN, "there is no such topic")
+                    else:
+                        yield from findings_of_topic(topic, args.lag_warning, args.lag_critical)
+        except Unavailable as error:
+            yield Finding("leader", "", Level.CRITICAL, str(error))
+        except TimerError as error:
+            yield Finding("leader", "", Level.UNKNOWN, str(error))
+
+
+def _text(findings: Sequence[Finding]) -> str:
+    rows = [(each.level.name, each.check, each.of, each.text) for each in findings]
+    return output.table(("LEVEL", "CHECK", "OF", "RESULT"), rows)
+
+
+def _nagios(findings: Sequence[Finding]) -> str:
+    level = worst(findings)
+    bad = [f"{each.check} {each.of}".strip() + f": {each.text}" for each in findings if each.level]
+    counts = Counter(each.level.name for each in findings)
+    text = "; ".join(bad) or f"{counts['OK']} checks"
+    figures = " ".join(
+        f"'{each.check} {each.of}'".replace(" '", "'") + f"={each.value:g}"
+        for each in findings
+        if each.value is not None
+    )
+    return f"TIMER {level.name}: {text} | {figures}".replace("\n", " ")
+
+
+def _prometheus(findings: Sequence[Finding]) -> str:
+    lines = [
+        "# HELP timer_check_level 0 ok, 1 warning, 2 critical, 3 unknown",
+        "# TYPE timer_check_level gauge",
+    ]
+    lines += [f"timer_check_level{_labels(each)} {int(each.level)}" for each in findings]
+    lines += [
+        "# HELP timer_check_value the figure of a check: nodes, entries, bytes or seconds",
+        "# TYPE timer_check_value gauge",
+    ]
+    lines += [
+        f"timer_check_value{_labels(each)} {each.value:g}"
+        for each in findings
+        if each.value is not None
+    ]
+    return "\n".join(lines)
+
+
+def _labels(finding: Finding) -> str:
+    of = finding.of.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'{{check="{finding.check}",of="{of}"}}'
