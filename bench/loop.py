@@ -86,10 +86,12 @@ class Loop:
         while self._entries:
             engine.committed(self._entries[-1].index)
             portion = self._entries[:PORTION]
-            lookup = self.step("begin_prefetch", functools.partial(engine.begin_prefetch, portion))
-            if lookup is not None:
-                lookup.read()  # on a thread in production
-                self.step("use_prefetch", functools.partial(engine.use_prefetch, lookup))
+            prefetch = self.step(
+                "begin_prefetch", functools.partial(engine.begin_prefetch, portion)
+            )
+            if prefetch is not None:
+                prefetch.read()  # on a thread in production
+                self.step("use_prefetch", functools.partial(engine.use_prefetch, prefetch))
             count = self.step("fold", functools.partial(engine.fold, portion))
             del self._entries[:count]
             self._folded += count

@@ -232,22 +232,22 @@ def test_cancel_1000_in_a_million_rows_of_sixteen_runs(
         flush(store)
     targets = iter(entries.random.permutation(np.concatenate(batches)).reshape(-1, BATCH))
 
-    def looked_up() -> tuple[tuple[RowArray], dict[str, object]]:
+    def prefetched() -> tuple[tuple[RowArray], dict[str, object]]:
         mine = next(targets)
         ids = Ids(mine["due_ms"].copy(), mine["seq"].copy())
         payload = memoryview(b"".join(encode_cancel(ids)))
         entry = Entry(EntryKind.CANCEL, Epoch(1), LogIndex(1), UnixMs(0), payload)
-        lookup = store.begin_prefetch([entry])
-        assert lookup is not None
-        lookup.read()
-        store.use_prefetch(lookup)
+        prefetch = store.begin_prefetch([entry])
+        assert prefetch is not None
+        prefetch.read()
+        store.use_prefetch(prefetch)
         return (mine,), {}
 
     def cancel(mine: RowArray) -> None:
         hit, _ = store.cancel(mine["due_ms"].copy(), mine["seq"].copy())
         assert hit.all()
 
-    measure(benchmark, cancel, setup=looked_up, rounds=20)
+    measure(benchmark, cancel, setup=prefetched, rounds=20)
 
 
 def test_plan_over_two_hundred_parts(benchmark: BenchmarkFixture) -> None:

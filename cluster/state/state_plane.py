@@ -61,7 +61,7 @@ SAMPLE_MS: Final = 100
 class ThreadWork(enum.Enum):
     """The kinds of work that a thread does for the state plane."""
 
-    LOOKUP = enum.auto()
+    PREFETCH = enum.auto()
     FLUSH = enum.auto()
     MERGE = enum.auto()
     READ_AHEAD = enum.auto()
@@ -295,7 +295,7 @@ class StatePlane:
             self._io.timed(self.engine.use_prefetch, prefetch)
             self._apply(entries)
 
-        self._io.run(ThreadWork.LOOKUP, prefetch.read, done)
+        self._io.run(ThreadWork.PREFETCH, prefetch.read, done)
 
     def _apply(self, entries: Sequence[Entry]) -> None:
         rest = entries[self._io.timed(self.engine.fold, entries) :]

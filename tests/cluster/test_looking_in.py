@@ -120,7 +120,7 @@ async def test_look_leaves_what_was_asked_for_entries_that_are_half_folded() -> 
     asked.read()
     store.use_prefetch(asked)
     await look.get(by_id(2))
-    assert (store._prefetch, store._runs._lookup) == (asked, asked.timers)
+    assert (store._prefetch, store._runs._prefetched) == (asked, asked.timers)
 
 
 @pytest.fixture

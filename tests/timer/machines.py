@@ -36,7 +36,7 @@ from timer.model.columns import Binary, OnConflict, Part, encode_schedule, gathe
 from timer.model.timer_errors import EngineError
 from timer.model.units import Epoch, GroupId, LogIndex, ProducerId, ReplicaId, TopicId, UnixMs
 from timer.pending.memory.held_rows import aside
-from timer.pending.prefetch import Lookups, Prefetch
+from timer.pending.prefetch import Prefetch, PrefetchTargets
 from timer.pending.runs.held_scan import HELD_END, HeldReader, Portion
 from timer.pending.store import Store
 from timer.ready.page_cache import Pages
@@ -224,7 +224,7 @@ def catch_up(engine: Engine, log: Log) -> None:
         entries = log.entries[first - 1 : last]
         if first % 2:  # else the fold itself reads the runs
             store = engine.machine.store
-            asked = Lookups(entries, store._at, keys=True)
+            asked = PrefetchTargets(entries, store._at, keys=True)
             readers = readers_of(store, engine.machine.pauses.next_portion(), entries)
             prefetch = Prefetch(store._runs.runs, asked, readers)
             prefetch.read()

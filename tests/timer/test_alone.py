@@ -15,7 +15,7 @@ from timer.model.firing_order import Position, after, find
 from timer.model.timer_id import mix, mix_one
 from timer.model.units import Epoch, LogIndex, ProducerId, UnixMs
 from timer.pending.memory.tiers import Tiers
-from timer.pending.prefetch import MOVED_MIN, Lookups, is_surely_little
+from timer.pending.prefetch import MOVED_MIN, PrefetchTargets, is_surely_little
 from timer.pending.runs.key_file import ENTRY, KeyFile, encode
 from timer.pending.store import Store
 from timer.ready.topic_shares import row_sum
@@ -174,7 +174,7 @@ def test_what_is_surely_little_is_little() -> None:
         for has_keys in (True, False):
             if is_surely_little(some, 0, keys=has_keys):
                 little += 1
-                asked = Lookups(some, lambda due, seq: due, keys=has_keys)
+                asked = PrefetchTargets(some, lambda due, seq: due, keys=has_keys)
                 assert not asked.names
                 assert asked.is_little([])
     assert little > 100

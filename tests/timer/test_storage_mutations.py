@@ -25,7 +25,7 @@ from timer.pending.runs import run_set
 from timer.pending.runs.merge import Merge, merged
 from timer.pending.runs.read_window import ReadWindow, Slice
 from timer.pending.runs.run import RunMeta, is_tombstone
-from timer.pending.runs.run_set import Lookup, Runs
+from timer.pending.runs.run_set import PrefetchedTimers, Runs
 from timer.pending.runs.run_writer import row_sizes, write_parts
 from timer.pending.store import Store
 from timer.ready import spill as spill_module
@@ -128,11 +128,11 @@ def _end_merge_and_remove(self: Runs, merge: Merge, windows: Any, position: Posi
     self.remove([run.meta for run in merge.runs])
 
 
-_answer = Lookup.answer
+_answer = PrefetchedTimers.answer
 
 
-def _answer_for_another(self: Lookup, run: Any, due_ms: Any, seq: Any) -> Any:
-    """Use a look-up of one run for another run."""
+def _answer_for_another(self: PrefetchedTimers, run: Any, due_ms: Any, seq: Any) -> Any:
+    """Use what was prefetched from one run for another run."""
     del run
     return _answer(self, self._runs[0], due_ms, seq)
 
@@ -155,7 +155,9 @@ OF_THE_STORE = (
     Mutation("merge_leaves_out_what_is_due_soon", 3, Runs, "begin_merge", _merge_from_later),
     Mutation("cancel_of_a_flushed_row_is_lost", 2, Memtable, "bury", _bury_nothing),
     Mutation("merged_runs_are_removed_at_once", 3, Runs, "end_merge", _end_merge_and_remove),
-    Mutation("look_up_answers_for_another_run", 3, Lookup, "answer", _answer_for_another),
+    Mutation(
+        "prefetch_answers_for_another_run", 3, PrefetchedTimers, "answer", _answer_for_another
+    ),
     Mutation("last_part_is_forgotten", 3, Runs, "use", _use_without_the_last),
 )
 

@@ -33,7 +33,7 @@ from timer.model.columns import (
 from timer.pending.runs import row_reader
 from timer.pending.runs.held_scan import HeldReader
 from timer.pending.runs.run import Run, may_hold
-from timer.pending.runs.run_set import Lookup
+from timer.pending.runs.run_set import PrefetchedTimers
 
 ASKED_MIN: Final = 64
 """Look-ups of one timer or key in one run that together take about 5 ms. More go to a thread."""
@@ -63,8 +63,8 @@ def is_surely_little(entries: Sequence[Entry], runs: int, *, keys: bool) -> bool
     return moved <= MOVED_MIN and ids * runs <= ASKED_MIN
 
 
-class Lookups:
-    """The timers and keys that some entries look up in runs."""
+class PrefetchTargets:
+    """The timers and keys that some entries need from runs."""
 
     def __init__(self, entries: Sequence[Entry], at: At, *, keys: bool) -> None:
         """Collect them from the entries. `keys`: some run has a timer with a key."""
@@ -89,8 +89,8 @@ class Lookups:
                     pass
 
     @classmethod
-    def of(cls, targets: Targets, at: At) -> "Lookups":
-        """Return the look-ups for timers that will be read with their payloads."""
+    def of(cls, targets: Targets, at: At) -> "PrefetchTargets":
+        """Return the targets of a request that reads timers with their payloads."""
         asked = cls((), at, keys=False)
         asked.moved.append(asked._target(targets))
         return asked
@@ -105,7 +105,7 @@ class Lookups:
         return lying
 
     def is_little(self, runs: Sequence[Run]) -> bool:
-        """Return whether the look-ups are few enough for the event loop."""
+        """Return whether the targets are few enough for the event loop."""
         if sum(map(len, self.moved)) > MOVED_MIN and runs:
             return False
         if self.names and not all(run.keys_read for run in runs):
@@ -119,17 +119,17 @@ class Lookups:
 
 
 class Prefetch:
-    """Look-ups in runs, done by a thread before they are needed. See the module."""
+    """Reads of runs, done by a thread before they are needed. See the module."""
 
     def __init__(
-        self, runs: Sequence[Run], asked: Lookups, readers: Sequence[HeldReader] = ()
+        self, runs: Sequence[Run], asked: PrefetchTargets, readers: Sequence[HeldReader] = ()
     ) -> None:
         self._runs = runs
         self._asked = asked
         self._readers = readers
         self._names: set[Name] = set()
         self._found: dict[int, dict[Name, list[np.void]]] = {}
-        self.timers: Lookup | None = None
+        self.timers: PrefetchedTimers | None = None
         """The timers found by id and by key. None: not read, or there are no ids and keys."""
 
     def read(self) -> None:
@@ -147,7 +147,9 @@ class Prefetch:
                 moved.append(found)
         if ids:
             due_ms = np.concatenate([each.due_ms for each in ids])
-            self.timers = Lookup(self._runs, due_ms, np.concatenate([each.seq for each in ids]))
+            self.timers = PrefetchedTimers(
+                self._runs, due_ms, np.concatenate([each.seq for each in ids])
+            )
             self.timers.read()
         for each in moved:
             self._verify(each)

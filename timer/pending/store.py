@@ -16,7 +16,7 @@ are dead in the memtables, and are skipped in runs (timer/pending/memory/deleted
 Memory: the memtable, the frozen memtable during a flush, the next two seconds of the runs, and 72
 bytes of index for each 4,096 rows in runs.
 
-Threads: `write_run`, `write_merge`, `ReadAhead.read` and `Lookups.read` may run beside all other
+Threads: `write_run`, `write_merge`, `ReadAhead.read` and `Prefetch.read` may run beside all other
 calls. All other calls belong to one thread. A manifest has the runs, the fire position and the log
 index of one freeze. So a merge may leave out rows that fired before the merge began.
 """
@@ -52,7 +52,7 @@ from timer.pending.memory.deleted_topics import DeletedTopics
 from timer.pending.memory.held_rows import ASIDE, aside, plain
 from timer.pending.memory.key_index import PLAIN, KeyHasher
 from timer.pending.memory.memtable import Left, Memtable
-from timer.pending.prefetch import Lookups, Prefetch, is_surely_little
+from timer.pending.prefetch import Prefetch, PrefetchTargets, is_surely_little
 from timer.pending.read_view import Cut
 from timer.pending.runs import row_reader
 from timer.pending.runs.frozen_memtable import Frozen
@@ -300,7 +300,7 @@ class Store:
             readers += self._reader(due, fire.rows_max, fire.bytes_max, fire.read_time_ms)
         if not readers and is_surely_little(entries, len(runs), keys=keys):
             return None
-        asked = Lookups(entries, self._at, keys=keys)
+        asked = PrefetchTargets(entries, self._at, keys=keys)
         if not readers and asked.is_little(runs):
             return None
         return Prefetch(runs, asked, readers)
@@ -338,12 +338,16 @@ class Store:
             for memtable in self._memtables():
                 known[memtable.find_keys(hashes, targets.topic, targets.key)[0]] = True
         runs = self._runs.runs
-        return None if known.all() or not runs else Prefetch(runs, Lookups.of(targets, self._at))
+        return (
+            None
+            if known.all() or not runs
+            else Prefetch(runs, PrefetchTargets.of(targets, self._at))
+        )
 
     def use_prefetch(self, prefetch: Prefetch | None) -> None:
         """Use these answers until the next call. None: use none."""
         self._prefetch = prefetch
-        self._runs.use_lookup(None if prefetch is None else prefetch.timers)
+        self._runs.use_prefetched(None if prefetch is None else prefetch.timers)
 
     @contextmanager
     def prefetched(self, prefetch: Prefetch | None) -> Iterator[None]:

@@ -315,7 +315,7 @@ class Engine:
         """Apply the next entries, up to about FOLD_BYTES. Return how many were applied.
 
         It stops after the entries that the last `begin_prefetch` has seen. It may return 0: then
-        another look-up is needed, or the next entry is applied in portions.
+        another prefetch is needed, or the next entry is applied in portions.
         """
         work = count = 0
         try:

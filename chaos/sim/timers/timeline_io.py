@@ -29,7 +29,7 @@ SHARE_MIN: Final = 0.75
 SYNC_LOOK_US: Final = 1_000
 """Interval at which a flush checks that the log is durable up to the flush's index."""
 WORK_US: Final = {
-    ThreadWork.LOOKUP: 2_000,
+    ThreadWork.PREFETCH: 2_000,
     ThreadWork.FLUSH: 100_000,
     ThreadWork.MERGE: 100_000,
     ThreadWork.READ_AHEAD: 20_000,

@@ -85,7 +85,7 @@ PRESSED_BYTES: Final = 200
 """The memtable's limit in worlds with `pressed`, where folding waits for flushes."""
 
 
-class EngineWithoutLookup(Engine):
+class EngineWithoutPrefetch(Engine):
     """An engine that reads its runs while it folds, because no thread has read them before.
 
     Nodes with an even replica id use it. The result of a fold must not depend on a prefetch.
@@ -117,7 +117,7 @@ class TimerApp(KeeperCalls):
         if node.world.options.fleeting:
             config = replace(config, producer_idle_ms=PRODUCER_IDLE_MS)
             self._producer_ids = 1 << 48  # the id of a forgotten producer is never drawn again
-        engine = Engine if node.replica % 2 else EngineWithoutLookup
+        engine = Engine if node.replica % 2 else EngineWithoutPrefetch
         self.engine = engine(node.disk, STATE_PATH, config, self._observe, secret)
         if node.world.options.crowds:
             store = self.engine.machine.store

@@ -51,14 +51,14 @@ def _end_flush_without_fold(self: StatePlane, flush: Flush, done: Callable[[], N
 
 
 def _stepdown_forgets_portion(self: StatePlane, epoch: Epoch) -> None:
-    """Forget the entries that a thread looks up, and wait for them forever."""
+    """Forget the entries that a thread prefetches for, and wait for them forever."""
     self._lost = self._folding  # type: ignore[attr-defined]
     _on_stepdown(self, epoch)
 
 
-def _look_up_if_wanted(self: StatePlane, entries: Sequence[Entry], lookup: Prefetch) -> None:
+def _prefetch_if_wanted(self: StatePlane, entries: Sequence[Entry], prefetch: Prefetch) -> None:
     if not getattr(self, "_lost", False):
-        _prefetch(self, entries, lookup)
+        _prefetch(self, entries, prefetch)
 
 
 def _serve_from_here(self: StatePlane, epoch: Epoch) -> None:

@@ -8,8 +8,8 @@ Files of retired runs stay while a manifest names them, because a restart from i
 order of the runs has no meaning: a timer and its tombstone have the same (due, seq), in any two
 runs.
 
-Threads: `write` and the functions that it calls, `ReadAhead.read` and `Lookup.read` may run beside
-all other calls.
+Threads: `write` and the functions that it calls, `ReadAhead.read` and `PrefetchedTimers.read` may
+run beside all other calls.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -51,16 +51,16 @@ NO_LIMIT: Final = 1 << 62
 
 
 class Candidates(Protocol):
-    """The results of key look-ups that were done before: timer/pending/prefetch.py."""
+    """The timers with some keys, read before: timer/pending/prefetch.py."""
 
     def candidates(
         self, run: Run, topic: U32, keys: Binary
     ) -> tuple[npt.NDArray[np.intp], RowArray] | None:
-        """Return the result of `row_reader.in_run`; None if the keys were not looked up."""
+        """Return the result of `row_reader.in_run`; None if the keys were not read."""
 
 
-class Lookup:
-    """Timers that are looked up in runs before they are needed. Runs never change."""
+class PrefetchedTimers:
+    """Timers that a thread reads from runs before they are needed. Runs never change."""
 
     def __init__(self, runs: Sequence[Run], due_ms: I64, seq: U64) -> None:
         order = fire_order(due_ms, seq)
@@ -69,7 +69,7 @@ class Lookup:
         self._found: dict[int, tuple[npt.NDArray[np.bool_], RowArray]] = {}
 
     def read(self) -> None:
-        """Look up the timers in each run. For a thread.
+        """Find the timers in each run. For a thread.
 
         Raises:
             CorruptFile: a head doesn't verify.
@@ -85,7 +85,7 @@ class Lookup:
     def answer(
         self, run: Run, due_ms: I64, seq: U64
     ) -> tuple[npt.NDArray[np.bool_], RowArray] | None:
-        """Return the result of Finder.find; None if a timer or the run was not looked up."""
+        """Return the result of Finder.find; None if a timer or the run was not read."""
         known = self._found.get(run.meta.number)
         place = find(self.due_ms, self.seq, due_ms, seq)
         if known is None or (place < 0).any():
@@ -106,7 +106,7 @@ class Runs:
         self._retired: list[RunMeta] = []
         self.finder = Finder()
         """For look-ups on the event loop."""
-        self._lookup: Lookup | None = None
+        self._prefetched: PrefetchedTimers | None = None
         self._merge: Merge | None = None
         self.gone: DeletedTopics = NONE
         """The deleted topics. `peeks` still returns their rows."""
@@ -294,7 +294,7 @@ class Runs:
             run, meta = window.run, window.run.meta
             if not meta.may_hold(due_ms, seq) or (len(timer) and not meta.tombstones):
                 continue
-            if self._lookup is None:
+            if self._prefetched is None:
                 row = self.finder.find_one(run, due_ms, seq)
             else:
                 _, row = self._find(run, np.array([due_ms]), np.array([seq], np.uint64))
@@ -306,7 +306,7 @@ class Runs:
         return none if len(timer) and self.gone and self.gone.of(timer["topic"])[0] else timer
 
     def _find(self, run: Run, due_ms: I64, seq: U64) -> tuple[npt.NDArray[np.bool_], RowArray]:
-        known = None if self._lookup is None else self._lookup.answer(run, due_ms, seq)
+        known = None if self._prefetched is None else self._prefetched.answer(run, due_ms, seq)
         return known or self.finder.find(run, due_ms, seq)
 
     def find_keys(
@@ -352,9 +352,9 @@ class Runs:
                 dead[asked[found]] |= is_tombstone(here)
         return dead
 
-    def use_lookup(self, lookup: Lookup | None) -> None:
+    def use_prefetched(self, timers: PrefetchedTimers | None) -> None:
         """Use these answers until the next call."""
-        self._lookup = lookup
+        self._prefetched = timers
 
     # ---- reading ahead
 
