@@ -13,7 +13,7 @@ import asyncio
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -357,6 +357,21 @@ class _Bell:
             self._waiter = None
 
 
+class _Outgoing(NamedTuple):
+    """A response that waits in a stream's outbox."""
+
+    response: pb.ConsumeResponse | None
+    """None: the stream ends."""
+    size: int
+    """Its bytes."""
+    acks: int = 0
+    """Weight of the acks that it answers."""
+    lease: LeaseId = LeaseId(0)
+    """0: the response delivers nothing."""
+    messages: int = 0
+    """Number of delivered messages."""
+
+
 class _Stream:
     """The stream of one consumer."""
 
@@ -377,9 +392,7 @@ class _Stream:
         self._group = group
         self._salt = salt
         self._ids = ids
-        self._outbox: deque[tuple[pb.ConsumeResponse | None, int, int, LeaseId]] = deque()
-        """(response, its bytes, weight of the acks that it answers, lease). None: the stream ends.
-        Lease 0: the response delivers nothing."""
+        self._outbox: deque[_Outgoing] = deque()
         self._filled = _Bell()
         """Rings when the outbox gets a response."""
         self._outbox_bytes = self._writing = 0
@@ -395,6 +408,8 @@ class _Stream:
         """Rings when the consumer has read a response."""
         self._leaving = False
         """The client takes no more messages."""
+        self._last_lease = self._credit_ended = LeaseId(0)
+        """The last lease delivered, and the last one before the client ended its credit."""
         self.ended: EngineError | None = None
 
     def join(self, name: str, lease_ms: int) -> None:
@@ -405,8 +420,10 @@ class _Stream:
             topic_id=self._group.topic,
             group_id=self._group.group_id,
         )
-        self._put(pb.ConsumeResponse(opened=opened), 0)
-        consumer = ConsumerStream(name, lease_ms, self._deliver, end=self.end)
+        self._put(pb.ConsumeResponse(opened=opened))
+        consumer = ConsumerStream(
+            name, lease_ms, self._deliver, end=self.end, withdraw=self._withdraw
+        )
         consumer.one_by_one = self._outboxes.crowded
         self._leader.groups.join(self._group, consumer)
         self._consumer = consumer
@@ -421,11 +438,15 @@ class _Stream:
 
     def _want_no_more(self) -> None:
         """Stop deliveries, and confirm that behind the deliveries in the outbox."""
-        assert self._consumer is not None
         self._leaving = True
-        self._leader.groups.end_credit(self._consumer)
+        self._end_credit()
         self._unread_acks += ANSWER_OFFSETS
-        self._put(pb.ConsumeResponse(leaving=True), 0, acks=ANSWER_OFFSETS)
+        self._put(pb.ConsumeResponse(leaving=True), acks=ANSWER_OFFSETS)
+
+    def _end_credit(self) -> None:
+        assert self._consumer is not None
+        self._leader.groups.end_credit(self._consumer)
+        self._credit_ended = self._last_lease
 
     async def read(self, requests: AsyncIterator[pb.ConsumeRequest]) -> None:
         """Process the client's requests until they end or one is invalid; then answer every ack."""
@@ -458,7 +479,7 @@ class _Stream:
 
     def _end_if_answered(self) -> None:
         if (self.ended is not None or not self._reading) and not self._acking:
-            self._put(None, 0)
+            self._put(None)
 
     def _settle(self, request: Settlement) -> None:
         size = len(request.offsets) + ANSWER_OFFSETS
@@ -467,7 +488,7 @@ class _Stream:
 
         def done(result: object) -> None:
             self._acking -= 1
-            self._put(pb.ConsumeResponse(acked=answer_to(request, result)), 0, acks=size)
+            self._put(pb.ConsumeResponse(acked=answer_to(request, result)), acks=size)
             self._end_if_answered()
 
         held = lease_of(request, self._ids, self._leader, self._group, self._consumer)
@@ -475,7 +496,7 @@ class _Stream:
             settle(self._leader, self._group, request, held, self._desk, self._host.now(), done)
             if isinstance(request, pb.NackRequest) and request.ends_credit and self._consumer:
                 # Else the consumer gets the same messages at once.
-                self._leader.groups.end_credit(self._consumer)
+                self._end_credit()
         except EngineError as refused:
             done(refused)
         self._host.kick()
@@ -483,25 +504,45 @@ class _Stream:
     def _deliver(self, delivery: Delivery) -> None:
         assert self._consumer is not None
         deliveries = wire_rows.deliveries_of(delivery, self._ids, self._salt)
+        lease_id, messages = delivery.lease.lease_id, len(delivery.lease.offsets)
         size = len(deliveries.payloads) + len(deliveries.keys) + len(deliveries.headers)
-        size += 64 * len(delivery.lease.offsets)
+        size += 64 * messages
         self._outbox_bytes += size
         self._outboxes.add(self._peer, size)
         self._consumer.one_by_one = self._outboxes.crowded
         was_paused = self._consumer.paused
         self._consumer.paused = self._outbox_bytes > self._outboxes.most()
-        self._put(pb.ConsumeResponse(deliveries=deliveries), size, lease=delivery.lease.lease_id)
+        self._last_lease = lease_id
+        self._put(pb.ConsumeResponse(deliveries=deliveries), size, 0, lease_id, messages)
         if was_paused and not self._consumer.paused:
             self.credit(0)
+
+    def _withdraw(self, lease_id: LeaseId) -> list[LeaseId]:
+        """Drop the delivery of a lease, if it was not sent, and all later ones; see ConsumerStream.
+
+        The consumer does not read: it gets nothing more until it does. Its credit for the dropped
+        messages counts again, except if the client ended its credit since.
+        """
+        if all(each.lease != lease_id for each in self._outbox):
+            return []
+        assert self._consumer is not None
+        dropped = [each for each in self._outbox if each.lease >= lease_id]
+        self._outbox = deque(each for each in self._outbox if each.lease < lease_id)
+        self._let_go(sum(each.size for each in dropped))
+        counts = [each.messages for each in dropped if each.lease > self._credit_ended]
+        self._consumer.credit += sum(counts)
+        self._consumer.paused = True
+        return [each.lease for each in dropped]
 
     def _put(
         self,
         response: pb.ConsumeResponse | None,
-        size: int,
+        size: int = 0,
         acks: int = 0,
         lease: LeaseId = LeaseId(0),
+        messages: int = 0,
     ) -> None:
-        self._outbox.append((response, size, acks, lease))
+        self._outbox.append(_Outgoing(response, size, acks, lease, messages))
         self._filled.ring()
 
     def _let_go(self, size: int) -> None:
@@ -511,19 +552,24 @@ class _Stream:
     async def next(self) -> pb.ConsumeResponse | None:
         """Return the next response. None: the stream is over."""
         self._let_go(self._writing)
+        self._writing = 0
         while not self._outbox:
+            self._resume()
             await self._filled.wait()
-        response, size, acks, _ = self._outbox.popleft()
-        self._writing = size
-        self._unread_acks -= acks
+        outgoing = self._outbox.popleft()
+        self._writing = outgoing.size
+        self._unread_acks -= outgoing.acks
         self._read.ring()
-        consumer = self._consumer
-        left = self._outbox_bytes - size
+        self._resume()
+        return outgoing.response
+
+    def _resume(self) -> None:
+        """Let the consumer have messages again, if it reads and has room for them."""
+        consumer, left = self._consumer, self._outbox_bytes - self._writing
         if consumer is not None and consumer.paused and left <= self._outboxes.most() // 2:
             consumer.paused = False
             self._leader.groups.credit(self._group, consumer, 0)
             self._host.kick()
-        return response
 
     def end(self, why: EngineError) -> None:
         """Close the stream with an error, after the responses in the outbox.
@@ -533,7 +579,7 @@ class _Stream:
         """
         self.ended = self.ended or why
         if isinstance(why, NotLeaderError):
-            self._put(None, 0)
+            self._put(None)
         else:
             self._end_if_answered()
 
@@ -545,6 +591,6 @@ class _Stream:
         self._let_go(self._outbox_bytes)
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            unsent = [lease for *_, lease in self._outbox if lease]
+            unsent = [each.lease for each in self._outbox if each.lease]
             self._leader.groups.leave(self._group, consumer, unsent)
             self._host.kick()

@@ -12,6 +12,7 @@ from cluster.api import consume_service, wire_rows
 from cluster.api.consume_service import ANSWER_OFFSETS, UNREAD_ACKS_MAX, _Stream
 from cluster.api.lease_ids import LeaseIds
 from cluster.rpc.outboxes import Outboxes
+from timer.leader.groups.lease_table import ConsumerStream
 from timer.model.timer_errors import GroupDeletedError, NotLeaderError
 from timer.model.units import Epoch, LeaseId
 from timerclient.proto import timer_pb2 as pb
@@ -148,3 +149,56 @@ def test_stream_that_ends_takes_back_the_deliveries_that_it_did_not_send(
 
     asyncio.run(scenario())
     assert took_back == [2, 3]
+
+
+def test_deliveries_whose_lease_ends_before_they_are_sent_are_dropped_until_the_consumer_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wire_rows, "deliveries_of", lambda d, *_: pb.Deliveries(lease_id=d.number))
+    looks: list[int] = []
+
+    def delivery(number: int) -> Any:
+        lease = SimpleNamespace(lease_id=LeaseId(number), offsets=[0] * number)
+        return SimpleNamespace(lease=lease, number=number)
+
+    async def scenario() -> None:
+        host: Any = SimpleNamespace(kick=lambda: None, now=lambda: None)
+        groups = SimpleNamespace(
+            end_credit=lambda _: None, credit=lambda _, __, messages: looks.append(messages)
+        )
+        leader: Any = SimpleNamespace(groups=groups)
+        consumer = ConsumerStream("c", 1_000, lambda _: None)
+        outboxes = Outboxes(1 << 30)
+        nothing: Any = SimpleNamespace()
+        stream = _Stream(host, leader, nothing, nothing, 0, IDS, outboxes, "")
+        stream._consumer = consumer
+        for number in (1, 2):
+            stream._deliver(delivery(number))
+        assert await stream.next() is not None
+        stream._want_no_more()  # the credit of lease 2 is over
+        for number in (3, 4):
+            stream._deliver(delivery(number))
+        assert stream._withdraw(LeaseId(1)) == [], "it was sent"
+        assert stream._withdraw(LeaseId(2)) == [2, 3, 4]
+        assert (consumer.credit, consumer.paused, looks) == (3 + 4, True, [])
+        answer = await stream.next()
+        assert answer is not None
+        assert answer.leaving
+        assert (consumer.paused, looks, outboxes.total) == (False, [0], 0)
+
+    asyncio.run(scenario())
+
+
+def test_consumer_that_reads_again_gets_messages_again_though_its_outbox_is_empty() -> None:
+    async def scenario() -> None:
+        host: Any = SimpleNamespace(kick=lambda: None, now=lambda: None)
+        leader: Any = SimpleNamespace(groups=SimpleNamespace(credit=lambda *_: None))
+        nothing: Any = SimpleNamespace()
+        stream = _Stream(host, leader, nothing, nothing, 0, IDS, Outboxes(1 << 30), "")
+        stream._consumer = ConsumerStream("c", 1_000, lambda _: None, paused=True)
+        reading = asyncio.ensure_future(stream.next())
+        await asyncio.sleep(0)
+        assert not stream._consumer.paused
+        reading.cancel()
+
+    asyncio.run(scenario())

@@ -332,6 +332,37 @@ def test_delivery_that_was_not_sent_counts_no_attempt_and_no_failure(type_: str)
 
 
 @pytest.mark.parametrize("type_", TYPES)
+def test_lease_that_ends_before_its_delivery_is_sent_counts_no_attempt_and_no_failure(
+    type_: str,
+) -> None:
+    play = Play()
+    group = play.make_group(type=type_)
+    consumer = play.join(group, credit=3)
+    play.settle()
+    for name in ("one", "two", "three"):
+        play.schedule(name, 0, keys=[b"a"])
+        play.wait(1)
+        play.settle()
+    leases = [each.lease.lease_id for each in play.deliveries]
+    # The first delivery was sent. The others wait until the second lease ends.
+    waiting = leases[1:]
+    consumer.withdraw = lambda lease_id: waiting if lease_id in waiting else []
+    held = play.deliveries[0].epoch, leases[0], play.deliveries[0].lease.offsets
+    play.leader.groups.extend(group, *held, 2 * LEASE_MS, play.now)
+    entries = len(play.log.entries)
+    play.wait(LEASE_MS - 1)
+    play.step()
+    assert play.leader.groups.leased(group) == (1, 1)
+    assert len(play.log.entries) == entries, "a lease that was not sent needs no entry"
+    play.leader.groups.credit(group, consumer, 100)
+    play.settle()
+    again = play.deliveries[3:]
+    assert [offset for each in again for offset in each.lease.offsets.tolist()] == [1, 2]
+    assert [attempt for each in again for attempt in each.attempts.tolist()] == [1, 1]
+    assert [failure for each in again for failure in each.failures.tolist()] == [0, 0]
+
+
+@pytest.mark.parametrize("type_", TYPES)
 def test_consumer_that_no_delivery_reached_leaves_no_attempt_behind(type_: str) -> None:
     play = Play()
     group = play.make_group(type=type_)

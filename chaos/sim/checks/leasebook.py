@@ -1,8 +1,11 @@
-"""Extensions of leases that leaders accepted; a part of the book.
+"""Extensions of leases that leaders accepted, and deliveries not sent; a part of the book.
 
 An accepted extension holds a message for its consumer until the new deadline. Before that the same
 leader delivers it to no consumer, except after a nack, a return, or the end of the consumer's
 stream. Only shared groups are judged: an ordered group takes later messages of a key back, too.
+
+A delivery that was dropped before it was sent counts for nothing: the same leader delivers its
+messages again with the same numbers of attempts and failures.
 """
 
 from collections.abc import Iterable
@@ -10,12 +13,15 @@ from dataclasses import dataclass, field
 
 from chaos.sim.world.referee import Broken
 from timer.entries.payloads import SHARED
+from timer.leader.groups.group_dispatch import Delivery
 from timer.leader.groups.group_leases import ACCEPT
 from timer.leader.groups.lease_table import ConsumerStream
 from timer.ready.group import Group
 
 _Key = tuple[int, int]
 """(Group id, offset)."""
+_Counts = tuple[int, int]
+"""(Attempt, failures)."""
 
 
 @dataclass(slots=True)
@@ -27,6 +33,14 @@ class LeaseBook:
     )
     """Message -> (leader, consumer, the new deadline on the leader's monotonic clock)."""
     granted: int = 0
+    unsent: dict[_Key, tuple[object, _Counts]] = field(
+        default_factory=dict[_Key, tuple[object, _Counts]]
+    )
+    """Message -> (leader, its counts) of a delivery that was dropped before it was sent."""
+    dropped: int = 0
+    """Such deliveries."""
+    again: int = 0
+    """Messages that were delivered again after such a delivery, by the same leader."""
 
     def extended(
         self,
@@ -55,13 +69,34 @@ class LeaseBook:
         for key in mine:
             del self.until[key]
 
-    def handed_out(self, leader: object, group: Group, offsets: list[int], mono_ms: int) -> None:
+    def not_sent(self, leader: object, delivery: Delivery) -> None:
+        """A delivery is dropped before it is sent. Called before the leader ends its lease."""
+        lease = delivery.lease
+        self.dropped += 1
+        if lease.lease_id in lease.consumer.leases and lease.left == len(lease.offsets):
+            for offset, counts in _counts(delivery):  # none was acked or recalled
+                self.unsent[lease.group_id, offset] = leader, counts
+
+    def handed_out(self, leader: object, delivery: Delivery, mono_ms: int) -> None:
         """A leader hands messages out.
 
         Raises:
-            Broken: one of them is held for a consumer still.
+            Broken: one of them is held for a consumer still, or counts a delivery that was dropped.
         """
-        for offset in offsets:
-            by, _, until_ms = self.until.pop((group.group_id, offset), (None, None, 0))
+        group = delivery.group
+        for offset, counts in _counts(delivery):
+            key = group.group_id, offset
+            whose, before = self.unsent.pop(key, (None, counts))
+            if whose is leader:
+                self.again += 1
+                if before != counts:
+                    raise Broken("unsent", f"{offset} of {group.name}: {before}, and now {counts}")
+            by, _, until_ms = self.until.pop(key, (None, None, 0))
             if by is leader and mono_ms < until_ms:
                 raise Broken("extended", f"{offset} of {group.name} at {mono_ms}, not {until_ms}")
+
+
+def _counts(delivery: Delivery) -> list[tuple[int, _Counts]]:
+    """Return (offset, counts) of each message."""
+    counts = zip(delivery.attempts.tolist(), delivery.failures.tolist(), strict=True)
+    return list(zip(delivery.lease.offsets.tolist(), counts, strict=True))

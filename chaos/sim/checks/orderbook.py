@@ -83,6 +83,13 @@ class OrderBook:
             for offset in offsets:
                 held.pop(offset, None)
 
+    def not_sent(self, delivery: Delivery) -> None:
+        """Note a delivery that was dropped, with all later ones of its consumer."""
+        _, held = self.flights.get(delivery.group.group_id, (0, {}))
+        for offset in delivery.lease.offsets.tolist():
+            if held.get(offset) is delivery.lease.consumer:
+                del held[offset]
+
     def handed_out(self, delivery: Delivery) -> None:
         """Check that no message comes before an earlier one of its key, or apart from it."""
         group, consumer = delivery.group, delivery.lease.consumer

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +23,7 @@ from chaos.sim.checks.progress_check import ProgressCheck
 from chaos.sim.checks.requestbook import NamedRequest
 from chaos.sim.timers.keeping import KeeperCalls
 from chaos.sim.timers.node_results import listed, named, rows_of, told
+from chaos.sim.timers.slow_reader import SlowReader, UnsentDelivery
 from chaos.sim.timers.timeline_io import TimelineIo
 from chaos.sim.timers.town import LEASE_MS, NumberedRequest, SimConsumer, Town
 from chaos.sim.world.options import NEVER, WorldOptions
@@ -129,6 +131,7 @@ class TimerApp(KeeperCalls):
         )
         self.state_time_ms = self.engine.machine.applied_time_ms
         self._joined: dict[tuple[SimConsumer, int], tuple[Group, ConsumerStream]] = {}
+        self._readers: dict[tuple[SimConsumer, int], SlowReader] = {}
         self._rng = random.Random(node.world.rng.getrandbits(64))
         io = TimelineIo(self, random.Random(self._rng.getrandbits(64)))
         self.limits = _limits(node.world.options)
@@ -176,6 +179,7 @@ class TimerApp(KeeperCalls):
     def on_stepdown(self, epoch: Epoch) -> None:
         """See App."""
         self._joined.clear()
+        self._readers.clear()
         self.plane.on_stepdown(epoch)
 
     def drain(self, done: "Callable[[], None]") -> None:
@@ -196,6 +200,7 @@ class TimerApp(KeeperCalls):
     def on_stop(self) -> None:
         """See App."""
         self._joined.clear()
+        self._readers.clear()
 
     @staticmethod
     def check(disk: Disk, directory: Path) -> None:
@@ -249,8 +254,7 @@ class TimerApp(KeeperCalls):
         # A policy counts from the first portion of its entry.
         following = self.applied_index + 1 + self.engine.machine.portions.begun
         book.expiry.handed_out(delivery, following)
-        offsets = delivery.lease.offsets.tolist()
-        book.leases.handed_out(leader, delivery.group, offsets, self.node.mono_ms())
+        book.leases.handed_out(leader, delivery, self.node.mono_ms())
 
     def may_hand_out(self) -> bool:
         """Return whether this node's leadership lease is valid now."""
@@ -521,20 +525,39 @@ class TimerApp(KeeperCalls):
         def sink(delivery: Delivery) -> None:
             self._town.book.credit.delivered((consumer, stream), len(delivery.lease.offsets))
             life, rows = life_of(delivery.group), rows_of(delivery)
-            self._town.line.stream(consumer.take, stream, delivery, self, life, rows)
+            takes = partial(consumer.take, stream, delivery, self, life, rows)
+            reader.deliver(delivery, lambda: self._town.line.stream(takes))
+
+        def holds(delivery: Delivery) -> bool:
+            lease = delivery.lease
+            whole = lease.lease_id in joined.leases and lease.left == len(lease.offsets)
+            return self.engine.leader is leader and whole
+
+        def withdraw(lease_id: LeaseId) -> list[LeaseId]:
+            dropped = reader.withdraw(lease_id, joined)
+            messages = sum(each.messages for each in dropped)
+            self._town.book.credit.granted((consumer, stream), messages)
+            return self._not_sent(dropped)
+
+        def drained(messages: int) -> None:
+            joined.paused = False
+            self.credit(consumer, stream, messages)
 
         def end(why: EngineError) -> None:
             del why
             self._joined.pop((consumer, stream), None)
+            self._readers.pop((consumer, stream), None)
             self._town.line.stream(consumer.ended, stream)
 
-        joined = ConsumerStream("sim", LEASE_MS, sink, end=end)
+        reader = SlowReader(self.node, consumer.stall_us, holds, drained)
+        joined = ConsumerStream("sim", LEASE_MS, sink, end=end, withdraw=withdraw)
         try:
             leader.groups.join(group, joined)
         except EngineError as refused:
             end(refused)
             return
         self._joined[consumer, stream] = (group, joined)
+        self._readers[consumer, stream] = reader
         self.credit(consumer, stream, credit)
 
     def leave(self, consumer: SimConsumer, stream: int) -> None:
@@ -542,8 +565,15 @@ class TimerApp(KeeperCalls):
         joined = self._joined.pop((consumer, stream), None)
         if joined is not None and self.engine.leader is not None:
             self._town.book.leases.left(joined[1])
-            self.engine.leader.groups.leave(*joined)
+            unsent = self._not_sent(self._readers.pop((consumer, stream)).close())
+            self.engine.leader.groups.leave(*joined, unsent)
             self._kick()
+
+    def _not_sent(self, dropped: Sequence[UnsentDelivery]) -> list[LeaseId]:
+        for each in dropped:
+            self._town.book.leases.not_sent(self.engine.leader, each.delivery)
+            self._town.book.order.not_sent(each.delivery)
+        return [each.lease for each in dropped]
 
     def credit(self, consumer: SimConsumer, stream: int, messages: int) -> None:
         """Give a consumer credit for more messages."""
@@ -663,6 +693,7 @@ class TimerApp(KeeperCalls):
             self.give_back(consumer, stream, held)
             self._town.book.credit.ended((consumer, stream))
             leader.groups.end_credit(joined[1])
+            self._readers[consumer, stream].end_credit()
             reply()
 
     def extend(self, consumer: SimConsumer, stream: int, held: tuple[int, int, list[int]]) -> None:

@@ -87,6 +87,8 @@ UP_TO: Final = 0.3
 """Share of the acks that acknowledge all messages up to one, in groups that allow such acks."""
 SHEDDING: Final = 0.2
 """Probability that a consumer returns a delivery and ends its credit, where consumers do that."""
+STALLING: Final = 0.1
+"""Probability that a consumer stops reading before a delivery, where consumers do that."""
 REMOVING: Final = 0.03
 """Probability that the remover acts at each action of the clients."""
 OPERATING: Final = 0.2
@@ -378,6 +380,7 @@ class SimConsumer:
         """Probability that a delivery leads to a nack, an extension or a return, 0 to 1."""
         self._unseen = aside(rng, "unseen")
         """Chooses the messages that are returned unseen and the acks up to an offset."""
+        self._stalls = aside(rng, "stalls") if town.world.options.stalls else None
         self._sheds = aside(rng, "sheds") if town.world.options.sheds else None
         self._shedding = 0
         """Returned parts whose answers are due: no credit is granted meanwhile."""
@@ -398,6 +401,12 @@ class SimConsumer:
             stream = self._stream
             credit = self._rng.choice((1, 5, 1000))
             app.node.call(app.open, self, stream, credit)
+
+    def stall_us(self) -> int:
+        """Return for how long the consumer reads nothing now, microseconds; 0: it reads."""
+        if self._stalls is None or self._town.closing or self._stalls.random() >= STALLING:
+            return 0
+        return int(self._stalls.choice((0.1, 0.5, 1.5, 3.0)) * LEASE_MS * 1000)
 
     def close(self) -> None:
         """Close the stream; the node notices at once."""

@@ -55,6 +55,7 @@ SLOW_FILES: Final = 0.2
 SHEDS: Final = 0.3
 PRESSED: Final = 0.2
 CROWDS: Final = 0.1
+STALLS: Final = 0.2
 
 
 def aside(rng: random.Random, name: str) -> random.Random:
@@ -136,6 +137,8 @@ class WorldOptions:
     """Seconds pass between the end of a thread's work on files and the use of its result."""
     sheds: bool = False
     """Consumers return messages unseen and end their credit, until they grant some again."""
+    stalls: bool = False
+    """Consumers stop reading for a time, so that deliveries wait on their leader."""
     pressed: bool = False
     """Replicas flush every few timers, and folding waits while a flush is under way."""
     controller: bool = False
@@ -152,6 +155,7 @@ class WorldOptions:
         shares |= {"redrives": REDRIVES, "crowds": CROWDS, "hasty": HASTY}
         shares |= {"controller": CONTROLLER, "again": AGAIN, "fleeting": FLEETING}
         shares |= {"slow_files": SLOW_FILES, "pressed": PRESSED, "sheds": SHEDS}
+        shares |= {"stalls": STALLS}
         extras = {name: aside(rng, name).random() < share for name, share in shares.items()}
         healing = [fault for fault in FAULTS if fault not in (*DAMAGE_FAULTS, *MOMENTS, *RARE)]
         faults = rng.sample(healing, rng.randint(2, len(healing)))

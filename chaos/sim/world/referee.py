@@ -63,6 +63,7 @@ CHECKERS: Final = {
     "list": "the list of pending timers and their count agree",
     "acked": "P5: nothing is delivered after its ack was confirmed",
     "extended": "P5: a message goes to no other consumer before the end of its extended lease",
+    "unsent": "a delivery that was dropped unsent counts no attempt and no failure",
     "credit": "no consumer gets more messages than it granted credit for, or any after its end",
     "nack": "P5: a nacked message waits for its delay; every nack answered NACKED is in the log",
     "expiry": "a message expires after its due time and ttl, and is not delivered later",

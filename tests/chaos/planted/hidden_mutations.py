@@ -11,6 +11,7 @@ from tests.chaos.planted.planted import Planting, patch
 from timer.entries.payloads import GroupOp
 from timer.leader.groups.group_dispatch import Serving
 from timer.leader.groups.group_leases import Leases
+from timer.model.columns import U64
 from timer.model.firing_order import Position
 from timer.model.units import MonoMs
 from timer.pending.runs.read_window import ReadWindow
@@ -41,6 +42,15 @@ def _expire_as_noted(self: Leases, now_ms: MonoMs) -> GroupOp | None:
         if at_ms <= now_ms and (lease := self._table.get(lease_id)) is not None:
             lease.deadline_ms = at_ms
     return _expire(self, now_ms)
+
+
+def _expire_counts_unsent(self: Leases, now_ms: MonoMs) -> GroupOp | None:
+    """Count a failure of each message whose delivery was dropped before it was sent."""
+    ended: list[U64] = []
+    for lease in self._table.overdue(now_ms):
+        leases = lease.consumer.withdraw(lease.lease_id) or [lease.lease_id]
+        ended += [self._table.end(each) for each in leases]
+    return self._ended(ended)
 
 
 def _drop_keeps_cursor(self: ReadWindow, through: Position) -> None:
@@ -117,6 +127,16 @@ HIDDEN_MUTATIONS: Final = (
         "a consumer that returns messages while it has credit left",
         patch(Serving, "end_credit", lambda *_: None),
         sheds=True,
+        proposals_per_s=16,
+    ),
+    _mutation(
+        "unsent_is_an_ended_lease",
+        "a delivery that was never sent counts a failure at its deadline",
+        {"unsent"},
+        3,
+        "a consumer that does not read for longer than a lease",
+        patch(Leases, "expire", _expire_counts_unsent),
+        stalls=True,
         proposals_per_s=16,
     ),
 )

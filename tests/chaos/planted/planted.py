@@ -109,6 +109,7 @@ PLAIN: Final[dict[str, Any]] = dict.fromkeys(
         "slow_files",
         "pressed",
         "sheds",
+        "stalls",
     ),
     False,
 )

@@ -494,6 +494,7 @@ class Serving:
                 self._batch.add(leases.expire(now.mono_ms))
                 self._batch.add(leases.recall())
                 self._ends.set(group_id, leases.wake_at_ms())
+                self._turns.want(group_id)  # messages that were not sent are free at once
         for group_id in itertools.islice(self._returns.due(now.clock_ms), EXPIRES_MAX):
             if group_id in self._leases:
                 self._turns.want(group_id)

@@ -418,10 +418,18 @@ class Leases:
         self._roster.remove(consumer)
 
     def expire(self, now_ms: MonoMs) -> GroupOp | None:
-        """End the leases whose deadline has passed; return the ENDED op to propose, or None."""
+        """End the leases whose deadline has passed; return the ENDED op to propose, or None.
+
+        A lease whose delivery was not sent counts no attempt and no failure. The later leases of
+        its consumer were not sent either, and end with it: the consumer does not read.
+        """
         ended: list[U64] = []
         for lease in self._table.overdue(now_ms):
-            ended.append(self._table.end(lease.lease_id))
+            if unsent := lease.consumer.withdraw(lease.lease_id):
+                assert lease.lease_id in unsent, (lease, unsent)
+                self.take_back(unsent)
+            else:
+                ended.append(self._table.end(lease.lease_id))
             if not lease.consumer.once:  # such a consumer has retired
                 self._roster.fall_silent(lease.consumer)
                 self._order.fell_silent(lease.consumer)

@@ -3,7 +3,7 @@
     FREE --lease--> leased --ack--> ACKING --applied--> forgotten, below the cursor
       ^               |                ^
       |               +-- nack, end -> ENDING --ENDED, NACK or RECALL applied--> FREE
-      |               +-- not sent --------------------------------------------> FREE
+      |               +-- ended before it was sent -----------------------------> FREE
       +-- its time -- WAITING <-- delayed by a nack -- FREE
                       DYING   <-- failed too often --- FREE;  moved, it stays so until forgotten
 
@@ -13,7 +13,7 @@ ENDING, and belongs to no consumer.
 """
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -49,6 +49,9 @@ class ConsumerStream:
     """Messages that the consumer still accepts."""
     end: Callable[[EngineError], None] = lambda _: None
     """Called when the consumer's group is deleted."""
+    withdraw: Callable[[LeaseId], Sequence[LeaseId]] = lambda _: ()
+    """Called at the deadline of a lease. If its delivery was not sent yet, the shell drops this
+    delivery and all later ones, and returns their leases. Empty: it was sent."""
     once: bool = False
     """The consumer takes one lease and nothing after it."""
     paused: bool = False
