@@ -251,6 +251,11 @@ class ControlPlane:
         return self._view.term
 
     @property
+    def withholds_votes(self) -> bool:
+        """Whether this node made its Raft files anew, and its Raft votes do not count yet."""
+        return not self._view.may_vote
+
+    @property
     def controller_name(self) -> str | None:
         """The name of the controller. None: this node knows none."""
         return self._view.leader

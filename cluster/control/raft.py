@@ -68,7 +68,7 @@ REST_S_MIN: Final = 0.02
 REST_S_MAX: Final = 0.1
 """Seconds between ticks of an idle node, at most; messages and commands wake it earlier."""
 BARRIER_EVERY_S: Final = 1.0
-"""Interval of a node's barriers while it withholds votes."""
+"""Interval of a node's barriers to one leader while the node withholds votes."""
 RECALL_S: Final = 10.0
 """A node that withholds votes ends that after so long without a leader, if all nodes are linked:
 too many nodes have forgotten. Earlier votes are over by then. No absent node has more records."""
@@ -329,6 +329,8 @@ class _Core(SyncObj):  # type: ignore[misc]
         self._barrier = _BARRIER + secrets.token_bytes(16)
         """A command of this process. If others commit it, this node is up to date with a leader."""
         self._barrier_at = 0.0
+        self._barrier_to: tuple[Node, int] | None = None
+        """Leader and term of the last barrier. None: the leader was not linked."""
         self._complaints = Complaints(logger)
         self.links_wanted = len(peers)
         """Peers that must be linked before this node votes again without a leader."""
@@ -537,10 +539,17 @@ class _Core(SyncObj):  # type: ignore[misc]
     # Voting again
 
     def _propose_barrier(self) -> None:
-        now = monotonic()
-        if now - self._barrier_at >= BARRIER_EVERY_S and self._getLeader() is not None:
+        """Propose this node's barrier: to each new leader at once, then again and again.
+
+        A barrier is lost with its leader. Until one is committed this node helps no other leader.
+        """
+        now, leader = monotonic(), self._getLeader()
+        linked = leader is not None and leader in self._SyncObj__connectedNodes
+        to = (leader, self.raftCurrentTerm) if linked else None
+        if to is not None and (to != self._barrier_to or now - self._barrier_at >= BARRIER_EVERY_S):
             self._barrier_at = now
             self.submit(self._barrier, lambda _result, _error: None)
+        self._barrier_to = to
 
     def _recall_votes(self) -> None:
         """Vote again if no node leads although all are linked: too many withhold votes."""

@@ -334,6 +334,7 @@ class NodeState(TopicView):
             damage=self._scrubber.damage,
             scrubbed_bytes=self._scrubber.bytes_read,
             scrubbed_at_ms=self._scrubber.ended_ms,
+            withholds_votes=self._control.withholds_votes,
         )
         status.MergeFrom(self.node_leadership())
         return status

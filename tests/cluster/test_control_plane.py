@@ -409,6 +409,7 @@ def test_wiped_node_votes_only_when_brought_up_to_date(tmp_path: Path) -> None:
         await until(lambda: of_other.view.term >= term + 3, "the other stands for election in vain")
         assert cluster.controllers == []
         assert cluster.nodes[wiped].plane.status()["may_vote"] is False
+        assert cluster.nodes[wiped].plane.withholds_votes
 
         await cluster.start(controller)
         await until(lambda: cluster.nodes[wiped].plane.status()["may_vote"] is True, "up to date")
@@ -416,6 +417,7 @@ def test_wiped_node_votes_only_when_brought_up_to_date(tmp_path: Path) -> None:
         await cluster.stop(wiped)
         await cluster.start(wiped)
         assert cluster.nodes[wiped].plane.status()["may_vote"] is True
+        assert not cluster.nodes[wiped].plane.withholds_votes
         await until(cluster.serves, "in service")
 
     run(scenario, tmp_path)

@@ -301,6 +301,32 @@ def test_node_that_forgot_stands_for_nothing(
     assert core.filtered({"type": "timeout_now", "term": 5}) is None
 
 
+def test_node_that_forgot_proposes_its_barrier_to_each_new_leader_at_once(
+    follower: tuple[raft._Core, list[Exit]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core, _ = follower
+    monkeypatch.setattr(core._journal, "_may_vote", False)
+    proposed: list[int] = []
+    monkeypatch.setattr(core, "submit", lambda *_: proposed.append(core.raftCurrentTerm))
+
+    def look() -> list[int]:
+        core._onTick()
+        return proposed
+
+    b, c = sorted(core.otherNodes, key=lambda node: str(node.id))
+    core._SyncObj__connectedNodes.update((b, c))
+    assert look() == []
+    core._SyncObj__onMessageReceived(b, append(5, (4, 4)))
+    assert look() == [5]
+    assert look() == [5], "it may still be committed"
+    core._SyncObj__onMessageReceived(c, append(6, (4, 4)))
+    assert look() == [5, 6]
+    core._SyncObj__onNodeDisconnected(c)
+    assert look() == [5, 6]
+    core._SyncObj__onNodeConnected(c)
+    assert look() == [5, 6, 6], "the last one may be lost with the link"
+
+
 def test_command_that_was_applied_is_never_replaced(
     follower: tuple[raft._Core, list[Exit]],
 ) -> None:

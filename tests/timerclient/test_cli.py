@@ -56,7 +56,8 @@ def test_status_names_no_leader_that_does_not_serve(
 
         def status(self) -> pb.GetStatusResponse:
             node: dict[str, Any] = {"name": "n1", "reachable": True, "role": "leader"}
-            named = pb.NodeStatus(**(node | {"serving": True, "epoch": 1} | change))
+            node |= {"serving": True, "epoch": 1, "withholds_votes": True}
+            named = pb.NodeStatus(**(node | change))
             return pb.GetStatusResponse(cluster_id="c", epoch=1, leader="n1", nodes=[named])
 
     monkeypatch.setattr(timerctl, "TimerClient", lambda *_, **__: Client())
@@ -64,6 +65,7 @@ def test_status_names_no_leader_that_does_not_serve(
     assert code == 3
     assert "leader none" in out
     assert f"the cluster does not serve: {trouble}" in out
+    assert ("withholds Raft votes" in out) == ("reachable" not in change)
     document = json.loads(ctl("status", "-o", "json")[1])
     assert (document["serves"], document["trouble"]) == (False, trouble)
     if "reachable" in change:  # its figures are unknown, and not 0

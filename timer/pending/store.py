@@ -337,12 +337,9 @@ class Store:
             hashes = self.hasher(targets.topic, targets.key)
             for memtable in self._memtables():
                 known[memtable.find_keys(hashes, targets.topic, targets.key)[0]] = True
-        runs = self._runs.runs
-        return (
-            None
-            if known.all() or not runs
-            else Prefetch(runs, PrefetchTargets.of(targets, self._at))
-        )
+        if known.all() or not self._runs.runs:
+            return None
+        return Prefetch(self._runs.runs, PrefetchTargets.of(targets, self._at))
 
     def use_prefetch(self, prefetch: Prefetch | None) -> None:
         """Use these answers until the next call. None: use none."""

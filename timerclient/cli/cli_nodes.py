@@ -194,6 +194,8 @@ class NodeCommands(Commands):
 def _notes(node: pb.NodeStatus) -> Iterator[str]:
     if node.unsure:
         yield "unsure"
+    if node.withholds_votes:
+        yield "withholds Raft votes: not up to date yet"
     if node.damage:
         yield f"damaged: {node.damage}"
     if node.disk_low:
