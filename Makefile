@@ -3,7 +3,7 @@
 #   PYTHON=python3.13   the interpreter that makes .venv (3.11 or newer)
 #   ARGS="-k audit"     further arguments for pytest, the demo, the simulator, the benchmarks
 #   SEEDS=300           worlds that `make sim` plays
-#   WORLDS=16           worlds that `make test` plays
+#   WORLDS=12           worlds that `make test` plays
 #   START=4711          the first of these
 #   RUN=run/demo        the run that `make audit` re-checks
 SHELL := /bin/bash
@@ -19,7 +19,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 RUN ?= run/demo
 ARGS ?=
 SEEDS ?= 300
-WORLDS ?= 16
+WORLDS ?= 12
 # Each state of the tree has worlds of its own, so that what failed once fails again.
 START ?= $(shell printf '%d' "0x$$(git rev-parse 'HEAD^{tree}' 2>/dev/null | cut -c1-7)" 2>/dev/null)
 
@@ -71,20 +71,21 @@ check: setup  ## formatting, lint, types, layers, code map, generated code
 	  diff -q "$(GENERATED)/$$f" "$$f" || { echo "$$f is not current: make proto" >&2; exit 1; }; \
 	done; echo "generated stubs are current"
 
-# The worlds take what the checks and the tests leave of the processors, and the rest when these are
-# done.
-test: setup  ## check, 16 simulated worlds, every test; without Java the Spark tests are skipped, loudly
+# The tests wait for their nodes half of the time. The checks and the worlds take the processors
+# then.
+test: setup  ## check, 12 simulated worlds, every test; without Java the Spark tests are skipped, loudly
 	@mkdir -p build
 	timeout 1h nice -n 19 $(BIN)/python -m chaos.sim --seeds $(WORLDS) --seconds 60 --start $(START) \
-	  >build/sim.txt 2>&1 & \
-	  worlds=$$!; failed=0; trap "kill $$worlds 2>/dev/null || true" EXIT; \
-	  $(MAKE) --no-print-directory check; \
-	  $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS) || failed=$$?; \
+	  >build/sim.txt 2>&1 & worlds=$$!; \
+	  nice -n 5 $(MAKE) --no-print-directory check >build/check.txt 2>&1 & check=$$!; \
+	  failed=0; trap "kill $$worlds $$check 2>/dev/null || true" EXIT; \
+	  $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS) || failed=$$?; \
+	  wait $$check || failed=$$?; \
 	  wait $$worlds || failed=$$?; \
-	  cat build/sim.txt; exit $$failed
+	  cat build/check.txt build/sim.txt; exit $$failed
 
 test-long: setup  ## the tests that take long: seeds that once failed, worlds in which nothing goes wrong
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m long $(ARGS)
+	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder -m long $(ARGS)
 
 demo: java setup  ## three nodes, 30,000 timers, the leader killed twice, the audit's verdict
 	$(BIN)/python -m chaos.commands.demo $(ARGS)

@@ -7,6 +7,7 @@ topic after each deletion, and as a third the last deleted topic.
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -133,12 +134,25 @@ deletion_of = st.one_of(
 program_of = st.lists(st.one_of(step_of, step_of, step_of, deletion_of), min_size=20, max_size=50)
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
-@given(program_of)
-def test_replicas_and_model_agree_though_topics_are_deleted(
-    program: list[tuple[Any, ...]],
-) -> None:
+def play(program: list[tuple[Any, ...]]) -> None:
     world = Deleting()
     for step, *values in program:
         getattr(world, step.__name__)(*values)  # ours, where we have one
     world.check_end()
+
+
+@settings(derandomize=True, deadline=None, max_examples=50)
+@given(program_of)
+def test_replicas_and_model_agree_though_topics_are_deleted(
+    program: list[tuple[Any, ...]],
+) -> None:
+    play(program)
+
+
+@pytest.mark.long  # a program takes a tenth of a second
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(program_of)
+def test_replicas_and_model_agree_in_many_programs_with_deletions(
+    program: list[tuple[Any, ...]],
+) -> None:
+    play(program)

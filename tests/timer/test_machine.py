@@ -372,15 +372,27 @@ step_of = st.one_of(
 steps_of = st.lists(step_of, min_size=20, max_size=50)
 
 
-@settings(derandomize=True, deadline=None, max_examples=250)
-@given(steps_of)
-def test_replicas_and_model_agree_whatever_is_flushed_merged_or_restarted(
-    steps: list[tuple[Any, ...]],
-) -> None:
+def play(steps: list[tuple[Any, ...]]) -> None:
+    """Play a program on two replicas and a model, which are compared at its end."""
     world = World()
     for step, *values in steps:
         step(world, *values)
     world.check_end()
+
+
+@settings(derandomize=True, deadline=None, max_examples=80)
+@given(steps_of)
+def test_replicas_and_model_agree_whatever_is_flushed_merged_or_restarted(
+    steps: list[tuple[Any, ...]],
+) -> None:
+    play(steps)
+
+
+@pytest.mark.long  # a program takes a tenth of a second
+@settings(derandomize=True, deadline=None, max_examples=250)
+@given(steps_of)
+def test_replicas_and_model_agree_in_many_programs(steps: list[tuple[Any, ...]]) -> None:
+    play(steps)
 
 
 # ---- single cases

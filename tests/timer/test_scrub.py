@@ -64,7 +64,7 @@ def test_flipped_bit_anywhere_is_found_by_file_and_place() -> None:
     disk, _ = stored()
     for path in [each.path for each in found(disk)]:
         size = disk.size(path)
-        for at in range(0, size, max(1, size // 150)):
+        for at in range(0, size, max(1, size // 50)):
             if path.suffix == ".spill" and 12 <= at < 16:
                 continue  # reserved, and of no meaning
             disk.flip(path, at)
