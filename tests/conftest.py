@@ -27,6 +27,7 @@ LONGEST: Final = (
     "spark",
     "tests/chaos/test_sim_planted.py",
     "tests/chaos/test_suite_nemeses.py",
+    "tests/chaos/test_workloads_played.py",
     "tests/conformance",
     "tests/hostile",
     "tests/timer/test_machine.py",

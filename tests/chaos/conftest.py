@@ -1,8 +1,10 @@
-"""Fixtures of the audit's tests: the audit runs once for all planted cases."""
+"""Fixtures of several files: the audit runs once for all planted cases, the workloads play once."""
 
 from typing import TYPE_CHECKING
 
 import pytest
+
+from chaos.history.history import RunFolder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,3 +37,11 @@ def audited(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> 
     stories = {"lived": lied(), "redriven": redriven(), "sought": sought()}
     run = write(tmp_path_factory.mktemp("lies"), stories.values())
     return Audited(job.audit(spark, run, sift=True).summary, stories)
+
+
+@pytest.fixture(scope="session")
+def played(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The folder of a run of all workloads; its nodes are stopped."""
+    from tests.chaos.workload_deeds import play
+
+    return play(tmp_path_factory.mktemp("workloads"))

@@ -1,0 +1,38 @@
+"""A run of real nodes that is stopped by a signal. Apart from the files that need Spark."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chaos.commands import chaos_commands
+from chaos.history.history import RunFolder, read
+from chaos.suite import suite_commands
+from deploy.local import LocalCluster
+
+
+@pytest.mark.slow
+def test_run_that_is_asked_to_end_takes_down_what_it_made(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = ["run", "clock-drift", "--minutes", "5", "--workloads", "uniform", "--plain"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "chaos.suite", *words, "--dir", str(folder)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as harness:  # fmt: skip
+        try:
+            assert harness.stdout is not None
+            assert any("nodes are up" in line for line in harness.stdout)
+            harness.terminate()
+            _, said = harness.communicate()
+        finally:
+            harness.kill()
+            harness.wait()
+            assert suite_commands.clean(folder) == 0
+    assert said == "timerctl chaos: stopped\n"
+    assert harness.returncode == chaos_commands.INTERRUPTED
+    cluster = LocalCluster(folder)
+    assert len(cluster.nodes) == 3
+    events = [line["event"] for line in read(RunFolder(folder).faults)]
+    assert "died" not in events
+    assert not any(map(cluster.is_running, cluster.nodes))
