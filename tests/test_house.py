@@ -70,3 +70,12 @@ def test_each_place_for_a_change_names_what_its_file_holds() -> None:
         if not re.search(rf"\b{name.split('.')[-1]}\b", (ROOT / path).read_text())
     ]
     assert absent == []
+
+
+def test_the_proof_grows_no_further() -> None:
+    """The limit may only fall (docs/adr/0068-weight-of-the-proof.md)."""
+    limit = 27_100
+    proof = [path for path in product() if path.relative_to(ROOT).parts[0] == "chaos"]
+    lines = sum(path.read_bytes().count(b"\n") for path in proof)
+    assert lines <= limit
+    assert lines > limit - 300, f"lower the limit: chaos/ has {lines} lines"
