@@ -4,8 +4,9 @@
     program, log  --- socket -->  forks one that forks again and ends -->  runs the program, as a
                   <-- its pid --                                           child of the test process
 
-A node that restarts itself execs, and tests/cluster/test_timerd.py runs programs. Each node of a
-cluster has its own template, so that hashes of strings differ between nodes, as in production.
+A node that restarts itself execs, and some tests of tests/cluster/test_timerd.py run programs. Each
+node of a cluster has its own template, so that hashes of strings differ between nodes, as in
+production.
 """
 
 import array
@@ -66,10 +67,10 @@ def _template(name: str) -> socket.socket:
     return ours
 
 
-def launch(name: str, words: Sequence[str], log: int) -> Forked:
+def launch(name: str, words: Sequence[str], log: int, errors: int | None = None) -> Forked:
     """Start `[nsenter --net=…] python -m MODULE …`, a kind of `timerd`, as the node of a name.
 
-    `log` is the file descriptor of the node's output.
+    `log` is the file descriptor of the node's output, `errors` of its standard error. None: `log`.
     """
     at = words.index(sys.executable)
     inside, program = words[:at], words[at:]
@@ -77,7 +78,8 @@ def launch(name: str, words: Sequence[str], log: int) -> Forked:
     assert not inside or (inside[0] == "nsenter" and len(inside) == 2), words
     network = "".join(inside[1:]).removeprefix("--net=")
     template = _template(name)
-    socket.send_fds(template, [json.dumps([network, program]).encode()], [log])
+    files = [log] if errors is None else [log, errors]
+    socket.send_fds(template, [json.dumps([network, program]).encode()], files)
     return Forked(int.from_bytes(template.recv(PID), sys.byteorder))
 
 
@@ -94,7 +96,7 @@ def main() -> None:
     gc.freeze()
     asked = socket.socket(fileno=os.dup(0))
     while True:
-        data, logs, _, _ = socket.recv_fds(asked, BYTES_MAX, 1)
+        data, logs, _, _ = socket.recv_fds(asked, BYTES_MAX, 2)
         if not data:
             return
         read, write = os.pipe()
@@ -108,7 +110,7 @@ def main() -> None:
                 os.close(each)
             network, words = json.loads(data)
             _enter(network)
-            _become(words, logs[0], programs[words[2]])
+            _become(words, logs, programs[words[2]])
         os.waitpid(between, 0)  # from here on the node is a child of the test process
         asked.sendall(os.read(read, PID))
         for each in (read, write, *logs):
@@ -122,13 +124,13 @@ def _enter(network: str) -> None:
             assert LIBC.setns(file.fileno(), CLONE_NEWNET) == 0, network
 
 
-def _become(words: list[str], log: int, run: Callable[[list[str]], int]) -> NoReturn:
+def _become(words: list[str], logs: list[int], run: Callable[[list[str]], int]) -> NoReturn:
     os.setsid()
     null = os.open(os.devnull, os.O_RDONLY)
-    for each, standard in ((null, 0), (log, 1), (log, 2)):
+    for each, standard in ((null, 0), (logs[0], 1), (logs[-1], 2)):
         os.dup2(each, standard)
-    os.close(null)
-    os.close(log)
+    for each in (null, *logs):
+        os.close(each)
     sys.orig_argv[:] = words
     sys.argv[:] = words[2:]
     sys.exit(run(words[3:]))

@@ -1,4 +1,9 @@
-"""`timerd` for an operator: settings and files that end a start, and exit codes."""
+"""`timerd` for an operator: settings and files that end a start, and exit codes.
+
+A start that has to end by itself is forked (tests/cluster/template.py), because the imports of some
+thirty programs take longer than all the rest. Programs with an environment of their own, and the
+node that serves, are executed.
+"""
 
 import os
 import shutil
@@ -6,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from deploy.local import free_ports
+from tests.cluster import template
 from tests.cluster.running import CALL_S, RPC_S, Running, in_time, take, until
 from timerclient import TimerClient
 from timerclient.proto import timer_pb2 as pb
@@ -43,14 +50,32 @@ class Site:
 
 
 def run(arguments: Sequence[str], **env: str) -> "subprocess.CompletedProcess[str]":
+    if not env:
+        return forked([*TIMERD, *arguments])
     return subprocess.run(
         [*TIMERD, *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=CALL_S,
         check=False,
         env={**os.environ, **env},
     )
+
+
+def forked(words: list[str]) -> "subprocess.CompletedProcess[str]":
+    """Run a node's program, forked instead of executed, until it ends by itself."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+        process = template.launch("n1", words, out.fileno(), errors.fileno())
+        try:
+            until(lambda: process.poll() is not None, timeout_s=CALL_S)
+        except AssertionError:
+            os.kill(process.pid, signal.SIGKILL)
+            raise
+        status = process.poll()
+        assert status is not None
+        out.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(words, status, out.read(), errors.read())
 
 
 @pytest.fixture(scope="module")
