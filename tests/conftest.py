@@ -25,19 +25,19 @@ PARTS: Final = "spark.sql.shuffle.partitions"
 
 LONGEST: Final = (
     "spark",
+    "tests/conformance",
     "tests/chaos/test_sim_planted.py",
     "tests/chaos/test_suite_nemeses.py",
-    "tests/chaos/test_workloads_played.py",
-    "tests/conformance",
     "tests/hostile",
-    "tests/timer/test_machine.py",
-    "tests/cluster/test_failures.py",
-    "tests/cluster/test_timerd.py",
-    "tests/timer/test_store.py",
-    "tests/timer/test_compaction.py",
     "tests/cluster/test_healing.py",
-    "tests/cluster/test_seen.py",
+    "tests/cluster/test_failures.py",
+    "tests/chaos/test_workloads_played.py",
+    "tests/timer/test_store.py",
     "tests/cluster/test_cluster.py",
+    "tests/timer/test_machine.py",
+    "tests/cluster/test_seen.py",
+    "tests/cluster/test_bounded_disk.py",
+    "tests/timer/test_compaction.py",
 )
 """The longest units of work, longest first. A long unit that begins last would run alone."""
 ROOT: Final = Path(__file__).parent.parent

@@ -38,7 +38,7 @@ SOON = {
     "lease_from_receipt": 1001,
     "ack_before_sync": 1006,
     "committed_is_equal": 1001,
-    "new_voters_alone": 1001,
+    "new_voters_alone": 1023,
     "tear_is_always_in_doubt": 1002,
     "frames_after_another_base": 1008,
     "window_off_by_one": 1001,
