@@ -41,7 +41,7 @@ GENERATED := build/proto
 LOCK := $(VENV)/uv/bin/uv pip compile --quiet pyproject.toml --universal --python-version 3.11 \
   --generate-hashes --upgrade --no-emit-index-url --no-emit-find-links --no-annotate --no-header
 
-.PHONY: help setup check test test-long demo sim chaos chaos-short audit bench docs proto lock dist sbom deploy-tools deploy-check fmt clean java
+.PHONY: help setup check test test-long demo sim chaos chaos-short audit bench docs proto lock dist sbom deploy-tools deploy-check deploy-hosts image fmt clean java
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -151,6 +151,15 @@ deploy-tools: setup
 
 deploy-check: deploy-tools  ## Dockerfile, compose file, manifests and chart: rendered and validated; needs Go
 	DEPLOY_CHECK=1 $(BIN)/pytest tests/deploy/test_manifests.py tests/deploy/test_container_files.py
+
+deploy-hosts: setup  ## docs/install.md, command by command, on three hosts in network namespaces; needs root
+	@[[ -n "$$(ls dist/*.whl 2>/dev/null)" ]] || $(MAKE) --no-print-directory dist
+	$(BIN)/python -m tests.hosts build/hosts
+
+image: setup  ## the container image, by ENGINE: docker (default), podman or buildah
+	@[[ -n "$$(ls dist/*.whl 2>/dev/null)" ]] || $(MAKE) --no-print-directory dist
+	$(or $(ENGINE),docker) build -f deploy/container/Dockerfile -t timer-cluster:$$(sed -nE \
+	  's/^__version__ = "(.*)"/\1/p' timerclient/__init__.py) $(ARGS) .
 
 fmt: setup  ## format, and fix what can be fixed
 	$(BIN)/python -m tests.thread_classes
