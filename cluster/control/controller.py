@@ -69,6 +69,8 @@ class ControllerConfig:
     """Wait this long for reports of further linked nodes, once a majority has reported."""
     gather_first_ms: int = 1_000
     """The same for the very first appointment, while nodes start one after another."""
+    wait_said_ms: int = 3_000
+    """The log names the missing reports if the wait for them is this long."""
     promise_grace_ms: int = 3_000
     """A voter with a promise above the epoch refuses the leader. Appoint above it after this."""
     close_entries: int = 256
@@ -289,6 +291,8 @@ class Controller:
     _lease_bad_since_ms: MonoMs | None = None
     _promise_above_since_ms: MonoMs | None = None
     _gone_since_ms: MonoMs | None = None
+    _wait_said: bool = False
+    """The log has a line about the wait for reports since `_gone_since_ms`."""
     _stalls: int = 0
     """Appointees in a row that never served."""
     _refusals: int = 0
@@ -475,9 +479,9 @@ class Controller:
             return self._relieve(now_ms) or self._hand_over(now_ms)
         self._well_since_ms = None
         if self._gone_since_ms is None:
-            self._gone_since_ms = now_ms
+            self._gone_since_ms, self._wait_said = now_ms, False
         if not self._is_gathered(now_ms):
-            return _NOTHING
+            return self._wait_for_reports(now_ms, loss)
         successor = self._best(now_ms, self._fresh(now_ms), may_lead_again=self._may_lead_again())
         if successor is None:
             return _NOTHING
@@ -591,6 +595,17 @@ class Controller:
         assert self._gone_since_ms is not None
         gather_ms = self.config.gather_first_ms if first else self.config.gather_ms
         return now_ms - max(self._gone_since_ms, self._watched_since_ms) >= gather_ms
+
+    def _wait_for_reports(self, now_ms: MonoMs, loss: LeaderLoss) -> ControllerEffects:
+        """Propose nothing. Name the missing reports once, if the wait is long."""
+        assert self._gone_since_ms is not None
+        if self._wait_said or now_ms - self._gone_since_ms < self.config.wait_said_ms:
+            return _NOTHING
+        self._wait_said = True
+        fresh = ", ".join(node.name for node in self._fresh(now_ms)) or "no node"
+        linked = ", ".join(node.name for node in self._nodes.values() if node.linked) or "none"
+        why = f"{self._leader_name()}: {loss}; no majority reports: {fresh}; linked: {linked}"
+        return ControllerEffects(reason=why)
 
     def _fresh(self, now_ms: MonoMs) -> list[_Node]:
         return [

@@ -79,6 +79,8 @@ class Play:
         self.handed_over: list[str] = []
         self.refusal: MembershipRefusal | None = None
         self.reason = ""
+        self.said: list[str] = []
+        """Lines of the log without a decision."""
 
     def do(self, event: Event) -> None:
         self.carry_out(self.core.step(self.now_ms, event))
@@ -89,6 +91,7 @@ class Play:
         self.refusal = effects.refusal
         command = effects.propose
         if command is None:
+            self.said += [effects.reason] if effects.reason else []
             return
         self.reason = effects.reason
         self.proposed.append(command)
@@ -175,6 +178,18 @@ def test_dead_leader_is_replaced_by_the_node_that_is_not_the_controller() -> Non
     play.run(2 * STEP_MS)
     assert play.appointed == [(6, "c")]
     assert "link broke" in play.reason
+
+
+def test_wait_for_reports_is_said_once() -> None:
+    play = in_service()
+    del play.reports["c"]  # linked, and silent
+    play.run(CONFIG.report_timeout_ms)
+    play.lose("b")
+    play.run(CONFIG.wait_said_ms)
+    assert play.said == []
+    play.run(20_000)
+    assert play.said == ["b: its link broke; no majority reports: a; linked: a, c"]
+    assert play.appointed == []
 
 
 def test_link_rebuilt_at_once_is_no_death() -> None:
