@@ -37,6 +37,7 @@ from timer.model.timer_errors import EngineError
 from timer.model.units import Epoch, GroupId, LogIndex, ProducerId, ReplicaId, TopicId, UnixMs
 from timer.pending.memory.held_rows import aside
 from timer.pending.prefetch import Prefetch, PrefetchTargets
+from timer.pending.read_view import Cut
 from timer.pending.runs.held_scan import HELD_END, HeldReader, Portion
 from timer.pending.store import Store
 from timer.ready.page_cache import Pages
@@ -546,3 +547,12 @@ def slices_of(column: Binary) -> list[bytes]:
 
 def _within_horizon(result: int, age_ms: int) -> set[int]:
     return {result} if age_ms <= HORIZON_MS else {result, NOT_FOUND}
+
+
+def check_counts(cut: Cut, topic: int, until: list[int], pending: list[tuple[int, int]]) -> None:
+    """Compare the counts of a topic, and of all, with the (topic, due) of the pending timers."""
+    ends = sorted(until)
+    mine = [due for of, due in pending if of == topic]
+    assert cut.count(topic, ends) == [sum(due <= end for due in mine) for end in ends]
+    counts, exact = cut.count_all(ends)
+    assert not exact or counts == [sum(due <= end for _, due in pending) for end in ends]

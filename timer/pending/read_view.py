@@ -30,6 +30,7 @@ from timer.pending.memory.held_rows import ASIDE, BEGIN, MASK, aside, plain
 from timer.pending.memory.memtable import Graves, Left, Memtable, TopicOrder
 from timer.pending.runs.row_reader import Packer, Whole
 from timer.pending.runs.run import TOPIC_ROWS, BatchColumns, Run, is_tombstone
+from timer.pending.runs.run_totals import RunTotals
 
 SCAN_ROWS_MAX: Final = 65_536
 """Rows that a page reads, about. Then it is returned even if it is short."""
@@ -78,6 +79,16 @@ class Table(NamedTuple):
     """The rows for its new runs. None: it is not being flushed."""
     orders: dict[int, TopicOrder]
     holds: bool
+
+    def live(self, start: int) -> npt.NDArray[np.bool_]:
+        """Return which of the SCAN_ROWS_MAX rows from `start` are pending, in a new array."""
+        stop = min(start + SCAN_ROWS_MAX, len(self.rows))
+        if self.left is None:
+            return self.alive[start:stop].copy()
+        flags = np.zeros(stop - start, np.bool_)
+        first, last = self.left.live.searchsorted((start, stop)).tolist()
+        flags[self.left.live[first:last] - start] = True
+        return flags
 
 
 class Cut:
@@ -141,6 +152,45 @@ class Cut:
             upto = [counter.upto(max(end, self._position)) for end in ends]
             counts += [sum(both) - begun for both in zip(held, upto, strict=True)]
         return counts.tolist()
+
+    def count_all(self, until_ms: Sequence[int]) -> tuple[list[int], bool]:
+        """Return how many pending timers of all topics have due <= each of `until_ms`, ascending.
+
+        Held timers count with their plain due. Then whether the counts are exact: cancelled timers
+        and deleted topics in runs make some of them estimates (timer/pending/runs/run_totals.py).
+
+        Raises:
+            CorruptFile: a head doesn't verify.
+            FileNotFoundError: a run was removed; take a new cut.
+        """
+        edges, exact = np.array(until_ms, np.int64), True
+        counts = np.zeros(len(edges), np.int64)
+        for table in self._tables:
+            for start in range(0, len(table.rows), SCAN_ROWS_MAX):
+                rows, live = table.rows[start : start + SCAN_ROWS_MAX], table.live(start)
+                if self._gone:
+                    live &= ~self._gone.of(rows["topic"])  # perhaps deleted after the freeze
+                counts += self._within(rows["due_ms"][live], rows["seq"][live], edges)
+            due, seq, topic = table.buried
+            there = ~self._gone.of(topic)
+            counts -= self._within(due[there], seq[there], edges)
+        for run in self._runs:
+            totals = RunTotals(run, self._gone)
+            begun = totals.upto(self._position) + totals.upto(aside(BEGIN))
+            ends = [Position(until, SEQ_MAX) for until in until_ms]
+            upto = [totals.upto(max(end, self._position)) for end in ends]
+            held = [totals.upto(aside(end)) for end in ends]
+            counts += [sum(both) - begun for both in zip(upto, held, strict=True)]
+            exact &= totals.exact
+        return counts.tolist(), exact
+
+    def _within(self, due: I64, seq: U64, edges: I64) -> I64:
+        """Return how many pairs after the fire position have due <= each of `edges`, unsorted."""
+        later = due > self._position.due_ms
+        if not later.all():
+            due = due[later | after(due, seq, self._position)]
+        places = np.bincount(edges.searchsorted(due & MASK), minlength=len(edges) + 1)
+        return np.asarray(np.cumsum(places)[: len(edges)], np.int64)
 
     def _counted(self, due: I64, seq: U64, until_ms: Sequence[int]) -> I64:
         """Return how many pairs after the fire position have due <= each of `until_ms`."""
