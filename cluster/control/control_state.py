@@ -29,6 +29,7 @@ from timer.model.units import EPOCH_MAX, Epoch, LogIndex, QueueOffset, ReplicaId
 
 COMMAND_SIZE_MAX: Final = 4_000
 NAME_SIZE_MAX: Final = 255
+WHY_SIZE_MAX: Final = 200
 DIGEST_SIZE_MAX: Final = 128
 CHANGED_MAX: Final = 512
 """Offsets in pages since the last merge, at most. Above it they are merged into a new mapping."""
@@ -112,6 +113,8 @@ class ControlState:
     """The replica appointed for `epoch`. None: no leader was ever appointed."""
     unfit: tuple[ReplicaId, ...] = ()
     """Replicas that led poorly, as known to the controller that made this appointment."""
+    why: str = ""
+    """The controller's reason for this appointment, for operators; empty: unknown."""
     checkpoint: SharedCheckpoint | None = None
 
     def name_of(self, replica_id: ReplicaId | None) -> str | None:
@@ -140,6 +143,8 @@ class Appoint:
     """The voters from this epoch on. None: no change."""
     unfit: tuple[ReplicaId, ...] = ()
     """Replicas that led poorly of late: see cluster/control/leader_fitness.py."""
+    why: str = ""
+    """The reason, for operators; at most WHY_SIZE_MAX characters are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +206,8 @@ def encode_command(command: Command, *, nonce: int) -> bytes:
                 fields["voters"] = dict(command.voters)
             if command.unfit:
                 fields["unfit"] = list(command.unfit)
+            if command.why:
+                fields["why"] = command.why[:WHY_SIZE_MAX]
         case Members(epoch=epoch, voters=voters):
             fields = {"epoch": epoch, "voters": dict(voters)}
         case CheckpointPage(checkpoint=checkpoint):
@@ -246,7 +253,7 @@ def dump(state: ControlState) -> bytes:
     checkpoint = None if state.checkpoint is None else _pack_checkpoint(state.checkpoint)
     proposed = None if state.proposed is None else dict(state.proposed)
     known = [state.cluster_id, dict(state.voters), state.epoch, state.leader, checkpoint, proposed]
-    data: bytes = msgpack.packb([_VERSION, *known, list(state.unfit)])
+    data: bytes = msgpack.packb([_VERSION, *known, list(state.unfit), state.why])
     return data
 
 
@@ -268,6 +275,7 @@ def load(data: bytes) -> ControlState:
             proposed=None if proposed is None else MappingProxyType(_voters(proposed)),
             leader=None if leader is None else ReplicaId(_int(leader)),
             unfit=tuple(ReplicaId(_int(each)) for each in later[1]) if len(later) > 1 else (),
+            why=_why(later[2]) if len(later) > 2 else "",
             checkpoint=None if checkpoint is None else _parse_checkpoint(checkpoint),
         )
     except (TypeError, AttributeError) as error:
@@ -291,7 +299,9 @@ def _apply(state: ControlState, command: Command) -> ControlState | None:
                 return None
             if proposed is not None:
                 proposed = MappingProxyType(dict(proposed))
-            return replace(state, epoch=epoch, leader=leader, proposed=proposed, unfit=unfit)
+            return replace(
+                state, epoch=epoch, leader=leader, proposed=proposed, unfit=unfit, why=command.why
+            )
         case Members(epoch=epoch, voters=voters):
             if epoch < state.epoch:
                 return None
@@ -356,6 +366,7 @@ def _parse(fields: dict[str, Any]) -> Command:
                 expected_epoch=Epoch(_int(fields["expected_epoch"])),
                 voters=_voters(fields["voters"]) if "voters" in fields else None,
                 unfit=tuple(ReplicaId(_int(replica)) for replica in fields.get("unfit", ())),
+                why=_why(fields.get("why", "")),
             )
         case Members.op:
             epoch = Epoch(_int(fields["epoch"]))
@@ -404,6 +415,11 @@ def _int(value: object) -> int:
     if type(value) is not int or not 0 <= value <= _INT_MAX:
         raise ValueError(f"{value!r:.80} is not an integer from 0 to 2^63 - 1")
     return value
+
+
+def _why(value: object) -> str:
+    """Return a reason. Nothing is refused for it, because older programs do not read it."""
+    return value[:WHY_SIZE_MAX] if isinstance(value, str) else ""
 
 
 def _name(value: object) -> str:

@@ -674,6 +674,7 @@ class Controller:
             expected_epoch=self._state.epoch,
             voters=voters,
             unfit=tuple(sorted(self._unfit.at(now_ms) if unfit is None else unfit)),
+            why=reason,
         )
         return self._propose(now_ms, appoint, f"{reason}; appointing {successor.name}")
 

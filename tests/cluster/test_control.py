@@ -11,6 +11,7 @@ from cluster.control.control_state import (
     CHANGED_MAX,
     COMMAND_SIZE_MAX,
     EPOCH_STEP_MAX,
+    WHY_SIZE_MAX,
     Applied,
     Appoint,
     CheckpointPage,
@@ -70,6 +71,18 @@ def test_cluster_is_founded_once() -> None:
     assert state.voters == INIT.voters
     assert state.name_of(ReplicaId(2)) == "b"
     assert state.name_of(None) is None
+
+
+def test_reason_of_an_appointment_is_kept_and_never_a_reason_to_refuse_it() -> None:
+    chosen = replace(appoint(5, 2, expected=0), why="n1: its link broke" + "x" * 1_000)
+    state = after(INIT, chosen)
+    assert state.why == chosen.why[:WHY_SIZE_MAX]
+    assert load(dump(state)) == state
+    assert after(appoint(6, 1, expected=5), state=state).why == "", "an older program's"
+    fields = msgpack.unpackb(encode_command(appoint(6, 1, expected=5), nonce=NONCE))
+    for malformed in (7, None, [b"x"]):
+        changed, _ = apply(state, msgpack.packb(fields | {"why": malformed}))
+        assert (changed.epoch, changed.why) == (6, "")
 
 
 def test_epoch_far_above_the_last_one_changes_nothing() -> None:
