@@ -40,6 +40,11 @@ LONGEST: Final = (
     "tests/timer/test_compaction.py",
 )
 """The longest units of work, longest first. A long unit that begins last would run alone."""
+CHROMIUMS: Final = ("chromium", "chromium-browser", "google-chrome")
+"""Names of a browser for the tests with the mark `chromium`."""
+NO_CHROMIUM: Final = (
+    f"none of {', '.join(CHROMIUMS)} on the PATH (Debian: apt-get install chromium)"
+)
 ROOT: Final = Path(__file__).parent.parent
 
 # Spark's launcher forks through Python's preexec_fn. Since 1.81 gRPC's fork handlers can end that
@@ -111,6 +116,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if item.get_closest_marker("chromium") is not None and not any(
+            map(shutil.which, CHROMIUMS)
+        ):
+            item.add_marker(pytest.mark.skip(reason=NO_CHROMIUM))
         if item.get_closest_marker("spark") is None:
             continue
         for warning in ("Deprecation", "Resource", "Future"):  # pyspark itself raises these
@@ -126,6 +135,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if skipped:
         terminalreporter.write_sep("!", f"{len(skipped)} SPARK TESTS SKIPPED", red=True, bold=True)
         terminalreporter.write_line(f"THE AUDIT WAS NOT TESTED: {why_no_spark()}", red=True)
+    if any("chromium" in r.keywords for r in terminalreporter.stats.get("skipped", [])):
+        terminalreporter.write_sep("!", "THE STATUS PAGE WAS NOT TESTED", red=True, bold=True)
+        terminalreporter.write_line(NO_CHROMIUM, red=True)
 
 
 @pytest.fixture(scope="session")

@@ -39,11 +39,17 @@ async def status_of(name: str, address: str, stub: Stub) -> pb.NodeStatus:
     return answer.nodes[0]
 
 
-async def checkpoint_of(name: str, address: str, stub: Stub) -> pb.NodeCheckpoint:
-    """Return a node's checkpoint; for an unreachable node: with the reason."""
+async def checkpoint_of(
+    name: str, address: str, stub: Stub, at_index: LogIndex = LogIndex(0)
+) -> pb.NodeCheckpoint:
+    """Return a node's checkpoint; for an unreachable node: with the reason.
+
+    `at_index`: with the digest at this index, and without queue offsets. 0: the last checkpoint.
+    """
     del address
+    request = pb.GetCheckpointRequest(local=True, at_index=at_index)
     try:
-        answer = await stub.GetCheckpoint(pb.GetCheckpointRequest(local=True), timeout=PART_S)
+        answer = await stub.GetCheckpoint(request, timeout=PART_S)
     except grpc.aio.AioRpcError as error:
         return pb.NodeCheckpoint(node=name, role="unreachable", error=why(error))
     return answer.nodes[0]

@@ -65,9 +65,9 @@ class TimerService(Service, rpc.TimerServiceServicer):
         self._auto_create_topics = auto_create_topics
         self._topic_name_bytes_max = topic_name_bytes_max
         key_bytes_max = limits.key_bytes_max
-        self._looking_in = LookingIn(host, salt=salt, key_bytes_max=key_bytes_max, threads=threads)
-        self._stories = Stories(host, self._looking_in, salt=salt)
-        self._changes = TimerChanges(host, self._looking_in, salt=salt, key_bytes_max=key_bytes_max)
+        self.looking_in = LookingIn(host, salt=salt, key_bytes_max=key_bytes_max, threads=threads)
+        self.stories = Stories(host, self.looking_in, salt=salt)
+        self._changes = TimerChanges(host, self.looking_in, salt=salt, key_bytes_max=key_bytes_max)
 
     @answered
     async def RegisterProducer(  # noqa: N802
@@ -238,7 +238,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
 
     async def lag_ms(self, topic: int) -> int:
         """Return the age of a topic's oldest overdue timer; see LookingIn."""
-        return await self._looking_in.lag_ms(TopicId(topic))
+        return await self.looking_in.lag_ms(TopicId(topic))
 
     @answered
     async def Cancel(  # noqa: N802
@@ -263,7 +263,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
     ) -> pb.GetTimerResponse:
         """Return one timer."""
         del context
-        return await self._looking_in.get(request)
+        return await self.looking_in.get(request)
 
     @answered
     async def ListTimers(  # noqa: N802
@@ -271,7 +271,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
     ) -> pb.ListTimersResponse:
         """Return a page of pending timers."""
         del context
-        return await self._looking_in.list(request)
+        return await self.looking_in.list(request)
 
     @answered
     async def CountTimers(  # noqa: N802
@@ -279,7 +279,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
     ) -> pb.CountTimersResponse:
         """Return the number of pending timers."""
         del context
-        return await self._looking_in.count(request)
+        return await self.looking_in.count(request)
 
     @streamed
     async def TellStory(  # noqa: N802
@@ -287,7 +287,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
     ) -> AsyncGenerator[pb.TellStoryResponse, None]:
         """Return the events of one timer, while they are read."""
         del context
-        async for answer in self._stories.tell(request):
+        async for answer in self.stories.tell(request):
             yield answer
 
 

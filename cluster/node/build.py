@@ -19,6 +19,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
+from cluster.api import wire_rows
 from cluster.api.consume_service import ConsumeService
 from cluster.api.peer_queries import ask_all, status_of
 from cluster.api.public_services import Services, services_of
@@ -38,6 +39,9 @@ from cluster.node.ports import Ports, grpc_server_of
 from cluster.observe.apply_metrics import ApplyMetrics, PromotionMetrics
 from cluster.observe.metrics import Levels, Telemetry
 from cluster.observe.node_view import VERSION, NodeState
+from cluster.page.page_data import PageData
+from cluster.page.page_routes import StatusPages
+from cluster.page.timer_lookup import TimerLookup
 from cluster.rpc.connections import Connections
 from cluster.rpc.endpoints import AdminChannels, Endpoints
 from cluster.rpc.grpc_errors import reason_of
@@ -389,7 +393,11 @@ def _ports(
         health_service=health,
         peers=(*map(connections.of_nodes, peers), planes.snapshots.handler()),
     )
-    http = HttpServer(basis.config.http, planes.view, basis.telemetry.registry)
+    salt = wire_rows.id_salt(basis.config.cluster_id)
+    lookup = TimerLookup(services.timers, salt)
+    data = PageData(planes.view, planes.host, basis.telemetry, lookup, mono_ms)
+    registry = basis.telemetry.registry
+    http = HttpServer(basis.config.http, planes.view, registry, StatusPages(data))
     return Ports(
         basis.endpoints,
         basis.channels,

@@ -161,6 +161,7 @@ class Node:
             voters = frozenset(proposed.values()) if proposed is not None else None
             replica.appointed(state.epoch, state.leader, voters)
         self._parts.digests.compare(state.checkpoint)
+        self._parts.view.note_leader(state)
 
     def on_leading(self) -> None:
         """The leadership began or ended: set the health, report, and end streams or count."""

@@ -83,6 +83,12 @@ class BatchHistogram(Collector):
             self._counts += counts
             self._sum += total
 
+    def counts(self) -> list[int]:
+        """Return the counts: one for each bound, not those before it, and one above all bounds."""
+        with self._lock:
+            counts: list[int] = self._counts.tolist()
+        return counts
+
     def collect(self) -> Iterable[Metric]:
         """Yield the histogram in Prometheus's form: each bucket includes those before it."""
         with self._lock:
@@ -286,13 +292,13 @@ class Telemetry:
             ["method", "reason"],
             registry=self.registry,
         )
-        self._lateness = self._histogram(
+        self.lateness = self._histogram(
             "lateness_seconds",
             "Time from the effective due time to the firing",
             _LATENESS_S,
             scale=0.001,
         )
-        self._handed_out_late = self._histogram(
+        self.handed_out_lateness = self._histogram(
             "handed_out_lateness_seconds",
             "Time from the effective due time to the first delivery to a group",
             _LATENESS_S,
@@ -351,11 +357,11 @@ class Telemetry:
 
     def observe_lateness(self, late_ms: npt.NDArray[np.int64]) -> None:
         """Count a fired batch, (n, int64): fired_at_ms minus effective due_ms."""
-        self._lateness.observe_column(late_ms)
+        self.lateness.observe_column(late_ms)
 
     def observe_handed_out(self, late_ms: npt.NDArray[np.int64]) -> None:
         """Count a batch of first deliveries, (n, int64): handed_out_ms minus effective due_ms."""
-        self._handed_out_late.observe_column(late_ms)
+        self.handed_out_lateness.observe_column(late_ms)
 
     def observe_step(self, name: str, seconds: float) -> None:
         """Count a call that held the event loop."""

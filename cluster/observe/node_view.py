@@ -12,10 +12,12 @@ from google.protobuf.json_format import MessageToDict
 from cluster.api.peer_queries import Peers, Stub, ask_all, checkpoint_of, status_of
 from cluster.api.policy_admin import description
 from cluster.control.control_plane import CommandOutcome, ControlPlane
+from cluster.control.control_state import ControlState
 from cluster.control.membership import LAG_MAX, Change
 from cluster.files.replacement import REPLACEABLE, ask_to_replace
 from cluster.files.scrubber import Scrubber
 from cluster.observe import lag, quota_view
+from cluster.observe.leader_history import LeaderHistory
 from cluster.observe.metrics import LAGS_SHOWN, Lag, Levels
 from cluster.observe.topic_view import TopicView
 from cluster.rpc.http import LocalState
@@ -38,6 +40,7 @@ DISK_LOOK_MS: Final = 5_000
 CHANGE_TIMEOUT_MS: Final = 8_000
 """Limit for a new learner to catch up, and for a change of the voters to be committed."""
 CHANGE_POLL_S: Final = 0.05
+_WILDCARDS: Final = frozenset(("", "0.0.0.0", "[::]"))  # noqa: S104 - compared, not bound
 MEASURE_S: Final = 0.5
 """Seconds that a scrape waits for measurements."""
 
@@ -64,6 +67,8 @@ class NodeState(TopicView):
         self._mono_ms = mono_ms
         self._scrubber = scrubber
         self._started_at_ms = mono_ms()
+        self.history = LeaderHistory()
+        """The leaders that the control plane appointed."""
         self._remade: set[str] = set()
         """Nodes that replaced lost voters as learners and do not vote yet."""
         self._lags: list[lag.GroupLag] = []
@@ -86,6 +91,11 @@ class NodeState(TopicView):
             epoch, leader = state.epoch, state.leader
         return epoch, self._name_of(leader) or "", self._control.controller_name or ""
 
+    @property
+    def log_end(self) -> LogIndex:
+        """Index of the last entry of this node's log."""
+        return self._replica.last_index
+
     def leader_address(self) -> str | None:
         """Return host:port of the leader. None: this node leads, or the leader is unknown."""
         name = self.leader_elsewhere()
@@ -95,6 +105,14 @@ class NodeState(TopicView):
         """Return the leader's name. None: this node leads, or the leader is unknown."""
         name = self._name_of(self._replica.leader_id)
         return name if name in self._stubs else None
+
+    def note_leader(self, state: ControlState) -> None:
+        """Record the appointment of a control state, if it is a new one."""
+        self.history.note(state, self._host.now().clock_ms)
+
+    def name_of(self, replica_id: ReplicaId | None) -> str:
+        """Return the name of a replica; empty: unknown."""
+        return self._name_of(replica_id) or ""
 
     def _name_of(self, replica_id: ReplicaId | None) -> str | None:
         if replica_id == self._replica.replica_id:
@@ -335,9 +353,19 @@ class NodeState(TopicView):
             scrubbed_bytes=self._scrubber.bytes_read,
             scrubbed_at_ms=self._scrubber.ended_ms,
             withholds_votes=self._control.withholds_votes,
+            http_address=self._http_address(),
         )
         status.MergeFrom(self.node_leadership())
         return status
+
+    def _http_address(self) -> str:
+        """Return host:port for viewers; empty: any free port is used, which others do not know."""
+        host, _, port = self._config.http.rpartition(":")
+        if port == "0":
+            return ""
+        if host in _WILDCARDS:
+            host = self._config.peers[self.name].rpartition(":")[0]
+        return f"{host}:{port}"
 
     def _disk_bytes(self) -> int:
         now = self._mono_ms()
@@ -377,17 +405,20 @@ class NodeState(TopicView):
             reachable=True,
         )
 
-    def shared_checkpoint(self) -> pb.SharedCheckpoint | None:
-        """Return the shared checkpoint of this node's control plane. None: there is none."""
+    def shared_checkpoint(self, *, offsets: bool = True) -> pb.SharedCheckpoint | None:
+        """Return the shared checkpoint of this node's control plane. None: there is none.
+
+        `offsets`: with the queue offsets; there may be many topics.
+        """
         shared = self._control.state.checkpoint
         if shared is None:
             return None
-        offsets = {k: int(v) for k, v in shared.queue_offsets.items() if v is not None}
+        ends = shared.queue_offsets.items() if offsets else ()
         return pb.SharedCheckpoint(
             epoch=shared.epoch,
             index=shared.index,
             last_read_time_ms=shared.last_read_time_ms,
-            queue_offsets=offsets,
+            queue_offsets={topic: int(end) for topic, end in ends if end is not None},
             digest=shared.digest,
             published_at_ms=shared.published_at_ms,
             age_ms=max(0, self._host.now().clock_ms - shared.published_at_ms),

@@ -1,7 +1,7 @@
 """Topics, groups and producers of the state applied on this node, for operators."""
 
 import asyncio
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from typing import Final
 
@@ -74,8 +74,10 @@ class TopicView:
 
     # ---- answers
 
-    async def topics(self, after: str, page_size: int) -> pb.ListTopicsResponse:
-        """Return a page of topics, by name. `page_size`: 0 means PAGE_SIZE_MAX.
+    async def topics(self, after: str, page_size: int, prefix: str = "") -> pb.ListTopicsResponse:
+        """Return a page of the topics whose names have the prefix, by name, after a name.
+
+        `page_size`: 0 means PAGE_SIZE_MAX.
 
         The work pauses after TOPICS_AT_ONCE, so that the loop serves others meanwhile.
 
@@ -85,7 +87,7 @@ class TopicView:
         if page_size > PAGE_SIZE_MAX:
             raise InvalidRequestError("page_size", page_size, f"must be at most {PAGE_SIZE_MAX}")
         machine, clock_ms, late = self._machine, self._host.now().clock_ms, self._late()
-        names = self._sorted_names()
+        names = _with_prefix(self._sorted_names(), prefix)
         start = bisect_right(names, after)
         page = names[start : start + (page_size or PAGE_SIZE_MAX)]
         found: list[pb.TopicStatus] = []
@@ -188,6 +190,15 @@ class TopicView:
     @property
     def _machine(self) -> Machine:
         return self._host.engine.machine
+
+
+def _with_prefix(names: list[str], prefix: str) -> list[str]:
+    """Return the sorted names that have the prefix."""
+    if not prefix:
+        return names
+    start = bisect_left(names, prefix)
+    end = bisect_left(names, 1, start, key=lambda name: not name.startswith(prefix))
+    return names[start:end]
 
 
 def _histogram(found: Histogram) -> pb.Lateness:

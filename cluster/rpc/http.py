@@ -6,7 +6,7 @@
     /v1/status       this node; with the others' answers: ?scope=cluster
     /v1/checkpoint   likewise
     /v1/policies     the cluster's, or ?namespace=ns, or ?topic=ns/t, as this node has applied them
-    /                links, for people
+    /, further /v1   the status page and its JSON (cluster/page/page_routes.py); without: links
 
 The port reads the node through a `NodeView`. It decides from one `LocalState` whether the node is
 healthy and ready.
@@ -84,6 +84,16 @@ class NodeView(Protocol):
         """Return the policies of a scope; JSON's types only."""
 
 
+class ExtraPaths(Protocol):
+    """Further paths of the port."""
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """Return the routes. One of them is `/`."""
+
+    async def close(self) -> None:
+        """End all work; the server has stopped."""
+
+
 def why_unhealthy(state: LocalState) -> str:
     """Return the reason to restart the process; empty: there is none."""
     return f"disk: {state.disk_error}" if state.disk_error else ""
@@ -109,11 +119,18 @@ def why_not_ready(state: LocalState) -> str:
 class HttpServer:
     """Serves one node's HTTP port from `start` to `stop`."""
 
-    def __init__(self, address: str, view: NodeView, registry: CollectorRegistry) -> None:
-        """`address` is host:port; port 0: any free one."""
+    def __init__(
+        self,
+        address: str,
+        view: NodeView,
+        registry: CollectorRegistry,
+        pages: ExtraPaths | None = None,
+    ) -> None:
+        """`address` is host:port; port 0: any free one. `pages`: None for a page of links."""
         self._text = address
         self._address = parse_address("http", address, port_min=0)
         self._view = view
+        self._pages = pages
         self._registry = registry
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
@@ -127,7 +144,6 @@ class HttpServer:
         app = web.Application()
         app.add_routes(
             [
-                web.get("/", self._index),
                 web.get("/metrics", self._metrics),
                 web.get("/healthz", self._health),
                 web.get("/readyz", self._ready),
@@ -136,6 +152,7 @@ class HttpServer:
                 web.get("/v1/policies", self._policies),
             ]
         )
+        app.add_routes(self._pages.routes() if self._pages else [web.get("/", self._index)])
         self._runner = runner = web.AppRunner(
             app, access_log=None, shutdown_timeout=DRAIN_TIMEOUT_S, keepalive_timeout=IDLE_S
         )
@@ -165,6 +182,8 @@ class HttpServer:
         if self._runner is not None:
             runner, self._runner = self._runner, None
             await runner.cleanup()
+            if self._pages is not None:
+                await self._pages.close()
 
     # ---- pages
 
@@ -194,14 +213,14 @@ class HttpServer:
         return _verdict(why_not_ready(self._view.local()))
 
     async def _status(self, request: web.Request) -> web.Response:
-        return await _json(lambda: self._view.status(cluster=_whole_cluster(request)))
+        return await json_answer(lambda: self._view.status(cluster=_whole_cluster(request)))
 
     async def _checkpoint(self, request: web.Request) -> web.Response:
-        return await _json(lambda: self._view.checkpoint(cluster=_whole_cluster(request)))
+        return await json_answer(lambda: self._view.checkpoint(cluster=_whole_cluster(request)))
 
     async def _policies(self, request: web.Request) -> web.Response:
         scope = {name: request.query.get(name, "") for name in ("namespace", "topic")}
-        return await _json(lambda: self._view.policies(**scope))
+        return await json_answer(lambda: self._view.policies(**scope))
 
 
 def _make_room(connections: Sequence[RequestHandler]) -> None:
@@ -220,7 +239,7 @@ def _whole_cluster(request: web.Request) -> bool:
     return request.query.get("scope") == "cluster"
 
 
-async def _json(read: Callable[[], Awaitable[Mapping[str, object]]]) -> web.Response:
+async def json_answer(read: Callable[[], Awaitable[Mapping[str, object]]]) -> web.Response:
     """Answer with the result of `read`, or with its error."""
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):

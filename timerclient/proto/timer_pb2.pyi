@@ -1864,6 +1864,7 @@ class NodeStatus(_message.Message):
     SCRUBBED_BYTES_FIELD_NUMBER: _builtins.int
     SCRUBBED_AT_MS_FIELD_NUMBER: _builtins.int
     WITHHOLDS_VOTES_FIELD_NUMBER: _builtins.int
+    HTTP_ADDRESS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     address: _builtins.str
     reachable: _builtins.bool
@@ -1905,6 +1906,8 @@ class NodeStatus(_message.Message):
     """when the scrub last completed a pass; 0: never"""
     withholds_votes: _builtins.bool
     """its Raft files are new, and its Raft votes do not count yet"""
+    http_address: _builtins.str
+    """host:port of the node's HTTP port; empty: unknown"""
     def __init__(
         self,
         *,
@@ -1938,10 +1941,11 @@ class NodeStatus(_message.Message):
         scrubbed_bytes: _builtins.int = ...,
         scrubbed_at_ms: _builtins.int = ...,
         withholds_votes: _builtins.bool = ...,
+        http_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "applied_index", b"applied_index", "cancelled", b"cancelled", "clock_ms", b"clock_ms", "commit_index", b"commit_index", "damage", b"damage", "disk_bytes", b"disk_bytes", "disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_reserve_bytes", b"disk_reserve_bytes", "dropped", b"dropped", "epoch", b"epoch", "error", b"error", "fired", b"fired", "log_end", b"log_end", "name", b"name", "pending", b"pending", "reachable", b"reachable", "ready", b"ready", "replica_id", b"replica_id", "role", b"role", "rss_bytes", b"rss_bytes", "scheduled", b"scheduled", "scrubbed_at_ms", b"scrubbed_at_ms", "scrubbed_bytes", b"scrubbed_bytes", "serving", b"serving", "unsure", b"unsure", "uptime_ms", b"uptime_ms", "version", b"version", "withholds_votes", b"withholds_votes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "applied_index", b"applied_index", "cancelled", b"cancelled", "clock_ms", b"clock_ms", "commit_index", b"commit_index", "damage", b"damage", "disk_bytes", b"disk_bytes", "disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_reserve_bytes", b"disk_reserve_bytes", "dropped", b"dropped", "epoch", b"epoch", "error", b"error", "fired", b"fired", "http_address", b"http_address", "log_end", b"log_end", "name", b"name", "pending", b"pending", "reachable", b"reachable", "ready", b"ready", "replica_id", b"replica_id", "role", b"role", "rss_bytes", b"rss_bytes", "scheduled", b"scheduled", "scrubbed_at_ms", b"scrubbed_at_ms", "scrubbed_bytes", b"scrubbed_bytes", "serving", b"serving", "unsure", b"unsure", "uptime_ms", b"uptime_ms", "version", b"version", "withholds_votes", b"withholds_votes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

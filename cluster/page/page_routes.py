@@ -1,0 +1,132 @@
+"""The paths of the status page, all of them GET. No request changes the state.
+
+    /                        the page; it polls the overview every 2 s
+    /page/status_page.css    its style
+    /page/status_page.js     its program
+    /v1/overview             everything that the page shows without a search
+    /v1/topics               a page of topics: ?prefix=&after=&size= (20 topics; at most 100)
+    /v1/timer                one timer and its story: ?id=, or ?topic=&key=
+
+Times are Unix milliseconds, unless a name says otherwise. `/v1/overview` returns:
+
+    cluster_id, epoch, leader, controller    empty: unknown
+    viewed           the node that answers
+    clock_ms         the cluster's clock
+    nodes            [name, address, http_address, reachable, error, role (also unreachable; asked:
+                     no answer yet); if reachable also:
+                     serving, epoch, log_end, commit_index, applied_index, uptime_ms, memory, disk,
+                     lag_entries: of the log, behind the node that answers,
+                     checkpoint: {index, applied_index, last_read_time_ms, age_ms, manifest_index,
+                     runs, digest: at digest_index, that of the shared checkpoint: equal, differs,
+                     not_applied or unknown}]
+    shared           {epoch, index, last_read_time_ms, digest, published_at_ms, age_ms}, or null
+    counters         at_ms on a monotonic clock; scheduled, fired, cancelled; on a leader also
+                     delivered, redelivered, acked. For rates: compare two answers
+    lateness         bounds_ms, and counts per bound of firings and of first deliveries
+    pending          total, ready, topics; counts of buckets_s: overdue, up to a bound, later. Null:
+                     not counted yet. exact, held (in overdue), age_ms
+    lags             {topics, groups} with most lag, 20 each; null: this node does not lead
+    changes          [epoch, leader, time_ms, reason, earlier]: the last 20, newest first
+
+`/v1/topics` returns topics, count (of all that match) and next_after; empty: no more. `/v1/timer`
+returns timer_id, state, topic, due_ms, held, successor_id, of a pending timer also requested_ms,
+key and payload_bytes, and its story: events, log_first, log_last, gaps. Errors are {error, reason},
+as on the other `/v1` paths.
+
+The page loads nothing from elsewhere, and runs no script but its own: CONTENT_POLICY.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from aiohttp import web
+
+from cluster.rpc.http import json_answer
+
+CONTENT_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS: Final = {
+    "Content-Security-Policy": CONTENT_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+QUERY_CHARS_MAX: Final = 4_096
+"""Characters of one field of a query; longer ones are cut, and then match nothing."""
+
+_FILES: Final = {
+    "/": ("status_page.html", "text/html"),
+    "/page/status_page.css": ("status_page.css", "text/css"),
+    "/page/status_page.js": ("status_page.js", "text/javascript"),
+}
+
+
+class Answers(Protocol):
+    """The answers behind the paths: `PageData`."""
+
+    async def overview(self) -> Mapping[str, Any]:
+        """Return `/v1/overview`."""
+
+    async def topics(self, *, prefix: str, after: str, size: str) -> Mapping[str, Any]:
+        """Return `/v1/topics`."""
+
+    async def timer(self, *, timer_id: str, topic: str, key: str) -> Mapping[str, Any]:
+        """Return `/v1/timer`."""
+
+    async def close(self) -> None:
+        """End all work."""
+
+
+class StatusPages:
+    """The page and its JSON; see the module. One `HttpServer` serves the routes."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """Return all routes."""
+        return [
+            *(web.get(path, _file(*found)) for path, found in _FILES.items()),
+            web.get("/v1/overview", self._overview),
+            web.get("/v1/topics", self._topics),
+            web.get("/v1/timer", self._timer),
+        ]
+
+    async def close(self) -> None:
+        """End all work; the server has stopped."""
+        await self._answers.close()
+
+    async def _overview(self, _: web.Request) -> web.Response:
+        return await _json(self._answers.overview)
+
+    async def _topics(self, request: web.Request) -> web.Response:
+        fields = _fields(request, "prefix", "after", "size")
+        return await _json(lambda: self._answers.topics(**fields))
+
+    async def _timer(self, request: web.Request) -> web.Response:
+        fields = _fields(request, "id", "topic", "key")
+        timer_id = fields.pop("id")
+        return await _json(lambda: self._answers.timer(timer_id=timer_id, **fields))
+
+
+def _fields(request: web.Request, *names: str) -> dict[str, str]:
+    return {name: request.query.get(name, "")[:QUERY_CHARS_MAX] for name in names}
+
+
+async def _json(read: Callable[[], Awaitable[Mapping[str, Any]]]) -> web.Response:
+    answer = await json_answer(read)
+    answer.headers.update(HEADERS)
+    return answer
+
+
+def _file(name: str, content_type: str) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """Return the handler of a file of this package, which is read once."""
+    body = Path(__file__).with_name(name).read_bytes()
+
+    async def handle(_: web.Request) -> web.Response:
+        return web.Response(body=body, content_type=content_type, charset="utf-8", headers=HEADERS)
+
+    return handle

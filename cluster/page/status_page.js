@@ -1,0 +1,538 @@
+"use strict";
+/* The status page. It polls /v1/overview and draws what changed.
+
+   poll -> answer -> draw: each section builds its elements anew, and `morph` applies the differences
+   to the page. So the focus, a selection and the scroll position stay.
+
+   Text from the cluster (names, keys, reasons) becomes text nodes only. There is no HTML from data. */
+
+const POLL_MS = 2000, POLL_MS_MAX = 30000, ANSWER_MS = 4000, POINTS = 60;
+const SVG = "http://www.w3.org/2000/svg";
+const $ = (id) => document.getElementById(id);
+
+/* ---- elements */
+
+function h(tag, attributes, ...children) {
+  return fill(document.createElement(tag), attributes, children);
+}
+
+function s(tag, attributes, ...children) {
+  return fill(document.createElementNS(SVG, tag), attributes, children);
+}
+
+function fill(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value);
+  }
+  for (const child of children.flat(Infinity)) {
+    if (child !== null && child !== undefined && child !== "") element.append(child);
+  }
+  return element;
+}
+
+function show(id, ...children) {
+  const place = $(id), fresh = place.cloneNode(false);
+  fill(fresh, null, children);
+  morph(place, fresh);
+}
+
+/* Change `old` into `fresh`, keeping the elements that are of the same kind. */
+function morph(old, fresh) {
+  if (old.nodeType !== fresh.nodeType || old.nodeName !== fresh.nodeName) {
+    old.replaceWith(fresh);
+    return;
+  }
+  if (old.nodeType === Node.TEXT_NODE) {
+    if (old.data !== fresh.data) old.data = fresh.data;
+    return;
+  }
+  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
+  for (const { name, value } of fresh.attributes) {
+    if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  }
+  const before = [...old.childNodes], after = [...fresh.childNodes];
+  after.forEach((child, at) => (at < before.length ? morph(before[at], child) : old.append(child)));
+  before.slice(after.length).forEach((child) => child.remove());
+}
+
+/* A table with roles, as the cards on a phone are no table for a browser. Columns: {label, num, cls}.
+   A row: cells, or {cells, cls}. */
+function table(label, columns, rows, cls) {
+  const head = columns.map((c) => h("th", { role: "columnheader", scope: "col", class: c.num ? "num" : c.cls }, c.label));
+  const body = rows.map((row) => {
+    const cells = (row.cells || row).map((cell, at) => {
+      const c = columns[at], names = [c.num && "num", c.cls].filter(Boolean).join(" ");
+      return h("td", { role: "cell", class: names || null, "data-label": c.label }, cell);
+    });
+    return h("tr", { role: "row", class: row.cls }, cells);
+  });
+  return h("table", { role: "table", "aria-label": label, class: cls },
+    h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, head)),
+    h("tbody", { role: "rowgroup" }, body));
+}
+
+const note = (text, cls) => h("p", { class: cls ? `note ${cls}` : "note" }, text);
+const pill = (text, cls) => h("span", { class: cls ? `pill ${cls}` : "pill" }, text);
+
+/* ---- numbers and times */
+
+const grouped = new Intl.NumberFormat("en-US");
+const count = (n) => (n === null || n === undefined ? "–" : grouped.format(n));
+
+function rate(n) {
+  if (n === null || n === undefined) return "–";
+  return n >= 100 || Number.isInteger(n) ? grouped.format(Math.round(n)) : n.toFixed(1);
+}
+
+function bytes(n) {
+  if (n === null || n === undefined) return "–";
+  let at = 0;
+  for (; n >= 1024 && at < 4; at++) n /= 1024;
+  return `${n >= 100 || at === 0 ? Math.round(n) : n.toFixed(1)} ${["B", "KiB", "MiB", "GiB", "TiB"][at]}`;
+}
+
+function duration(ms) {
+  if (ms === null || ms === undefined) return "–";
+  if (ms < 1000) return `${Math.round(ms)} ms`;
+  if (ms < 10000) return `${(ms / 1000).toFixed(1)} s`;
+  const s = Math.round(ms / 1000);
+  if (s < 120) return `${s} s`;
+  if (s < 7200) return `${Math.floor(s / 60)}m ${two(s % 60)}s`;
+  if (s < 172800) return `${Math.floor(s / 3600)}h ${two(Math.floor((s % 3600) / 60))}m`;
+  return `${Math.floor(s / 86400)}d ${Math.floor((s % 86400) / 3600)}h`;
+}
+
+const two = (n, width = 2) => String(n).padStart(width, "0");
+
+/* A time in the viewer's zone; its title is UTC. Without the day if that is today. */
+function time(ms, { millis = false } = {}) {
+  const at = new Date(ms);
+  if (!ms || Number.isNaN(at.getTime())) return h("span", {}, ms ? String(ms) : "–");
+  const utc = at.toISOString(), day = `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
+  const today = at.toDateString() === new Date().toDateString();
+  let clock = `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`;
+  if (millis) clock += `.${two(at.getMilliseconds(), 3)}`;
+  const title = `${utc.replace("T", " ").replace("Z", "")} UTC`;
+  return h("time", { datetime: utc, title }, today ? clock : `${day} ${clock}`);
+}
+
+/* ---- sections */
+
+function trouble(o) {
+  if (!o.leader) return "no node leads";
+  const leader = o.nodes.find((node) => node.name === o.leader);
+  if (leader && leader.role === "asked") return `${o.leader} has not answered yet`;
+  if (!leader || !leader.reachable) return `${o.leader} is appointed and does not answer`;
+  if (leader.role !== "leader" || leader.epoch !== o.epoch) return `${o.leader} is appointed for epoch ${o.epoch} and does not lead yet`;
+  return leader.serving ? "" : `${o.leader} leads and does not serve yet`;
+}
+
+function drawState(o) {
+  const asked = o.nodes.some((node) => node.role === "asked"), why = trouble(o);
+  const absent = o.nodes.filter((node) => node.role === "unreachable").map((node) => node.name);
+  const cls = asked ? "" : why ? "bad" : absent.length ? "warn" : "good";
+  let text = asked ? "Asking the nodes." : why ? `Does not serve: ${why}` : `${o.leader} leads and serves`;
+  if (absent.length && !why && !asked) text += ` · ${absent.join(", ")} unreachable`;
+  const state = $("state");
+  if (state.textContent !== text) state.textContent = text;
+  state.className = `state ${cls}`;
+  document.title = `${why ? "✗" : absent.length ? "!" : "✓"} ${o.cluster_id} · ${o.viewed}`;
+  show("cluster", o.cluster_id);
+  show("where", `seen from ${o.viewed} · epoch ${o.epoch} · controller ${o.controller || "none"} · `, time(o.clock_ms));
+}
+
+/* The address of a node's page. Empty: this page's own node, or not known. */
+function pageOf(node, o) {
+  if (node.name === o.viewed || !node.http_address) return "";
+  return `${location.protocol}//${node.http_address}/`;
+}
+
+function nodeName(node, o) {
+  const page = pageOf(node, o);
+  const name = page ? h("a", { href: page, rel: "noreferrer" }, node.name) : node.name;
+  return [name, node.name === o.viewed ? h("span", { class: "here" }, " this page") : ""];
+}
+
+function rolePill(node) {
+  if (!node.reachable) return pill(node.role, node.role === "asked" ? "" : "bad");
+  if (node.role !== "leader") return pill(node.role, node.role === "candidate" ? "warn" : "");
+  return node.serving ? pill("leader, serves", "good") : pill("leader, not serving", "warn");
+}
+
+function drawNodes(o) {
+  const columns = [
+    { label: "Node", cls: "name" }, { label: "Role" }, { label: "Epoch", num: true },
+    { label: "Lag", num: true }, { label: "Applied", num: true }, { label: "Disk", num: true },
+    { label: "Free", num: true }, { label: "Memory", num: true }, { label: "Uptime", num: true },
+    { label: "Note", cls: "full" },
+  ];
+  const rows = o.nodes.map((node) => {
+    if (!node.reachable) {
+      return { cls: "gone", cells: [nodeName(node, o), rolePill(node), "", "", "", "", "", "", "", node.error] };
+    }
+    const notes = [
+      node.unsure && "unsure: may have lost log entries", node.withholds_votes && "its Raft votes do not count yet", node.damage && `damaged: ${node.damage}`,
+      node.disk_low && `free disk below the reserve of ${bytes(node.disk_reserve_bytes)}`,
+    ].filter(Boolean).join("; ");
+    return [
+      nodeName(node, o), rolePill(node), count(node.epoch), count(node.lag_entries),
+      count(node.applied_index), bytes(node.disk_bytes), bytes(node.disk_free_bytes),
+      bytes(node.rss_bytes), duration(node.uptime_ms), notes,
+    ];
+  });
+  show("nodes", table("Nodes", columns, rows, "cards"));
+}
+
+function drawCheckpoint(o) {
+  const shared = o.shared;
+  show("checkpoint-note", shared ? `shared ${duration(shared.age_ms)} ago` : "none is shared yet");
+  const columns = [
+    { label: "Node", cls: "name" }, { label: "Read time" }, { label: "Applied", num: true },
+    { label: "Age", num: true }, { label: "Digest" },
+  ];
+  const rows = o.nodes.map((node) => {
+    const c = node.checkpoint;
+    if (!c) return { cls: "gone", cells: [node.name, "–", "–", "–", "–"] };
+    const [text, cls] = { equal: ["equal", "good"], differs: ["differs", "bad"], not_applied: ["not yet"] }[c.digest] || ["not known"];
+    const digest = fill(pill(text, cls), { title: `at entry ${count(c.digest_index)}` }, []);
+    return [node.name, time(c.last_read_time_ms), count(c.applied_index), c.index ? duration(c.age_ms) : "–", shared ? digest : "–"];
+  });
+  if (shared) {
+    rows.unshift([
+      "shared", time(shared.last_read_time_ms), count(shared.index), duration(shared.age_ms),
+      h("span", { class: "mono", title: shared.digest }, shared.digest.slice(0, 12) || "–"),
+    ]);
+  }
+  show("checkpoint", table("Checkpoint", columns, rows, "cards"));
+}
+
+function drawPending(o) {
+  const p = o.pending, names = { 60: "1 minute", 600: "10 minutes", 3600: "1 hour", 86400: "1 day", 604800: "1 week" };
+  const total = `${count(p.total)} in ${count(p.topics)} ${p.topics === 1 ? "topic" : "topics"}`;
+  if (!p.counts) {
+    show("pending-note", total);
+    show("pending", note("The timers are being counted."));
+    return;
+  }
+  show("pending-note", total, p.exact ? "" : " · estimates", ` · counted ${duration(p.age_ms)} ago`);
+  const most = Math.max(1, ...p.counts);
+  const rows = p.counts.map((n, at) => {
+    const bound = p.buckets_s[at];
+    let label = bound === 0 ? "overdue" : bound === undefined ? "later" : `within ${names[bound] || `${bound} s`}`;
+    const width = n ? 2 + (98 * Math.log1p(n)) / Math.log1p(most) : 0;
+    const bar = s("svg", { "aria-hidden": "true", viewBox: "0 0 100 10", preserveAspectRatio: "none" },
+      s("rect", { width: width.toFixed(2), height: 10 }));
+    if (bound === 0 && p.held) label = ["overdue ", h("span", { class: "dim", title: "of paused topics" }, `${count(p.held)} held`)];
+    return { cls: bound === 0 && n > p.held ? "overdue" : null, cells: [label, bar, `${p.exact ? "" : "≈ "}${count(n)}`] };
+  });
+  const columns = [{ label: "Due" }, { label: "logarithmic", cls: "bar" }, { label: "Timers", num: true }];
+  show("pending", table("Pending timers by due time", columns, rows, "bars"));
+}
+
+function drawLags(o) {
+  const lags = o.lags;
+  if (!lags) {
+    const leader = o.nodes.find((node) => node.name === o.leader);
+    const page = leader ? pageOf(leader, o) : "";
+    show("lags-note");
+    show("lags", h("p", { class: "note" }, "Only the leader knows lag.",
+      o.leader && o.leader !== o.viewed ? [" See ", page ? h("a", { href: page }, `the page of ${o.leader}`) : `the page of ${o.leader}`, "."] : ""));
+    return;
+  }
+  show("lags-note", lags.topics.length || lags.groups.length ? `the worst, ${duration(o.lags_age_ms)} ago` : "");
+  const parts = [];
+  if (lags.topics.length) {
+    parts.push(h("h3", {}, "Topics with overdue timers"), table("Topics with overdue timers",
+      [{ label: "Topic", cls: "name" }, { label: "Overdue", num: true }, { label: "Pending", num: true }],
+      lags.topics.map((t) => [topicLink(t.topic), duration(t.overdue_ms), count(t.pending)]), "cards"));
+  }
+  if (lags.groups.length) {
+    parts.push(h("h3", {}, "Groups with waiting messages"), table("Groups with waiting messages",
+      [{ label: "Topic / group", cls: "name" }, { label: "Undelivered", num: true }, { label: "Unacked", num: true }, { label: "Messages", num: true }],
+      lags.groups.map((g) => [[topicLink(g.topic), " / ", g.group], duration(g.undelivered_ms), duration(g.unacked_ms), count(g.unacked)]), "cards"));
+  }
+  show("lags", parts.length ? parts : note("No timer is overdue, and no message waits."));
+}
+
+function drawChanges(o) {
+  const columns = [{ label: "Time" }, { label: "Epoch", num: true }, { label: "Leader" }, { label: "Reason", cls: "full" }];
+  const rows = o.changes.map((c) => [
+    c.earlier ? h("span", { class: "dim", title: "before this node started" }, "earlier") : time(c.time_ms),
+    count(c.epoch), c.leader || "–", c.reason || h("span", { class: "dim" }, "unknown"),
+  ]);
+  show("changes", rows.length ? table("Leaders", columns, rows, "cards") : note("No leader was appointed yet."));
+}
+
+/* ---- rates */
+
+const series = { scheduled: [], fired: [], delivered: [], acked: [], fired_ms: [], delivered_ms: [] };
+let last = null;
+
+function quantile(bounds, before, now, q) {
+  const counts = now.map((n, at) => n - before[at]), all = counts.reduce((a, b) => a + b, 0);
+  if (all <= 0) return null;
+  let seen = 0;
+  for (let at = 0; at < counts.length; at++) {
+    seen += counts[at];
+    if (seen >= q * all) return at < bounds.length ? bounds[at] : Infinity;
+  }
+  return null;
+}
+
+/* Rates come from two answers of one node in one epoch; between others there is a gap. */
+function measure(o) {
+  const c = o.counters, was = last && last.counters;
+  const comparable = was && last.viewed === o.viewed && last.epoch === o.epoch && c.at_ms > was.at_ms;
+  const seconds = comparable ? (c.at_ms - was.at_ms) / 1000 : 0;
+  for (const name of ["scheduled", "fired", "delivered", "acked"]) {
+    const known = comparable && c[name] !== null && was[name] !== null && c[name] >= was[name];
+    series[name].push(known ? (c[name] - was[name]) / seconds : null);
+  }
+  for (const name of ["fired", "delivered"]) {
+    const l = o.lateness;
+    series[`${name}_ms`].push(comparable ? quantile(l.bounds_ms, last.lateness[name], l[name], 0.99) : null);
+  }
+  for (const points of Object.values(series)) points.splice(0, points.length - POINTS);
+  last = o;
+}
+
+function spark(points, label) {
+  const known = points.filter((p) => p !== null && Number.isFinite(p)), top = Math.max(1e-9, ...known);
+  const x = (at) => ((at + POINTS - points.length) * 120) / (POINTS - 1), y = (p) => 31 - (28 * Math.min(p, top)) / top;
+  let line = "", area = "", open = null;
+  points.forEach((p, at) => {
+    if (p === null) { if (open !== null) area += `L${x(at - 1).toFixed(1)} 31Z`; open = null; return; }
+    const xy = `${x(at).toFixed(1)} ${y(p).toFixed(1)}`;
+    line += open === null ? `M${xy}l0.01 0` : `L${xy}`;
+    area += open === null ? `M${x(at).toFixed(1)} 31L${xy}` : `L${xy}`;
+    open = at;
+  });
+  if (open !== null) area += `L${x(open).toFixed(1)} 31Z`;
+  return s("svg", { class: "spark", role: "img", "aria-label": label, viewBox: "0 0 120 32", preserveAspectRatio: "none" },
+    s("path", { class: "base", d: "M0 31H120" }), s("path", { class: "area", d: area }), s("path", { class: "line", d: line }));
+}
+
+function drawRates(o) {
+  const leads = o.leader === o.viewed;
+  show("rates-note", leads ? "last two minutes" : `as applied on ${o.viewed}; deliveries and acks are known to the leader`);
+  const tile = (label, value, unit, points) => {
+    const most = Math.max(0, ...points.filter((p) => p !== null && Number.isFinite(p)));
+    return h("div", { class: "tile" }, h("div", { class: "label" }, label),
+      h("div", { class: "value" }, value, " ", h("small", {}, unit)),
+      spark(points, `${label}: ${value} ${unit}; at most ${rate(most)} in two minutes`));
+  };
+  const rates = [["Scheduled", "scheduled"], ["Fired", "fired"], ["Delivered", "delivered"], ["Acked", "acked"]]
+    .filter(([, name]) => leads || o.counters[name] !== null)
+    .map(([label, name]) => tile(label, rate(series[name].at(-1)), "per second", series[name]));
+  const lateness = [["Firing late", "fired"], ["Delivery late", "delivered"]].filter(() => leads).map(([label, name]) => {
+    const points = series[`${name}_ms`], found = [...points].reverse().find((p) => p !== null);
+    const value = found === undefined ? "–" : found === Infinity ? "> 5 min" : `≤ ${duration(found)}`;
+    return tile(label, value, "p99", points);
+  });
+  show("rates", rates, lateness);
+}
+
+/* ---- polling */
+
+let waits = POLL_MS, timer = 0, polling = false;
+
+async function get(path) {
+  const answer = await fetch(path, { headers: { Accept: "application/json" }, cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS) });
+  const body = await answer.json().catch(() => ({ error: `status ${answer.status}` }));
+  if (!answer.ok) throw Object.assign(new Error(body.error || `status ${answer.status}`), { reason: body.reason });
+  return body;
+}
+
+function draw(o) {
+  measure(o);
+  for (const part of [drawState, drawNodes, drawRates, drawPending, drawCheckpoint, drawLags, drawChanges]) part(o);
+}
+
+async function poll() {
+  clearTimeout(timer);
+  if (document.hidden || polling) return;
+  polling = true;
+  try {
+    const o = await get("/v1/overview");
+    draw(o);
+    waits = o.pending.counts && o.nodes.every((node) => node.role !== "asked") ? POLL_MS : POLL_MS / 4;
+    document.body.classList.remove("stale");
+  } catch (error) {
+    waits = Math.min(POLL_MS_MAX, Math.max(POLL_MS, waits) * 2);
+    const state = $("state"), text = `This node does not answer (${error.message}). The figures are old.`;
+    if (state.textContent !== text) state.textContent = text;
+    state.className = "state bad";
+    document.body.classList.add("stale");
+  } finally {
+    polling = false;
+    timer = setTimeout(poll, waits);
+  }
+}
+
+document.addEventListener("visibilitychange", () => { waits = POLL_MS; poll(); });
+
+/* ---- topics */
+
+function topicLink(name) {
+  return h("a", { href: `#topics=${encodeURIComponent(name)}` }, name);
+}
+
+let pages = [""];  /* the names after which the pages so far begin */
+
+async function findTopics() {
+  const prefix = $("topics-form").elements.prefix.value, after = pages.at(-1);
+  try {
+    const found = await get(`/v1/topics?${new URLSearchParams({ prefix, after })}`);
+    drawTopics(found);
+  } catch (error) {
+    show("topics", h("div", { class: "result" }, note(failure(error), "bad")));
+  }
+}
+
+function groupLine(g) {
+  const parts = [`${count(g.unacked)} unacked`];
+  if (g.leased) parts.push(`${count(g.leased)} leased`);
+  if (g.consumers !== null) parts.push(`${count(g.consumers)} ${g.consumers === 1 ? "consumer" : "consumers"}`);
+  if (g.unacked_ms) parts.push(`oldest ${duration(g.unacked_ms)}`);
+  return h("div", {}, g.name, " ", h("span", { class: "dim" }, `${g.type} · ${parts.join(" · ")}`));
+}
+
+function drawTopics(found) {
+  const columns = [
+    { label: "Topic", cls: "name" }, { label: "Pending", num: true }, { label: "Fired", num: true },
+    { label: "Ready", num: true }, { label: "Overdue", num: true }, { label: "Groups", cls: "full" },
+  ];
+  const rows = found.topics.map((t) => [
+    [t.name, " ", t.paused ? pill("paused", "warn") : ""], count(t.pending), count(t.fired), count(t.ready), duration(t.lag_ms || null),
+    t.groups.length ? h("div", {}, t.groups.map(groupLine),
+      t.group_count > t.groups.length ? h("div", { class: "dim" }, `and ${count(t.group_count - t.groups.length)} more`) : "") : "",
+  ]);
+  const first = pages.length > 1 ? h("button", { type: "button", "data-go": "back" }, "Back") : "";
+  const more = found.next_after ? h("button", { type: "button", "data-go": "on", "data-after": found.next_after }, "Next") : "";
+  show("topics", h("div", { class: "result" },
+    rows.length ? table("Topics", columns, rows, "cards") : note("No topic has such a name."),
+    h("div", { class: "more" }, first, more, h("span", { class: "dim" }, `${count(found.count)} in all`))));
+}
+
+$("topics").addEventListener("click", (event) => {
+  const go = event.target.closest("button[data-go]");
+  if (!go) return;
+  if (go.dataset.go === "on") pages.push(go.dataset.after);
+  else pages.pop();
+  findTopics();
+});
+
+/* ---- one timer */
+
+const sentences = {
+  scheduled: (e) => ["Scheduled, for ", time(e.requested_ms, { millis: true })],
+  rescheduled_from: (e) => ["Created by a reschedule", e.other_id ? [" of ", timerLink(e.other_id)] : ""],
+  moved_from: (e) => `Created from message ${count(e.queue_offset)} of ${e.topic}${e.group ? `, group ${e.group}` : ""}`,
+  cancelled: () => "Cancelled",
+  replaced: (e) => ["Replaced by ", e.other_id ? timerLink(e.other_id) : "another timer", " with the same key"],
+  rescheduled: (e) => ["Rescheduled: ", e.other_id ? timerLink(e.other_id) : "another timer", " fires instead"],
+  fired: (e) => `Fired into ${e.topic}, offset ${count(e.queue_offset)}`,
+  nacked: (e) => ["Nacked", inGroup(e), e.until_ms ? [", again after ", time(e.until_ms, { millis: true })] : ""],
+  lease_ended: (e) => `Lease ended without an ack${inGroup(e)}`,
+  acked: (e) => `Acked${inGroup(e)}`,
+  moved: (e) => `Moved to ${e.to_topic}${inGroup(e)}`,
+  new_leader: () => "A new leader: messages delivered before may be delivered again",
+  recalled: (e) => `Taken back from its consumer${inGroup(e)}`,
+  sought: (e) => `Group ${e.group || "of before"} continues at offset ${count(e.queue_offset)}`,
+  group_deleted: (e) => `Group ${e.group || "of before"} deleted`,
+  topic_deleted: (e) => `Topic ${e.topic} deleted`,
+  dropped: () => "Dropped when its topic was resumed",
+  expired: (e) => `Expired before it was acked${e.group ? ` in group ${e.group}` : ""}`,
+};
+
+const inGroup = (e) => (e.group ? ` by group ${e.group}` : "");
+
+function timerLink(id) {
+  return h("a", { class: "mono", href: `#timer=${id}` }, id);
+}
+
+function storyEvent(e) {
+  const sentence = sentences[e.what] || (() => e.what);
+  const meta = [time(e.time_ms, { millis: true }), ` · entry ${count(e.index)} · epoch ${count(e.epoch)}`];
+  if (e.attempt) meta.push(` · attempt ${e.attempt} failed`);
+  if (e.producer) meta.push(` · producer ${e.producer}, sequence ${e.sequence}`);
+  if (e.request_id) meta.push(` · request ${e.request_id}`);
+  return h("li", {}, h("div", { class: "text" }, sentence(e)), h("div", { class: "meta" }, meta));
+}
+
+function drawTimer(t) {
+  const colour = { pending: "", fired: "good", cancelled: "warn", dropped: "warn", unknown: "" };
+  const state = t.state === "unknown" ? "unknown, or no longer known" : t.held ? "pending, held by a pause" : t.state;
+  const fields = [
+    ["Id", h("span", { class: "mono" }, t.timer_id)], ["State", pill(state, colour[t.state])],
+    ["Topic", t.topic || (t.story.events.find((e) => e.topic) || {}).topic], ["Key", t.key], ["Due", time(t.due_ms, { millis: true })],
+    ["Requested", t.requested_ms && t.requested_ms !== t.due_ms ? time(t.requested_ms, { millis: true }) : ""],
+    ["Payload", t.payload_bytes === null ? "" : bytes(t.payload_bytes)],
+    ["Goes on as", t.successor_id ? timerLink(t.successor_id) : ""],
+  ].filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  const events = t.story.events.map(storyEvent);
+  show("timer", h("div", { class: "result" },
+    h("dl", {}, fields.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
+    events.length ? h("ol", { class: "story", "aria-label": "Story" }, events) : note("The log holds no event of this timer."),
+    t.story.gaps.map((gap) => note(`Missing: ${gap}`))));
+}
+
+async function findTimer(query) {
+  show("timer", h("div", { class: "result" }, note("Reading the log.")));
+  try {
+    drawTimer(await get(`/v1/timer?${new URLSearchParams(query)}`));
+  } catch (error) {
+    show("timer", h("div", { class: "result" }, note(failure(error), "bad"), 
+      error.reason === "NOT_LEADER" ? note(elsewhere()) : "",
+      error.reason === "NOT_FOUND" && query.key ? note("A key finds pending timers only. Look for others by their ids.") : ""));
+  }
+}
+
+function elsewhere() {
+  const leader = last && last.nodes.find((node) => node.name === last.leader), page = leader ? pageOf(leader, last) : "";
+  if (!last || !last.leader || last.leader === last.viewed) return "No leader is known at the moment.";
+  return h("span", {}, "Only the leader answers: ", page ? h("a", { href: page + location.hash }, `the page of ${last.leader}`) : last.leader, ".");
+}
+
+const failure = (error) => (error.name === "TimeoutError" ? "No answer in time." : `${error.message}.`);
+
+/* ---- addresses: #topics=PREFIX, #timer=ID, #timer=TOPIC&key=KEY */
+
+function go(hash) {
+  if (location.hash === hash) follow();
+  else location.hash = hash;
+}
+
+function follow() {
+  const query = new URLSearchParams(location.hash.slice(1));
+  if (query.has("topics")) {
+    $("topics-form").elements.prefix.value = query.get("topics");
+    pages = [""];
+    findTopics();
+    $("h-topics").scrollIntoView({ block: "nearest" });
+  }
+  if (!query.has("timer")) return;
+  const fields = $("timer-form").elements, named = query.has("key");
+  fields.id.value = named ? "" : query.get("timer");
+  fields.topic.value = named ? query.get("timer") : "";
+  fields.key.value = named ? query.get("key") : "";
+  findTimer(named ? { topic: fields.topic.value, key: fields.key.value } : { id: fields.id.value });
+  $("h-timer").scrollIntoView({ block: "nearest" });
+}
+
+$("topics-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  go(`#${new URLSearchParams({ topics: event.target.elements.prefix.value })}`);
+});
+
+$("timer-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const { id, topic, key } = event.target.elements;
+  if (id.value.trim()) go(`#${new URLSearchParams({ timer: id.value.trim() })}`);
+  else if (topic.value && key.value) go(`#${new URLSearchParams({ timer: topic.value, key: key.value })}`);
+  else show("timer", h("div", { class: "result" }, note("Give an id, or a topic and a key.")));
+});
+
+window.addEventListener("hashchange", follow);
+poll();
+follow();

@@ -1,0 +1,110 @@
+"""One timer with its story, for the status page. Only the leader answers.
+
+The story is read from the log for STORY_S at most. Then its list of gaps says so.
+"""
+
+import asyncio
+from contextlib import aclosing
+from typing import Any, Final
+
+from cluster.api.timer_service import TimerService
+from timer.model import timer_id as ids
+from timer.model.timer_errors import NotFoundError
+from timerclient.proto import timer_pb2 as pb
+
+STORY_S: Final = 3.0
+"""Seconds for the reading of a story."""
+EVENTS_MAX: Final = 1_000
+"""Events in an answer."""
+
+_STATES: Final = {
+    pb.TIMER_PENDING: "pending",
+    pb.TIMER_FIRED: "fired",
+    pb.TIMER_CANCELLED: "cancelled",
+    pb.TIMER_DROPPED: "dropped",
+}
+_WITH_OFFSET: Final = (pb.StoryEvent.FIRED, pb.StoryEvent.MOVED_FROM, pb.StoryEvent.SOUGHT)
+
+
+class TimerLookup:
+    """Finds one timer and reads its story."""
+
+    def __init__(self, timers: TimerService, salt: int) -> None:
+        self._timers, self._salt = timers, salt
+
+    async def timer(self, timer_id: str, topic: str, key: str) -> dict[str, Any]:
+        """Return a timer and its story: see page_routes.py. Payload and headers are left out.
+
+        Raises:
+            InvalidRequestError: not exactly one of id, and topic with key, or one is malformed.
+            NotFoundError: no such timer is known.
+            NotLeaderError, NotReadyError: another node leads, or none.
+            OverloadedError: too many queries wait.
+        """
+        raw = ids.from_text(timer_id) if timer_id else b""
+        request = pb.GetTimerRequest(timer_id=raw, topic=topic, key=key)
+        try:
+            found = await self._timers.looking_in.get(request)
+        except NotFoundError:
+            if not raw:
+                raise
+            found = pb.GetTimerResponse()  # forgotten; the log may still tell its story
+        timer, raw = found.timer, raw or found.timer.timer_ids
+        due_ms, _, _ = ids.decode(raw, self._salt)
+        pending = found.state == pb.TIMER_PENDING
+        return {
+            "timer_id": ids.to_text(raw),
+            "state": _STATES.get(found.state, "unknown"),
+            "topic": found.topic,
+            "due_ms": int(due_ms[0]),
+            "requested_ms": timer.due_ms[0] if pending else None,
+            "key": timer.keys.decode(errors="replace") if pending else None,
+            "payload_bytes": len(timer.payloads) if pending else None,
+            "held": found.held,
+            "successor_id": ids.to_text(found.successor_id) if found.successor_id else "",
+            "story": await self._story(raw),
+        }
+
+    async def _story(self, raw: bytes) -> dict[str, Any]:
+        events: list[dict[str, Any]] = []
+        end = pb.StoryEnd()
+        try:
+            async with asyncio.timeout(STORY_S), aclosing(self._tell(raw)) as answers:
+                async for answer in answers:
+                    events += map(_event, answer.events)
+                    if answer.HasField("end"):
+                        end = answer.end
+                    if len(events) > EVENTS_MAX:
+                        end.gaps.append(f"the events after the first {EVENTS_MAX}")
+                        break
+        except TimeoutError:
+            end.gaps.append(f"the rest of the log: it was not read within {STORY_S:g} s")
+        return {
+            "events": events[:EVENTS_MAX],
+            "log_first": end.log_first,
+            "log_first_ms": end.log_first_ms,
+            "log_last": end.log_last,
+            "gaps": [*end.gaps],
+        }
+
+    def _tell(self, raw: bytes) -> Any:
+        return self._timers.stories.tell(pb.TellStoryRequest(timer_id=raw))
+
+
+def _event(event: pb.StoryEvent) -> dict[str, Any]:
+    """Return an event; fields that do not apply are absent."""
+    out: dict[str, Any] = {
+        "what": pb.StoryEvent.What.Name(event.what).lower(),
+        "index": event.index,
+        "time_ms": event.time_ms,
+        "epoch": event.epoch,
+    }
+    names = ("topic", "group", "request_id", "requested_ms", "until_ms", "to_topic", "attempt")
+    out |= {name: value for name in names if (value := getattr(event, name))}
+    if event.what in _WITH_OFFSET:
+        out["queue_offset"] = event.queue_offset
+    if event.other_id:
+        out["other_id"] = ids.to_text(event.other_id)
+    if event.producer:
+        out |= {"producer": f"{event.producer:016x}", "sequence": event.sequence}
+    return out

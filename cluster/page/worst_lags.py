@@ -1,0 +1,46 @@
+"""The topics and groups with most lag, for the status page. Only the leader knows lag."""
+
+import heapq
+from typing import Any, Final
+
+from cluster.observe import lag
+from cluster.state.host import Host
+
+SHOWN: Final = 20
+
+
+class WorstLags:
+    """Finds the topics and groups of a leader with most lag."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    async def measure(self) -> dict[str, Any] | None:
+        """Return the SHOWN worst topics and groups, worst first. None: this node does not lead.
+
+        Topics by the age of their oldest overdue timer, groups by that of their oldest message that
+        waits for a consumer, then of their oldest unacked one. The work pauses now and then.
+        """
+        leader, clock_ms = self._host.leader, self._host.now().clock_ms
+        if leader is None:
+            return None
+        late = lag.of_topics(leader, clock_ms)
+        groups = await lag.of_groups(leader, clock_ms, self._host.totals.unacked())
+        topics = leader.machine.topics
+        return {
+            "topics": [
+                {"topic": topics[topic].name, "overdue_ms": ms, "pending": pending}
+                for topic, ms in heapq.nlargest(SHOWN, late.items(), key=lambda item: item[1])
+                if topic in topics and (pending := topics[topic].counts.pending)
+            ],
+            "groups": [
+                {
+                    "topic": each.topic.name,
+                    "group": each.group.name,
+                    "undelivered_ms": each.undelivered_ms,
+                    "unacked_ms": each.unacked_ms,
+                    "unacked": each.topic.queue.end - each.group.cursor,
+                }
+                for each in heapq.nlargest(SHOWN, groups, key=lambda each: each[2:])
+            ],
+        }

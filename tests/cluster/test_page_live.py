@@ -1,0 +1,198 @@
+"""The status page of real nodes, as JSON and in a browser."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+import pytest
+
+from tests.cluster import chromium
+from tests.cluster.running import Running, until
+from timerclient import NewTimer, TimerClient
+
+pytestmark = pytest.mark.slow
+
+HOSTILE: Final = '<img src=x onerror="window.hit=1"><script>window.hit=1</script>&amp;'
+DELAYS_S: Final = (30, 300, 1_800, 40_000, 300_000, 3_000_000)
+"""One for each bucket after the overdue one."""
+
+
+def overview(cluster: Running, name: str, known: Callable[[Any], bool] = lambda _: True) -> Any:
+    """Return a node's overview, once it is counted and has the answers of all nodes."""
+
+    def found() -> Any:
+        state = cluster.json(name, "/v1/overview")
+        asked = any(node["role"] == "asked" for node in state["nodes"])
+        return None if asked or state["pending"]["counts"] is None or not known(state) else state
+
+    return until(found)
+
+
+def is_leader_of(state: Any) -> bool:
+    """Return whether the leader answered, and serves."""
+    [leader] = [node for node in state["nodes"] if node["name"] == state["leader"]]
+    return bool(leader.get("serving"))
+
+
+def test_overview_has_nodes_counts_and_equal_digests_on_each_node(
+    cluster: Running, client: TimerClient, topic: str
+) -> None:
+    client.schedule_all([NewTimer(topic, b"x", delay=s) for s in DELAYS_S for _ in range(3)])
+    client.schedule(topic, b"now")
+    leader = cluster.wait_for_leader()
+    until(lambda: client.topics()[0].fired)
+    cluster.digests_agree()
+
+    def counted(state: Any) -> bool:
+        return bool(
+            state["pending"]["counts"][1:] == [3] * 6
+            and all(node["checkpoint"]["digest"] == "equal" for node in state["nodes"])
+        )
+
+    for name in cluster.nodes:
+        state = overview(cluster, name, counted)
+        assert (state["viewed"], state["leader"]) == (name, leader)
+        assert [node["name"] for node in state["nodes"]] == ["n1", "n2", "n3"]
+        assert all(node["reachable"] and node["rss_bytes"] > 0 for node in state["nodes"])
+        addresses = [node["http_address"] for node in state["nodes"]]
+        assert addresses == [node.http for node in cluster.nodes.values()]
+        assert state["pending"]["total"] == sum(state["pending"]["counts"]) == 18
+        assert state["pending"]["exact"]
+        assert state["counters"]["fired"] == 1
+        assert (state["lags"] is None) == (name != leader)
+        assert (state["counters"]["delivered"] is None) == (name != leader)
+        assert state["changes"][0]["leader"] == leader
+    late = overview(cluster, leader)["lateness"]
+    assert (sum(late["fired"]), len(late["fired"])) == (1, len(late["bounds_ms"]) + 1)
+
+
+def test_group_that_lags_is_among_the_worst(
+    cluster: Running, client: TimerClient, topic: str
+) -> None:
+    client.create_group(topic, "g")
+    client.schedule(topic, b"now")
+
+    def lags(state: Any) -> bool:
+        return any(each["topic"] == topic for each in state["lags"]["groups"])
+
+    found = overview(cluster, cluster.wait_for_leader(), lags)["lags"]["groups"]
+    [group] = [each for each in found if each["topic"] == topic]
+    assert (group["group"], group["unacked"]) == ("g", 1)
+    assert group["unacked_ms"] >= group["undelivered_ms"] > 0
+
+
+def test_topics_are_found_by_prefix_page_by_page(cluster: Running, client: TimerClient) -> None:
+    names = [f"paged/{number:02}" for number in range(5)]
+    for name in ("page", "paged0", *names):
+        client.create_topic(name)
+
+    def found(node: str, prefix: str, count: int) -> bool:
+        page = cluster.json(node, f"/v1/topics?{urlencode({'prefix': prefix})}")
+        return bool(page["count"] == count)
+
+    for node in (cluster.wait_for_leader(), until(cluster.followers)[0]):
+        until(partial(found, node, prefix="paged/", count=5))
+        seen, after = [], ""
+        while True:
+            asked = urlencode({"prefix": "paged/", "after": after, "size": "2"})
+            page = cluster.json(node, f"/v1/topics?{asked}")
+            assert page["count"] == 5
+            seen += [each["name"] for each in page["topics"]]
+            if not (after := page["next_after"]):
+                break
+        assert seen == names
+    for size in ("0", "101", "-1", "x", "٣"):
+        status, body = cluster.get(node, f"/v1/topics?size={quote(size)}")
+        assert (status, json.loads(body)["reason"]) == (400, "INVALID_REQUEST"), size
+        assert "size" in json.loads(body)["error"]
+
+
+def test_timer_is_found_by_key_and_by_id_with_its_story(
+    cluster: Running, client: TimerClient, topic: str
+) -> None:
+    leader = cluster.wait_for_leader()
+    timer = client.schedule(topic, b"four", delay=600, key="k")
+    by_key = cluster.json(leader, f"/v1/timer?{urlencode({'topic': topic, 'key': 'k'})}")
+    by_id = cluster.json(leader, f"/v1/timer?id={timer.id}")
+    assert by_key == by_id
+    assert (by_id["timer_id"], by_id["state"], by_id["key"]) == (str(timer.id), "pending", "k")
+    assert (by_id["topic"], by_id["payload_bytes"]) == (topic, 4)
+    client.cancel(timer)
+    found = cluster.json(leader, f"/v1/timer?id={timer.id}")
+    assert found["state"] == "cancelled"
+    assert [each["what"] for each in found["story"]["events"]] == ["scheduled", "cancelled"]
+    assert found["story"]["gaps"] == []
+    for query, status in (("id=1", 400), (f"id={'0' * 24}", 404), ("topic=t", 400), ("", 400)):
+        assert cluster.get(leader, f"/v1/timer?{query}")[0] == status, query
+    other = until(cluster.followers)[0]
+    status, body = cluster.get(other, f"/v1/timer?id={timer.id}")
+    assert (status, json.loads(body)["reason"]) == (503, "NOT_LEADER")
+
+
+@pytest.mark.chromium
+async def test_page_shows_nodes_histogram_and_story_in_a_browser(
+    cluster: Running, client: TimerClient, topic: str, tmp_path: Path
+) -> None:
+    client.schedule_all([NewTimer(topic, b"x", delay=s) for s in DELAYS_S])
+    client.schedule(topic, b"x", delay=900, key=HOSTILE)
+    leader = cluster.wait_for_leader()
+    query = urlencode({"timer": topic, "key": HOSTILE})
+    url = f"http://{cluster.node(leader).http}/#{query}"
+    text = "document.querySelector('{}').textContent"
+    async with chromium.opened(tmp_path, url) as tab:
+        await tab.until("document.querySelectorAll('#nodes tbody tr').length === 3")
+        nodes = await tab.until(
+            f"{text.format('#nodes')}.includes('serves') && {text.format('#nodes')}"
+        )
+        assert all(name in nodes for name in cluster.nodes)
+        await tab.until("document.querySelectorAll('#pending rect').length === 7")
+        assert "within 1 hour" in await tab.value(text.format("#pending"))
+        story = await tab.until(f"document.querySelector('.story') && {text.format('#timer')}")
+        assert HOSTILE in story
+        assert "Scheduled, for" in story
+        utc = await tab.value("document.querySelector('.story time').title")
+        assert utc.endswith(" UTC")
+        assert not await tab.value(
+            "window.hit || document.querySelector('#timer img, #timer script')"
+        )
+        await tab.until("document.querySelectorAll('#rates .spark').length === 6")
+        for width in (320, 1280):
+            await tab.show(width, 800, dark=width == 320)
+            wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            assert await tab.value(wide) <= 0, width
+        own = f"http://{cluster.node(leader).http}/"
+        assert tab.requested
+        assert [each for each in tab.requested if not each.startswith((own, "data:"))] == []
+        assert tab.complaints == []
+        await asyncio.to_thread(cluster.kill, leader)
+        await tab.until("document.body.classList.contains('stale')")
+        assert "does not answer" in await tab.value(text.format("#state"))
+    await asyncio.to_thread(cluster.up)
+
+
+def test_lost_leader_is_unreachable_and_its_successor_is_in_the_history(
+    cluster: Running, client: TimerClient
+) -> None:
+    del client
+    leader = cluster.wait_for_leader()
+    other = next(name for name in cluster.nodes if name != leader)
+    overview(cluster, other, is_leader_of)
+    cluster.kill(leader)
+
+    def replaced(state: Any) -> bool:
+        roles = {node["name"]: node["role"] for node in state["nodes"]}
+        return roles[leader] == "unreachable" and is_leader_of(state)
+
+    state = overview(cluster, other, replaced)
+    [gone] = [node for node in state["nodes"] if node["name"] == leader]
+    assert gone["error"]
+    assert "epoch" not in gone
+    newest = state["changes"][0]
+    assert (newest["leader"], newest["epoch"]) == (state["leader"], state["epoch"])
+    assert leader in newest["reason"]
+    assert not newest["earlier"]
+    cluster.up()
