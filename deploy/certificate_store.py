@@ -26,8 +26,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from cluster.security.identities import (
-    NAME,
-    NAME_RULE,
     CallerIdentity,
     IdentityKind,
     UntrustedIdentityError,
@@ -35,6 +33,7 @@ from cluster.security.identities import (
     node_host,
     nodes_host,
 )
+from cluster.settings.config import NAME, NAME_RULE
 
 AUTHORITY_DAYS: Final = 3650
 LEAF_DAYS: Final = 365

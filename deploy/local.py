@@ -2,6 +2,7 @@
 
     D/cluster.json   {"nodes": [{"name", "pid", "grpc", "http", "data"}, ...]}; data relative to D
     D/n1.toml        the node's configuration
+    D/certs/         certificates, if the cluster has TLS (deploy/local_tls.py)
     D/n1/            the node's data directory, or another one that its `NodeHost` names
     D/logs/n1.log    the node's output
     D/LOCK           locked (flock) while nodes are being started or stopped
@@ -33,9 +34,11 @@ from typing import BinaryIO, Final, Protocol
 
 import grpc
 
+from deploy import local_tls
 from replication.core.quorum import VOTERS_MAX
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc
+from timerclient.values.client_tls import ClientTls
 
 PROGRAM: Final = (sys.executable, "-m", "cluster.node.timerd")
 READY_TIMEOUT_S: Final = 120.0
@@ -45,6 +48,8 @@ STOP_TIMEOUT_S: Final = 60.0
 PORT_MAX: Final = 65_535
 HTTP_ABOVE: Final = 10
 """Distance of the HTTP ports above the gRPC ports, in a cluster with a base port."""
+LINKS_ABOVE: Final = 20
+"""Distance of the ports for other nodes above the gRPC ports, with TLS."""
 LOOPBACK: Final = "127.0.0.1"
 POLL_S: Final = 0.05
 PROBE_S: Final = 1.0
@@ -87,6 +92,8 @@ class LocalNode:
     grpc: str
     http: str
     data: str
+    link: str = ""
+    """The address for other nodes; empty: they use `grpc`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +135,7 @@ class LocalCluster:
         program: Sequence[str] = PROGRAM,
         host: Callable[[str], NodeHost] = lambda _: NodeHost(),
         id_prefix: str = "local",
+        tls: bool = False,
     ) -> None:
         """Use the cluster in `directory`, or one that `start` will create there.
 
@@ -140,6 +148,7 @@ class LocalCluster:
             program: command line of a node.
             host: node name -> the node's environment.
             id_prefix: beginning of a new cluster's id.
+            tls: make certificates for a new cluster; all its ports use TLS.
         """
         self.directory = directory.resolve()
         self._count = nodes
@@ -148,6 +157,7 @@ class LocalCluster:
         self._program = program
         self._host = host
         self._id_prefix = id_prefix
+        self._with_tls = tls
 
     # ---- state
 
@@ -172,6 +182,11 @@ class LocalCluster:
         """The gRPC addresses of all nodes, running or not."""
         return [node.grpc for node in self.nodes.values()]
 
+    @property
+    def tls(self) -> ClientTls | None:
+        """The files of an administrator. None: the cluster has no TLS."""
+        return local_tls.tls_of(self.directory)
+
     def is_running(self, name: str) -> bool:
         """Return whether the node's process runs."""
         return self._runs(self._node(name))
@@ -186,7 +201,7 @@ class LocalCluster:
 
     def state(self, name: str, within_s: float = PROBE_S) -> ReportedState | None:
         """Return a node's own status. None: no answer within `within_s` seconds."""
-        with grpc.insecure_channel(self._node(name).grpc) as channel:
+        with local_tls.open_channel(self._node(name).grpc, self.tls) as channel:
             stub = timer_pb2_grpc.AdminServiceStub(channel)
             try:
                 answer = stub.GetStatus(pb.GetStatusRequest(local=True), timeout=within_s)
@@ -271,21 +286,20 @@ class LocalCluster:
         """Return the nodes of a new cluster by name, with their ports and directories."""
         if self._count not in range(1, VOTERS_MAX + 1):
             raise WrongPlanError(f"nodes = {self._count}: must be 1 .. {VOTERS_MAX}")
+        steps = (0, HTTP_ABOVE, LINKS_ABOVE) if self._with_tls else (0, HTTP_ABOVE)
         if self._base_port is None:
-            ports = free_ports(2 * self._count)
-        elif self._base_port in range(1, PORT_MAX - HTTP_ABOVE - self._count + 2):
-            ports = [self._base_port + i for i in range(self._count)]
-            ports += [self._base_port + HTTP_ABOVE + i for i in range(self._count)]
+            ports = free_ports(len(steps) * self._count)
+        elif self._base_port in range(1, PORT_MAX - steps[-1] - self._count + 2):
+            ports = [self._base_port + step + i for step in steps for i in range(self._count)]
         else:
-            most = PORT_MAX - HTTP_ABOVE - self._count + 1
+            most = PORT_MAX - steps[-1] - self._count + 1
             raise WrongPlanError(f"base port = {self._base_port}: must be 1 .. {most}")
-        grpc_ports, http_ports = ports[: self._count], ports[self._count :]
         nodes = {}
-        for at, (grpc_port, http_port) in enumerate(zip(grpc_ports, http_ports, strict=True)):
+        for at in range(self._count):
             name = f"n{at + 1}"
             host = self._host(name)
-            grpc_at, http_at = (f"{host.address}:{port}" for port in (grpc_port, http_port))
-            nodes[name] = LocalNode(name, 0, grpc_at, http_at, host.data or name)
+            grpc_at, http_at, *link_at = (f"{host.address}:{p}" for p in ports[at :: self._count])
+            nodes[name] = LocalNode(name, 0, grpc_at, http_at, host.data or name, *link_at)
         return nodes
 
     def _try_ports(self, node: LocalNode) -> None:
@@ -298,7 +312,7 @@ class LocalCluster:
         """
         if self._host(node.name).inside:
             return
-        for address in (node.grpc, node.http):
+        for address in filter(None, (node.grpc, node.http, node.link)):
             host, _, port = address.rpartition(":")
             with socket.socket() as tried:
                 tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # past TIME_WAIT
@@ -316,6 +330,9 @@ class LocalCluster:
         self.directory.mkdir(parents=True, exist_ok=True)
         # Each cluster has its own id, so that it refuses timer ids of another cluster.
         cluster_id = f"{self._id_prefix}-{secrets.token_hex(4)}"
+        if self._with_tls:
+            hosts = [(node.name, node.grpc.rpartition(":")[0]) for node in nodes]
+            local_tls.make_certificates(self.directory, cluster_id, hosts)
         for node in nodes:
             self._config_path(node).write_text(self._config(cluster_id, node, nodes))
         self._write(nodes)
@@ -328,12 +345,15 @@ class LocalCluster:
             f"data = {json.dumps(str(self.directory / node.data))}",
             f"grpc = {json.dumps(node.grpc)}",
             f"http = {json.dumps(node.http)}",
-            *(["insecure = true"] if host.address != LOOPBACK else []),
+            *(["insecure = true"] if host.address != LOOPBACK and not node.link else []),
             *self._settings,
             *host.settings,
             "\n[peers]",
             *(f"{peer.name} = {json.dumps(peer.grpc)}" for peer in nodes),
         ]
+        if node.link:
+            lines += ["\n[links]", *(f"{peer.name} = {json.dumps(peer.link)}" for peer in nodes)]
+            lines += local_tls.settings_of(self.directory, node.name)
         return "\n".join(lines) + "\n"
 
     def _spawn(self, node: LocalNode) -> None:
@@ -395,8 +415,8 @@ class LocalCluster:
         def all_ready() -> bool:
             for name in [*waiting]:
                 node = self._node(name)
-                if _is_ready(node.http):
-                    _check_identity(node, self._cluster_id(node))
+                if self._is_ready(node.http):
+                    self._check_identity(node, self._cluster_id(node))
                     waiting.remove(name)
                 elif not self._runs(node):
                     raise LaunchError(f"{name} ended at its start\n{self._last_words([name])}")
@@ -407,6 +427,42 @@ class LocalCluster:
             raise LaunchError(
                 f"{who} not ready within {timeout_s:g} s\n{self._last_words(waiting)}"
             )
+
+    def _is_ready(self, address: str) -> bool:
+        found = self._get(address, "/readyz")
+        return found is not None and found[0] == http.HTTPStatus.OK
+
+    def _check_identity(self, node: LocalNode, cluster_id: str) -> None:
+        """Check that the process at a node's HTTP port is the node that was started there.
+
+        Raises:
+            LaunchError: another node or program answers.
+        """
+        found = self._get(node.http, "/v1/status")
+        if found is None or found[0] != http.HTTPStatus.OK:
+            return  # the node has just ended, or is not ready any more
+        try:
+            status = json.loads(found[1])
+            answers = status["nodes"][0]["name"], status["cluster_id"]
+        except (ValueError, LookupError, TypeError):
+            answers = ("another program", "none")
+        if answers != (node.name, cluster_id):
+            raise LaunchError(
+                f"{answers[0]} of cluster {answers[1]} answers at {node.http} in place of "
+                f"{node.name} of cluster {cluster_id}"
+            )
+
+    def _get(self, address: str, path: str) -> tuple[int, bytes] | None:
+        """Return status and body of a page. None: no answer within PROBE_S seconds."""
+        connection = local_tls.open_http(address, self.tls, PROBE_S)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
 
     # ---- down
 
@@ -547,45 +603,6 @@ def free_ports(count: int) -> list[int]:
             if len(ports) == count:
                 return ports
     raise LaunchError(f"no {count} free ports below {end}")
-
-
-def _is_ready(address: str) -> bool:
-    found = _get(address, "/readyz")
-    return found is not None and found[0] == http.HTTPStatus.OK
-
-
-def _check_identity(node: LocalNode, cluster_id: str) -> None:
-    """Check that the process at a node's HTTP port is the node that was started there.
-
-    Raises:
-        LaunchError: another node or program answers.
-    """
-    found = _get(node.http, "/v1/status")
-    if found is None or found[0] != http.HTTPStatus.OK:
-        return  # the node has just ended, or is not ready any more
-    try:
-        status = json.loads(found[1])
-        answers = status["nodes"][0]["name"], status["cluster_id"]
-    except (ValueError, LookupError, TypeError):
-        answers = ("another program", "none")
-    if answers != (node.name, cluster_id):
-        raise LaunchError(
-            f"{answers[0]} of cluster {answers[1]} answers at {node.http} in place of "
-            f"{node.name} of cluster {cluster_id}"
-        )
-
-
-def _get(address: str, path: str) -> tuple[int, bytes] | None:
-    """Return status and body of a page. None: no answer within PROBE_S seconds."""
-    connection = http.client.HTTPConnection(address, timeout=PROBE_S)
-    try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    except (OSError, http.client.HTTPException):
-        return None
-    finally:
-        connection.close()
 
 
 def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:

@@ -42,7 +42,7 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
             default=argparse.SUPPRESS,
             help="default: table",
         )
-        parser.set_defaults(run=_reporting(run), names=[], nodes=None, base_port=None)
+        parser.set_defaults(run=_reporting(run), names=[], nodes=None, base_port=None, tls=False)
         if name != "status":
             parser.add_argument("names", nargs="*", metavar="NODE")
         if name == "up":
@@ -59,6 +59,11 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
                 help="ports of a new cluster: gRPC at P, P + 1, ..., HTTP ten above; default: free "
                 "ports. timerctl connects to 7401, 7402 and 7403 by default",
             )
+            parser.add_argument(
+                "--tls",
+                action="store_true",
+                help="make certificates for a new cluster; its ports use TLS",
+            )
 
 
 Command = Callable[["LocalCluster", argparse.Namespace], None]
@@ -72,7 +77,8 @@ def _reporting(run: Command) -> Callable[[argparse.Namespace], int]:
 
         try:
             nodes = NODES if args.nodes is None else args.nodes
-            run(LocalCluster(args.dir, nodes, base_port=args.base_port), args)
+            made = LocalCluster(args.dir, nodes, base_port=args.base_port, tls=args.tls)
+            run(made, args)
         except BrokenPipeError:  # of our own output: timerctl ends quietly
             raise
         except (LaunchError, OSError) as error:
@@ -100,6 +106,9 @@ def _up(cluster: "LocalCluster", args: argparse.Namespace) -> None:
     endpoints = os.environ.get(ENDPOINTS_VARIABLE) or DEFAULT_ENDPOINTS
     if not {*cluster.endpoints} <= {each.strip() for each in endpoints.split(",")}:
         print(f"\nexport {ENDPOINTS_VARIABLE}={','.join(cluster.endpoints)}")
+    if (tls := cluster.tls) is not None:
+        files = {"CA": tls.ca, "CERT": tls.certificate, "KEY": tls.key}
+        print(f"\nexport {' '.join(f'TIMERCTL_TLS_{name}={file}' for name, file in files.items())}")
 
 
 def _check_plan(cluster: "LocalCluster", args: argparse.Namespace) -> None:

@@ -3,6 +3,7 @@
 import argparse
 import ast
 import re
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -56,7 +57,9 @@ def test_page_of_settings_has_each_with_its_default_and_range() -> None:
     assert told.keys() == settings.keys() == TYPES.keys()
     for key, (unit, default, limits, meaning) in told.items():
         each = settings[key]
-        if each.default is MISSING:
+        if each.default_factory is dict:
+            assert default == "`{}`", key
+        elif each.default is MISSING:
             assert default == "must be set", key
         else:
             assert tomllib.loads(f"x = {default.strip('`')}") == {"x": each.default}, key
@@ -80,6 +83,7 @@ def test_page_of_metrics_has_each_with_its_type_and_labels() -> None:
     levels = Levels(lagging_groups=lag, late_topics=((("t",), (1,)),), fullest_quotas=lag)
     telemetry = Telemetry(node="n1", version="1", read_levels=lambda: levels)
     telemetry.error("Cancel", "NOT_FOUND")
+    telemetry.certificates.not_after_s = lambda: {"ca": 1.0}
     shown = {}
     for family in telemetry.registry.collect():
         name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
@@ -94,10 +98,16 @@ def test_page_of_metrics_has_each_with_its_type_and_labels() -> None:
 
 
 def test_settings_of_the_readme_are_taken_from_other_machines() -> None:
-    [text] = re.findall(r"```toml\n(.*?)```", page("docs/deploy.md"), re.DOTALL)
+    text, tls = re.findall(r"```toml\n(.*?)```", page("docs/deploy.md"), re.DOTALL)
     config = build_config(flatten(tomllib.loads(text)))
     assert config.insecure
-    for address in (config.grpc, config.http, *config.peers.values()):
+    safe = build_config(
+        flatten(tomllib.loads(text)) | {"insecure": False},
+        flatten(tomllib.loads(textwrap.dedent(tls))),
+    )
+    assert safe.tls.on
+    assert safe.link == safe.links[safe.name]
+    for address in (config.grpc, config.http, *config.peers.values(), *safe.links.values()):
         assert address.startswith("10.0.0."), address
     assert config.grpc == config.peers[config.name]
 
@@ -146,4 +156,5 @@ def test_example_of_settings_loads_and_states_the_defaults() -> None:
     settings = flatten(tomllib.loads(shown))
     assert build_config(settings) == chosen, "each line that is commented out is a default"
     named = {key if not key.startswith("peers.") else "peers" for key in settings}
-    assert named == TYPES.keys() - {"test_clock"}
+    assert named == TYPES.keys() - {"test_clock", "links"}
+    assert "#[links]" in text

@@ -43,6 +43,7 @@ from timerclient.values.client_events import (
     SubmitBlocked,
 )
 from timerclient.values.client_settings import ClientSettings
+from timerclient.values.client_tls import ClientTls
 from timerclient.values.errors import (
     AlreadyExists,
     DiskFull,
@@ -53,6 +54,7 @@ from timerclient.values.errors import (
     NotPending,
     OutcomeUnknown,
     Overloaded,
+    PermissionDenied,
     QuotaReached,
     TimerError,
     Unavailable,
@@ -82,6 +84,7 @@ __all__ = [
     "CancelResult",
     "Changed",
     "ClientSettings",
+    "ClientTls",
     "Connected",
     "Consumer",
     "DiskFull",
@@ -102,6 +105,7 @@ __all__ = [
     "OnConflict",
     "OutcomeUnknown",
     "Overloaded",
+    "PermissionDenied",
     "PolicyFields",
     "QuotaReached",
     "Reason",

@@ -4,6 +4,7 @@ The node is healthy and not ready. Its status has only its own role and the reas
 Nothing else is served, so other nodes take it for absent.
 """
 
+import asyncio
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -14,7 +15,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from cluster.rpc.endpoints import Endpoints
 from cluster.rpc.grpc_errors import abort
 from cluster.rpc.handlers import PINGED
-from cluster.rpc.http import HttpServer, LocalState
+from cluster.rpc.http import LocalState
 from cluster.settings.config import NodeConfig
 from cluster.settings.service_manager import notice_ready
 from timer.model.timer_errors import NotReadyError
@@ -29,7 +30,7 @@ GRACE_S: Final = 0.5
 
 
 class Standby:
-    """Serves both ports from `start` to `stop`."""
+    """Serves all ports from `start` to `stop`."""
 
     def __init__(
         self,
@@ -53,9 +54,11 @@ class Standby:
         if free_bytes is not None:
             free = Gauge("timer_disk_free_bytes", "Free bytes of the disk", registry=registry)
             free.set_function(free_bytes)
-        self._http = HttpServer(config.http, self, registry)
         self._endpoints = Endpoints(config)
-        self._server = self._endpoints.server((*PINGED, ("grpc.so_reuseport", 0)))
+        self._http = self._endpoints.http_server(self, registry)
+        self._server = self._endpoints.public_server((*PINGED, ("grpc.so_reuseport", 0)))
+        self._link = self._endpoints.link_server()
+        self._renewing: asyncio.Task[None] | None = None
         status = grpc.unary_unary_rpc_method_handler(
             self._status,
             request_deserializer=pb.GetStatusRequest.FromString,
@@ -70,21 +73,30 @@ class Standby:
                 response_serializer=pb.ListMembersResponse.SerializeToString,
             )
         admin = grpc.method_handlers_generic_handler(ADMIN, methods)
-        self._server.add_generic_rpc_handlers((admin,))
+        (self._link or self._server).add_generic_rpc_handlers((admin,))
+        if self._link is not None:
+            public = grpc.method_handlers_generic_handler(ADMIN, {"GetStatus": status})
+            self._server.add_generic_rpc_handlers((public,))
 
     async def start(self) -> None:
-        """Listen on both ports.
+        """Listen on all ports.
 
         Raises:
             ConfigError: an address is in use, or not this machine's.
         """
-        await self._endpoints.listen(self._server)
+        await self._endpoints.listen(self._server, self._link)
+        if self._endpoints.tls is not None:
+            self._renewing = asyncio.create_task(self._endpoints.tls.run())
         await self._http.start()
         notice_ready(f"{self._role}: {self._waits_for()}")
 
     async def stop(self) -> None:
-        """Close both ports."""
-        await self._server.stop(GRACE_S)
+        """Close all ports."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+        for server in (self._server, self._link):
+            if server is not None:
+                await server.stop(GRACE_S)
         await self._http.stop()
 
     async def _status(

@@ -35,7 +35,7 @@ from cluster.files.scrubber import Scrubber
 from cluster.files.storage import NodeFiles, open_storage
 from cluster.node.checkpoint_publisher import CheckpointPublisher
 from cluster.node.digest_comparison import DigestComparison
-from cluster.node.ports import Ports, grpc_server_of
+from cluster.node.ports import Ports, grpc_servers_of
 from cluster.observe.apply_metrics import ApplyMetrics, PromotionMetrics
 from cluster.observe.metrics import Levels, Telemetry
 from cluster.observe.node_view import VERSION, NodeState
@@ -47,7 +47,6 @@ from cluster.rpc.endpoints import AdminChannels, Endpoints
 from cluster.rpc.grpc_errors import reason_of
 from cluster.rpc.handlers import ServiceHooks
 from cluster.rpc.health_service import HealthService
-from cluster.rpc.http import HttpServer
 from cluster.rpc.memory import MemoryGuard
 from cluster.rpc.outboxes import Outboxes
 from cluster.rpc.relay import Relay
@@ -178,6 +177,10 @@ def build(config: NodeConfig, node: NodeCalls, *, raft_lost: bool) -> NodeParts:
         telemetry=Telemetry(node=config.name, version=VERSION, read_levels=read_levels),
         wall_ms=wall_clock(config.test_clock),
     )
+    basis.telemetry.insecure.set(config.insecure)
+    tls = endpoints.tls
+    if tls is not None:
+        basis.telemetry.certificates.not_after_s = lambda: tls.certificate.not_after_s
     planes = _planes(basis, raft_lost=raft_lost)
     replica, host, control = planes.replica, planes.host, planes.control
     relay = Relay(
@@ -259,6 +262,7 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
             leads=replica.leads_under,
             flush=host.flush,
             mono_ms=mono_ms,
+            identify=basis.endpoints.identify,
             fatal=node.fatal,
         ),
         scrubber=scrubber,
@@ -292,6 +296,7 @@ def _replica(basis: _Basis, *, needed_from: Callable[[], LogIndex | None]) -> Re
         wall_ms=basis.wall_ms,
         on_fsync=basis.telemetry.fsync_seconds.observe,
         needed_from=needed_from,
+        identify=basis.endpoints.identify,
         fatal=basis.node.fatal,
     )
 
@@ -353,6 +358,7 @@ def _control_plane(basis: _Basis, replica: Replica, *, raft_lost: bool) -> Contr
         ).report,
         on_state=basis.node.on_control_state,
         config=ControllerConfig.of_lease(config.leadership.lease_ms),
+        identify=basis.endpoints.identify,
         fail=failed,
     )
 
@@ -386,7 +392,7 @@ def _ports(
 ) -> Ports:
     peers = (*planes.control.handlers(), *planes.replica.handlers())
     health = HealthService(planes.leads)
-    server = grpc_server_of(
+    servers = grpc_servers_of(
         basis.endpoints,
         basis.config.limits,
         services=services,
@@ -397,13 +403,13 @@ def _ports(
     lookup = TimerLookup(services.timers, salt)
     data = PageData(planes.view, planes.host, basis.telemetry, lookup, mono_ms)
     registry = basis.telemetry.registry
-    http = HttpServer(basis.config.http, planes.view, registry, StatusPages(data))
+    http = basis.endpoints.http_server(planes.view, registry, StatusPages(data))
     return Ports(
         basis.endpoints,
         basis.channels,
         http,
         relay=relay,
-        grpc_server=server,
+        servers=servers,
         health_service=health,
     )
 

@@ -73,11 +73,16 @@ class Node:
         await parts.replica.start()
         parts.host.start()
         await parts.control.start()
+        self.spawn(parts.ports.run())
         self.spawn(parts.publisher.run())
         self.spawn(parts.space.run())
         self.spawn(parts.memory.run())
         self.spawn(parts.scrubber.run())
         logger.info("started: grpc %s, http %s", self.config.grpc, self.config.http)
+
+    def reload(self) -> None:
+        """Read again the files that a running node reads, except the settings."""
+        self._parts.ports.reload()
 
     @property
     def flushing(self) -> bool:

@@ -1,13 +1,18 @@
 """The open ports of a running node, and its channels to the other nodes.
 
-    gRPC server   public services, health, reflection; streams and snapshots between the nodes
-    HTTP server   metrics, health, JSON
-    channels      to the AdminService of each other node, and for requests that the leader answers
+    public server   public services, health, reflection
+    link server     for the other nodes, if they have their own port: streams, snapshots, and the
+                    public services, for their queries and for requests of their clients
+    HTTP server     metrics, health, JSON
+    channels        to the AdminService of each other node, and for requests that the leader answers
 
 The Raft links and the replica's streams dial on channels of their own (cluster/rpc/endpoints.py).
 """
 
+import asyncio
+import logging
 from collections.abc import Iterable
+from typing import Final, NamedTuple
 
 import grpc
 from grpc_health.v1 import health
@@ -24,6 +29,19 @@ from cluster.rpc.request_bounds import COLUMNS_BYTES_MAX
 from cluster.settings.config import LimitsConfig
 from timer.model.timer_errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
+WARN_S: Final = 3_600.0
+"""Interval of the warning about open ports."""
+
+
+class GrpcServers(NamedTuple):
+    """The gRPC servers of one node."""
+
+    public: grpc.aio.Server
+    link: grpc.aio.Server | None
+    """For the other nodes. None: they use the public one."""
+
 
 class Ports:
     """Opens and closes the ports of one node. The order is the node's."""
@@ -35,30 +53,50 @@ class Ports:
         http: HttpServer,
         *,
         relay: Relay,
-        grpc_server: grpc.aio.Server,
+        servers: GrpcServers,
         health_service: HealthService,
     ) -> None:
-        """`grpc_server` has its handlers; see `grpc_server_of`."""
         self._endpoints, self._channels = endpoints, channels
-        self._grpc, self._http, self._relay = grpc_server, http, relay
+        self._grpc, self._http, self._relay = servers, http, relay
         self.health = health_service
+        if endpoints.tls is not None:
+            endpoints.tls.on_renewal = self._renew
 
     async def open(self) -> None:
-        """Listen on the gRPC port, then on the HTTP port.
+        """Listen on the gRPC ports, then on the HTTP port.
 
         Raises:
             ConfigError: an address is in use, or not this machine's.
         """
-        await self._endpoints.listen(self._grpc)
         try:
+            await self._endpoints.listen(self._grpc.public, self._grpc.link)
             await self._http.start()
         except ConfigError:
-            await self._grpc.stop(None)  # else it logs an error at the end of the loop
+            await self.close_grpc(None)  # else it logs an error at the end of the loop
             raise
 
-    async def close_grpc(self, grace_s: float) -> None:
-        """Close the gRPC port. Open RPCs may still take `grace_s` seconds."""
-        await self._grpc.stop(grace_s)
+    def _renew(self) -> None:
+        self._channels.renew()
+        self._relay.renew()
+
+    def reload(self) -> None:
+        """Read the certificates again, soon."""
+        if self._endpoints.tls is not None:
+            self._endpoints.tls.look_now()
+
+    async def run(self) -> None:
+        """Renew the certificates for as long as the node runs, or repeat a warning without TLS."""
+        if self._endpoints.tls is not None:
+            await self._endpoints.tls.run()
+        while self._endpoints.insecure:
+            logger.warning("insecure = true: any host that reaches the ports can read and write")
+            await asyncio.sleep(WARN_S)
+
+    async def close_grpc(self, grace_s: float | None) -> None:
+        """Close the gRPC ports. Open RPCs may still take `grace_s` seconds; None: no time."""
+        for server in (self._grpc.public, self._grpc.link):
+            if server is not None:
+                await server.stop(grace_s)
 
     async def close(self) -> None:
         """Close the HTTP port and the channels."""
@@ -67,15 +105,15 @@ class Ports:
         await self._channels.close()
 
 
-def grpc_server_of(
+def grpc_servers_of(
     endpoints: Endpoints,
     limits: LimitsConfig,
     *,
     services: Services,
     health_service: HealthService,
     peers: Iterable[grpc.GenericRpcHandler],
-) -> grpc.aio.Server:
-    """Return the gRPC server of a node, with all handlers and without a port.
+) -> GrpcServers:
+    """Return the gRPC servers of a node, with all handlers and without ports.
 
     `peers`: the handlers that serve the other nodes.
     """
@@ -83,10 +121,12 @@ def grpc_server_of(
         ("grpc.max_concurrent_streams", limits.streams_max),
         ("grpc.max_allowed_incoming_connections", connections_max(limits.connections_max)),
     )
-    server = endpoints.server((*SERVER_OPTIONS, *most))
-    server.add_generic_rpc_handlers(tuple(peers))
-    services.add_to(Registrar(server, limits.request_bytes_max + COLUMNS_BYTES_MAX))
-    health_service.add_to(server)
+    public, link = endpoints.public_server((*SERVER_OPTIONS, *most)), endpoints.link_server()
+    (link or public).add_generic_rpc_handlers(tuple(peers))
+    bytes_max = limits.request_bytes_max + COLUMNS_BYTES_MAX
+    for server in filter(None, (public, link)):
+        services.add_to(Registrar(server, bytes_max))
+    health_service.add_to(public)
     reflected = [*ON_LEADER, *ON_ALL, health.SERVICE_NAME, reflection.SERVICE_NAME]
-    reflection.enable_server_reflection(reflected, server)
-    return server
+    reflection.enable_server_reflection(reflected, public)
+    return GrpcServers(public, link)

@@ -1,6 +1,7 @@
 """The process of a node: signals, fatal errors, and restarts that repair the node."""
 
 import asyncio
+import functools
 import logging
 import os
 import signal
@@ -165,7 +166,11 @@ async def _run(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.ask)
-    signal_handlers.handle(loop, signal_handlers.Reloading(config, reload))
+    reloading = signal_handlers.Reloading(config, reload)
+    signal_handlers.handle(loop, reloading)
+
+    def on_start(node: Node) -> None:
+        reloading.also = node.reload
 
     def on_exception(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         del loop
@@ -179,7 +184,8 @@ async def _run(
 
     watchdog = loop.create_task(keep_watchdog())
     try:
-        await _live(disk, config, ending, fatal, raft_lost=raft_lost)
+        node = functools.partial(Node, config, fatal, ending.start_again, raft_lost=raft_lost)
+        await _live(disk, config, ending, node, on_start)
     finally:
         watchdog.cancel()
 
@@ -188,9 +194,8 @@ async def _live(
     disk: Disk,
     config: NodeConfig,
     ending: Ending,
-    fatal: Callable[[BaseException], None],
-    *,
-    raft_lost: bool,
+    make_node: Callable[[], Node],
+    on_start: Callable[[Node], None],
 ) -> None:
     """Wait for room, start the node, and stop it when the process has to end."""
     loop = asyncio.get_running_loop()
@@ -200,9 +205,10 @@ async def _live(
     sweeper = Sweeper()
     notice_opening()
     try:
-        node = Node(config, fatal, ending.start_again, raft_lost=raft_lost)
+        node = make_node()
         sweeper.start()  # the state is in memory, and no client can connect yet
         await node.start()
+        on_start(node)
         notice_ready(f"started: grpc {config.grpc}, http {config.http}")
     except (Damaged, CorruptFileError, PromiseLostError) as error:
         curing = loop.create_task(_cure(disk, config, error))

@@ -1,6 +1,7 @@
 """Signals that a running node handles, besides those that end it.
 
-SIGHUP    reads the settings again, applies `log_level`, and logs which others need a restart
+SIGHUP    reads the settings again, applies `log_level`, and logs which others need a restart;
+          reads the certificates again
 SIGUSR1   logs the stack of every task and of every thread
 SIGUSR2   has no effect
 """
@@ -32,9 +33,12 @@ class Reloading:
 
     def __init__(self, config: NodeConfig, load: Callable[[], NodeConfig]) -> None:
         self.config, self._load = config, load
+        self.also: Callable[[], None] = lambda: None
+        """Called at each reload, also if the settings stay as they are."""
 
     def reload(self) -> None:
         """Read the settings again, apply `log_level`, and log the other changes."""
+        self.also()
         try:
             found = self._load()
         except ConfigError as wrong:

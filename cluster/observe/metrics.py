@@ -11,7 +11,7 @@ own registry; nothing is global.
 
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -271,6 +271,22 @@ class _Build(Collector):
         )
 
 
+class CertificateDates(Collector):
+    """The dates at which the certificates in use expire."""
+
+    def __init__(self) -> None:
+        self.not_after_s: Callable[[], Mapping[str, float]] = dict
+        """Returns file -> Unix time; without TLS there are none."""
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the dates."""
+        text = "Unix time at which the certificate expires; of authorities the earliest"
+        family = GaugeMetricFamily("timer_tls_not_after_seconds", text, labels=["which"])
+        for which, end_s in self.not_after_s().items():
+            family.add_metric([which], end_s)
+        yield family
+
+
 class Telemetry:
     """The metrics of one node. Frequent events are observed once per batch."""
 
@@ -298,11 +314,9 @@ class Telemetry:
             _LATENESS_S,
             scale=0.001,
         )
+        text = "Time from the effective due time to the first delivery to a group"
         self.handed_out_lateness = self._histogram(
-            "handed_out_lateness_seconds",
-            "Time from the effective due time to the first delivery to a group",
-            _LATENESS_S,
-            scale=0.001,
+            "handed_out_lateness_seconds", text, _LATENESS_S, scale=0.001
         )
         commits = Histogram(
             "timer_commit_seconds",
@@ -324,9 +338,8 @@ class Telemetry:
             "Time from a cancel request to its answer, within this node",
             _LATENCY_S,
         )
-        self.append_rows = self._histogram(
-            "append_rows", "Timers per log entry that schedules timers", _ROWS
-        )
+        text = "Timers per log entry that schedules timers"
+        self.append_rows = self._histogram("append_rows", text, _ROWS)
         self.fsync_seconds = self._histogram(
             "fsync_seconds", "Duration of each fdatasync of the log", _LATENCY_S
         )
@@ -342,6 +355,9 @@ class Telemetry:
         self.memory_limit_bytes = self._gauge(
             "memory_limit_bytes", "Limit of memory: limits.memory_bytes_max"
         )
+        self.certificates = CertificateDates()
+        self.registry.register(self.certificates)
+        self.insecure = self._gauge("insecure", "1: ports beyond loopback are open without TLS")
         self.memory_high = self._gauge(
             "memory_high", "1: new work is rejected because memory is above the limit"
         )

@@ -1,9 +1,10 @@
 """The ends of a node's gRPC connections: every server and every channel of the node is made here.
 
-    server    clients and other nodes connect to it; one listens at a time
-    channel   this node's connection to another node, by the other node's name
+    public server    clients connect to it
+    link server      other nodes connect to it, if the setting `links` gives them their own port
+    channel          this node's connection to another node, by the other node's name
 
-Addresses come from the settings. Options of a connection stand beside its end.
+Addresses and certificates come from the settings. Options of a connection stand beside its end.
 """
 
 import functools
@@ -11,10 +12,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import grpc
+from prometheus_client import CollectorRegistry
 
+from cluster.rpc.call_guard import CallGuard, NodesOnly, OfCluster
 from cluster.rpc.handlers import PINGED, PINGS
+from cluster.rpc.http import ExtraPaths, HttpServer, HttpTls, NodeView
+from cluster.rpc.node_tls import NodeTls, caller_identity
+from cluster.security.identities import IdentityKind
 from cluster.settings.config import NodeConfig
-from replication.shell.transport import Dial
+from replication.shell.transport import Dial, Identify
 from timer.model.timer_errors import ConfigError
 from timerclient.proto import timer_pb2_grpc as rpc
 
@@ -49,49 +55,113 @@ class Endpoints:
     """Makes the servers and channels of one node. The caller closes them."""
 
     def __init__(self, config: NodeConfig) -> None:
-        self._address = config.grpc
+        """Read the certificates, if the settings have any.
+
+        Raises:
+            ConfigError: a certificate does not fit.
+        """
+        self._config = config
+        self.tls = NodeTls(config) if config.tls.on else None
+        """None: without TLS."""
+        self.insecure = config.insecure
+        """Whether ports beyond loopback may be open without TLS."""
+        addresses = config.links or config.peers
         self.others: Mapping[str, str] = {
-            name: address for name, address in config.peers.items() if name != config.name
+            name: address for name, address in addresses.items() if name != config.name
         }
-        """Name -> address of each other node."""
+        """Name -> address of each other node, for this node."""
+
+    # ---- channels
 
     def channel(self, name: str, options: Options = PEER_OPTIONS) -> grpc.aio.Channel:
         """Return a new channel to another node."""
+        if self.tls is not None:
+            return self.tls.channel(name, self.others[name], options)
         return grpc.aio.insecure_channel(self.others[name], options=options)
 
     def dials(self) -> dict[str, Dial]:
         """Return name of each other node -> a function that returns a new channel to it."""
         return {name: functools.partial(self.channel, name) for name in self.others}
 
-    def server(self, options: Options) -> grpc.aio.Server:
-        """Return a new server. It has no port until `listen`."""
-        return grpc.aio.server(options=options)
+    # ---- servers
 
-    async def listen(self, server: grpc.aio.Server) -> None:
-        """Bind `server` to the node's gRPC address, and start it.
+    @property
+    def identify(self) -> Identify | None:
+        """Returns the node name in a caller's certificate. None: without TLS there is none."""
+        return self._node_name if self.tls is not None else None
+
+    def _node_name(self, context: "grpc.aio.ServicerContext[Any, Any]") -> str:
+        found = caller_identity(context, self._config.cluster_id)
+        return found.name if found.kind is IdentityKind.NODE else ""
+
+    def public_server(self, options: Options) -> grpc.aio.Server:
+        """Return a new server for clients. It has no port until `listen`."""
+        guards = [CallGuard(OfCluster(self._config.cluster_id))] if self.tls is not None else []
+        return grpc.aio.server(options=options, interceptors=guards)
+
+    def link_server(self) -> grpc.aio.Server | None:
+        """Return a new server for the other nodes. None: they use the public one."""
+        if not self._config.links:
+            return None
+        nodes = NodesOnly(self._config.cluster_id, self.others)
+        guards = [CallGuard(nodes)] if self.tls is not None else []
+        return grpc.aio.server(options=SERVER_OPTIONS, interceptors=guards)
+
+    def http_server(
+        self, view: NodeView, registry: CollectorRegistry, pages: ExtraPaths | None = None
+    ) -> HttpServer:
+        """Return the HTTP server. It listens from its `start` on. `pages`: see HttpServer."""
+        if self.tls is None:
+            return HttpServer(self._config.http, view, registry, pages)
+        tls = HttpTls(self.tls.http(), self._config.cluster_id)
+        return HttpServer(self._config.http, view, registry, pages, tls)
+
+    async def listen(self, public: grpc.aio.Server, link: grpc.aio.Server | None) -> None:
+        """Bind the servers to the node's addresses, and start them.
 
         Raises:
-            ConfigError: the address is in use, or not this machine's.
+            ConfigError: an address is in use, or not this machine's.
         """
+        tls = self.tls
+        self._bind(public, "grpc", tls.for_clients() if tls is not None else None)
+        if link is not None:
+            self._bind(link, "link", tls.for_nodes() if tls is not None else None)
+            await link.start()
+        await public.start()
+
+    def _bind(
+        self, server: grpc.aio.Server, key: str, credentials: grpc.ServerCredentials | None
+    ) -> None:
+        address = getattr(self._config, key)
         try:
-            server.add_insecure_port(self._address)
+            if credentials is None:
+                server.add_insecure_port(address)
+            else:
+                server.add_secure_port(address, credentials)
         except RuntimeError:
             limit = "cannot listen: in use, or not an address of this machine"
-            raise ConfigError("grpc", self._address, limit) from None
-        await server.start()
+            raise ConfigError(key, address, limit) from None
 
 
 class AdminChannels:
     """A channel to the AdminService of each other node."""
 
     def __init__(self, endpoints: Endpoints) -> None:
-        self._channels = {name: endpoints.channel(name) for name in endpoints.others}
-        self.stubs: Mapping[str, rpc.AdminServiceAsyncStub] = {
-            name: rpc.AdminServiceStub(channel) for name, channel in self._channels.items()
-        }
+        self._endpoints = endpoints
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._outdated: list[grpc.aio.Channel] = []
+        self.stubs: dict[str, rpc.AdminServiceAsyncStub] = {}
         """Name of each other node -> its stub."""
+        self.renew()
+
+    def renew(self) -> None:
+        """Make new channels, with the present certificate. Calls on the old ones may finish."""
+        self._outdated += self._channels.values()
+        for name in self._endpoints.others:
+            channel = self._channels[name] = self._endpoints.channel(name)
+            self.stubs[name] = rpc.AdminServiceStub(channel)
 
     async def close(self) -> None:
         """Close the channels, one after the other."""
-        for channel in self._channels.values():
+        for channel in (*self._outdated, *self._channels.values()):
             await channel.close()

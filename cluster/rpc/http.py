@@ -15,9 +15,10 @@ healthy and ready.
 import asyncio
 import errno
 import html
+import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
@@ -25,6 +26,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from cluster.rpc.grpc_errors import reason_of
+from cluster.security.identities import UntrustedIdentityError, identity_of
 from cluster.settings.config import parse_address
 from timer.model.timer_errors import ConfigError, EngineError, InvalidRequestError, NotFoundError
 
@@ -34,6 +36,8 @@ IDLE_S: Final = 30.0
 """A connection is closed if no request's headers came for so long, also after each answer."""
 CONNECTIONS_MAX: Final = 256
 """With one more the oldest is closed, so that a probe can connect."""
+PROBES: Final = frozenset({"/healthz", "/readyz"})
+"""Pages that need no certificate."""
 DRAIN_TIMEOUT_S: Final = 1.0
 """A stopping server waits so long for open answers; a scrape can be repeated."""
 
@@ -44,6 +48,7 @@ _LINKS: Final = (
     *("/metrics", "/healthz", "/readyz"),
 )
 
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _STATUSES: Final = {InvalidRequestError: 400, NotFoundError: 404}
 
 
@@ -116,6 +121,27 @@ def why_not_ready(state: LocalState) -> str:
             return f"is {role}"
 
 
+@dataclass(frozen=True, slots=True)
+class HttpTls:
+    """TLS of the HTTP port. Probes need no certificate; every other page needs one."""
+
+    context: ssl.SSLContext
+    cluster_id: str
+
+    @web.middleware
+    async def admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer a request whose caller has an identity in this cluster; deny others with 403."""
+        if request.path not in PROBES:
+            peer = request.get_extra_info("peercert") or {}
+            uris = [value for kind, value in peer.get("subjectAltName", ()) if kind == "URI"]
+            try:
+                identity_of(uris, self.cluster_id)
+            except UntrustedIdentityError as error:
+                text = f"{error}\nwithout a certificate: {', '.join(sorted(PROBES))}\n"
+                return web.Response(text=text, status=403)
+        return await handler(request)
+
+
 class HttpServer:
     """Serves one node's HTTP port from `start` to `stop`."""
 
@@ -125,8 +151,13 @@ class HttpServer:
         view: NodeView,
         registry: CollectorRegistry,
         pages: ExtraPaths | None = None,
+        tls: HttpTls | None = None,
     ) -> None:
-        """`address` is host:port; port 0: any free one. `pages`: None for a page of links."""
+        """`address` is host:port; port 0: any free one. `pages`: None for a page of links.
+
+        `tls`: None: without TLS.
+        """
+        self._tls = tls
         self._text = address
         self._address = parse_address("http", address, port_min=0)
         self._view = view
@@ -141,7 +172,7 @@ class HttpServer:
         Raises:
             ConfigError: the address is in use, not this machine's, or not allowed.
         """
-        app = web.Application()
+        app = web.Application(middlewares=[self._tls.admit] if self._tls is not None else [])
         app.add_routes(
             [
                 web.get("/metrics", self._metrics),
@@ -167,7 +198,11 @@ class HttpServer:
         host, port = self._address
         try:
             self._listener = await asyncio.get_running_loop().create_server(
-                accept, host, port, backlog=1024
+                accept,
+                host,
+                port,
+                backlog=1024,
+                ssl=self._tls.context if self._tls is not None else None,
             )
         except OSError as error:
             await self.stop()

@@ -67,10 +67,16 @@ class Relay:
         self._leader, self._channel, self._relayed = leader_elsewhere, channel, relayed
         self._metadata = ((DIRECT, name),)
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._outdated: list[grpc.aio.Channel] = []
+
+    def renew(self) -> None:
+        """Send further requests on new channels. Those on the old ones may finish."""
+        self._outdated += self._channels.values()
+        self._channels.clear()
 
     async def close(self) -> None:
         """Close the channels."""
-        channels, self._channels = [*self._channels.values()], {}
+        channels, self._channels = [*self._outdated, *self._channels.values()], {}
         for channel in channels:
             await channel.close()
 

@@ -8,15 +8,14 @@ Only this URI counts. The common name and all other names are ignored. A certifi
 URI, with several URIs, or with the URI of another cluster has no identity here.
 """
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from cluster.settings.config import NAME
+
 SCHEME: Final = "timer"
-NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-NAME_RULE: Final = "1 to 63 letters, digits, '.', '_' and '-', the ends a letter or digit"
 
 
 class IdentityKind(StrEnum):

@@ -6,7 +6,7 @@
 
 A setting's *key* is its path, such as `limits.key_bytes_max`. All sources become one flat mapping
 of keys to values, in which a later source overrides an earlier one, and then a `NodeConfig`. Text
-from the environment and from flags is parsed as the setting's type; `peers` as
+from the environment and from flags is parsed as the setting's type; `peers` and `links` as
 `name=host:port,...`. Unknown keys are refused. All values of a `NodeConfig` are in range and
 consistent with each other.
 """
@@ -39,8 +39,12 @@ TEST_CLUSTER: Final = "test-"
 """Prefix of the ids of test clusters. Only their clocks can be moved."""
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
-_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-_NAME_RULE: Final = "1 to 63 letters, digits, '.', '_' and '-', the ends a letter or digit"
+NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+"""Names of nodes, clusters and identities."""
+NAME_RULE: Final = "1 to 63 letters, digits, '.', '_' and '-', the ends a letter or digit"
+_LOOPBACK: Final = "a loopback address; others need TLS: set [tls], or insecure = true"
+_TABLES: Final = ("peers", "links")
+_IN_TABLE: Final = tuple(f"{each}." for each in _TABLES)
 # Kubernetes sets such variables for each service; for one called `timerd`, TIMERD_PORT=tcp://…
 _SERVICE_LINK: Final = re.compile(r"TIMERD_(SERVICE|PORT)(_[A-Z0-9_]+)?")
 _FLAGS: Final = ("name", "data", "grpc", "http")
@@ -62,19 +66,19 @@ class _Part:
         for each in fields(self):
             value = getattr(self, each.name)
             if each.type is int and not (isinstance(value, int) and not isinstance(value, bool)):
-                raise ConfigError(self.key(each.name), value, "a whole number")
+                raise ConfigError(self.key_of(each.name), value, "a whole number")
             if "range" in each.metadata:
                 low, high = each.metadata["range"]
                 if not low <= value <= high:
-                    raise ConfigError(self.key(each.name), value, f"{low} .. {high}")
+                    raise ConfigError(self.key_of(each.name), value, f"{low} .. {high}")
 
-    def key(self, name: str) -> str:
+    def key_of(self, name: str) -> str:
         """Return the key of the field `name`."""
         return f"{self.section}.{name}" if self.section else name
 
     def refuse(self, name: str, limit: str) -> ConfigError:
         """Return an error for the field `name`; `limit`: the rule for its value."""
-        return ConfigError(self.key(name), getattr(self, name), limit)
+        return ConfigError(self.key_of(name), getattr(self, name), limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,6 +247,33 @@ class StorageConfig(_Part):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TlsConfig(_Part):
+    """Paths of PEM files (cluster/security/certificates.py). All four are set, or none: no TLS."""
+
+    section: ClassVar[str] = "tls"
+
+    ca: str = ""
+    """Authorities that sign the certificates of nodes."""
+    client_ca: str = ""
+    """Authorities that sign the certificates of clients and administrators."""
+    certificate: str = ""
+    """This node's certificate, with the authorities between it and one of `ca`."""
+    key: str = ""
+    """This node's private key; no other user may read it."""
+
+    def __post_init__(self) -> None:
+        _Part.__post_init__(self)
+        missing = [each.name for each in fields(self) if not getattr(self, each.name)]
+        if 0 < len(missing) < len(fields(self)):
+            raise self.refuse(missing[0], "must be set, too: TLS needs all settings of [tls]")
+
+    @property
+    def on(self) -> bool:
+        """Whether all ports use TLS."""
+        return bool(self.key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig(_Part):
     """All settings of a node."""
 
@@ -256,11 +287,17 @@ class NodeConfig(_Part):
     """Name -> host:port of the gRPC port for other nodes and clients; all 1 to 7 nodes, this one
     included."""
     grpc: str = ""
-    """host:port to bind for clients and peers; empty: this node's address in `peers`."""
+    """host:port to bind for clients; empty: this node's address in `peers`."""
+    links: Mapping[str, str] = field(default_factory=dict)
+    """Name -> host:port of each node's port for the other nodes only. Empty: they use the gRPC
+    port. TLS needs such a port."""
+    link: str = ""
+    """host:port to bind for the other nodes; empty: this node's address in `links`."""
     http: str = "127.0.0.1:8080"
     """host:port to bind for metrics, health and status; port 0: any free one."""
     insecure: bool = False
-    """Bind beyond loopback, without TLS: any host that reaches the ports can read and write."""
+    """Bind and dial beyond loopback, without TLS: any host that reaches the ports can read and
+    write."""
     auto_create_topics: bool = True
     """A schedule or a consumer creates a topic that does not exist."""
     log_level: str = "info"
@@ -273,21 +310,22 @@ class NodeConfig(_Part):
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     groups: Groups = field(default_factory=Groups)
     storage: StorageConfig = field(default_factory=StorageConfig)
+    tls: TlsConfig = field(default_factory=TlsConfig)
 
     def __post_init__(self) -> None:
         _Part.__post_init__(self)
         for each in ("name", "cluster_id"):
-            if not _NAME.fullmatch(getattr(self, each)):
-                raise self.refuse(each, _NAME_RULE)
+            if not NAME.fullmatch(getattr(self, each)):
+                raise self.refuse(each, NAME_RULE)
         self._check_peers()
-        object.__setattr__(self, "peers", MappingProxyType(dict(self.peers)))
-        if not self.grpc:
-            object.__setattr__(self, "grpc", self.peers[self.name])
-        self._check_bound("grpc", port_min=1)
-        self._check_bound("http", port_min=0)
+        self._check_links()
+        for table, bound in (("peers", "grpc"), ("links", "link")):
+            addresses = MappingProxyType(dict(getattr(self, table)))
+            object.__setattr__(self, table, addresses)
+            if addresses and not getattr(self, bound):
+                object.__setattr__(self, bound, addresses[self.name])
+        self._check_ports()
         self._check_data()
-        if self.grpc == self.http:
-            raise self.refuse("http", "another port than grpc")
         if self.test_clock and not self.cluster_id.startswith(TEST_CLUSTER):
             raise self.refuse("test_clock", f"empty, or cluster_id must begin with {TEST_CLUSTER}")
         if self.log_level not in LOG_LEVELS:
@@ -303,19 +341,46 @@ class NodeConfig(_Part):
     def _check_peers(self) -> None:
         if not 1 <= len(self.peers) <= PEERS_MAX:
             raise ConfigError("peers", sorted(self.peers), f"1 .. {PEERS_MAX} nodes")
-        for name, address in self.peers.items():
-            if not _NAME.fullmatch(name):
-                raise ConfigError("peers", name, _NAME_RULE)
-            parse_address(f"peers.{name}", address)
-        if len(set(self.peers.values())) < len(self.peers):
-            raise ConfigError("peers", dict(self.peers), "every node has its own address")
+        _check_table("peers", self.peers)
         if self.name not in self.peers:
             raise self.refuse("name", f"one of peers: {', '.join(sorted(self.peers))}")
 
+    def _check_links(self) -> None:
+        _check_table("links", self.links)
+        if self.links and self.links.keys() != self.peers.keys():
+            raise self.refuse("links", f"the nodes of peers: {', '.join(sorted(self.peers))}")
+        if self.tls.on and not self.links:
+            raise self.refuse("links", "must be set with TLS: a port of each node for other nodes")
+        if self.link and not self.links:
+            raise self.refuse("link", "empty without links")
+
+    def _check_ports(self) -> None:
+        if self.insecure and self.tls.on:
+            raise self.refuse("insecure", "must be false with TLS: [tls] is set")
+        self._check_bound("grpc", port_min=1)
+        self._check_bound("http", port_min=0)
+        if self.links:
+            self._check_bound("link", port_min=1)
+        self._check_dialled()
+        if self.grpc == self.http:
+            raise self.refuse("http", "another port than grpc")
+        if self.link and self.link in (self.grpc, self.http):
+            raise self.refuse("link", "another port than grpc and http")
+
     def _check_bound(self, name: str, *, port_min: int) -> None:
         address = parse_address(name, getattr(self, name), port_min=port_min)
-        if not self.insecure and not address.is_loopback:
-            raise self.refuse(name, "a loopback address; others have no TLS: set insecure = true")
+        if not (self.insecure or self.tls.on or address.is_loopback):
+            raise self.refuse(name, _LOOPBACK)
+
+    def _check_dialled(self) -> None:
+        """Check the addresses of the other nodes that this node connects to."""
+        if self.insecure or self.tls.on:
+            return
+        key = "links" if self.links else "peers"
+        for name, text in getattr(self, key).items():
+            address = parse_address(f"{key}.{name}", text)
+            if name != self.name and not address.is_loopback:
+                raise ConfigError(f"{key}.{name}", text, _LOOPBACK)
 
     def _check_data(self) -> None:
         try:
@@ -336,6 +401,16 @@ class NodeConfig(_Part):
 
 
 _P = TypeVar("_P", bound=_Part)
+
+
+def _check_table(key: str, addresses: Mapping[str, str]) -> None:
+    """Check the names and addresses of `peers` or `links`."""
+    for name, address in addresses.items():
+        if not NAME.fullmatch(name):
+            raise ConfigError(key, name, NAME_RULE)
+        parse_address(f"{key}.{name}", address)
+    if len(set(addresses.values())) < len(addresses):
+        raise ConfigError(key, dict(addresses), "every node has its own address")
 
 
 # ---- addresses
@@ -389,12 +464,12 @@ def _types_of(part: type[_Part]) -> Iterator[tuple[str, type]]:
 
 
 TYPES: Final[Mapping[str, type]] = MappingProxyType(dict(_types_of(NodeConfig)))
-"""Key -> int, str, bool, Path, or dict (`peers`)."""
+"""Key -> int, str, bool, Path, or dict (`peers`, `links`)."""
 
 
 def _check_key(key: str, value: object) -> None:
     """Refuse an unknown key, and suggest a similar one."""
-    if key in TYPES or key.startswith("peers."):
+    if key in TYPES or key.startswith(_IN_TABLE):
         return
     by_leaf = {each.rpartition(".")[2]: each for each in TYPES}
     leaf = key.rpartition(".")[2].lower()
@@ -405,7 +480,7 @@ def _check_key(key: str, value: object) -> None:
 
 def _read_as(key: str, value: object) -> object:
     """Return a value of its setting's type: text is parsed, other values must have the type."""
-    kind = str if key.startswith("peers.") else TYPES[key]
+    kind = str if key.startswith(_IN_TABLE) else TYPES[key]
     if kind is Path and isinstance(value, str | Path):
         return Path(value)
     if kind is bool and isinstance(value, str):
@@ -429,15 +504,15 @@ def _whole(key: str, text: str) -> int:
         raise ConfigError(key, f"{text[:20]}…", "a whole number") from None
 
 
-def _peers(text: object) -> dict[str, object]:
+def _addresses(key: str, text: object) -> dict[str, object]:
     """Return the table of `name=host:port,name=host:port`."""
     if not isinstance(text, str):
-        raise ConfigError("peers", text, "a table of name = host:port")
+        raise ConfigError(key, text, "a table of name = host:port")
     table: dict[str, object] = {}
     for each in filter(None, (part.strip() for part in text.split(","))):
         name, equals, address = each.partition("=")
         if not equals or name.strip() in table:
-            raise ConfigError("peers", text, "name=host:port,name=host:port, each name once")
+            raise ConfigError(key, text, "name=host:port,name=host:port, each name once")
         table[name.strip()] = address.strip()
     return table
 
@@ -472,17 +547,19 @@ def build_config(*sources: Mapping[str, object]) -> NodeConfig:
         ConfigError: a setting is unknown, missing, of the wrong type or out of range.
     """
     settings: dict[str, object] = {}
-    peers: dict[str, object] = {}
+    tables: dict[str, dict[str, object]] = {each: {} for each in _TABLES}
     for source in sources:
-        if "peers" in source:
-            peers = _peers(source["peers"])
+        for table in _TABLES:
+            if table in source:
+                tables[table] = _addresses(table, source[table])
         for key, value in source.items():
             _check_key(key, value)
-            if key.startswith("peers."):
-                peers[key.removeprefix("peers.")] = _read_as(key, value)
-            elif key != "peers":
+            if key.startswith(_IN_TABLE):
+                table, _, name = key.partition(".")
+                tables[table][name] = _read_as(key, value)
+            elif key not in _TABLES:
                 settings[key] = _read_as(key, value)
-    settings["peers"] = peers
+    settings |= tables
     for needed in ("name", "cluster_id", "data"):
         if needed not in settings:
             raise ConfigError(needed, None, "must be set")

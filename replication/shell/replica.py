@@ -34,7 +34,7 @@ from replication.core.promise import Promise, PromiseFile
 from replication.core.replication_config import ReplicationConfig
 from replication.driver.driver import BadPeerMessage, Driver, Listener, LogStatus
 from replication.driver.write_order import Order, write_batch
-from replication.shell.transport import Dial, Transport
+from replication.shell.transport import Dial, Identify, Transport
 from timer.entries.entry_frame import Entry, EntryKind, frames
 from timer.files.disk import Bytes
 from timer.files.log import Log
@@ -69,6 +69,7 @@ class Replica:
         wall_ms: Callable[[], UnixMs],
         on_fsync: Callable[[float], None] = lambda seconds: None,
         needed_from: Callable[[], LogIndex | None] = lambda: None,
+        identify: Identify | None = None,
         fatal: Callable[[BaseException], None],
     ) -> None:
         """`name`: this node's name. `dials`: name of each other node -> its channel factory.
@@ -78,6 +79,7 @@ class Replica:
         `on_fsync`: called with the seconds that each sync of the log took.
         `needed_from`: returns the first entry that a snapshot being sent needs. None: none is
         being sent.
+        `identify`: see Transport.
         """
         self.replica_id = replica_id
         self._log, self._promise = log, promise
@@ -104,6 +106,7 @@ class Replica:
             on_message=self._receive,
             on_connected=self._reconnected,
             on_failure=fatal,
+            identify=identify,
         )
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="log-writer")
         self._orders: list[Order] = []

@@ -27,6 +27,7 @@ from google.protobuf.message import DecodeError
 
 from replication.core.promise import Promise
 from replication.proto import snapshot_pb2 as pb
+from replication.shell.transport import Identify
 from timer.model.timer_errors import NotReadyError
 from timer.model.units import LogIndex, MonoMs
 from timer.recovery.snapshot import Snapshot, SnapshotPart
@@ -54,18 +55,21 @@ class Snapshots:
         leads: Callable[[], Promise | None],
         flush: Callable[[], Awaitable[None]],
         mono_ms: Callable[[], MonoMs],
+        identify: Identify | None = None,
         fatal: Callable[[BaseException], None],
     ) -> None:
         """Args:
         bytes_per_s: Maximum rate over all receivers.
         leads: Returns the promise that this node leads under; None if its lease does not hold.
         flush: Writes a manifest.
+        identify: See Transport.
         fatal: Called if this node's own files are damaged.
         """
         self._outgoing = outgoing
         self._cluster_id = cluster_id
         self._leads, self._flush = leads, flush
         self._mono_ms, self._fatal = mono_ms, fatal
+        self._identify = identify
         self._pace = SendRate(bytes_per_s)
         self._lock = asyncio.Lock()
         self._pinning = False
@@ -107,6 +111,9 @@ class Snapshots:
             if said != limit:
                 why = f"{field} = {said!r} of {asked.name!r}: here it is {limit!r}"
                 await _refuse(context, grpc.StatusCode.PERMISSION_DENIED, why)
+        if self._identify is not None and self._identify(context) != asked.name:
+            why = f"name = {asked.name!r}: the certificate is that of {self._identify(context)!r}"
+            await _refuse(context, grpc.StatusCode.PERMISSION_DENIED, why)
         if self._leads() is None:
             why = "not the leader, or its lease does not hold"
             await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, why)

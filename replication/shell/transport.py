@@ -45,6 +45,8 @@ QUEUE_BYTES_MAX: Final = 64 << 20
 
 Dial = Callable[[], grpc.aio.Channel]
 """Returns a new channel to a peer; the transport closes it."""
+Identify = Callable[["grpc.aio.ServicerContext[Any, Any]"], str]
+"""Returns the node name in a caller's certificate; empty: it is not a node's."""
 
 
 class Transport:
@@ -60,11 +62,13 @@ class Transport:
         on_message: Callable[[ReplicaId, bytes], None],
         on_connected: Callable[[ReplicaId], None],
         on_failure: Callable[[BaseException], None],
+        identify: Identify | None = None,
     ) -> None:
         """`name`: this node's name. `dials`: name of each other node -> its channel factory.
 
         `on_message` raises ValueError for a message that no peer of this version sends.
         `on_failure` receives an unexpected exception of a stream's task.
+        `identify`: None: without TLS a peer's name is not verified.
         """
         assert name not in dials, name
         self._cluster_id = cluster_id
@@ -72,6 +76,7 @@ class Transport:
         self._name = name
         self._on_message = on_message
         self._on_connected = on_connected
+        self._identify = identify
         self.on_failure = on_failure
         self._out = {peer: _Outbound(self, peer, dial) for peer, dial in dials.items()}
         self._behind: dict[ReplicaId, str] = {}
@@ -166,7 +171,12 @@ class Transport:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 hello = await anext(messages, b"")
         who = self.met(hello)
+        if not isinstance(who, str) and self._identify is not None:
+            certified = self._identify(context)
+            if certified != who[0]:
+                who = f"name = {who[0]!r}: the certificate is that of {certified!r}"
         if isinstance(who, str):
+            self._complaints.say("", f"refused a stream from {context.peer()}: {who:.400}")
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, who)
         name, sender = who
         inbound = self._inbound[name] = _Inbound(sender)

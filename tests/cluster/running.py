@@ -70,9 +70,11 @@ class Forking(LocalCluster):
 class Running(Forking):
     """Three nodes, or `nodes`; `cleaned` ends their processes in any case."""
 
-    def __init__(self, directory: Path, settings: Iterable[str] = (), nodes: int = 3) -> None:
+    def __init__(
+        self, directory: Path, settings: Iterable[str] = (), nodes: int = 3, *, tls: bool = False
+    ) -> None:
         by_key = {line.partition(" =")[0]: line for line in (*USUAL, *settings)}
-        super().__init__(directory, nodes, settings=[*by_key.values()])
+        super().__init__(directory, nodes, settings=[*by_key.values()], tls=tls)
         self._channels: dict[str, grpc.Channel] = {}
 
     @contextlib.contextmanager
@@ -132,7 +134,8 @@ class Running(Forking):
 
     @contextlib.contextmanager
     def client(self, **options: Any) -> Iterator[TimerClient]:
-        with TimerClient(self.endpoints, **{"timeout": CALL_S} | options) as client:
+        usual = {"timeout": CALL_S, "credentials": self.tls}
+        with TimerClient(self.endpoints, **usual | options) as client:
             yield client
 
     def channel(self, name: str) -> grpc.Channel:

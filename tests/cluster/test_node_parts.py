@@ -15,7 +15,7 @@ from cluster.control.replica_report import ReportSource
 from cluster.node import checkpoint_publisher, digest_comparison
 from cluster.node.checkpoint_publisher import CheckpointPublisher
 from cluster.node.digest_comparison import DigestComparison
-from cluster.node.ports import Ports
+from cluster.node.ports import GrpcServers, Ports
 from cluster.observe.apply_metrics import PromotionMetrics
 from cluster.observe.metrics import Levels, Telemetry
 from cluster.rpc.health_service import HealthService
@@ -102,6 +102,8 @@ async def test_learner_has_no_vote_on_its_own_state(
 class Door:
     """A port, or the channels; `events` has what is done to it. `taken`: it can't be opened."""
 
+    tls = None
+
     def __init__(self, name: str, events: list[str], *, taken: bool = False) -> None:
         self._name, self._events, self._taken = name, events, taken
 
@@ -128,7 +130,7 @@ def ports_of(events: list[str], *, taken: bool = False) -> Ports:
         channels,
         http,
         relay=relay,
-        grpc_server=grpc_port,
+        servers=GrpcServers(grpc_port, None),
         health_service=HealthService(bool),
     )
 

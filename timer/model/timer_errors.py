@@ -17,6 +17,7 @@ EngineError
 +-- LeadershipLostError       OUTCOME UNKNOWN; the leader was deposed with the entry in flight
 +-- SequenceGapError          a producer's sequence is not the next one
 +-- OutcomeForgottenError     a repeated sequence was applied; its result is no longer kept
++-- PermissionDeniedError     the caller's certificate or the access rules do not allow it
 +-- UnknownProducerError      the producer id was never issued or has expired; register again
 +-- LeaseLostError            the message is leased to another consumer, or acked
 +-- GroupHeldError            an exclusive group has a consumer; try again when it has left
@@ -206,6 +207,10 @@ class UnknownProducerError(EngineError):
     def __init__(self, producer: int) -> None:
         why = "never issued here, or forgotten: it ended, or was idle for limits.producer_idle_ms"
         super().__init__(f"producer = {producer:016x}: {why}; register again")
+
+
+class PermissionDeniedError(EngineError):
+    """The caller's certificate or the rules of access do not allow the request."""
 
 
 class LeaseLostError(EngineError):

@@ -1,6 +1,7 @@
 """Shared parts of timerctl's commands: parser, durations, times, tables, confirmations."""
 
 import argparse
+import os
 import re
 import shutil
 import sys
@@ -11,6 +12,7 @@ from typing import Any, Final, NoReturn
 from timerclient.cli import output
 from timerclient.client.timer_client import TimerClient
 from timerclient.rows.rows import DueTime
+from timerclient.values.client_tls import ClientTls
 
 DEFAULT_ENDPOINTS: Final = "127.0.0.1:7401,127.0.0.1:7402,127.0.0.1:7403"
 ENDPOINTS_VARIABLE: Final = "TIMERCTL_ENDPOINTS"
@@ -29,6 +31,47 @@ class UsageError(Exception):
     def __init__(self, message: str, command: str = "") -> None:
         super().__init__(message)
         self.command = command
+
+
+TLS_OPTIONS: Final = (
+    ("ca", "authorities of the nodes' certificates (PEM); needs --tls-cert and --tls-key"),
+    ("cert", "your certificate (PEM)"),
+    ("key", "your private key (PEM)"),
+    ("server-name", "DNS name in every node's certificate, in place of the endpoint's host"),
+)
+"""Options of TLS. The default of --tls-ca is the variable TIMERCTL_TLS_CA, and so on."""
+
+
+def add_tls(parser: argparse.ArgumentParser, *, from_environment: bool) -> None:
+    """Add the options of TLS. Without `from_environment` absent options set nothing."""
+    for name, text in TLS_OPTIONS:
+        variable = f"TIMERCTL_TLS_{name.upper().replace('-', '_')}"
+        default = os.environ.get(variable, "") if from_environment else argparse.SUPPRESS
+        parser.add_argument(
+            f"--tls-{name}",
+            metavar="NAME" if name == "server-name" else "FILE",
+            default=default,
+            help=f"{text}; default: ${variable}",
+        )
+
+
+def tls_of(args: argparse.Namespace) -> ClientTls | None:
+    """Return the files of the options. None: no TLS.
+
+    Raises:
+        UsageError: Only some are given.
+    """
+    if not (args.tls_ca or args.tls_cert or args.tls_key):
+        return None
+    missing = [f"--tls-{name}" for name in ("ca", "cert", "key") if not vars(args)[f"tls_{name}"]]
+    if missing:
+        raise UsageError(f"TLS needs {' and '.join(missing)}, too")
+    return ClientTls(
+        ca=args.tls_ca,
+        certificate=args.tls_cert,
+        key=args.tls_key,
+        server_name=args.tls_server_name,
+    )
 
 
 class Parser(argparse.ArgumentParser):

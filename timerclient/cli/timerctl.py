@@ -30,7 +30,9 @@ from timerclient.cli.cli_args import (
     Commands,
     Parser,
     UsageError,
+    add_tls,
     duration,
+    tls_of,
 )
 from timerclient.cli.cli_check import CheckCommands
 from timerclient.cli.cli_errors import (
@@ -170,6 +172,7 @@ def _add_common(parser: argparse.ArgumentParser, endpoints: str | None = None) -
         help=f"gRPC addresses of some nodes; default: ${ENDPOINTS_VARIABLE}, else "
         f"{DEFAULT_ENDPOINTS}",
     )
+    add_tls(parser, from_environment=endpoints is not None)
     parser.add_argument(
         "-o",
         "--output",
@@ -243,7 +246,7 @@ def _add_missing(commands: "argparse._SubParsersAction[Any]", name: str, why: st
 
 
 def _client(args: argparse.Namespace) -> TimerClient:
-    return TimerClient(args.endpoints, timeout=args.timeout)
+    return TimerClient(args.endpoints, timeout=args.timeout, credentials=tls_of(args))
 
 
 def _print(args: argparse.Namespace, document: Any, text: str) -> None:

@@ -56,6 +56,7 @@ from timerclient.streams.producer import ProducerStream, SingleRow, WaitingCall,
 from timerclient.streams.subscription import Subscription
 from timerclient.values.client_events import Events, OnEvent
 from timerclient.values.client_settings import ClientSettings
+from timerclient.values.client_tls import ClientTls
 from timerclient.values.errors import Closed, InvalidRequest, Overloaded, TimerError
 
 T = TypeVar("T")
@@ -126,7 +127,7 @@ class AsyncTimerClient(TopicCalls):
     Args:
         cluster: "host:port,host:port", or a sequence of addresses. Some of the nodes suffice.
         timeout: Default timeout of calls, failovers included. None: `ClientSettings.call_s`.
-        credentials: TLS credentials. None: no TLS.
+        credentials: TLS: the files of a certificate, or gRPC's credentials. None: no TLS.
         dial: Makes the channel to an address; `credentials` are then ignored. None: TCP.
         settings: Limits and waits.
         on_event: Called with each event (timerclient/values/client_events.py). All are also logged.
@@ -137,7 +138,7 @@ class AsyncTimerClient(TopicCalls):
         cluster: str | Sequence[str],
         *,
         timeout: Seconds | None = None,
-        credentials: grpc.ChannelCredentials | None = None,
+        credentials: grpc.ChannelCredentials | ClientTls | None = None,
         dial: Dial | None = None,
         settings: ClientSettings = ClientSettings(),  # noqa: B008 -- frozen
         on_event: OnEvent | None = None,

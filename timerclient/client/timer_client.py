@@ -39,6 +39,7 @@ from timerclient.rows.scheduled_timers import Timer, Timers
 from timerclient.streams.nodes import Dial
 from timerclient.values.client_events import OnEvent
 from timerclient.values.client_settings import ClientSettings
+from timerclient.values.client_tls import ClientTls
 from timerclient.values.results import CancelResult
 
 
@@ -48,7 +49,7 @@ class TimerClient(ThreadClient):
     Args:
         cluster: "host:port,host:port", or a sequence of addresses. Some of the nodes suffice.
         timeout: Default timeout of calls, failovers included. None: `ClientSettings.call_s`.
-        credentials: TLS credentials. None: no TLS.
+        credentials: TLS: the files of a certificate, or gRPC's credentials. None: no TLS.
         dial: Makes the channel to an address; `credentials` are then ignored. None: TCP.
         settings: Limits and waits.
         on_event: Called with each event (timerclient/values/client_events.py). All are also logged.
@@ -59,7 +60,7 @@ class TimerClient(ThreadClient):
         cluster: str | Sequence[str],
         *,
         timeout: Seconds | None = None,
-        credentials: grpc.ChannelCredentials | None = None,
+        credentials: grpc.ChannelCredentials | ClientTls | None = None,
         dial: Dial | None = None,
         settings: ClientSettings = ClientSettings(),
         on_event: OnEvent | None = None,

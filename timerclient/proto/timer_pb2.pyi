@@ -75,6 +75,8 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """FAILED_PRECONDITION: the exclusive group already has a consumer"""
     QUOTA_REACHED: _Reason.ValueType  # 20
     """RESOURCE_EXHAUSTED: the topic is at a quota; names field and limit"""
+    PERMISSION_DENIED: _Reason.ValueType  # 21
+    """PERMISSION_DENIED: not allowed for the client's certificate"""
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
     """---- errors
@@ -121,6 +123,8 @@ GROUP_HELD: Reason.ValueType  # 18
 """FAILED_PRECONDITION: the exclusive group already has a consumer"""
 QUOTA_REACHED: Reason.ValueType  # 20
 """RESOURCE_EXHAUSTED: the topic is at a quota; names field and limit"""
+PERMISSION_DENIED: Reason.ValueType  # 21
+"""PERMISSION_DENIED: not allowed for the client's certificate"""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
 class _OnConflict:

@@ -27,9 +27,11 @@ import grpc
 
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
+from timerclient.streams.secure_dial import SecureDial
 from timerclient.values import errors
 from timerclient.values.client_events import Connected, Events, LeaderChanged, LeaderMissing
 from timerclient.values.client_settings import ClientSettings
+from timerclient.values.client_tls import ClientTls
 from timerclient.values.errors import (
     Closed,
     ConnectionLost,
@@ -66,8 +68,10 @@ Dial = Callable[[str], grpc.aio.Channel]
 """Makes a channel to an address (host:port), which connects at its first call."""
 
 
-def tcp(credentials: grpc.ChannelCredentials | None) -> Dial:
+def tcp(credentials: grpc.ChannelCredentials | ClientTls | None) -> Dial:
     """Return a Dial over TCP. `credentials`: None: without TLS."""
+    if isinstance(credentials, ClientTls):
+        return SecureDial(credentials, CHANNEL_OPTIONS)
 
     def dial(address: str) -> grpc.aio.Channel:
         if credentials is None:
@@ -202,7 +206,11 @@ class Nodes:
         self.last_error: TimerError | None = None
         self._addresses = list(addresses)
         self._dial = dial
+        self._renewed: Callable[[], bool] = getattr(dial, "renewed", lambda: False)
+        """Returns whether the channels made so far have an outdated certificate."""
         self._nodes: dict[str, NodeChannel] = {}
+        self._outdated: list[NodeChannel] = []
+        """Nodes with streams that were opened before the certificate changed."""
         self._closed = False
         self._leader: NodeChannel | None = None
         self._told: tuple[str, int] | None = None
@@ -226,6 +234,10 @@ class Nodes:
         """
         if self._closed:
             raise Closed("the client is closed")
+        if self._renewed():
+            self._outdated += self._nodes.values()
+            self._nodes.clear()
+            self._leader = None
         node = self._nodes.get(address)
         if node is None:
             node = self._nodes[address] = NodeChannel(address, self._dial(address))
@@ -236,7 +248,8 @@ class Nodes:
         self._closed = True
         with _reaching_lock:
             _reaching.discard(self)
-        nodes, self._nodes, self._leader = list(self._nodes.values()), {}, None
+        nodes = [*self._outdated, *self._nodes.values()]
+        self._nodes, self._outdated, self._leader = {}, [], None
         await asyncio.gather(*(node.channel.close() for node in nodes))
 
     # ---- the leader

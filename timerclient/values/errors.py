@@ -228,6 +228,12 @@ class UnknownProducer(TimerError):
     reason = Reason.UNKNOWN_PRODUCER
 
 
+class PermissionDenied(TimerError):
+    """The cluster's rules of access do not allow the call for the client's certificate."""
+
+    reason = Reason.PERMISSION_DENIED
+
+
 class LeaseLost(TimerError):
     """The lease has ended: the message may be delivered again, or is acked. Drop its work."""
 

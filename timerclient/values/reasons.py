@@ -27,6 +27,7 @@ class Reason(IntEnum):
     DISK_FULL = 17
     GROUP_HELD = 18
     QUOTA_REACHED = 20
+    PERMISSION_DENIED = 21
 
     @classmethod
     def _missing_(cls, value: object) -> "Reason":

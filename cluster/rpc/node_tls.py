@@ -1,0 +1,172 @@
+"""TLS of a node's ports and channels, with certificates that are renewed while they are in use.
+
+    files --every 10 s, or at once--> checked --> used by the next handshakes
+                                         \\--> do not fit: the old ones stay, with a warning
+
+Servers ask for the certificate at each handshake, on a thread of gRPC: neither a disk nor asyncio
+may be touched there. Open connections keep the certificate of their handshake.
+"""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from typing import Any, Final
+
+import grpc
+
+from cluster.security.certificates import (
+    CertificateFiles,
+    NodeCertificate,
+    load_pair,
+    read_certificate,
+)
+from cluster.security.identities import (
+    CallerIdentity,
+    UntrustedIdentityError,
+    identity_of,
+    node_host,
+)
+from cluster.settings.config import NodeConfig
+from timer.model.timer_errors import ConfigError, PermissionDeniedError
+
+logger = logging.getLogger(__name__)
+
+LOOK_S: Final = 10.0
+"""Interval in which the files are read again."""
+
+
+class NodeTls:
+    """The certificate of one node, and the credentials made of it."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        """Read the files.
+
+        Raises:
+            ConfigError: see `read_certificate`.
+        """
+        self._name, self._cluster_id = config.name, config.cluster_id
+        self._files = CertificateFiles(
+            ca=config.tls.ca,
+            client_ca=config.tls.client_ca,
+            certificate=config.tls.certificate,
+            key=config.tls.key,
+        )
+        self.certificate = self._read()
+        self.on_renewal: Callable[[], None] = lambda: None
+        """Called after a renewal: channels that were made before have the old certificate."""
+        self._http: ssl.SSLContext | None = None
+        self._look = asyncio.Event()
+        self._complaint = ""
+
+    def _read(self) -> NodeCertificate:
+        return read_certificate(self._files, name=self._name, cluster_id=self._cluster_id)
+
+    # ---- renewal
+
+    def look_now(self) -> None:
+        """Read the files again at once."""
+        self._look.set()
+
+    async def run(self) -> None:
+        """Read the files again and again, and take new ones that fit."""
+        while True:
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await self._look.wait()
+            except TimeoutError:
+                pass
+            self._look.clear()
+            await self.renew()
+
+    async def renew(self) -> None:
+        """Read the files. Take them if they fit, and else warn, once for each reason."""
+        try:
+            found = await asyncio.to_thread(self._read)
+        except ConfigError as wrong:
+            if str(wrong) != self._complaint:
+                logger.warning("the certificate in use stays: %s", wrong)
+            self._complaint = str(wrong)
+            return
+        self._complaint = ""
+        if found == self.certificate:
+            return
+        self.certificate = found
+        if self._http is not None:
+            self._load_http(self._http)
+        logger.warning(
+            "new certificate in use",
+            extra={f"{which}_not_after_s": int(end) for which, end in found.not_after_s.items()},
+        )
+        self.on_renewal()
+
+    # ---- accepting
+
+    def for_nodes(self) -> grpc.ServerCredentials:
+        """Return credentials of a server for nodes."""
+        return self._server(lambda found: found.ca)
+
+    def for_clients(self) -> grpc.ServerCredentials:
+        """Return credentials of a server for clients and administrators."""
+        return self._server(lambda found: found.client_ca)
+
+    def _server(self, trusted: Callable[[NodeCertificate], bytes]) -> grpc.ServerCredentials:
+        served = self.certificate
+
+        def configuration(found: NodeCertificate) -> grpc.ServerCertificateConfiguration:
+            pair = found.key, found.certificate
+            return grpc.ssl_server_certificate_configuration([pair], trusted(found))
+
+        def fetch() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal served
+            found = self.certificate
+            if found is served:
+                return None
+            served = found
+            return configuration(found)
+
+        return grpc.dynamic_ssl_server_credentials(
+            configuration(served),
+            fetch,  # type: ignore[arg-type]  # the stubs omit None: nothing new
+            require_client_authentication=True,
+        )
+
+    def http(self) -> ssl.SSLContext:
+        """Return the context of the HTTP port. Clients may do without a certificate.
+
+        A withdrawn authority of clients stays trusted there until the node's next start.
+        """
+        self._http = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._http.verify_mode = ssl.CERT_OPTIONAL
+        self._load_http(self._http)
+        return self._http
+
+    def _load_http(self, context: ssl.SSLContext) -> None:
+        found = self.certificate
+        load_pair(context, found.certificate + b"\n" + found.key)
+        context.load_verify_locations(cadata=found.client_ca.decode("ascii"))
+
+    # ---- dialling
+
+    def channel(self, name: str, address: str, options: Any) -> grpc.aio.Channel:
+        """Return a new channel to another node, which must have that node's certificate."""
+        found = self.certificate
+        credentials = grpc.ssl_channel_credentials(found.ca, found.key, found.certificate)
+        host = node_host(name, self._cluster_id)
+        wanted = (*options, ("grpc.ssl_target_name_override", host))
+        return grpc.aio.secure_channel(address, credentials, wanted)
+
+
+def caller_identity(
+    context: "grpc.aio.ServicerContext[Any, Any]", cluster_id: str
+) -> CallerIdentity:
+    """Return the identity in the certificate of an RPC's caller.
+
+    Raises:
+        PermissionDeniedError: it has none in this cluster.
+    """
+    uris = context.auth_context().get("peer_uri", ())
+    try:
+        return identity_of((str(uri, errors="replace") for uri in uris), cluster_id)
+    except UntrustedIdentityError as error:
+        raise PermissionDeniedError(str(error)) from None

@@ -1,0 +1,252 @@
+"""A cluster with TLS: certificates of others have no effect, and new ones cause no error."""
+
+import contextlib
+import hashlib
+import http.client
+import json
+import signal
+import ssl
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import pytest
+
+from cluster.control import raft_link
+from cluster.security.identities import IdentityKind
+from deploy.certificate_store import CertificateStore
+from deploy.local_tls import FOLDER, open_http, tls_of
+from replication.proto import replication_pb2 as pb
+from replication.proto import snapshot_pb2
+from replication.shell import snapshot_service, transport
+from tests.cluster.running import Running, code_of, take, until
+from timer.files.data_directory import read_identity
+from timer.files.disk import RealDisk
+from timerclient import ClientTls
+from timerclient.proto import timer_pb2
+from timerclient.proto import timer_pb2_grpc as rpc
+from timerclient.values.errors import TimerError
+
+pytestmark = pytest.mark.slow
+
+STREAM_S: Final = 5.0
+DENIED: Final = {
+    grpc.StatusCode.UNAVAILABLE,  # of a failed handshake
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNIMPLEMENTED,  # the public port has no methods for nodes
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with Running(tmp_path_factory.mktemp("tls"), tls=True).cleaned() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def store(cluster: Running) -> CertificateStore:
+    return CertificateStore(cluster.directory / FOLDER)
+
+
+def credentials(tls: ClientTls | None, ca: Path) -> grpc.ChannelCredentials:
+    if tls is None:
+        return grpc.ssl_channel_credentials(ca.read_bytes())
+    _, certificate, key = tls.read()
+    return grpc.ssl_channel_credentials(ca.read_bytes(), key, certificate)
+
+
+@pytest.fixture(scope="module")
+def strangers(
+    cluster: Running, store: CertificateStore, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, ClientTls | None]:
+    """Name -> files that make no node; n1's from an authority with the same names included."""
+    folder, found = tmp_path_factory.mktemp("others"), dict[str, ClientTls | None]()
+    forged = CertificateStore(folder / "forged")
+    forged.create(store.cluster_id)
+    other = CertificateStore(folder / "other")
+    other.create("other")
+    for made in (forged, other):
+        made.issue(IdentityKind.NODE, "n1")
+        found[made.directory.name] = pair(made, "node-n1")
+    for kind in (IdentityKind.CLIENT, IdentityKind.ADMIN):
+        store.issue(kind, "n1")
+        found[str(kind)] = pair(store, f"{kind}-n1")
+    found["unknown node"] = pair(store, store.issue(IdentityKind.NODE, "n9").stem)
+    found["nobody"] = None
+    return found
+
+
+def pair(store: CertificateStore, name: str) -> ClientTls:
+    return ClientTls(
+        ca=store.path("ca"), certificate=store.path(name), key=store.path(name, key=True)
+    )
+
+
+def forged_calls(cluster: Running, to: str, sender: str) -> Iterator[tuple[str, str, list[bytes]]]:
+    """Yield (method, shape, messages) that a node named `sender` would send to the node `to`."""
+    node = cluster.node(sender)
+    identity = read_identity(RealDisk(), cluster.directory / node.data)
+    hello = pb.Hello(
+        version=transport.VERSION,
+        cluster_id=identity.cluster_id,
+        sender=identity.replica_id,
+        name=sender,
+        receiver_name=to,
+    )
+    yield transport.METHOD, "stream_stream", [hello.SerializeToString()]
+    greeting = raft_link._hello(sender, to, identity.cluster_id)
+    yield raft_link.METHOD, "stream_stream", [greeting]
+    open_ = snapshot_pb2.SnapshotOpen(
+        version=snapshot_service.VERSION, cluster_id=identity.cluster_id, name=sender
+    )
+    yield snapshot_service.OPEN, "unary_unary", [open_.SerializeToString()]
+    fetch = snapshot_pb2.SnapshotFetch()
+    yield snapshot_service.FETCH, "unary_stream", [fetch.SerializeToString()]
+
+
+def call(channel: grpc.Channel, method: str, shape: str, messages: list[bytes]) -> Any:
+    """Return the error of a forged call. None: it was answered."""
+    made: Any = getattr(channel, shape)(method)
+    try:
+        if shape == "stream_stream":
+            stream = made(iter(messages), timeout=STREAM_S)
+            with contextlib.ExitStack() as ending:
+                ending.callback(stream.cancel)
+                next(stream, None)
+        elif shape == "unary_stream":
+            _ = [*made(messages[0], timeout=STREAM_S)]
+        else:
+            made(messages[0], timeout=STREAM_S)
+    except grpc.RpcError as error:
+        return error
+    return None
+
+
+def refused(cluster: Running, to: str, tls: ClientTls | None, sender: str) -> None:
+    """Check that every call of a node is denied on both ports."""
+    node, ca = cluster.node(to), cluster.directory / FOLDER / "ca.pem"
+    for address in (node.link, node.grpc):
+        with grpc.secure_channel(address, credentials(tls, ca)) as channel:
+            for method, shape, messages in forged_calls(cluster, to, sender):
+                error = call(channel, method, shape, messages)
+                assert error is not None, (address, method)
+                assert code_of(error) in DENIED, (address, method, error)
+
+
+def test_messages_under_a_nodes_name_need_its_certificate(
+    cluster: Running, store: CertificateStore, strangers: dict[str, ClientTls | None]
+) -> None:
+    leader = cluster.wait_for_leader()
+    epoch = cluster.state(leader)
+    for tls in strangers.values():
+        refused(cluster, leader, tls, cluster.followers()[0])
+    # A true node under the name of another node.
+    first, second = cluster.followers()
+    with grpc.secure_channel(
+        cluster.node(leader).link, credentials(pair(store, f"node-{first}"), store.path("ca"))
+    ) as channel:
+        for method, shape, messages in forged_calls(cluster, leader, second):
+            if method != snapshot_service.FETCH:  # it names no node
+                error = call(channel, method, shape, messages)
+                assert code_of(error) is grpc.StatusCode.PERMISSION_DENIED, method
+    assert cluster.state(leader) == epoch
+    with cluster.client() as client, client.consumer("alive", "watch") as consumer:
+        client.schedule("alive", b"x", delay=0)
+        assert [message.payload for message in take(consumer, 1)] == [b"x"]
+
+
+def test_the_link_port_is_for_nodes_and_the_public_port_for_clients(
+    cluster: Running, store: CertificateStore, strangers: dict[str, ClientTls | None]
+) -> None:
+    ca, node = store.path("ca"), cluster.node("n1")
+    asked = timer_pb2.GetStatusRequest(local=True)
+    for address, tls in (
+        (node.link, tls_of(cluster.directory)),
+        (node.grpc, pair(store, "node-n2")),
+        (node.grpc, strangers["forged"]),
+        (node.grpc, None),
+    ):
+        with grpc.secure_channel(address, credentials(tls, ca)) as channel:
+            with pytest.raises(grpc.RpcError) as caught:
+                rpc.AdminServiceStub(channel).GetStatus(asked, timeout=STREAM_S)
+            assert code_of(caught.value) in DENIED
+    with grpc.insecure_channel(node.grpc) as channel, pytest.raises(grpc.RpcError):
+        rpc.AdminServiceStub(channel).GetStatus(asked, timeout=STREAM_S)
+
+
+def test_a_follower_relays_requests_over_its_own_certificate(cluster: Running) -> None:
+    assert cluster.tls is not None
+    node = cluster.node(cluster.followers()[0])
+    with grpc.secure_channel(node.grpc, credentials(cluster.tls, Path(cluster.tls.ca))) as channel:
+        asked = timer_pb2.CreateTopicRequest(topic="relayed")
+        assert rpc.AdminServiceStub(channel).CreateTopic(asked, timeout=STREAM_S * 4).topic_id
+
+
+def test_the_http_port_shows_only_probes_without_a_certificate(cluster: Running) -> None:
+    address, admin = cluster.node("n1").http, cluster.tls
+    assert admin is not None
+    context = ssl.create_default_context(cafile=str(admin.ca))
+    for path, without in (("/healthz", 200), ("/readyz", 200), ("/metrics", 403), ("/", 403)):
+        connection = open_http(address, admin, STREAM_S)
+        with contextlib.closing(connection):
+            connection.request("GET", path)
+            assert connection.getresponse().status == 200
+        bare = http.client.HTTPSConnection(address, timeout=STREAM_S, context=context)
+        with contextlib.closing(bare):
+            bare.request("GET", path)
+            assert bare.getresponse().status == without
+
+
+def served_on(address: str) -> str:
+    """Return a hash of the certificate that a port serves now."""
+    host, _, port = address.rpartition(":")
+    return hashlib.sha256(ssl.get_server_certificate((host, int(port))).encode()).hexdigest()
+
+
+def is_renewed(address: str, was: str) -> bool:
+    return served_on(address) != was
+
+
+def test_new_certificates_under_load_cause_no_error(
+    cluster: Running, store: CertificateStore
+) -> None:
+    leader = cluster.wait_for_leader()
+    state = cluster.state(leader)
+    old = {name: served_on(node.http) for name, node in cluster.nodes.items()}
+    errors: list[TimerError] = []
+    with cluster.client() as client, client.consumer("load", "watch") as consumer:
+        futures = [client.submit("load", b"%d" % i, delay=0) for i in range(100)]
+        for name, node in cluster.nodes.items():
+            store.issue(IdentityKind.NODE, name, hosts=["127.0.0.1"])
+            cluster.kill(name, signal.SIGHUP)
+            futures += [client.submit("load", b"%d" % len(futures), delay=0) for _ in range(100)]
+            until(partial(is_renewed, node.http, old[name]))
+        store.issue(IdentityKind.ADMIN, "local")  # this client's own
+        with cluster.client() as fresh:
+            futures.append(fresh.submit("load", b"fresh", delay=0))
+            for future in futures:
+                error = future.exception()
+                errors += [error] if isinstance(error, TimerError) else []
+        assert errors == []
+        assert len(take(consumer, len(futures))) == len(futures)
+    assert cluster.state(leader) == state, "no failover"
+
+
+def test_files_that_do_not_fit_leave_the_old_certificate_in_use(
+    cluster: Running, store: CertificateStore
+) -> None:
+    node = cluster.node("n1")
+    before, right = served_on(node.http), store.path("node-n1").read_bytes()
+    store.path("node-n1").write_bytes(store.path("node-n2").read_bytes())
+    cluster.kill("n1", signal.SIGHUP)
+    until(lambda: "the certificate in use stays: tls.certificate" in cluster.log("n1"))
+    assert served_on(node.http) == before
+    store.path("node-n1").write_bytes(right)
+    assert cluster.tls is not None
+    connection = open_http(node.http, cluster.tls, STREAM_S)
+    with contextlib.closing(connection):
+        connection.request("GET", "/v1/status?scope=cluster")
+        nodes = json.loads(connection.getresponse().read())["nodes"]
+    assert {each["role"] for each in nodes} == {"leader", "follower"}
