@@ -108,9 +108,13 @@ class CertificateStore:
                 )
             )
             self._write(name, built.sign(key, hashes.SHA256()), key)
-        access = self.directory / "access.toml"
-        if not access.exists():
-            access.write_text(ACCESS)
+        if not self.access.exists():
+            self.access.write_text(ACCESS)
+
+    @property
+    def access(self) -> Path:
+        """The file of the rules."""
+        return self.directory / "access.toml"
 
     @property
     def cluster_id(self) -> str:

@@ -16,6 +16,12 @@ from timerclient.values.client_tls import ClientTls
 FOLDER: Final = "certs"
 WHO: Final = "local"
 """Name of the administrator and of the client."""
+RULES: Final = """
+[[rule]]
+who = ["client/local"]
+may = ["produce", "cancel", "consume", "observe"]
+"""
+"""Rules of a local cluster, after those of its administrators."""
 
 
 def make_certificates(directory: Path, cluster_id: str, hosts: Iterable[tuple[str, str]]) -> None:
@@ -32,6 +38,8 @@ def make_certificates(directory: Path, cluster_id: str, hosts: Iterable[tuple[st
     store.create(cluster_id)
     for node, host in hosts:
         store.issue(IdentityKind.NODE, node, hosts=["localhost", host])
+    with store.access.open("a") as rules:
+        rules.write(RULES)
     store.issue(IdentityKind.ADMIN, WHO)
     store.issue(IdentityKind.CLIENT, WHO)
 
@@ -43,6 +51,7 @@ def settings_of(directory: Path, node: str) -> list[str]:
         "client_ca": "client-ca.pem",
         "certificate": f"node-{node}.pem",
         "key": f"node-{node}-key.pem",
+        "access": "access.toml",
     }
     folder = directory / FOLDER
     return ["\n[tls]", *(f'{key} = "{folder / file}"' for key, file in files.items())]

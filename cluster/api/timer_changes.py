@@ -87,6 +87,7 @@ class TimerChanges:
         match wire_timers.check_one_target(request):
             case "timer_ids":
                 ids, genuine = wire_timers.ids_of(request.timer_ids, self._salt)
+                genuine = genuine & await self._looking_in.permitted(ids)
                 results = await within(self._cancel(leader, ids, genuine), context)
                 results, successors = await self._successors(leader, ids, genuine, results)
                 answer = _cancelled(results)
@@ -173,6 +174,7 @@ class TimerChanges:
             moving = self._move(keys, keys.topic, wire_rows.when_of(request, len(keys)))
             return self._rescheduled(*await within(moving, context))
         ids, genuine = wire_timers.ids_of(request.timer_ids, self._salt)
+        genuine = genuine & await self._looking_in.permitted(ids)
         when = wire_rows.when_of(request, len(ids))
         results = np.full(len(ids), NOT_FOUND, np.uint8)
         timers = Ids(np.zeros(len(ids), np.int64), np.zeros(len(ids), np.uint64))

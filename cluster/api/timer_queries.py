@@ -17,8 +17,11 @@ from functools import partial
 from typing import Final, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from cluster.api import wire_rows, wire_timers
+from cluster.rpc.rpc_caller import CALLER
+from cluster.security.access_rules import CLUSTER, AccessTarget
 from cluster.state.host import Host
 from timer.entries.payloads import Ids, Keys, Targets
 from timer.leader.leader import Leader
@@ -88,6 +91,9 @@ class LookingIn:
             raise NotFoundError("pending timer with key", request.key)
         if whole.rows["seq"][0]:
             topic = machine.topics[TopicId(int(whole.rows["topic"][0]))]
+            caller = CALLER.get()
+            if caller is not None and not caller.allows(AccessTarget(topic.name)):
+                raise NotFoundError("timer", timer_id.to_text(request.timer_id))
             timer = wire_timers.pending_of(whole, self._salt)
             return pb.GetTimerResponse(
                 state=pb.TIMER_PENDING,
@@ -132,6 +138,26 @@ class LookingIn:
         """Return the topic ids (n,) of timers; 0: this timer is not pending."""
         async with self._asked(ids) as store:
             return store.topics(ids.due_ms, ids.seq)
+
+    async def permitted(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """Return which timers (n,) the caller may change, by their topics.
+
+        True for timers that have ended: nothing changes them. False for ids of the future.
+        """
+        caller = CALLER.get()
+        if caller is None or caller.allows(CLUSTER):
+            return np.ones(len(ids), bool)
+        machine = self._host.require_lease().machine
+        known = ids.seq < machine.next_seq
+        topics = await self.topics(ids)
+        allowed = {
+            int(topic): caller.allows(AccessTarget(machine.topics[TopicId(int(topic))].name))
+            for topic in np.unique(topics)
+            if int(topic) in machine.topics
+        }
+        mine = np.array([allowed.get(topic, True) for topic in topics.tolist()], bool)
+        permitted: npt.NDArray[np.bool_] = known & mine
+        return permitted
 
     @asynccontextmanager
     async def _asked(self, target: Targets) -> AsyncIterator[Store]:

@@ -23,6 +23,7 @@ from cluster.rpc.handlers import (
     streamed,
     within,
 )
+from cluster.rpc.rpc_caller import CALLER
 from cluster.state.host import Host
 from timer.leader.leader import Leader
 from timer.model.timer_errors import (
@@ -157,6 +158,9 @@ class TimerService(Service, rpc.TimerServiceServicer):
             EngineError: the request was refused and had no effect.
         """
         leader = self._host.require_leader()
+        caller = CALLER.get()
+        if caller is not None and caller.rule.each_answered:
+            caller.check(request)
         wire_rows.check_request(request, self._limits)
         topics = self._known_topics(leader, request)
         if topics is None and wire_rows.is_repeated(request, leader, self._host.now()):

@@ -19,6 +19,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
+import grpc
+
 from cluster.api import wire_rows
 from cluster.api.consume_service import ConsumeService
 from cluster.api.peer_queries import ask_all, status_of
@@ -50,6 +52,7 @@ from cluster.rpc.health_service import HealthService
 from cluster.rpc.memory import MemoryGuard
 from cluster.rpc.outboxes import Outboxes
 from cluster.rpc.relay import Relay
+from cluster.rpc.rpc_caller import CALLER, check_request
 from cluster.settings.config import NodeConfig, parse_address
 from cluster.settings.wall_clock import wall_clock
 from cluster.state.host import Host
@@ -63,6 +66,7 @@ from timer.entries.entry_frame import Entry
 from timer.files.data_directory import DataDirectory
 from timer.files.disk import Disk, FreshDisk, RealDisk, is_full
 from timer.leader.leader import Delivery
+from timer.model.timer_errors import EngineError, PermissionDeniedError
 from timer.model.units import LogIndex, MonoMs, Nonce, UnixMs
 from timer.recovery.engine import Engine
 from timer.state.apply_results import Applied, Checkpoint
@@ -184,7 +188,11 @@ def build(config: NodeConfig, node: NodeCalls, *, raft_lost: bool) -> NodeParts:
     planes = _planes(basis, raft_lost=raft_lost)
     replica, host, control = planes.replica, planes.host, planes.control
     relay = Relay(
-        config.name, planes.view.leader_elsewhere, endpoints.channel, basis.telemetry.relayed.inc
+        config.name,
+        planes.view.leader_elsewhere,
+        endpoints.channel,
+        basis.telemetry.relayed.inc,
+        cluster_id=config.cluster_id,
     )
     services, connections, memory = _services(basis, planes, relay)
     return NodeParts(
@@ -376,10 +384,22 @@ def _services(
     telemetry.memory_limit_bytes.set(memory.bytes_max)
     telemetry.memory_high.set_function(lambda: memory.high)
     telemetry.outbox_bytes.set_function(lambda: outboxes.total)
+
+    def on_error(method: str, error: EngineError) -> None:
+        telemetry.error(method, reason_of(error))
+        caller = CALLER.get()
+        if caller is not None and isinstance(error, PermissionDeniedError):
+            named = caller.identity.uri(config.cluster_id)
+            basis.endpoints.audit.denied(method, named, caller.address, error)
+
+    def taken(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        connections.take(request, context)
+        check_request(request)
+
     hooks = ServiceHooks(
-        on_error=lambda method, error: telemetry.error(method, reason_of(error)),
+        on_error=on_error,
         admit=memory.admit,
-        taken=connections.take,
+        taken=taken,
         on_cancel=telemetry.cancel_seconds.observe,
         relay=relay,
     )

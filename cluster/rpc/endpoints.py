@@ -8,13 +8,15 @@ Addresses and certificates come from the settings. Options of a connection stand
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import grpc
 from prometheus_client import CollectorRegistry
 
-from cluster.rpc.call_guard import CallGuard, NodesOnly, OfCluster
+from cluster.rpc.access_file import AccessFile
+from cluster.rpc.audit_log import AuditLog
+from cluster.rpc.call_guard import CallGuard, Gate, LinkGate, PublicGate
 from cluster.rpc.handlers import PINGED, PINGS
 from cluster.rpc.http import ExtraPaths, HttpServer, HttpTls, NodeView
 from cluster.rpc.node_tls import NodeTls, caller_identity
@@ -63,6 +65,7 @@ class Endpoints:
         self._config = config
         self.tls = NodeTls(config) if config.tls.on else None
         """None: without TLS."""
+        self.audit = AuditLog(config.name, config.audit_log)
         self.insecure = config.insecure
         """Whether ports beyond loopback may be open without TLS."""
         addresses = config.links or config.peers
@@ -96,16 +99,20 @@ class Endpoints:
 
     def public_server(self, options: Options) -> grpc.aio.Server:
         """Return a new server for clients. It has no port until `listen`."""
-        guards = [CallGuard(OfCluster(self._config.cluster_id))] if self.tls is not None else []
-        return grpc.aio.server(options=options, interceptors=guards)
+        return grpc.aio.server(options=options, interceptors=self._guards(PublicGate))
 
     def link_server(self) -> grpc.aio.Server | None:
         """Return a new server for the other nodes. None: they use the public one."""
         if not self._config.links:
             return None
-        nodes = NodesOnly(self._config.cluster_id, self.others)
-        guards = [CallGuard(nodes)] if self.tls is not None else []
-        return grpc.aio.server(options=SERVER_OPTIONS, interceptors=guards)
+        gate = functools.partial(LinkGate, nodes=self.others)
+        return grpc.aio.server(options=SERVER_OPTIONS, interceptors=self._guards(gate))
+
+    def _guards(self, gate: Callable[[str, AccessFile], Gate]) -> list[CallGuard]:
+        if self.tls is None:
+            return []
+        access = self.tls.access
+        return [CallGuard(gate(self._config.cluster_id, access), access, self.audit)]
 
     def http_server(
         self, view: NodeView, registry: CollectorRegistry, pages: ExtraPaths | None = None
@@ -113,7 +120,7 @@ class Endpoints:
         """Return the HTTP server. It listens from its `start` on. `pages`: see HttpServer."""
         if self.tls is None:
             return HttpServer(self._config.http, view, registry, pages)
-        tls = HttpTls(self.tls.http(), self._config.cluster_id)
+        tls = HttpTls(self.tls.http(), self._config.cluster_id, self.tls.access)
         return HttpServer(self._config.http, view, registry, pages, tls)
 
     async def listen(self, public: grpc.aio.Server, link: grpc.aio.Server | None) -> None:

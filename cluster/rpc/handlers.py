@@ -129,6 +129,8 @@ def streamed(
         service: _Service, request: _Request, context: Context
     ) -> AsyncIterator[_Response]:
         try:
+            if not hasattr(request, "__aiter__"):  # a stream's requests are taken one by one
+                service.hooks.taken(request, context)
             service.hooks.admit(name)
             relay, answers = service.hooks.relay, None
             if relay is not None and (leader := relay.target(name, context)) is not None:

@@ -25,7 +25,9 @@ from aiohttp.web_protocol import RequestHandler
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from cluster.rpc.access_file import AccessFile
 from cluster.rpc.grpc_errors import reason_of
+from cluster.security.access_rules import CLUSTER, Permission
 from cluster.security.identities import UntrustedIdentityError, identity_of
 from cluster.settings.config import parse_address
 from timer.model.timer_errors import ConfigError, EngineError, InvalidRequestError, NotFoundError
@@ -123,21 +125,26 @@ def why_not_ready(state: LocalState) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HttpTls:
-    """TLS of the HTTP port. Probes need no certificate; every other page needs one."""
+    """TLS of the HTTP port. Probes need no certificate; the other pages need one that may
+    observe the cluster."""
 
     context: ssl.SSLContext
     cluster_id: str
+    access: AccessFile
 
     @web.middleware
     async def admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer a request whose caller has an identity in this cluster; deny others with 403."""
+        """Answer a request whose caller may observe the cluster; deny others with 403."""
         if request.path not in PROBES:
             peer = request.get_extra_info("peercert") or {}
             uris = [value for kind, value in peer.get("subjectAltName", ()) if kind == "URI"]
             try:
-                identity_of(uris, self.cluster_id)
+                caller = identity_of(uris, self.cluster_id)
             except UntrustedIdentityError as error:
                 text = f"{error}\nwithout a certificate: {', '.join(sorted(PROBES))}\n"
+                return web.Response(text=text, status=403)
+            if not self.access.rules.may(caller, Permission.OBSERVE, CLUSTER):
+                text = f"{caller} has no rule for observe with all topics\n"
                 return web.Response(text=text, status=403)
         return await handler(request)
 

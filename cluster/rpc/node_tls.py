@@ -1,6 +1,6 @@
 """TLS of a node's ports and channels, with certificates that are renewed while they are in use.
 
-    files --every 10 s, or at once--> checked --> used by the next handshakes
+    files --every 5 s, or at once--> checked --> used by the next handshakes
                                          \\--> do not fit: the old ones stay, with a warning
 
 Servers ask for the certificate at each handshake, on a thread of gRPC: neither a disk nor asyncio
@@ -9,12 +9,15 @@ may be touched there. Open connections keep the certificate of their handshake.
 
 import asyncio
 import logging
+import os
 import ssl
 from collections.abc import Callable
 from typing import Any, Final
 
 import grpc
 
+from cluster.rpc.access_file import AccessFile
+from cluster.security.access_rules import AccessRules
 from cluster.security.certificates import (
     CertificateFiles,
     NodeCertificate,
@@ -32,7 +35,7 @@ from timer.model.timer_errors import ConfigError, PermissionDeniedError
 
 logger = logging.getLogger(__name__)
 
-LOOK_S: Final = 10.0
+LOOK_S: Final = 5.0
 """Interval in which the files are read again."""
 
 
@@ -53,6 +56,8 @@ class NodeTls:
             key=config.tls.key,
         )
         self.certificate = self._read()
+        self.access = AccessFile(config.tls.access)
+        self._stamp = self._stamps()
         self.on_renewal: Callable[[], None] = lambda: None
         """Called after a renewal: channels that were made before have the old certificate."""
         self._http: ssl.SSLContext | None = None
@@ -61,6 +66,17 @@ class NodeTls:
 
     def _read(self) -> NodeCertificate:
         return read_certificate(self._files, name=self._name, cluster_id=self._cluster_id)
+
+    def _read_access(self) -> AccessRules | ConfigError:
+        try:
+            return self.access.read()
+        except ConfigError as wrong:
+            return wrong
+
+    def _stamps(self) -> tuple[tuple[int, int, int] | None, ...]:
+        """Return a value that changes when a file of the certificate is replaced."""
+        files = self._files
+        return tuple(map(_stamp, (files.ca, files.client_ca, files.certificate, files.key)))
 
     # ---- renewal
 
@@ -80,7 +96,12 @@ class NodeTls:
             await self.renew()
 
     async def renew(self) -> None:
-        """Read the files. Take them if they fit, and else warn, once for each reason."""
+        """Read changed files. Take those that fit, and else warn, once for each reason."""
+        self.access.take(await asyncio.to_thread(self._read_access))
+        stamp = await asyncio.to_thread(self._stamps)
+        if stamp == self._stamp:  # the check takes 50 ms of processor
+            return
+        self._stamp = stamp
         try:
             found = await asyncio.to_thread(self._read)
         except ConfigError as wrong:
@@ -155,6 +176,14 @@ class NodeTls:
         host = node_host(name, self._cluster_id)
         wanted = (*options, ("grpc.ssl_target_name_override", host))
         return grpc.aio.secure_channel(address, credentials, wanted)
+
+
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_mode
 
 
 def caller_identity(

@@ -19,6 +19,7 @@ from typing import Any, Final, NoReturn
 import grpc
 
 from cluster.rpc import grpc_errors
+from cluster.rpc.rpc_caller import CALLER, METADATA
 from timer.model.timer_errors import EngineError, LeadershipLostError, NotReadyError
 from timerclient.proto import timer_pb2 as pb
 
@@ -58,6 +59,8 @@ class Relay:
         leader_elsewhere: Callable[[], str | None],
         channel: Callable[[str], grpc.aio.Channel],
         relayed: Callable[[], object] = lambda: None,
+        *,
+        cluster_id: str = "",
     ) -> None:
         """`name`: this node's. `channel` returns a new channel to the node with a name.
 
@@ -65,7 +68,7 @@ class Relay:
         `relayed` is called for each RPC that is sent on.
         """
         self._leader, self._channel, self._relayed = leader_elsewhere, channel, relayed
-        self._metadata = ((DIRECT, name),)
+        self._name, self._cluster_id = name, cluster_id
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._outdated: list[grpc.aio.Channel] = []
 
@@ -96,7 +99,9 @@ class Relay:
             grpc.aio.AbortError: the leader refused the request. The RPC has ended.
         """
         call: Any = self._of(target).unary_unary(PATHS[method])
-        sent = call(request.SerializeToString(), metadata=self._metadata, timeout=_left_s(context))
+        sent = call(
+            request.SerializeToString(), metadata=self._metadata(), timeout=_left_s(context)
+        )
         del request
         try:
             answer: bytes = await sent
@@ -120,10 +125,12 @@ class Relay:
         pump: asyncio.Task[None] | None = None
         if hasattr(requests, "SerializeToString"):
             call: Any = channel.unary_stream(PATHS[method])(
-                requests.SerializeToString(), metadata=self._metadata, timeout=timeout_s
+                requests.SerializeToString(), metadata=self._metadata(), timeout=timeout_s
             )
         else:
-            call = channel.stream_stream(PATHS[method])(metadata=self._metadata, timeout=timeout_s)
+            call = channel.stream_stream(PATHS[method])(
+                metadata=self._metadata(), timeout=timeout_s
+            )
             pump = asyncio.create_task(_pump(requests, call, unread))
         del requests
         refused: _Refused | None = None
@@ -143,6 +150,13 @@ class Relay:
             raise unread.pop()
         if refused is not None:
             await refused.end(context)
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return the metadata of a relayed request. The leader checks the rules of its caller."""
+        caller = CALLER.get()
+        if caller is None:
+            return ((DIRECT, self._name),)
+        return (DIRECT, self._name), (METADATA, caller.identity.uri(self._cluster_id))
 
     def _of(self, target: str) -> grpc.aio.Channel:
         self._relayed()

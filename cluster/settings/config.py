@@ -248,7 +248,8 @@ class StorageConfig(_Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsConfig(_Part):
-    """Paths of PEM files (cluster/security/certificates.py). All four are set, or none: no TLS."""
+    """Paths of PEM files (cluster/security/certificates.py), and of the rules. All are set, or
+    none: no TLS."""
 
     section: ClassVar[str] = "tls"
 
@@ -260,6 +261,8 @@ class TlsConfig(_Part):
     """This node's certificate, with the authorities between it and one of `ca`."""
     key: str = ""
     """This node's private key; no other user may read it."""
+    access: str = ""
+    """The rules of access, in TOML (cluster/security/access_rules.py)."""
 
     def __post_init__(self) -> None:
         _Part.__post_init__(self)
@@ -302,6 +305,8 @@ class NodeConfig(_Part):
     """A schedule or a consumer creates a topic that does not exist."""
     log_level: str = "info"
     """debug, info, warning or error."""
+    audit_log: str = ""
+    """Path of the file for the audit log; empty: its lines go to the node's log."""
     test_clock: str = ""
     """Path of a file that moves this node's wall clock (cluster/settings/wall_clock.py). Allowed
     only if `cluster_id` begins with `test-`, so never in a cluster with real data."""

@@ -6,9 +6,11 @@ import http.client
 import json
 import signal
 import ssl
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Final
 
 import grpc
@@ -27,7 +29,7 @@ from timer.files.disk import RealDisk
 from timerclient import ClientTls
 from timerclient.proto import timer_pb2
 from timerclient.proto import timer_pb2_grpc as rpc
-from timerclient.values.errors import TimerError
+from timerclient.values.errors import NotFound, PermissionDenied, TimerError, Unreachable
 
 pytestmark = pytest.mark.slow
 
@@ -250,3 +252,103 @@ def test_files_that_do_not_fit_leave_the_old_certificate_in_use(
         connection.request("GET", "/v1/status?scope=cluster")
         nodes = json.loads(connection.getresponse().read())["nodes"]
     assert {each["role"] for each in nodes} == {"leader", "follower"}
+
+
+# ---- rules of access
+
+
+@pytest.fixture
+def shop(cluster: Running, store: CertificateStore) -> ClientTls:
+    """A client that may work on the topics payments/* only."""
+    store.issue(IdentityKind.CLIENT, "shop")
+    if "client/shop" not in store.access.read_text():
+        counts = {name: renewals(cluster, name) for name in cluster.nodes}
+        with store.access.open("a") as rules:
+            rules.write(
+                '[[rule]]\nwho = ["client/shop"]\ntopics = ["payments/*"]\n'
+                'may = ["produce", "cancel", "consume", "observe"]\n'
+            )
+        for name in cluster.nodes:
+            cluster.kill(name, signal.SIGHUP)
+        until(lambda: all(renewals(cluster, name) > n for name, n in counts.items()))
+    return pair(store, "client-shop")
+
+
+def renewals(cluster: Running, name: str) -> int:
+    return cluster.log(name).count("new access rules in force")
+
+
+def test_a_client_works_on_the_topics_of_its_rules_only(cluster: Running, shop: ClientTls) -> None:
+    with cluster.client() as admin, cluster.client(credentials=shop) as client:
+        foreign = admin.schedule("orders", b"x", delay=3_600)
+        own = client.schedule("payments/a", b"y", delay=3_600)
+        assert client.get_timer(own).id == own.id
+        for denied in (
+            lambda: client.schedule("orders", b"x"),
+            lambda: client.schedule("payments", b"x"),
+            lambda: client.create_topic("payments/b"),
+            lambda: client.delete_topic("orders"),
+            lambda: client.transfer(""),
+            lambda: client.tell_story(foreign),
+        ):
+            with pytest.raises(PermissionDenied):
+                denied()
+        for unseen in (lambda: client.count_timers("orders"), lambda: client.get_timer(foreign)):
+            with pytest.raises(NotFound):
+                unseen()
+        assert client.cancel(foreign).name == "NOT_FOUND"
+        assert client.cancel(own).name == "CANCELLED"
+        assert admin.get_timer(foreign).id == foreign.id
+        # The same by way of a follower, which relays requests.
+        node = cluster.node(cluster.followers()[0])
+        made = credentials(shop, Path(shop.ca))
+        with grpc.secure_channel(node.grpc, made) as channel:
+            stub = rpc.TimerServiceStub(channel)
+            asked = timer_pb2.CancelRequest(timer_ids=foreign.raw)
+            answer = stub.Cancel(asked, timeout=STREAM_S * 4)
+            assert [*answer.results] == [timer_pb2.TIMER_NOT_FOUND]
+            count = timer_pb2.CountTimersRequest(topic="orders")
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.CountTimers(count, timeout=STREAM_S * 4)
+            assert code_of(caught.value) is grpc.StatusCode.NOT_FOUND
+        assert client.cancel(foreign).name == "NOT_FOUND"
+        assert admin.cancel(foreign).name == "CANCELLED"
+
+
+def test_streams_of_a_denied_client_end_and_the_audit_log_has_denied_calls_and_changes(
+    cluster: Running, store: CertificateStore, shop: ClientTls
+) -> None:
+    made, topic = credentials(shop, Path(shop.ca)), "payments/stream"
+    opening = timer_pb2.OpenConsumer(topic=topic, group="g", credit=1)
+    streams = []
+    with contextlib.ExitStack() as stack:
+        for name in (cluster.wait_for_leader(), cluster.followers()[0]):
+            channel = stack.enter_context(grpc.secure_channel(cluster.node(name).grpc, made))
+            queue: SimpleQueue[Any] = SimpleQueue()
+            queue.put(timer_pb2.ConsumeRequest(open=opening))
+            call: Any = rpc.ConsumeServiceStub(channel).Consume(iter(queue.get, None))
+            stack.callback(queue.put, None)
+            assert next(call).HasField("opened")
+            streams.append(call)
+        began_s = time.monotonic()
+        store.access.write_text(store.access.read_text().partition('[[rule]]\nwho = ["client/s')[0])
+        for call in streams:  # no SIGHUP: the nodes look at the file by themselves
+            with pytest.raises(grpc.RpcError) as caught:
+                next(call)
+            assert code_of(caught.value) is grpc.StatusCode.PERMISSION_DENIED, caught.value
+        assert time.monotonic() - began_s < 10
+    with cluster.client() as admin, cluster.client(credentials=shop) as client:
+        with pytest.raises(Unreachable, match="has no rule"):
+            client.schedule(topic, b"x", timeout=1)
+        admin.delete_topic(topic)
+    lines = [
+        json.loads(json.loads(line.partition("msg=")[2]))
+        for name in cluster.nodes
+        for line in cluster.log(name).splitlines()
+        if "logger=cluster.audit" in line
+    ]
+    audited = {
+        (each["identity"].rpartition("//")[2], each["method"], each["result"]) for each in lines
+    }
+    assert ("admin/local", "DeleteTopic", "OK") in audited
+    assert (f"{store.cluster_id}/client/shop", "DeleteTopic", "DENIED") in audited

@@ -1,0 +1,112 @@
+"""The caller of the RPC that a task handles, and the caller's permissions.
+
+A port's gate notes the caller before the handler runs. Services need it only where a request alone
+does not name its topic: timers by id.
+"""
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from cluster.security.access_rules import CLUSTER, AccessRules, AccessTarget
+from cluster.security.identities import CallerIdentity
+from cluster.security.method_rules import MethodRule
+from timer.model.timer_errors import EngineError, NotFoundError, PermissionDeniedError
+
+METADATA: Final = "timer-caller"
+"""Metadata of a relayed request: the identity of the node's own caller. Only nodes send it."""
+
+
+@dataclass(eq=False, slots=True)
+class Caller:
+    """The caller of one RPC."""
+
+    identity: CallerIdentity
+    method: str
+    rule: MethodRule
+    rules: Callable[[], AccessRules]
+    """Returns the rules in force."""
+    address: str
+    """In gRPC's form; of a relayed request the node's."""
+    kept: list[AccessTarget] = field(default_factory=list)
+    """Targets of the requests so far, to be checked again with new rules."""
+    end: Callable[[], object] = lambda: None
+    """Ends the RPC."""
+    denied: EngineError | None = None
+    """Why the RPC is being ended."""
+
+    def admit(self) -> None:
+        """Check that the caller may call the method for some target.
+
+        Raises:
+            PermissionDeniedError: it may not.
+        """
+        rules, permission = self.rules(), self.rule.permission
+        if permission is None:
+            allowed = rules.knows(self.identity)
+        else:
+            allowed = rules.may_some(self.identity, permission)
+        if not allowed:
+            raise self._denial(CLUSTER)
+
+    def check(self, request: Any) -> None:
+        """Check that the caller may send the request.
+
+        Raises:
+            PermissionDeniedError, NotFoundError: it may not.
+        """
+        for target in self.rule.targets(request):
+            self.check_target(target)
+            if not self.rule.each_answered:
+                self.kept.append(target)
+
+    def check_target(self, target: AccessTarget) -> None:
+        """Check that the caller has the method's permission for a target.
+
+        Raises:
+            PermissionDeniedError, NotFoundError: it has not.
+        """
+        if self.allows(target):
+            return
+        if self.rule.look_up and target.topic is not None:
+            raise NotFoundError("topic", target.topic)
+        raise self._denial(target)
+
+    def allows(self, target: AccessTarget) -> bool:
+        """Return whether the caller has the method's permission for a target."""
+        permission = self.rule.permission
+        return permission is None or self.rules().may(self.identity, permission, target)
+
+    def check_again(self) -> None:
+        """End the RPC if the rules in force deny what it was allowed before."""
+        try:
+            self.admit()
+            for target in self.kept:
+                self.check_target(target)
+        except EngineError as error:
+            error.__traceback__ = None
+            self.denied = error
+            self.end()
+
+    def _denial(self, target: AccessTarget) -> PermissionDeniedError:
+        needed = self.rule.permission or "any rule"
+        on = "" if target.topic is None else f" on {target.topic!r:.300}"
+        on += "" if target.group is None else f", group {target.group!r:.300}"
+        name = self.method.rpartition("/")[2]
+        return PermissionDeniedError(f"{name}: {self.identity} has no rule for {needed}{on}")
+
+
+CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
+"""The caller of the RPC of this task. None: there is no TLS, or a node asks for itself."""
+
+
+def check_request(request: Any) -> None:
+    """Check a request of the present caller; unreadable ones are rejected elsewhere.
+
+    Raises:
+        PermissionDeniedError, NotFoundError: see `Caller.check`.
+    """
+    caller = CALLER.get()
+    if caller is not None and not caller.rule.each_answered and hasattr(request, "DESCRIPTOR"):
+        caller.check(request)

@@ -1,0 +1,147 @@
+"""Rules of access: who may do what, with which topics and groups. What no rule allows is denied.
+
+[[rule]]
+who = ["client/billing"]                # identities; * matches any text
+may = ["produce", "cancel", "consume"]
+topics = ["payments/*", "orders"]       # default: ["*"]
+groups = ["billing*"]                   # default: ["*"]; of these topics
+"""
+
+import functools
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+from cluster.security.identities import CallerIdentity
+from timer.model.timer_errors import ConfigError
+
+RULES_MAX: Final = 1_000
+DEFAULT_NAMESPACE: Final = "default/"
+
+
+class Permission(StrEnum):
+    """A kind of requests."""
+
+    PRODUCE = "produce"
+    """Schedule timers."""
+    CANCEL = "cancel"
+    """Cancel and reschedule timers."""
+    CONSUME = "consume"
+    """Receive and ack messages; create the group if it does not exist."""
+    OBSERVE = "observe"
+    """Look at timers, topics and groups. With all topics: also at the whole cluster."""
+    MANAGE = "manage"
+    """Create, change and delete topics, groups and policies."""
+    OPERATE = "operate"
+    """Transfer the leadership, and change the voters."""
+
+
+@dataclass(frozen=True, slots=True)
+class AccessTarget:
+    """The object of a request. Both None: the whole cluster."""
+
+    topic: str | None = None
+    group: str | None = None
+    """None: the topic itself."""
+
+
+CLUSTER: Final = AccessTarget()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessRule:
+    """One rule; see the module."""
+
+    who: tuple[str, ...]
+    may: tuple[str, ...]
+    topics: tuple[str, ...] = ("*",)
+    groups: tuple[str, ...] = ("*",)
+
+    def covers(self, target: AccessTarget) -> bool:
+        """Return whether the rule is about the target."""
+        if target.topic is None:
+            return "*" in self.topics
+        topic = target.topic.removeprefix(DEFAULT_NAMESPACE)
+        return _matches(topic, self.topics) and (
+            target.group is None or _matches(target.group, self.groups)
+        )
+
+
+class AccessRules:
+    """All rules of a cluster."""
+
+    def __init__(self, rules: tuple[AccessRule, ...]) -> None:
+        self._rules = rules
+        self._of = functools.lru_cache(maxsize=1024)(self._rules_of)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AccessRules) and self._rules == other._rules
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def knows(self, caller: CallerIdentity) -> bool:
+        """Return whether any rule is about the caller."""
+        return any(self._of(caller, each) for each in Permission)
+
+    def may_some(self, caller: CallerIdentity, permission: Permission) -> bool:
+        """Return whether the caller has the permission for some topic."""
+        return bool(self._of(caller, permission))
+
+    def may(self, caller: CallerIdentity, permission: Permission, target: AccessTarget) -> bool:
+        """Return whether the caller has the permission for the target."""
+        return any(rule.covers(target) for rule in self._of(caller, permission))
+
+    def _rules_of(self, caller: CallerIdentity, permission: Permission) -> tuple[AccessRule, ...]:
+        return tuple(
+            rule
+            for rule in self._rules
+            if permission in rule.may and _matches(str(caller), rule.who)
+        )
+
+
+def _matches(text: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(text, pattern) for pattern in patterns)
+
+
+def parse_rules(text: str) -> AccessRules:
+    """Return the rules of a TOML text.
+
+    Raises:
+        ConfigError: the text is not TOML, or a rule is malformed; names the rule, from 1 on.
+    """
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError("access", "", f"not TOML: {error}") from None
+    rules = tables.pop("rule", [])
+    if tables:
+        raise ConfigError("access", sorted(tables)[0], "unknown: the file has [[rule]] only")
+    if not isinstance(rules, list) or len(rules) > RULES_MAX:
+        raise ConfigError("access.rule", "", f"at most {RULES_MAX} tables [[rule]]")
+    return AccessRules(tuple(_rule(f"access.rule {n}", each) for n, each in enumerate(rules, 1)))
+
+
+def _rule(key: str, table: Mapping[str, Any]) -> AccessRule:
+    known = {each.name for each in fields(AccessRule)}
+    if unknown := table.keys() - known:
+        limit = f"unknown: a rule has {', '.join(sorted(known))}"
+        raise ConfigError(key, sorted(unknown)[0], limit)
+    for name in ("who", "may"):
+        if not table.get(name):
+            raise ConfigError(f"{key}: {name}", table.get(name), "must be set")
+    for name, values in table.items():
+        if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
+            raise ConfigError(f"{key}: {name}", values, "a list of texts")
+    for each in table["may"]:
+        if each not in set(Permission):
+            raise ConfigError(f"{key}: may", each, f"one of {', '.join(Permission)}")
+    for each in table["who"]:
+        if not each.startswith(("client/", "admin/")):
+            raise ConfigError(f"{key}: who", each, "client/NAME or admin/NAME; NAME may have *")
+    cleaned = {name: tuple(values) for name, values in table.items()}
+    if "topics" in cleaned:
+        cleaned["topics"] = tuple(t.removeprefix(DEFAULT_NAMESPACE) for t in cleaned["topics"])
+    return AccessRule(**cleaned)
