@@ -11,8 +11,9 @@ consumer. Receive joins a group as a consumer with credit for one delivery, wait
 
 import asyncio
 import secrets
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -28,6 +29,7 @@ from cluster.rpc.handlers import (
     Service,
     ServiceHooks,
     answered,
+    caller_of,
     streamed,
     within,
 )
@@ -63,8 +65,8 @@ ANSWER_OFFSETS: Final = 256
 
 RECEIVE_MAX: Final = 1000
 """Messages of one Receive, at most."""
-RECEIVES_MAX: Final = 1000
-"""Receives that wait at the same time, at most."""
+RECEIVES_MAX: Final = 2000
+"""Receives that wait at the same time, at most. A caller may have as many as it leaves free."""
 WAIT_MS_MAX: Final = 20_000
 WAIT_S_MIN: Final = 0.25
 """Seconds that a Receive waits at least: messages may have to be reserved or read from disk."""
@@ -109,7 +111,8 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
         self._streams: set[_Stream] = set()
         self._waiting: set[asyncio.Future[pb.Deliveries]] = set()
         """The results of open Receives."""
-        self._receiving = 0
+        self._receives: Counter[str] = Counter()
+        """Open Receives by the caller's address; none has 0."""
 
     def _ids_of(self, leader: Leader) -> LeaseIds:
         """Return the lease ids of the leader's epoch."""
@@ -184,22 +187,33 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
         self, request: pb.ReceiveRequest, context: Context
     ) -> pb.Deliveries:
         """Lease ready messages, or the first that become ready within `wait_ms`."""
-        del context
         check = ("max_messages", request.max_messages, RECEIVE_MAX)
         for field, value, most in (check, ("wait_ms", request.wait_ms, WAIT_MS_MAX)):
             if value > most:
                 raise InvalidRequestError(field, value, f"must be at most {most}")
         self._desk.check_lease(request.lease_ms)
-        leader, group = await self._open_group(
-            request.topic, request.group, request.start, request.lease_ms
-        )
-        if self._receiving >= RECEIVES_MAX:
-            raise OverloadedError("the leader's waiting receives", retry_after_ms=OVERLOAD_RETRY_MS)
-        self._receiving += 1
-        try:
+        with self._place(caller_of(context)):
+            leader, group = await self._open_group(
+                request.topic, request.group, request.start, request.lease_ms
+            )
             return await self._receive(leader, group, request)
+
+    @contextmanager
+    def _place(self, caller: str) -> Iterator[None]:
+        """Count one more Receive of a caller.
+
+        Raises:
+            OverloadedError: the caller has as many as are free, or none is free.
+        """
+        if self._receives[caller] + 1 >= RECEIVES_MAX - self._receives.total():
+            raise OverloadedError("the leader's waiting receives", retry_after_ms=OVERLOAD_RETRY_MS)
+        self._receives[caller] += 1
+        try:
+            yield
         finally:
-            self._receiving -= 1
+            self._receives[caller] -= 1
+            if not self._receives[caller]:
+                del self._receives[caller]
 
     async def _receive(
         self, leader: Leader, group: Group, request: pb.ReceiveRequest
@@ -408,8 +422,9 @@ class _Stream:
         """Rings when the consumer has read a response."""
         self._leaving = False
         """The client takes no more messages."""
-        self._last_lease = self._credit_ended = LeaseId(0)
-        """The last lease delivered, and the last one before the client ended its credit."""
+        self._last_lease = self._credit_ended = self._sent_lease = LeaseId(0)
+        """The last lease delivered, the last one before the client ended its credit, and the last
+        one that was taken from the outbox."""
         self.ended: EngineError | None = None
 
     def join(self, name: str, lease_ms: int) -> None:
@@ -523,7 +538,7 @@ class _Stream:
         The consumer does not read: it gets nothing more until it does. Its credit for the dropped
         messages counts again, except if the client ended its credit since.
         """
-        if all(each.lease != lease_id for each in self._outbox):
+        if lease_id <= self._sent_lease:
             return []
         assert self._consumer is not None
         dropped = [each for each in self._outbox if each.lease >= lease_id]
@@ -559,6 +574,7 @@ class _Stream:
         outgoing = self._outbox.popleft()
         self._writing = outgoing.size
         self._unread_acks -= outgoing.acks
+        self._sent_lease = outgoing.lease or self._sent_lease
         self._read.ring()
         self._resume()
         return outgoing.response

@@ -159,6 +159,11 @@ class LimitsConfig(_Part):
     """Groups of all topics together, at most."""
     topic_groups_max: int = _int(1_000, 1, 100_000)
     """Groups of a topic, at most; each of its messages is checked for every group."""
+    group_consumers_max: int = _int(5_000, 1, 20_000)
+    """Consumers of a group, at most; a look for the next one may pass all of them."""
+    group_leases_max: int = _int(8_192, 1, 16_384)
+    """Leases of a group, at most, each with one or more messages; at the limit its deliveries
+    pause until one ends. Some steps take one or two microseconds for each lease."""
     producers_max: int = _int(100_000, 1, 1_000_000)
     """Producers, at most. If a tenth or less is free, those idle for an hour are forgotten."""
     connections_max: int = _int(8_192, 16, 1_000_000)

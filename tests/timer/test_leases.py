@@ -14,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from timer.entries.payloads import GroupOp, GroupSettings, Nack, Op
+from timer.leader.groups import group_leases
 from timer.leader.groups.exits import DELIVERY_BYTES
+from timer.leader.groups.group_batch import GROUP_OFFSETS_MAX, NACK_WEIGHT, GroupBatch
 from timer.leader.groups.group_leases import (
     ACCEPT,
     ALREADY_ACKED,
@@ -23,7 +25,7 @@ from timer.leader.groups.group_leases import (
     RESERVE_AHEAD,
     Leases,
 )
-from timer.leader.groups.lease_table import DEADLINES_MIN, ConsumerStream, Lease
+from timer.leader.groups.lease_table import DEADLINES_MIN, LEASE_WEIGHT, ConsumerStream, Lease
 from timer.leader.groups.shared_order import SCAN_MAX, WAITING_MIN, SharedOrder
 from timer.model.columns import ROW, U64
 from timer.model.units import Epoch, GroupId, LeaseId, MonoMs, QueueOffset, TopicId, UnixMs
@@ -168,7 +170,7 @@ class Play:
 
     def wait(self, ms: int) -> None:
         self.now_ms += ms
-        self.propose(self.leases.expire(MonoMs(self.now_ms)))
+        self.propose(self.leases.expire(MonoMs(self.now_ms), group_leases.ENDS_MAX)[0])
         self.propose(self.leases.recall())
 
     def hand_over(self) -> None:
@@ -404,6 +406,58 @@ def test_deadlines_of_leases_that_were_acked_do_not_gather() -> None:
         assert play.ack_lease([offset]) == [ACCEPT]
         play.apply()
     assert len(play.leases._table._deadlines) <= DEADLINES_MIN + 2
+
+
+def singles(play: Play, count: int) -> ConsumerStream:
+    """Lease `count` messages to the first consumer, one by one."""
+    consumer = play.consumers[0]
+    for offset in range(count):
+        consumer.credit = 1
+        assert play.hand_out() == [offset]
+    return consumer
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_many_leases_end_in_portions(leaves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_leases, "ENDS_MAX", 5 * (LEASE_WEIGHT + 1))
+    play = ready(12)
+    consumer = singles(play, 12)
+    if leaves:
+        play.leave(consumer)
+    else:
+        play.now_ms += LEASE_MS
+    for _ in range(4):
+        wake = play.leases.wake_at_ms()
+        if wake is not None and wake <= play.now_ms:
+            play.wait(0)
+    assert [len(op.offsets) for op in play.log if op.op is Op.ENDED] == [5, 5, 2]
+    assert play.leases.in_flight == 0
+    assert play.leases.wake_at_ms() is None
+    play.apply()
+    assert not play.leases.consumers or not leaves
+    assert play.group.failures(np.arange(12, dtype=np.uint64)).tolist() == [1] * 12
+
+
+def test_deliveries_pause_at_the_most_leases_until_one_ends() -> None:
+    play = ready(5)
+    play.leases._leases_max = 3
+    singles(play, 3)
+    play.consumers[0].credit = 1
+    assert play.hand_out() == []
+    assert play.ack_lease() == [ACCEPT]
+    assert play.hand_out() == [3]
+
+
+def test_ended_leases_share_an_entry_only_as_far_as_they_apply_quickly() -> None:
+    batch = GroupBatch()
+    for op in (Op.ENDED, Op.RECALL):
+        batch.add(GroupOp(op, TopicId(1), GroupId(1), np.arange(40_000, dtype=np.uint64)))
+    sizes = []
+    while batch:
+        ops = batch.take().ops()
+        sizes.append(sum(len(op.offsets) for op in ops if isinstance(op, GroupOp)))
+    assert sum(sizes) == 80_000
+    assert max(sizes) <= GROUP_OFFSETS_MAX // NACK_WEIGHT
 
 
 def test_single_nacks_share_their_memory() -> None:

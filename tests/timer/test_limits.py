@@ -44,6 +44,17 @@ def test_topics_are_counted_in_all_and_by_namespace_those_on_their_way_too() -> 
     play.make_topic("ns/d")
 
 
+def test_consumers_of_a_group_are_counted() -> None:
+    play = playing(group_consumers_max=2)
+    group = play.make_group("g")
+    first, _ = play.join(group), play.join(group)
+    with pytest.raises(LimitReachedError) as why:
+        play.join(group)
+    assert str(why.value) == "limits.group_consumers_max: group 'g' has 2: must be at most 2"
+    play.leader.groups.leave(group, first)
+    play.join(group)
+
+
 def test_groups_are_counted_in_all_and_by_topic_those_on_their_way_too() -> None:
     play = playing(groups_max=3, topic_groups_max=2)
     first = play.make_group("g")

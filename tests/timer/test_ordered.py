@@ -1,6 +1,7 @@
 """Leases of ordered groups: random histories against a model of the order, then single cases."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,8 +23,9 @@ from timer.leader.groups.group_leases import (
     NOT_DELIVERED,
     Leases,
 )
-from timer.leader.groups.key_order import ORDER_WINDOW
+from timer.leader.groups.key_order import ORDER_WINDOW, KeyOrder
 from timer.leader.groups.lease_table import ConsumerStream, Lease
+from timer.leader.groups.turns import LEASE_WORK, WORK_MAX
 from timer.model.columns import ROW, Buffers
 from timer.model.units import Epoch, UnixMs
 
@@ -352,3 +354,34 @@ def test_no_more_is_in_flight_than_the_group_allows(type: str) -> None:  # noqa:
     play.wait(LEASE_MS)
     play.apply()
     assert play.hand_out()[0] == 2
+
+
+def test_look_at_a_full_window_counts_as_the_work_of_a_whole_step() -> None:
+    play = ordered(ORDER_WINDOW, KEY_SHARED)
+    play.consumers[0].credit = ORDER_WINDOW
+    for _ in range(ORDER_WINDOW // 2048):
+        play.hand_out(2048)
+        play.apply()
+    assert LEASE_WORK * play.leases.work >= WORK_MAX
+
+
+def test_look_tries_only_consumers_that_may_get_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[ConsumerStream] = []
+    of = KeyOrder._of
+
+    def counted(order: KeyOrder, consumer: ConsumerStream, *args: Any) -> Any:
+        tried.append(consumer)
+        return of(order, consumer, *args)
+
+    play = ordered(1)
+    assert play.hand_out() == [0]
+    play.fire(1, keys=play.keys[0])
+    play.consumers[0].credit = 0
+    for _ in range(10):
+        play.join(credit=1)
+    monkeypatch.setattr(KeyOrder, "_of", counted)
+    assert play.hand_out() == [], "an earlier message of the key is leased to another consumer"
+    assert tried == []
+    play.consumers[0].credit = 1
+    assert play.hand_out() == [1]
+    assert tried == play.consumers[:1]

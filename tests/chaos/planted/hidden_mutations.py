@@ -6,6 +6,8 @@ See tests/chaos/planted/planted.py.
 from operator import itemgetter
 from typing import Any, Final
 
+import numpy as np
+
 from chaos.sim.timers.timers import TimerWorld
 from tests.chaos.planted.planted import Planting, patch
 from timer.entries.payloads import GroupOp
@@ -36,21 +38,23 @@ def _topic_with_one_mark(*args: Any) -> Any:
     return state | {"marks": state["marks"][-1:]}
 
 
-def _expire_as_noted(self: Leases, now_ms: MonoMs) -> GroupOp | None:
+def _expire_as_noted(self: Leases, now_ms: MonoMs, room: int) -> tuple[GroupOp | None, int]:
     """End a lease at its first deadline, although it was extended."""
     for at_ms, lease_id in self._table._deadlines:
         if at_ms <= now_ms and (lease := self._table.get(lease_id)) is not None:
             lease.deadline_ms = at_ms
-    return _expire(self, now_ms)
+    return _expire(self, now_ms, room)
 
 
-def _expire_counts_unsent(self: Leases, now_ms: MonoMs) -> GroupOp | None:
+def _expire_counts_unsent(self: Leases, now_ms: MonoMs, room: int) -> tuple[GroupOp | None, int]:
     """Count a failure of each message whose delivery was dropped before it was sent."""
+    overdue, room = self._table.overdue(now_ms, room)
     ended: list[U64] = []
-    for lease in self._table.overdue(now_ms):
-        leases = lease.consumer.withdraw(lease.lease_id) or [lease.lease_id]
-        ended += [self._table.end(each) for each in leases]
-    return self._ended(ended)
+    for lease in overdue:
+        ids = lease.consumer.withdraw(lease.lease_id) or [lease.lease_id]
+        found = (self._table.get(each) for each in ids)
+        ended.append(self._table.end(each for each in found if each is not None))
+    return self._ended(np.concatenate([np.zeros(0, np.uint64), *ended])), room
 
 
 def _drop_keeps_cursor(self: ReadWindow, through: Position) -> None:

@@ -30,11 +30,13 @@ from timer.ready.group import Group
 GROUP_OFFSETS_MAX: Final = 2 * 65_536
 """Weight that fits into one GROUP entry; an acked offset has weight 1."""
 NACK_WEIGHT: Final = 8
-"""Weight of one nacked offset: 16,384 of them, in any order, take about 10 ms to apply."""
+"""Weight of a nacked, recalled or ended offset: 16,384 of them take about 10 ms to apply."""
 OP_WEIGHT: Final = 1024
 """Weight of an op beside its offsets: 128 small ops on 128 groups take about 8 ms to apply."""
 OP_OFFSETS_MAX: Final = 65_536
 """Most offsets in one op."""
+ENDED_OFFSETS_MAX: Final = (GROUP_OFFSETS_MAX - OP_WEIGHT) // NACK_WEIGHT
+"""Most offsets in one op of ended or recalled leases."""
 
 Verdicts: TypeAlias = npt.NDArray[np.uint8]
 Done: TypeAlias = Callable[[object], None]
@@ -78,10 +80,10 @@ class GroupBatch:
         return bool(self.asked or self.acks)
 
     def add(self, op: GroupOp | None) -> None:
-        """Add an op, split at OP_OFFSETS_MAX offsets; None or an empty op adds nothing."""
+        """Add an op, split at ENDED_OFFSETS_MAX offsets; None or an empty op adds nothing."""
         if op is not None and len(op.offsets):
-            where = op.op, op.topic, op.group
-            self.asked += [PendingOp(GroupOp(*where, piece)) for piece in pieces(op.offsets)]
+            where, parts = (op.op, op.topic, op.group), pieces(op.offsets, ENDED_OFFSETS_MAX)
+            self.asked += [PendingOp(GroupOp(*where, piece)) for piece in parts]
 
     def take(self) -> "GroupBatch":
         """Remove and return the first ops and acks that fit into one entry."""
@@ -136,15 +138,17 @@ class GroupBatch:
         return sum(len(ack.accepted) for ack in self.acks)
 
 
-def pieces(offsets: U64) -> list[U64]:
-    """Split offsets into pieces of at most OP_OFFSETS_MAX."""
-    return np.split(offsets, range(OP_OFFSETS_MAX, len(offsets), OP_OFFSETS_MAX))
+def pieces(offsets: U64, most: int = OP_OFFSETS_MAX) -> list[U64]:
+    """Split offsets into pieces of at most `most`."""
+    return np.split(offsets, range(most, len(offsets), most))
 
 
 def _weight(op: AnyOp) -> int:
     if isinstance(op, Move):
         return OP_WEIGHT + len(op.rows) // 8 + len(op.offsets)
-    return OP_WEIGHT + len(op.offsets) if isinstance(op, GroupOp) else OP_WEIGHT
+    if not isinstance(op, GroupOp):
+        return OP_WEIGHT
+    return OP_WEIGHT + len(op.offsets) * (NACK_WEIGHT if op.op in (Op.ENDED, Op.RECALL) else 1)
 
 
 def fitting(weights: Iterable[int], room: int) -> tuple[int, int]:

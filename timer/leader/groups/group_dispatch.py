@@ -36,12 +36,19 @@ from timer.leader.groups import dead_letters, group_batch
 from timer.leader.groups.deadlines import Alarms
 from timer.leader.groups.expiry import Expiry, Propose
 from timer.leader.groups.group_batch import Acks, Done, GroupBatch, PendingOp, Told, Verdicts
-from timer.leader.groups.group_leases import ACCEPT, DEAD_LETTERED, LEASE_LOST, Leases
+from timer.leader.groups.group_leases import (
+    ACCEPT,
+    DEAD_LETTERED,
+    ENDS_MAX,
+    LEASE_LOST,
+    Leases,
+)
 from timer.leader.groups.lease_table import ConsumerStream, Lease
 from timer.leader.groups.turns import LEASE_WORK, Next, TurnResult, Turns
 from timer.leader.intake.count_limits import (
     CountLimits,
     GroupName,
+    check_consumer,
     check_group,
     check_group_id,
     check_topic,
@@ -311,12 +318,14 @@ class Serving:
 
         Raises:
             GroupHeldError: the group is exclusive and has another consumer.
+            LimitReachedError: the group has the most consumers that it may have.
         """
         self._check_group(group)
         leases = self._leases_of(group)
         if group.settings.type == EXCLUSIVE and leases.consumers:
             topic = self.machine.topics[group.topic].name
             raise GroupHeldError(topic, group.name, leases.consumers[0].name)
+        check_consumer(self._limits, group, len(leases.consumers))
         leases.join(consumer)
         self._turns.want(group.group_id)
 
@@ -330,6 +339,7 @@ class Serving:
             leases.take_back(unsent)
             self._batch.add(leases.leave(consumer))
             self._batch.add(leases.recall())
+            self._ends.set(group.group_id, leases.wake_at_ms())
             self._turns.want(group.group_id)  # the next consumer may have its turn
 
     def retire(self, group: Group, consumer: ConsumerStream) -> None:
@@ -464,7 +474,8 @@ class Serving:
     def _leases_of(self, group: Group) -> Leases:
         leases = self._leases.get(group.group_id)
         if leases is None:
-            leases = Leases(group, self.epoch, self._lease_ids)
+            leases_max = self._limits.group_leases_max
+            leases = Leases(group, self.epoch, self._lease_ids, leases_max)
             self._leases[group.group_id] = leases
         return leases
 
@@ -485,16 +496,20 @@ class Serving:
     def expire(self, now: Now) -> None:
         """End leases at their deadlines; find delayed messages that may return.
 
-        Handles at most EXPIRES_MAX groups a call. If more are due, `wake_at_ms` requests another
-        call at once.
+        Handles at most EXPIRES_MAX groups a call, and leases of the weight ENDS_MAX. If more are
+        due, `wake_at_ms` requests another call at once.
         """
+        room = ENDS_MAX
         for group_id in itertools.islice(self._ends.due(now.mono_ms), EXPIRES_MAX):
             leases = self._leases.get(group_id)
             if leases is not None:
-                self._batch.add(leases.expire(now.mono_ms))
+                ended, room = leases.expire(now.mono_ms, room)
+                self._batch.add(ended)
                 self._batch.add(leases.recall())
                 self._ends.set(group_id, leases.wake_at_ms())
                 self._turns.want(group_id)  # messages that were not sent are free at once
+            if room <= 0:
+                break
         for group_id in itertools.islice(self._returns.due(now.clock_ms), EXPIRES_MAX):
             if group_id in self._leases:
                 self._turns.want(group_id)

@@ -23,7 +23,7 @@ Every change is proposed to the log as an op. Answers and redeliveries wait unti
 
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import ClassVar, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +51,9 @@ from timer.ready.queue import Queue
 RESERVE_AHEAD: Final = 4096
 """Offsets that the leader reserves ahead of deliveries: one RESERVE op serves so many messages."""
 
+ENDS_MAX: Final = 16_384
+"""Weight of the leases that end in one step, about 3 ms: 1,820 leases of one message."""
+
 ACCEPT: Final = 1
 ALREADY_ACKED: Final = 2
 LEASE_LOST: Final = 3
@@ -64,8 +67,8 @@ DEAD_LETTERED: Final = 6
 class Order(Protocol):
     """Decides which messages are delivered next, and to which consumer."""
 
-    work: ClassVar[int]
-    """Work units of a look for free messages, relative to other types."""
+    work: int
+    """Work units of the last look for free messages."""
     unfinished: bool
     """Whether `next` stopped before it had looked at everything. The caller resets it."""
 
@@ -111,18 +114,28 @@ class Leases:
     """The leases of a group, in one epoch."""
 
     __slots__ = (
-        *("_born", "_exits", "_lease_ids", "_order", "_reserving", "_roster", "_table"),
-        *("epoch", "group", "handing_over"),
+        *("_born", "_exits", "_gone", "_lease_ids", "_leases_max", "_order", "_reserving"),
+        *("_roster", "_table", "epoch", "group", "handing_over"),
     )
 
-    def __init__(self, group: Group, epoch: Epoch, lease_ids: Iterator[int] | None = None) -> None:
+    def __init__(
+        self,
+        group: Group,
+        epoch: Epoch,
+        lease_ids: Iterator[int] | None = None,
+        leases_max: int = 8_192,
+    ) -> None:
         """Start at the group's cursor: deliveries of the old leader are repeated, and marked so.
 
-        `lease_ids`: shared by all groups of the epoch. None: the group is alone.
+        `lease_ids`: shared by all groups of the epoch. None: the group is alone. `leases_max`: at
+        so many leases in force the deliveries pause.
         """
         self.group, self.epoch = group, epoch
         self._lease_ids = itertools.count() if lease_ids is None else lease_ids
+        self._leases_max = leases_max
         self._table = LeaseTable(int(group.cursor))
+        self._gone: list[ConsumerStream] = []
+        """Consumers that left and whose leases `expire` ends."""
         self._roster = Roster(group)
         self._exits = Exits(group, self._table)
         kind = SharedOrder if group.settings.type == SHARED else KeyOrder
@@ -137,7 +150,7 @@ class Leases:
 
     @property
     def work(self) -> int:
-        """Work units of a look for free messages, relative to other types."""
+        """Work units of the last look for free messages."""
         return self._order.work
 
     @property
@@ -166,7 +179,7 @@ class Leases:
 
     def wake_at_ms(self) -> MonoMs | None:
         """Return when `expire` must be called next; None: no lease."""
-        return self._table.next_deadline_ms()
+        return MonoMs(0) if self._gone else self._table.next_deadline_ms()
 
     def waiting_from(self, queue_end: QueueOffset, clock_ms: UnixMs) -> int | None:
         """See Order."""
@@ -225,7 +238,7 @@ class Leases:
         self._exits.outlived_ms = outlived_ms
         self._order.unfinished = self._exits.unfinished = False
         limit = self._room(limit)
-        if self.handing_over or limit <= 0:
+        if self.handing_over or limit <= 0 or len(self._table) >= self._leases_max:
             return None
         found = self._order.next(clock_ms, queue, limit)
         return None if found is None else self._lease(*found, now_ms)
@@ -397,46 +410,69 @@ class Leases:
         self._roster.join(consumer)
 
     def leave(self, consumer: ConsumerStream) -> GroupOp | None:
-        """Remove a consumer at its stream's end; end its leases. Return the ENDED op to propose."""
+        """Remove a consumer at its stream's end; end its leases. Return the ENDED op to propose.
+
+        `expire` ends the leases beyond ENDS_MAX.
+        """
         self.retire(consumer)
-        return self._ended([self._table.end(each) for each in sorted(consumer.leases)])
+        self._gone.append(consumer)
+        offsets, _ = self._end_gone(ENDS_MAX)
+        return self._ended(offsets)
+
+    def _end_gone(self, room: int) -> tuple[U64, int]:
+        """End leases of consumers that left; return their messages, and the rest of `room`."""
+        leases: list[Lease] = []
+        while self._gone and room > 0:
+            some, room = self._table.given(self._gone[-1].leases, room)
+            leases += some
+            if len(some) == len(self._gone[-1].leases):
+                self._gone.pop()
+        return self._table.end(leases), room
 
     def give_up(self, consumer: ConsumerStream) -> None:
         """Remove a consumer that no delivery reached."""
         self.retire(consumer)
-        self.take_back(sorted(consumer.leases))
+        self.take_back(consumer.leases)
 
     def take_back(self, unsent: Iterable[LeaseId]) -> None:
         """End leases that were not sent, the last ones of a consumer. They count no delivery."""
-        for lease_id in unsent:
-            offsets = self._table.end(lease_id)
-            self._table.set(offsets, FREE)
-            self._order.freed(offsets)
+        leases = [lease for each in unsent if (lease := self._table.get(each)) is not None]
+        offsets = self._table.end(leases)
+        self._table.set(offsets, FREE)
+        self._order.freed(offsets)
 
     def retire(self, consumer: ConsumerStream) -> None:
         """Deliver nothing more to a consumer; its messages stay leased."""
         self._roster.remove(consumer)
 
-    def expire(self, now_ms: MonoMs) -> GroupOp | None:
-        """End the leases whose deadline has passed; return the ENDED op to propose, or None.
+    def expire(self, now_ms: MonoMs, room: int) -> tuple[GroupOp | None, int]:
+        """End leases of gone consumers, and those whose deadline has passed.
+
+        Returns the ENDED op to propose, or None, and the rest of `room`. Stops when the weights of
+        the leases have used `room` up (LeaseTable.overdue). `wake_at_ms` then has passed already.
 
         A lease whose delivery was not sent counts no attempt and no failure. The later leases of
         its consumer were not sent either, and end with it: the consumer does not read.
         """
-        ended: list[U64] = []
-        for lease in self._table.overdue(now_ms):
+        gone, room = self._end_gone(room)
+        overdue, room = self._table.overdue(now_ms, room)
+        assert not (overdue and self._gone), "a consumer that left cannot fall silent"
+        sent: list[Lease] = []
+        for lease in overdue:
+            if self._table.get(lease.lease_id) is None:
+                continue  # not sent, and ended with an earlier one
             if unsent := lease.consumer.withdraw(lease.lease_id):
                 assert lease.lease_id in unsent, (lease, unsent)
                 self.take_back(unsent)
             else:
-                ended.append(self._table.end(lease.lease_id))
+                sent.append(lease)
             if not lease.consumer.once:  # such a consumer has retired
                 self._roster.fall_silent(lease.consumer)
                 self._order.fell_silent(lease.consumer)
-        return self._ended(ended)
+        return self._ended(np.concatenate([gone, self._table.end(sent)])), room
 
-    def _ended(self, ended: list[U64]) -> GroupOp | None:
-        offsets = np.sort(np.concatenate(ended)) if ended else np.zeros(0, np.uint64)
+    def _ended(self, offsets: U64) -> GroupOp | None:
+        offsets = np.sort(offsets)
         if not len(offsets):
             return None
         self._order.returned(offsets)

@@ -16,7 +16,8 @@ window that begins at the first unacked offset. Keys are hashes: two keys of one
 other.
 """
 
-from typing import ClassVar, Final, NamedTuple
+import itertools
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -33,6 +34,12 @@ from timer.ready.queue import Queue
 ORDER_WINDOW: Final = 16_384
 """Length of the window, in unacked offsets: nothing beyond it is delivered."""
 LOOK_MIN: Final = 1024
+LOOK_WORK: Final = 4
+"""Work units of a look beside those of its offsets (timer/leader/groups/turns.py)."""
+OFFSETS_A_UNIT: Final = 512
+"""Offsets that a look passes in the time of one work unit."""
+TRIES_MAX: Final = 16
+"""Consumers with open messages that one look tries, if those are on disk or have expired."""
 ANYBODY: Final = 0
 MOVES_KEPT: Final = 1024
 _NO_WALL: Final = (1 << 63) - 1
@@ -44,8 +51,8 @@ class _Open(NamedTuple):
     offsets: U64
     owner: I64
     """Number of the consumer that holds messages of the same key. 0: none does."""
-    whole: bool
-    """No messages lie behind the ones that were looked at."""
+    looked: int
+    """Number of unacked messages that were looked at."""
 
 
 class KeyOrder:
@@ -53,14 +60,13 @@ class KeyOrder:
 
     __slots__ = (
         *("_exits", "_group", "_keys", "_moves", "_recalled", "_returns_at", "_roster", "_table"),
-        "unfinished",
+        *("unfinished", "work"),
     )
-
-    work: ClassVar[int] = 4
 
     def __init__(self, group: Group, table: LeaseTable, roster: Roster, exits: Exits) -> None:
         self._group, self._table, self._roster, self._exits = group, table, roster, exits
         self.unfinished = False
+        self.work = LOOK_WORK
         self._keys = Marks(table.fresh)
         """Hashes of keys by offset. 0: not read yet."""
         self._recalled: list[U64] = []
@@ -75,6 +81,7 @@ class KeyOrder:
     def next(self, clock_ms: UnixMs, queue: Queue, limit: int) -> tuple[ConsumerStream, U64] | None:
         """See Order. The lease goes to the next consumer that may get an open message."""
         roster = self._roster
+        self.work = LOOK_WORK + roster.work
         served = [*roster.consumers] if self._by_key else roster.first()
         ready = [each for each in served if roster.allowed(each) > 0]
         if not ready or self._exits.expiring:
@@ -82,14 +89,15 @@ class KeyOrder:
         size = min(max(LOOK_MIN, 2 * self._table.in_flight + limit), ORDER_WINDOW)
         while True:
             open_ = self._look(clock_ms, queue, size)
-            for consumer in ready:
+            self.work += open_.looked // OFFSETS_A_UNIT
+            for consumer in _able(ready, open_):
                 offsets = self._of(consumer, open_, queue, min(limit, roster.allowed(consumer)))
                 if len(offsets):
                     if self._by_key:
                         roster.served(consumer)
                     self._table.fresh = max(self._table.fresh, int(offsets[-1]) + 1)
                     return consumer, offsets
-            if open_.whole or size >= ORDER_WINDOW:
+            if open_.looked < size or size >= ORDER_WINDOW:
                 return None
             size = min(4 * size, ORDER_WINDOW)
 
@@ -110,7 +118,6 @@ class KeyOrder:
         group = self._group
         offsets = group.first_unacked(min(int(queue.end), int(group.reserved)), size)
         keys = self._keys_of(offsets, queue)
-        whole = len(keys) < size
         offsets = offsets[: len(keys)]
         if group.settings.max_attempts:
             self._exits.bury(offsets[self._table.of(offsets).free])
@@ -125,7 +132,7 @@ class KeyOrder:
         owner = _first_of(keys[held], self._owners(states.values[held]), mine, ANYBODY)
         offsets = offsets[free]
         before = offsets.astype(np.int64) < wall_at
-        return _Open(offsets[before], owner[before], whole)
+        return _Open(offsets[before], owner[before], len(keys))
 
     def _keys_of(self, offsets: U64, queue: Queue) -> U64:
         """Return the keys, (n, uint64); fewer if the next messages must first be read from disk."""
@@ -208,6 +215,13 @@ class KeyOrder:
     def forget_below(self, cursor: int) -> None:
         """See Order."""
         self._keys.forget_below(cursor)
+
+
+def _able(consumers: list[ConsumerStream], open_: _Open) -> list[ConsumerStream]:
+    """Return the first TRIES_MAX consumers that may get one of the open messages."""
+    owners = set(np.unique(open_.owner).tolist())
+    able = consumers if ANYBODY in owners else (each for each in consumers if each.number in owners)
+    return [*itertools.islice(able, TRIES_MAX)]
 
 
 def _first_of(keys: U64, values: I64, of: U64, default: int) -> I64:

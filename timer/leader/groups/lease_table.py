@@ -13,7 +13,7 @@ ENDING, and belongs to no consumer.
 """
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -32,6 +32,10 @@ WAITING: Final = np.uint64((1 << 64) - 3)
 DYING: Final = np.uint64((1 << 64) - 4)
 
 DEADLINES_MIN: Final = 1024
+STALE_MAX: Final = 64
+"""Deadlines of ended leases that one look for the next deadline removes."""
+LEASE_WEIGHT: Final = 8
+"""Weight of a lease that ends, beside its messages: each has weight 1."""
 
 Mask = npt.NDArray[np.bool_]
 """Which of n offsets, (n, bool)."""
@@ -60,7 +64,8 @@ class ConsumerStream:
     """Each lease pauses the consumer; the sink resumes it when it has room for another."""
     silent: bool = False
     """A lease of the consumer reached its deadline, and no request has come from it since."""
-    leases: set[LeaseId] = field(default_factory=set)
+    leases: dict[LeaseId, None] = field(default_factory=dict)
+    """In the order in which they were given."""
     number: int = 0
     """Order of joining, from 1."""
 
@@ -178,6 +183,10 @@ class LeaseTable:
 
     # ---- leases
 
+    def __len__(self) -> int:
+        """Return the number of leases in force."""
+        return len(self._leases)
+
     def get(self, lease_id: LeaseId) -> Lease | None:
         """Return a lease in force."""
         return self._leases.get(lease_id)
@@ -199,7 +208,7 @@ class LeaseTable:
         self._leases[lease.lease_id] = lease
         self._states.set(lease.offsets, np.uint64(lease.lease_id))
         self._watch(lease)
-        lease.consumer.leases.add(lease.lease_id)
+        lease.consumer.leases[lease.lease_id] = None
         self.in_flight += len(lease.offsets)
 
     def extend(self, lease: Lease, deadline_ms: MonoMs) -> None:
@@ -217,37 +226,63 @@ class LeaseTable:
         assert lease.left >= 0 <= self.in_flight, (lease, count, self.in_flight)
         if not lease.left:
             del self._leases[lease_id]
-            lease.consumer.leases.discard(lease_id)
+            lease.consumer.leases.pop(lease_id, None)
 
-    def end(self, lease_id: LeaseId) -> U64:
-        """End a lease; return its messages, which are ENDING now."""
-        lease = self._leases.pop(lease_id, None)
-        if lease is None:
+    def end(self, leases: Iterable[Lease]) -> U64:
+        """End leases, all different and in force; return their messages, ENDING now, ascending."""
+        leases = list(leases)
+        if not leases:
             return np.zeros(0, np.uint64)
-        lease.consumer.leases.discard(lease_id)
-        offsets: U64 = lease.offsets[self.of(lease.offsets).held_by(lease_id)]
-        assert len(offsets) == lease.left, (lease, offsets)
+        for lease in leases:
+            del self._leases[lease.lease_id]
+            lease.consumer.leases.pop(lease.lease_id, None)
+        offsets: U64 = np.concatenate([lease.offsets for lease in leases])
+        ids = np.array([lease.lease_id for lease in leases], np.uint64)
+        left, sizes = sum(each.left for each in leases), [len(each.offsets) for each in leases]
+        offsets = np.sort(offsets[self._states.of(offsets) == np.repeat(ids, sizes)])
+        assert len(offsets) == left, (leases[0], len(leases), len(offsets), left)
         self._states.set(offsets, ENDING)
-        self.in_flight -= lease.left
+        self.in_flight -= left
         return offsets
 
-    def overdue(self, now_ms: MonoMs) -> Iterator[Lease]:
-        """Yield the leases whose deadline has passed. End each before the next is taken."""
-        while self._deadlines and self._deadlines[0][0] <= now_ms:
-            _, lease_id = heapq.heappop(self._deadlines)
-            lease = self._leases.get(lease_id)
-            if lease is not None and lease.deadline_ms <= now_ms:  # else it was extended
-                yield lease
+    def overdue(self, now_ms: MonoMs, room: int) -> tuple[list[Lease], int]:
+        """Return leases whose deadline has passed, and the rest of `room`; the caller ends them.
+
+        Stops when their weights, LEASE_WEIGHT and a message each, have used up `room`.
+        """
+        found: dict[LeaseId, Lease] = {}
+        while room > 0 and self._deadlines and self._deadlines[0][0] <= now_ms:
+            at_ms, lease_id = heapq.heappop(self._deadlines)
+            room -= LEASE_WEIGHT
+            if self._is_live(at_ms, lease_id) and lease_id not in found:
+                found[lease_id] = self._leases[lease_id]
+                room -= found[lease_id].left
+        return [*found.values()], room
+
+    def given(self, lease_ids: Iterable[LeaseId], room: int) -> tuple[list[Lease], int]:
+        """Return the first of these leases, all in force, and the rest of `room`, as `overdue`."""
+        found: list[Lease] = []
+        for lease_id in lease_ids:
+            if room <= 0:
+                break
+            found.append(self._leases[lease_id])
+            room -= LEASE_WEIGHT + found[-1].left
+        return found, room
 
     def next_deadline_ms(self) -> MonoMs | None:
-        """Return the first deadline of a lease; None: no lease."""
-        while self._deadlines:
-            at_ms, lease_id = self._deadlines[0]
-            lease = self._leases.get(lease_id)
-            if lease is not None and lease.deadline_ms == at_ms:
-                return at_ms
+        """Return the first deadline of a lease; None: no lease.
+
+        Behind STALE_MAX deadlines of ended leases, an earlier time is returned.
+        """
+        for _ in range(STALE_MAX):
+            if not self._deadlines or self._is_live(*self._deadlines[0]):
+                break
             heapq.heappop(self._deadlines)
-        return None
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def _is_live(self, at_ms: MonoMs, lease_id: LeaseId) -> bool:
+        lease = self._leases.get(lease_id)
+        return lease is not None and lease.deadline_ms == at_ms
 
     def _watch(self, lease: Lease) -> None:
         """Note a lease's deadline; drop the deadlines of ended leases once they are many."""
@@ -263,5 +298,16 @@ class LeaseTable:
             self.settle(LeaseId(int(lease_ids[0])), len(lease_ids))
             return
         ids, counts = np.unique(lease_ids, return_counts=True)
+        leases, done = self._leases, 0
         for lease_id, count in zip(ids.tolist(), counts.tolist(), strict=True):
-            self.settle(LeaseId(lease_id), count)
+            lease = leases.get(lease_id)
+            if lease is None:
+                continue
+            lease.left = left = lease.left - count
+            done += count
+            if left <= 0:
+                assert not left, (lease, count)
+                del leases[lease_id]
+                lease.consumer.leases.pop(lease_id, None)
+        self.in_flight -= done
+        assert self.in_flight >= 0, (self.in_flight, done)

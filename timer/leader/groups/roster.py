@@ -6,9 +6,13 @@ message at a time.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 from timer.leader.groups.lease_table import ConsumerStream
 from timer.ready.group import Group
+
+CONSUMERS_A_UNIT: Final = 128
+"""Consumers that a look passes in the time of one work unit (timer/leader/groups/turns.py)."""
 
 
 class Roster:
@@ -61,11 +65,16 @@ class Roster:
 
     def next(self) -> ConsumerStream | None:
         """Return the next consumer that may get messages; those before it lose their turn."""
-        for _ in range(len(self.consumers)):
-            if self.allowed(self.consumers[0]) > 0:
-                return self.consumers[0]
-            self.served(self.consumers[0])
+        for place, consumer in enumerate(self.consumers):
+            if self.allowed(consumer) > 0:
+                self.consumers = self.consumers[place:] + self.consumers[:place]
+                return consumer
         return None
+
+    @property
+    def work(self) -> int:
+        """Work units of a look at all consumers."""
+        return len(self.consumers) // CONSUMERS_A_UNIT
 
     def first(self) -> Sequence[ConsumerStream]:
         """Return the one consumer that a group with one consumer at a time serves; none: empty.

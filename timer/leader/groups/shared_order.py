@@ -6,7 +6,7 @@ waiting: delayed messages --> back           message waits for its time in a hea
 """
 
 import heapq
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 
@@ -30,14 +30,13 @@ class SharedOrder:
 
     __slots__ = (
         *("_back", "_exits", "_group", "_merge_at", "_roster", "_table", "_waiting"),
-        "unfinished",
+        *("unfinished", "work"),
     )
-
-    work: ClassVar[int] = 1
 
     def __init__(self, group: Group, table: LeaseTable, roster: Roster, exits: Exits) -> None:
         self._group, self._table, self._roster, self._exits = group, table, roster, exits
         self.unfinished = False
+        self.work = 1
         self._back: list[U64] = []
         """Offsets to be delivered again, each array ascending."""
         self._waiting: list[tuple[UnixMs, int, I64, U64]] = []
@@ -46,6 +45,7 @@ class SharedOrder:
 
     def next(self, clock_ms: UnixMs, queue: Queue, limit: int) -> tuple[ConsumerStream, U64] | None:
         """See Order."""
+        self.work = 1 + self._roster.work
         consumer = self._roster.next()
         if consumer is None:
             return None

@@ -1,4 +1,4 @@
-"""Limits on the numbers of topics, groups and producers: the leader rejects new ones above them.
+"""Limits on the numbers of topics, groups, consumers and producers: new ones are rejected above.
 
 Every replica holds each of them in memory and in each manifest, used or not. As with quotas
 (timer/leader/intake/quotas.py), replicas check no limit at apply, and existing ones stay.
@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from timer.entries.policies import namespace_of
 from timer.model.columns import TOMBSTONE
 from timer.model.timer_errors import LimitReachedError
+from timer.ready.group import Group
 from timer.ready.topic import Topic
 from timer.state.machine import Machine
 
@@ -22,7 +23,7 @@ RARE_MS: Final = 3_600_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountLimits:
-    """Most topics, groups and producers; the names are those of the settings."""
+    """Most topics, groups, consumers, leases and producers; the names are those of the settings."""
 
     topics_max: int = 100_000
     namespace_topics_max: int = 10_000
@@ -31,6 +32,10 @@ class CountLimits:
     """In all topics together."""
     topic_groups_max: int = 1_000
     """In each topic."""
+    group_consumers_max: int = 5_000
+    """In each group."""
+    group_leases_max: int = 8_192
+    """In each group. At the limit its deliveries pause."""
     producers_max: int = 100_000
 
 
@@ -82,6 +87,15 @@ def check_group(
     there = len(topic.groups) + sum(each.topic == topic.topic_id for each in on_the_way)
     _check("topic_groups_max", limits.topic_groups_max, f"topic {topic.name!r}", there)
     _check("groups_max", limits.groups_max, "the cluster", machine.groups + len(on_the_way))
+
+
+def check_consumer(limits: CountLimits, group: Group, there: int) -> None:
+    """Check that a group with `there` consumers may have one more.
+
+    Raises:
+        LimitReachedError: it has the most consumers that it may have.
+    """
+    _check("group_consumers_max", limits.group_consumers_max, f"group {group.name!r}", there)
 
 
 def check_group_id(machine: Machine, on_the_way: int = 0) -> None:

@@ -1,0 +1,76 @@
+"""Waiting Receives are counted by caller, before anything is changed for them."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cluster.api import consume_service
+from cluster.api.consume_service import ConsumeService
+from cluster.rpc.outboxes import Outboxes
+from timerclient.proto import timer_pb2 as pb
+
+
+class Desk:
+    """Opens no group: it keeps every Receive waiting, and counts."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+
+    def check_lease(self, lease_ms: int) -> None:
+        del lease_ms
+
+    async def open(self, *_: Any) -> Any:
+        self.opened += 1
+        await asyncio.Event().wait()
+
+
+class Caller:
+    """The context of a call from an address."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def peer(self) -> str:
+        return f"ipv4:{self._address}:1000"
+
+    async def abort(self, code: Any, details: str, trailing_metadata: Any = ()) -> None:
+        del trailing_metadata
+        raise ConnectionAbortedError(f"{code.name} {details}")
+
+
+def test_caller_has_as_many_receives_as_it_leaves_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consume_service, "RECEIVES_MAX", 6)
+    desk: Any = Desk()
+    host: Any = SimpleNamespace()
+    service = ConsumeService(host, desk, Outboxes(1 << 20), salt=0)
+
+    async def run() -> None:
+        waiting: list[asyncio.Task[Any]] = []
+
+        async def receive(address: str) -> None:
+            context: Any = Caller(address)
+            call = service.Receive(pb.ReceiveRequest(topic="t", group="g"), context)
+            waiting.append(asyncio.ensure_future(call))
+            await asyncio.wait(waiting[-1:], timeout=0)
+            while waiting and waiting[-1].done():
+                await waiting.pop()
+
+        for address in ("10.0.0.1",) * 3 + ("10.0.0.2",):
+            await receive(address)
+        assert desk.opened == 4
+        for address in ("10.0.0.1", "10.0.0.2"):
+            with pytest.raises(ConnectionAbortedError, match="RESOURCE_EXHAUSTED"):
+                await receive(address)
+        assert desk.opened == 4, "a rejected Receive opened its group"
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        del waiting[:]
+        await receive("10.0.0.1")
+        assert desk.opened == 5
+        waiting[0].cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    asyncio.run(run())
