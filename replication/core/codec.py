@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from replication.core.message_check import ID_MAX
 from replication.core.peer_messages import (
+    ENTRIES_MAX,
     Append,
     AppendAnswer,
     Behind,
@@ -33,6 +34,8 @@ from timer.files.disk import Bytes
 from timer.model.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
 
 _SIZE: Final = struct.Struct("<I")
+STARTS_MAX: Final = 16 * ENTRIES_MAX
+"""Most EPOCH entries that one message names. A log's end has few that are not committed."""
 
 
 def encode(message: Message, wall_ms: UnixMs, frames: Sequence[Bytes]) -> bytes:
@@ -140,7 +143,7 @@ def _message(envelope: pb.Envelope) -> Message:
                 to_nonce=Nonce(a.to_nonce),
                 prev_epoch=Epoch(a.prev_epoch),
                 prev_index=LogIndex(a.prev_index),
-                last_index=_not_below(a.last_index, a.prev_index),
+                last_index=_last_index(a.last_index, a.prev_index),
                 starts=_read_starts(a.starts),
                 commit_index=LogIndex(a.commit_index),
                 kept_from=LogIndex(a.kept_from),
@@ -184,7 +187,7 @@ def _message(envelope: pb.Envelope) -> Message:
                 under=under,
                 prev_epoch=Epoch(g.prev_epoch),
                 prev_index=LogIndex(g.prev_index),
-                last_index=_not_below(g.last_index, g.prev_index),
+                last_index=_last_index(g.last_index, g.prev_index),
                 starts=_read_starts(g.starts),
                 conflict=_read_conflict(g.conflict) if g.HasField("conflict") else None,
             )
@@ -213,7 +216,9 @@ def _starts(starts: Iterable[LogStart]) -> list[pb.Start]:
     return [pb.Start(index=s.index, epoch=s.epoch, voters=sorted(s.voters)) for s in starts]
 
 
-def _read_starts(starts: Iterable[pb.Start]) -> tuple[LogStart, ...]:
+def _read_starts(starts: Sequence[pb.Start]) -> tuple[LogStart, ...]:
+    if len(starts) > STARTS_MAX:
+        raise ValueError(f"{len(starts)} starts: must be at most {STARTS_MAX}")
     for start in starts:
         if not 1 <= len(start.voters) <= VOTERS_MAX:
             raise ValueError(f"{len(start.voters)} voters: must be 1 .. {VOTERS_MAX}")
@@ -235,7 +240,7 @@ def _read_conflict(said: pb.Conflict) -> Conflict:
     return Conflict(Epoch(said.epoch), LogIndex(said.first_index), LogIndex(said.last_index))
 
 
-def _not_below(last: int, prev: int) -> LogIndex:
-    if last < prev:
-        raise ValueError(f"entries from {prev} to {last}")
+def _last_index(last: int, prev: int) -> LogIndex:
+    if not prev <= last <= prev + ENTRIES_MAX:
+        raise ValueError(f"entries from {prev} to {last}: must be 0 .. {ENTRIES_MAX}")
     return LogIndex(last)

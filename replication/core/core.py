@@ -46,6 +46,7 @@ from replication.core.core_events import (
 )
 from replication.core.log_shape import EntrySizes, LogShape
 from replication.core.peer_messages import (
+    ENTRIES_MAX,
     Append,
     AppendAnswer,
     Behind,
@@ -679,7 +680,8 @@ class Core:
 
     def _read(self, peer: ReplicaId, first: LogIndex) -> Read:
         # An entry outside memory is durable, so the log has it.
-        last = min(self.durable_index, LogIndex(self.tail.first_index - 1))
+        end = LogIndex(min(self.tail.first_index, first + ENTRIES_MAX) - 1)
+        last = min(self.durable_index, end)
         assert first <= last, (first, self.durable_index, self.tail.first_index)
         assert first > self.shape.base_index, (
             f"entry {first} for replica {peer} was dropped; the log begins at"

@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from replication.core.peer_messages import Conflict, LogStart
+from replication.core.peer_messages import ENTRIES_MAX, Conflict, LogStart
 from replication.core.quorum import Voters
 from timer.model.units import Epoch, LogIndex, MonoMs
 
@@ -184,10 +184,14 @@ class EntrySizes:
         return self._ends[last - self.first_index + 1] - self._ends[low]
 
     def span(self, first: LogIndex, limit_bytes: int) -> LogIndex:
-        """Return the last index of a range from `first` of at most `limit_bytes`, or one entry."""
+        """Return the last index of a range from `first`, of ENTRIES_MAX and `limit_bytes` at most.
+
+        The range has one entry at least, which may be larger.
+        """
         at = first - self.first_index
         assert 0 <= at < len(self), (first, self.first_index, len(self))
-        end = bisect_right(self._ends, self._ends[at] + limit_bytes, lo=at + 1) - 1
+        most = min(len(self._ends), at + 1 + ENTRIES_MAX)
+        end = bisect_right(self._ends, self._ends[at] + limit_bytes, lo=at + 1, hi=most) - 1
         return LogIndex(self.first_index + max(end, at + 1) - 1)
 
     def trim(self, durable_index: LogIndex, keep_bytes: int) -> None:

@@ -4,10 +4,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
+from replication.core import codec
 from replication.core.core import Core
 from replication.core.core_events import Durable, Persist, Read, Received
 from replication.core.log_shape import LogShape
-from replication.core.peer_messages import Append, Fetch, FetchAnswer, LogStart, Message
+from replication.core.peer_messages import (
+    ENTRIES_MAX,
+    Append,
+    Fetch,
+    FetchAnswer,
+    LogStart,
+    Message,
+)
 from replication.core.promise import Promise
 from replication.core.replication_config import ReplicationConfig
 from replication.driver.driver import INBOX_MAX, Driver, Framed
@@ -121,3 +131,11 @@ def test_reads_for_one_peer_that_wait_for_a_promise_keep_their_own_frames() -> N
     answers = [(m, frames) for m, frames in shell.sent if isinstance(m, FetchAnswer)]
     assert [(m.prev_index, m.last_index) for m, _ in answers] == [(10, 15)]
     assert answers[0][1] == [framed(3, index).frame for index in range(11, 16)]
+
+
+def test_message_with_more_entries_than_a_step_may_check_is_no_message() -> None:
+    message, _ = conflicting(90 + ENTRIES_MAX)
+    assert codec.decode(codec.encode(message, UnixMs(5), []))[0] == message
+    longer = replace(message, last_index=LogIndex(91 + ENTRIES_MAX))
+    with pytest.raises(ValueError, match=r"must be 0 \.\. 1024"):
+        codec.decode(codec.encode(longer, UnixMs(5), []))

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from replication.core.log_shape import AGED_MAX, ENTRY_SIZE, EntrySizes, LogShape
-from replication.core.peer_messages import LogStart
+from replication.core.peer_messages import ENTRIES_MAX, LogStart
 from replication.core.quorum import granted, reached
 from timer.model.units import Epoch, LogIndex, MonoMs, ReplicaId
 
@@ -112,6 +112,13 @@ def test_sets_begin_with_the_last_epoch_that_took_an_entry(
 def test_epoch_that_goes_back_is_refused() -> None:
     with pytest.raises(AssertionError, match="epoch goes back"):
         shape_of([1, 2]).extend(LogIndex(3), [LogStart(LogIndex(3), Epoch(2), VOTERS)])
+
+
+def test_tail_spans_a_bounded_number_of_entries_however_small() -> None:
+    tail = EntrySizes(LogIndex(1))
+    tail.extend([60] * 3 * ENTRIES_MAX)
+    assert tail.span(LogIndex(1), 4 << 20) == ENTRIES_MAX
+    assert tail.span(LogIndex(2 * ENTRIES_MAX + 1), 4 << 20) == 3 * ENTRIES_MAX
 
 
 def test_tail_spans_at_least_one_entry_and_at_most_the_limit() -> None:
