@@ -96,7 +96,7 @@ from timer.state.machine import Machine
 WAITING_OFFSETS_MAX: Final = 1 << 20
 """Acked and nacked offsets that may wait; above that they are rejected with OverloadedError."""
 DELIVERY_ROWS_MAX: Final = 2048
-EXPIRES_MAX: Final = 128
+EXPIRES_MAX: Final = 64
 """Groups with ended leases, and groups with ended delays, in one step: some milliseconds."""
 ROOM_LOOK_MS: Final = 1000
 """Pause between two tries to move dead letters while the disks are full, milliseconds."""

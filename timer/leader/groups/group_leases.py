@@ -469,7 +469,8 @@ class Leases:
             if not lease.consumer.once:  # such a consumer has retired
                 self._roster.fall_silent(lease.consumer)
                 self._order.fell_silent(lease.consumer)
-        return self._ended(np.concatenate([gone, self._table.end(sent)])), room
+        ended = self._table.end(sent)
+        return self._ended(np.concatenate([gone, ended]) if len(gone) else ended), room
 
     def _ended(self, offsets: U64) -> GroupOp | None:
         offsets = np.sort(offsets)

@@ -236,6 +236,8 @@ class LeaseTable:
         for lease in leases:
             del self._leases[lease.lease_id]
             lease.consumer.leases.pop(lease.lease_id, None)
+        if len(leases) == 1:
+            return self._end_one(leases[0])
         offsets: U64 = np.concatenate([lease.offsets for lease in leases])
         ids = np.array([lease.lease_id for lease in leases], np.uint64)
         left, sizes = sum(each.left for each in leases), [len(each.offsets) for each in leases]
@@ -243,6 +245,13 @@ class LeaseTable:
         assert len(offsets) == left, (leases[0], len(leases), len(offsets), left)
         self._states.set(offsets, ENDING)
         self.in_flight -= left
+        return offsets
+
+    def _end_one(self, lease: Lease) -> U64:
+        offsets: U64 = lease.offsets[self.of(lease.offsets).held_by(lease.lease_id)]
+        assert len(offsets) == lease.left, (lease, offsets)
+        self._states.set(offsets, ENDING)
+        self.in_flight -= lease.left
         return offsets
 
     def overdue(self, now_ms: MonoMs, room: int) -> tuple[list[Lease], int]:
