@@ -1,6 +1,7 @@
 """A cluster on this machine: plain processes in one directory, on loopback by default.
 
-    D/cluster.json   {"nodes": [{"name", "pid", "grpc", "http", "data"}, ...]}; data relative to D
+    D/cluster.json   {"nodes": [{"name", "pid", "grpc", "http", "data"}, ...]}; data relative to D;
+                     with TLS also "link"
     D/n1.toml        the node's configuration
     D/certs/         certificates, if the cluster has TLS (deploy/local_tls.py)
     D/n1/            the node's data directory, or another one that its `NodeHost` names
@@ -572,7 +573,11 @@ class LocalCluster:
         path = self.directory / "cluster.json"
         temporary = path.with_suffix(".tmp")
         with temporary.open("w") as file:
-            json.dump({"nodes": [asdict(node) for node in nodes]}, file, indent=2)
+            listed = [asdict(node) for node in nodes]
+            for each in listed:
+                if not each["link"]:
+                    del each["link"]
+            json.dump({"nodes": listed}, file, indent=2)
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(path)
