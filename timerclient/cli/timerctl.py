@@ -104,6 +104,7 @@ def make_parser() -> argparse.ArgumentParser:
         description="Inspect, operate and use a timer cluster.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # it reads the commands' options, too: --tls would be a --tls-ca
     )
     parser.add_argument("--version", action="version", version=f"timerctl {__version__}")
     _add_common(parser, endpoints=os.environ.get(ENDPOINTS_VARIABLE) or DEFAULT_ENDPOINTS)
