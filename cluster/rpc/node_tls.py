@@ -55,9 +55,10 @@ class NodeTls:
             certificate=config.tls.certificate,
             key=config.tls.key,
         )
-        self.certificate = self._read()
-        self.access = AccessFile(config.tls.access)
         self._stamp = self._stamps()
+        self.certificate = self._read()
+        self._access_path = config.tls.access
+        self.access = AccessFile(self._access_path)
         self.on_renewal: Callable[[], None] = lambda: None
         """Called after a renewal: channels that were made before have the old certificate."""
         self._http: ssl.SSLContext | None = None
@@ -72,6 +73,8 @@ class NodeTls:
             return self.access.read()
         except ConfigError as wrong:
             return wrong
+        except Exception as wrong:  # noqa: BLE001 -- whatever is in the file, the node goes on
+            return ConfigError("tls.access", self._access_path, repr(wrong))
 
     def _stamps(self) -> tuple[tuple[int, int, int] | None, ...]:
         """Return a value that changes when a file of the certificate is replaced."""
@@ -101,15 +104,15 @@ class NodeTls:
         stamp = await asyncio.to_thread(self._stamps)
         if stamp == self._stamp:  # the check takes 50 ms of processor
             return
-        self._stamp = stamp
         try:
             found = await asyncio.to_thread(self._read)
-        except ConfigError as wrong:
+        # Whatever is in the files, the node goes on.
+        except Exception as wrong:  # noqa: BLE001
             if str(wrong) != self._complaint:
                 logger.warning("the certificate in use stays: %s", wrong)
             self._complaint = str(wrong)
-            return
-        self._complaint = ""
+            return  # and look again: its time may begin later
+        self._stamp, self._complaint = stamp, ""
         if found == self.certificate:
             return
         self.certificate = found

@@ -9,7 +9,6 @@ groups = ["billing*"]                   # default: ["*"]; of these topics
 
 import functools
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -114,18 +113,22 @@ def parse_rules(text: str) -> AccessRules:
     """
     try:
         tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError("access", "", f"not TOML: {error}") from None
     rules = tables.pop("rule", [])
     if tables:
         raise ConfigError("access", sorted(tables)[0], "unknown: the file has [[rule]] only")
     if not isinstance(rules, list) or len(rules) > RULES_MAX:
         raise ConfigError("access.rule", "", f"at most {RULES_MAX} tables [[rule]]")
+    if not rules:  # as in a file that is being written
+        raise ConfigError("access.rule", "", "at least one table [[rule]]")
     return AccessRules(tuple(_rule(f"access.rule {n}", each) for n, each in enumerate(rules, 1)))
 
 
-def _rule(key: str, table: Mapping[str, Any]) -> AccessRule:
+def _rule(key: str, table: Any) -> AccessRule:
     known = {each.name for each in fields(AccessRule)}
+    if not isinstance(table, dict):
+        raise ConfigError(key, table, "a table [[rule]]")
     if unknown := table.keys() - known:
         limit = f"unknown: a rule has {', '.join(sorted(known))}"
         raise ConfigError(key, sorted(unknown)[0], limit)

@@ -128,7 +128,7 @@ def _earliest_end(setting: str, path: str, pem: bytes) -> float:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         context.load_verify_locations(cadata=pem.decode("ascii"))
-    except (ssl.SSLError, UnicodeDecodeError):
+    except (ssl.SSLError, ValueError):  # ValueError: an empty file
         raise ConfigError(setting, path, "must have certificates in PEM") from None
     ends = [ssl.cert_time_to_seconds(str(each["notAfter"])) for each in context.get_ca_certs()]
     if not ends:

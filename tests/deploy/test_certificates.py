@@ -3,9 +3,13 @@
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from cluster.rpc.node_tls import NodeTls
 from cluster.security.certificates import CertificateFiles, read_certificate
 from cluster.security.identities import (
     CallerIdentity,
@@ -70,6 +74,47 @@ def test_files_that_do_not_fit_are_rejected_with_the_setting(
     with pytest.raises(ConfigError, match=why) as caught:
         read_certificate(wrong, name=name, cluster_id=cluster_id)
     assert caught.value.key.startswith("tls.")
+
+
+@pytest.mark.parametrize("cut", ["ca.pem", "client-ca.pem", "node-n1.pem", "access.toml"])
+async def test_a_file_that_is_being_written_leaves_the_old_ones_in_use(
+    tmp_path: Path, cut: str
+) -> None:
+    store = CertificateStore(tmp_path)
+    store.create("prod")
+    store.issue(IdentityKind.NODE, "n1", hosts=["127.0.0.1"])
+    names = dataclasses.asdict(files(store)) | {"access": str(tmp_path / "access.toml")}
+    config: Any = SimpleNamespace(name="n1", cluster_id="prod", tls=SimpleNamespace(**names))
+    tls = NodeTls(config)
+    certificate, rules = tls.certificate, tls.access.rules
+    whole = (tmp_path / cut).read_bytes()
+    for part in (b"", whole[: len(whole) // 2], b"rule = [1]"):
+        (tmp_path / cut).write_bytes(part)
+        await tls.renew()
+        assert (tls.certificate, tls.access.rules) == (certificate, rules)
+    (tmp_path / cut).write_bytes(whole)
+    store.issue(IdentityKind.NODE, "n1", hosts=["127.0.0.1"])
+    await tls.renew()
+    assert tls.certificate != certificate
+
+
+async def test_a_certificate_is_tried_again_while_its_time_has_not_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CertificateStore(tmp_path)
+    store.create("prod")
+    store.issue(IdentityKind.NODE, "n1", hosts=["127.0.0.1"])
+    names = dataclasses.asdict(files(store)) | {"access": str(tmp_path / "access.toml")}
+    config: Any = SimpleNamespace(name="n1", cluster_id="prod", tls=SimpleNamespace(**names))
+    tls = NodeTls(config)
+    before = tls.certificate
+    store.issue(IdentityKind.NODE, "n1", hosts=["127.0.0.1"])
+    with monkeypatch.context() as early:
+        early.setattr(tls, "_read", Mock(side_effect=ConfigError("tls", "", "not yet valid")))
+        await tls.renew()
+    assert tls.certificate is before
+    await tls.renew()
+    assert tls.certificate is not before
 
 
 def test_an_expired_certificate_and_a_key_for_others_are_rejected(tmp_path: Path) -> None:
