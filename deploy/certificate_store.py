@@ -137,6 +137,9 @@ class CertificateStore:
         """
         if not NAME.fullmatch(name):
             raise CertificateError(f"name = {name!r}: {NAME_RULE}")
+        if name == "ca" or name.endswith("-key"):
+            # client-ca.pem is the authority, and client-x-key.pem the key of client x.
+            raise CertificateError(f"name = {name!r}: must not be `ca`, nor end in `-key`")
         if hosts and kind is not IdentityKind.NODE:
             raise CertificateError("hosts: only the certificates of nodes have them")
         authority = self._certificate(_AUTHORITY_OF[kind])

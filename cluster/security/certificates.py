@@ -15,7 +15,7 @@ import contextlib
 import os
 import ssl
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,7 +50,7 @@ class NodeCertificate:
     ca: bytes
     client_ca: bytes
     certificate: bytes
-    key: bytes
+    key: bytes = field(repr=False)
     not_after_s: Mapping[str, float]
     """Unix time at which each of `certificate`, `ca` and `client_ca` expires; of the authorities
     in a file the earliest."""

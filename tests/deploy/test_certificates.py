@@ -17,7 +17,7 @@ from cluster.security.identities import (
     UntrustedIdentityError,
     identity_of,
 )
-from deploy.certificate_store import CertificateStore
+from deploy.certificate_store import CertificateError, CertificateStore
 from timer.model.timer_errors import ConfigError
 from timerclient.cli import timerctl
 
@@ -46,6 +46,7 @@ def test_a_node_certificate_fits_its_node_and_says_when_it_expires(
 ) -> None:
     found = read_certificate(files(store), name="n1", cluster_id="prod")
     assert found.not_after_s["certificate"] < found.not_after_s["ca"]
+    assert "PRIVATE KEY" not in repr(found)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +148,16 @@ def test_other_uris_are_no_identity(uris: list[str]) -> None:
         identity_of(uris, "prod")
     wanted = CallerIdentity(IdentityKind.NODE, "n1")
     assert identity_of(["timer://prod/node/n1"], "prod") == wanted
+
+
+@pytest.mark.parametrize("name", ["ca", "billing-key"])
+def test_a_name_whose_files_are_those_of_others_is_rejected(
+    store: CertificateStore, name: str
+) -> None:
+    before = {path: path.read_bytes() for path in store.directory.iterdir()}
+    with pytest.raises(CertificateError, match=f"name = '{name}'"):
+        store.issue(IdentityKind.CLIENT, name)
+    assert {path: path.read_bytes() for path in store.directory.iterdir()} == before
 
 
 def test_the_command_makes_shows_and_checks(
