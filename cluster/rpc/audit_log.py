@@ -12,7 +12,9 @@ Lines go to the logger `cluster.audit`: to the node's log, or to the file of the
 
 import json
 import logging
+import os
 import time
+from io import TextIOWrapper
 from typing import Any, Final
 
 from google.protobuf.json_format import MessageToDict
@@ -23,7 +25,10 @@ from timer.model.timer_errors import EngineError
 audit: Final = logging.getLogger("cluster.audit")
 
 REQUEST_BYTES_MAX: Final = 4_096
-"""Bytes of a request that a line contains. Of a longer one it has the size."""
+"""Bytes of a request that a line contains. Of a longer one it has the targets and the size."""
+TARGET_CHARS_MAX: Final = 512
+"""Characters of each target in a line about a longer request."""
+_TARGETS: Final = ("namespace", "topic", "group", "name", "target")
 
 
 class AuditLog:
@@ -34,7 +39,7 @@ class AuditLog:
         self._node = node
         audit.setLevel(logging.INFO)
         if path and not audit.handlers:
-            handler = logging.FileHandler(path, encoding="utf-8", delay=True)
+            handler = _PrivateFile(path, delay=True)
             handler.setFormatter(logging.Formatter("%(message)s"))
             audit.addHandler(handler)
             audit.propagate = False
@@ -66,11 +71,34 @@ class AuditLog:
         audit.info("%s", json.dumps(line))
 
 
+class _PrivateFile(logging.FileHandler):
+    """A log file. A new one can be read by its owner only."""
+
+    def _open(self) -> TextIOWrapper:
+        def private(path: str, flags: int) -> int:
+            return os.open(path, flags, mode=0o600)
+
+        return open(self.baseFilename, "a", encoding="utf-8", opener=private)
+
+
 def shown(request: Any) -> object:
-    """Return a request for a line of the log: its fields, or its size if it is long."""
+    """Return a request for a line of the log: its fields, or its targets and size if it is long.
+
+    Unknown fields are left out.
+    """
     if not hasattr(request, "DESCRIPTOR"):
         return "unreadable"
-    size = request.ByteSize()
+    known = type(request)()
+    known.CopyFrom(request)
+    known.DiscardUnknownFields()
+    size = known.ByteSize()
     if size > REQUEST_BYTES_MAX:
-        return f"{size} bytes"
-    return MessageToDict(request, preserving_proto_field_name=True)
+        return {**_targets(known), "size": f"{size} bytes"}
+    return MessageToDict(known, preserving_proto_field_name=True)
+
+
+def _targets(request: Any) -> dict[str, str]:
+    """Return the names that a request is about, such as topic and group, each shortened."""
+    holder = request.scope if "scope" in request.DESCRIPTOR.fields_by_name else request
+    named = {name: getattr(holder, name, "") for name in _TARGETS}
+    return {name: value[:TARGET_CHARS_MAX] for name, value in named.items() if value}

@@ -163,9 +163,10 @@ class CallGuard(grpc.aio.ServerInterceptor):
         caller.end = task.cancel
         CALLER.set(caller)
         self._open.add(caller)
-        result = "OK"
+        result = "UNKNOWN"  # of any other error
         try:
             yield
+            result = "OK"
         except asyncio.CancelledError:
             result = "CANCELLED"
             if caller.denied is None:

@@ -1,0 +1,75 @@
+"""The audit log has the targets of every change, and no false OK."""
+
+import json
+import logging
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.rpc.audit_log import REQUEST_BYTES_MAX, AuditLog, audit, shown
+from cluster.rpc.call_guard import CallGuard
+from cluster.rpc.rpc_caller import Caller
+from cluster.security.identities import CallerIdentity, IdentityKind
+from cluster.security.method_rules import METHOD_RULES
+from timerclient.proto import timer_pb2 as pb
+
+DELETE = "/timer.v1.AdminService/DeleteTopic"
+UNKNOWN_FIELD = b"\xfa\x7f\xa0\x1f" + bytes(4_000)  # field 2047, 4,000 bytes
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[Path]:
+    """The file of the audit log, which the test opens."""
+    path = tmp_path / "audit.log"
+    yield path
+    for handler in audit.handlers[:]:
+        audit.removeHandler(handler)
+        handler.close()
+    audit.propagate = True
+    audit.setLevel(logging.NOTSET)
+
+
+def test_long_request_is_logged_with_its_targets() -> None:
+    settings = pb.GroupSettings(dead_letter_topic="d" * REQUEST_BYTES_MAX)
+    request = pb.AlterGroupRequest(topic="t" * 4_096, group="g", settings=settings)
+    line: Any = shown(request)
+    assert line == {"topic": "t" * 512, "group": "g", "size": f"{request.ByteSize()} bytes"}
+    scope = pb.PolicyScope(topic="orders", namespace="x" * REQUEST_BYTES_MAX)
+    line = shown(pb.AlterPoliciesRequest(scope=scope))
+    assert line["topic"] == "orders"
+
+
+def test_unknown_fields_hide_no_request() -> None:
+    request = pb.DeleteTopicRequest.FromString(
+        pb.DeleteTopicRequest(topic="orders").SerializeToString() + 2 * UNKNOWN_FIELD
+    )
+    assert request.ByteSize() > REQUEST_BYTES_MAX
+    assert shown(request) == {"topic": "orders"}
+
+
+async def test_call_that_fails_is_not_logged_as_ok_and_only_the_owner_reads_the_log(
+    file: Path,
+) -> None:
+    identity = CallerIdentity(IdentityKind.ADMIN, "a")
+    nothing: Any = None
+    caller = Caller(identity, DELETE, METHOD_RULES[DELETE], lambda: nothing, "ipv4:127.0.0.1:1")
+
+    class Open:
+        def admit(self, method: str, context: object) -> Caller:
+            return caller
+
+    access: Any = type("Access", (), {"on_change": []})
+    guard = CallGuard(Open(), access, AuditLog("n1", str(file)))
+    with pytest.raises(ZeroDivisionError), guard._admitted(DELETE, object(), nothing):
+        _ = 1 / 0
+    with guard._admitted(DELETE, object(), nothing):
+        pass
+    assert results_and_mode(file) == (["UNKNOWN", "OK"], 0o600)
+
+
+def results_and_mode(file: Path) -> tuple[list[str], int]:
+    results = [json.loads(line)["result"] for line in file.read_text().splitlines()]
+    return results, stat.S_IMODE(file.stat().st_mode)
