@@ -31,14 +31,21 @@ _MESSAGES: Final = (
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
 )
-SERVER_OPTIONS: Final = (
+_SERVER: Final = (
     *_MESSAGES,
     *PINGED,
     ("grpc.so_reuseport", 0),
     # A connection without a handshake, without settings or without calls is closed.
-    ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.http2.settings_timeout", 10_000),
     ("grpc.max_connection_idle_ms", 600_000),
+)
+SERVER_OPTIONS: Final = (*_SERVER, ("grpc.server_handshake_timeout_ms", 10_000))
+LINKS_MAX: Final = 256
+"""Connections to a node's link port, with unfinished handshakes. A node has a few to each other."""
+LINK_OPTIONS: Final = (
+    *_SERVER,
+    ("grpc.server_handshake_timeout_ms", 5_000),
+    ("grpc.max_allowed_incoming_connections", LINKS_MAX),
 )
 PEER_OPTIONS: Final = (
     *_MESSAGES,
@@ -106,7 +113,7 @@ class Endpoints:
         if not self._config.links:
             return None
         gate = functools.partial(LinkGate, nodes=self.others)
-        return grpc.aio.server(options=SERVER_OPTIONS, interceptors=self._guards(gate))
+        return grpc.aio.server(options=LINK_OPTIONS, interceptors=self._guards(gate))
 
     def _guards(self, gate: Callable[[str, AccessFile], Gate]) -> list[CallGuard]:
         if self.tls is None:

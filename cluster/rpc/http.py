@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from cluster.rpc.access_file import AccessFile
 from cluster.rpc.grpc_errors import reason_of
+from cluster.rpc.http_listener import HttpListener
 from cluster.security.access_rules import CLUSTER, Permission
 from cluster.security.identities import UntrustedIdentityError, identity_of
 from cluster.settings.config import parse_address
@@ -36,8 +36,6 @@ ANSWER_TIMEOUT_S: Final = 5.0
 """Limit for the status of the whole cluster, which needs the other nodes' answers."""
 IDLE_S: Final = 30.0
 """A connection is closed if no request's headers came for so long, also after each answer."""
-CONNECTIONS_MAX: Final = 256
-"""With one more the oldest is closed, so that a probe can connect."""
 PROBES: Final = frozenset({"/healthz", "/readyz"})
 """Pages that need no certificate."""
 DRAIN_TIMEOUT_S: Final = 1.0
@@ -171,7 +169,7 @@ class HttpServer:
         self._pages = pages
         self._registry = registry
         self._runner: web.AppRunner | None = None
-        self._listener: asyncio.Server | None = None
+        self._listener: HttpListener | None = None
 
     async def start(self) -> int:
         """Listen; return the port.
@@ -198,29 +196,19 @@ class HttpServer:
         server = runner.server
         assert server is not None
 
-        def accept() -> asyncio.Protocol:
-            _make_room(server.connections)
-            return server()
-
-        host, port = self._address
+        context = self._tls.context if self._tls is not None else None
+        self._listener = HttpListener(server, lambda: server.connections, context)
         try:
-            self._listener = await asyncio.get_running_loop().create_server(
-                accept,
-                host,
-                port,
-                backlog=1024,
-                ssl=self._tls.context if self._tls is not None else None,
-            )
+            return await self._listener.start(*self._address)
         except OSError as error:
             await self.stop()
             why = "in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
             raise ConfigError("http", self._text, f"can't listen: {why}") from error
-        return int(self._listener.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
         """Refuse new requests, finish those under way, close; allowed at any time."""
         if self._listener is not None:
-            self._listener.close()
+            await self._listener.stop()
         if self._runner is not None:
             runner, self._runner = self._runner, None
             await runner.cleanup()
@@ -263,14 +251,6 @@ class HttpServer:
     async def _policies(self, request: web.Request) -> web.Response:
         scope = {name: request.query.get(name, "") for name in ("namespace", "topic")}
         return await json_answer(lambda: self._view.policies(**scope))
-
-
-def _make_room(connections: Sequence[RequestHandler]) -> None:
-    """Close the oldest connection, most likely an idle one, if there are too many."""
-    there = [each.transport for each in connections if each.transport is not None]
-    there = [each for each in there if not each.is_closing()]
-    if len(there) >= CONNECTIONS_MAX:
-        there[0].abort()
 
 
 def _verdict(why_not: str) -> web.Response:

@@ -75,6 +75,8 @@ class MemoryGuard:
         self.high = False
         """True while new work is refused."""
         self._on_end = on_end
+        self._resident = 0
+        self._warned = False
 
     def admit(self, method: str) -> None:
         """Accept a method's request if there is memory for it.
@@ -94,7 +96,7 @@ class MemoryGuard:
 
     async def look(self) -> None:
         """Check once; end connections while memory is above its limit."""
-        resident = resident_bytes()
+        resident = self._measure()
         if resident <= self.bytes_max:
             if self.high and resident < self.bytes_max * 9 // 10:
                 self.high = False
@@ -107,3 +109,13 @@ class MemoryGuard:
         for peer, weight in await self._connections.end_heaviest(resident - self.bytes_max):
             self._on_end()
             logger.warning("connection ended", extra={"peer": peer, "held_bytes": weight})
+
+    def _measure(self) -> int:
+        """Return the resident memory, or the last figure if no file can be opened (EMFILE)."""
+        try:
+            self._resident = resident_bytes()
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                logger.warning("the process's memory can't be read", extra={"error": str(error)})
+        return self._resident

@@ -1,5 +1,8 @@
 """A node's bounds towards its clients: memory, files, outboxes, lines of its log."""
 
+import asyncio
+import contextlib
+import errno
 import logging
 import resource
 from pathlib import Path
@@ -9,9 +12,12 @@ from typing import Any
 import pytest
 
 from cluster.rpc import memory, open_files
+from cluster.rpc.endpoints import LINKS_MAX, Endpoints
 from cluster.rpc.memory import MemoryGuard
 from cluster.rpc.outboxes import OUTBOX_BYTES_MAX, Outboxes
+from cluster.settings.config import NodeConfig
 from cluster.settings.log_format import FLOOD_S, LINES_MAX, _Flood
+from deploy.local import free_ports
 from timer.model.timer_errors import ConfigError, OverloadedError
 
 MIB = 1 << 20
@@ -39,6 +45,54 @@ async def test_new_work_is_refused_while_memory_is_above_its_limit(
             refused.append(resident)
     assert refused == [101, 95, 90]
     assert asked == [1]
+
+
+async def test_memory_that_cannot_be_read_is_as_before(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def end_heaviest(_: int) -> list[tuple[str, int]]:
+        return []
+
+    def unreadable() -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    connections: Any = SimpleNamespace(end_heaviest=end_heaviest)
+    guard = MemoryGuard(100, connections)
+    monkeypatch.setattr(memory, "resident_bytes", lambda: 101)
+    await guard.look()
+    monkeypatch.setattr(memory, "resident_bytes", unreadable)
+    await guard.look()
+    await guard.look()
+    assert guard.high
+    assert caplog.text.count("can't be read") == 1
+
+
+async def test_link_port_has_a_limit_of_connections(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    addresses = {"n1": f"127.0.0.1:{port}", "n2": "127.0.0.1:1"}
+    config = NodeConfig(
+        name="n1",
+        cluster_id="c",
+        data=tmp_path,
+        peers={"n1": "127.0.0.1:2", "n2": "127.0.0.1:3"},
+        links=addresses,
+    )
+    server = Endpoints(config).link_server()
+    assert server is not None
+    server.add_insecure_port(addresses["n1"])
+    await server.start()
+
+    async def is_served() -> bool:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        stack.callback(writer.close)
+        with contextlib.suppress(ConnectionError):
+            return await reader.read(1) != b""  # a frame of settings
+        return False
+
+    with contextlib.ExitStack() as stack:
+        served = [await is_served() for _ in range(LINKS_MAX + 9)]
+    await server.stop(None)
+    assert served == [True] * LINKS_MAX + [False] * 9
 
 
 def test_default_is_part_of_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,22 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import aiohttp
 import pytest
+import uvloop
 
 import cluster.rpc.http
 from cluster.observe.metrics import Levels, Telemetry
-from cluster.rpc.http import HttpServer, LocalState, why_not_ready
+from cluster.rpc import http_listener
+from cluster.rpc.http import HttpServer, HttpTls, LocalState, why_not_ready
+from cluster.security.identities import IdentityKind
+from deploy.certificate_store import CertificateStore
 from deploy.local import free_ports
 from timer.model.timer_errors import ConfigError, NotReadyError
 
@@ -74,9 +80,11 @@ class Page:
             return Answer(answer.status, await answer.text(), answer.headers["Content-Type"])
 
 
-def server_of(node: FakeNode, address: str = "127.0.0.1:0") -> HttpServer:
+def server_of(
+    node: FakeNode, address: str = "127.0.0.1:0", tls: HttpTls | None = None
+) -> HttpServer:
     telemetry = Telemetry(node="n2", version="0.1.0", read_levels=lambda: Levels(pending=7))
-    return HttpServer(address, node, telemetry.registry)
+    return HttpServer(address, node, telemetry.registry, tls=tls)
 
 
 @pytest.fixture
@@ -229,3 +237,58 @@ async def test_stop_does_not_wait_for_an_answer_that_hangs(
             await server.stop()
             with pytest.raises(aiohttp.ClientError):
                 await asking
+
+
+# ---- connections
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> ssl.SSLContext:
+    """A context for a server that the same context, as a client's, accepts."""
+    store = CertificateStore(tmp_path)
+    store.create("c")
+    store.issue(IdentityKind.NODE, "n1")
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    made.load_cert_chain(store.path("node-n1"), store.path("node-n1", key=True))
+    return made
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_unfinished_handshakes_are_limited_in_number_and_time(
+    context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch, run: Any
+) -> None:
+    monkeypatch.setattr(http_listener, "CONNECTIONS_MAX", 4)
+    monkeypatch.setattr(http_listener, "HANDSHAKE_S", 60.0)
+    nothing: Any = None
+    server = server_of(FakeNode(), tls=HttpTls(context, "c", nothing))
+
+    async def main() -> None:
+        port = await server.start()
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(12)]
+        for reader, _ in idle[:8]:  # the oldest are closed
+            assert not await _rest(reader)
+        monkeypatch.setattr(http_listener, "HANDSHAKE_S", 0.1)
+        url = f"https://127.0.0.1:{port}/healthz"
+        async with aiohttp.ClientSession() as session, session.get(url, ssl=False) as answer:
+            assert answer.status == 200
+        late, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert not await _rest(late)
+        await server.stop()
+        for reader, _ in idle:
+            assert not await _rest(reader)
+        for _, each in [*idle, (late, writer)]:
+            each.close()
+
+    async def bounded() -> None:
+        async with asyncio.timeout(20):  # asyncio's own limit of a handshake is 60 s
+            await main()
+
+    run(bounded())
+
+
+async def _rest(reader: asyncio.StreamReader) -> bytes:
+    """Return the bytes until the connection is closed."""
+    try:
+        return await reader.read()
+    except ConnectionError:
+        return b""

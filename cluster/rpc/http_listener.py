@@ -1,0 +1,118 @@
+"""The listening sockets of the HTTP port: accepted connections are counted before TLS.
+
+    accept --> too many? the oldest is closed --> TLS handshake --> the HTTP protocol
+
+A server of asyncio counts a connection after its handshake. Thousands of idle sockets in unfinished
+handshakes would take all of the process's files. So this listener accepts connections itself.
+"""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from aiohttp.web_protocol import RequestHandler
+
+CONNECTIONS_MAX: Final = 256
+"""Open connections and unfinished handshakes. With one more an old one is closed, so that a probe
+can connect."""
+HANDSHAKE_S: Final = 5.0
+"""Limit for a TLS handshake."""
+PAUSE_S: Final = 0.1
+"""Pause after a connection that could not be accepted, as without free files."""
+BACKLOG: Final = 1_024
+
+
+class HttpListener:
+    """Accepts connections from `start` to `stop`."""
+
+    def __init__(
+        self,
+        protocol: Callable[[], asyncio.Protocol],
+        connections: Callable[[], Sequence[RequestHandler]],
+        context: ssl.SSLContext | None,
+    ) -> None:
+        """`protocol` returns the protocol of a new connection, `connections` the open ones.
+
+        `context`: None: without TLS.
+        """
+        self._protocol, self._connections, self._context = protocol, connections, context
+        self._sockets: list[socket.socket] = []
+        self._accepting: list[asyncio.Task[None]] = []
+        self._handshakes: dict[asyncio.Task[None], None] = {}
+        """Of accepted connections without a protocol yet, the oldest first."""
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen on each address of a host; return the port. Port 0: any free one.
+
+        Raises:
+            OSError: an address is in use, or not this machine's.
+        """
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        try:
+            for family, _, _, _, address in dict.fromkeys(found):
+                made = socket.create_server(address, family=family, backlog=BACKLOG)
+                made.settimeout(0)  # it does not block
+                self._sockets.append(made)
+        except OSError:
+            await self.stop()
+            raise
+        self._accepting = [loop.create_task(self._accept(each)) for each in self._sockets]
+        return int(self._sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        """Accept no more connections, and end the handshakes; allowed at any time."""
+        await _cancelled(self._accepting)
+        await _cancelled([*self._handshakes])
+        for each in self._sockets:
+            each.close()
+        self._sockets.clear()
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listening)
+            except OSError:  # EMFILE, or the connection is gone already
+                await asyncio.sleep(PAUSE_S)
+                continue
+            self._make_room()
+            task = loop.create_task(self._greet(connection))
+            self._handshakes[task] = None
+            task.add_done_callback(self._forget)
+            await asyncio.sleep(0)  # sock_accept does not wait while connections are there
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._handshakes.pop(task, None)
+
+    async def _greet(self, connection: socket.socket) -> None:
+        """Give a connection its protocol, with TLS after the handshake."""
+        with contextlib.suppress(OSError):  # a failed handshake; the connection is closed
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._protocol,
+                connection,
+                ssl=self._context,
+                ssl_handshake_timeout=HANDSHAKE_S if self._context is not None else None,
+            )
+
+    def _make_room(self) -> None:
+        """If there are too many, close the oldest handshake or connection: of the more frequent."""
+        there = [each.transport for each in self._connections() if each.transport is not None]
+        there = [each for each in there if not each.is_closing()]
+        if len(self._handshakes) + len(there) < CONNECTIONS_MAX:
+            return
+        if len(self._handshakes) > len(there):
+            oldest = next(iter(self._handshakes))
+            self._forget(oldest)
+            oldest.cancel()
+        else:
+            there[0].abort()
+
+
+async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
