@@ -11,6 +11,7 @@ from typing import Final
 from cluster.api import wire_rows
 from cluster.api.timer_service import TimerService
 from cluster.rpc import grpc_errors
+from cluster.rpc.rpc_caller import CALLER
 from cluster.settings.config import Groups
 from cluster.state.host import Host
 from timer.entries.payloads import TYPES, AlterGroup, CreateGroup, GroupSettings, GroupStart
@@ -223,6 +224,7 @@ class GroupDesk:
     async def redrive(self, topic: str, messages: int) -> pb.RedriveResponse:
         """Send up to `messages` dead letters back to their topics; committed on return.
 
+        Letters of topics to which the caller may not produce stay: their headers are client input.
         If some could not be sent, the answer has the reason and the number of those sent.
 
         Args:
@@ -257,6 +259,8 @@ class GroupDesk:
         They are sent by topic, one op each.
         """
         loop = asyncio.get_running_loop()
+        caller = CALLER.get()  # here: `take` runs in the leader's step
+        permitted: Callable[[str], bool] = caller.may_produce if caller else lambda _: True
         reached: asyncio.Future[None] = loop.create_future()
         answered: asyncio.Future[None] = loop.create_future()
         moved: list[MoveApplied] = []
@@ -268,7 +272,7 @@ class GroupDesk:
             if reached.done():
                 return
             try:  # at once: later they may have expired, or left memory
-                moves = leader.groups.redrive(delivery, one)
+                moves = leader.groups.redrive(delivery, one, permitted)
                 at_home = sum(len(move.offsets) for move in moves)
                 answer.homeless = len(delivery.lease.offsets) - at_home
             except Exception as why:  # noqa: BLE001 - it ends this RPC, and is logged there

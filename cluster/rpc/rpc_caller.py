@@ -1,7 +1,7 @@
 """The caller of the RPC that a task handles, and the caller's permissions.
 
 A port's gate notes the caller before the handler runs. Services need it only where a request alone
-does not name its topic: timers by id.
+does not name its topic: timers by id, and dead letters.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from cluster.security.access_rules import CLUSTER, AccessRules, AccessTarget
+from cluster.security.access_rules import CLUSTER, AccessRules, AccessTarget, Permission
 from cluster.security.identities import CallerIdentity
 from cluster.security.method_rules import MethodRule
 from timer.model.timer_errors import EngineError, NotFoundError, PermissionDeniedError
@@ -77,6 +77,10 @@ class Caller:
         """Return whether the caller has the method's permission for a target."""
         permission = self.rule.permission
         return permission is None or self.rules().may(self.identity, permission, target)
+
+    def may_produce(self, topic: str) -> bool:
+        """Return whether the caller may produce to a topic, by the rules in force."""
+        return self.rules().may(self.identity, Permission.PRODUCE, AccessTarget(topic))
 
     def check_again(self) -> None:
         """End the RPC if the rules in force deny what it was allowed before."""

@@ -5,6 +5,14 @@ who = ["client/billing"]                # identities; * matches any text
 may = ["produce", "cancel", "consume"]
 topics = ["payments/*", "orders"]       # default: ["*"]
 groups = ["billing*"]                   # default: ["*"]; of these topics
+
+A pattern of topics is matched by namespace and by name. Without "/" it is about the namespace
+`default`.
+
+    o*            topics of the namespace default
+    payments/*    all topics of payments, and payments itself
+    default/*     all topics of default, and default itself
+    *             all topics of all namespaces, all namespaces, and the whole cluster
 """
 
 import functools
@@ -31,7 +39,7 @@ class Permission(StrEnum):
     CONSUME = "consume"
     """Receive and ack messages; create the group if it does not exist."""
     OBSERVE = "observe"
-    """Look at timers, topics and groups. With all topics: also at the whole cluster."""
+    """Look at timers, topics and groups. With all of both: also at the whole cluster."""
     MANAGE = "manage"
     """Create, change and delete topics, groups and policies."""
     OPERATE = "operate"
@@ -43,10 +51,14 @@ class AccessTarget:
     """The object of a request. Both None: the whole cluster."""
 
     topic: str | None = None
+    """A topic, or "NAMESPACE/": the namespace itself."""
     group: str | None = None
-    """None: the topic itself."""
+    """None: the topic itself, without effect on its groups. ALL_GROUPS: the topic with them."""
 
 
+ALL: Final = "*"
+ALL_GROUPS: Final = ALL
+"""Stands for every group of a topic. A rule covers it only if its own groups are all."""
 CLUSTER: Final = AccessTarget()
 
 
@@ -62,9 +74,8 @@ class AccessRule:
     def covers(self, target: AccessTarget) -> bool:
         """Return whether the rule is about the target."""
         if target.topic is None:
-            return "*" in self.topics
-        topic = target.topic.removeprefix(DEFAULT_NAMESPACE)
-        return _matches(topic, self.topics) and (
+            return ALL in self.topics and ALL in self.groups
+        return any(_covers(pattern, target.topic) for pattern in self.topics) and (
             target.group is None or _matches(target.group, self.groups)
         )
 
@@ -105,6 +116,24 @@ def _matches(text: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(text, pattern) for pattern in patterns)
 
 
+def _covers(pattern: str, topic: str) -> bool:
+    """Return whether a pattern of topics covers a topic, or a namespace "NAMESPACE/"."""
+    if pattern == ALL:
+        return True
+    namespaces, names = _split(pattern)
+    namespace, name = _split(topic)
+    if not name:
+        return (namespaces, names) == (namespace, ALL)
+    return fnmatchcase(namespace, namespaces) and fnmatchcase(name, names)
+
+
+def _split(topic: str) -> tuple[str, str]:
+    """Return (namespace, name) of a topic. "default/ns/name" is another way to write "ns/name"."""
+    plain = topic.removeprefix(DEFAULT_NAMESPACE)
+    namespace, slash, name = plain.partition("/")
+    return (namespace, name) if slash else (DEFAULT_NAMESPACE.rstrip("/"), plain)
+
+
 def parse_rules(text: str) -> AccessRules:
     """Return the rules of a TOML text.
 
@@ -136,15 +165,19 @@ def _rule(key: str, table: Any) -> AccessRule:
         if not table.get(name):
             raise ConfigError(f"{key}: {name}", table.get(name), "must be set")
     for name, values in table.items():
-        if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
-            raise ConfigError(f"{key}: {name}", values, "a list of texts")
+        _check_texts(f"{key}: {name}", values)
     for each in table["may"]:
         if each not in set(Permission):
             raise ConfigError(f"{key}: may", each, f"one of {', '.join(Permission)}")
     for each in table["who"]:
         if not each.startswith(("client/", "admin/")):
             raise ConfigError(f"{key}: who", each, "client/NAME or admin/NAME; NAME may have *")
-    cleaned = {name: tuple(values) for name, values in table.items()}
-    if "topics" in cleaned:
-        cleaned["topics"] = tuple(t.removeprefix(DEFAULT_NAMESPACE) for t in cleaned["topics"])
-    return AccessRule(**cleaned)
+    return AccessRule(**{name: tuple(values) for name, values in table.items()})
+
+
+def _check_texts(key: str, values: Any) -> None:
+    if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
+        raise ConfigError(key, values, "a list of texts")
+    for each in values:
+        if set(each) & set("?["):
+            raise ConfigError(key, each, "no ? and no [: the only wildcard is *")

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cluster.security.access_rules import CLUSTER, DEFAULT_NAMESPACE, AccessTarget, Permission
+from cluster.security.access_rules import ALL_GROUPS, CLUSTER, AccessTarget, Permission
+from timer.leader.groups import dead_letters
 
 Targets = Callable[[Any], Iterable[AccessTarget]]
 
@@ -47,14 +48,19 @@ def _topic(request: Any) -> Iterable[AccessTarget]:
     return (AccessTarget(request.topic),)
 
 
+def _topic_and_groups(request: Any) -> Iterable[AccessTarget]:
+    return (AccessTarget(request.topic, ALL_GROUPS),)
+
+
 def _topic_or_all(request: Any) -> Iterable[AccessTarget]:
     return (AccessTarget(request.topic) if request.topic else CLUSTER,)
 
 
 def _group_and_letters(request: Any) -> Iterable[AccessTarget]:
-    """Dead letters are written into a topic that the group's settings may name."""
-    letters = request.settings.dead_letter_topic
-    return (*_group(request), *([AccessTarget(letters)] if letters else []))
+    """Dead letters are written into a topic that the group's settings name, or the default one."""
+    named = request.settings.dead_letter_topic
+    letters = dead_letters.topic_of(request.topic, request.group, named)
+    return (*_group(request), AccessTarget(letters))
 
 
 def _timers(request: Any) -> Iterable[AccessTarget]:
@@ -73,13 +79,19 @@ def _opening(request: Any) -> Iterable[AccessTarget]:
 
 
 def _scope(request: Any) -> Iterable[AccessTarget]:
-    """A namespace needs a pattern for all of its topics, the cluster and `default` need "*"."""
+    """A namespace needs a pattern for all of its topics, the cluster needs "*"."""
     scope = request.scope
     if scope.topic:
         return (AccessTarget(scope.topic),)
-    if scope.namespace and f"{scope.namespace}/" != DEFAULT_NAMESPACE:
-        return (AccessTarget(f"{scope.namespace}/"),)
-    return (CLUSTER,)
+    return (AccessTarget(f"{scope.namespace}/") if scope.namespace else CLUSTER,)
+
+
+def _scope_and_groups(request: Any) -> Iterable[AccessTarget]:
+    """A policy has an effect on every group of its topics."""
+    return (
+        each if each is CLUSTER else AccessTarget(each.topic, ALL_GROUPS)
+        for each in _scope(request)
+    )
 
 
 def _rule(
@@ -116,13 +128,13 @@ METHOD_RULES: Final[Mapping[str, MethodRule]] = {
     "/timer.v1.AdminService/ListMembers": _rule(_P.OBSERVE),
     "/timer.v1.AdminService/DescribePolicies": _rule(_P.OBSERVE, _scope, look_up=True),
     "/timer.v1.AdminService/CreateTopic": _rule(_P.MANAGE, _topic),
-    "/timer.v1.AdminService/DeleteTopic": _rule(_P.MANAGE, _topic),
+    "/timer.v1.AdminService/DeleteTopic": _rule(_P.MANAGE, _topic_and_groups),
     "/timer.v1.AdminService/CreateGroup": _rule(_P.MANAGE, _group_and_letters),
     "/timer.v1.AdminService/AlterGroup": _rule(_P.MANAGE, _group_and_letters),
     "/timer.v1.AdminService/SeekGroup": _rule(_P.MANAGE, _group),
     "/timer.v1.AdminService/DeleteGroup": _rule(_P.MANAGE, _group),
     "/timer.v1.AdminService/Redrive": _rule(_P.MANAGE, _topic),
-    "/timer.v1.AdminService/AlterPolicies": _rule(_P.MANAGE, _scope),
+    "/timer.v1.AdminService/AlterPolicies": _rule(_P.MANAGE, _scope_and_groups),
     "/timer.v1.AdminService/TransferLeadership": _rule(_P.OPERATE),
     "/timer.v1.AdminService/ChangeMembers": _rule(_P.OPERATE),
     "/grpc.health.v1.Health/Check": _rule(None),

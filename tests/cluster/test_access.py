@@ -4,7 +4,13 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from cluster.security.access_rules import CLUSTER, AccessTarget, Permission, parse_rules
+from cluster.security.access_rules import (
+    CLUSTER,
+    AccessRule,
+    AccessTarget,
+    Permission,
+    parse_rules,
+)
 from cluster.security.identities import CallerIdentity, IdentityKind
 from cluster.security.method_rules import METHOD_RULES
 from timer.model.timer_errors import ConfigError
@@ -52,6 +58,52 @@ def test_a_rule_covers_its_topics_and_groups(
         assert not rules.may(other, permission, target)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "covered", "others"),
+    [
+        ("o*", ["o", "orders", "default/o"], ["other/x", "o/x", "default/o/x", "o/", "default/"]),
+        ("ns/*", ["ns/x", "ns/x/y", "default/ns/x", "ns/"], ["ns", "ns2/x", "default/"]),
+        ("default/*", ["x", "default/x", "default/"], ["ns/x", "default/ns/x", "ns/"]),
+        ("ns/x*", ["ns/x", "ns/x/y"], ["ns/", "ns/y", "x"]),
+        ("*/*", ["x", "ns/x"], ["ns/", "default/"]),
+        ("*", ["x", "ns/x", "ns/", "default/"], []),
+    ],
+)
+def test_a_pattern_of_topics_is_matched_by_namespace_and_by_name(
+    pattern: str, covered: list[str], others: list[str]
+) -> None:
+    rule = AccessRule(who=(), may=(), topics=(pattern,))
+    assert [each for each in covered + others if rule.covers(AccessTarget(each))] == covered
+    assert rule.covers(CLUSTER) == (pattern == "*")
+
+
+def targets_of(method: str, request: object) -> list[AccessTarget]:
+    return [*METHOD_RULES[f"/timer.v1.AdminService/{method}"].targets(request)]
+
+
+@pytest.mark.parametrize("method", ["CreateGroup", "AlterGroup"])
+def test_the_topic_of_a_groups_dead_letters_is_a_target_if_it_is_the_default_one(
+    method: str,
+) -> None:
+    request = getattr(pb, f"{method}Request")(topic="t", group="g")
+    group = AccessTarget("t", "g")
+    assert targets_of(method, request) == [group, AccessTarget("t.g.dead")]
+    request.settings.dead_letter_topic = "lost"
+    assert targets_of(method, request) == [group, AccessTarget("lost")]
+
+
+def test_a_rule_for_some_groups_allows_no_act_on_all_of_them() -> None:
+    policies = [pb.PolicyScope(topic="t"), pb.PolicyScope(namespace="ns"), pb.PolicyScope()]
+    targets = targets_of("DeleteTopic", pb.DeleteTopicRequest(topic="t"))
+    for scope in policies:
+        targets += targets_of("AlterPolicies", pb.AlterPoliciesRequest(scope=scope))
+    assert len(targets) == 4
+    some = AccessRule(who=(), may=(), groups=("g*",))
+    assert [each for each in targets if some.covers(each)] == []
+    assert some.covers(AccessTarget("t"))
+    assert all(AccessRule(who=(), may=()).covers(each) for each in targets)
+
+
 def test_a_rule_without_topics_covers_the_cluster() -> None:
     rules = parse_rules(RULES)
     assert rules.may(ALICE, Permission.OBSERVE, CLUSTER)
@@ -71,6 +123,8 @@ def test_a_rule_without_topics_covers_the_cluster() -> None:
         ('[[rule]]\nmay = ["produce"]', "rule 1: who"),
         ('[[rule]]\nwho = ["client/a"]\nmay = ["all"]', "one of produce, cancel"),
         ('[[rule]]\nwho = ["node/n1"]\nmay = ["operate"]', "client/NAME or admin/NAME"),
+        ('[[rule]]\nwho = ["client/?"]\nmay = ["produce"]', "the only wildcard"),
+        ('[[rule]]\nwho = ["client/a"]\nmay = ["produce"]\ntopics = ["[ab]"]', "rule 1: topics"),
         ('[[rule]]\nwho = "client/a"\nmay = ["produce"]', "a list of texts"),
         ('[[rule]]\nwho = ["client/a"]\nmay = ["produce"]\ntopic = ["a"]', "rule 1 = 'topic'"),
     ],

@@ -10,6 +10,10 @@ import pytest
 
 from cluster.api import group_admin
 from cluster.api.group_admin import GroupDesk
+from cluster.rpc.rpc_caller import CALLER, Caller
+from cluster.security.access_rules import parse_rules
+from cluster.security.identities import CallerIdentity, IdentityKind
+from cluster.security.method_rules import METHOD_RULES
 from tests.cluster.hosted import Hosted
 from tests.timer.machines import START_MS, catch_up, part_of
 from timer.entries.payloads import Move, Op
@@ -77,6 +81,26 @@ async def test_redrive_sends_back_what_is_there() -> None:
     assert host.engine.machine.topic_by_name["t"].queue.end == LETTERS
 
 
+async def test_redrive_moves_letters_only_to_topics_that_its_caller_may_produce_to() -> None:
+    host: Any = Handing()
+    text = '[[rule]]\nwho = ["client/a"]\nmay = ["manage"]\n'
+    text += '[[rule]]\nwho = ["client/a"]\nmay = ["produce"]\ntopics = ["%s"]\n'
+    method = "/timer.v1.AdminService/Redrive"
+    rules = [parse_rules(text % "letters")]
+    identity = CallerIdentity(IdentityKind.CLIENT, "a")
+    caller = Caller(identity, method, METHOD_RULES[method], lambda: rules[-1], "")
+    token = CALLER.set(caller)
+    try:
+        answer = await GroupDesk(host, host, host, 100).redrive("letters", 0)
+        assert (answer.redriven, answer.left, answer.homeless) == (0, LETTERS, LETTERS)
+        assert host.engine.machine.topic_by_name["t"].queue.end == 0
+        rules.append(parse_rules(text % "t"))
+        host = Handing()
+        assert await redriven(host) == (LETTERS, 0)
+    finally:
+        CALLER.reset(token)
+
+
 async def test_redrive_of_what_expires_meanwhile_counts_what_went_back() -> None:
     host = Handing()
     host.behind = lambda: host.log.op(Op.EXPIRE_BELOW, 2, 0, [3])
@@ -88,8 +112,10 @@ async def test_redrive_of_which_some_fails_says_how_many_went_back_and_why_no_mo
     host = Handing()
     real = host.leader.groups.redrive
 
-    def half(delivery: Any, done: Callable[[object], None]) -> list[Move]:
-        moves = real(delivery, done)
+    def half(
+        delivery: Any, done: Callable[[object], None], permitted: Any = lambda _: True
+    ) -> list[Move]:
+        moves = real(delivery, done, permitted)
         done(LeadershipLostError("the leader was deposed"))  # an op for another topic
         return [*moves, replace(moves[0], offsets=moves[0].offsets[:0])]
 

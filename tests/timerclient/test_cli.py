@@ -473,7 +473,7 @@ def test_redrive_goes_on_past_letters_that_cannot_go_home_and_says_how_many(
     threaded.cluster.homeless = 300  # in front: one whole request, and some of the next
     code, out, _ = ctl("deadletters", "redrive", "orders.billing.dead")
     assert code == 0
-    assert out == "250 redriven; 300 stay: their headers name no existing topic\n"
+    assert out == "250 redriven; 300 stay: their headers name no topic to produce to\n"
 
 
 @pytest.mark.parametrize(

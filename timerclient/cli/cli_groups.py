@@ -153,7 +153,7 @@ class GroupCommands(Commands):
         least = "" if count.exact else "at least "
         text = f"{least}{count} redriven"
         if count.homeless:
-            text += f"; {count.homeless} stay: their headers name no existing topic"
+            text += f"; {count.homeless} stay: their headers name no topic to produce to"
         document = {"redriven": count, "exact": count.exact, "homeless": count.homeless}
         self._put(args, document, text)
         return OK

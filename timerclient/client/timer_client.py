@@ -556,8 +556,8 @@ class TimerClient(ThreadClient):
         has leased are not sent.
 
         `homeless` of the result counts letters that stay. Their headers name no topic, a deleted
-        topic, or `topic` itself. After a deleted topic is created again, its letters can be
-        redriven.
+        topic, `topic` itself, or a topic to which the caller may not produce. After a deleted topic
+        is created again, its letters can be redriven.
 
         If the call fails, the error's `done` is the number of letters sent; a further call sends
         none of these again. With `max_messages`, a request with a lost answer is not retried,

@@ -2670,7 +2670,7 @@ class RedriveResponse(_message.Message):
     left: _builtins.int
     """dead letters that remain"""
     homeless: _builtins.int
-    """letters left in place because their headers name no existing topic"""
+    """letters left in place because their headers name no existing topic, or one"""
     @_builtins.property
     def error(self) -> Global___Error:
         """if set: why other letters were not redriven; `redriven` stays valid"""

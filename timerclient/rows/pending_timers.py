@@ -116,7 +116,7 @@ class Redriven(Changed):
     """Number of dead letters that were sent back."""
 
     homeless: int = 0
-    """Letters that stay, because their headers name no existing topic."""
+    """Letters that stay, because their headers name no existing topic to which you may produce."""
 
 
 def where(topic: str, what: Where) -> pb.TimerFilter:

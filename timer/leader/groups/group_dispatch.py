@@ -625,11 +625,13 @@ class Serving:
             self._batch.asked.append(PendingOp(move))
         return bool(len(offsets)) or leases.unfinished
 
-    def redrive(self, delivery: Delivery, done: Done) -> list[Move]:
+    def redrive(
+        self, delivery: Delivery, done: Done, permitted: Callable[[str], bool] = lambda _: True
+    ) -> list[Move]:
         """Move delivered dead letters back to the topics that they came from.
 
         Returns the MOVE ops; `done` gets each MoveApplied. Dead letters whose headers name no
-        existing topic are left out.
+        existing topic, or none that is `permitted`, are left out.
 
         Raises:
             EngineError: the leadership is over or ends, the group was deleted, or a topic is
@@ -640,18 +642,12 @@ class Serving:
         due_ms, known = self.machine.last_read_time_ms, self.machine.topic_by_name
 
         def goes(name: str) -> bool:
-            if name not in known or known[name] is delivery.topic:
+            if name not in known or known[name] is delivery.topic or not permitted(name):
                 return False
             self.check_topic(known[name].topic_id)
             return True
 
-        moves = dead_letters.redrive(
-            delivery.group,
-            queue,
-            offsets,
-            due_ms,
-            goes,
-        )
+        moves = dead_letters.redrive(delivery.group, queue, offsets, due_ms, goes)
         self._batch.asked += [PendingOp(move, done) for move in moves]
         return moves
 
