@@ -16,7 +16,7 @@ from tests.cluster.running import Running, until
 
 SECONDS: Final = 7.0
 RATE_PER_S: Final = 400
-DEEDS_S: Final = 120.0
+DEEDS_S: Final = 300.0
 """For the rarest of what the workloads do by chance, on a machine that has little time for it."""
 LOOK_S: Final = 0.5
 """Between two looks at what they did: who looks takes time from the clients, which are threads."""

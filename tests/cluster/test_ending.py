@@ -42,6 +42,9 @@ class FakeNode:
     async def stop(self) -> None:
         await type(self).at_stop(self)
 
+    def reload(self) -> None:
+        """Do nothing: no file is read again."""
+
 
 async def nothing(_: FakeNode) -> None:
     pass
