@@ -473,7 +473,8 @@ def test_refused_acks_and_ended_leases_are_tried_again() -> None:
 def test_many_leases_that_end_at_once_go_in_bounded_entries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(group_batch, "OP_OFFSETS_MAX", 4)
+    monkeypatch.setattr(group_batch, "ENDED_OFFSETS_MAX", 4)
+    monkeypatch.setattr(group_batch, "NACK_WEIGHT", 1)
     monkeypatch.setattr(group_batch, "GROUP_OFFSETS_MAX", 10)
     monkeypatch.setattr(group_batch, "OP_WEIGHT", 2)
     play = Play()
