@@ -189,7 +189,7 @@ def build(config: NodeConfig, node: NodeCalls, *, raft_lost: bool) -> NodeParts:
     replica, host, control = planes.replica, planes.host, planes.control
     relay = Relay(
         config.name,
-        planes.view.leader_elsewhere,
+        planes.view.leader_name,
         endpoints.channel,
         basis.telemetry.relayed.inc,
         cluster_id=config.cluster_id,

@@ -98,13 +98,12 @@ class NodeState(TopicView):
 
     def leader_address(self) -> str | None:
         """Return host:port of the leader. None: this node leads, or the leader is unknown."""
-        name = self.leader_elsewhere()
-        return None if name is None else self._config.peers.get(name)
+        name = self.leader_name()
+        return self._config.peers.get(name) if name not in (None, self.name) else None
 
-    def leader_elsewhere(self) -> str | None:
-        """Return the leader's name. None: this node leads, or the leader is unknown."""
-        name = self._name_of(self._replica.leader_id)
-        return name if name in self._stubs else None
+    def leader_name(self) -> str | None:
+        """Return the name of the leader that this node follows, or its own. None: unknown."""
+        return self._name_of(self._replica.leader_id)
 
     def note_leader(self, state: ControlState) -> None:
         """Record the appointment of a control state, if it is a new one."""

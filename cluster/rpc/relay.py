@@ -8,12 +8,14 @@ circles while nodes disagree about the leader. Clients that look for the leader 
 DIRECT, too. They get NOT_LEADER with the leader's address.
 
 The leader's errors are passed on as they are, except NOT_LEADER: the leadership is moving, and the
-caller should repeat the request after a pause (NOT_READY).
+caller should repeat the request after a pause (NOT_READY). A leader that falls silent without
+closing its connections is given up as soon as this node knows another leader.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -47,7 +49,24 @@ PATHS: Final = {
 }
 """Name of each public method -> its path."""
 
+LINE_CALLS_MAX: Final = 256
+"""Open calls on one connection to the leader. Its limit for a connection (limits.streams_max) would
+let further ones wait, also those of other clients."""
+WATCH_S: Final = 0.5
+"""Interval in which open calls are compared with the present leader."""
+
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """A connection to the node `target`, with `calls` open calls."""
+
+    target: str
+    channel: grpc.aio.Channel
+    calls: int = 0
+    outdated: bool = False
+    """Made with a certificate that was replaced: it gets no further call."""
 
 
 class Relay:
@@ -56,40 +75,49 @@ class Relay:
     def __init__(
         self,
         name: str,
-        leader_elsewhere: Callable[[], str | None],
+        leader: Callable[[], str | None],
         channel: Callable[[str], grpc.aio.Channel],
         relayed: Callable[[], object] = lambda: None,
         *,
         cluster_id: str = "",
     ) -> None:
-        """`name`: this node's. `channel` returns a new channel to the node with a name.
+        """`name`: this node's. `leader` returns the leader's name; None: it is unknown.
 
-        `leader_elsewhere` returns the leader's name. None: this node leads, or none is known.
-        `relayed` is called for each RPC that is sent on.
+        `channel` returns a new channel to the node with a name. `relayed` is called for each RPC
+        that is sent on.
         """
-        self._leader, self._channel, self._relayed = leader_elsewhere, channel, relayed
-        self._name, self._cluster_id = name, cluster_id
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._outdated: list[grpc.aio.Channel] = []
-
-    def renew(self) -> None:
-        """Send further requests on new channels. Those on the old ones may finish."""
-        self._outdated += self._channels.values()
-        self._channels.clear()
+        self._name, self._leader, self._channel, self._relayed = name, leader, channel, relayed
+        self._cluster_id = cluster_id
+        self._lines: list[_Line] = []
+        self._open: dict[Any, str] = {}
+        """Open call -> its target."""
+        self._left: set[Any] = set()
+        """Open calls that were cancelled because another node leads."""
+        self._watching: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Close the channels."""
-        channels, self._channels = [*self._outdated, *self._channels.values()], {}
-        for channel in channels:
-            await channel.close()
+        """Close the connections. Open calls end."""
+        if self._watching is not None:
+            self._watching.cancel()
+        for line in self._lines:
+            self._shut(line)
+        await asyncio.gather(*self._closing)
+
+    def renew(self) -> None:
+        """Send further requests on new connections. Calls on the old ones may finish."""
+        for line in self._lines:
+            line.outdated = True
+            if not line.calls:
+                self._shut(line)
 
     def target(self, method: str, context: Context) -> str | None:
         """Return the name of the node that has to answer this RPC. None: this node."""
-        if method in SERVED_HERE or any(
-            key == DIRECT for key, _ in context.invocation_metadata() or ()
-        ):
+        metadata = context.invocation_metadata() or ()
+        if method in SERVED_HERE or any(key == DIRECT for key, _ in metadata):
             return None
-        return self._leader()
+        leader = self._leader()
+        return None if leader == self._name else leader
 
     async def answer(self, target: str, method: str, request: Any, context: Context) -> bytes:
         """Return the leader's answer to a request, encoded.
@@ -98,17 +126,23 @@ class Relay:
             EngineError: there is no answer; see the module.
             grpc.aio.AbortError: the leader refused the request. The RPC has ended.
         """
-        call: Any = self._of(target).unary_unary(PATHS[method])
-        sent = call(
-            request.SerializeToString(), metadata=self._metadata(), timeout=_left_s(context)
-        )
-        del request
-        try:
-            answer: bytes = await sent
-        except grpc.aio.AioRpcError as failed:
-            refused = _Refused(failed, target, method)
-        else:
-            return answer
+        with self._line(target) as line:
+            call: Any = line.channel.unary_unary(PATHS[method])
+            sent = call(
+                request.SerializeToString(), metadata=self._metadata(), timeout=_left_s(context)
+            )
+            del request
+            with self._opened(sent, target):
+                try:
+                    answer: bytes = await sent
+                except grpc.aio.AioRpcError as failed:
+                    refused = _Refused(target, method, failed)
+                except asyncio.CancelledError:
+                    if sent not in self._left:
+                        raise
+                    refused = _Refused(target, method)
+                else:
+                    return answer
         return await refused.end(context)
 
     async def stream(
@@ -120,32 +154,33 @@ class Relay:
             EngineError: a request is unreadable, or the stream broke.
             grpc.aio.AbortError: the leader refused the request. The RPC has ended.
         """
-        timeout_s, channel = _left_s(context), self._of(target)
         unread: list[EngineError] = []
         pump: asyncio.Task[None] | None = None
-        if hasattr(requests, "SerializeToString"):
-            call: Any = channel.unary_stream(PATHS[method])(
-                requests.SerializeToString(), metadata=self._metadata(), timeout=timeout_s
-            )
-        else:
-            call = channel.stream_stream(PATHS[method])(
-                metadata=self._metadata(), timeout=timeout_s
-            )
-            pump = asyncio.create_task(_pump(requests, call, unread))
-        del requests
         refused: _Refused | None = None
-        try:
-            async for answer in call:
-                yield answer
-        except grpc.aio.AioRpcError as failed:
-            refused = _Refused(failed, target, method)
-        except asyncio.CancelledError:
-            if not unread:
-                raise
-        finally:
-            if pump is not None:
-                pump.cancel()
-            call.cancel()
+        with self._line(target) as line:
+            options: Any = {"metadata": self._metadata(), "timeout": _left_s(context)}
+            if hasattr(requests, "SerializeToString"):
+                one: Any = line.channel.unary_stream(PATHS[method])
+                call = one(requests.SerializeToString(), **options)
+            else:
+                many: Any = line.channel.stream_stream(PATHS[method])
+                call = many(**options)
+                pump = asyncio.create_task(_pump(requests, call, unread))
+            del requests
+            with self._opened(call, target):
+                try:
+                    async for answer in call:
+                        yield answer
+                except grpc.aio.AioRpcError as failed:
+                    refused = _Refused(target, method, failed)
+                except asyncio.CancelledError:
+                    if not unread and call not in self._left:
+                        raise
+                    refused = _Refused(target, method)
+                finally:
+                    if pump is not None:
+                        pump.cancel()
+                    call.cancel()
         if unread:
             raise unread.pop()
         if refused is not None:
@@ -158,12 +193,53 @@ class Relay:
             return ((DIRECT, self._name),)
         return (DIRECT, self._name), (METADATA, caller.identity.uri(self._cluster_id))
 
-    def _of(self, target: str) -> grpc.aio.Channel:
+    @contextlib.contextmanager
+    def _line(self, target: str) -> Iterator[_Line]:
+        """Use a connection for one call. It closes with its last call, if there is another."""
         self._relayed()
-        channel = self._channels.get(target)
-        if channel is None:
-            channel = self._channels[target] = self._channel(target)
-        return channel
+        lines = (each for each in self._lines if each.target == target and not each.outdated)
+        line = next((each for each in lines if each.calls < LINE_CALLS_MAX), None)
+        if line is None:
+            line = _Line(target, self._channel(target))
+            self._lines.append(line)
+        line.calls += 1
+        try:
+            yield line
+        finally:
+            line.calls -= 1
+            if not line.calls and (len(self._lines) > 1 or line.outdated):
+                self._shut(line)
+
+    def _shut(self, line: _Line) -> None:
+        """Close a connection; allowed at any time."""
+        if line in self._lines:
+            self._lines = [each for each in self._lines if each is not line]
+            closing = asyncio.ensure_future(line.channel.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    @contextlib.contextmanager
+    def _opened(self, call: Any, target: str) -> Iterator[None]:
+        """Watch a call: it is cancelled once another node than `target` leads."""
+        self._open[call] = target
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            del self._open[call]
+            self._left.discard(call)
+
+    async def _watch(self) -> None:
+        while self._open:
+            await asyncio.sleep(WATCH_S)
+            leader = self._leader()
+            if leader is None:
+                continue  # the target may lead on
+            for call, target in [*self._open.items()]:
+                if target != leader:
+                    self._left.add(call)
+                    call.cancel()
 
 
 async def _pump(requests: Any, call: Any, unread: list[EngineError]) -> None:
@@ -182,9 +258,15 @@ async def _pump(requests: Any, call: Any, unread: list[EngineError]) -> None:
 class _Refused:
     """The end of an RPC that the leader refused, or that broke. It keeps no frames."""
 
-    def __init__(self, failed: grpc.aio.AioRpcError, target: str, method: str) -> None:
-        self._code, self._details = failed.code(), failed.details() or ""
-        trailer = dict(failed.trailing_metadata() or ()).get(grpc_errors.TRAILER)
+    def __init__(
+        self, target: str, method: str, failed: grpc.aio.AioRpcError | None = None
+    ) -> None:
+        """`failed`: the leader's error. None: another node leads now."""
+        self._code, self._details = grpc.StatusCode.CANCELLED, "another node leads now"
+        trailer = None
+        if failed is not None:
+            self._code, self._details = failed.code(), failed.details() or ""
+            trailer = dict(failed.trailing_metadata() or ()).get(grpc_errors.TRAILER)
         self._trailer = trailer if isinstance(trailer, bytes) else None
         self._target, self._method = target, method
 

@@ -1,12 +1,14 @@
 """Any node takes any request: followers of a real cluster send on what only the leader can do."""
 
+import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
 import pytest
 
+from cluster.rpc import relay as relay_module
 from cluster.rpc.relay import DIRECT, LOOK_UPS, PATHS, SERVED_HERE, Relay
 from tests.cluster.running import RPC_S, Running, until
 from timer.model.timer_errors import LeadershipLostError, NotReadyError
@@ -130,10 +132,20 @@ async def test_a_dead_leader_leaves_changes_in_doubt(method: str, error: type[Ex
         await relay.close()
 
 
-async def test_two_nodes_that_name_each_other_end_at_the_second() -> None:
-    server = grpc.aio.server()
+async def serving(
+    method: str, answer: Callable[..., Any], options: Sequence[tuple[str, int]] = ()
+) -> tuple[grpc.aio.Server, str]:
+    """Start a server with one method of the TimerService; return it and its address."""
+    server = grpc.aio.server(options=options)
     port = server.add_insecure_port("127.0.0.1:0")
+    handler: Any = grpc.unary_unary_rpc_method_handler(answer)
+    handlers = grpc.method_handlers_generic_handler("timer.v1.TimerService", {method: handler})
+    server.add_generic_rpc_handlers((handlers,))
+    await server.start()
+    return server, f"127.0.0.1:{port}"
 
+
+async def test_two_nodes_that_name_each_other_end_at_the_second() -> None:
     async def get_timer(request: bytes, context: Any) -> bytes:
         del request
         second = Relay("n2", lambda: "n1", lambda _: pytest.fail("sent on twice"))
@@ -142,15 +154,103 @@ async def test_two_nodes_that_name_each_other_end_at_the_second() -> None:
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "", ((TRAILER, trailer),))
         return b""
 
-    method: Any = grpc.unary_unary_rpc_method_handler(get_timer)
-    handler = grpc.method_handlers_generic_handler("timer.v1.TimerService", {"GetTimer": method})
-    server.add_generic_rpc_handlers((handler,))
-    await server.start()
-    relay = Relay("n1", lambda: "n2", lambda _: grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
+    server, address = await serving("GetTimer", get_timer)
+    relay = Relay("n1", lambda: "n2", lambda _: grpc.aio.insecure_channel(address))
     context: Any = FakeContext()
     try:
         with pytest.raises(NotReadyError, match="moving to another node"):
             await relay.answer("n2", "GetTimer", pb.GetTimerRequest(), context)
+    finally:
+        await relay.close()
+        await server.stop(None)
+
+
+async def test_a_silent_leader_is_given_up_once_another_leads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relay_module, "WATCH_S", 0.01)
+    leader, asked = "n2", asyncio.Event()
+
+    async def silent(request: bytes, context: Any) -> bytes:
+        del request, context
+        asked.set()
+        await asyncio.Event().wait()
+        return b""
+
+    server, address = await serving("Cancel", silent)
+    relay = Relay("n1", lambda: leader, lambda _: grpc.aio.insecure_channel(address))
+    context: Any = FakeContext()
+    try:
+        answer = asyncio.create_task(relay.answer("n2", "Cancel", pb.CancelRequest(), context))
+        await asked.wait()
+        leader = "n3"
+        with pytest.raises(LeadershipLostError, match="another node leads now"):
+            await answer
+    finally:
+        await relay.close()
+        await server.stop(None)
+
+
+async def test_open_calls_do_not_crowd_out_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_module, "LINE_CALLS_MAX", 2)
+    waiting, all_wait, over = 0, asyncio.Event(), asyncio.Event()
+
+    async def wait(request: bytes, context: Any) -> bytes:
+        nonlocal waiting
+        del request, context
+        waiting += 1
+        if waiting == 5:
+            all_wait.set()
+        await over.wait()
+        return b""
+
+    options = [("grpc.max_concurrent_streams", 2)]
+    server, address = await serving("Cancel", wait, options)
+    local = [("grpc.use_local_subchannel_pool", 1)]
+    relay = Relay("n1", lambda: "n2", lambda _: grpc.aio.insecure_channel(address, options=local))
+    context: Any = FakeContext()
+    try:
+        answers = [
+            asyncio.create_task(relay.answer("n2", "Cancel", pb.CancelRequest(), context))
+            for _ in range(5)
+        ]
+        async with asyncio.timeout(RPC_S):
+            await all_wait.wait()
+        over.set()
+        assert await asyncio.gather(*answers) == [b""] * 5
+        assert len(relay._lines) == 1
+    finally:
+        await relay.close()
+        await server.stop(None)
+
+
+async def test_renewal_ends_no_open_call_and_gives_old_connections_no_further_one() -> None:
+    over, asked, made = asyncio.Event(), asyncio.Event(), list[str]()
+
+    async def wait(request: bytes, context: Any) -> bytes:
+        del request, context
+        asked.set()
+        await over.wait()
+        return b"done"
+
+    server, address = await serving("Cancel", wait)
+
+    def channel(target: str) -> grpc.aio.Channel:
+        made.append(target)
+        return grpc.aio.insecure_channel(address)
+
+    relay = Relay("n1", lambda: "n2", channel)
+    context: Any = FakeContext()
+    try:
+        before = asyncio.create_task(relay.answer("n2", "Cancel", pb.CancelRequest(), context))
+        await asked.wait()
+        relay.renew()
+        after = asyncio.create_task(relay.answer("n2", "Cancel", pb.CancelRequest(), context))
+        await asyncio.sleep(0)
+        over.set()
+        assert [await before, await after] == [b"done", b"done"]
+        assert made == ["n2", "n2"]
+        assert [line.outdated for line in relay._lines] == [False]
     finally:
         await relay.close()
         await server.stop(None)
