@@ -40,13 +40,7 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
         parser.add_argument(
             "--dir", type=Path, default=FOLDER, help=f"the certificates; default: {FOLDER}"
         )
-        parser.add_argument(
-            "-o",
-            "--output",
-            choices=("table", "wide", "json"),
-            default=argparse.SUPPRESS,
-            help="default: table",
-        )
+        cli_args.add_output(parser)
         parser.set_defaults(run=_reporting(run))
     parsers["init"].add_argument("cluster", metavar="CLUSTER", help="the setting cluster_id")
     issue = parsers["issue"]

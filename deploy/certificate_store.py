@@ -40,7 +40,7 @@ LEAF_DAYS: Final = 365
 CLOCK_SKEW: Final = datetime.timedelta(hours=1)
 """Certificates are valid from an hour ago, for machines whose clocks are behind."""
 ACCESS: Final = """\
-# Rules of access: docs/deploy.md. What no rule allows is denied.
+# Rules of access: docs/deploy.md. All else is denied.
 [[rule]]
 who = ["admin/*"]
 may = ["produce", "cancel", "consume", "observe", "manage", "operate"]

@@ -35,13 +35,7 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
         parser.add_argument(
             "--dir", type=Path, default=FOLDER, help=f"the cluster's directory; default: {FOLDER}"
         )
-        parser.add_argument(
-            "-o",
-            "--output",
-            choices=("table", "wide", "json"),
-            default=argparse.SUPPRESS,
-            help="default: table",
-        )
+        cli_args.add_output(parser)
         parser.set_defaults(run=_reporting(run), names=[], nodes=None, base_port=None, tls=False)
         if name != "status":
             parser.add_argument("names", nargs="*", metavar="NODE")

@@ -58,7 +58,7 @@ def settings_of(directory: Path, node: str) -> list[str]:
 
 
 def tls_of(directory: Path, who: str = f"admin-{WHO}") -> ClientTls | None:
-    """Return the files of the cluster's administrator, or of `who`. None: it has no TLS."""
+    """Return the files of the administrator, or of the identity `who`. None: no TLS."""
     folder = directory / FOLDER
     if not (folder / "ca.pem").exists():
         return None

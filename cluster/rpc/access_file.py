@@ -40,13 +40,14 @@ class AccessFile:
             raise ConfigError(SETTING, str(self._path), str(error)) from None
         return parse_rules(text)
 
-    def take(self, found: AccessRules | ConfigError) -> None:
-        """Put rules in force. An error leaves the old ones, with one warning for each reason."""
-        if isinstance(found, ConfigError):
-            if str(found) != self._complaint:
-                logger.warning("the access rules in force stay: %s", found)
-            self._complaint = str(found)
-            return
+    def keep(self, why: Exception) -> None:
+        """Keep the rules in force, with one warning for each reason."""
+        if str(why) != self._complaint:
+            logger.warning("the access rules in force stay: %s", why)
+        self._complaint = str(why)
+
+    def take(self, found: AccessRules) -> None:
+        """Put rules in force."""
         self._complaint = ""
         if found != self.rules:
             self.rules = found

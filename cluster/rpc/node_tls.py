@@ -17,7 +17,6 @@ from typing import Any, Final
 import grpc
 
 from cluster.rpc.access_file import AccessFile
-from cluster.security.access_rules import AccessRules
 from cluster.security.certificates import (
     CertificateFiles,
     NodeCertificate,
@@ -31,7 +30,7 @@ from cluster.security.identities import (
     node_host,
 )
 from cluster.settings.config import NodeConfig
-from timer.model.timer_errors import ConfigError, PermissionDeniedError
+from timer.model.timer_errors import PermissionDeniedError
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +56,7 @@ class NodeTls:
         )
         self._stamp = self._stamps()
         self.certificate = self._read()
-        self._access_path = config.tls.access
-        self.access = AccessFile(self._access_path)
+        self.access = AccessFile(config.tls.access)
         self.on_renewal: Callable[[], None] = lambda: None
         """Called after a renewal: channels that were made before have the old certificate."""
         self._http: ssl.SSLContext | None = None
@@ -67,14 +65,6 @@ class NodeTls:
 
     def _read(self) -> NodeCertificate:
         return read_certificate(self._files, name=self._name, cluster_id=self._cluster_id)
-
-    def _read_access(self) -> AccessRules | ConfigError:
-        try:
-            return self.access.read()
-        except ConfigError as wrong:
-            return wrong
-        except Exception as wrong:  # noqa: BLE001 -- whatever is in the file, the node goes on
-            return ConfigError("tls.access", self._access_path, repr(wrong))
 
     def _stamps(self) -> tuple[tuple[int, int, int] | None, ...]:
         """Return a value that changes when a file of the certificate is replaced."""
@@ -99,14 +89,19 @@ class NodeTls:
             await self.renew()
 
     async def renew(self) -> None:
-        """Read changed files. Take those that fit, and else warn, once for each reason."""
-        self.access.take(await asyncio.to_thread(self._read_access))
+        """Read changed files. Take those that fit, and else warn, once for each reason.
+
+        No content of a file may end a node, so every error keeps the present contents.
+        """
+        try:
+            self.access.take(await asyncio.to_thread(self.access.read))
+        except Exception as wrong:  # noqa: BLE001
+            self.access.keep(wrong)
         stamp = await asyncio.to_thread(self._stamps)
         if stamp == self._stamp:  # the check takes 50 ms of processor
             return
         try:
             found = await asyncio.to_thread(self._read)
-        # Whatever is in the files, the node goes on.
         except Exception as wrong:  # noqa: BLE001
             if str(wrong) != self._complaint:
                 logger.warning("the certificate in use stays: %s", wrong)

@@ -1,4 +1,4 @@
-"""Rules of access: who may do what, with which topics and groups. What no rule allows is denied.
+"""Rules of access: the permissions of identities, for topics and groups. All else is denied.
 
 [[rule]]
 who = ["client/billing"]                # identities; * matches any text
@@ -6,8 +6,8 @@ may = ["produce", "cancel", "consume"]
 topics = ["payments/*", "orders"]       # default: ["*"]
 groups = ["billing*"]                   # default: ["*"]; of these topics
 
-A pattern of topics is matched by namespace and by name. Without "/" it is about the namespace
-`default`.
+Namespace and name of a topic are matched apart. A pattern without "/" matches names of the
+namespace `default`.
 
     o*            topics of the namespace default
     payments/*    all topics of payments, and payments itself
@@ -39,7 +39,7 @@ class Permission(StrEnum):
     CONSUME = "consume"
     """Receive and ack messages; create the group if it does not exist."""
     OBSERVE = "observe"
-    """Look at timers, topics and groups. With all of both: also at the whole cluster."""
+    """Look at timers, topics and groups. A rule for all topics and groups: at the cluster, too."""
     MANAGE = "manage"
     """Create, change and delete topics, groups and policies."""
     OPERATE = "operate"
@@ -72,7 +72,7 @@ class AccessRule:
     groups: tuple[str, ...] = ("*",)
 
     def covers(self, target: AccessTarget) -> bool:
-        """Return whether the rule is about the target."""
+        """Return whether the target lies within the topics and groups of the rule."""
         if target.topic is None:
             return ALL in self.topics and ALL in self.groups
         return any(_covers(pattern, target.topic) for pattern in self.topics) and (
@@ -93,7 +93,7 @@ class AccessRules:
     __hash__ = None  # type: ignore[assignment]
 
     def knows(self, caller: CallerIdentity) -> bool:
-        """Return whether any rule is about the caller."""
+        """Return whether a rule names the caller."""
         return any(self._of(caller, each) for each in Permission)
 
     def may_some(self, caller: CallerIdentity, permission: Permission) -> bool:

@@ -1,31 +1,17 @@
 """The permission that each method of the public ports needs, and the targets of its requests.
 
-A method without a line here is denied; a test compares the table with the services. Look-ups of a
-target that the caller may not see answer NOT_FOUND, as if the target did not exist.
+A method without a line here is denied; a test compares the table with the services. A denied
+look-up gets NOT_FOUND, as if its target did not exist.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cluster.security.access_rules import ALL_GROUPS, CLUSTER, AccessTarget, Permission
 from timer.leader.groups import dead_letters
 
 Targets = Callable[[Any], Iterable[AccessTarget]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MethodRule:
-    """What a method needs."""
-
-    permission: Permission | None
-    """None: any rule about the caller suffices."""
-    targets: Targets = lambda request: ()
-    """Returns the targets of a request that has been parsed."""
-    look_up: bool = False
-    """A denied target is reported as NOT_FOUND."""
-    each_answered: bool = False
-    """A stream whose service checks each request itself, and answers a denied one."""
 
 
 def _nothing(_: Any) -> Iterable[AccessTarget]:
@@ -57,14 +43,14 @@ def _topic_or_all(request: Any) -> Iterable[AccessTarget]:
 
 
 def _group_and_letters(request: Any) -> Iterable[AccessTarget]:
-    """Dead letters are written into a topic that the group's settings name, or the default one."""
+    """The group, and the topic of its dead letters: named in its settings, or the default."""
     named = request.settings.dead_letter_topic
     letters = dead_letters.topic_of(request.topic, request.group, named)
     return (*_group(request), AccessTarget(letters))
 
 
 def _timers(request: Any) -> Iterable[AccessTarget]:
-    """Timers by key or filter. Those by id have their topics looked up by the service."""
+    """Timers by key or filter. The service looks up the topics of timers by id."""
     if request.HasField("keys"):
         return (AccessTarget(request.keys.topic),)
     return (AccessTarget(request.filter.topic),) if request.HasField("filter") else ()
@@ -94,54 +80,60 @@ def _scope_and_groups(request: Any) -> Iterable[AccessTarget]:
     )
 
 
-def _rule(
-    permission: Permission | None, targets: Targets = _nothing, *, look_up: bool = False
-) -> MethodRule:
-    return MethodRule(permission=permission, targets=targets, look_up=look_up)
+@dataclass(frozen=True, slots=True)
+class MethodRule:
+    """The permission and the targets of one method."""
+
+    permission: Permission | None
+    """None: the caller needs any rule."""
+    targets: Targets = _nothing
+    """Returns the targets of a parsed request."""
+    look_up: bool = field(default=False, kw_only=True)
+    """A denied target is reported as NOT_FOUND."""
+    each_answered: bool = field(default=False, kw_only=True)
+    """The service checks each request of the stream itself, and answers a denied one."""
 
 
 _P: Final = Permission
 METHOD_RULES: Final[Mapping[str, MethodRule]] = {
-    "/timer.v1.TimerService/RegisterProducer": _rule(_P.PRODUCE),
-    "/timer.v1.TimerService/UnregisterProducer": _rule(_P.PRODUCE),
-    "/timer.v1.TimerService/Schedule": _rule(_P.PRODUCE, _columns),
-    "/timer.v1.TimerService/ScheduleStream": MethodRule(
-        permission=_P.PRODUCE, targets=_columns, each_answered=True
-    ),
-    "/timer.v1.TimerService/Cancel": _rule(_P.CANCEL, _timers),
-    "/timer.v1.TimerService/Reschedule": _rule(_P.CANCEL, _timers),
-    "/timer.v1.TimerService/GetTimer": _rule(_P.OBSERVE, _timer, look_up=True),
-    "/timer.v1.TimerService/ListTimers": _rule(
+    "/timer.v1.TimerService/RegisterProducer": MethodRule(_P.PRODUCE),
+    "/timer.v1.TimerService/UnregisterProducer": MethodRule(_P.PRODUCE),
+    "/timer.v1.TimerService/Schedule": MethodRule(_P.PRODUCE, _columns),
+    "/timer.v1.TimerService/ScheduleStream": MethodRule(_P.PRODUCE, _columns, each_answered=True),
+    "/timer.v1.TimerService/Cancel": MethodRule(_P.CANCEL, _timers),
+    "/timer.v1.TimerService/Reschedule": MethodRule(_P.CANCEL, _timers),
+    "/timer.v1.TimerService/GetTimer": MethodRule(_P.OBSERVE, _timer, look_up=True),
+    "/timer.v1.TimerService/ListTimers": MethodRule(
         _P.OBSERVE, lambda request: _topic(request.filter), look_up=True
     ),
-    "/timer.v1.TimerService/CountTimers": _rule(_P.OBSERVE, _topic, look_up=True),
-    "/timer.v1.TimerService/TellStory": _rule(_P.OBSERVE, _cluster),
-    "/timer.v1.ConsumeService/Consume": _rule(_P.CONSUME, _opening),
-    "/timer.v1.ConsumeService/Receive": _rule(_P.CONSUME, _group),
-    "/timer.v1.ConsumeService/Ack": _rule(_P.CONSUME, _group),
-    "/timer.v1.ConsumeService/Nack": _rule(_P.CONSUME, _group),
-    "/timer.v1.ConsumeService/Extend": _rule(_P.CONSUME, _group),
-    "/timer.v1.AdminService/GetStatus": _rule(None),
-    "/timer.v1.AdminService/GetCheckpoint": _rule(_P.OBSERVE, _cluster),
-    "/timer.v1.AdminService/ListTopics": _rule(_P.OBSERVE, _topic_or_all, look_up=True),
-    "/timer.v1.AdminService/ListProducers": _rule(_P.OBSERVE, _cluster),
-    "/timer.v1.AdminService/ListMembers": _rule(_P.OBSERVE),
-    "/timer.v1.AdminService/DescribePolicies": _rule(_P.OBSERVE, _scope, look_up=True),
-    "/timer.v1.AdminService/CreateTopic": _rule(_P.MANAGE, _topic),
-    "/timer.v1.AdminService/DeleteTopic": _rule(_P.MANAGE, _topic_and_groups),
-    "/timer.v1.AdminService/CreateGroup": _rule(_P.MANAGE, _group_and_letters),
-    "/timer.v1.AdminService/AlterGroup": _rule(_P.MANAGE, _group_and_letters),
-    "/timer.v1.AdminService/SeekGroup": _rule(_P.MANAGE, _group),
-    "/timer.v1.AdminService/DeleteGroup": _rule(_P.MANAGE, _group),
-    "/timer.v1.AdminService/Redrive": _rule(_P.MANAGE, _topic),
-    "/timer.v1.AdminService/AlterPolicies": _rule(_P.MANAGE, _scope_and_groups),
-    "/timer.v1.AdminService/TransferLeadership": _rule(_P.OPERATE),
-    "/timer.v1.AdminService/ChangeMembers": _rule(_P.OPERATE),
-    "/grpc.health.v1.Health/Check": _rule(None),
-    "/grpc.health.v1.Health/Watch": _rule(None),
-    "/grpc.health.v1.Health/List": _rule(None),
-    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _rule(None),
+    "/timer.v1.TimerService/CountTimers": MethodRule(_P.OBSERVE, _topic, look_up=True),
+    "/timer.v1.TimerService/TellStory": MethodRule(_P.OBSERVE, _cluster),
+    "/timer.v1.ConsumeService/Consume": MethodRule(_P.CONSUME, _opening),
+    "/timer.v1.ConsumeService/Receive": MethodRule(_P.CONSUME, _group),
+    "/timer.v1.ConsumeService/Ack": MethodRule(_P.CONSUME, _group),
+    "/timer.v1.ConsumeService/Nack": MethodRule(_P.CONSUME, _group),
+    "/timer.v1.ConsumeService/Extend": MethodRule(_P.CONSUME, _group),
+    "/timer.v1.AdminService/GetStatus": MethodRule(None),
+    "/timer.v1.AdminService/GetCheckpoint": MethodRule(_P.OBSERVE, _cluster),
+    "/timer.v1.AdminService/ListTopics": MethodRule(_P.OBSERVE, _topic_or_all, look_up=True),
+    "/timer.v1.AdminService/ListProducers": MethodRule(_P.OBSERVE, _cluster),
+    "/timer.v1.AdminService/ListMembers": MethodRule(_P.OBSERVE),
+    "/timer.v1.AdminService/DescribePolicies": MethodRule(_P.OBSERVE, _scope, look_up=True),
+    "/timer.v1.AdminService/CreateTopic": MethodRule(_P.MANAGE, _topic),
+    "/timer.v1.AdminService/DeleteTopic": MethodRule(_P.MANAGE, _topic_and_groups),
+    "/timer.v1.AdminService/CreateGroup": MethodRule(_P.MANAGE, _group_and_letters),
+    "/timer.v1.AdminService/AlterGroup": MethodRule(_P.MANAGE, _group_and_letters),
+    "/timer.v1.AdminService/SeekGroup": MethodRule(_P.MANAGE, _group),
+    "/timer.v1.AdminService/DeleteGroup": MethodRule(_P.MANAGE, _group),
+    "/timer.v1.AdminService/Redrive": MethodRule(_P.MANAGE, _topic),
+    "/timer.v1.AdminService/AlterPolicies": MethodRule(_P.MANAGE, _scope_and_groups),
+    "/timer.v1.AdminService/TransferLeadership": MethodRule(_P.OPERATE),
+    "/timer.v1.AdminService/ChangeMembers": MethodRule(_P.OPERATE),
+    "/grpc.health.v1.Health/Check": MethodRule(None),
+    "/grpc.health.v1.Health/Watch": MethodRule(None),
+    "/grpc.health.v1.Health/List": MethodRule(None),
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": MethodRule(None),
 }
-"""Path of a method -> what it needs."""
+"""Path of a method -> its rule."""
 AUDITED: Final = frozenset({Permission.MANAGE, Permission.OPERATE})
-"""Permissions of the calls that the audit log has, also if they are allowed."""
+"""Permissions of the calls that are audited even if they succeed."""

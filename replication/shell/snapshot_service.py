@@ -111,8 +111,9 @@ class Snapshots:
             if said != limit:
                 why = f"{field} = {said!r} of {asked.name!r}: here it is {limit!r}"
                 await _refuse(context, grpc.StatusCode.PERMISSION_DENIED, why)
-        if self._identify is not None and self._identify(context) != asked.name:
-            why = f"name = {asked.name!r}: the certificate is that of {self._identify(context)!r}"
+        certified = asked.name if self._identify is None else self._identify(context)
+        if certified != asked.name:
+            why = f"name = {asked.name!r}: the certificate is that of {certified!r}"
             await _refuse(context, grpc.StatusCode.PERMISSION_DENIED, why)
         if self._leads() is None:
             why = "not the leader, or its lease does not hold"

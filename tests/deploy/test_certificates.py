@@ -77,16 +77,21 @@ def test_files_that_do_not_fit_are_rejected_with_the_setting(
     assert caught.value.key.startswith("tls.")
 
 
+def node_with_tls(directory: Path) -> tuple[CertificateStore, NodeTls]:
+    """Return the authorities of a new cluster, and the TLS of its node n1."""
+    store = CertificateStore(directory)
+    store.create("prod")
+    store.issue(IdentityKind.NODE, "n1", hosts=["127.0.0.1"])
+    names = dataclasses.asdict(files(store)) | {"access": str(directory / "access.toml")}
+    config: Any = SimpleNamespace(name="n1", cluster_id="prod", tls=SimpleNamespace(**names))
+    return store, NodeTls(config)
+
+
 @pytest.mark.parametrize("cut", ["ca.pem", "client-ca.pem", "node-n1.pem", "access.toml"])
 async def test_a_file_that_is_being_written_leaves_the_old_ones_in_use(
     tmp_path: Path, cut: str
 ) -> None:
-    store = CertificateStore(tmp_path)
-    store.create("prod")
-    store.issue(IdentityKind.NODE, "n1", hosts=["127.0.0.1"])
-    names = dataclasses.asdict(files(store)) | {"access": str(tmp_path / "access.toml")}
-    config: Any = SimpleNamespace(name="n1", cluster_id="prod", tls=SimpleNamespace(**names))
-    tls = NodeTls(config)
+    store, tls = node_with_tls(tmp_path)
     certificate, rules = tls.certificate, tls.access.rules
     whole = (tmp_path / cut).read_bytes()
     for part in (b"", whole[: len(whole) // 2], b"rule = [1]"):
@@ -102,12 +107,7 @@ async def test_a_file_that_is_being_written_leaves_the_old_ones_in_use(
 async def test_a_certificate_is_tried_again_while_its_time_has_not_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = CertificateStore(tmp_path)
-    store.create("prod")
-    store.issue(IdentityKind.NODE, "n1", hosts=["127.0.0.1"])
-    names = dataclasses.asdict(files(store)) | {"access": str(tmp_path / "access.toml")}
-    config: Any = SimpleNamespace(name="n1", cluster_id="prod", tls=SimpleNamespace(**names))
-    tls = NodeTls(config)
+    store, tls = node_with_tls(tmp_path)
     before = tls.certificate
     store.issue(IdentityKind.NODE, "n1", hosts=["127.0.0.1"])
     with monkeypatch.context() as early:

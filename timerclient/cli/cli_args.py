@@ -177,6 +177,17 @@ class Commands:
         return add
 
 
+def add_output(parser: argparse.ArgumentParser, default: str = argparse.SUPPRESS) -> None:
+    """Add the option -o. `default`: SUPPRESS: that of the outer parser stays."""
+    parser.add_argument(
+        "-o",
+        "--output",
+        choices=("table", "wide", "json"),
+        default=default,
+        help="table: cut to the terminal's width; wide: every column, uncut; default: table",
+    )
+
+
 def agreed(what: str, so: str) -> bool:
     """Ask at the terminal to confirm `what`; `so` is its effect.
 

@@ -30,6 +30,7 @@ from timerclient.cli.cli_args import (
     Commands,
     Parser,
     UsageError,
+    add_output,
     add_tls,
     duration,
     tls_of,
@@ -174,13 +175,7 @@ def _add_common(parser: argparse.ArgumentParser, endpoints: str | None = None) -
         f"{DEFAULT_ENDPOINTS}",
     )
     add_tls(parser, from_environment=endpoints is not None)
-    parser.add_argument(
-        "-o",
-        "--output",
-        choices=("table", "wide", "json"),
-        default=absent or "table",
-        help="table: cut to the terminal's width; wide: every column, uncut; default: table",
-    )
+    add_output(parser, absent or "table")
     parser.add_argument(
         "--timeout",
         metavar="DURATION",

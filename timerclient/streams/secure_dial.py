@@ -1,4 +1,4 @@
-"""Channels over TLS, whose certificate may be replaced while the client runs."""
+"""Channels over TLS. The certificate may be replaced while the client runs."""
 
 import time
 from typing import Any, Final
@@ -9,7 +9,7 @@ from timerclient.values.client_tls import ClientTls
 from timerclient.values.errors import InvalidRequest
 
 LOOK_S: Final = 1.0
-"""The files are looked at when a node is called, at most so often."""
+"""Least seconds between two looks at the files. A look comes before a call of a node."""
 
 
 class SecureDial:
@@ -37,7 +37,7 @@ class SecureDial:
     def renewed(self) -> bool:
         """Read the files again if they changed; return whether earlier channels are outdated.
 
-        Files that do not fit are ignored until they change again.
+        Files that do not fit are not used. The next look reads them again.
         """
         now_s = time.monotonic()
         if now_s - self._looked_s < LOOK_S:
@@ -48,7 +48,7 @@ class SecureDial:
             return False
         try:
             found = self._tls.read()
-        except InvalidRequest:  # half of the files are new
+        except InvalidRequest:  # perhaps some are new and some are old
             return False
         self._stamp = stamp
         changed, self._read = found != self._read, found

@@ -1,11 +1,11 @@
-"""The deliveries of a consumer's stream that its node has not sent yet.
+"""Unsent deliveries in the stream of a consumer.
 
     deliver --> waiting --send--> the stream, in order
                    +-- withdrawn at a lease's deadline, or taken back at the stream's end
 
 In worlds with `stalls` the consumer stops reading now and then, for less or more than a lease. In
-all other worlds each delivery is sent at once. A client drops messages whose lease ended on the
-way, so a delivery that waited is sent only if its lease still holds.
+all other worlds each delivery is sent at once. A client drops messages after the end of their
+lease, so a waiting delivery is sent only if its lease still holds.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class UnsentDelivery(NamedTuple):
 
     delivery: Delivery
     messages: int
-    """Number of messages whose credit counts again if they are not sent."""
+    """Messages. Without a send their credit counts again."""
     send: Callable[[], None]
 
     @property
@@ -44,10 +44,10 @@ class SlowReader:
         drained: Callable[[int], None],
     ) -> None:
         """Args:
-        stall_us: Draws for how long the consumer does not read, microseconds. 0: it reads.
-        holds: Returns whether the lease of a delivery holds for all its messages.
-        drained: Called when the consumer reads again, with the number of messages whose credit it
-            grants anew because it has dropped them.
+        stall_us: Draws the duration of a stall, in microseconds. 0: the consumer reads.
+        holds: Returns whether all messages of a delivery are still leased.
+        drained: Called when the consumer reads again, with the number of dropped messages. It
+            grants credit for them anew.
         """
         self._node, self._stall_us, self._holds, self._drained = node, stall_us, holds, drained
         self._waiting: list[UnsentDelivery] = []
