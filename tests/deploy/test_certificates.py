@@ -29,6 +29,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> CertificateStore:
     for name in ("n1", "n2"):
         made.issue(IdentityKind.NODE, name, hosts=["10.0.0.1", "n1.example.com"])
     made.issue(IdentityKind.CLIENT, "billing")
+    (made.directory / "empty.pem").write_bytes(b"")
     return made
 
 
@@ -57,6 +58,7 @@ def test_a_node_certificate_fits_its_node_and_says_when_it_expires(
         ("n1", "prod", {"key": "node-n2-key.pem"}, "must be of the key"),
         ("n1", "prod", {"ca": "client-ca.pem"}, "unable to get local issuer"),
         ("n1", "prod", {"ca": "ca-key.pem"}, "tls.ca"),
+        ("n1", "prod", {"client_ca": "empty.pem"}, "tls.client_ca"),
         ("n1", "prod", {"certificate": "access.toml"}, "tls.certificate"),
         ("n1", "prod", {"certificate": "none.pem"}, "No such file"),
         (
@@ -116,6 +118,10 @@ async def test_a_certificate_is_tried_again_while_its_time_has_not_come(
     assert tls.certificate is before
     await tls.renew()
     assert tls.certificate is not before
+    read = Mock()
+    monkeypatch.setattr(tls, "_read", read)
+    await tls.renew()
+    assert read.call_count == 0, "unchanged files are not checked again"
 
 
 def test_an_expired_certificate_and_a_key_for_others_are_rejected(tmp_path: Path) -> None:
