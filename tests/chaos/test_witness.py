@@ -1,11 +1,23 @@
-"""The witness, while a topic that was deleted comes back."""
+"""The witness: a topic that was deleted comes back; a lease ends before its batch is written."""
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from chaos.live import witness
-from timerclient.values.errors import Closed, CommitTimeout, LeadershipLost, NotReady, TimerError
+from timer.model import timer_id
+from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.messages import Batch
+from timerclient.values.errors import (
+    Closed,
+    CommitTimeout,
+    LeadershipLost,
+    LeaseLost,
+    NotReady,
+    TimerError,
+)
 
 
 class Client:
@@ -37,3 +49,14 @@ def test_witness_waits_for_a_topic_whatever_fails_meanwhile(
 def test_witness_that_is_closed_waits_no_more() -> None:
     with pytest.raises(Closed):
         waited(Client(Closed()))
+
+
+def test_messages_whose_leases_end_before_they_are_written_stop_nothing(tmp_path: Path) -> None:
+    def lost(*_: object) -> None:
+        raise LeaseLost.of([7], 1)
+
+    ids = timer_id.encode(np.array([1], np.int64), np.array([2], np.uint64), 0)
+    columns = pb.Deliveries(queue_offsets=[7], due_ms=[1], fired_at_ms=[1], timer_ids=ids)
+    writer = witness.Writer(tmp_path, ["t"])
+    assert writer.step([("t", Batch(columns, lost), 2)], 1.0, 3)
+    assert [*tmp_path.glob("given-*")]

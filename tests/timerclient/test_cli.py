@@ -160,9 +160,7 @@ def test_half_a_command_is_no_topic_and_a_header_is_given_once(ctl: Ctl) -> None
 
 def test_consume_with_a_count_ends_when_fewer_messages_come(ctl: Ctl, threaded: Threaded) -> None:
     threaded.cluster.seed("orders", [b"1"])
-    code, out, err = ctl(
-        *("consume", "orders", "--group", "g", "--count", "2", "--timeout", "3s")
-    )
+    code, out, err = ctl(*("consume", "orders", "--group", "g", "--count", "2", "--timeout", "3s"))
     assert (code, out.count("\n")) == (6, 1)
     assert err == "timerctl: 1 of 2 messages arrived; no further one within 3s (--idle)\n"
     assert threaded.cluster.groups["orders", "g"].acked == {0}
