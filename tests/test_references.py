@@ -15,6 +15,7 @@ import pytest
 from chaos.commands.chaos_commands import add_actions
 from chaos.sim.__main__ import make_parser
 from cluster.api import wire_rows
+from cluster.observe.busiest_topics import COUNTERS, GAUGES, TopicFigures
 from cluster.observe.metrics import Levels, Telemetry
 from cluster.settings.config import TYPES, NodeConfig, build_config, flatten
 from timer.model.timer_errors import InvalidRequestError
@@ -80,8 +81,18 @@ def test_page_of_settings_has_the_rules_of_names() -> None:
 
 def test_page_of_metrics_has_each_with_its_type_and_labels() -> None:
     lag = ((("t", "g"), (1, 2)),)
-    levels = Levels(lagging_groups=lag, late_topics=((("t",), (1,)),), fullest_quotas=lag)
+    levels = Levels(
+        lagging_groups=lag,
+        late_topics=((("t",), (1,)),),
+        fullest_quotas=lag,
+        groups=lag,
+        topics=(TopicFigures("t", (0,) * len(COUNTERS), (0,) * len(GAUGES)),),
+        connections={"grpc": 1},
+    )
     telemetry = Telemetry(node="n1", version="1", read_levels=lambda: levels)
+    telemetry.rpcs.answered("Cancel", "OK", relayed="yes", seconds=0.1)
+    telemetry.rpcs.stream_began("Consume")
+    telemetry.rpcs.stream_ended("Consume", "OK", relayed="yes")
     telemetry.error("Cancel", "NOT_FOUND")
     telemetry.certificates.not_after_s = lambda: {"ca": 1.0}
     shown = {}

@@ -11,6 +11,7 @@ consumer. Receive joins a group as a consumer with credit for one delivery, wait
 
 import asyncio
 import secrets
+import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -168,7 +169,7 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
             )
         ids = self._ids_of(leader)
         stream = _Stream(
-            self._host, leader, group, self._desk, self._salt, ids, self.outboxes, peer
+            self._host, leader, group, self._desk, self._salt, ids, self.outboxes, peer, self.hooks
         )
         stream.join(opening.consumer or "?", opening.lease_ms or group.settings.lease_ms)
         stream.credit(opening.credit)
@@ -399,7 +400,9 @@ class _Stream:
         ids: LeaseIds,
         outboxes: Outboxes,
         peer: str,
+        hooks: ServiceHooks = NO_HOOKS,
     ) -> None:
+        self._hooks = hooks
         self._host = host
         self._desk = desk
         self._leader = leader
@@ -500,10 +503,14 @@ class _Stream:
         size = len(request.offsets) + ANSWER_OFFSETS
         self._acking += 1
         self._unread_acks += size
+        began = time.perf_counter()
 
         def done(result: object) -> None:
             self._acking -= 1
-            self._put(pb.ConsumeResponse(acked=answer_to(request, result)), acks=size)
+            answer = answer_to(request, result)
+            code = grpc_errors.code_in(answer.error)
+            self._hooks.on_answer("Consume", code, "no", time.perf_counter() - began)
+            self._put(pb.ConsumeResponse(acked=answer), acks=size)
             self._end_if_answered()
 
         held = lease_of(request, self._ids, self._leader, self._group, self._consumer)

@@ -116,18 +116,19 @@ class TimerService(Service, rpc.TimerServiceServicer):
     ) -> AsyncGenerator[pb.ScheduleResponse, None]:
         """Schedule timers in the order of the stream; answer each request once."""
         unread: list[EngineError] = []
-        answers: asyncio.Queue[_Answering | None] = asyncio.Queue()
+        answers: asyncio.Queue[tuple[float, _Answering] | None] = asyncio.Queue()
         room = asyncio.Semaphore(UNREAD_ANSWERS_MAX)
         whose = caller_of(context)
 
         async def read() -> None:
             try:
                 async for request in RequestStream(requests, context, self.hooks.taken):
+                    began = time.perf_counter()
                     try:
-                        answers.put_nowait(await self._take(request, whose))
+                        answers.put_nowait((began, await self._take(request, whose)))
                     except EngineError as error:
                         self.hooks.on_error("ScheduleStream", error)
-                        answers.put_nowait(_failed(request.request_no, error))
+                        answers.put_nowait((began, _failed(request.request_no, error)))
                     del request  # the client may read its answer much later
                     await room.acquire()
             except EngineError as error:  # the stream is broken: no later request is readable
@@ -137,8 +138,14 @@ class TimerService(Service, rpc.TimerServiceServicer):
 
         reader = asyncio.create_task(read())
         try:
-            while (answer := await answers.get()) is not None:
-                yield answer if isinstance(answer, pb.ScheduleResponse) else await _answer(answer)
+            while (waiting := await answers.get()) is not None:
+                began, answer = waiting
+                if isinstance(answer, asyncio.Future):
+                    answer = await _answer(answer)
+                code = grpc_errors.code_in(answer.error)
+                self.hooks.on_answer("ScheduleStream", code, "no", time.perf_counter() - began)
+                del waiting
+                yield answer
                 room.release()
             if unread:
                 raise unread.pop()
@@ -146,8 +153,8 @@ class TimerService(Service, rpc.TimerServiceServicer):
             reader.cancel()
             while not answers.empty():  # the client has gone
                 left = answers.get_nowait()
-                if isinstance(left, asyncio.Future):
-                    left.cancel()
+                if left is not None and isinstance(left[1], asyncio.Future):
+                    left[1].cancel()
 
     async def _take(
         self, request: pb.ScheduleRequest, whose: str

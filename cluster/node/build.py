@@ -182,6 +182,7 @@ def build(config: NodeConfig, node: NodeCalls, *, raft_lost: bool) -> NodeParts:
         wall_ms=wall_clock(config.test_clock),
     )
     basis.telemetry.insecure.set(config.insecure)
+    endpoints.audit.on_denied = basis.telemetry.denied.inc
     tls = endpoints.tls
     if tls is not None:
         basis.telemetry.certificates.not_after_s = lambda: tls.certificate.not_after_s
@@ -401,6 +402,9 @@ def _services(
         admit=memory.admit,
         taken=taken,
         on_cancel=telemetry.cancel_seconds.observe,
+        on_answer=telemetry.rpcs.answered,
+        on_stream=telemetry.rpcs.stream_began,
+        on_stream_end=telemetry.rpcs.stream_ended,
         relay=relay,
     )
     services = services_of(planes.host, planes.view, config, outboxes=outboxes, hooks=hooks)
@@ -422,8 +426,8 @@ def _ports(
     salt = wire_rows.id_salt(basis.config.cluster_id)
     lookup = TimerLookup(services.timers, salt)
     data = PageData(planes.view, planes.host, basis.telemetry, lookup, mono_ms)
-    registry = basis.telemetry.registry
-    http = basis.endpoints.http_server(planes.view, registry, StatusPages(data))
+    registry, failed = basis.telemetry.registry, basis.telemetry.handshakes_failed.inc
+    http = basis.endpoints.http_server(planes.view, registry, StatusPages(data), failed)
     return Ports(
         basis.endpoints,
         basis.channels,

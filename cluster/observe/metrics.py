@@ -12,7 +12,7 @@ own registry; nothing is global.
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -28,6 +28,8 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
+from cluster.observe.busiest_topics import COUNTERS, GAUGES, TopicFigures
+from cluster.observe.rpc_metrics import RpcMetrics
 from timer.entries.entry_frame import EntryKind
 
 ROLES: Final = ("leader", "follower", "candidate", "learner", "stopping")
@@ -48,6 +50,19 @@ LAGS_SHOWN: Final = 100
 cost more than they are worth."""
 Lag: TypeAlias = tuple[tuple[str, ...], tuple[int, ...]]
 """Names, and ages in milliseconds."""
+
+
+class NodeRegistry(CollectorRegistry):
+    """A registry without the times at which counters and histograms were made.
+
+    They double the series of a scrape, and the start of the process says the same.
+    """
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield all metrics."""
+        for family in super().collect():
+            family.samples = [each for each in family.samples if not each.name.endswith("_created")]
+            yield family
 
 
 class BatchHistogram(Collector):
@@ -138,6 +153,12 @@ class Levels:
     """((topic,), (age of its oldest overdue timer,)) of the topics with most lag."""
     fullest_quotas: tuple[Lag, ...] = ()
     """((topic, field), (used, limit)) of the quotas with the greatest share used."""
+    groups: tuple[Lag, ...] = ()
+    """((topic, group), (consumers, leased)) of the groups with most lag or most consumers."""
+    topics: Sequence[TopicFigures] = ()
+    """The busiest topics, and all others together."""
+    connections: Mapping[str, int] = field(default_factory=dict)
+    """Setting of the port -> open connections."""
     clock_spread_ms: int = 0
     """Greatest difference between two voters' clocks, as the leader sees it."""
     disk_free_bytes: int = 0
@@ -187,6 +208,27 @@ _LAGS: Final = {
     "undelivered": "Age of the oldest fired message that waits for a consumer, over all groups",
     "unacked": "Age of the oldest fired message that is not acked, over all groups",
 }
+
+
+_GROUPS: Final = {
+    "consumers": "Open consumer streams of a group",
+    "leased": "Messages of a group that its consumers hold under a lease",
+}
+
+
+def _topics(figures: Sequence[TopicFigures]) -> Iterator[Metric]:
+    for at, name in enumerate(COUNTERS):
+        text = f"{_COUNTERS[name]}; the busiest topics"
+        counter = CounterMetricFamily(f"timer_topic_{name}", text, labels=["topic"])
+        for each in figures:
+            counter.add_metric([each.name], each.counters[at])
+        yield counter
+    for at, name in enumerate(GAUGES):
+        text = f"{_GAUGES[name]}; the busiest topics"
+        gauge = GaugeMetricFamily(f"timer_topic_{name}", text, labels=["topic"])
+        for each in figures:
+            gauge.add_metric([each.name], each.gauges[at])
+        yield gauge
 
 
 def _labelled(
@@ -251,6 +293,17 @@ class _LevelsCollector(Collector):
             for names, numbers in levels.fullest_quotas:
                 quota.add_metric(names, numbers[at])
             yield quota
+        for at, (kind, text) in enumerate(_GROUPS.items()):
+            gauge = GaugeMetricFamily(f"timer_group_{kind}", text, labels=["topic", "group"])
+            for names, numbers in levels.groups:
+                gauge.add_metric(names, numbers[at])
+            yield gauge
+        yield from _topics(levels.topics)
+        text = "Open connections by port, with unfinished handshakes"
+        connections = GaugeMetricFamily("timer_connections", text, labels=["port"])
+        for port, number in levels.connections.items():
+            connections.add_metric([port], number)
+        yield connections
         yield GaugeMetricFamily(
             "timer_clock_spread_seconds",
             "Greatest difference between the clocks of two voters",
@@ -292,7 +345,9 @@ class Telemetry:
 
     def __init__(self, *, node: str, version: str, read_levels: Callable[[], Levels]) -> None:
         """`read_levels` is called at each scrape, on the scraper's thread."""
-        self.registry = CollectorRegistry()
+        self.registry = NodeRegistry()
+        self.rpcs = RpcMetrics()
+        self.registry.register(self.rpcs)
         self.delivered = self._counter(
             "delivered", "Messages delivered to consumers, including redeliveries"
         )
@@ -354,6 +409,10 @@ class Telemetry:
         )
         self.memory_limit_bytes = self._gauge(
             "memory_limit_bytes", "Limit of memory: limits.memory_bytes_max"
+        )
+        self.denied = self._counter("denied", "RPCs that a port or the rules of access denied")
+        self.handshakes_failed = self._counter(
+            "http_tls_handshakes_failed", "TLS handshakes that failed on the HTTP port"
         )
         self.certificates = CertificateDates()
         self.registry.register(self.certificates)

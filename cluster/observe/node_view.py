@@ -4,6 +4,7 @@ import asyncio
 import heapq
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,14 +18,17 @@ from cluster.control.membership import LAG_MAX, Change
 from cluster.files.replacement import REPLACEABLE, ask_to_replace
 from cluster.files.scrubber import Scrubber
 from cluster.observe import lag, quota_view
+from cluster.observe.busiest_topics import BusiestTopics, TopicFigures
 from cluster.observe.leader_history import LeaderHistory
 from cluster.observe.metrics import LAGS_SHOWN, Lag, Levels
 from cluster.observe.topic_view import TopicView
+from cluster.rpc.connections import connections_of
 from cluster.rpc.http import LocalState
 from cluster.rpc.memory import resident_bytes
-from cluster.settings.config import NodeConfig
+from cluster.settings.config import NodeConfig, parse_address
 from cluster.state.host import Host
 from replication.shell.replica import Replica
+from timer.leader.leader import Leader
 from timer.model.timer_errors import (
     CommitTimeoutError,
     InvalidRequestError,
@@ -32,6 +36,7 @@ from timer.model.timer_errors import (
     NotReadyError,
 )
 from timer.model.units import LogIndex, MonoMs, ReplicaId
+from timer.ready.group import Group
 from timerclient.proto import timer_pb2 as pb
 
 VERSION: Final = "0.1.0"
@@ -73,6 +78,10 @@ class NodeState(TopicView):
         """Nodes that replaced lost voters as learners and do not vote yet."""
         self._lags: list[lag.GroupLag] = []
         self._quotas: tuple[Lag, ...] = ()
+        self._topics = BusiestTopics(
+            host.engine.machine, config.limits.metric_topics_max, mono_ms, self._all_topics
+        )
+        self._connections: Mapping[str, int] = {}
         self._measuring: asyncio.Task[None] | None = None
         self._disk = (mono_ms() - DISK_LOOK_MS, 0)
         """(time, bytes) of the last walk over the directory; status is requested more often."""
@@ -242,7 +251,7 @@ class NodeState(TopicView):
         )
 
     async def measure(self) -> None:
-        """Measure the lag of groups and the use of quotas for `levels`.
+        """Measure lags, the use of quotas, topics and connections for `levels`.
 
         If that takes longer than MEASURE_S, a scrape shows the results of the last measurement, and
         the next scrape shows this one's.
@@ -255,6 +264,11 @@ class NodeState(TopicView):
 
     async def _measure(self) -> None:
         leader, engine = self._host.leader, self._host.engine
+        ports = {name: getattr(self._config, name) for name in ("grpc", "link", "http")}
+        numbers = {name: parse_address(name, at).port for name, at in ports.items() if at}
+        with suppress(OSError):  # no file can be opened; the last figures stay
+            self._connections = await asyncio.to_thread(connections_of, numbers)
+        await self._topics.measure()
         if leader is None:
             self._lags, self._quotas = [], ()
             return
@@ -288,8 +302,8 @@ class NodeState(TopicView):
             expired=self._host.totals.expired,
             held=machine.store.held,
             ready=self._host.totals.ready,
-            leased=sum(leased for leased, _ in held),
-            consumers=sum(consumers for _, consumers in held),
+            leased=sum(leased for _, leased, _ in held),
+            consumers=sum(consumers for _, _, consumers in held),
             undelivered_lag_ms=max((each.undelivered_ms for each in lags), default=0),
             unacked_lag_ms=max((each.unacked_ms for each in lags), default=0),
             lagging_groups=_worst(
@@ -298,6 +312,9 @@ class NodeState(TopicView):
             ),
             late_topics=_worst(((machine.topics[i].name,), (ms,)) for i, ms in late.items()),
             fullest_quotas=() if leader is None else self._quotas,
+            groups=() if leader is None else self._groups(leader, held, lags),
+            topics=self._topics.figures(),
+            connections=self._connections,
             inflight_bytes=leader.bytes_in_flight if leader is not None else 0,
             memtable_bytes=machine.store.memtable.size,
             clock_spread_ms=self._host.clock_spread_ms,
@@ -310,6 +327,31 @@ class NodeState(TopicView):
             damaged=bool(self._scrubber.damage),
             read_time_lag_ms=max(0, now.clock_ms - due) if due is not None else 0,
         )
+
+    def _groups(
+        self,
+        leader: Leader,
+        held: Iterable[tuple[Group, int, int]],
+        lags: Iterable[lag.GroupLag],
+    ) -> tuple[Lag, ...]:
+        """Return the consumers and leases of the groups with most lag, and of those with most."""
+        lagging = heapq.nlargest(LAGS_SHOWN, lags, key=lambda each: each.undelivered_ms)
+        most = heapq.nlargest(LAGS_SHOWN, held, key=lambda each: (each[2], each[1]))
+        chosen = {each.group.group_id: each.group for each in lagging}
+        chosen |= {group.group_id: group for group, _, _ in most}
+        topics, found = leader.machine.topics, []
+        for group in chosen.values():
+            topic = topics.get(group.topic)
+            if topic is not None and not group.deleted:
+                leased, consumers = leader.groups.leased(group)
+                found.append(((topic.name, group.name), (consumers, leased)))
+        return tuple(found)
+
+    def _all_topics(self) -> TopicFigures:
+        counts, totals = self._machine.counts, self._host.totals
+        counters = counts.scheduled, counts.fired, counts.cancelled, counts.dropped, totals.expired
+        gauges = counts.pending, self._machine.store.held, totals.ready
+        return TopicFigures("", counters, gauges)
 
     # ---- status
 

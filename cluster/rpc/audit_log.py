@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Callable
 from io import TextIOWrapper
 from typing import Any, Final
 
@@ -37,6 +38,8 @@ class AuditLog:
     def __init__(self, node: str, path: str = "") -> None:
         """`path`: a file to append to; empty: the node's log."""
         self._node = node
+        self.on_denied: Callable[[], object] = lambda: None
+        """Called for each denied call."""
         audit.setLevel(logging.INFO)
         if path and not audit.handlers:
             handler = _PrivateFile(path, delay=True)
@@ -57,6 +60,7 @@ class AuditLog:
 
     def denied(self, method: str, identity: str, address: str, error: EngineError) -> None:
         """Note a denied call. `identity`: as the certificate has it."""
+        self.on_denied()
         line = self._line(
             identity=identity[:512],
             address=address,

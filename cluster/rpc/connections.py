@@ -79,14 +79,31 @@ class Connections:
 
     def _open(self) -> Iterator[tuple[str, socket.socket]]:
         """Yield (remote address, socket) of each connection; a socket is valid for one step."""
-        for name in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):
-                if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                    continue
-                with socket.socket(fileno=os.dup(int(name))) as each:
-                    inet = each.family in (socket.AF_INET, socket.AF_INET6)
-                    if inet and each.getsockname()[1] == self._port:
-                        yield _written(each.getpeername()), each
+        for port, each in _sockets():
+            if port == self._port:
+                with contextlib.suppress(OSError):
+                    yield _written(each.getpeername()), each
+
+
+def connections_of(ports: Mapping[str, int]) -> dict[str, int]:
+    """Return the number of this process's open connections to each of its ports, by name."""
+    found: Counter[int] = Counter()
+    for port, each in _sockets():
+        with contextlib.suppress(OSError):
+            each.getpeername()  # fails for the one that listens
+            found[port] += 1
+    return {name: found[port] for name, port in ports.items()}
+
+
+def _sockets() -> Iterator[tuple[int, socket.socket]]:
+    """Yield (local port, socket) of each TCP socket of this process, each valid for one step."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as each:
+                if each.family in (socket.AF_INET, socket.AF_INET6):
+                    yield each.getsockname()[1], each
 
 
 def _written(address: tuple[Any, ...]) -> str:

@@ -122,13 +122,17 @@ class Endpoints:
         return [CallGuard(gate(self._config.cluster_id, access), access, self.audit)]
 
     def http_server(
-        self, view: NodeView, registry: CollectorRegistry, pages: ExtraPaths | None = None
+        self,
+        view: NodeView,
+        registry: CollectorRegistry,
+        pages: ExtraPaths | None = None,
+        on_handshake_failed: Callable[[], object] = lambda: None,
     ) -> HttpServer:
-        """Return the HTTP server. It listens from its `start` on. `pages`: see HttpServer."""
+        """Return the HTTP server. It listens from its `start` on. Arguments: see HttpServer."""
         if self.tls is None:
             return HttpServer(self._config.http, view, registry, pages)
         tls = HttpTls(self.tls.http(), self._config.cluster_id, self.tls.access)
-        return HttpServer(self._config.http, view, registry, pages, tls)
+        return HttpServer(self._config.http, view, registry, pages, tls, on_handshake_failed)
 
     async def listen(self, public: grpc.aio.Server, link: grpc.aio.Server | None) -> None:
         """Bind the servers to the node's addresses, and start them.

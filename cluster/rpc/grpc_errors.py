@@ -64,6 +64,11 @@ STATUSES: Final[dict[type[timer_errors.EngineError], Status]] = {
 }
 
 
+_CODES: Final = {timer_pb2.REASON_UNSPECIFIED: "OK"} | {
+    status.reason: status.code.name for status in STATUSES.values()
+}
+
+
 def error_classes() -> Iterator[type[timer_errors.EngineError]]:
     """Yield every class of the tree below `EngineError`, nested ones included."""
     waiting = [*timer_errors.EngineError.__subclasses__()]
@@ -81,6 +86,11 @@ def code_of(error: timer_errors.EngineError) -> grpc.StatusCode:
 def reason_of(error: timer_errors.EngineError) -> str:
     """Return the name of the error's reason, such as NOT_LEADER: a label in metrics and logs."""
     return timer_pb2.Reason.Name(STATUSES[type(error)].reason)
+
+
+def code_in(error: timer_pb2.Error) -> str:
+    """Return the name of the status code of the error in an answer; OK: it has none."""
+    return _CODES[error.reason]
 
 
 def to_wire(error: timer_errors.EngineError) -> timer_pb2.Error:

@@ -11,11 +11,12 @@ own frame keeps no references.
 
 import asyncio
 import functools
+import time
 import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Final, Generic, NoReturn, TypeVar
+from typing import Any, Final, Generic, NoReturn, Self, TypeVar
 
 import grpc
 
@@ -54,6 +55,14 @@ class ServiceHooks:
     """Called with each request, to count its bytes."""
     on_cancel: Callable[[float], None] = lambda seconds: None
     """Called for each answered Cancel, with the seconds that it took."""
+    on_answer: Callable[[str, str, str, float], None] = lambda method, code, relayed, s: None
+    """Called for each answered request: method, name of the status code, `relayed`, seconds.
+
+    `relayed`: "yes" if this node sent the request on to the leader, otherwise "no"."""
+    on_stream: Callable[[str], None] = lambda method: None
+    """Called for each stream of requests that begins, with its method."""
+    on_stream_end: Callable[[str, str, str], None] = lambda method, code, relayed: None
+    """Called for each stream of requests that ends: method, code and relayed as in `on_answer`."""
     relay: Relay | None = None
     """Sends requests to the leader while this node does not lead. None: no request is sent on."""
 
@@ -84,6 +93,46 @@ class Service:
             del context  # the abort's traceback refers to this frame, and the context to the abort
 
 
+class _Measured:
+    """Reports the result and the duration of one RPC to the hooks."""
+
+    __slots__ = ("_began", "_context", "_hooks", "_name", "_stream", "relayed")
+
+    def __init__(self, hooks: ServiceHooks, name: str, request: object, context: Context) -> None:
+        self._hooks, self._name = hooks, name
+        self._context: Context | None = context
+        self._stream = hasattr(request, "__aiter__")
+        self.relayed = "no"
+        """"yes": the request goes to the leader."""
+
+    def __enter__(self) -> Self:
+        self._began = time.perf_counter()
+        if self._stream:
+            self._hooks.on_stream(self._name)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        context, self._context = self._context, None  # see the module: the error refers to this
+        code = "OK" if kind is None else _code_of(kind, context)
+        if self._stream:
+            self._hooks.on_stream_end(self._name, code, self.relayed)
+        else:
+            seconds = time.perf_counter() - self._began
+            self._hooks.on_answer(self._name, code, self.relayed, seconds)
+
+
+_CODES: Final = {code.value[0]: code.name for code in grpc.StatusCode}
+
+
+def _code_of(kind: type[BaseException], context: Any) -> str:
+    """Return the name of the status code of an RPC that ended with an exception of `kind`."""
+    if issubclass(kind, grpc.aio.AbortError):
+        code: Any = context.code()
+        return _CODES.get(code, "UNKNOWN") if isinstance(code, int) else str(code.name)
+    gone = issubclass(kind, asyncio.CancelledError | GeneratorExit)
+    return "CANCELLED" if gone else "UNKNOWN"
+
+
 _Service = TypeVar("_Service", bound=Service)
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -97,20 +146,22 @@ def answered(
 
     @functools.wraps(handler)
     async def answer(service: _Service, request: _Request, context: Context) -> _Response:
-        try:
-            service.hooks.taken(request, context)
-            service.hooks.admit(name)
-            relay = service.hooks.relay
-            if relay is not None and (leader := relay.target(name, context)) is not None:
-                passed: Any = await relay.answer(leader, name, read(request), context)
-                return passed  # type: ignore[no-any-return]  # encoded; see Registrar
-            return await handler(service, read(request), context)
-        except EngineError as error:
-            why = error
-        del request
-        refusing = service.refuse(name, why, context)
-        del context, why
-        return await refusing
+        with _Measured(service.hooks, name, request, context) as measured:
+            try:
+                service.hooks.taken(request, context)
+                service.hooks.admit(name)
+                relay = service.hooks.relay
+                if relay is not None and (leader := relay.target(name, context)) is not None:
+                    measured.relayed = "yes"
+                    passed: Any = await relay.answer(leader, name, read(request), context)
+                    return passed  # type: ignore[no-any-return]  # encoded; see Registrar
+                return await handler(service, read(request), context)
+            except EngineError as error:
+                why = error
+            del request
+            refusing = service.refuse(name, why, context)
+            del context, why
+            return await refusing
 
     return answer
 
@@ -128,29 +179,31 @@ def streamed(
     async def answer(
         service: _Service, request: _Request, context: Context
     ) -> AsyncIterator[_Response]:
-        try:
-            if not hasattr(request, "__aiter__"):  # a stream's requests are taken one by one
-                service.hooks.taken(request, context)
-            service.hooks.admit(name)
-            relay, answers = service.hooks.relay, None
-            if relay is not None and (leader := relay.target(name, context)) is not None:
-                asked: Any = read(request)
-                if hasattr(asked, "__aiter__"):
-                    asked = RequestStream(asked, context, service.hooks.taken)
-                answers = relay.stream(leader, name, asked, context)
-                del asked
-            own: Any = answers or handler(service, read(request), context)
-            async with aclosing(own) as responses:
-                async for response in responses:
-                    yield response
-        except EngineError as error:
-            why = error
-        else:
-            return
-        del request
-        refusing = service.refuse(name, why, context)
-        del context, why
-        await refusing
+        with _Measured(service.hooks, name, request, context) as measured:
+            try:
+                if not hasattr(request, "__aiter__"):  # a stream's requests are taken one by one
+                    service.hooks.taken(request, context)
+                service.hooks.admit(name)
+                relay, answers = service.hooks.relay, None
+                if relay is not None and (leader := relay.target(name, context)) is not None:
+                    measured.relayed = "yes"
+                    asked: Any = read(request)
+                    if hasattr(asked, "__aiter__"):
+                        asked = RequestStream(asked, context, service.hooks.taken)
+                    answers = relay.stream(leader, name, asked, context)
+                    del asked
+                own: Any = answers or handler(service, read(request), context)
+                async with aclosing(own) as responses:
+                    async for response in responses:
+                        yield response
+            except EngineError as error:
+                why = error
+            else:
+                return
+            del request
+            refusing = service.refuse(name, why, context)
+            del context, why
+            await refusing
 
     return answer
 

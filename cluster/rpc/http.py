@@ -157,11 +157,13 @@ class HttpServer:
         registry: CollectorRegistry,
         pages: ExtraPaths | None = None,
         tls: HttpTls | None = None,
+        on_handshake_failed: Callable[[], object] = lambda: None,
     ) -> None:
         """`address` is host:port; port 0: any free one. `pages`: None for a page of links.
 
-        `tls`: None: without TLS.
+        `tls`: None: without TLS. `on_handshake_failed`: called for each.
         """
+        self._on_handshake_failed = on_handshake_failed
         self._tls = tls
         self._text = address
         self._address = parse_address("http", address, port_min=0)
@@ -197,7 +199,9 @@ class HttpServer:
         assert server is not None
 
         context = self._tls.context if self._tls is not None else None
-        self._listener = HttpListener(server, lambda: server.connections, context)
+        self._listener = HttpListener(
+            server, lambda: server.connections, context, self._on_handshake_failed
+        )
         try:
             return await self._listener.start(*self._address)
         except OSError as error:

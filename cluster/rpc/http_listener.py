@@ -7,7 +7,6 @@ handshakes would take all of the process's files. So this listener accepts conne
 """
 
 import asyncio
-import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Sequence
@@ -33,11 +32,13 @@ class HttpListener:
         protocol: Callable[[], asyncio.Protocol],
         connections: Callable[[], Sequence[RequestHandler]],
         context: ssl.SSLContext | None,
+        on_failed: Callable[[], object] = lambda: None,
     ) -> None:
         """`protocol` returns the protocol of a new connection, `connections` the open ones.
 
-        `context`: None: without TLS.
+        `context`: None: without TLS. `on_failed`: called for each TLS handshake that fails.
         """
+        self._on_failed = on_failed
         self._protocol, self._connections, self._context = protocol, connections, context
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
@@ -90,13 +91,16 @@ class HttpListener:
 
     async def _greet(self, connection: socket.socket) -> None:
         """Give a connection its protocol, with TLS after the handshake."""
-        with contextlib.suppress(OSError):  # a failed handshake; the connection is closed
+        try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._protocol,
                 connection,
                 ssl=self._context,
                 ssl_handshake_timeout=HANDSHAKE_S if self._context is not None else None,
             )
+        except OSError:  # the connection is closed
+            if self._context is not None:
+                self._on_failed()
 
     def _make_room(self) -> None:
         """If there are too many, close the oldest handshake or connection: of the more frequent."""

@@ -175,6 +175,8 @@ class LimitsConfig(_Part):
     three quarters of the memory of the machine or of the process's cgroup."""
     outbox_bytes_max: int = _int(256 * MIB, 16 * MIB, 1 << 40)
     """Deliveries that consumers have not read, of all consumers together; of each at most 8 MiB."""
+    metric_topics_max: int = _int(100, 0, 10_000)
+    """Topics with figures of their own in the metrics: the busiest. 0: none."""
     inflight_bytes_max: int = _int(64 * MIB, 1 * MIB, 4096 * MIB)
     """Bytes at the leader that are not on a majority yet, queued or sent; further requests get
     RESOURCE_EXHAUSTED."""

@@ -62,6 +62,41 @@ def test_a_follower_sends_requests_on(cluster: Running, topic: str) -> None:
     assert cluster.metric(follower, "timer_relayed_total") >= before + 4
 
 
+def test_rpcs_are_measured_where_they_arrive_and_where_they_are_answered(
+    cluster: Running, topic: str
+) -> None:
+    follower, leader = cluster.followers()[0], cluster.wait_for_leader()
+    labels = 'method="{}",relayed="{}"'.format
+    refused = f'timer_rpc_seconds_count{{code="NOT_FOUND",{labels("GetTimer", "yes")}}}'
+    counted = {
+        follower: [
+            f'timer_rpc_seconds_count{{code="OK",{labels("Schedule", "yes")}}}',
+            f'timer_streams_ended_total{{code="OK",{labels("ScheduleStream", "yes")}}}',
+            refused,
+        ],
+        leader: [
+            f'timer_rpc_seconds_count{{code="OK",{labels("Schedule", "no")}}}',
+            f'timer_rpc_seconds_count{{code="OK",{labels("ScheduleStream", "no")}}}',
+            refused.replace("yes", "no"),
+        ],
+    }
+
+    def numbers() -> list[float]:
+        return [cluster.metric(node, each) for node, names in counted.items() for each in names]
+
+    before = numbers()
+    cluster.timers(follower).Schedule(one_timer(topic), timeout=RPC_S)
+    assert [*cluster.timers(follower).ScheduleStream(iter([one_timer(topic)]), timeout=RPC_S)]
+    with pytest.raises(grpc.RpcError):
+        cluster.timers(follower).GetTimer(
+            pb.GetTimerRequest(topic=topic, key="none"), timeout=RPC_S
+        )
+    until(lambda: numbers() == [each + 1 for each in before])
+    assert cluster.metric(leader, 'timer_connections{port="grpc"}') >= 1
+    name = f'timer_topic_scheduled_total{{topic="{topic}"}}'
+    until(lambda: all(cluster.metric(node, name) == 2 for node in counted))
+
+
 def test_streams_pass_a_follower(cluster: Running, topic: str) -> None:
     follower = cluster.followers()[0]
     requests = [one_timer(topic, b"%d" % n) for n in range(5)]

@@ -299,9 +299,10 @@ class Serving:
         leases = self._leases.get(group.group_id)
         return (leases.in_flight, len(leases.consumers)) if leases else (0, 0)
 
-    def all_leased(self) -> Iterator[tuple[int, int]]:
-        """Yield (messages leased now, consumers) of each group consumed from in this epoch."""
-        return ((each.in_flight, len(each.consumers)) for each in self._leases.values())
+    def all_leased(self) -> Iterator[tuple[Group, int, int]]:
+        """Yield (group, messages leased now, consumers) of groups consumed from in this epoch."""
+        each_of = self._leases.values()
+        return ((each.group, each.in_flight, len(each.consumers)) for each in each_of)
 
     def waiting_from(self, group: Group, clock_ms: UnixMs) -> int | None:
         """Return a group's first offset that waits for a consumer. None: no message waits."""
