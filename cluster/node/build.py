@@ -182,7 +182,7 @@ def build(config: NodeConfig, node: NodeCalls, *, raft_lost: bool) -> NodeParts:
         wall_ms=wall_clock(config.test_clock),
     )
     basis.telemetry.insecure.set(config.insecure)
-    endpoints.audit.on_denied = basis.telemetry.denied.inc
+    endpoints.audit.on_denied = basis.telemetry.rpcs.denied.inc
     tls = endpoints.tls
     if tls is not None:
         basis.telemetry.certificates.not_after_s = lambda: tls.certificate.not_after_s
@@ -192,7 +192,7 @@ def build(config: NodeConfig, node: NodeCalls, *, raft_lost: bool) -> NodeParts:
         config.name,
         planes.view.leader_name,
         endpoints.channel,
-        basis.telemetry.relayed.inc,
+        basis.telemetry.rpcs.relayed.inc,
         cluster_id=config.cluster_id,
     )
     services, connections, memory = _services(basis, planes, relay)
@@ -380,7 +380,7 @@ def _services(
     outboxes = Outboxes(config.limits.outbox_bytes_max)
     connections = Connections(parse_address("grpc", config.grpc).port, outboxes.unread)
     memory = MemoryGuard(
-        config.limits.memory_bytes_max, connections, telemetry.connections_ended.inc
+        config.limits.memory_bytes_max, connections, telemetry.rpcs.connections_ended.inc
     )
     telemetry.memory_limit_bytes.set(memory.bytes_max)
     telemetry.memory_high.set_function(lambda: memory.high)
@@ -426,7 +426,7 @@ def _ports(
     salt = wire_rows.id_salt(basis.config.cluster_id)
     lookup = TimerLookup(services.timers, salt)
     data = PageData(planes.view, planes.host, basis.telemetry, lookup, mono_ms)
-    registry, failed = basis.telemetry.registry, basis.telemetry.handshakes_failed.inc
+    registry, failed = basis.telemetry.registry, basis.telemetry.rpcs.handshakes_failed.inc
     http = basis.endpoints.http_server(planes.view, registry, StatusPages(data), failed)
     return Ports(
         basis.endpoints,

@@ -346,8 +346,7 @@ class Telemetry:
     def __init__(self, *, node: str, version: str, read_levels: Callable[[], Levels]) -> None:
         """`read_levels` is called at each scrape, on the scraper's thread."""
         self.registry = NodeRegistry()
-        self.rpcs = RpcMetrics()
-        self.registry.register(self.rpcs)
+        self.rpcs = RpcMetrics(self.registry)
         self.delivered = self._counter(
             "delivered", "Messages delivered to consumers, including redeliveries"
         )
@@ -398,21 +397,11 @@ class Telemetry:
         self.fsync_seconds = self._histogram(
             "fsync_seconds", "Duration of each fdatasync of the log", _LATENCY_S
         )
-        self.connections_ended = self._counter(
-            "connections_ended", "Connections closed because they held too much memory"
-        )
-        self.relayed = self._counter(
-            "relayed", "RPCs that this node sent on to the leader for a client"
-        )
         self.outbox_bytes = self._gauge(
             "outbox_bytes", "Bytes of deliveries that consumers have not read yet"
         )
         self.memory_limit_bytes = self._gauge(
             "memory_limit_bytes", "Limit of memory: limits.memory_bytes_max"
-        )
-        self.denied = self._counter("denied", "RPCs that a port or the rules of access denied")
-        self.handshakes_failed = self._counter(
-            "http_tls_handshakes_failed", "TLS handshakes that failed on the HTTP port"
         )
         self.certificates = CertificateDates()
         self.registry.register(self.certificates)

@@ -1,4 +1,4 @@
-"""Durations of RPCs by method and result, and open streams.
+"""RPCs by method and result, streams, and connections that came to nothing.
 
 The event loop alone records and reads these, so they need no lock. A record takes about a
 microsecond. Methods and codes are names of this program, never text from a caller.
@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import Final
 
+from prometheus_client import CollectorRegistry
+from prometheus_client import Counter as PrometheusCounter
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -28,13 +30,28 @@ _LABELS: Final = (*map(str, BOUNDS_S), "+Inf")
 class RpcMetrics(Collector):
     """The RPCs of one node; see the module."""
 
-    def __init__(self) -> None:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Make all metrics of the module in a registry."""
+
+        def counter(name: str, text: str) -> PrometheusCounter:
+            return PrometheusCounter(f"timer_{name}", text, registry=registry)
+
+        self.denied = counter("denied", "RPCs that a port or the rules of access denied")
+        self.handshakes_failed = counter(
+            "http_tls_handshakes_failed", "TLS handshakes that failed on the HTTP port"
+        )
+        self.connections_ended = counter(
+            "connections_ended", "Connections closed because they held too much memory"
+        )
+        text = "RPCs that this node sent on to the leader for a client"
+        self.relayed = counter("relayed", text)
         self._counts: dict[tuple[str, str, str], list[int]] = {}
         """(method, code, relayed) -> number of durations at most each bound, and above all."""
         self._sums: dict[tuple[str, str, str], float] = {}
         """The same key -> sum of the durations, in seconds."""
         self._open: Counter[str] = Counter()
         self._ended: Counter[tuple[str, str, str]] = Counter()
+        registry.register(self)
 
     def answered(self, method: str, code: str, relayed: str, seconds: float) -> None:
         """Count an answered request.
