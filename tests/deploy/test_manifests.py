@@ -77,7 +77,8 @@ def node_config(workload: Any, config: Any, pod: str) -> NodeConfig:
 
 def test_kustomization_and_chart_are_the_same() -> None:
     monitored = call("kustomize", "build", str(ROOT / "deploy/kubernetes/monitored"))
-    charted = chart("--no-hooks", "--set=serviceMonitor.enabled=true")
+    charted = chart("--no-hooks", "--set=serviceMonitor.enabled=true,prometheusRule.enabled=true")
+    assert "PrometheusRule timerd" in charted
     assert comparable(charted) == comparable(objects(monitored))
 
 

@@ -29,6 +29,9 @@ var types = map[string]func() any{
 	"monitoring.coreos.com/v1 ServiceMonitor": func() any {
 		return new(map[string]any)
 	},
+	"monitoring.coreos.com/v1 PrometheusRule": func() any {
+		return new(map[string]any)
+	},
 }
 
 func main() {
