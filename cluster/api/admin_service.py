@@ -10,7 +10,10 @@ from cluster.api.policy_admin import PolicyDesk
 from cluster.api.timer_service import TimerService
 from cluster.control.membership import Change
 from cluster.rpc.handlers import NO_HOOKS, Context, Service, ServiceHooks, answered, within
-from timer.model.timer_errors import InvalidRequestError, NotFoundError
+from cluster.rpc.relay import DIRECT
+from cluster.settings.log_format import set_level
+from cluster.settings.stack_dump import dump_stacks
+from timer.model.timer_errors import InvalidRequestError, NotFoundError, NotReadyError
 from timer.model.units import LogIndex
 from timer.ready.topic import Topic
 from timerclient.proto import timer_pb2 as pb
@@ -229,6 +232,55 @@ class AdminService(Service, rpc.AdminServiceServicer):
             raise NotFoundError("node", request.target)
         moved = await self._view.transfer(request.target)
         return pb.TransferLeadershipResponse(unchanged=not moved)
+
+    @answered
+    async def SetLogLevel(  # noqa: N802
+        self, request: pb.SetLogLevelRequest, context: Context
+    ) -> pb.SetLogLevelResponse:
+        """Set the level of a logger of one node, until it restarts."""
+        if self._is_here(request.node):
+            before = set_level(request.logger, request.level)
+            return pb.SetLogLevelResponse(node=self._view.name, before=before)
+        passed: pb.SetLogLevelResponse = await self._passed_on("SetLogLevel", request, context)
+        return passed
+
+    @answered
+    async def DumpStacks(  # noqa: N802
+        self, request: pb.DumpStacksRequest, context: Context
+    ) -> pb.DumpStacksResponse:
+        """Return what each thread and each task of one node is doing."""
+        if not self._is_here(request.node):
+            passed: pb.DumpStacksResponse = await self._passed_on("DumpStacks", request, context)
+            return passed
+        found = await dump_stacks()
+        threads, tasks = (
+            [pb.DumpStacksResponse.Stack(name=n.name, count=n.count, frames=n.frames) for n in each]
+            for each in (found.threads, found.tasks)
+        )
+        return pb.DumpStacksResponse(
+            node=self._view.name,
+            threads=threads,
+            tasks=tasks,
+            task_count=found.task_count,
+            left_out=found.left_out,
+        )
+
+    def _is_here(self, node: str) -> bool:
+        """Return whether a request names this node.
+
+        Raises:
+            NotFoundError: there is no such node.
+        """
+        if node not in ("", self._view.name, *self._view.peers()):
+            raise NotFoundError("node", node)
+        return node in ("", self._view.name)
+
+    async def _passed_on(self, method: str, request: Any, context: Context) -> Any:
+        """Return the answer of the node that a request names, encoded; see Registrar."""
+        sender = dict(context.invocation_metadata() or ()).get(DIRECT)
+        if self.hooks.relay is None or sender in self._view.peers():  # one hop at most
+            raise NotReadyError(f"this node can't reach {request.node}")
+        return await self.hooks.relay.answer(request.node, method, request, context)
 
     @answered
     async def ListMembers(  # noqa: N802

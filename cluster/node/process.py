@@ -85,7 +85,7 @@ def run(
     Raises:
         ConfigError: the limit of open files is too low.
     """
-    setup_logs(level=config.log_level, node=config.name)
+    setup_logs(level=config.log_level, node=config.name, form=config.log_format)
     for number in signal_handlers.HANDLED:  # the default action of each ends the process
         signal.signal(number, signal.SIG_IGN)
     raise_limit()

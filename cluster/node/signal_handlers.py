@@ -2,28 +2,22 @@
 
 SIGHUP    reads the settings again, applies `log_level`, and logs which others need a restart;
           reads the certificates again
-SIGUSR1   logs the stack of every task and of every thread
+SIGUSR1   logs what every thread and every task is doing (cluster/settings/stack_dump.py)
 SIGUSR2   has no effect
 """
 
 import asyncio
 import logging
 import signal
-import sys
-import threading
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Final
 
 from cluster.settings.config import NodeConfig
+from cluster.settings.stack_dump import dump_stacks_now
 from timer.model.timer_errors import ConfigError
 
 HANDLED: Final = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-TASKS_MAX: Final = 1_000
-"""Tasks in one dump, at most."""
-FRAMES_MAX: Final = 8
-"""Frames logged of each stack, at most: the innermost ones."""
 
 logger = logging.getLogger(__name__)
 
@@ -65,27 +59,14 @@ def _differing(one: Any, other: Any, prefix: str = "") -> Iterator[str]:
 
 
 def dump() -> None:
-    """Log the stack of every thread and of every task, one line each."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    for ident, frame in sys._current_frames().items():  # noqa: SLF001 - there is no other way
-        stack = traceback.extract_stack(frame)
-        logger.warning("thread", extra={"thread_name": names.get(ident, "?"), "at": _text(stack)})
-    tasks = sorted(asyncio.all_tasks(), key=lambda task: task.get_name())
-    logger.warning("%d tasks", len(tasks))
-    for task in tasks[:TASKS_MAX]:
-        stack = traceback.StackSummary.extract(
-            (frame, frame.f_lineno) for frame in task.get_stack(limit=FRAMES_MAX)
-        )
-        name = getattr(task.get_coro(), "__qualname__", "?")
-        extra = {"task": f"{task.get_name()} {name}", "at": _text(stack)}
+    """Log what each thread and each task is doing, one line for each stack."""
+    found = dump_stacks_now()
+    for each in found.threads:
+        logger.warning("thread", extra={"thread_name": each.name, "at": " < ".join(each.frames)})
+    logger.warning("%d tasks", found.task_count, extra={"tasks_left_out": found.left_out})
+    for each in found.tasks:
+        extra = {"task": each.name, "count": each.count, "at": " < ".join(each.frames)}
         logger.warning("task", extra=extra)
-
-
-def _text(stack: traceback.StackSummary) -> str:
-    return " < ".join(
-        f"{frame.name} {frame.filename.rpartition('/')[2]}:{frame.lineno}"
-        for frame in reversed(stack[-FRAMES_MAX:])
-    )
 
 
 def handle(loop: asyncio.AbstractEventLoop, reloading: Reloading) -> None:

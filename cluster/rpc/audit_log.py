@@ -21,9 +21,10 @@ from typing import Any, Final
 from google.protobuf.json_format import MessageToDict
 
 from cluster.rpc.rpc_caller import Caller
+from cluster.settings.log_format import AUDIT
 from timer.model.timer_errors import EngineError
 
-audit: Final = logging.getLogger("cluster.audit")
+audit: Final = logging.getLogger(AUDIT)
 
 REQUEST_BYTES_MAX: Final = 4_096
 """Bytes of a request that a line contains. Of a longer one it has the targets and the size."""

@@ -32,6 +32,7 @@ SERVED_HERE: Final = frozenset(
     {
         *("GetStatus", "GetCheckpoint", "ListMembers"),
         "TransferLeadership",  # any node passes the command to the controller
+        *("SetLogLevel", "DumpStacks"),  # any node passes them on to the node that they name
     }
 )
 """Methods that each node answers itself. All others need the leader."""
@@ -89,8 +90,8 @@ class Relay:
         self._name, self._leader, self._channel, self._relayed = name, leader, channel, relayed
         self._cluster_id = cluster_id
         self._lines: list[_Line] = []
-        self._open: dict[Any, str] = {}
-        """Open call -> its target."""
+        self._open: dict[Any, str | None] = {}
+        """Open call -> its target. None: the call is not for the leader."""
         self._left: set[Any] = set()
         """Open calls that were cancelled because another node leads."""
         self._watching: asyncio.Task[None] | None = None
@@ -120,7 +121,7 @@ class Relay:
         return None if leader == self._name else leader
 
     async def answer(self, target: str, method: str, request: Any, context: Context) -> bytes:
-        """Return the leader's answer to a request, encoded.
+        """Return another node's answer to a request, encoded. `target`: as a rule the leader.
 
         Raises:
             EngineError: there is no answer; see the module.
@@ -132,7 +133,7 @@ class Relay:
                 request.SerializeToString(), metadata=self._metadata(), timeout=_left_s(context)
             )
             del request
-            with self._opened(sent, target):
+            with self._opened(sent, target if method not in SERVED_HERE else None):
                 try:
                     answer: bytes = await sent
                 except grpc.aio.AioRpcError as failed:
@@ -219,7 +220,7 @@ class Relay:
             closing.add_done_callback(self._closing.discard)
 
     @contextlib.contextmanager
-    def _opened(self, call: Any, target: str) -> Iterator[None]:
+    def _opened(self, call: Any, target: str | None) -> Iterator[None]:
         """Watch a call: it is cancelled once another node than `target` leads."""
         self._open[call] = target
         if self._watching is None or self._watching.done():
@@ -237,7 +238,7 @@ class Relay:
             if leader is None:
                 continue  # the target may lead on
             for call, target in [*self._open.items()]:
-                if target != leader:
+                if target not in (leader, None):
                     self._left.add(call)
                     call.cancel()
 
@@ -281,8 +282,8 @@ class _Refused:
             if pb.Error.FromString(self._trailer).reason == pb.NOT_LEADER:
                 raise NotReadyError("the leadership is moving to another node: retry")
         elif self._code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-            lost = f"the leader {self._target} did not answer: {self._details:.200}"
-            if self._method in LOOK_UPS:
+            lost = f"the node {self._target} did not answer: {self._details:.200}"
+            if self._method in LOOK_UPS | SERVED_HERE:
                 raise NotReadyError(lost)
             raise LeadershipLostError(f"{lost}; the request may have been applied")
         trailer = () if self._trailer is None else ((grpc_errors.TRAILER, self._trailer),)

@@ -1,4 +1,4 @@
-"""Settings, exit statuses, log format, wall clock and service manager of a node.
+"""Settings, exit statuses, logs, stacks, wall clock and service manager of a node.
 
 Every other folder of `cluster/` may import from here.
 """

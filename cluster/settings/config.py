@@ -38,6 +38,7 @@ PEERS_MAX: Final = 7
 TEST_CLUSTER: Final = "test-"
 """Prefix of the ids of test clusters. Only their clocks can be moved."""
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+LOG_FORMATS: Final = ("text", "json")
 
 NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 """Names of nodes, clusters and identities."""
@@ -312,6 +313,8 @@ class NodeConfig(_Part):
     """A schedule or a consumer creates a topic that does not exist."""
     log_level: str = "info"
     """debug, info, warning or error."""
+    log_format: str = "text"
+    """text: key=value. json: one object a line."""
     audit_log: str = ""
     """Path of the file for the audit log; empty: its lines go to the node's log."""
     test_clock: str = ""
@@ -342,6 +345,8 @@ class NodeConfig(_Part):
             raise self.refuse("test_clock", f"empty, or cluster_id must begin with {TEST_CLUSTER}")
         if self.log_level not in LOG_LEVELS:
             raise self.refuse("log_level", f"one of {', '.join(LOG_LEVELS)}")
+        if self.log_format not in LOG_FORMATS:
+            raise self.refuse("log_format", f"one of {', '.join(LOG_FORMATS)}")
         if self.storage.memtable_bytes_flush < self.limits.request_bytes_max:
             limit = f"at least limits.request_bytes_max ({self.limits.request_bytes_max})"
             raise self.storage.refuse("memtable_bytes_flush", limit)

@@ -1,6 +1,7 @@
-"""Logs: one line per record on stderr, as key=value (logfmt).
+"""Logs: one line per record on stderr, as key=value (logfmt) or as a JSON object.
 
     time=2026-01-31T12:00:00.123Z level=info node=n1 logger=cluster.node.node msg="leader" epoch=4
+    {"time": "2026-01-31T12:00:00.123Z", "level": "info", "node": "n1", …, "epoch": 4}
 
 The fields of `extra` follow the message, so that a line can be found by a field. A value with other
 than plain characters is quoted as in JSON. A traceback is one such value.
@@ -8,12 +9,19 @@ than plain characters is quoted as in JSON. A traceback is one such value.
 
 import json
 import logging
+import math
 import re
 import sys
 import time
 from collections.abc import Callable
 from typing import Final, TextIO
 
+from cluster.settings.config import LOG_LEVELS
+from timer.model.timer_errors import InvalidRequestError, NotFoundError
+
+AUDIT: Final = "cluster.audit"
+"""Logger of the audit log. No call changes its level."""
+DEFAULT: Final = "default"
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.:/@+,\[\]-]+", re.ASCII)
 _GRPC: Final = "grpc._cython.cygrpc"
 _HTTP: Final = "aiohttp.server"
@@ -36,6 +44,11 @@ class LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as key=value, without a line break."""
+        fields = self.fields(record).items()
+        return " ".join(f"{key}={_quoted(str(value))}" for key, value in fields)
+
+    def fields(self, record: logging.LogRecord) -> dict[str, object]:
+        """Return the fields of a record, in the order of its line."""
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         values: dict[str, object] = {
             "time": f"{seconds}.{int(record.msecs):03d}Z",
@@ -49,7 +62,21 @@ class LineFormatter(logging.Formatter):
             values["exc"] = self.formatException(record.exc_info)
         if record.stack_info:
             values["stack"] = record.stack_info
-        return " ".join(f"{key}={_quoted(str(value))}" for key, value in values.items())
+        return values
+
+
+class JsonFormatter(LineFormatter):
+    """Formats a record as one JSON object. Numbers, true and false stay such; the rest is text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as a JSON object, without a line break."""
+        fields = self.fields(record).items()
+        return json.dumps({str(key): _json_value(value) for key, value in fields})
+
+
+def _json_value(value: object) -> object:
+    finite = not isinstance(value, float) or math.isfinite(value)
+    return value if isinstance(value, int | float | None) and finite else str(value)
 
 
 def _quoted(text: str) -> str:
@@ -103,13 +130,42 @@ class _Flood(logging.Filter):
         return lines < LINES_MAX
 
 
-def setup_logs(*, level: str, node: str, stream: TextIO | None = None) -> logging.Handler:
+def set_level(logger: str, level: str) -> str:
+    """Set the level of a logger of this process; return the level that was in force.
+
+    Args:
+        logger: A logger or a package, such as `cluster.control`; empty: all without their own.
+        level: One of LOG_LEVELS. For a named logger also `default`: it follows its package again.
+
+    Raises:
+        InvalidRequestError: there is no such level, or the logger is the audit log.
+        NotFoundError: there is no such logger.
+    """
+    levels = (*LOG_LEVELS, *([DEFAULT] if logger else []))
+    if level not in levels:
+        raise InvalidRequestError("level", level[:32], f"must be one of {', '.join(levels)}")
+    if logger == AUDIT:
+        raise InvalidRequestError("logger", logger, "must not be the audit log")
+    if logger and logger not in logging.root.manager.loggerDict:
+        raise NotFoundError("logger", logger[:128])
+    found = logging.getLogger(logger)
+    before = logging.getLevelName(found.getEffectiveLevel()).lower()
+    found.setLevel(logging.NOTSET if level == DEFAULT else level.upper())
+    logging.getLogger(__name__).warning(
+        "log level is set", extra={"of": logger or "all", "before": before, "now": level}
+    )
+    return before
+
+
+def setup_logs(
+    *, level: str, node: str, form: str = "text", stream: TextIO | None = None
+) -> logging.Handler:
     """Log all records of the process from `level` (a name) on, and remove earlier handlers.
 
-    Returns the handler; a test removes it.
+    `form`: one of LOG_FORMATS. Returns the handler; a test removes it.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(LineFormatter(node))
+    handler.setFormatter(JsonFormatter(node) if form == "json" else LineFormatter(node))
     handler.addFilter(_Flood())
     root = logging.getLogger()
     root.handlers[:] = [handler]

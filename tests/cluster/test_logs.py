@@ -1,6 +1,7 @@
 """Every log record is one line that a program can parse."""
 
 import io
+import json
 import logging
 import shlex
 import sys
@@ -9,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.settings.log_format import LineFormatter, setup_logs
+from cluster.settings.log_format import DEFAULT, LineFormatter, set_level, setup_logs
+from timer.model.timer_errors import InvalidRequestError, NotFoundError
 
 
 @pytest.fixture
@@ -81,3 +83,59 @@ def test_logs_go_to_stderr_unless_told(stream: io.StringIO) -> None:
     assert handler.stream is sys.stderr
     assert logging.getLogger().handlers == [handler]
     assert stream.getvalue() == ""
+
+
+def test_json_has_the_same_fields_and_stays_one_line_of_valid_json(stream: io.StringIO) -> None:
+    setup_logs(level="info", node="n1", form="json", stream=stream)
+    extra = {"epoch": 7, "late_s": float("nan"), "on": True, "peers": ["a"], "why": 'x"\n\ud800'}
+    logging.getLogger("a").info("led %d", 4, extra=extra)
+    [line] = stream.getvalue().splitlines()
+    found = json.loads(line, parse_constant=pytest.fail)
+    assert list(found)[:5] == ["time", "level", "node", "logger", "msg"]
+    assert found | {"time": ""} == {
+        "time": "",
+        "level": "info",
+        "node": "n1",
+        "logger": "a",
+        "msg": "led 4",
+        "epoch": 7,
+        "late_s": "nan",
+        "on": True,
+        "peers": "['a']",
+        "why": 'x"\n\ud800',
+    }
+
+
+def test_level_of_one_logger_is_set_and_follows_its_package_again(stream: io.StringIO) -> None:
+    logger = logging.getLogger("pack.module")
+    assert set_level("pack", "debug") == "info"
+    logger.debug("one")
+    assert set_level("pack.module", "error") == "debug"
+    logger.warning("two")
+    assert set_level("pack.module", DEFAULT) == "error"
+    assert set_level("pack", DEFAULT) == "debug"
+    logger.debug("three")
+    assert set_level("", "warning") == "info"
+    logger.info("four")
+    messages = [line for line in stream.getvalue().splitlines() if "logger=pack" in line]
+    assert len(messages) == 1
+    assert "msg=one" in messages[0]
+
+
+@pytest.mark.parametrize(
+    ("logger", "level", "error"),
+    [
+        ("", "loud", InvalidRequestError),
+        ("", DEFAULT, InvalidRequestError),
+        ("cluster", "", InvalidRequestError),
+        ("cluster.audit", "error", InvalidRequestError),
+        ("no.such.logger", "debug", NotFoundError),
+    ],
+)
+def test_wrong_levels_and_loggers_are_rejected(
+    logger: str, level: str, error: type[Exception]
+) -> None:
+    known = len(logging.root.manager.loggerDict)
+    with pytest.raises(error):
+        set_level(logger, level)
+    assert len(logging.root.manager.loggerDict) == known, "no logger is made"

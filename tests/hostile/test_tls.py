@@ -289,6 +289,8 @@ def test_a_client_works_on_the_topics_of_its_rules_only(cluster: Running, shop: 
             lambda: client.create_topic("payments/b"),
             lambda: client.delete_topic("orders"),
             lambda: client.transfer(""),
+            lambda: client.dump_stacks("n1"),
+            lambda: client.set_log_level("debug"),
             lambda: client.tell_story(foreign),
         ):
             with pytest.raises(PermissionDenied):

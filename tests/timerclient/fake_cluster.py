@@ -552,6 +552,17 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
         self.cluster.changes.append((request.change, request.name))
         return await self.ListMembers(request, context)
 
+    async def SetLogLevel(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if request.node == "n3":
+            silent = wire_error(pb.NOT_READY, "the node n3 did not answer")
+            await refuse(context, silent, grpc.StatusCode.UNAVAILABLE)
+        return pb.SetLogLevelResponse(node=request.node, before="info")
+
+    async def DumpStacks(self, request: Any, context: Any) -> Any:  # noqa: N802
+        del context
+        stack = pb.DumpStacksResponse.Stack(name="run", count=3, frames=["sleep tasks.py:1"])
+        return pb.DumpStacksResponse(node=request.node, tasks=[stack], task_count=5, left_out=2)
+
     async def AlterPolicies(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._must_lead(context)
         self.cluster.alters.append(request)

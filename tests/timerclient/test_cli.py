@@ -205,6 +205,22 @@ def test_transfer_names_its_target_and_a_refusal_exits_1(ctl: Ctl, threaded: Thr
     assert threaded.cluster.transfers == ["n2", "", "n1", "nobody"]
 
 
+def test_log_level_of_all_nodes_names_the_silent_one_and_stacks_are_counted(ctl: Ctl) -> None:
+    code, out, _ = ctl("log-level", "cluster", "debug", "extra", "word")
+    assert (code, out) == (2, "")
+    code, out, _ = ctl("log-level", "debug")
+    lines = out.splitlines()
+    assert code == 3
+    assert [line.split()[:3] for line in lines[1:3]] == [[n, "info", "debug"] for n in ("n1", "n2")]
+    assert "the node n3 did not answer" in lines[3]
+    assert ctl("log-level", "n3", "debug")[0] == 3
+    code, out, _ = ctl("dump", "n2")
+    assert code == 0
+    assert out == (
+        "node n2  5 tasks\n\ntask  3 x run\n    sleep tasks.py:1\n\n2 further tasks are left out\n"
+    )
+
+
 def test_members_are_listed_and_changed_only_when_somebody_agrees(
     ctl: Ctl, threaded: Threaded
 ) -> None:

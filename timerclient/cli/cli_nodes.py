@@ -1,4 +1,4 @@
-"""`timerctl status`, `checkpoint`, `transfer` and `members …`: the nodes and their roles.
+"""`timerctl status`, `checkpoint`, `transfer`, `log-level`, `dump` and `members …`: the nodes.
 
 members list
 members add NAME [--yes]
@@ -14,7 +14,7 @@ from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import Commands
 from timerclient.client.timer_client import TimerClient
 from timerclient.proto import timer_pb2 as pb
-from timerclient.values.errors import TimerError
+from timerclient.values.errors import TimerError, Unreachable
 
 OK: Final = 0
 FAILED: Final = 1
@@ -160,6 +160,42 @@ class NodeCommands(Commands):
         self._put(
             args, document, f"transferred to {to}" if moved else f"{to} is the leader already"
         )
+        return OK
+
+    def log_level(self, args: argparse.Namespace) -> int:
+        """Set the level of a logger on one node, or on every node that answers."""
+        rows: list[tuple[str, str, str, str]] = []
+        failed = False
+        with self._connect(args) as client:
+            names = [args.node] if args.node else sorted(n.name for n in client.status().nodes)
+            for name in names:
+                try:
+                    before = client.set_log_level(args.level, node=name, logger=args.logger)
+                    rows.append((name, before, args.level, ""))
+                except Unreachable as error:
+                    if args.node:
+                        raise
+                    failed = True
+                    rows.append((name, "", "", str(error)))
+        keys = ("node", "before", "level", "error")
+        document = [dict(zip(keys, row, strict=True)) for row in rows]
+        table = cli_args.table(args, ("NODE", "BEFORE", "LEVEL", "NOTE"), rows)
+        self._put(args, {"logger": args.logger, "nodes": document}, table)
+        return UNREACHABLE if failed else OK
+
+    def dump(self, args: argparse.Namespace) -> int:
+        """Show the stacks of a node's threads and tasks, the innermost frame first."""
+        with self._connect(args) as client:
+            found = client.dump_stacks(args.node)
+        lines = [f"node {found.node}  {found.task_count} tasks"]
+        for kind, stacks in (("thread", found.threads), ("task", found.tasks)):
+            for each in stacks:
+                many = f"{each.count} x " if each.count > 1 else ""
+                lines.append(f"\n{kind}  {many}{each.name}")
+                lines += [f"    {frame}" for frame in each.frames]
+        if found.left_out:
+            lines.append(f"\n{found.left_out} further tasks are left out")
+        self._put(args, output.as_dict(found), "\n".join(lines))
         return OK
 
     def _list(self, args: argparse.Namespace) -> int:

@@ -160,6 +160,15 @@ def make_parser() -> argparse.ArgumentParser:
     made(ProducerCommands).register(add("producers", "show the registered producers"), common)
     transfer = add("transfer", "transfer the leadership to another node", nodes.transfer)
     transfer.add_argument("node", metavar="NODE", nargs="?", default="", help="default: any other")
+    level = add("log-level", "set the log level of a node, or of all nodes", nodes.log_level)
+    level.add_argument("node", metavar="NODE", nargs="?", help="default: every node that answers")
+    level.add_argument(
+        "logger", metavar="LOGGER", nargs="?", default="", help="default: all loggers"
+    )
+    text = "debug, info, warning or error; of a named LOGGER also default"
+    level.add_argument("level", metavar="LEVEL", help=text)
+    dump = add("dump", "show what each task and thread of a node is doing", nodes.dump)
+    dump.add_argument("node", metavar="NODE")
     nodes.register(add("members", "show or change the voters and learners"), common)
     add_plugins(commands)
     return parser

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from timerclient.client.group_calls import GroupCalls
+from timerclient.client.node_calls import OneNodeCalls
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import policy_fields, rows
 from timerclient.rows.policy_fields import CatchUp
 
 
-class PauseCalls(GroupCalls):
+class PauseCalls(OneNodeCalls):
     """Pause and resume, for an event loop."""
 
     async def pause_topic(self, topic: str) -> pb.DescribePoliciesResponse:

@@ -569,6 +569,32 @@ class TimerClient(ThreadClient):
         """
         return self._call(self._client.redrive(topic, max_messages))
 
+    def set_log_level(self, level: str, *, node: str = "", logger: str = "") -> str:
+        """Set the level of a logger of one node, until it restarts; return the level before.
+
+        Args:
+            level: "debug", "info", "warning" or "error"; of a named logger also "default": it
+                follows its package again.
+            node: Its name. Empty: the first node that answers.
+            logger: Such as "cluster.control". Empty: all loggers without a level of their own.
+
+        Raises:
+            InvalidRequest: There is no such level.
+            NotFound: There is no such node or logger.
+        """
+        return self._call(self._client.set_log_level(level, node=node, logger=logger))
+
+    def dump_stacks(self, node: str = "") -> pb.DumpStacksResponse:
+        """Return what each thread and each task of one node is doing.
+
+        Args:
+            node: Its name. Empty: the first node that answers.
+
+        Raises:
+            NotFound: There is no such node.
+        """
+        return self._call(self._client.dump_stacks(node))
+
     def pause_topic(self, topic: str) -> pb.DescribePoliciesResponse:
         """Stop the firing of a topic. Timers that come due are held, and stay pending.
 

@@ -2842,6 +2842,141 @@ class TransferLeadershipResponse(_message.Message):
 Global___TransferLeadershipResponse: _TypeAlias = TransferLeadershipResponse  # noqa: Y015
 
 @_typing.final
+class SetLogLevelRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    LOGGER_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    """name; empty: the node that receives the request"""
+    logger: _builtins.str
+    """such as cluster.control; empty: all loggers without a level of their own"""
+    level: _builtins.str
+    """debug, info, warning or error; of a named logger also default"""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        logger: _builtins.str = ...,
+        level: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "logger", b"logger", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetLogLevelRequest: _TypeAlias = SetLogLevelRequest  # noqa: Y015
+
+@_typing.final
+class SetLogLevelResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    before: _builtins.str
+    """the level that was in force"""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        before: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetLogLevelResponse: _TypeAlias = SetLogLevelResponse  # noqa: Y015
+
+@_typing.final
+class DumpStacksRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    """name; empty: the node that receives the request"""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DumpStacksRequest: _TypeAlias = DumpStacksRequest  # noqa: Y015
+
+@_typing.final
+class DumpStacksResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Stack(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        NAME_FIELD_NUMBER: _builtins.int
+        COUNT_FIELD_NUMBER: _builtins.int
+        FRAMES_FIELD_NUMBER: _builtins.int
+        name: _builtins.str
+        """of the thread, or of the coroutine"""
+        count: _builtins.int
+        """tasks with this stack"""
+        @_builtins.property
+        def frames(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+            """function file:line, the innermost first"""
+
+        def __init__(
+            self,
+            *,
+            name: _builtins.str = ...,
+            count: _builtins.int = ...,
+            frames: _abc.Iterable[_builtins.str] | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "frames", b"frames", "name", b"name"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NODE_FIELD_NUMBER: _builtins.int
+    THREADS_FIELD_NUMBER: _builtins.int
+    TASKS_FIELD_NUMBER: _builtins.int
+    TASK_COUNT_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    task_count: _builtins.int
+    left_out: _builtins.int
+    """tasks without a stack in this answer, which is bounded"""
+    @_builtins.property
+    def threads(self) -> _containers.RepeatedCompositeFieldContainer[Global___DumpStacksResponse.Stack]: ...
+    @_builtins.property
+    def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___DumpStacksResponse.Stack]:
+        """the most frequent first"""
+
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        threads: _abc.Iterable[Global___DumpStacksResponse.Stack] | None = ...,
+        tasks: _abc.Iterable[Global___DumpStacksResponse.Stack] | None = ...,
+        task_count: _builtins.int = ...,
+        left_out: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["left_out", b"left_out", "node", b"node", "task_count", b"task_count", "tasks", b"tasks", "threads", b"threads"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DumpStacksResponse: _TypeAlias = DumpStacksResponse  # noqa: Y015
+
+@_typing.final
 class ListMembersRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -848,6 +848,16 @@ class AdminServiceStub:
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.ListProducersRequest.SerializeToString,
                 response_deserializer=timerclient_dot_proto_dot_timer__pb2.ListProducersResponse.FromString,
                 _registered_method=True)
+        self.SetLogLevel = channel.unary_unary(
+                '/timer.v1.AdminService/SetLogLevel',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.SetLogLevelRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.SetLogLevelResponse.FromString,
+                _registered_method=True)
+        self.DumpStacks = channel.unary_unary(
+                '/timer.v1.AdminService/DumpStacks',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.DumpStacksRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.DumpStacksResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -967,6 +977,20 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetLogLevel(self, request, context):
+        """Sets the level of a logger of one node, until the node restarts. Any node passes the request on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DumpStacks(self, request, context):
+        """Returns what each thread and each task of one node is doing. Any node passes the request on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -1049,6 +1073,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListProducers,
                     request_deserializer=timerclient_dot_proto_dot_timer__pb2.ListProducersRequest.FromString,
                     response_serializer=timerclient_dot_proto_dot_timer__pb2.ListProducersResponse.SerializeToString,
+            ),
+            'SetLogLevel': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetLogLevel,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.SetLogLevelRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.SetLogLevelResponse.SerializeToString,
+            ),
+            'DumpStacks': grpc.unary_unary_rpc_method_handler(
+                    servicer.DumpStacks,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.DumpStacksRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.DumpStacksResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1485,6 +1519,60 @@ class AdminService:
             '/timer.v1.AdminService/ListProducers',
             timerclient_dot_proto_dot_timer__pb2.ListProducersRequest.SerializeToString,
             timerclient_dot_proto_dot_timer__pb2.ListProducersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetLogLevel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.AdminService/SetLogLevel',
+            timerclient_dot_proto_dot_timer__pb2.SetLogLevelRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.SetLogLevelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DumpStacks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.AdminService/DumpStacks',
+            timerclient_dot_proto_dot_timer__pb2.DumpStacksRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.DumpStacksResponse.FromString,
             options,
             channel_credentials,
             insecure,

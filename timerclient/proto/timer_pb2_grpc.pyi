@@ -319,6 +319,10 @@ class AdminServiceStub:
     DescribePolicies: _grpc.UnaryUnaryMultiCallable[_timer_pb2.DescribePoliciesRequest, _timer_pb2.DescribePoliciesResponse]
     ListProducers: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ListProducersRequest, _timer_pb2.ListProducersResponse]
     """Returns the registered idempotent producers, in the order of their public names."""
+    SetLogLevel: _grpc.UnaryUnaryMultiCallable[_timer_pb2.SetLogLevelRequest, _timer_pb2.SetLogLevelResponse]
+    """Sets the level of a logger of one node, until the node restarts. Any node passes the request on."""
+    DumpStacks: _grpc.UnaryUnaryMultiCallable[_timer_pb2.DumpStacksRequest, _timer_pb2.DumpStacksResponse]
+    """Returns what each thread and each task of one node is doing. Any node passes the request on."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -361,6 +365,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     DescribePolicies: _aio.UnaryUnaryMultiCallable[_timer_pb2.DescribePoliciesRequest, _timer_pb2.DescribePoliciesResponse]  # type: ignore[assignment]
     ListProducers: _aio.UnaryUnaryMultiCallable[_timer_pb2.ListProducersRequest, _timer_pb2.ListProducersResponse]  # type: ignore[assignment]
     """Returns the registered idempotent producers, in the order of their public names."""
+    SetLogLevel: _aio.UnaryUnaryMultiCallable[_timer_pb2.SetLogLevelRequest, _timer_pb2.SetLogLevelResponse]  # type: ignore[assignment]
+    """Sets the level of a logger of one node, until the node restarts. Any node passes the request on."""
+    DumpStacks: _aio.UnaryUnaryMultiCallable[_timer_pb2.DumpStacksRequest, _timer_pb2.DumpStacksResponse]  # type: ignore[assignment]
+    """Returns what each thread and each task of one node is doing. Any node passes the request on."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """---- administration"""
@@ -496,5 +504,21 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.ListProducersResponse, _abc.Awaitable[_timer_pb2.ListProducersResponse]]:
         """Returns the registered idempotent producers, in the order of their public names."""
+
+    @_abc_1.abstractmethod
+    def SetLogLevel(
+        self,
+        request: _timer_pb2.SetLogLevelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.SetLogLevelResponse, _abc.Awaitable[_timer_pb2.SetLogLevelResponse]]:
+        """Sets the level of a logger of one node, until the node restarts. Any node passes the request on."""
+
+    @_abc_1.abstractmethod
+    def DumpStacks(
+        self,
+        request: _timer_pb2.DumpStacksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.DumpStacksResponse, _abc.Awaitable[_timer_pb2.DumpStacksResponse]]:
+        """Returns what each thread and each task of one node is doing. Any node passes the request on."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

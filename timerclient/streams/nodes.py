@@ -478,14 +478,20 @@ class Nodes:
             raise out_of_time(given_s, last or self.last_error, sent=sent) from None
 
     async def anywhere(
-        self, method: Method[T], *, within_s: float, rank: Callable[[T], int] = lambda _: RANK_MAX
+        self,
+        method: Method[T],
+        *,
+        within_s: float,
+        rank: Callable[[T], int] = lambda _: RANK_MAX,
+        final: tuple[type[TimerError], ...] = (),
     ) -> T:
         """Call each node once; return the first response of rank RANK_MAX, else the highest.
 
-        For calls that only read.
+        For calls that may have an effect at several nodes.
 
         Raises:
             Unreachable: No node answers.
+            TimerError: One of the classes `final`, which each node would answer.
         """
         each_s = min(within_s, self.settings.stall_s)
         best: list[T] = []
@@ -499,6 +505,8 @@ class Nodes:
                 best = [max([*best, answer], key=rank)]
             except TimeoutError:
                 self.last_error = Unreachable(f"{address}: no answer within {each_s:g} s")
+            except final:
+                raise
             except TimerError as error:
                 self.last_error = Unreachable(f"{address}: {error}")
         if best:

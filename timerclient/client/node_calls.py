@@ -1,0 +1,54 @@
+"""The client's calls that look into one node: log levels and stacks."""
+
+from timerclient.client.group_calls import GroupCalls
+from timerclient.proto import timer_pb2 as pb
+from timerclient.rows import rows
+from timerclient.values.errors import InvalidRequest, NotFound, PermissionDenied
+
+FINAL = (InvalidRequest, NotFound, PermissionDenied)
+"""Errors that every node would answer."""
+
+
+class OneNodeCalls(GroupCalls):
+    """Calls about one node, for an event loop. Any node passes them on; no leader is needed."""
+
+    async def set_log_level(self, level: str, *, node: str = "", logger: str = "") -> str:
+        """Set the level of a logger of one node, until it restarts; return the level before.
+
+        Args:
+            level: "debug", "info", "warning" or "error"; of a named logger also "default": it
+                follows its package again.
+            node: Its name. Empty: the first node that answers.
+            logger: Such as "cluster.control". Empty: all loggers without a level of their own.
+
+        Raises:
+            InvalidRequest: There is no such level.
+            NotFound: There is no such node or logger.
+        """
+        request = pb.SetLogLevelRequest(
+            node=rows.utf8("node", node).decode(),
+            logger=rows.utf8("logger", logger).decode(),
+            level=rows.utf8("level", level).decode(),
+        )
+        answer = await self.nodes().anywhere(
+            lambda at, left_s: at.admin.SetLogLevel(request, timeout=left_s),
+            within_s=self.within_s(None),
+            final=FINAL,
+        )
+        return answer.before
+
+    async def dump_stacks(self, node: str = "") -> pb.DumpStacksResponse:
+        """Return what each thread and each task of one node is doing.
+
+        Args:
+            node: Its name. Empty: the first node that answers.
+
+        Raises:
+            NotFound: There is no such node.
+        """
+        request = pb.DumpStacksRequest(node=rows.utf8("node", node).decode())
+        return await self.nodes().anywhere(
+            lambda at, left_s: at.admin.DumpStacks(request, timeout=left_s),
+            within_s=self.within_s(None),
+            final=FINAL,
+        )
