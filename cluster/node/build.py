@@ -49,6 +49,8 @@ from cluster.rpc.endpoints import AdminChannels, Endpoints
 from cluster.rpc.grpc_errors import reason_of
 from cluster.rpc.handlers import ServiceHooks
 from cluster.rpc.health_service import HealthService
+from cluster.rpc.http_api import HttpApi
+from cluster.rpc.http_call import LocalCalls
 from cluster.rpc.memory import MemoryGuard
 from cluster.rpc.outboxes import Outboxes
 from cluster.rpc.relay import Relay
@@ -424,10 +426,14 @@ def _ports(
         peers=(*map(connections.of_nodes, peers), planes.snapshots.handler()),
     )
     salt = wire_rows.id_salt(basis.config.cluster_id)
-    lookup = TimerLookup(services.timers, salt)
+    calls = LocalCalls(services, basis.endpoints.http_guard())
+    lookup = TimerLookup(calls, salt)
+    api = HttpApi(
+        calls, parse_address("http", basis.config.http, port_min=0).host, secure=basis.config.tls.on
+    )
     data = PageData(planes.view, planes.host, basis.telemetry, lookup, mono_ms)
     registry, failed = basis.telemetry.registry, basis.telemetry.rpcs.handshakes_failed.inc
-    http = basis.endpoints.http_server(planes.view, registry, StatusPages(data), failed)
+    http = basis.endpoints.http_server(planes.view, registry, StatusPages(data, api), failed)
     return Ports(
         basis.endpoints,
         basis.channels,

@@ -19,6 +19,7 @@ from cluster.page.due_histogram import BUCKETS_S, DueCounts, DueHistogram
 from cluster.page.measurement import Measurement
 from cluster.page.timer_lookup import TimerLookup
 from cluster.page.worst_lags import WorstLags
+from cluster.rpc.http_call import HttpContext
 from cluster.state.host import Host
 from timer.model.timer_errors import InvalidRequestError
 from timer.model.units import LogIndex, MonoMs
@@ -142,13 +143,15 @@ class PageData:
             "next_after": found.next_after,
         }
 
-    async def timer(self, *, timer_id: str, topic: str, key: str) -> dict[str, Any]:
+    async def timer(
+        self, *, timer_id: str, topic: str, key: str, context: HttpContext
+    ) -> dict[str, Any]:
         """Return a timer, by id or by topic and key, and its story; see TimerLookup.
 
         Raises:
-            InvalidRequestError, NotFoundError, NotLeaderError, NotReadyError, OverloadedError.
+            InvalidRequestError, ProblemError.
         """
-        return await self._timers.timer(timer_id, topic, key)
+        return await self._timers.timer(timer_id, topic, key, context)
 
     async def close(self) -> None:
         """End all work."""

@@ -1,4 +1,4 @@
-"""The paths of the status page, all of them GET. No request changes the state.
+"""The paths of the status page, all of them GET. None of them changes the state.
 
     /                        the page; it polls the overview every 2 s
     /page/status_page.css    its style
@@ -30,19 +30,23 @@ Times are Unix milliseconds, unless a name says otherwise. `/v1/overview` return
 
 `/v1/topics` returns topics, count (of all that match) and next_after; empty: no more. `/v1/timer`
 returns timer_id, state, topic, due_ms, held, successor_id, of a pending timer also requested_ms,
-key and payload_bytes, and its story: events, log_first, log_last, gaps. Errors are {error, reason},
+key and payload_bytes, and its story: events, log_first, log_last, gaps. Errors are problem+json,
 as on the other `/v1` paths.
 
 The page loads nothing from elsewhere, and runs no script but its own: CONTENT_POLICY.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from aiohttp import web
 
-from cluster.rpc.http import json_answer
+from cluster.rpc.http import ANSWER_TIMEOUT_S, json_answer
+from cluster.rpc.http_api import HttpApi, certificate_uris, peer_of
+from cluster.rpc.http_call import HttpContext
+from cluster.rpc.http_routes import PAGE_READERS
 
 CONTENT_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
@@ -73,26 +77,29 @@ class Answers(Protocol):
     async def topics(self, *, prefix: str, after: str, size: str) -> Mapping[str, Any]:
         """Return `/v1/topics`."""
 
-    async def timer(self, *, timer_id: str, topic: str, key: str) -> Mapping[str, Any]:
-        """Return `/v1/timer`."""
+    async def timer(
+        self, *, timer_id: str, topic: str, key: str, context: HttpContext
+    ) -> Mapping[str, Any]:
+        """Return `/v1/timer`. `context`: of the caller."""
 
     async def close(self) -> None:
         """End all work."""
 
 
 class StatusPages:
-    """The page and its JSON; see the module. One `HttpServer` serves the routes."""
+    """The page and its JSON, see the module, and the API. One `HttpServer` serves the routes."""
 
-    def __init__(self, answers: Answers) -> None:
-        self._answers = answers
+    def __init__(self, answers: Answers, api: HttpApi | None = None) -> None:
+        """`api`: the RPC routes under /v1. None: without them."""
+        self._answers, self._api = answers, api
 
     def routes(self) -> Sequence[web.RouteDef]:
         """Return all routes."""
+        readers = {"overview": self._overview, "topics": self._topics, "timer": self._timer}
         return [
             *(web.get(path, _file(*found)) for path, found in _FILES.items()),
-            web.get("/v1/overview", self._overview),
-            web.get("/v1/topics", self._topics),
-            web.get("/v1/timer", self._timer),
+            *(web.get(each.path, readers[each.reader]) for each in PAGE_READERS),
+            *(self._api.routes() if self._api is not None else ()),
         ]
 
     async def close(self) -> None:
@@ -109,7 +116,10 @@ class StatusPages:
     async def _timer(self, request: web.Request) -> web.Response:
         fields = _fields(request, "id", "topic", "key")
         timer_id = fields.pop("id")
-        return await _json(lambda: self._answers.timer(timer_id=timer_id, **fields))
+        context = HttpContext(peer_of(request), certificate_uris(request), ANSWER_TIMEOUT_S)
+        # A task of its own: the guard of the calls notes the caller in the task's context.
+        work = self._answers.timer(timer_id=timer_id, context=context, **fields)
+        return await _json(lambda: asyncio.create_task(work))
 
 
 def _fields(request: web.Request, *names: str) -> dict[str, str]:

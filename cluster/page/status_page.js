@@ -338,8 +338,8 @@ let waits = POLL_MS, timer = 0, polling = false;
 
 async function get(path) {
   const answer = await fetch(path, { headers: { Accept: "application/json" }, cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS) });
-  const body = await answer.json().catch(() => ({ error: `status ${answer.status}` }));
-  if (!answer.ok) throw Object.assign(new Error(body.error || `status ${answer.status}`), { reason: body.reason });
+  const body = await answer.json().catch(() => ({ detail: `status ${answer.status}` }));
+  if (!answer.ok) throw Object.assign(new Error(body.detail || `status ${answer.status}`), { reason: body.reason });
   return body;
 }
 
@@ -483,15 +483,9 @@ async function findTimer(query) {
     drawTimer(await get(`/v1/timer?${new URLSearchParams(query)}`));
   } catch (error) {
     show("timer", h("div", { class: "result" }, note(failure(error), "bad"), 
-      error.reason === "NOT_LEADER" ? note(elsewhere()) : "",
+      error.reason === "NOT_LEADER" ? note("No leader is known at the moment.") : "",
       error.reason === "NOT_FOUND" && query.key ? note("A key finds pending timers only. Look for others by their ids.") : ""));
   }
-}
-
-function elsewhere() {
-  const leader = last && last.nodes.find((node) => node.name === last.leader), page = leader ? pageOf(leader, last) : "";
-  if (!last || !last.leader || last.leader === last.viewed) return "No leader is known at the moment.";
-  return h("span", {}, "Only the leader answers: ", page ? h("a", { href: page + location.hash }, `the page of ${last.leader}`) : last.leader, ".");
 }
 
 const failure = (error) => (error.name === "TimeoutError" ? "No answer in time." : `${error.message}.`);

@@ -1,4 +1,4 @@
-"""One timer with its story, for the status page. Only the leader answers.
+"""One timer with its story, for the status page. A node that does not lead asks the leader.
 
 The story is read from the log for STORY_S at most. Then its list of gaps says so.
 """
@@ -7,9 +7,9 @@ import asyncio
 from contextlib import aclosing
 from typing import Any, Final
 
-from cluster.api.timer_service import TimerService
+from cluster.rpc.http_call import HttpContext, LocalCalls
+from cluster.rpc.problem_details import ProblemError
 from timer.model import timer_id as ids
-from timer.model.timer_errors import NotFoundError
 from timerclient.proto import timer_pb2 as pb
 
 STORY_S: Final = 3.0
@@ -29,24 +29,25 @@ _WITH_OFFSET: Final = (pb.StoryEvent.FIRED, pb.StoryEvent.MOVED_FROM, pb.StoryEv
 class TimerLookup:
     """Finds one timer and reads its story."""
 
-    def __init__(self, timers: TimerService, salt: int) -> None:
-        self._timers, self._salt = timers, salt
+    def __init__(self, calls: LocalCalls, salt: int) -> None:
+        self._calls, self._salt = calls, salt
 
-    async def timer(self, timer_id: str, topic: str, key: str) -> dict[str, Any]:
+    async def timer(
+        self, timer_id: str, topic: str, key: str, context: HttpContext
+    ) -> dict[str, Any]:
         """Return a timer and its story: see page_routes.py. Payload and headers are left out.
 
         Raises:
-            InvalidRequestError: not exactly one of id, and topic with key, or one is malformed.
-            NotFoundError: no such timer is known.
-            NotLeaderError, NotReadyError: another node leads, or none.
-            OverloadedError: too many queries wait.
+            InvalidRequestError: the id is malformed.
+            ProblemError: not exactly one of id, and topic with key; no such timer is known; no
+                leader answers; or too many queries wait.
         """
         raw = ids.from_text(timer_id) if timer_id else b""
         request = pb.GetTimerRequest(timer_id=raw, topic=topic, key=key)
         try:
-            found = await self._timers.looking_in.get(request)
-        except NotFoundError:
-            if not raw:
+            found = await self._calls.unary("GetTimer", request, context)
+        except ProblemError as refused:
+            if not raw or refused.error.reason != pb.NOT_FOUND:
                 raise
             found = pb.GetTimerResponse()  # forgotten; the log may still tell its story
         timer, raw = found.timer, raw or found.timer.timer_ids
@@ -62,14 +63,14 @@ class TimerLookup:
             "payload_bytes": len(timer.payloads) if pending else None,
             "held": found.held,
             "successor_id": ids.to_text(found.successor_id) if found.successor_id else "",
-            "story": await self._story(raw),
+            "story": await self._story(raw, context),
         }
 
-    async def _story(self, raw: bytes) -> dict[str, Any]:
+    async def _story(self, raw: bytes, context: HttpContext) -> dict[str, Any]:
         events: list[dict[str, Any]] = []
         end = pb.StoryEnd()
         try:
-            async with asyncio.timeout(STORY_S), aclosing(self._tell(raw)) as answers:
+            async with asyncio.timeout(STORY_S), aclosing(self._tell(raw, context)) as answers:
                 async for answer in answers:
                     events += map(_event, answer.events)
                     if answer.HasField("end"):
@@ -87,8 +88,8 @@ class TimerLookup:
             "gaps": [*end.gaps],
         }
 
-    def _tell(self, raw: bytes) -> Any:
-        return self._timers.stories.tell(pb.TellStoryRequest(timer_id=raw))
+    def _tell(self, raw: bytes, context: HttpContext) -> Any:
+        return self._calls.stream("TellStory", pb.TellStoryRequest(timer_id=raw), context)
 
 
 def _event(event: pb.StoryEvent) -> dict[str, Any]:

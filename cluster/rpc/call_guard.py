@@ -113,9 +113,11 @@ class CallGuard(grpc.aio.ServerInterceptor):
             return None
         shape = next(each for each in _SHAPES if getattr(handler, each) is not None)
         method = handler_call_details.method
-        return handler._replace(**{shape: self._guarded(method, getattr(handler, shape))})
+        return handler._replace(**{shape: self.guarded(method, getattr(handler, shape))})
 
-    def _guarded(self, method: str, serve: Any) -> Any:
+    def guarded(self, method: str, serve: Any) -> Any:
+        """Return the handler `serve` behind the gate. `method`: its path."""
+
         # No frame here holds a request while it awaits: an error refers to the frames it passed.
         async def answer(request: Any, context: _Context) -> Any:
             try:

@@ -121,6 +121,10 @@ class Endpoints:
         access = self.tls.access
         return [CallGuard(gate(self._config.cluster_id, access), access, self.audit)]
 
+    def http_guard(self) -> CallGuard | None:
+        """Return the guard of RPCs that come over HTTP. None: there is no TLS."""
+        return next(iter(self._guards(PublicGate)), None)
+
     def http_server(
         self,
         view: NodeView,

@@ -1,4 +1,4 @@
-"""The HTTP port: metrics, health, and the node's state as JSON. No request changes the state.
+"""The HTTP port: metrics, health, the node's state as JSON, and the administration under /v1.
 
     /metrics         Prometheus
     /healthz         200: the process works. 503: restart it
@@ -6,6 +6,7 @@
     /v1/status       this node; with the others' answers: ?scope=cluster
     /v1/checkpoint   likewise
     /v1/policies     the cluster's, or ?namespace=ns, or ?topic=ns/t, as this node has applied them
+    /v1/openapi.json the document of all paths under /v1, made of the table in http_routes.py
     /, further /v1   the status page and its JSON (cluster/page/page_routes.py); without: links
 
 The port reads the node through a `NodeView`. It decides from one `LocalState` whether the node is
@@ -24,13 +25,21 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from cluster.rpc import openapi
 from cluster.rpc.access_file import AccessFile
-from cluster.rpc.grpc_errors import reason_of
+from cluster.rpc.http_api import BODY_BYTES_MAX, certificate_uris
 from cluster.rpc.http_listener import HttpListener
+from cluster.rpc.http_routes import READERS, RPC_PATHS
+from cluster.rpc.problem_details import ProblemError, problem_of, problems
 from cluster.security.access_rules import CLUSTER, Permission
 from cluster.security.identities import UntrustedIdentityError, identity_of
 from cluster.settings.config import parse_address
-from timer.model.timer_errors import ConfigError, EngineError, InvalidRequestError, NotFoundError
+from timer.model.timer_errors import (
+    ConfigError,
+    EngineError,
+    NotReadyError,
+    PermissionDeniedError,
+)
 
 ANSWER_TIMEOUT_S: Final = 5.0
 """Limit for the status of the whole cluster, which needs the other nodes' answers."""
@@ -49,7 +58,6 @@ _LINKS: Final = (
 )
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_STATUSES: Final = {InvalidRequestError: 400, NotFoundError: 404}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +131,8 @@ def why_not_ready(state: LocalState) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HttpTls:
-    """TLS of the HTTP port. Probes need no certificate; the other pages need one that may
-    observe the cluster."""
+    """TLS of the HTTP port. Probes need no certificate, and RPC routes check the rules of their
+    methods. The other pages need a certificate that may observe the cluster."""
 
     context: ssl.SSLContext
     cluster_id: str
@@ -133,18 +141,23 @@ class HttpTls:
     @web.middleware
     async def admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer a request whose caller may observe the cluster; deny others with 403."""
-        if request.path not in PROBES:
-            peer = request.get_extra_info("peercert") or {}
-            uris = [value for kind, value in peer.get("subjectAltName", ()) if kind == "URI"]
-            try:
-                caller = identity_of(uris, self.cluster_id)
-            except UntrustedIdentityError as error:
-                text = f"{error}\nwithout a certificate: {', '.join(sorted(PROBES))}\n"
-                return web.Response(text=text, status=403)
-            if not self.access.rules.may(caller, Permission.OBSERVE, CLUSTER):
-                text = f"{caller} has no rule for observe with all topics\n"
-                return web.Response(text=text, status=403)
+        resource = request.match_info.route.resource
+        checked = resource is not None and (request.method, resource.canonical) in RPC_PATHS
+        if request.path not in PROBES and not checked and (denied := self._denial(request)):
+            if request.path.startswith("/v1/"):
+                return problem_of(PermissionDeniedError(denied))
+            return web.Response(text=f"{denied}\n", status=403)
         return await handler(request)
+
+    def _denial(self, request: web.Request) -> str:
+        """Return the reason why the caller may not observe the cluster; empty: it may."""
+        try:
+            caller = identity_of(certificate_uris(request), self.cluster_id)
+        except UntrustedIdentityError as error:
+            return f"{error}\nwithout a certificate: {', '.join(sorted(PROBES))}"
+        if self.access.rules.may(caller, Permission.OBSERVE, CLUSTER):
+            return ""
+        return f"{caller} has no rule for observe with all topics"
 
 
 class HttpServer:
@@ -179,15 +192,20 @@ class HttpServer:
         Raises:
             ConfigError: the address is in use, not this machine's, or not allowed.
         """
-        app = web.Application(middlewares=[self._tls.admit] if self._tls is not None else [])
+        middlewares = [problems, *([self._tls.admit] if self._tls is not None else [])]
+        app = web.Application(middlewares=middlewares, client_max_size=BODY_BYTES_MAX)
+        readers: dict[str, Handler] = {
+            "status": self._status,
+            "checkpoint": self._checkpoint,
+            "policies": self._policies,
+            "openapi": self._openapi,
+        }
         app.add_routes(
             [
                 web.get("/metrics", self._metrics),
                 web.get("/healthz", self._health),
                 web.get("/readyz", self._ready),
-                web.get("/v1/status", self._status),
-                web.get("/v1/checkpoint", self._checkpoint),
-                web.get("/v1/policies", self._policies),
+                *(web.get(each.path, readers[each.reader]) for each in READERS),
             ]
         )
         app.add_routes(self._pages.routes() if self._pages else [web.get("/", self._index)])
@@ -256,6 +274,9 @@ class HttpServer:
         scope = {name: request.query.get(name, "") for name in ("namespace", "topic")}
         return await json_answer(lambda: self._view.policies(**scope))
 
+    async def _openapi(self, _: web.Request) -> web.Response:
+        return web.Response(text=openapi.text(), content_type="application/json")
+
 
 def _verdict(why_not: str) -> web.Response:
     return web.Response(text=f"{why_not or 'ok'}\n", status=503 if why_not else 200)
@@ -271,8 +292,8 @@ async def json_answer(read: Callable[[], Awaitable[Mapping[str, object]]]) -> we
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             return web.json_response(await read())
     except EngineError as error:
-        refusal = {"error": str(error), "reason": reason_of(error)}
-        return web.json_response(refusal, status=_STATUSES.get(type(error), 503))
+        return problem_of(error)
+    except ProblemError as refused:
+        return problem_of(refused.error)
     except TimeoutError:
-        refusal = {"error": f"no answer within {ANSWER_TIMEOUT_S:g} s", "reason": "NOT_READY"}
-        return web.json_response(refusal, status=503)
+        return problem_of(NotReadyError(f"no answer within {ANSWER_TIMEOUT_S:g} s"))

@@ -154,7 +154,9 @@ async def test_state_that_cannot_be_had_is_unavailable_with_its_reason(page: Pag
     page.node.failure = NotReadyError("starting")
     answer = await page.get("/v1/status")
     assert answer.status == 503
-    assert json.loads(answer.text) == {"error": "starting", "reason": "NOT_READY"}
+    assert answer.content_type.startswith("application/problem+json")
+    problem = json.loads(answer.text)
+    assert (problem["detail"], problem["reason"]) == ("starting", "NOT_READY")
 
 
 async def test_state_that_takes_too_long_is_unavailable(

@@ -32,7 +32,7 @@ class FakeAnswers:
     """Answers that the test sets; the last question is kept."""
 
     def __init__(self) -> None:
-        self.asked: dict[str, str] = {}
+        self.asked: dict[str, Any] = {}
         self.failure: EngineError | None = None
         self.closed = False
 
@@ -42,13 +42,13 @@ class FakeAnswers:
     async def topics(self, **fields: str) -> Mapping[str, Any]:
         return self._answer(**fields)
 
-    async def timer(self, **fields: str) -> Mapping[str, Any]:
+    async def timer(self, **fields: Any) -> Mapping[str, Any]:
         return self._answer(**fields)
 
     async def close(self) -> None:
         self.closed = True
 
-    def _answer(self, **fields: str) -> Mapping[str, Any]:
+    def _answer(self, **fields: Any) -> Mapping[str, Any]:
         self.asked = fields
         if self.failure:
             raise self.failure
@@ -125,6 +125,7 @@ async def test_fields_of_a_query_reach_their_answers_as_they_are(served: Served)
     await served.ask("/v1/topics?prefix=a%26b&after=c&size=7&other=1")
     assert served.answers.asked == {"prefix": "a&b", "after": "c", "size": "7"}
     status, text, headers = await served.ask("/v1/timer?topic=t&key=%3Cscript%3E")
+    assert served.answers.asked.pop("context").peer().startswith("ipv4:127.0.0.1:")
     assert served.answers.asked == {"timer_id": "", "topic": "t", "key": "<script>"}
     assert headers["Content-Type"].startswith("application/json")
     assert (status, json.loads(text)["name"]) == (200, HOSTILE)
@@ -142,7 +143,8 @@ async def test_errors_are_json_with_their_reason(
 ) -> None:
     served.answers.failure = error
     found, text, headers = await served.ask("/v1/timer?id=x")
-    assert (found, json.loads(text)) == (status, {"error": str(error), "reason": reason})
+    problem = json.loads(text)
+    assert (found, problem["detail"], problem["reason"]) == (status, str(error), reason)
     assert headers["Content-Security-Policy"] == CONTENT_POLICY
 
 

@@ -201,6 +201,27 @@ def test_the_http_port_shows_only_probes_without_a_certificate(cluster: Running)
             assert bare.getresponse().status == without
 
 
+def test_a_change_over_http_needs_the_rules_of_its_method(
+    cluster: Running, store: CertificateStore
+) -> None:
+    store.issue(IdentityKind.CLIENT, "http")
+    node = cluster.followers()[0]
+
+    def change(tls: ClientTls | None) -> tuple[int, str]:
+        connection = open_http(cluster.node(node).http, tls, STREAM_S * 4)
+        with contextlib.closing(connection):
+            body, headers = "{}", {"Content-Type": "application/json"}
+            connection.request("PUT", "/v1/topics/over-http", body, headers)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read()).get("reason", "")
+
+    assert change(pair(store, "client-http")) == (403, "PERMISSION_DENIED")
+    assert change(cluster.tls) == (200, "")
+    lines = [line for line in cluster.log(node).splitlines() if "CreateTopic" in line]
+    assert sum("DENIED" in line for line in lines) == 1
+    assert sum("OK" in line and "over-http" in line for line in lines) == 1
+
+
 def served_on(address: str) -> str:
     """Return a hash of the certificate that a port serves now."""
     host, _, port = address.rpartition(":")

@@ -26,6 +26,8 @@ def _value(message: Message, field: Any) -> Any:
         return f"{value:016x}" if value else None
     if field.name.endswith("_id") and isinstance(value, int):
         return str(value) if value else None
+    if field.enum_type is not None and not field.is_repeated:
+        return field.enum_type.values_by_number[value].name
     if field.message_type is None:
         return list(value) if field.is_repeated else value
     if field.message_type.GetOptions().map_entry:

@@ -1,0 +1,195 @@
+"""The RPC routes of the HTTP port: JSON becomes the request of a public method.
+
+    path, query, body --checked--> request --LocalCalls--> answer, or problem+json
+
+A web page of another origin must not change a cluster through the browser of an operator. So a
+change needs the content type application/json, which browsers send to another origin only after a
+preflight, and the port answers no preflight. An `Origin` must be the port's own. Without TLS the
+`Host` must be loopback or an address of this port: a name that an attacker's DNS points at the node
+(DNS rebinding) is none.
+"""
+
+import asyncio
+import ipaddress
+import json
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from aiohttp import web
+from google.protobuf.json_format import ParseDict, ParseError
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from cluster.rpc.http_call import METHODS, HttpContext, LocalCalls
+from cluster.rpc.http_routes import RPC_ROUTES, HttpRoute
+from cluster.rpc.problem_details import ProblemError, problem_of
+from timer.model.timer_errors import (
+    CommitTimeoutError,
+    EngineError,
+    InvalidRequestError,
+    NotReadyError,
+    PermissionDeniedError,
+)
+from timerclient.cli.output import as_dict
+
+BODY_BYTES_MAX: Final = 64 << 10
+"""Bytes of the body of a request; a longer one gets 413."""
+BODY_S: Final = 5.0
+"""Seconds for the body of a request."""
+_HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class HttpApi:
+    """Handlers of the RPC routes."""
+
+    def __init__(self, calls: LocalCalls, own_host: str, *, secure: bool) -> None:
+        """`own_host`: of the setting `http`. `secure`: the port uses TLS."""
+        self._calls, self._secure = calls, secure
+        self._hosts = _LOOPBACK | {own_host.strip("[]").lower()}
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """Return all routes."""
+        return [web.route(each.verb, each.path, self._handler(each)) for each in RPC_ROUTES]
+
+    def _handler(self, route: HttpRoute) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def handle(request: web.Request) -> web.Response:
+            try:
+                answer = await self._answer(route, request)
+            except EngineError as error:
+                wrong_type = isinstance(error, InvalidRequestError) and error.field == _TYPE
+                return problem_of(error, 415 if wrong_type else 0)
+            except ProblemError as refused:
+                return problem_of(refused.error)
+            return web.json_response(answer, headers=_HEADERS)
+
+        return handle
+
+    async def _answer(self, route: HttpRoute, request: web.Request) -> Mapping[str, Any]:
+        if route.is_change:
+            self._check_origin(request)
+        message = await _message(route, request)
+        context = HttpContext(peer_of(request), certificate_uris(request), route.timeout_s)
+        # A task of its own: the guard notes the caller in the task's context, and may cancel it.
+        call = asyncio.create_task(self._calls.unary(route.rpc, message, context))
+        try:
+            async with asyncio.timeout(route.timeout_s):
+                answer = await call
+        except TimeoutError:
+            late = f"no answer within {route.timeout_s:g} s"
+            if route.is_change:
+                raise CommitTimeoutError(f"{late}; the change may still be applied") from None
+            raise NotReadyError(late) from None
+        found = getattr(answer, route.first_of)[0] if route.first_of else answer
+        return as_dict(found)
+
+    def _check_origin(self, request: web.Request) -> None:
+        """Check that no web page of another origin sends a change; see the module.
+
+        Raises:
+            InvalidRequestError: the content type is another one.
+            PermissionDeniedError: host or origin are others.
+        """
+        if request.content_type != "application/json":
+            raise InvalidRequestError(_TYPE, request.content_type, "must be application/json")
+        origin = request.headers.get("Origin")
+        if origin is not None and urlsplit(origin).netloc.lower() != request.host.lower():
+            raise PermissionDeniedError(f"Origin = {origin!r:.300}: a page of another origin")
+        if not self._secure and host_of(request.host) not in {*self._hosts, *_own(request)}:
+            limit = "without TLS a change needs a loopback address, or the port's own address"
+            raise PermissionDeniedError(f"Host = {request.host!r:.300}: {limit}")
+
+
+_TYPE: Final = "Content-Type"
+
+
+def host_of(text: str) -> str:
+    """Return the host in the value of a `Host` header, without port and brackets.
+
+    Empty: the value is malformed.
+    """
+    try:
+        found = urlsplit(f"//{text}")
+        port = found.port
+    except ValueError:  # of `port`, too
+        return ""
+    return found.hostname or "" if port is None or port else ""
+
+
+def certificate_uris(request: web.Request) -> list[str]:
+    """Return the URIs in the certificate of a request's caller; without one: none."""
+    peer = request.get_extra_info("peercert") or {}
+    return [value for kind, value in peer.get("subjectAltName", ()) if kind == "URI"]
+
+
+def peer_of(request: web.Request) -> str:
+    """Return the address of a request's caller in gRPC's form."""
+    host, port = (request.get_extra_info("peername") or ("", 0))[:2]
+    host = str(host).removeprefix("::ffff:")
+    return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
+
+
+def _own(request: web.Request) -> Iterator[str]:
+    """Yield the address of this node at which the request arrived."""
+    name = request.get_extra_info("sockname")
+    if name:
+        address = ipaddress.ip_address(str(name[0]).partition("%")[0])
+        yield str(getattr(address, "ipv4_mapped", None) or address)
+
+
+async def _message(route: HttpRoute, request: web.Request) -> Message:
+    """Return the RPC's request of an HTTP request.
+
+    Raises:
+        InvalidRequestError: a field is unknown, given twice, or has a wrong type.
+        HTTPRequestEntityTooLarge: the body is too long.
+    """
+    made = GetMessageClass(METHODS[route.rpc].input_type)()
+    fields = await _body(request) if route.is_change else {}
+    named = {**request.match_info, **_query(route, request)}
+    for name in named:
+        if name in fields:
+            raise InvalidRequestError(
+                name, fields[name], "is in the path: leave it out of the body"
+            )
+    try:
+        return ParseDict(fields | named, made)
+    except (ParseError, ValueError, TypeError, RecursionError) as error:
+        why = str(error).partition("\n")[0]
+        raise InvalidRequestError("request", fields | named, why[:500]) from None
+
+
+def _query(route: HttpRoute, request: web.Request) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for name, value in request.query.items():
+        if name not in route.query:
+            known = ", ".join(route.query) or "no parameters"
+            raise InvalidRequestError(name, value, f"is not known: this path takes {known}")
+        if name in fields:
+            raise InvalidRequestError(name, value, "must be given once")
+        fields[name] = {"true": True, "false": False}.get(value, value)
+    return fields
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    try:
+        async with asyncio.timeout(BODY_S):
+            data = await request.read()
+    except TimeoutError:
+        limit = f"must arrive within {BODY_S:g} s"
+        raise InvalidRequestError("body", "incomplete", limit) from None
+    try:
+        found = json.loads(data or b"{}", object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError("body", data, f"must be JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidRequestError("body", data, "must be a JSON object")
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("a name is given twice")
+    return made

@@ -1,0 +1,124 @@
+"""Calls of the node's own public methods, without gRPC: from its HTTP port.
+
+    request --> the guard of the public port --> handler --> answer
+                                                 \\--not the leader--> relay --> the leader's answer
+
+A call takes a context in place of gRPC's. So rules, audit log, limits, metrics and relay are those
+of gRPC.
+"""
+
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import aclosing
+from typing import Any, Final, NoReturn
+
+import grpc
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from cluster.rpc.call_guard import CallGuard
+from cluster.rpc.grpc_errors import TRAILER
+from cluster.rpc.handlers import Service
+from cluster.rpc.problem_details import ProblemError
+from cluster.rpc.relay import PATHS
+from timerclient.proto import timer_pb2 as pb
+
+METHODS: Final = {
+    method.name: method
+    for service in pb.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+"""Name of each public method -> its descriptor."""
+
+
+class HttpContext:
+    """The context of one call: the part of gRPC's `ServicerContext` that handlers use."""
+
+    def __init__(self, peer: str, identities: Iterable[str], timeout_s: float) -> None:
+        """`peer`: address in gRPC's form. `identities`: URIs of the caller's certificate."""
+        self._peer, self._until_s = peer, time.monotonic() + timeout_s
+        self._identities = tuple(uri.encode() for uri in identities)
+        self._code: Any = None
+        self.error = pb.Error()
+        """The reason of the refusal."""
+
+    def peer(self) -> str:
+        """Return the address of the caller."""
+        return self._peer
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        """Return the URIs of the caller's certificate."""
+        return {"peer_uri": self._identities}
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return no metadata."""
+        return ()
+
+    def time_remaining(self) -> float:
+        """Return the seconds until the deadline."""
+        return max(0.0, self._until_s - time.monotonic())
+
+    def code(self) -> Any:
+        """Return the status code of a refused call."""
+        return self._code
+
+    async def abort(
+        self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()
+    ) -> NoReturn:
+        """End the call with an error.
+
+        Raises:
+            grpc.aio.AbortError: always.
+        """
+        self._code = code
+        wire = dict(trailing_metadata).get(TRAILER)
+        self.error = pb.Error(message=details) if wire is None else pb.Error.FromString(wire)
+        raise grpc.aio.AbortError(details)
+
+
+class LocalCalls:
+    """Calls the methods of a node's services. Each call needs a task of its own."""
+
+    def __init__(self, services: Iterable[Service], guard: CallGuard | None) -> None:
+        """`guard`: that of the public port. None: there is no TLS."""
+        self._services, self._guard = tuple(services), guard
+
+    async def unary(self, method: str, request: Message, context: HttpContext) -> Any:
+        """Return the answer of a method with one request and one answer.
+
+        Raises:
+            ProblemError: the call was refused.
+        """
+        try:
+            answer = await self._handler(method)(request, context)
+        except grpc.aio.AbortError:
+            raise ProblemError(context.error) from None
+        return _parsed(method, answer)
+
+    async def stream(
+        self, method: str, request: Message, context: HttpContext
+    ) -> AsyncIterator[Any]:
+        """Yield the answers of a method with one request and a stream of answers.
+
+        Raises:
+            ProblemError: the call was refused.
+        """
+        try:
+            async with aclosing(self._handler(method)(request, context)) as answers:
+                async for answer in answers:
+                    yield _parsed(method, answer)
+        except grpc.aio.AbortError:
+            raise ProblemError(context.error) from None
+
+    def _handler(self, method: str) -> Any:
+        handler = next(
+            found for each in self._services if (found := getattr(each, method, None)) is not None
+        )
+        return handler if self._guard is None else self._guard.guarded(PATHS[method], handler)
+
+
+def _parsed(method: str, answer: Any) -> Any:
+    """Return an answer as a message. The leader's answer to a relayed request is encoded."""
+    if isinstance(answer, bytes):
+        return GetMessageClass(METHODS[method].output_type).FromString(answer)
+    return answer

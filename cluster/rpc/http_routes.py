@@ -1,0 +1,196 @@
+"""The paths under /v1 of the HTTP port, as one table. Routes and the OpenAPI document come from it.
+
+A route has either an RPC or a reader. An RPC route builds the request of its gRPC method from the
+path, the query and the body, and passes the same rules, limits, relay and audit log as over gRPC. A
+reader answers from the state of the node at hand: it needs `observe` with all topics.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from cluster.rpc.relay import PATHS
+from cluster.security.method_rules import METHOD_RULES
+
+CHANGE_S: Final = 15.0
+"""Seconds for the answer of an RPC route, except where the table gives others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpRoute:
+    """One row of the table."""
+
+    verb: str
+    path: str
+    """Its {names} are fields of the request."""
+    summary: str
+    rpc: str = ""
+    """Method of the public services; empty: `reader` answers."""
+    reader: str = ""
+    query: Mapping[str, str] = field(default_factory=dict)
+    """Name of a parameter -> its description. Of an RPC: fields of the request."""
+    answer: str = ""
+    """Message of the answer; empty: that of the RPC, or any object."""
+    first_of: str = ""
+    """The answer is the first element of this field."""
+    timeout_s: float = CHANGE_S
+
+    @property
+    def is_change(self) -> bool:
+        """Whether the request may change the cluster."""
+        return self.verb != "GET"
+
+    @property
+    def permission(self) -> str:
+        """The permission that a caller needs with TLS."""
+        if not self.rpc:
+            return "observe, for all topics"
+        return str(METHOD_RULES[PATHS[self.rpc]].permission or "any rule")
+
+
+_TOPIC: Final = "/v1/topics/{topic}"
+_GROUP: Final = f"{_TOPIC}/groups/{{group}}"
+_SCOPE: Final = {"scope": "cluster: with the answers of all nodes; default: this node"}
+
+READERS: Final = (
+    HttpRoute(
+        verb="GET",
+        path="/v1/status",
+        reader="status",
+        summary="Roles, positions and counters of this node, or of all",
+        query=_SCOPE,
+        answer="GetStatusResponse",
+    ),
+    HttpRoute(
+        verb="GET",
+        path="/v1/checkpoint",
+        reader="checkpoint",
+        summary="The checkpoint of this node, or of all, and the shared checkpoint",
+        query=_SCOPE,
+        answer="GetCheckpointResponse",
+    ),
+    HttpRoute(
+        verb="GET",
+        path="/v1/policies",
+        reader="policies",
+        summary="The policies of a scope, as this node has applied them",
+        query={"namespace": "a namespace", "topic": "a topic; neither: the cluster"},
+        answer="DescribePoliciesResponse",
+    ),
+    HttpRoute(
+        verb="GET",
+        path="/v1/openapi.json",
+        reader="openapi",
+        summary="This document",
+    ),
+)
+"""Answered by every HTTP server."""
+PAGE_READERS: Final = (
+    HttpRoute(
+        verb="GET",
+        path="/v1/overview",
+        reader="overview",
+        summary="Everything that the status page shows without a search",
+    ),
+    HttpRoute(
+        verb="GET",
+        path="/v1/topics",
+        reader="topics",
+        summary="A page of topics by name",
+        query={
+            "prefix": "the beginning of the names",
+            "after": "next_after of the page before",
+            "size": "topics in the page: 1 to 100; default: 20",
+        },
+    ),
+    HttpRoute(
+        verb="GET",
+        path="/v1/timer",
+        reader="timer",
+        summary="One timer and its story, from the leader",
+        query={"id": "the timer's id, or:", "topic": "its topic", "key": "and its key"},
+    ),
+)
+"""Answered by the status page."""
+RPC_ROUTES: Final = (
+    HttpRoute(
+        verb="GET",
+        path="/v1/members",
+        rpc="ListMembers",
+        summary="The voters, and the learners that answer",
+    ),
+    HttpRoute(
+        verb="POST",
+        path="/v1/members",
+        rpc="ChangeMembers",
+        summary="Add, replace or remove one voter",
+        timeout_s=60.0,
+    ),
+    HttpRoute(
+        verb="POST",
+        path="/v1/leadership/transfer",
+        rpc="TransferLeadership",
+        summary="Transfer the leadership to a node, or to any other",
+    ),
+    HttpRoute(
+        verb="PATCH",
+        path="/v1/policies",
+        rpc="AlterPolicies",
+        summary="Set and unset fields of the policy of one scope",
+    ),
+    HttpRoute(
+        verb="GET",
+        path=_TOPIC,
+        rpc="ListTopics",
+        summary="One topic with its groups, from the leader",
+        query={"lateness": "true: with the histograms of lateness"},
+        first_of="topics",
+        answer="TopicStatus",
+    ),
+    HttpRoute(
+        verb="PUT",
+        path=_TOPIC,
+        rpc="CreateTopic",
+        summary="Create a topic; an existing one stays as it is",
+    ),
+    HttpRoute(
+        verb="DELETE",
+        path=_TOPIC,
+        rpc="DeleteTopic",
+        summary="Delete a topic with its timers, messages and groups",
+    ),
+    HttpRoute(
+        verb="PUT",
+        path=_GROUP,
+        rpc="CreateGroup",
+        summary="Create a group, and its topic; an existing group stays as it is",
+    ),
+    HttpRoute(
+        verb="PATCH",
+        path=_GROUP,
+        rpc="AlterGroup",
+        summary="Change settings of a group",
+    ),
+    HttpRoute(
+        verb="POST",
+        path=f"{_GROUP}/seek",
+        rpc="SeekGroup",
+        summary="Move a group to another message that its topic keeps",
+    ),
+    HttpRoute(
+        verb="DELETE",
+        path=_GROUP,
+        rpc="DeleteGroup",
+        summary="Delete a group",
+    ),
+    HttpRoute(
+        verb="POST",
+        path=f"{_TOPIC}/redrive",
+        rpc="Redrive",
+        summary="Send dead letters back to the topics from which they came",
+    ),
+)
+"""Answered by the methods of the public services."""
+ROUTES: Final = (*READERS, *PAGE_READERS, *RPC_ROUTES)
+RPC_PATHS: Final = frozenset((each.verb, each.path) for each in RPC_ROUTES)
+"""Routes that check the access rules of their method themselves."""

@@ -1,0 +1,88 @@
+"""Errors of the HTTP port as `application/problem+json` (RFC 9457).
+
+    {"type": "about:blank", "title": "NOT_FOUND", "status": 404, "detail": "no such topic: 'x'",
+     "reason": "NOT_FOUND", "retryable": false, "outcome_known": true}
+
+`reason` is the name in timer.proto. `field`, `limit` and `retry_after_ms` are there if they are
+known.
+"""
+
+from typing import Any, Final
+
+from aiohttp import web
+
+from cluster.rpc.grpc_errors import to_wire
+from timer.model.timer_errors import EngineError
+from timerclient.proto import timer_pb2 as pb
+
+PROBLEM: Final = "application/problem+json"
+_CODES: Final = {
+    pb.INVALID_REQUEST: 400,
+    pb.NOT_FOUND: 404,
+    pb.ALREADY_EXISTS: 409,
+    pb.NOT_LEADER: 503,
+    pb.NOT_READY: 503,
+    pb.OVERLOADED: 429,
+    pb.COMMIT_TIMEOUT: 504,
+    pb.LEADERSHIP_LOST: 504,
+    pb.LEASE_LOST: 409,
+    pb.SHUTTING_DOWN: 503,
+    pb.DISK_FULL: 507,
+    pb.GROUP_HELD: 409,
+    pb.QUOTA_REACHED: 429,
+    pb.PERMISSION_DENIED: 403,
+    pb.CONFIG: 400,
+}
+"""Reason -> HTTP status; 500 for the others."""
+_PLAIN: Final = {403: pb.PERMISSION_DENIED, 404: pb.NOT_FOUND}
+
+
+class ProblemError(Exception):
+    """The refusal of an RPC, as the wire has it."""
+
+    def __init__(self, error: pb.Error) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+def problem_of(error: pb.Error | EngineError, status: int = 0) -> web.Response:
+    """Return the answer for an error. `status`: HTTP status; 0: that of the reason."""
+    wire = to_wire(error) if isinstance(error, EngineError) else error
+    reason = pb.Reason.Name(wire.reason)
+    code = status or _CODES.get(wire.reason, 500)
+    document: dict[str, Any] = {
+        "type": "about:blank",
+        "title": reason,
+        "status": code,
+        "detail": wire.message,
+        "reason": reason,
+        "retryable": wire.retryable,
+        "outcome_known": wire.outcome_known,
+    }
+    for name in ("field", "limit", "retry_after_ms"):
+        if value := getattr(wire, name):
+            document[name] = value
+    answer = web.json_response(document, status=code, content_type=PROBLEM)
+    answer.headers.update({"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
+    if wire.retry_after_ms:
+        answer.headers["Retry-After"] = str(-(-wire.retry_after_ms // 1000))
+    return answer
+
+
+@web.middleware
+async def problems(request: web.Request, handler: Any) -> web.StreamResponse:
+    """Answer refusals of aiohttp itself under /v1 in the same form: 404, 405, 413."""
+    try:
+        answer: web.StreamResponse = await handler(request)
+    except web.HTTPException as refused:
+        if refused.status < 400 or not request.path.startswith("/v1/"):
+            raise
+        error = pb.Error(
+            reason=_PLAIN.get(refused.status, pb.INVALID_REQUEST),
+            message=refused.reason,
+            outcome_known=True,
+        )
+        answer = problem_of(error, refused.status)
+        if "Allow" in refused.headers:
+            answer.headers["Allow"] = refused.headers["Allow"]
+    return answer

@@ -1,0 +1,139 @@
+"""Administration over HTTP: every node takes it, with the rules and errors of gRPC."""
+
+import http.client
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import pytest
+
+from cluster.rpc import http_api, openapi
+from cluster.rpc.http_routes import ROUTES
+from tests.cluster.running import RPC_S, Running, until
+from timerclient import TimerClient
+from timerclient.values.errors import NotFound
+
+pytestmark = pytest.mark.slow
+JSON = {"Content-Type": "application/json"}
+
+
+class Reply(NamedTuple):
+    status: int
+    body: Any
+    headers: http.client.HTTPMessage
+
+
+def send(
+    cluster: Running,
+    node: str,
+    verb: str,
+    path: str,
+    body: object = None,
+    headers: dict[str, str] | None = None,
+) -> Reply:
+    """Return a node's answer. `body`: text, or an object that becomes JSON."""
+    connection = http.client.HTTPConnection(cluster.node(node).http, timeout=RPC_S)
+    text = body if isinstance(body, str) or body is None else json.dumps(body)
+    try:
+        connection.request(verb, path, text, JSON if headers is None else headers)
+        answer = connection.getresponse()
+        return Reply(answer.status, json.loads(answer.read() or b"null"), answer.headers)
+    finally:
+        connection.close()
+
+
+def test_document_in_docs_is_current() -> None:
+    path = Path(__file__).parents[2] / "docs/openapi.json"
+    assert path.read_text() == openapi.text(), f"python -m cluster.rpc.openapi > {path}"
+
+
+def test_document_has_every_route_and_a_schema_for_each_reference(cluster: Running) -> None:
+    found = send(cluster, "n1", "GET", "/v1/openapi.json").body
+    assert {(verb.upper(), path) for path, verbs in found["paths"].items() for verb in verbs} == {
+        (each.verb, each.path) for each in ROUTES
+    }
+    names = {each["$ref"].rpartition("/")[2] for each in _references(found)}
+    assert names <= set(found["components"]["schemas"])
+
+
+def _references(value: Any) -> list[dict[str, str]]:
+    if isinstance(value, dict):
+        own = [value] if "$ref" in value else []
+        return own + [each for inner in value.values() for each in _references(inner)]
+    return (
+        [each for inner in value for each in _references(inner)] if isinstance(value, list) else []
+    )
+
+
+def test_a_follower_takes_every_change(cluster: Running, client: TimerClient, topic: str) -> None:
+    node, topic = cluster.followers()[0], f"space/{topic}"
+    at = f"/v1/topics/{quote(topic, safe='')}"
+    made = send(cluster, node, "PUT", at)
+    assert (made.status, made.body["topic_id"].isdecimal()) == (200, True)
+    group = send(cluster, node, "PUT", f"{at}/groups/g", {"settings": {"max_attempts": 3}}).body
+    assert (group["name"], group["settings"]["max_attempts"]) == ("g", 3)
+    send(cluster, node, "PATCH", f"{at}/groups/g", {"settings": {"lease_ms": 5_000}})
+    client.schedule(topic, b"x")
+    until(lambda: send(cluster, node, "GET", at).body["fired"] == 1)
+    sought = send(cluster, node, "POST", f"{at}/groups/g/seek", {"offset": "1"})
+    assert (sought.status, sought.body["cursor"]) == (200, 1)
+    change = {"scope": {"topic": topic}, "set": {"ttl_ms": "60000"}}
+    altered = send(cluster, node, "PATCH", "/v1/policies", change)
+    assert (altered.status, altered.body["own"]["ttl_ms"]) == (200, 60_000)
+    found = send(cluster, node, "GET", at).body
+    assert [each["lease_ms"] for each in found["groups"]] == [5_000]
+    members = send(cluster, node, "GET", "/v1/members").body["members"]
+    assert [each["name"] for each in members] == [*cluster.nodes]
+    assert send(cluster, node, "DELETE", f"{at}/groups/g").status == 200
+    assert send(cluster, node, "DELETE", at).body["messages"] == 0
+    with pytest.raises(NotFound):
+        client.describe_topic(topic)
+    moved = send(cluster, node, "POST", "/v1/leadership/transfer", {"target": node})
+    assert (moved.status, moved.body) == (200, {"unchanged": False})
+    assert cluster.wait_for_leader() == node
+
+
+@pytest.mark.parametrize("follower", [True, False])
+def test_refusals_have_the_reasons_of_grpc(cluster: Running, *, follower: bool) -> None:
+    node = cluster.followers()[0] if follower else cluster.wait_for_leader()
+    for verb, path, body, status, reason in (
+        ("GET", "/v1/topics/none", None, 404, "NOT_FOUND"),
+        ("DELETE", "/v1/topics/none/groups/g", None, 404, "NOT_FOUND"),
+        ("PATCH", "/v1/policies", {}, 400, "INVALID_REQUEST"),
+        ("PATCH", "/v1/policies", {"no": 1}, 400, "INVALID_REQUEST"),
+        ("PATCH", "/v1/policies", {"set": {"ttl_ms": "x"}}, 400, "INVALID_REQUEST"),
+        ("PATCH", "/v1/policies", '{"set": {}, "set": {}}', 400, "INVALID_REQUEST"),
+        ("PATCH", "/v1/policies", "[" * 50_000, 400, "INVALID_REQUEST"),
+        ("PATCH", "/v1/policies", '{"scope": {"topic": "\\ud800"}}', 400, "INVALID_REQUEST"),
+        ("PATCH", "/v1/policies?set=1", {}, 400, "INVALID_REQUEST"),
+        ("PUT", "/v1/topics/a", {"topic": "b"}, 400, "INVALID_REQUEST"),
+        ("POST", "/v1/members", {"change": "REMOVE", "name": "n9"}, 404, "NOT_FOUND"),
+        ("POST", "/v1/leadership/transfer", {"target": "n9"}, 404, "NOT_FOUND"),
+        ("POST", "/v1/status", {}, 405, "INVALID_REQUEST"),
+        ("OPTIONS", "/v1/policies", None, 405, "INVALID_REQUEST"),
+        ("GET", "/v1/none", None, 404, "NOT_FOUND"),
+        ("PATCH", "/v1/policies", "x" * (http_api.BODY_BYTES_MAX + 1), 413, "INVALID_REQUEST"),
+    ):
+        found = send(cluster, node, verb, path, body)
+        assert (found.status, found.body["reason"]) == (status, reason), (verb, path, found.body)
+        assert found.headers["Content-Type"].startswith("application/problem+json")
+    assert send(cluster, node, "POST", "/v1/status", {}).headers["Allow"] == "GET,HEAD"
+
+
+def test_no_page_of_another_origin_changes_the_cluster(cluster: Running, topic: str) -> None:
+    node, at = cluster.followers()[0], f"/v1/topics/{quote(topic, safe='')}"
+    own = cluster.node(node).http
+    for headers, status in (
+        ({}, 415),
+        ({"Content-Type": "text/plain"}, 415),
+        (JSON | {"Host": "rebound.example:80"}, 403),
+        (JSON | {"Host": f"{own}.example"}, 403),
+        (JSON | {"Host": ""}, 403),
+        (JSON | {"Origin": "http://evil.example"}, 403),
+        (JSON | {"Origin": "null"}, 403),
+    ):
+        assert send(cluster, node, "PUT", at, {}, headers).status == status, headers
+        assert send(cluster, node, "GET", at).status == 404
+    for headers in (JSON, JSON | {"Host": "localhost:1"}, JSON | {"Origin": f"http://{own}"}):
+        assert send(cluster, node, "PUT", at, {}, headers).status == 200, headers
