@@ -45,6 +45,13 @@ MOVES: Final = {
 }
 """Every transition of a follower's state."""
 
+RETIRED_MAX: Final = 64
+"""Earlier processes of a follower that a leader remembers. Their answers are dropped."""
+
+
+def _retired() -> deque[Nonce]:
+    return deque(maxlen=RETIRED_MAX)
+
 
 @dataclass(slots=True)
 class Progress:
@@ -64,7 +71,8 @@ class Progress:
     acked_ms: MonoMs | None = None
     """Send time of the newest message that was answered. None: no answer came yet."""
     nonce: Nonce = Nonce(0)
-    retired: set[Nonce] = field(default_factory=set[Nonce])
+    retired: deque[Nonce] = field(default_factory=_retired)
+    """The follower's last earlier processes."""
 
     @property
     def searching(self) -> bool:
@@ -120,7 +128,7 @@ class Progress:
         if nonce == self.nonce:
             return
         if self.nonce:
-            self.retired.add(self.nonce)
+            self.retired.append(self.nonce)
             self.match = LogIndex(0)
             self._restart(_PROBE, index)
         self.nonce = nonce

@@ -32,6 +32,7 @@ from replication.core.peer_messages import (
     Refused,
     Release,
 )
+from replication.core.progress import RETIRED_MAX, Progress
 from replication.core.promise import NO_PROMISE, Promise
 from replication.core.replication_config import ReplicationConfig
 from tests.datadriven import run_file
@@ -300,3 +301,11 @@ def _brief(message: Message) -> str:
             return f"Refused {under}, promised {p.epoch}:{p.leader}:{p.nonce}"
         case _:
             return f"{type(message).__name__} {under}"
+
+
+def test_a_leader_remembers_few_earlier_processes_of_a_follower() -> None:
+    progress = Progress(LogIndex(1))
+    for nonce in range(1, 1_000):
+        progress.met(Nonce(nonce), LogIndex(1))
+    assert len(progress.retired) == RETIRED_MAX
+    assert Nonce(998) in progress.retired
