@@ -63,7 +63,7 @@ def check(names: Sequence[str], *, rate_per_s: int, horizon_s: float) -> None:
             raise ValueError(f"{argument} = {value}: must be positive")
 
 
-def make(
+def make(  # noqa: PLR0913 -- options, by keyword
     names: Sequence[str],
     *,
     run: RunFolder,
@@ -71,6 +71,7 @@ def make(
     seed: int,
     rate_per_s: int,
     horizon_s: float,
+    waiting_max: int | None = None,
 ) -> list[Workload]:
     """Return workloads by name, not started yet. Call it once per run: marks start at 1.
 
@@ -83,6 +84,8 @@ def make(
         horizon_s: seconds from `start`. Expected timers are due within it, and later requests are
             due within a second. Use the time until `stop_producing` or a little more: `drained`
             can't become true much earlier.
+        waiting_max: a workload requests no timers while a group of its topic waits for more than
+            that. None: no limit.
 
     Raises:
         ValueError: as `check`.
@@ -91,5 +94,6 @@ def make(
     setting = Setting(
         run=run, endpoints=endpoints, seed=seed, marks=itertools.count(1),
         rate_per_s=rate_per_s / len(names), horizon_s=horizon_s,
+        waiting_max=waiting_max,
     )  # fmt: skip
     return [WorkloadClients(name, KINDS[name], setting) for name in names]

@@ -104,6 +104,8 @@ class Setting:
     horizon_s: float
     marks: "itertools.count[int]"
     """The next marks of timers, unique in the run."""
+    waiting_max: int | None = None
+    """A workload with more open marks in one group requests no timers. None: no limit."""
 
 
 class WorkloadClients:
@@ -242,8 +244,12 @@ class WorkloadClients:
         The first number comes at once. After an outage, at most two beats are caught up.
         """
         owed, last_s = 0.0, time.monotonic() - every_s
+        most = self._setting.waiting_max
         while not self._stopping.wait(max(0.0, last_s + every_s - time.monotonic())):
             now_s = time.monotonic()
+            if most is not None and self.books.missing > most:
+                last_s = now_s
+                continue
             owed += self._setting.rate_per_s * min(now_s - last_s, 2 * every_s)
             last_s = now_s
             if count := int(owed):

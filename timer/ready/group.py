@@ -440,6 +440,8 @@ def moved_hashes(offsets: U64) -> int:
 def _first_only(mask: npt.NDArray[np.bool_], index: npt.NDArray[np.int64]) -> None:
     """Clear `mask` where an earlier set element has the same index."""
     chosen = np.flatnonzero(mask)
+    if len(chosen) < 2 or (np.diff(index[chosen]) > 0).all():
+        return
     _, first = np.unique(index[chosen], return_index=True)
     if len(first) < len(chosen):
         mask[:] = False
