@@ -126,7 +126,7 @@ class CertificateStore:
         return _cluster_of(self._certificate("ca").subject)
 
     def issue(
-        self, kind: IdentityKind, name: str, *, hosts: Sequence[str] = (), days: int = LEAF_DAYS
+        self, kind: IdentityKind, name: str, *, hosts: Sequence[str] = (), days: float = LEAF_DAYS
     ) -> Path:
         """Make a key and a certificate, in place of an earlier one; return the certificate's path.
 
@@ -245,7 +245,7 @@ def _load(path: Path) -> x509.Certificate:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: float
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (

@@ -61,6 +61,7 @@ class Ports:
         self.health = health_service
         if endpoints.tls is not None:
             endpoints.tls.on_renewal = self._renew
+            endpoints.tls.on_withdrawal = endpoints.end_distrusted
 
     async def open(self) -> None:
         """Listen on the gRPC ports, then on the HTTP port.
@@ -85,9 +86,13 @@ class Ports:
             self._endpoints.tls.look_now()
 
     async def run(self) -> None:
-        """Renew the certificates for as long as the node runs, or repeat a warning without TLS."""
+        """Renew the certificates for as long as the node runs, or repeat a warning without TLS.
+
+        RPCs of expired certificates end.
+        """
         if self._endpoints.tls is not None:
-            await self._endpoints.tls.run()
+            guards = (guard.run() for guard in self._endpoints.guards)
+            await asyncio.gather(self._endpoints.tls.run(), *guards)
         while self._endpoints.insecure:
             logger.warning("insecure = true: any host that reaches the ports can read and write")
             await asyncio.sleep(WARN_S)

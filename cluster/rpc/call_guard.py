@@ -6,13 +6,16 @@
 A guard is an interceptor of the server, so no service can be registered beside it. gRPC calls an
 interceptor without the call's context. So the interceptor returns another handler, which has it.
 
-New rules concern open RPCs, too: each is checked again, and ended if the rules deny it now.
+New rules concern open RPCs, too: each is checked again, and ended if the rules deny it now. So does
+the end of the caller's certificate: its open RPCs end within SWEEP_S, and it gets no further ones.
 """
 
 import asyncio
 import inspect
+import time
 from collections.abc import Container, Iterator
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import grpc
@@ -22,6 +25,7 @@ from cluster.rpc.access_file import AccessFile
 from cluster.rpc.audit_log import AuditLog, shown
 from cluster.rpc.node_tls import caller_identity
 from cluster.rpc.rpc_caller import CALLER, METADATA, Caller
+from cluster.security.certificate_dates import end_of_certificate_s
 from cluster.security.identities import (
     CallerIdentity,
     IdentityKind,
@@ -29,9 +33,11 @@ from cluster.security.identities import (
     identity_of,
 )
 from cluster.security.method_rules import AUDITED, METHOD_RULES
-from timer.model.timer_errors import EngineError, PermissionDeniedError
+from timer.model.timer_errors import EngineError, NotReadyError, PermissionDeniedError
 
 _Context = grpc.aio.ServicerContext[Any, Any]
+SWEEP_S: Final = 2.0
+"""Interval in which the certificates of open RPCs are compared with the clock."""
 _SHAPES: Final = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
@@ -94,17 +100,68 @@ def _admitted(
     return caller
 
 
+@dataclass(eq=False, slots=True)
+class _OpenRpc:
+    """An RPC that a handler works on."""
+
+    caller: Caller | None
+    """None: another node."""
+    expires_s: float
+    """Unix time at which the certificate of the connection expires."""
+    task: "asyncio.Task[Any]"
+    denied: EngineError | None = None
+    """Why the RPC is being ended."""
+
+    def check_again(self, now_s: float) -> None:
+        """End the RPC if its certificate has expired, or if the rules in force deny it."""
+        try:
+            _check_date(self.expires_s, now_s)
+            if self.caller is not None:
+                self.caller.check_again()
+        except EngineError as error:
+            self.denied = _cleared(error)
+            self.task.cancel()
+
+
+def _check_date(expires_s: float, now_s: float) -> None:
+    if now_s >= expires_s:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expires_s))
+        raise NotReadyError(f"your certificate expired at {stamp}: connect again with a new one")
+
+
+def _expiry_of(context: _Context) -> float:
+    """Return the Unix time at which the certificate of an RPC's connection expires.
+
+    Raises:
+        PermissionDeniedError: the date is unreadable.
+    """
+    (pem,) = context.auth_context().get("x509_pem_cert", (b"",))
+    try:
+        return end_of_certificate_s(pem)
+    except ValueError as error:
+        raise PermissionDeniedError(f"the certificate has no readable date: {error}") from None
+
+
 class CallGuard(grpc.aio.ServerInterceptor):
     """Puts a gate before every method of a server."""
 
     def __init__(self, gate: Gate, access: AccessFile, audit: AuditLog) -> None:
         self._gate, self._audit = gate, audit
-        self._open: set[Caller] = set()
-        access.on_change.append(self._check_again)
+        self._open: set[_OpenRpc] = set()
+        access.on_change.append(self.check_again)
 
-    def _check_again(self) -> None:
-        for caller in list(self._open):
-            caller.check_again()
+    def check_again(self) -> None:
+        """End the open RPCs that the rules in force deny, and those of expired certificates."""
+        now_s = time.time()
+        for each in list(self._open):
+            if each.denied is None:
+                each.check_again(now_s)
+
+    async def run(self) -> None:
+        """Compare the certificates of open RPCs with the clock, for as long as the node runs."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self.check_again()
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         """Return the guarded handler of a method; see grpc.aio.ServerInterceptor."""
@@ -154,38 +211,39 @@ class CallGuard(grpc.aio.ServerInterceptor):
         Raises:
             EngineError: the gate denies the RPC, or new rules ended it.
         """
-        caller = self._admit(method, context)
-        if caller is None:
-            yield
-            return
-        change = shown(request) if caller.rule.permission in AUDITED else None
+        caller, expires_s = self._admit(method, context)
+        audited = caller is not None and caller.rule.permission in AUDITED
+        change = shown(request) if audited else None
         del request
         task = asyncio.current_task()
         assert task is not None
-        caller.end = task.cancel
+        rpc = _OpenRpc(caller, expires_s, task)
         CALLER.set(caller)
-        self._open.add(caller)
+        self._open.add(rpc)
         result = "UNKNOWN"  # of any other error
         try:
             yield
             result = "OK"
         except asyncio.CancelledError:
             result = "CANCELLED"
-            if caller.denied is None:
+            if rpc.denied is None:
                 raise
             task.uncancel()
-            raise caller.denied from None
+            raise rpc.denied from None
         except grpc.aio.AbortError:
             result = _code_of(context)
             raise
         finally:
-            self._open.discard(caller)
-            if change is not None:
+            self._open.discard(rpc)
+            if caller is not None and change is not None:
                 self._audit.changed(caller, change, result)
 
-    def _admit(self, method: str, context: _Context) -> Caller | None:
+    def _admit(self, method: str, context: _Context) -> tuple[Caller | None, float]:
+        """Return the caller, and when the certificate expires; see `Gate.admit`."""
         try:
-            return self._gate.admit(method, context)
+            expires_s = _expiry_of(context)
+            _check_date(expires_s, time.time())
+            return self._gate.admit(method, context), expires_s
         except EngineError as error:
             uris = context.auth_context().get("peer_uri", ())
             named = ", ".join(str(uri, errors="replace") for uri in uris)

@@ -85,6 +85,20 @@ class Connections:
                     yield _written(each.getpeername()), each
 
 
+def end_connections(*, accepted_at: AbstractSet[int], dialled_to: AbstractSet[int]) -> int:
+    """End the connections to these ports of this process, and its own to these remote ports.
+
+    Returns their number.
+    """
+    count = 0
+    for port, each in _sockets():
+        with contextlib.suppress(OSError):
+            if each.getpeername()[1] in dialled_to or port in accepted_at:
+                each.shutdown(socket.SHUT_RDWR)
+                count += 1
+    return count
+
+
 def connections_of(ports: Mapping[str, int]) -> dict[str, int]:
     """Return the number of this process's open connections to each of its ports, by name."""
     found: Counter[int] = Counter()

@@ -17,11 +17,12 @@ from prometheus_client import CollectorRegistry
 from cluster.rpc.access_file import AccessFile
 from cluster.rpc.audit_log import AuditLog
 from cluster.rpc.call_guard import CallGuard, Gate, LinkGate, PublicGate
+from cluster.rpc.connections import end_connections
 from cluster.rpc.handlers import PINGED, PINGS
 from cluster.rpc.http import ExtraPaths, HttpServer, HttpTls, NodeView
-from cluster.rpc.node_tls import NodeTls, caller_identity
+from cluster.rpc.node_tls import NodeTls, Withdrawn, caller_identity
 from cluster.security.identities import IdentityKind
-from cluster.settings.config import NodeConfig
+from cluster.settings.config import NodeConfig, parse_address
 from replication.shell.transport import Dial, Identify
 from timer.model.timer_errors import ConfigError
 from timerclient.proto import timer_pb2_grpc as rpc
@@ -73,6 +74,8 @@ class Endpoints:
         self.tls = NodeTls(config) if config.tls.on else None
         """None: without TLS."""
         self.audit = AuditLog(config.name, config.audit_log)
+        self.guards: list[CallGuard] = []
+        """Of the servers made so far."""
         self.insecure = config.insecure
         """Whether ports beyond loopback may be open without TLS."""
         addresses = config.links or config.peers
@@ -80,6 +83,23 @@ class Endpoints:
             name: address for name, address in addresses.items() if name != config.name
         }
         """Name -> address of each other node, for this node."""
+
+    def end_distrusted(self, withdrawn: Withdrawn) -> int:
+        """End the connections whose handshake trusted withdrawn authorities; return their number.
+
+        It takes all connections of a port: which authority signed is not known afterwards. For a
+        thread.
+        """
+        config = self._config
+        accepted = {"grpc": config.grpc, "http": config.http} if withdrawn.clients else {}
+        accepted |= {"link": config.link} if withdrawn.nodes else {}
+        ports = {key: parse_address(key, at, port_min=0).port for key, at in accepted.items()}
+        return end_connections(
+            accepted_at={*ports.values()},
+            dialled_to={parse_address("links", at).port for at in self.others.values()}
+            if withdrawn.nodes
+            else set(),
+        )
 
     # ---- channels
 
@@ -119,7 +139,9 @@ class Endpoints:
         if self.tls is None:
             return []
         access = self.tls.access
-        return [CallGuard(gate(self._config.cluster_id, access), access, self.audit)]
+        guard = CallGuard(gate(self._config.cluster_id, access), access, self.audit)
+        self.guards.append(guard)
+        return [guard]
 
     def http_guard(self) -> CallGuard | None:
         """Return the guard of RPCs that come over HTTP. None: there is no TLS."""
@@ -135,8 +157,9 @@ class Endpoints:
         """Return the HTTP server. It listens from its `start` on. Arguments: see HttpServer."""
         if self.tls is None:
             return HttpServer(self._config.http, view, registry, pages)
-        tls = HttpTls(self.tls.http(), self._config.cluster_id, self.tls.access)
-        return HttpServer(self._config.http, view, registry, pages, tls, on_handshake_failed)
+        tls = self.tls
+        secured = HttpTls(lambda: tls.http, self._config.cluster_id, self.tls.access)
+        return HttpServer(self._config.http, view, registry, pages, secured, on_handshake_failed)
 
     async def listen(self, public: grpc.aio.Server, link: grpc.aio.Server | None) -> None:
         """Bind the servers to the node's addresses, and start them.

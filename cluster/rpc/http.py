@@ -134,7 +134,8 @@ class HttpTls:
     """TLS of the HTTP port. Probes need no certificate, and RPC routes check the rules of their
     methods. The other pages need a certificate that may observe the cluster."""
 
-    context: ssl.SSLContext
+    context: Callable[[], ssl.SSLContext]
+    """Returns the one for the next handshake."""
     cluster_id: str
     access: AccessFile
 
@@ -216,7 +217,8 @@ class HttpServer:
         server = runner.server
         assert server is not None
 
-        context = self._tls.context if self._tls is not None else None
+        tls = self._tls
+        context = tls.context if tls is not None else lambda: None
         self._listener = HttpListener(
             server, lambda: server.connections, context, self._on_handshake_failed
         )

@@ -31,12 +31,13 @@ class HttpListener:
         self,
         protocol: Callable[[], asyncio.Protocol],
         connections: Callable[[], Sequence[RequestHandler]],
-        context: ssl.SSLContext | None,
+        context: Callable[[], ssl.SSLContext | None],
         on_failed: Callable[[], object] = lambda: None,
     ) -> None:
         """`protocol` returns the protocol of a new connection, `connections` the open ones.
 
-        `context`: None: without TLS. `on_failed`: called for each TLS handshake that fails.
+        `context` returns the one for the next handshake; None: without TLS.
+        `on_failed`: called for each TLS handshake that fails.
         """
         self._on_failed = on_failed
         self._protocol, self._connections, self._context = protocol, connections, context
@@ -91,15 +92,16 @@ class HttpListener:
 
     async def _greet(self, connection: socket.socket) -> None:
         """Give a connection its protocol, with TLS after the handshake."""
+        context = self._context()
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._protocol,
                 connection,
-                ssl=self._context,
-                ssl_handshake_timeout=HANDSHAKE_S if self._context is not None else None,
+                ssl=context,
+                ssl_handshake_timeout=HANDSHAKE_S if context is not None else None,
             )
         except OSError:  # the connection is closed
-            if self._context is not None:
+            if context is not None:
                 self._on_failed()
 
     def _make_room(self) -> None:

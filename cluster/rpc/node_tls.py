@@ -4,7 +4,9 @@
                                          \\--> do not fit: the old ones stay, with a warning
 
 Servers ask for the certificate at each handshake, on a thread of gRPC: neither a disk nor asyncio
-may be touched there. Open connections keep the certificate of their handshake.
+may be touched there. Open connections keep the certificate of their handshake: the guard ends RPCs
+whose certificate expires (cluster/rpc/call_guard.py). If an authority is withdrawn, all connections
+of its ports end, because gRPC does not say which authority signed a certificate.
 """
 
 import asyncio
@@ -12,7 +14,7 @@ import logging
 import os
 import ssl
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import grpc
 
@@ -38,6 +40,13 @@ LOOK_S: Final = 5.0
 """Interval in which the files are read again."""
 
 
+class Withdrawn(NamedTuple):
+    """Which of the trusted authorities a renewal has removed some of."""
+
+    nodes: bool
+    clients: bool
+
+
 class NodeTls:
     """The certificate of one node, and the credentials made of it."""
 
@@ -59,7 +68,11 @@ class NodeTls:
         self.access = AccessFile(config.tls.access)
         self.on_renewal: Callable[[], None] = lambda: None
         """Called after a renewal: channels that were made before have the old certificate."""
-        self._http: ssl.SSLContext | None = None
+        self.on_withdrawal: Callable[[Withdrawn], int] = lambda withdrawn: 0
+        """Called on a thread after authorities were withdrawn: connections made before trusted
+        them. Returns the number of those that it ended."""
+        self.http = self._http_context()
+        """Of the next handshake at the HTTP port. Clients may do without a certificate."""
         self._look = asyncio.Event()
         self._complaint = ""
 
@@ -110,14 +123,20 @@ class NodeTls:
         self._stamp, self._complaint = stamp, ""
         if found == self.certificate:
             return
-        self.certificate = found
-        if self._http is not None:
-            self._load_http(self._http)
+        before, self.certificate = self.certificate, found
+        self.http = self._http_context()
         logger.warning(
             "new certificate in use",
             extra={f"{which}_not_after_s": int(end) for which, end in found.not_after_s.items()},
         )
         self.on_renewal()
+        withdrawn = Withdrawn(
+            nodes=bool(before.authorities["ca"] - found.authorities["ca"]),
+            clients=bool(before.authorities["client_ca"] - found.authorities["client_ca"]),
+        )
+        if any(withdrawn):
+            count = await asyncio.to_thread(self.on_withdrawal, withdrawn)
+            logger.warning("authorities were withdrawn: ended %d connections", count)
 
     # ---- accepting
 
@@ -150,20 +169,12 @@ class NodeTls:
             require_client_authentication=True,
         )
 
-    def http(self) -> ssl.SSLContext:
-        """Return the context of the HTTP port. Clients may do without a certificate.
-
-        A withdrawn authority of clients stays trusted there until the node's next start.
-        """
-        self._http = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._http.verify_mode = ssl.CERT_OPTIONAL
-        self._load_http(self._http)
-        return self._http
-
-    def _load_http(self, context: ssl.SSLContext) -> None:
-        found = self.certificate
+    def _http_context(self) -> ssl.SSLContext:
+        context, found = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.certificate
+        context.verify_mode = ssl.CERT_OPTIONAL
         load_pair(context, found.certificate + b"\n" + found.key)
         context.load_verify_locations(cadata=found.client_ca.decode("ascii"))
+        return context
 
     # ---- dialling
 

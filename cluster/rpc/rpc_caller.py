@@ -12,7 +12,7 @@ from typing import Any, Final
 from cluster.security.access_rules import CLUSTER, AccessRules, AccessTarget, Permission
 from cluster.security.identities import CallerIdentity
 from cluster.security.method_rules import MethodRule
-from timer.model.timer_errors import EngineError, NotFoundError, PermissionDeniedError
+from timer.model.timer_errors import NotFoundError, PermissionDeniedError
 
 METADATA: Final = "timer-caller"
 """Metadata of a relayed request: the identity of the node's own caller. Only nodes send it."""
@@ -31,10 +31,6 @@ class Caller:
     """In gRPC's form; of a relayed request the node's."""
     kept: list[AccessTarget] = field(default_factory=list)
     """Targets of the requests so far, to be checked again with new rules."""
-    end: Callable[[], object] = lambda: None
-    """Ends the RPC."""
-    denied: EngineError | None = None
-    """Why the RPC is being ended."""
 
     def admit(self) -> None:
         """Check that the caller may call the method for some target.
@@ -83,15 +79,14 @@ class Caller:
         return self.rules().may(self.identity, Permission.PRODUCE, AccessTarget(topic))
 
     def check_again(self) -> None:
-        """End the RPC if the rules in force deny what it was allowed before."""
-        try:
-            self.admit()
-            for target in self.kept:
-                self.check_target(target)
-        except EngineError as error:
-            error.__traceback__ = None
-            self.denied = error
-            self.end()
+        """Check that the rules in force allow what the RPC was allowed before.
+
+        Raises:
+            PermissionDeniedError, NotFoundError: they do not.
+        """
+        self.admit()
+        for target in self.kept:
+            self.check_target(target)
 
     def _denial(self, target: AccessTarget) -> PermissionDeniedError:
         needed = self.rule.permission or "any rule"

@@ -51,6 +51,8 @@ class NodeCertificate:
     client_ca: bytes
     certificate: bytes
     key: bytes = field(repr=False)
+    authorities: Mapping[str, frozenset[bytes]]
+    """The certificates in `ca` and in `client_ca`, in DER."""
     not_after_s: Mapping[str, float]
     """Unix time at which each of `certificate`, `ca` and `client_ca` expires; of the authorities
     in a file the earliest."""
@@ -68,9 +70,13 @@ def read_certificate(files: CertificateFiles, *, name: str, cluster_id: str) -> 
     check_key_mode("tls.key", Path(files.key))
     ca, client_ca = (_read(f"tls.{each}", getattr(files, each)) for each in ("ca", "client_ca"))
     certificate, key = _read("tls.certificate", files.certificate), _read("tls.key", files.key)
-    dates = {"ca": _earliest_end("tls.ca", files.ca, ca)}
-    dates["client_ca"] = _earliest_end("tls.client_ca", files.client_ca, client_ca)
+    dates, trusted = dict[str, float](), dict[str, frozenset[bytes]]()
+    for which, path, pem in (("ca", files.ca, ca), ("client_ca", files.client_ca, client_ca)):
+        dates[which], trusted[which] = _authorities_in(f"tls.{which}", path, pem)
     peer = _peer_of_handshake(files, ca, certificate + b"\n" + key, node_host(name, cluster_id))
+    if trusted["ca"] & trusted["client_ca"]:
+        limit = f"must share no authority with tls.ca = {files.ca}: it could make nodes"
+        raise ConfigError("tls.client_ca", files.client_ca, limit)
     uris = [value for kind, value in peer.get("subjectAltName", ()) if kind == "URI"]
     wanted = CallerIdentity(IdentityKind.NODE, name)
     try:
@@ -82,7 +88,12 @@ def read_certificate(files: CertificateFiles, *, name: str, cluster_id: str) -> 
         raise ConfigError("tls.certificate", files.certificate, limit)
     dates["certificate"] = float(ssl.cert_time_to_seconds(peer["notAfter"]))
     return NodeCertificate(
-        ca=ca, client_ca=client_ca, certificate=certificate, key=key, not_after_s=dates
+        ca=ca,
+        client_ca=client_ca,
+        certificate=certificate,
+        key=key,
+        authorities=trusted,
+        not_after_s=dates,
     )
 
 
@@ -123,8 +134,8 @@ def _read(setting: str, path: str) -> bytes:
     return data
 
 
-def _earliest_end(setting: str, path: str, pem: bytes) -> float:
-    """Return the Unix time at which the first of the authorities expires."""
+def _authorities_in(setting: str, path: str, pem: bytes) -> tuple[float, frozenset[bytes]]:
+    """Return the Unix time at which the first of the authorities expires, and all in DER."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         context.load_verify_locations(cadata=pem.decode("ascii"))
@@ -133,7 +144,7 @@ def _earliest_end(setting: str, path: str, pem: bytes) -> float:
     ends = [ssl.cert_time_to_seconds(str(each["notAfter"])) for each in context.get_ca_certs()]
     if not ends:
         raise ConfigError(setting, path, "must have the certificate of an authority")
-    return float(min(ends))
+    return float(min(ends)), frozenset(context.get_ca_certs(binary_form=True))
 
 
 def _peer_of_handshake(

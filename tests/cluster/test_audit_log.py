@@ -5,6 +5,7 @@ import logging
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from cluster.rpc.call_guard import CallGuard
 from cluster.rpc.rpc_caller import Caller
 from cluster.security.identities import CallerIdentity, IdentityKind
 from cluster.security.method_rules import METHOD_RULES
+from deploy.certificate_store import CertificateStore
 from timerclient.proto import timer_pb2 as pb
 
 DELETE = "/timer.v1.AdminService/DeleteTopic"
@@ -51,8 +53,12 @@ def test_unknown_fields_hide_no_request() -> None:
 
 
 async def test_call_that_fails_is_not_logged_as_ok_and_only_the_owner_reads_the_log(
-    file: Path,
+    file: Path, tmp_path: Path
 ) -> None:
+    store = CertificateStore(tmp_path / "certs")
+    store.create("c")
+    pem = store.path("ca").read_bytes()
+    context: Any = SimpleNamespace(auth_context=lambda: {"x509_pem_cert": [pem]})
     identity = CallerIdentity(IdentityKind.ADMIN, "a")
     nothing: Any = None
     caller = Caller(identity, DELETE, METHOD_RULES[DELETE], lambda: nothing, "ipv4:127.0.0.1:1")
@@ -63,9 +69,9 @@ async def test_call_that_fails_is_not_logged_as_ok_and_only_the_owner_reads_the_
 
     access: Any = type("Access", (), {"on_change": []})
     guard = CallGuard(Open(), access, AuditLog("n1", str(file)))
-    with pytest.raises(ZeroDivisionError), guard._admitted(DELETE, object(), nothing):
+    with pytest.raises(ZeroDivisionError), guard._admitted(DELETE, object(), context):
         _ = 1 / 0
-    with guard._admitted(DELETE, object(), nothing):
+    with guard._admitted(DELETE, object(), context):
         pass
     assert results_and_mode(file) == (["UNKNOWN", "OK"], 0o600)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import ssl
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from cluster.rpc.node_tls import NodeTls
+from cluster.security.certificate_dates import end_of_certificate_s
 from cluster.security.certificates import CertificateFiles, read_certificate
 from cluster.security.identities import (
     CallerIdentity,
@@ -48,6 +50,18 @@ def test_a_node_certificate_fits_its_node_and_says_when_it_expires(
     found = read_certificate(files(store), name="n1", cluster_id="prod")
     assert found.not_after_s["certificate"] < found.not_after_s["ca"]
     assert "PRIVATE KEY" not in repr(found)
+    assert end_of_certificate_s(found.certificate) == found.not_after_s["certificate"]
+    short = ssl.PEM_cert_to_DER_cert(found.certificate.decode())[:100]
+    with pytest.raises(ValueError, match="a value of"):
+        end_of_certificate_s(ssl.DER_cert_to_PEM_cert(short).encode())
+
+
+def test_the_two_authorities_must_differ(store: CertificateStore, tmp_path: Path) -> None:
+    both = tmp_path / "both.pem"
+    both.write_bytes(store.path("client-ca").read_bytes() + store.path("ca").read_bytes())
+    wrong = dataclasses.replace(files(store), client_ca=str(both))
+    with pytest.raises(ConfigError, match=r"tls.client_ca.*no authority with tls.ca"):
+        read_certificate(wrong, name="n1", cluster_id="prod")
 
 
 @pytest.mark.parametrize(
