@@ -135,6 +135,7 @@ class TimerChanges:
         found = Ids(np.zeros(len(ids), np.int64), np.zeros(len(ids), np.uint64))
         with suppress(OverloadedError):  # what was done is answered all the same
             last = await self._looking_in.successors(leader.machine, ids.seq[ended])
+            last = await self._looking_in.shown(last)
             found.due_ms[ended], found.seq[ended] = last.due_ms, last.seq
         results = np.where(found.seq > 0, np.uint8(ALREADY_CANCELLED), results)
         return results, _raw(found, self._salt) if found.seq.any() else b""

@@ -104,7 +104,7 @@ class LookingIn:
         state = STATES.get(int(machine.judge(target)[0]))
         successor = b""
         if state in (None, pb.TIMER_CANCELLED):
-            last = await self.successors(machine, target.seq)
+            last = await self.shown(await self.successors(machine, target.seq))
             if last.seq[0]:
                 state = pb.TIMER_CANCELLED
                 successor = timer_id.encode(last.due_ms, last.seq, self._salt)
@@ -122,6 +122,23 @@ class LookingIn:
         if not links:
             return Ids(np.zeros(len(seq), np.int64), np.zeros(len(seq), np.uint64))
         return await self.in_turn(partial(last_of, links, seq))
+
+    async def shown(self, successors: Ids) -> Ids:
+        """Return the successors (n,) that the caller may see; seq = 0 in place of the others.
+
+        A caller with rules for some topics sees those that are pending in its topics.
+        """
+        caller = CALLER.get()
+        if caller is None or caller.allows(CLUSTER):
+            return successors
+        machine = self._host.require_lease().machine
+        topics = await self.topics(successors)
+        mine = [
+            int(topic) in machine.topics
+            and caller.allows(AccessTarget(machine.topics[TopicId(int(topic))].name))
+            for topic in topics
+        ]
+        return Ids(successors.due_ms, np.where(mine, successors.seq, np.uint64(0)))
 
     async def read(self, target: Targets) -> tuple[Ids, Whole]:
         """Return the timer's id and the timer; seq = 0: no pending timer has this key or id.

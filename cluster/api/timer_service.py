@@ -7,6 +7,7 @@ from concurrent.futures import Executor
 from typing import Final, TypeAlias
 
 from cluster.api import wire_rows, wire_timers
+from cluster.api.owners import as_sent, check_producer_owner, owned_token, owns_producer
 from cluster.api.timer_changes import TimerChanges
 from cluster.api.timer_queries import LookingIn
 from cluster.api.timer_stories import Stories
@@ -81,7 +82,8 @@ class TimerService(Service, rpc.TimerServiceServicer):
             raise InvalidRequestError("token", f"{size} bytes", limit)
         leader, now = self._host.require_leader(), self._host.now()
         drawn = ProducerId(self._host.draw_id(ID_BITS) or 1)
-        asked = self._host.ask(lambda done: leader.register(request.token, drawn, now, done))
+        token = owned_token(request.token)
+        asked = self._host.ask(lambda done: leader.register(token, drawn, now, done))
         producer_id = await within(asked, context)
         assert isinstance(producer_id, int)
         if not producer_id:
@@ -97,8 +99,9 @@ class TimerService(Service, rpc.TimerServiceServicer):
         """End a producer; committed on return."""
         leader, now = self._host.require_leader(), self._host.now()
         producer_id = ProducerId(request.producer_id)
-        asked = self._host.ask(lambda done: leader.end_producer(producer_id, now, done))
-        await within(asked, context)
+        if owns_producer(leader, producer_id):
+            asked = self._host.ask(lambda done: leader.end_producer(producer_id, now, done))
+            await within(asked, context)
         return pb.UnregisterProducerResponse()
 
     @answered
@@ -169,6 +172,17 @@ class TimerService(Service, rpc.TimerServiceServicer):
         if caller is not None and caller.rule.each_answered:
             caller.check(request)
         wire_rows.check_request(request, self._limits)
+        check_producer_owner(leader, ProducerId(request.producer_id))
+        try:
+            return await self._pass_on(leader, request, whose)
+        except InvalidRequestError as error:
+            refused = as_sent(error, request.request_id)
+        raise refused
+
+    async def _pass_on(
+        self, leader: Leader, request: pb.ScheduleRequest, whose: str
+    ) -> "asyncio.Future[pb.ScheduleResponse]":
+        """See `_take`; the request is checked."""
         topics = self._known_topics(leader, request)
         if topics is None and wire_rows.is_repeated(request, leader, self._host.now()):
             topics = {timers.topic: wire_rows.NO_TOPIC for timers in request.timers}

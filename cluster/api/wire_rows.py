@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.api.lease_ids import LeaseIds
+from cluster.api.owners import owned_request_id
 from timer.entries.policies import DEFAULT_NAMESPACE
 from timer.leader.intake.admission import WAYS, Rules, WantedTimes
 from timer.leader.intake.admission import when_of as when_of_ways
@@ -176,7 +177,7 @@ def body_of(request: pb.ScheduleRequest) -> int:
 def _request_id_of(request: pb.ScheduleRequest, leader: Leader, now: Now) -> RequestId | None:
     if not request.request_id:
         return None
-    return leader.request_id(request.request_id.encode(), body_of(request), now)
+    return leader.request_id(owned_request_id(request.request_id), body_of(request), now)
 
 
 def is_repeated(request: pb.ScheduleRequest, leader: Leader, now: Now) -> bool:

@@ -29,11 +29,18 @@ from timer.files.disk import RealDisk
 from timerclient import ClientTls
 from timerclient.proto import timer_pb2
 from timerclient.proto import timer_pb2_grpc as rpc
-from timerclient.values.errors import NotFound, PermissionDenied, TimerError, Unreachable
+from timerclient.values.errors import (
+    InvalidRequest,
+    NotFound,
+    PermissionDenied,
+    TimerError,
+    Unreachable,
+)
 
 pytestmark = pytest.mark.slow
 
 STREAM_S: Final = 5.0
+CALL_S: Final = 20.0
 DENIED: Final = {
     grpc.StatusCode.UNAVAILABLE,  # of a failed handshake
     grpc.StatusCode.PERMISSION_DENIED,
@@ -336,6 +343,45 @@ def test_a_client_works_on_the_topics_of_its_rules_only(cluster: Running, shop: 
             assert code_of(caught.value) is grpc.StatusCode.NOT_FOUND
         assert client.cancel(foreign).name == "NOT_FOUND"
         assert admin.cancel(foreign).name == "CANCELLED"
+
+
+def test_request_ids_producers_and_successors_of_others_are_out_of_reach(
+    cluster: Running, shop: ClientTls
+) -> None:
+    topic = "payments/ids"
+    with cluster.client() as admin, cluster.client(credentials=shop) as client:
+        guessed = client.schedule(topic, b"guess", delay=3_600, request_id="next")
+        own = admin.schedule(topic, b"own", delay=3_600, request_id="next")
+        assert own.id != guessed.id
+        assert admin.schedule(topic, b"own", delay=3_600, request_id="next").id == own.id
+        old = admin.schedule("orders", b"x", delay=3_600)
+        admin.reschedule(old, delay=7_200)
+        leader = cluster.node(cluster.wait_for_leader()).grpc
+        admins, theirs = (
+            grpc.secure_channel(leader, credentials(each, Path(each.ca)))
+            for each in (cluster.tls, shop)
+            if each is not None
+        )
+        with admins, theirs:
+            stubs = [rpc.TimerServiceStub(each) for each in (admins, theirs)]
+            register = timer_pb2.RegisterProducerRequest(token=b"t")
+            first, second = (each.RegisterProducer(register, timeout=CALL_S) for each in stubs)
+            assert first.producer_id != second.producer_id
+            asked = timer_pb2.ScheduleRequest(producer_id=first.producer_id, sequence=1)
+            asked.timers.add(topic=topic, delay_ms=[1], payload_sizes=[0])
+            ended = timer_pb2.UnregisterProducerRequest(producer_id=first.producer_id)
+            stubs[1].UnregisterProducer(ended, timeout=CALL_S)  # as if there were none
+            with pytest.raises(grpc.RpcError) as caught:
+                stubs[1].Schedule(asked, timeout=CALL_S)
+            assert code_of(caught.value) is grpc.StatusCode.UNAUTHENTICATED
+            assert stubs[0].Schedule(asked, timeout=CALL_S).timer_ids
+            by_id = timer_pb2.GetTimerRequest(timer_id=old.raw)
+            assert stubs[0].GetTimer(by_id, timeout=CALL_S).successor_id
+            assert not stubs[1].GetTimer(by_id, timeout=CALL_S).successor_id
+            cancel = timer_pb2.CancelRequest(timer_ids=old.raw)
+            assert not stubs[1].Cancel(cancel, timeout=CALL_S).successor_ids
+        with pytest.raises(InvalidRequest, match="request_id = 'next'"):
+            client.schedule(topic, b"other", delay=3_600, request_id="next")
 
 
 def test_streams_of_a_denied_client_end_and_the_audit_log_has_denied_calls_and_changes(
