@@ -76,9 +76,9 @@ def requirements(which: Distribution) -> dict[str, list[str]]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     if which is CLIENT:
-        return {"dependencies": project["dependencies"]}
+        return {"dependencies": project["dependencies"], "otel": extras["otel"]}
     server = [f"{CLIENT.name}=={project_version()}", *extras["server"]]
-    return {"dependencies": server, **{name: extras[name] for name in ("audit", "certs")}}
+    return {"dependencies": server, **{name: extras[name] for name in ("audit", "certs", "otel")}}
 
 
 def stage(which: Distribution) -> Path:

@@ -21,6 +21,7 @@ from timerclient.client.group_calls import GroupType, Start
 from timerclient.client.story_calls import TimerStory
 from timerclient.client.sync import Consumer
 from timerclient.client.timer_client import TimerClient
+from timerclient.client.tracing import Tracing
 from timerclient.rows.messages import Acking, Batch, Message
 from timerclient.rows.pending_timers import (
     Changed,
@@ -123,6 +124,7 @@ __all__ = [
     "TimerState",
     "TimerStory",
     "Timers",
+    "Tracing",
     "Unavailable",
     "Unreachable",
     "Where",

@@ -36,6 +36,7 @@ from timerclient.client.consumers import (
 from timerclient.client.group_calls import Start
 from timerclient.client.timer_calls import Seconds, timeout_s
 from timerclient.client.topic_calls import TopicCalls
+from timerclient.client.tracing import Tracing
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import policy_fields, rows
 from timerclient.rows.policy_fields import PolicyFields
@@ -131,9 +132,10 @@ class AsyncTimerClient(TopicCalls):
         dial: Makes the channel to an address; `credentials` are then ignored. None: TCP.
         settings: Limits and waits.
         on_event: Called with each event (timerclient/values/client_events.py). All are also logged.
+        tracing: Makes OpenTelemetry's spans of schedules. None: no traces.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- options, by keyword
         self,
         cluster: str | Sequence[str],
         *,
@@ -142,6 +144,7 @@ class AsyncTimerClient(TopicCalls):
         dial: Dial | None = None,
         settings: ClientSettings = ClientSettings(),  # noqa: B008 -- frozen
         on_event: OnEvent | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self._addresses = parse_addresses(cluster)
         self.settings = settings
@@ -155,6 +158,9 @@ class AsyncTimerClient(TopicCalls):
         self._first_calls = FirstCalls()
         self._consumers: set[AsyncConsumer] = set()
         self._closed = False
+        self.tracing = tracing
+        if tracing is not None:
+            tracing.instrument(self)
 
     # ---- scheduling
 

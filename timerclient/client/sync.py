@@ -69,6 +69,8 @@ class ThreadClient:
         self._background = Background()
         self._call = self._background.call
         self._consumers: set[Consumer] = set()
+        if client.tracing is not None:
+            client.tracing.instrument_submissions(self)
 
     # ---- scheduling
 

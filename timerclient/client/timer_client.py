@@ -14,6 +14,7 @@ from timerclient.client.story_calls import TimerStory
 from timerclient.client.sync import Consumer, ThreadClient
 from timerclient.client.timer_calls import Seconds, TimerLike
 from timerclient.client.topic_calls import Namespace
+from timerclient.client.tracing import Tracing
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import pending_timers, policy_fields
 from timerclient.rows.background import check_wait
@@ -53,6 +54,7 @@ class TimerClient(ThreadClient):
         dial: Makes the channel to an address; `credentials` are then ignored. None: TCP.
         settings: Limits and waits.
         on_event: Called with each event (timerclient/values/client_events.py). All are also logged.
+        tracing: Makes OpenTelemetry's spans of schedules. None: no traces.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class TimerClient(ThreadClient):
         dial: Dial | None = None,
         settings: ClientSettings = ClientSettings(),
         on_event: OnEvent | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         super().__init__(
             AsyncTimerClient(
@@ -73,6 +76,7 @@ class TimerClient(ThreadClient):
                 dial=dial,
                 settings=settings,
                 on_event=on_event,
+                tracing=tracing,
             )
         )
 

@@ -1,0 +1,235 @@
+"""Traces: a message carries the context of its schedule; spans arrive at a collector by OTLP."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import grpc
+import pytest
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+
+from timerclient import (
+    AsyncTimerClient,
+    InvalidRequest,
+    Message,
+    NewTimer,
+    NotPending,
+    TimerClient,
+    Tracing,
+)
+from timerfake import AsyncFakeCluster, FakeCluster
+
+START = datetime(2030, 1, 1, tzinfo=UTC)
+FOREIGN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+class Collector(otlp_grpc.TraceServiceServicer):
+    """A stand-in for a collector: it speaks OTLP over gRPC and keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.spans: list[Any] = []
+
+    def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
+        del context
+        for resource in request.resource_spans:
+            for scope in resource.scope_spans:
+                self.spans += scope.spans
+        return otlp.ExportTraceServiceResponse()
+
+    def named(self, name: str) -> Any:
+        """Return the only span of a name."""
+        [span] = [each for each in self.spans if each.name == name]
+        return span
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    collector = Collector()
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    otlp_grpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]
+    collector.port = server.add_insecure_port("127.0.0.1:0")  # type: ignore[attr-defined]
+    server.start()
+    yield collector
+    server.stop(None).wait()
+
+
+@pytest.fixture
+def provider(collector: Collector) -> Iterator[TracerProvider]:
+    """Makes tracers whose spans the collector has as soon as they end."""
+    provider = TracerProvider(shutdown_on_exit=False)
+    at = f"127.0.0.1:{collector.port}"  # type: ignore[attr-defined]
+    provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter(endpoint=at, insecure=True)))
+    yield provider
+    provider.shutdown()
+
+
+@contextmanager
+def world(tracing: Tracing) -> Iterator[tuple[FakeCluster, TimerClient]]:
+    with (
+        FakeCluster(start=START) as cluster,
+        TimerClient(cluster.address, dial=cluster.dial, tracing=tracing) as client,
+    ):
+        yield cluster, client
+
+
+def deliveries(cluster: FakeCluster, client: TimerClient, topic: str = "orders") -> list[Message]:
+    """Return the next messages of a topic; they are acked."""
+    with client.consumer(topic, "g") as consumer:
+        cluster.advance(60)
+        found = consumer.receive(100, timeout=0)
+        for each in found:
+            _ = each.ack()
+    return found
+
+
+def attributes(span: Any) -> dict[str, Any]:
+    values = {each.key: each.value for each in span.attributes}
+    return {key: getattr(value, value.WhichOneof("value")) for key, value in values.items()}
+
+
+@pytest.mark.parametrize("parent", [False, True])
+def test_schedule_delivery_and_work_are_one_story(
+    collector: Collector, provider: TracerProvider, parent: bool
+) -> None:
+    tracing = Tracing(provider, parent=parent)
+    with world(tracing) as (cluster, client):
+        timer = client.schedule("orders", b"x", delay=60)
+        [message] = deliveries(cluster, client)
+    with tracing.process(message) as span:
+        assert trace.get_current_span() is span
+    schedule, deliver, process = map(
+        collector.named, ("schedule orders", "deliver orders", "process orders")
+    )
+    assert process.parent_span_id == deliver.span_id
+    if parent:
+        assert deliver.parent_span_id == schedule.span_id
+        assert deliver.trace_id == process.trace_id == schedule.trace_id
+        assert not deliver.links
+    else:
+        assert not deliver.parent_span_id
+        assert deliver.trace_id != schedule.trace_id
+        [link] = deliver.links
+        assert (link.trace_id, link.span_id) == (schedule.trace_id, schedule.span_id)
+    begin_ms = int(START.timestamp() * 1000) + 60_000
+    assert deliver.start_time_unix_nano == begin_ms * 1_000_000
+    assert deliver.end_time_unix_nano == message.handed_out_ms * 1_000_000
+    assert [each.name for each in deliver.events] == ["fired"]
+    assert (schedule.kind, process.kind) == (
+        schedule.SPAN_KIND_PRODUCER,
+        process.SPAN_KIND_CONSUMER,
+    )
+    for each in (schedule, deliver, process):
+        assert attributes(each)["messaging.message.id"] == timer.id
+        assert attributes(each)["messaging.destination.name"] == "orders"
+
+
+def test_each_way_to_schedule_carries_the_context_of_the_caller(
+    collector: Collector, provider: TracerProvider
+) -> None:
+    tracer = provider.get_tracer("application")
+    with (
+        FakeCluster(start=START) as cluster,
+        TimerClient(cluster.address, dial=cluster.dial, tracing=Tracing(provider)) as client,
+        tracer.start_as_current_span("request") as request,
+    ):
+        client.schedule("orders", b"first")
+        client.schedule("orders", b"later", headers={"tenant": "a"})
+        client.submit("orders", b"submitted").result()
+        client.submit_batch("orders", [b"1", b"2"], headers=[None, {"tenant": "b"}]).result()
+        client.schedule_batch("orders", [b"3", b"4"], headers={"tenant": "c"})
+        client.schedule_all(timers=[NewTimer("orders", b"5"), NewTimer("orders", b"6")])
+        client.schedule("orders", b"foreign", headers={"traceparent": FOREIGN})
+        client.schedule("orders", b"named", request_id="r")
+        found = {each.payload: each.headers for each in deliveries(cluster, client)}
+    trace_id = f"{request.get_span_context().trace_id:032x}"
+    foreign, named = found.pop(b"foreign"), found.pop(b"named")
+    assert foreign["traceparent"] == FOREIGN
+    assert named == {}, "its repetition must be the same request"
+    assert len(found) == 9
+    assert {each["traceparent"][3:35] for each in found.values()} == {trace_id}
+    assert [found[payload]["tenant"] for payload in (b"later", b"2", b"3", b"4")] == [*"abcc"]
+    spans = [each for each in collector.spans if each.name.startswith("schedule")]
+    assert len(spans) == 8
+    assert {each.parent_span_id for each in spans} == {collector.named("request").span_id}
+    sent = {each["traceparent"][36:52] for each in found.values()}
+    assert sent <= {each.span_id.hex() for each in spans}
+
+
+def test_failed_calls_and_failed_work_are_errors(
+    collector: Collector, provider: TracerProvider
+) -> None:
+    tracing = Tracing(provider)
+    with world(tracing) as (cluster, client):
+        client.create_topic("t")
+        for schedule in (client.schedule, lambda *a, **k: client.submit(*a, **k).result()):
+            with pytest.raises(NotPending):
+                schedule("t", b"x", key="k", on_conflict="update")
+        with pytest.raises(InvalidRequest):
+            client.submit("t", b"x", delay=-1)
+        client.schedule("orders", b"x")
+        [message] = deliveries(cluster, client)
+    with pytest.raises(ZeroDivisionError), tracing.process(message):
+        1 / 0  # noqa: B018
+    failed = [each for each in collector.spans if each.status.code == each.status.STATUS_CODE_ERROR]
+    assert [each.name for each in failed] == [*["schedule t"] * 3, "process orders"]
+    assert all(each.events[-1].name == "exception" for each in failed)
+
+
+def test_a_batch_has_a_link_to_each_schedule_and_headers_without_a_context_have_none(
+    collector: Collector, provider: TracerProvider
+) -> None:
+    tracing = Tracing(provider)
+    bad = ("", "00-0-0-00", "zz" + FOREIGN[2:], "00-" + "0" * 32 + FOREIGN[35:], FOREIGN * 99)
+    with FakeCluster(start=START) as cluster, cluster.client() as client:
+        for value in (FOREIGN, FOREIGN, FOREIGN.replace("b7ad", "b7ae"), *bad):
+            client.schedule("orders", b"x", headers={"traceparent": value})
+        client.schedule("orders", b"x")
+        found = deliveries(cluster, client)
+    assert len(found) == 9
+    with tracing.process(found):
+        pass
+    links = collector.named("deliver orders").links
+    assert [each.span_id.hex() for each in links] == ["b7ad6b7169203331", "b7ae6b7169203331"]
+    assert attributes(collector.named("process orders"))["messaging.batch.message_count"] == 9
+    with pytest.raises(InvalidRequest, match="at least one"), tracing.process([]):
+        pass
+
+
+async def test_client_for_asyncio_is_traced(collector: Collector, provider: TracerProvider) -> None:
+    async with (
+        AsyncFakeCluster(start=START) as cluster,
+        AsyncTimerClient(cluster.address, dial=cluster.dial, tracing=Tracing(provider)) as client,
+    ):
+        await client.schedule("orders", b"x")
+        async with client.consumer("orders", "g") as consumer:
+            await cluster.advance(1)
+            [message] = await consumer.receive(timeout=0)
+    sent = message.headers["traceparent"]
+    assert sent[36:52] == collector.named("schedule orders").span_id.hex()
+
+
+def test_client_without_tracing_needs_no_opentelemetry_and_has_no_code_of_it() -> None:
+    program = (
+        "import sys\n"
+        "sys.modules['opentelemetry'] = None\n"
+        "import timerclient\n"
+        "client = timerclient.AsyncTimerClient('127.0.0.1:1')\n"
+        "assert 'schedule' not in vars(client)\n"
+        "try:\n"
+        "    timerclient.Tracing()\n"
+        "except ImportError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "tracing needs opentelemetry-api: pip install 'timer-client[otel]'\n"
