@@ -22,8 +22,8 @@ from timer.ready.topic import Topic
 from timer.state.machine import Machine
 
 HALF_LIFE_MS: Final = 3_600_000
-TOPICS_AT_ONCE: Final = 2_048
-"""Topics that are looked at without a pause: about a millisecond."""
+TOPICS_AT_ONCE: Final = 512
+"""Topics that are looked at without a pause: one or two milliseconds."""
 OTHERS: Final = "(other)"
 """Label of the other topics; no topic can have this name."""
 COUNTERS: Final = ("scheduled", "fired", "cancelled", "dropped", "expired")

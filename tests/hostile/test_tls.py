@@ -5,6 +5,7 @@ import hashlib
 import http.client
 import json
 import signal
+import socket
 import ssl
 import time
 from collections.abc import Iterator
@@ -206,6 +207,22 @@ def test_the_http_port_shows_only_probes_without_a_certificate(cluster: Running)
         with contextlib.closing(bare):
             bare.request("GET", path)
             assert bare.getresponse().status == without
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), STREAM_S) as plain:
+        plain.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        while plain.recv(1_024):
+            pass
+    until(lambda: metric(cluster, "timer_http_tls_handshakes_failed_total") >= 1)
+    assert metric(cluster, 'timer_connections{port="http"}') >= 1
+
+
+def metric(cluster: Running, name: str) -> float:
+    """Return a sample of n1's metrics."""
+    assert cluster.tls is not None
+    with contextlib.closing(open_http(cluster.node("n1").http, cluster.tls, STREAM_S)) as page:
+        page.request("GET", "/metrics")
+        lines = page.getresponse().read().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} "))
 
 
 def test_a_change_over_http_needs_the_rules_of_its_method(
@@ -410,6 +427,7 @@ def test_streams_of_a_denied_client_end_and_the_audit_log_has_denied_calls_and_c
         with pytest.raises(Unreachable, match="has no rule"):
             client.schedule(topic, b"x", timeout=1)
         admin.delete_topic(topic)
+    assert metric(cluster, "timer_denied_total") >= 1
     lines = [
         json.loads(json.loads(line.partition("msg=")[2]))
         for name in cluster.nodes
