@@ -343,6 +343,7 @@ def test_a_client_works_on_the_topics_of_its_rules_only(cluster: Running, shop: 
         for unseen in (lambda: client.count_timers("orders"), lambda: client.get_timer(foreign)):
             with pytest.raises(NotFound):
                 unseen()
+        assert {admin.dump_stacks(name).node for name in cluster.nodes} == {*cluster.nodes}
         assert client.cancel(foreign).name == "NOT_FOUND"
         assert client.cancel(own).name == "CANCELLED"
         assert admin.get_timer(foreign).id == foreign.id
