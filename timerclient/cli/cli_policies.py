@@ -3,6 +3,7 @@
 policies show [SCOPE]
 policies set SCOPE FIELD=VALUE... [--yes]
 policies unset SCOPE FIELD... [--yes]
+policies export [FILE], apply FILE: see cli_policy_files.py
 
 SCOPE is --cluster, --namespace NAMESPACE or --topic TOPIC. `show` without one shows the cluster's.
 """
@@ -15,6 +16,7 @@ from typing import Any, Final, cast
 
 from timerclient.cli import cli_args
 from timerclient.cli.cli_args import Commands
+from timerclient.cli.cli_policy_files import PolicyFileCommands
 from timerclient.client.timer_client import TimerClient
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import policy_fields
@@ -59,6 +61,7 @@ class PolicyCommands(Commands):
         unset.add_argument("unset", metavar="FIELD", nargs="+", help=fields)
         unset.add_argument("--yes", action="store_true", help="don't ask for confirmation")
         unset.set_defaults(said=[])
+        PolicyFileCommands(self._connect, self._put).register_at(add)
 
     def _show(self, args: argparse.Namespace) -> int:
         with self._connect(args) as client:

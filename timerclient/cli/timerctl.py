@@ -49,6 +49,7 @@ from timerclient.cli.cli_groups import GroupCommands
 from timerclient.cli.cli_messages import MessageCommands
 from timerclient.cli.cli_nodes import NodeCommands
 from timerclient.cli.cli_policies import PolicyCommands
+from timerclient.cli.cli_rolling import RollingCommands
 from timerclient.cli.cli_seen import ProducerCommands
 from timerclient.cli.cli_timers import TimerCommands
 from timerclient.cli.cli_topics import NamespaceCommands, TopicCommands
@@ -169,6 +170,8 @@ def make_parser() -> argparse.ArgumentParser:
     level.add_argument("level", metavar="LEVEL", help=text)
     dump = add("dump", "show what each task and thread of a node is doing", nodes.dump)
     dump.add_argument("node", metavar="NODE")
+    rolling = made(RollingCommands)
+    rolling.register(add("rolling-restart", "restart all nodes, one after the other", rolling.run))
     nodes.register(add("members", "show or change the voters and learners"), common)
     add_plugins(commands)
     return parser

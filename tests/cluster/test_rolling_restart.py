@@ -1,0 +1,146 @@
+"""`timerctl rolling-restart`: all nodes restart under load, only while the cluster is healthy."""
+
+import shlex
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.load import loaded
+from tests.cluster.running import Running, until
+from timerclient.cli import timerctl
+from timerclient.cli.cli_args import UsageError
+from timerclient.cli.cli_rolling import (
+    LAG_MAX,
+    RestartError,
+    RestartSequence,
+    command_of,
+    order_of,
+    troubles_of,
+)
+from timerclient.proto import timer_pb2 as pb
+
+PAUSE_S_MAX = 10.0
+"""Bound for a loaded machine; docs/members.md has a measured figure."""
+
+
+def healthy() -> tuple[pb.GetStatusResponse, pb.ListMembersResponse]:
+    names = ("n1", "n2", "n3")
+    nodes = [
+        pb.NodeStatus(name=name, reachable=True, role="follower", commit_index=9_000, epoch=2)
+        for name in names
+    ]
+    for node in nodes:
+        node.applied_index = 9_000
+    nodes[1].role, nodes[1].serving = "leader", True
+    members = [pb.Member(name=name, voter=True, role="follower") for name in names]
+    return (
+        pb.GetStatusResponse(leader="n2", epoch=2, nodes=nodes),
+        pb.ListMembersResponse(leader="n2", members=members),
+    )
+
+
+def restarted(cluster: Running, name: str) -> None:
+    cluster.stop(name)
+    cluster.start(name)
+
+
+def test_each_trouble_stops_a_restart() -> None:
+    status, members = healthy()
+    assert [*troubles_of(status, members)] == []
+    assert order_of(status) == ["n1", "n3", "n2"]
+
+    def trouble(change: Callable[[pb.GetStatusResponse, pb.ListMembersResponse], object]) -> str:
+        status, members = healthy()
+        change(status, members)
+        return "; ".join(troubles_of(status, members))
+
+    def down(status: pb.GetStatusResponse, _: object) -> None:
+        status.nodes[0].reachable, status.nodes[0].error = False, "refused"
+
+    def behind(status: pb.GetStatusResponse, _: object) -> None:
+        status.nodes[0].applied_index -= LAG_MAX + 1
+
+    def withholding(status: pb.GetStatusResponse, _: object) -> None:
+        status.nodes[2].withholds_votes = True
+
+    def lagging(_: object, members: pb.ListMembersResponse) -> None:
+        members.members[0].lag_entries = LAG_MAX + 1
+
+    def leaderless(status: pb.GetStatusResponse, _: object) -> None:
+        status.leader = ""
+
+    def few(_: object, members: pb.ListMembersResponse) -> None:
+        members.members[2].voter = False
+
+    assert trouble(down) == "n1 does not answer: refused"
+    assert trouble(behind) == trouble(lagging) == f"n1 is {LAG_MAX + 1} entries behind; limit: 1000"
+    assert trouble(withholding) == "n3 does not vote yet"
+    assert trouble(leaderless) == "no node leads"
+    assert trouble(few) == "2 voters: with fewer than 3 a restart ends the service"
+
+
+def test_command_runs_without_a_shell(tmp_path: Path) -> None:
+    script = "import sys; open(sys.argv[1], 'w').write(sys.argv[2])"
+    out = tmp_path / "out"
+    words = [sys.executable, "-c", script, str(out), "<{node}>; echo $HOME"]
+    command_of(shlex.join(words), 60)("n1")
+    assert out.read_text() == "<n1>; echo $HOME"
+    for template, match in (("restart n1", "must contain"), ("restart '{node}", "quotation")):
+        with pytest.raises(UsageError, match=match):
+            command_of(template, 60)
+    with pytest.raises(RestartError, match="exit status 3"):
+        command_of(shlex.join([sys.executable, "-c", "exit(3)", "{node}"]), 60)("n1")
+    with pytest.raises(RestartError, match="No such file"):
+        command_of("/no/such/program {node}", 60)("n1")
+
+
+@pytest.mark.slow
+def test_all_nodes_restart_under_load_and_no_timer_is_lost_or_doubled(
+    cluster: Running, topic: str, figures: Callable[[str], None]
+) -> None:
+    before = {name: node.pid for name, node in cluster.nodes.items()}
+    told: list[str] = []
+    with loaded(cluster, topic) as load, cluster.client() as client:
+        order = order_of(client.status())
+        RestartSequence(client, partial(restarted, cluster), told.append, 120).run(order)
+        load.wait_for_acks(100)
+    assert all(node.pid != before[name] for name, node in cluster.nodes.items())
+    assert [line for line in told if line.endswith(": restart")] == [f"{n}: restart" for n in order]
+    assert f"{order[-1]}: leadership transferred" in "\n".join(told)
+    gap_s = load.longest_gap_s()
+    figures(f"longest pause of schedule calls {gap_s * 1_000:.0f} ms in {told}")
+    assert gap_s < PAUSE_S_MAX
+
+
+@pytest.mark.slow
+def test_restart_is_refused_while_a_node_is_down_and_resumed_after(
+    cluster: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = tmp_path / "done"
+    script = "import sys; open(sys.argv[1], 'a').write(sys.argv[2])"
+    command = shlex.join([sys.executable, "-c", script, str(done), "{node}"])
+    words = ["--endpoints", ",".join(cluster.endpoints), "rolling-restart", "--yes"]
+    words += ["--restart-with", command]
+    follower = cluster.followers()[0]
+    cluster.kill(follower)
+    assert timerctl.main(words) == 1
+    assert f"{follower} does not answer" in capsys.readouterr().err
+    cluster.up()
+    assert not done.exists()
+    with cluster.client() as client:
+        until(lambda: not [*troubles_of(client.status(), client.members())])
+        order = order_of(client.status())
+    assert timerctl.main([*words, "--dry-run"]) == 0
+    assert f"restart {', '.join(order)}" in capsys.readouterr().out
+    # A command that restarts no node: the wait for a new process ends with an error.
+    assert timerctl.main([*words, "--node-timeout", "2s"]) == 4
+    said = capsys.readouterr().err
+    assert f"{order[0]} has no new process" in said
+    since = said.partition("--since ")[2].split()[0]
+    assert done.read_text() == order[0]
+    restarted(cluster, order[0])
+    until(lambda: timerctl.main([*words, "--dry-run", "--since", since]) == 0)
+    assert f"restart {', '.join(order[1:])}" in capsys.readouterr().out

@@ -1,0 +1,267 @@
+"""`timerctl rolling-restart`: every node restarts, one after the other, while the cluster serves.
+
+    healthy? --no--> refuse
+       |yes
+    next node: followers first, the leader last after a transfer
+       --> the operator's command --> the node has a new process, serves and has caught up --> next
+
+    rolling-restart --restart-with 'CMD {node}' [--since TIME] [--dry-run] [--yes]
+
+A node counts as healthy if the leader serves, all nodes answer, and no voter lags or withholds its
+vote. The next node restarts only then, so at most one node is ever down.
+"""
+
+import argparse
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from timerclient.cli import cli_args
+from timerclient.cli.cli_args import Commands, UsageError, duration
+from timerclient.cli.cli_nodes import trouble_of_leader
+from timerclient.client.timer_client import TimerClient
+from timerclient.proto import timer_pb2 as pb
+from timerclient.values.errors import TimerError
+
+LAG_MAX: Final = 1_000
+"""Log entries that a healthy node may be behind."""
+VOTERS_MIN: Final = 3
+"""With fewer voters no majority is left while one restarts."""
+POLL_S: Final = 0.25
+FAILED: Final = 1
+STDERR: Final = 2
+"""File of the output of an operator's command: stdout is for the result."""
+
+
+def troubles_of(status: pb.GetStatusResponse, members: pb.ListMembersResponse) -> Iterator[str]:
+    """Yield the reasons why no node may restart now; none: the cluster is healthy."""
+    voters = [each for each in members.members if each.voter]
+    if trouble := trouble_of_leader(status):
+        yield trouble
+    if len(voters) < VOTERS_MIN:
+        count = "1 voter" if len(voters) == 1 else f"{len(voters)} voters"
+        yield f"{count}: with fewer than {VOTERS_MIN} a restart ends the service"
+    end = max((node.commit_index for node in status.nodes), default=0)
+    for node in status.nodes:
+        if not node.reachable:
+            yield f"{node.name} does not answer: {node.error}"
+        elif node.damage:
+            yield f"{node.name} has a damaged file: {node.damage}"
+        elif node.unsure or node.withholds_votes:
+            yield f"{node.name} does not vote yet"
+        elif end - node.applied_index > LAG_MAX:
+            behind = end - node.applied_index
+            yield f"{node.name} is {behind} entries behind; limit: {LAG_MAX}"
+    for voter in voters:
+        if voter.name not in {node.name for node in status.nodes}:
+            yield f"the voter {voter.name} is in no node's status"
+        elif voter.lag_entries > LAG_MAX:
+            yield f"{voter.name} is {voter.lag_entries} entries behind; limit: {LAG_MAX}"
+        elif voter.role == "unreachable":
+            yield f"the voter {voter.name} does not answer"
+
+
+def order_of(status: pb.GetStatusResponse) -> list[str]:
+    """Return the names of all nodes in the order of their restarts: the leader is the last."""
+    return sorted(
+        (node.name for node in status.nodes), key=lambda name: (name == status.leader, name)
+    )
+
+
+class RestartError(TimerError):
+    """The rolling restart stopped, or was refused. No node was touched after that."""
+
+    outcome_known = False
+
+
+@dataclass(frozen=True, slots=True)
+class RestartSequence:
+    """One rolling restart, node by node."""
+
+    client: TimerClient
+    restart: Callable[[str], None]
+    """Restarts a node by its name. Raises RestartError."""
+    tell: Callable[[str], None]
+    """Takes a line about the progress."""
+    node_timeout_s: float = 300.0
+    """Limit for each wait: for health before a restart, and for the node after it."""
+
+    def run(self, names: Sequence[str]) -> None:
+        """Restart the nodes in this order.
+
+        Raises:
+            RestartError: a node was not healthy in time, or its command failed.
+        """
+        for number, name in enumerate(names):
+            try:
+                self._one(name)
+            except TimerError as error:
+                error.done = number
+                raise
+
+    def _one(self, name: str) -> None:
+        self._wait_healthy(f"before the restart of {name}")
+        self._lead_elsewhere(name)
+        self.tell(f"{name}: restart")
+        began_s = time.monotonic()
+        self.restart(name)
+        self._wait_restarted(name, began_s)
+        self.tell(f"{name}: serves and has caught up, {time.monotonic() - began_s:.1f} s")
+
+    def _lead_elsewhere(self, name: str) -> None:
+        """Transfer the leadership away from a node, if it leads."""
+        if self.client.status().leader != name:
+            return
+        self.client.transfer()
+        leader = self.client.status().leader
+        if leader == name:
+            raise RestartError(f"{name} leads again after a transfer")
+        self.tell(f"{name}: leadership transferred to {leader or 'another node'}")
+        self._wait_healthy(f"after the transfer from {name}")
+
+    def _wait_healthy(self, when: str) -> None:
+        until_s = time.monotonic() + self.node_timeout_s
+        while troubles := self._troubles():
+            if time.monotonic() > until_s:
+                raise RestartError(f"{when}: {'; '.join(troubles)}")
+            time.sleep(POLL_S)
+
+    def _troubles(self) -> list[str]:
+        try:
+            return [*troubles_of(self.client.status(), self.client.members())]
+        except TimerError as error:
+            return [str(error)]
+
+    def _wait_restarted(self, name: str, began_s: float) -> None:
+        """Wait until a node has a process from after `began_s`, and the cluster is healthy."""
+        until_s = time.monotonic() + self.node_timeout_s
+        while not self._is_new(name, began_s):
+            if time.monotonic() > until_s:
+                raise RestartError(f"{name} has no new process: did the command restart it?")
+            time.sleep(POLL_S)
+        self._wait_healthy(f"after the restart of {name}")
+
+    def _is_new(self, name: str, began_s: float) -> bool:
+        try:
+            nodes = self.client.status().nodes
+        except TimerError:
+            return False
+        lives_ms = (time.monotonic() - began_s) * 1_000
+        return any(
+            node.name == name and node.reachable and node.uptime_ms <= lives_ms for node in nodes
+        )
+
+
+def command_of(template: str, timeout_s: float) -> Callable[[str], None]:
+    """Return a function that runs an operator's command for a node, without a shell.
+
+    Args:
+        template: Words as in a shell; each `{node}` in them becomes the node's name.
+        timeout_s: Limit for one run, in seconds.
+
+    Raises:
+        UsageError: The template has no {node}, or an unfinished quote.
+    """
+    try:
+        words = shlex.split(template)
+    except ValueError as error:
+        raise UsageError(f"--restart-with = {template!r}: {error}") from None
+    if not any("{node}" in word for word in words):
+        raise UsageError(f"--restart-with = {template!r}: must contain {{node}}")
+
+    def run(name: str) -> None:
+        command = [word.replace("{node}", name) for word in words]
+        shown = shlex.join(command)
+        try:
+            ended = subprocess.run(  # noqa: S603 -- the operator's own command
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=STDERR,
+                timeout=timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise RestartError(f"{shown}: did not end within {timeout_s:g} s") from None
+        except OSError as error:
+            raise RestartError(f"{shown}: {error.strerror}") from None
+        if ended.returncode:
+            raise RestartError(f"{shown}: exit status {ended.returncode}")
+
+    return run
+
+
+class RollingCommands(Commands):
+    """The command `rolling-restart`."""
+
+    def register(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments to the parser of `rolling-restart`."""
+        parser.add_argument(
+            "--restart-with",
+            metavar="CMD",
+            required=True,
+            help="command that restarts one node; {node} becomes its name. It runs without a shell",
+        )
+        parser.add_argument(
+            "--since",
+            metavar="TIME",
+            type=cli_args.aware,
+            help="leave out nodes that started after TIME (ISO 8601): resume an earlier run",
+        )
+        parser.add_argument(
+            "--node-timeout",
+            metavar="DURATION",
+            type=duration,
+            default=timedelta(minutes=5),
+            help="limit for the command and for each wait; default: 5m",
+        )
+        parser.add_argument("--dry-run", action="store_true", help="only check, and print the plan")
+        parser.add_argument("--yes", action="store_true", help="don't ask for confirmation")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Check the cluster, then restart its nodes."""
+        limit_s = args.node_timeout.total_seconds()
+        restart = command_of(args.restart_with, limit_s)
+        began = datetime.now(UTC)
+        with self._connect(args) as client:
+            status = client.status()
+            troubles = [*troubles_of(status, client.members())]
+            names = [name for name in order_of(status) if not _is_done(status, name, args.since)]
+            if troubles:
+                refused = RestartError(f"refused, nothing was restarted: {'; '.join(troubles)}")
+                refused.outcome_known = True
+                raise refused
+            document: dict[str, Any] = {"nodes": names, "restarted": not args.dry_run}
+            plan = "restart " + (", ".join(names) or "no node")
+            if args.dry_run or not names:
+                self._put(args, document, plan)
+                return 0
+            if not args.yes and not cli_args.agreed(plan, "One after the other."):
+                return FAILED
+            rolling = RestartSequence(client, restart, _tell, limit_s)
+            try:
+                rolling.run(names)
+            except TimerError:
+                since = (args.since or began).isoformat(timespec="milliseconds")
+                _tell(f"stopped; to resume, repeat the command with --since {since}")
+                raise
+        self._put(args, document, f"restarted {', '.join(names)}")
+        return 0
+
+
+def _is_done(status: pb.GetStatusResponse, name: str, since: datetime | None) -> bool:
+    """Return whether a node started after `since`."""
+    if since is None:
+        return False
+    [node] = [node for node in status.nodes if node.name == name]
+    started = datetime.now(UTC) - timedelta(milliseconds=node.uptime_ms)
+    return node.reachable and started > since
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
