@@ -223,6 +223,16 @@ class FakeNode(TopicView):
         )
         return pb.ListMembersResponse(epoch=status.epoch, leader=NAME, members=[member])
 
+    async def drain(self, *, undo: bool) -> bool:
+        """Reject a drain; to undo one has no effect.
+
+        Raises:
+            InvalidRequestError: There is no other node.
+        """
+        if not undo:
+            raise InvalidRequestError("node", NAME, "can't drain: a fake cluster has one node")
+        return False
+
     async def change_members(self, change: Change, name: str) -> NoReturn:
         """Reject every change of members.
 

@@ -62,6 +62,9 @@ class View(Protocol):
     async def transfer(self, target: str) -> bool:
         """Transfer leadership to a node; "": to any. False: the target leads already."""
 
+    async def drain(self, *, undo: bool) -> bool:
+        """Drain this node, or undo it; return whether the node gave the leadership away."""
+
     async def members(self) -> pb.ListMembersResponse:
         """Return the voters, and the learners that can become voters."""
 
@@ -232,6 +235,19 @@ class AdminService(Service, rpc.AdminServiceServicer):
             raise NotFoundError("node", request.target)
         moved = await self._view.transfer(request.target)
         return pb.TransferLeadershipResponse(unchanged=not moved)
+
+    @answered
+    async def DrainNode(  # noqa: N802
+        self, request: pb.DrainNodeRequest, context: Context
+    ) -> pb.DrainNodeResponse:
+        """Drain one node, or undo it; the answer comes when another node leads."""
+        if not request.node:
+            raise InvalidRequestError("node", "", "must be the name of a node")
+        if not self._is_here(request.node):
+            passed: pb.DrainNodeResponse = await self._passed_on("DrainNode", request, context)
+            return passed
+        moved = await self._view.drain(undo=request.undo)
+        return pb.DrainNodeResponse(node=request.node, drained=not request.undo, transferred=moved)
 
     @answered
     async def SetLogLevel(  # noqa: N802

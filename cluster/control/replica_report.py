@@ -27,7 +27,7 @@ def report_of(
     """Return the report of the node `name`.
 
     `applied_index`: the last applied entry. `accepts`: the node can take connections and open
-    files.
+    files, and is not drained.
     """
     return ReplicaReport(
         replica_id=report.replica,
@@ -56,9 +56,14 @@ class ReportSource:
         name: str,
         status: Callable[[], driver.LogStatus],
         applied_index: Callable[[], LogIndex],
+        drained: Callable[[], bool],
     ) -> None:
-        """`status`: returns the driver's report. `applied_index`: of this node's state."""
+        """`status`: returns the driver's report. `applied_index`: of this node's state.
+
+        `drained`: whether an operator wants the node not to lead.
+        """
         self._name, self._status, self._applied_index = name, status, applied_index
+        self._drained = drained
         self._stranded: set[ReplicaId] = set()
 
     def report(self) -> ReplicaReport:
@@ -72,5 +77,8 @@ class ReportSource:
             )
         self._stranded = set(status.stranded)
         return report_of(
-            status, name=self._name, applied_index=self._applied_index(), accepts=has_spare()
+            status,
+            name=self._name,
+            applied_index=self._applied_index(),
+            accepts=has_spare() and not self._drained(),
         )

@@ -244,13 +244,16 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
     def leader_address() -> str | None:
         return planes.view.leader_address()
 
+    def drained() -> bool:
+        return planes.view.drained
+
     async def hand_over() -> None:
         if planes.leads():
             await planes.view.transfer("")
 
     replica = _replica(basis, needed_from=lambda: planes.snapshots.kept_from)
     host = _host(basis, replica, handed_out=handed_out, leader_address=leader_address)
-    control = _control_plane(basis, replica, raft_lost=raft_lost)
+    control = _control_plane(basis, replica, raft_lost=raft_lost, drained=drained)
     scrubber = Scrubber(
         FreshDisk(),
         config,
@@ -342,7 +345,9 @@ def _host(
     )
 
 
-def _control_plane(basis: _Basis, replica: Replica, *, raft_lost: bool) -> ControlPlane:
+def _control_plane(
+    basis: _Basis, replica: Replica, *, raft_lost: bool, drained: Callable[[], bool]
+) -> ControlPlane:
     config, identity = basis.config, basis.files.directory.identity
     engine, fatal = basis.files.engine, basis.node.fatal
 
@@ -365,7 +370,7 @@ def _control_plane(basis: _Basis, replica: Replica, *, raft_lost: bool) -> Contr
         channel_for=lambda name: basis.endpoints.channel(name, CHANNEL_OPTIONS),
         clock=mono_ms,
         report=ReportSource(
-            config.name, replica.report, lambda: engine.machine.applied_index
+            config.name, replica.report, lambda: engine.machine.applied_index, drained
         ).report,
         on_state=basis.node.on_control_state,
         config=ControllerConfig.of_lease(config.leadership.lease_ms),

@@ -31,6 +31,7 @@ from replication.shell.replica import Replica
 from timer.leader.leader import Leader
 from timer.model.timer_errors import (
     CommitTimeoutError,
+    EngineError,
     InvalidRequestError,
     NotLeaderError,
     NotReadyError,
@@ -76,6 +77,8 @@ class NodeState(TopicView):
         """The leaders that the control plane appointed."""
         self._remade: set[str] = set()
         """Nodes that replaced lost voters as learners and do not vote yet."""
+        self.drained = False
+        """An operator wants this node not to lead."""
         self._lags: list[lag.GroupLag] = []
         self._quotas: tuple[Lag, ...] = ()
         self._topics = BusiestTopics(
@@ -132,6 +135,26 @@ class NodeState(TopicView):
     def peers(self) -> Peers:
         """Return the other nodes: name -> (address, stub)."""
         return {name: (self._config.peers[name], stub) for name, stub in self._stubs.items()}
+
+    async def drain(self, *, undo: bool) -> bool:
+        """Drain this node, or undo it. Return whether the node gave the leadership away.
+
+        Raises:
+            EngineError: no other node can lead now; this node is not drained.
+        """
+        if not undo:
+            others = await ask_all(self.peers(), status_of)
+            if not any(node.reachable and not node.drained for node in others):
+                limit = "can't be drained: each other node is drained, or does not answer"
+                raise InvalidRequestError("node", self.name, limit)
+        self.drained = not undo
+        if undo or self.leader_name() != self.name:
+            return False
+        try:
+            return await self.transfer("")
+        except EngineError:
+            self.drained = False
+            raise
 
     async def transfer(self, target: str) -> bool:
         """Transfer leadership. False: the target leads already.
@@ -395,6 +418,7 @@ class NodeState(TopicView):
             scrubbed_at_ms=self._scrubber.ended_ms,
             withholds_votes=self._control.withholds_votes,
             http_address=self._http_address(),
+            drained=self.drained,
         )
         status.MergeFrom(self.node_leadership())
         return status

@@ -133,6 +133,12 @@ RPC_ROUTES: Final = (
         summary="Transfer the leadership to a node, or to any other",
     ),
     HttpRoute(
+        verb="POST",
+        path="/v1/nodes/{node}/drain",
+        rpc="DrainNode",
+        summary="Give the leadership of a node away, and keep it from leading; or undo that",
+    ),
+    HttpRoute(
         verb="PATCH",
         path="/v1/policies",
         rpc="AlterPolicies",

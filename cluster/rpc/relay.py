@@ -32,7 +32,11 @@ SERVED_HERE: Final = frozenset(
     {
         *("GetStatus", "GetCheckpoint", "ListMembers"),
         "TransferLeadership",  # any node passes the command to the controller
-        *("SetLogLevel", "DumpStacks"),  # any node passes them on to the node that they name
+        *(
+            "DrainNode",
+            "SetLogLevel",
+            "DumpStacks",
+        ),  # any node passes them on to the node that they name
     }
 )
 """Methods that each node answers itself. All others need the leader."""

@@ -129,6 +129,7 @@ METHOD_RULES: Final[Mapping[str, MethodRule]] = {
     "/timer.v1.AdminService/AlterPolicies": MethodRule(_P.MANAGE, _scope_and_groups),
     "/timer.v1.AdminService/TransferLeadership": MethodRule(_P.OPERATE),
     "/timer.v1.AdminService/ChangeMembers": MethodRule(_P.OPERATE),
+    "/timer.v1.AdminService/DrainNode": MethodRule(_P.OPERATE),
     "/timer.v1.AdminService/SetLogLevel": MethodRule(_P.OPERATE),
     "/timer.v1.AdminService/DumpStacks": MethodRule(_P.OPERATE),
     "/grpc.health.v1.Health/Check": MethodRule(None),

@@ -309,7 +309,7 @@ def test_stranded_replica_is_logged_once_while_it_is_stranded(
         flags = dict.fromkeys(("serving", "lease_ok", "unsure"), False)
         return SimpleNamespace(role=Role.LEADER, stranded=stranded.pop(0), **numbers, **flags)
 
-    source = ReportSource("a", status, lambda: LogIndex(5))
+    source = ReportSource("a", status, lambda: LogIndex(5), lambda: False)
     with caplog.at_level(logging.WARNING):
         while stranded:
             assert source.report().applied_index == 5

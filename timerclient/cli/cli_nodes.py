@@ -1,4 +1,4 @@
-"""`timerctl status`, `checkpoint`, `transfer`, `log-level`, `dump` and `members …`: the nodes.
+"""`timerctl status`, `checkpoint`, `transfer`, `drain`, `log-level`, `dump` and `members …`.
 
 members list
 members add NAME [--yes]
@@ -162,6 +162,15 @@ class NodeCommands(Commands):
         )
         return OK
 
+    def drain(self, args: argparse.Namespace) -> int:
+        """Keep a node from leading, or undo that."""
+        with self._connect(args) as client:
+            done = client.drain_node(args.node, undo=args.undo)
+        text = f"{done.node} is drained" if done.drained else f"{done.node} may lead"
+        text += "; the leadership was transferred" if done.transferred else ""
+        self._put(args, output.as_dict(done), text)
+        return OK
+
     def log_level(self, args: argparse.Namespace) -> int:
         """Set the level of a logger on one node, or on every node that answers."""
         rows: list[tuple[str, str, str, str]] = []
@@ -228,6 +237,8 @@ class NodeCommands(Commands):
 
 
 def _notes(node: pb.NodeStatus) -> Iterator[str]:
+    if node.drained:
+        yield "drained"
     if node.unsure:
         yield "unsure"
     if node.withholds_votes:

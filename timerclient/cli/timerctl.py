@@ -161,6 +161,9 @@ def make_parser() -> argparse.ArgumentParser:
     made(ProducerCommands).register(add("producers", "show the registered producers"), common)
     transfer = add("transfer", "transfer the leadership to another node", nodes.transfer)
     transfer.add_argument("node", metavar="NODE", nargs="?", default="", help="default: any other")
+    drain = add("drain", "keep a node from leading, until --undo or its restart", nodes.drain)
+    drain.add_argument("node", metavar="NODE")
+    drain.add_argument("--undo", action="store_true", help="the node may lead again")
     level = add("log-level", "set the log level of a node, or of all nodes", nodes.log_level)
     level.add_argument("node", metavar="NODE", nargs="?", help="default: every node that answers")
     level.add_argument(

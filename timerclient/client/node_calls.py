@@ -37,6 +37,26 @@ class OneNodeCalls(GroupCalls):
         )
         return answer.before
 
+    async def drain_node(self, node: str, *, undo: bool = False) -> pb.DrainNodeResponse:
+        """Drain one node: it gives the leadership away, and gets none while another node can lead.
+
+        A restart of the node ends that. Returns when another node leads.
+
+        Args:
+            node: Its name.
+            undo: True: the node may lead again.
+
+        Raises:
+            NotFound: There is no such node.
+            InvalidRequest, Unavailable: No other node can lead now; the node is not drained.
+        """
+        request = pb.DrainNodeRequest(node=rows.utf8("node", node).decode(), undo=undo)
+        return await self.nodes().anywhere(
+            lambda at, left_s: at.admin.DrainNode(request, timeout=left_s),
+            within_s=self.within_s(None),
+            final=FINAL,
+        )
+
     async def dump_stacks(self, node: str = "") -> pb.DumpStacksResponse:
         """Return what each thread and each task of one node is doing.
 

@@ -588,6 +588,21 @@ class TimerClient(ThreadClient):
         """
         return self._call(self._client.set_log_level(level, node=node, logger=logger))
 
+    def drain_node(self, node: str, *, undo: bool = False) -> pb.DrainNodeResponse:
+        """Drain one node: it gives the leadership away, and gets none while another node can lead.
+
+        A restart of the node ends that. Returns when another node leads.
+
+        Args:
+            node: Its name.
+            undo: True: the node may lead again.
+
+        Raises:
+            NotFound: There is no such node.
+            InvalidRequest, Unavailable: No other node can lead now; the node is not drained.
+        """
+        return self._call(self._client.drain_node(node, undo=undo))
+
     def dump_stacks(self, node: str = "") -> pb.DumpStacksResponse:
         """Return what each thread and each task of one node is doing.
 

@@ -1869,6 +1869,7 @@ class NodeStatus(_message.Message):
     SCRUBBED_AT_MS_FIELD_NUMBER: _builtins.int
     WITHHOLDS_VOTES_FIELD_NUMBER: _builtins.int
     HTTP_ADDRESS_FIELD_NUMBER: _builtins.int
+    DRAINED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     address: _builtins.str
     reachable: _builtins.bool
@@ -1912,6 +1913,8 @@ class NodeStatus(_message.Message):
     """its Raft files are new, and its Raft votes do not count yet"""
     http_address: _builtins.str
     """host:port of the node's HTTP port; empty: unknown"""
+    drained: _builtins.bool
+    """it gets no leadership while another node can lead"""
     def __init__(
         self,
         *,
@@ -1946,10 +1949,11 @@ class NodeStatus(_message.Message):
         scrubbed_at_ms: _builtins.int = ...,
         withholds_votes: _builtins.bool = ...,
         http_address: _builtins.str = ...,
+        drained: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "applied_index", b"applied_index", "cancelled", b"cancelled", "clock_ms", b"clock_ms", "commit_index", b"commit_index", "damage", b"damage", "disk_bytes", b"disk_bytes", "disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_reserve_bytes", b"disk_reserve_bytes", "dropped", b"dropped", "epoch", b"epoch", "error", b"error", "fired", b"fired", "http_address", b"http_address", "log_end", b"log_end", "name", b"name", "pending", b"pending", "reachable", b"reachable", "ready", b"ready", "replica_id", b"replica_id", "role", b"role", "rss_bytes", b"rss_bytes", "scheduled", b"scheduled", "scrubbed_at_ms", b"scrubbed_at_ms", "scrubbed_bytes", b"scrubbed_bytes", "serving", b"serving", "unsure", b"unsure", "uptime_ms", b"uptime_ms", "version", b"version", "withholds_votes", b"withholds_votes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "applied_index", b"applied_index", "cancelled", b"cancelled", "clock_ms", b"clock_ms", "commit_index", b"commit_index", "damage", b"damage", "disk_bytes", b"disk_bytes", "disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_reserve_bytes", b"disk_reserve_bytes", "drained", b"drained", "dropped", b"dropped", "epoch", b"epoch", "error", b"error", "fired", b"fired", "http_address", b"http_address", "log_end", b"log_end", "name", b"name", "pending", b"pending", "reachable", b"reachable", "ready", b"ready", "replica_id", b"replica_id", "role", b"role", "rss_bytes", b"rss_bytes", "scheduled", b"scheduled", "scrubbed_at_ms", b"scrubbed_at_ms", "scrubbed_bytes", b"scrubbed_bytes", "serving", b"serving", "unsure", b"unsure", "uptime_ms", b"uptime_ms", "version", b"version", "withholds_votes", b"withholds_votes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2840,6 +2844,56 @@ class TransferLeadershipResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TransferLeadershipResponse: _TypeAlias = TransferLeadershipResponse  # noqa: Y015
+
+@_typing.final
+class DrainNodeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    UNDO_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    """name"""
+    undo: _builtins.bool
+    """true: the node may lead again"""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        undo: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "undo", b"undo"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainNodeRequest: _TypeAlias = DrainNodeRequest  # noqa: Y015
+
+@_typing.final
+class DrainNodeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    DRAINED_FIELD_NUMBER: _builtins.int
+    TRANSFERRED_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    drained: _builtins.bool
+    transferred: _builtins.bool
+    """the node led, and gave the leadership away"""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        drained: _builtins.bool = ...,
+        transferred: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drained", b"drained", "node", b"node", "transferred", b"transferred"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainNodeResponse: _TypeAlias = DrainNodeResponse  # noqa: Y015
 
 @_typing.final
 class SetLogLevelRequest(_message.Message):

@@ -853,6 +853,11 @@ class AdminServiceStub:
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.SetLogLevelRequest.SerializeToString,
                 response_deserializer=timerclient_dot_proto_dot_timer__pb2.SetLogLevelResponse.FromString,
                 _registered_method=True)
+        self.DrainNode = channel.unary_unary(
+                '/timer.v1.AdminService/DrainNode',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.DrainNodeRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.DrainNodeResponse.FromString,
+                _registered_method=True)
         self.DumpStacks = channel.unary_unary(
                 '/timer.v1.AdminService/DumpStacks',
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.DumpStacksRequest.SerializeToString,
@@ -984,6 +989,14 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainNode(self, request, context):
+        """Drains one node: it gives the leadership away, and gets none while another node can lead, until
+        `undo` or its restart. Any node passes the request on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DumpStacks(self, request, context):
         """Returns what each thread and each task of one node is doing. Any node passes the request on.
         """
@@ -1078,6 +1091,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.SetLogLevel,
                     request_deserializer=timerclient_dot_proto_dot_timer__pb2.SetLogLevelRequest.FromString,
                     response_serializer=timerclient_dot_proto_dot_timer__pb2.SetLogLevelResponse.SerializeToString,
+            ),
+            'DrainNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainNode,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.DrainNodeRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.DrainNodeResponse.SerializeToString,
             ),
             'DumpStacks': grpc.unary_unary_rpc_method_handler(
                     servicer.DumpStacks,
@@ -1546,6 +1564,33 @@ class AdminService:
             '/timer.v1.AdminService/SetLogLevel',
             timerclient_dot_proto_dot_timer__pb2.SetLogLevelRequest.SerializeToString,
             timerclient_dot_proto_dot_timer__pb2.SetLogLevelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.AdminService/DrainNode',
+            timerclient_dot_proto_dot_timer__pb2.DrainNodeRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.DrainNodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -321,6 +321,10 @@ class AdminServiceStub:
     """Returns the registered idempotent producers, in the order of their public names."""
     SetLogLevel: _grpc.UnaryUnaryMultiCallable[_timer_pb2.SetLogLevelRequest, _timer_pb2.SetLogLevelResponse]
     """Sets the level of a logger of one node, until the node restarts. Any node passes the request on."""
+    DrainNode: _grpc.UnaryUnaryMultiCallable[_timer_pb2.DrainNodeRequest, _timer_pb2.DrainNodeResponse]
+    """Drains one node: it gives the leadership away, and gets none while another node can lead, until
+    `undo` or its restart. Any node passes the request on.
+    """
     DumpStacks: _grpc.UnaryUnaryMultiCallable[_timer_pb2.DumpStacksRequest, _timer_pb2.DumpStacksResponse]
     """Returns what each thread and each task of one node is doing. Any node passes the request on."""
 
@@ -367,6 +371,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Returns the registered idempotent producers, in the order of their public names."""
     SetLogLevel: _aio.UnaryUnaryMultiCallable[_timer_pb2.SetLogLevelRequest, _timer_pb2.SetLogLevelResponse]  # type: ignore[assignment]
     """Sets the level of a logger of one node, until the node restarts. Any node passes the request on."""
+    DrainNode: _aio.UnaryUnaryMultiCallable[_timer_pb2.DrainNodeRequest, _timer_pb2.DrainNodeResponse]  # type: ignore[assignment]
+    """Drains one node: it gives the leadership away, and gets none while another node can lead, until
+    `undo` or its restart. Any node passes the request on.
+    """
     DumpStacks: _aio.UnaryUnaryMultiCallable[_timer_pb2.DumpStacksRequest, _timer_pb2.DumpStacksResponse]  # type: ignore[assignment]
     """Returns what each thread and each task of one node is doing. Any node passes the request on."""
 
@@ -512,6 +520,16 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.SetLogLevelResponse, _abc.Awaitable[_timer_pb2.SetLogLevelResponse]]:
         """Sets the level of a logger of one node, until the node restarts. Any node passes the request on."""
+
+    @_abc_1.abstractmethod
+    def DrainNode(
+        self,
+        request: _timer_pb2.DrainNodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.DrainNodeResponse, _abc.Awaitable[_timer_pb2.DrainNodeResponse]]:
+        """Drains one node: it gives the leadership away, and gets none while another node can lead, until
+        `undo` or its restart. Any node passes the request on.
+        """
 
     @_abc_1.abstractmethod
     def DumpStacks(

@@ -1,0 +1,67 @@
+"""A drained node gives the leadership away and gets none; undo or a restart end that."""
+
+import json
+
+import pytest
+
+from tests.cluster.running import Running, until
+from timerclient import InvalidRequest, NotFound, TimerClient
+from timerclient.cli.timerctl import main
+
+pytestmark = pytest.mark.slow
+
+
+def drained(client: TimerClient) -> list[str]:
+    return [node.name for node in client.status().nodes if node.drained]
+
+
+def test_drained_leader_is_replaced_and_not_chosen_again(
+    cluster: Running, client: TimerClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = cluster.wait_for_leader()
+    follower = cluster.followers()[0]
+    # Any node passes the request on.
+    assert main([f"--endpoints={cluster.node(follower).grpc}", "-o", "json", "drain", first]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "node": first,
+        "drained": True,
+        "transferred": True,
+    }
+    second = cluster.wait_for_leader()
+    assert second != first
+    assert drained(client) == [first]
+    cluster.kill(second)
+    third = until(lambda: (leader := cluster.wait_for_leader()) != second and leader)
+    assert third not in (first, second)
+    cluster.start(second)
+    assert not client.drain_node(first, undo=True).drained
+    assert drained(client) == []
+    cluster.change_leader(client, first)
+
+
+def test_restart_ends_a_drain_and_unknown_nodes_are_refused(
+    cluster: Running, client: TimerClient
+) -> None:
+    name = cluster.followers()[0]
+    answer = client.drain_node(name)
+    assert (answer.drained, answer.transferred) == (True, False)
+    cluster.stop(name)
+    cluster.start(name)
+    assert drained(client) == []
+    with pytest.raises(NotFound, match="n9"):
+        client.drain_node("n9")
+    with pytest.raises(InvalidRequest, match="node"):
+        client.drain_node("")
+
+
+def test_last_node_that_can_lead_is_not_drained(cluster: Running, client: TimerClient) -> None:
+    leader = cluster.wait_for_leader()
+    others = cluster.followers()
+    for name in others:
+        client.drain_node(name)
+    with pytest.raises(InvalidRequest, match="each other node is drained"):
+        client.drain_node(leader)
+    assert cluster.wait_for_leader() == leader
+    assert sorted(drained(client)) == sorted(others)
+    for name in cluster.nodes:
+        client.drain_node(name, undo=True)
