@@ -29,6 +29,12 @@ METHODS: Final = {
     for method in service.methods
 }
 """Name of each public method -> its descriptor."""
+_REASONS: Final = {
+    grpc.StatusCode.DEADLINE_EXCEEDED: pb.COMMIT_TIMEOUT,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: pb.OVERLOADED,
+    grpc.StatusCode.UNAVAILABLE: pb.NOT_READY,
+}
+"""Status code of an error without a reason -> the reason."""
 
 
 class HttpContext:
@@ -72,7 +78,11 @@ class HttpContext:
         """
         self._code = code
         wire = dict(trailing_metadata).get(TRAILER)
-        self.error = pb.Error(message=details) if wire is None else pb.Error.FromString(wire)
+        if wire is not None:
+            self.error = pb.Error.FromString(wire)
+        else:  # of gRPC itself, on the way to the leader
+            reason = _REASONS.get(code, pb.REASON_UNSPECIFIED)
+            self.error = pb.Error(reason=reason, message=details)
         raise grpc.aio.AbortError(details)
 
 

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+import grpc
 import pytest
 
 from cluster.rpc import http_api, openapi
+from cluster.rpc.http_call import HttpContext
 from cluster.rpc.http_routes import ROUTES
+from cluster.rpc.problem_details import problem_of
 from tests.cluster.running import RPC_S, Running, until
 from timerclient import TimerClient
 from timerclient.values.errors import NotFound
@@ -64,6 +67,14 @@ def _references(value: Any) -> list[dict[str, str]]:
     return (
         [each for inner in value for each in _references(inner)] if isinstance(value, list) else []
     )
+
+
+async def test_error_of_grpc_itself_has_a_reason_too() -> None:
+    context = HttpContext("ipv4:127.0.0.1:1", (), 1)
+    with pytest.raises(grpc.aio.AbortError):
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+    answer = problem_of(context.error)
+    assert (answer.status, context.error.outcome_known) == (504, False)
 
 
 def test_a_follower_takes_every_change(cluster: Running, client: TimerClient, topic: str) -> None:
