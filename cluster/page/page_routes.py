@@ -44,7 +44,7 @@ from typing import Any, Final, Protocol
 from aiohttp import web
 
 from cluster.rpc.http import ANSWER_TIMEOUT_S, json_answer
-from cluster.rpc.http_api import HttpApi, certificate_uris, peer_of
+from cluster.rpc.http_api import HttpApi, context_of
 from cluster.rpc.http_call import HttpContext
 from cluster.rpc.http_routes import PAGE_READERS
 
@@ -116,7 +116,7 @@ class StatusPages:
     async def _timer(self, request: web.Request) -> web.Response:
         fields = _fields(request, "id", "topic", "key")
         timer_id = fields.pop("id")
-        context = HttpContext(peer_of(request), certificate_uris(request), ANSWER_TIMEOUT_S)
+        context = context_of(request, ANSWER_TIMEOUT_S)
         # A task of its own: the guard of the calls notes the caller in the task's context.
         work = self._answers.timer(timer_id=timer_id, context=context, **fields)
         return await _json(lambda: asyncio.create_task(work))

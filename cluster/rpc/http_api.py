@@ -12,6 +12,7 @@ preflight, and the port answers no preflight. An `Origin` must be the port's own
 import asyncio
 import ipaddress
 import json
+import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -70,7 +71,7 @@ class HttpApi:
         if route.is_change:
             self._check_origin(request)
         message = await _message(route, request)
-        context = HttpContext(peer_of(request), certificate_uris(request), route.timeout_s)
+        context = context_of(request, route.timeout_s)
         # A task of its own: the guard notes the caller in the task's context, and may cancel it.
         call = asyncio.create_task(self._calls.unary(route.rpc, message, context))
         try:
@@ -123,7 +124,15 @@ def certificate_uris(request: web.Request) -> list[str]:
     return [value for kind, value in peer.get("subjectAltName", ()) if kind == "URI"]
 
 
-def peer_of(request: web.Request) -> str:
+def context_of(request: web.Request, timeout_s: float) -> HttpContext:
+    """Return the context of a call for a request's caller."""
+    connection = request.get_extra_info("ssl_object")
+    der = connection.getpeercert(binary_form=True) if connection is not None else None
+    pem = ssl.DER_cert_to_PEM_cert(der).encode() if der else b""
+    return HttpContext(_peer_of(request), timeout_s, certificate_uris(request), pem)
+
+
+def _peer_of(request: web.Request) -> str:
     """Return the address of a request's caller in gRPC's form."""
     host, port = (request.get_extra_info("peername") or ("", 0))[:2]
     host = str(host).removeprefix("::ffff:")

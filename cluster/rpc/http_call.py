@@ -40,10 +40,15 @@ _REASONS: Final = {
 class HttpContext:
     """The context of one call: the part of gRPC's `ServicerContext` that handlers use."""
 
-    def __init__(self, peer: str, identities: Iterable[str], timeout_s: float) -> None:
-        """`peer`: address in gRPC's form. `identities`: URIs of the caller's certificate."""
+    def __init__(
+        self, peer: str, timeout_s: float, identities: Iterable[str] = (), pem: bytes = b""
+    ) -> None:
+        """`peer`: address in gRPC's form. `pem`: the caller's certificate; empty: it has none.
+
+        `identities`: URIs of that certificate.
+        """
         self._peer, self._until_s = peer, time.monotonic() + timeout_s
-        self._identities = tuple(uri.encode() for uri in identities)
+        self._identities, self._pem = tuple(uri.encode() for uri in identities), pem
         self._code: Any = None
         self.error = pb.Error()
         """The reason of the refusal."""
@@ -53,8 +58,8 @@ class HttpContext:
         return self._peer
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
-        """Return the URIs of the caller's certificate."""
-        return {"peer_uri": self._identities}
+        """Return the caller's certificate and its URIs."""
+        return {"peer_uri": self._identities, "x509_pem_cert": (self._pem,)}
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         """Return no metadata."""

@@ -70,7 +70,7 @@ def _references(value: Any) -> list[dict[str, str]]:
 
 
 async def test_error_of_grpc_itself_has_a_reason_too() -> None:
-    context = HttpContext("ipv4:127.0.0.1:1", (), 1)
+    context = HttpContext("ipv4:127.0.0.1:1", 1)
     with pytest.raises(grpc.aio.AbortError):
         await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
     answer = problem_of(context.error)
