@@ -552,6 +552,10 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
         self.cluster.changes.append((request.change, request.name))
         return await self.ListMembers(request, context)
 
+    async def DrainNode(self, request: Any, context: Any) -> Any:  # noqa: N802
+        del context
+        return pb.DrainNodeResponse(node=request.node, drained=not request.undo)
+
     async def SetLogLevel(self, request: Any, context: Any) -> Any:  # noqa: N802
         if request.node == "n3":
             silent = wire_error(pb.NOT_READY, "the node n3 did not answer")
