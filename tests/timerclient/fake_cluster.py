@@ -110,6 +110,7 @@ class Cluster:
     """Names of deleted groups."""
     transfers: list[str] = field(default_factory=list)
     changes: list[tuple[int, str]] = field(default_factory=list)
+    lags: list[int] = field(default_factory=list)
     named: "dict[str, Producer]" = field(default_factory=dict)
     """Request id -> its answer, as the first request of a producer."""
     alters: list[pb.AlterPoliciesRequest] = field(default_factory=list)
@@ -542,10 +543,12 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
 
     async def ListMembers(self, request: Any, context: Any) -> Any:  # noqa: N802
         del request, context
+        added = self.cluster.changes[-1:] == [(pb.ChangeMembersRequest.ADD, "n4")]
         rows = [
-            pb.Member(name=name, replica_id=number, voter=name != "n4", role="follower")
+            pb.Member(name=name, replica_id=number, voter=name != "n4" or added, role="follower")
             for number, name in enumerate(("n1", "n2", "n3", "n4"), 1)
         ]
+        rows[3].lag_entries = self.cluster.lags.pop(0) if added and self.cluster.lags else 0
         return pb.ListMembersResponse(epoch=3, leader="n1", members=rows)
 
     async def ChangeMembers(self, request: Any, context: Any) -> Any:  # noqa: N802

@@ -7,7 +7,10 @@ members remove NAME [--yes]
 """
 
 import argparse
+import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 from timerclient.cli import cli_args, output
@@ -19,6 +22,10 @@ from timerclient.values.errors import TimerError, Unreachable
 OK: Final = 0
 FAILED: Final = 1
 UNREACHABLE: Final = 3
+CLOSE: Final = 100
+"""Log entries that a node which has caught up may be behind: the log grows meanwhile."""
+POLL_S: Final = 0.25
+"""Seconds between two looks at the members."""
 
 _STATUS: Final = (
     *("NODE", "ADDRESS", "ROLE", "SERVING", "EPOCH", "LOG END", "COMMIT", "APPLIED"),
@@ -218,7 +225,17 @@ class NodeCommands(Commands):
         if not (sure or cli_args.agreed(f"{args.change} {args.node}", so)):
             return FAILED
         with self._connect(args) as client:
-            self._show(args, client.change_members(args.change, args.node))
+            members = client.change_members(args.change, args.node)
+            until_s = time.monotonic() + args.timeout.total_seconds()
+            while late := args.change != "remove" and not _has_caught_up(members, args.node):
+                if time.monotonic() > until_s:
+                    break
+                time.sleep(POLL_S)
+                with suppress(TimerError):  # the change is done: this is no failure of the command
+                    members = client.members()
+            self._show(args, members)
+        if late:
+            sys.stderr.write(f"{args.node} votes, and has not caught up yet: timerctl members\n")
         return OK
 
     def _show(self, args: argparse.Namespace, members: pb.ListMembersResponse) -> None:
@@ -234,6 +251,15 @@ class NodeCommands(Commands):
         head = f"epoch {members.epoch}  leader {members.leader or 'none'}"
         table = cli_args.table(args, headings, rows)
         self._put(args, output.as_dict(members), f"{head}\n\n{table}")
+
+
+def _has_caught_up(members: pb.ListMembersResponse, name: str) -> bool:
+    """Return whether a voter answers and is close to the end of the leader's log."""
+    return any(
+        each.voter and each.role != "unreachable" and each.lag_entries <= CLOSE
+        for each in members.members
+        if each.name == name
+    )
 
 
 def _notes(node: pb.NodeStatus) -> Iterator[str]:
