@@ -338,8 +338,18 @@ _REFUSED = frozenset(
 """Statuses of a call that was rejected unprocessed. Others may come after it had an effect."""
 
 
-_HTTP_SIGNS: Final = ("Failed parsing HTTP/2", "Trying to connect an http1.x server")
-"""Parts of gRPC's message about a server that answers in HTTP/1."""
+_HTTP_1: Final = "this port speaks HTTP/1: give the node's gRPC port, not its HTTP port"
+_HINTS: Final = {
+    "Failed parsing HTTP/2": _HTTP_1,
+    "Trying to connect an http1.x server": _HTTP_1,
+    "WRONG_VERSION_NUMBER": "this port speaks no TLS: leave out the certificates",
+    "CERTIFICATE_VERIFY_FAILED": "the node's certificate does not fit the client's `ca`",
+    "failed to connect to all addresses; last error: UNAVAILABLE": (
+        "the node closed the new connection: if it has TLS, the client needs a valid certificate of"
+        " its cluster: ClientTls(...), or timerctl --tls-ca, --tls-cert and --tls-key"
+    ),
+}
+"""Part of gRPC's message about a connection -> the probable cause. The first that fits counts."""
 _NOT_CONNECTED: Final = re.compile(
     r"failed to connect to all addresses; last error: (?:[A-Z_]+: )?(?:ipv[46]:\S+: )?"
     r"(?:Failed to connect to remote host: )?"
@@ -357,8 +367,8 @@ def from_rpc(failed: grpc.aio.AioRpcError) -> TimerError:
                 break
     details = failed.details() or "no details"
     text = f"{failed.code().name}: {_NOT_CONNECTED.sub('', details) or details}"
-    if any(sign in details for sign in _HTTP_SIGNS):
-        text = f"this port speaks HTTP/1: give the node's gRPC port, not its HTTP port ({text})"
+    hint = next((hint for sign, hint in _HINTS.items() if sign in details), "")
+    text = f"{hint} ({text})" if hint else text
     return RpcFailed(text) if failed.code() in _REFUSED else ConnectionLost(text)
 
 
