@@ -16,7 +16,10 @@ from typing import Any, Final
 
 import pytest
 
+from cluster.security.certificates import CertificateFiles, read_certificate
+from cluster.security.identities import IdentityKind
 from cluster.settings.config import NodeConfig, build_config, from_env, parse_address
+from deploy.certificate_store import CertificateStore
 from tests.distributions import project_version
 
 ROOT: Final = Path(__file__).parents[2]
@@ -70,16 +73,57 @@ def node_config(workload: Any, config: Any, pod: str) -> NodeConfig:
         each["name"]: each.get("value") or fields[each["valueFrom"]["fieldRef"]["fieldPath"]]
         for each in container["env"]
     }
-    env = {name: value.replace("$(NAMESPACE)", env["NAMESPACE"]) for name, value in env.items()}
+    for known in ("NAMESPACE", "TIMERD_NAME"):
+        env = {name: value.replace(f"$({known})", env[known]) for name, value in env.items()}
     assert env["FOUNDERS"] == "timerd-0,timerd-1,timerd-2"
     return build_config(tomllib.loads(config["data"]["timerd.toml"]), from_env(env))
 
 
-def test_kustomization_and_chart_are_the_same() -> None:
-    monitored = call("kustomize", "build", str(ROOT / "deploy/kubernetes/monitored"))
-    charted = chart("--no-hooks", "--set=serviceMonitor.enabled=true,prometheusRule.enabled=true")
+@pytest.mark.parametrize(("folder", "tls"), [("monitored", "false"), ("secured", "true")])
+def test_kustomization_and_chart_are_the_same(folder: str, tls: str) -> None:
+    built = call("kustomize", "build", str(ROOT / "deploy/kubernetes" / folder))
+    values = f"serviceMonitor.enabled=true,prometheusRule.enabled=true,tls.enabled={tls}"
+    charted = chart("--no-hooks", f"--set={values}")
     assert "PrometheusRule timerd" in charted
-    assert comparable(charted) == comparable(objects(monitored))
+    assert comparable(charted) == comparable(objects(built))
+
+
+def test_pods_with_tls_have_the_files_and_ports_that_timerd_takes(tmp_path: Path) -> None:
+    rendered = chart("--set=tls.enabled=true")
+    workload, config = rendered["StatefulSet timerd"], rendered["ConfigMap timerd-config"]
+    pod = workload["spec"]["template"]["spec"]
+    [volume] = [each for each in pod["volumes"] if each["name"] == "tls"]
+    store, mount = CertificateStore(tmp_path / "certs"), "/etc/timerd/tls/"
+    store.create("timerd")
+    held: dict[str, Path] = {}
+    for source in volume["projected"]["sources"]:
+        found = source.get("secret") or source["configMap"]
+        node = found["name"].removesuffix("-tls")
+        files = {
+            ("timerd-client-ca", "ca.crt"): store.path("client-ca"),
+            ("timerd-access", "access.toml"): store.access,
+        }
+        if node.startswith("timerd-") and node[-1].isdecimal():
+            files = {(found["name"], "ca.crt"): store.path("ca")}
+            files[found["name"], "tls.crt"] = store.issue(IdentityKind.NODE, node)
+            files[found["name"], "tls.key"] = store.path(f"node-{node}", key=True)
+        for item in found["items"]:
+            held[mount + item["path"]] = files[found["name"], item["key"]]
+    for name in ("timerd-0", "timerd-1", "timerd-2"):
+        settings = node_config(workload, config, name)
+        assert settings.links[name] == f"{name}.timerd-nodes.timers.svc:7402"
+        assert parse_address("link", settings.link).port == 7402
+        tls = settings.tls
+        chosen = CertificateFiles(
+            ca=str(held[tls.ca]),
+            client_ca=str(held[tls.client_ca]),
+            certificate=str(held[tls.certificate]),
+            key=str(held[tls.key]),
+        )
+        read_certificate(chosen, name=name, cluster_id=settings.cluster_id)
+        assert tls.key == f"{mount}{name}/tls.key"
+        assert held[tls.access] == store.access
+    assert "volumes" in rendered["Pod timerd-status"]["spec"]
 
 
 def test_pods_of_the_chart_have_settings_that_timerd_takes() -> None:

@@ -44,6 +44,19 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
   value: {{ include "timerd.founders" . | quote }}
 {{- end }}
 
+{{/* With TLS: the port for the other nodes, and this node's files. Overrides `insecure`. */}}
+{{- define "timerd.tlsEnv" -}}
+{{- $release := .Release.Name -}}
+- {name: TIMERD_INSECURE, value: "false"}
+- {name: TIMERD_LINK, value: "0.0.0.0:7402"}
+- {name: TIMERD_LINKS, value: {{ include "timerd.peers" . | replace ".svc:7401" ".svc:7402" | quote }}}
+- {name: TIMERD_TLS__CA, value: /etc/timerd/tls/$(TIMERD_NAME)/ca.crt}
+- {name: TIMERD_TLS__CLIENT_CA, value: /etc/timerd/tls/client-ca.crt}
+- {name: TIMERD_TLS__CERTIFICATE, value: /etc/timerd/tls/$(TIMERD_NAME)/tls.crt}
+- {name: TIMERD_TLS__KEY, value: /etc/timerd/tls/$(TIMERD_NAME)/tls.key}
+- {name: TIMERD_TLS__ACCESS, value: /etc/timerd/tls/access.toml}
+{{- end }}
+
 {{- define "timerd.confined" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
