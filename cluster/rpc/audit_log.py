@@ -4,16 +4,20 @@
      "address": "ipv4:10.0.0.9:50112", "method": "DeleteTopic", "request": {"topic": "orders"},
      "result": "OK"}
 
-A denied call has the result DENIED and the reason as `why`.
+A denied call has the result DENIED and the reason as `why`. Floods of them are cut: a line with
+`left_out` follows.
 
 Lines go to the logger `cluster.audit`: to the node's log, or to the file of the setting
-`audit_log`.
+`audit_log`. The file may be moved away, as logrotate does: the next line begins a new one.
 """
 
+import asyncio
 import json
 import logging
+import logging.handlers
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from io import TextIOWrapper
 from typing import Any, Final
@@ -30,6 +34,10 @@ REQUEST_BYTES_MAX: Final = 4_096
 """Bytes of a request that a line contains. Of a longer one it has the targets and the size."""
 TARGET_CHARS_MAX: Final = 512
 """Characters of each target in a line about a longer request."""
+DENIED_MAX: Final = 100
+"""Lines about denied calls a second, at most; further ones are counted."""
+DENIED_EACH_MAX: Final = 10
+"""Of these, lines about one identity."""
 _TARGETS: Final = ("namespace", "topic", "group", "name", "target")
 
 
@@ -41,6 +49,10 @@ class AuditLog:
         self._node = node
         self.on_denied: Callable[[], object] = lambda: None
         """Called for each denied call."""
+        self._denied: Counter[str] = Counter()
+        """Denied calls of the present second, by identity."""
+        self._left_out: Counter[str] = Counter()
+        """Those without a line."""
         audit.setLevel(logging.INFO)
         if path and not audit.handlers:
             handler = _PrivateFile(path, delay=True)
@@ -62,6 +74,8 @@ class AuditLog:
     def denied(self, method: str, identity: str, address: str, error: EngineError) -> None:
         """Note a denied call. `identity`: as the certificate has it."""
         self.on_denied()
+        if self._floods(identity):
+            return
         line = self._line(
             identity=identity[:512],
             address=address,
@@ -73,6 +87,25 @@ class AuditLog:
         # calls must not drop the changes.
         audit.info("%s", line)
 
+    def _floods(self, identity: str) -> bool:
+        """Count a denied call; return whether its line is left out."""
+        if not self._denied:
+            asyncio.get_running_loop().call_later(1.0, self._end_second)
+        written = sum(min(count, DENIED_EACH_MAX) for count in self._denied.values())
+        self._denied[identity] += 1
+        if self._denied[identity] <= DENIED_EACH_MAX and written < DENIED_MAX:
+            return False
+        self._left_out[identity] += 1
+        return True
+
+    def _end_second(self) -> None:
+        left_out, self._left_out = self._left_out, Counter()
+        self._denied.clear()
+        if left_out:
+            (most, _), count = left_out.most_common(1)[0], left_out.total()
+            line = self._line(identity=most[:512], result="DENIED", left_out=count)
+            audit.info("%s", line)
+
     def _line(self, **fields: object) -> str:
         now_s = time.time()
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now_s))
@@ -80,7 +113,7 @@ class AuditLog:
         return json.dumps(begin | fields)
 
 
-class _PrivateFile(logging.FileHandler):
+class _PrivateFile(logging.handlers.WatchedFileHandler):
     """A log file. A new one can be read by its owner only."""
 
     def _open(self) -> TextIOWrapper:

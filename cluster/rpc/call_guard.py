@@ -14,7 +14,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import Container, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -23,6 +23,7 @@ import grpc
 from cluster.rpc import grpc_errors
 from cluster.rpc.access_file import AccessFile
 from cluster.rpc.audit_log import AuditLog, shown
+from cluster.rpc.caller_usages import CallerUsages
 from cluster.rpc.node_tls import caller_identity
 from cluster.rpc.rpc_caller import CALLER, METADATA, Caller
 from cluster.security.certificate_dates import end_of_certificate_s
@@ -57,22 +58,25 @@ class Gate(Protocol):
 class PublicGate:
     """Admits clients and administrators by the access rules."""
 
-    def __init__(self, cluster_id: str, access: AccessFile) -> None:
-        self._cluster_id, self._access = cluster_id, access
+    def __init__(self, cluster_id: str, access: AccessFile, usages: CallerUsages) -> None:
+        self._cluster_id, self._access, self._usages = cluster_id, access, usages
 
     def admit(self, method: str, context: _Context) -> Caller:
         """See Gate."""
         found = caller_identity(context, self._cluster_id)
         if found.kind is IdentityKind.NODE:
             raise PermissionDeniedError(f"{method}: {found} is a node; nodes have their own port")
-        return _admitted(found, method, context, self._access)
+        return _admitted(found, method, context, self._access, self._usages)
 
 
 class LinkGate:
     """Admits the other nodes to every method, and their callers by the access rules."""
 
-    def __init__(self, cluster_id: str, access: AccessFile, nodes: Container[str]) -> None:
-        self._cluster_id, self._nodes, self._access = cluster_id, nodes, access
+    def __init__(
+        self, cluster_id: str, access: AccessFile, usages: CallerUsages, nodes: Container[str]
+    ) -> None:
+        self._cluster_id, self._nodes = cluster_id, nodes
+        self._access, self._usages = access, usages
 
     def admit(self, method: str, context: _Context) -> Caller | None:
         """See Gate."""
@@ -86,16 +90,20 @@ class LinkGate:
             caller = identity_of(map(str, behind), self._cluster_id)
         except UntrustedIdentityError as error:
             raise PermissionDeniedError(f"{method}: {error}") from None
-        return _admitted(caller, method, context, self._access)
+        return _admitted(caller, method, context, self._access, self._usages)
 
 
 def _admitted(
-    identity: CallerIdentity, method: str, context: _Context, access: AccessFile
+    identity: CallerIdentity,
+    method: str,
+    context: _Context,
+    access: AccessFile,
+    usages: CallerUsages,
 ) -> Caller:
     rule = METHOD_RULES.get(method)
     if rule is None:
         raise PermissionDeniedError(f"{method}: no rule covers this method")
-    caller = Caller(identity, method, rule, lambda: access.rules, context.peer())
+    caller = Caller(identity, method, rule, lambda: access.rules, context.peer(), usages)
     caller.admit()
     return caller
 
@@ -222,7 +230,8 @@ class CallGuard(grpc.aio.ServerInterceptor):
         self._open.add(rpc)
         result = "UNKNOWN"  # of any other error
         try:
-            yield
+            with caller.counted() if caller is not None else nullcontext():
+                yield
             result = "OK"
         except asyncio.CancelledError:
             result = "CANCELLED"
@@ -232,6 +241,9 @@ class CallGuard(grpc.aio.ServerInterceptor):
             raise rpc.denied from None
         except grpc.aio.AbortError:
             result = _code_of(context)
+            raise
+        except EngineError as error:
+            result = grpc_errors.code_of(error).name
             raise
         finally:
             self._open.discard(rpc)

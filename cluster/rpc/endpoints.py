@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from cluster.rpc.access_file import AccessFile
 from cluster.rpc.audit_log import AuditLog
 from cluster.rpc.call_guard import CallGuard, Gate, LinkGate, PublicGate
+from cluster.rpc.caller_usages import CallerUsages
 from cluster.rpc.connections import end_connections
 from cluster.rpc.handlers import PINGED, PINGS
 from cluster.rpc.http import ExtraPaths, HttpServer, HttpTls, NodeView
@@ -76,6 +77,7 @@ class Endpoints:
         self.audit = AuditLog(config.name, config.audit_log)
         self.guards: list[CallGuard] = []
         """Of the servers made so far."""
+        self._usages = CallerUsages(self.tls.access) if self.tls is not None else None
         self.insecure = config.insecure
         """Whether ports beyond loopback may be open without TLS."""
         addresses = config.links or config.peers
@@ -135,11 +137,13 @@ class Endpoints:
         gate = functools.partial(LinkGate, nodes=self.others)
         return grpc.aio.server(options=LINK_OPTIONS, interceptors=self._guards(gate))
 
-    def _guards(self, gate: Callable[[str, AccessFile], Gate]) -> list[CallGuard]:
+    def _guards(self, gate: Callable[[str, AccessFile, CallerUsages], Gate]) -> list[CallGuard]:
         if self.tls is None:
             return []
         access = self.tls.access
-        guard = CallGuard(gate(self._config.cluster_id, access), access, self.audit)
+        assert self._usages is not None
+        made = gate(self._config.cluster_id, access, self._usages)
+        guard = CallGuard(made, access, self.audit)
         self.guards.append(guard)
         return [guard]
 

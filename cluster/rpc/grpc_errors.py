@@ -41,6 +41,7 @@ STATUSES: Final[dict[type[timer_errors.EngineError], Status]] = {
     timer_errors.NotReadyError: Status(_C.UNAVAILABLE, timer_pb2.NOT_READY),
     timer_errors.FencedError: Status(_C.ABORTED, timer_pb2.FENCED),
     timer_errors.OverloadedError: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.OVERLOADED),
+    timer_errors.CallerLimitError: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.OVERLOADED),
     timer_errors.DiskFullError: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.DISK_FULL),
     timer_errors.QuotaReachedError: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.QUOTA_REACHED),
     timer_errors.LimitReachedError: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.QUOTA_REACHED),

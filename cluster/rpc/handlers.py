@@ -23,6 +23,7 @@ import grpc
 from cluster.rpc import grpc_errors
 from cluster.rpc.relay import Relay
 from cluster.rpc.request_bounds import UnreadableRequest, reader_of
+from cluster.rpc.rpc_caller import keep_pace
 from timer.model.timer_errors import CommitTimeoutError, EngineError
 
 COMMIT_TIMEOUT_S: Final = 10.0
@@ -246,6 +247,7 @@ class RequestStream(Generic[_Request]):
         if request is grpc.aio.EOF:
             raise StopAsyncIteration
         self._taken(request, self._context)
+        await keep_pace(request)
         return read(request)
 
 

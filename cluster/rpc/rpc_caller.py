@@ -4,11 +4,14 @@ A port's gate notes the caller before the handler runs. Services need it only wh
 does not name its topic: timers by id, and dead letters.
 """
 
+import asyncio
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from cluster.rpc.caller_usages import CallerUsages
 from cluster.security.access_rules import CLUSTER, AccessRules, AccessTarget, Permission
 from cluster.security.identities import CallerIdentity
 from cluster.security.method_rules import MethodRule
@@ -29,6 +32,7 @@ class Caller:
     """Returns the rules in force."""
     address: str
     """In gRPC's form; of a relayed request the node's."""
+    usages: CallerUsages
     kept: list[AccessTarget] = field(default_factory=list)
     """Targets of the requests so far, to be checked again with new rules."""
 
@@ -47,11 +51,14 @@ class Caller:
             raise self._denial(CLUSTER)
 
     def check(self, request: Any) -> None:
-        """Check that the caller may send the request.
+        """Check that the caller may send the request, and count it.
 
         Raises:
             PermissionDeniedError, NotFoundError: it may not.
+            CallerLimitError: it has sent too much.
         """
+        if not self.rule.paced:
+            self.usages.charge(self.identity, request)
         for target in self.rule.targets(request):
             self.check_target(target)
             if not self.rule.each_answered:
@@ -77,6 +84,14 @@ class Caller:
     def may_produce(self, topic: str) -> bool:
         """Return whether the caller may produce to a topic, by the rules in force."""
         return self.rules().may(self.identity, Permission.PRODUCE, AccessTarget(topic))
+
+    def counted(self) -> AbstractContextManager[None]:
+        """Return a context that counts the RPC as open.
+
+        Raises:
+            CallerLimitError: the caller has too many; at its begin.
+        """
+        return self.usages.opened(self.identity, self.address)
 
     def check_again(self) -> None:
         """Check that the rules in force allow what the RPC was allowed before.
@@ -109,3 +124,12 @@ def check_request(request: Any) -> None:
     caller = CALLER.get()
     if caller is not None and not caller.rule.each_answered and hasattr(request, "DESCRIPTOR"):
         caller.check(request)
+
+
+async def keep_pace(request: Any) -> None:
+    """Count a request of the present caller's stream; wait if it is above the caller's rate."""
+    caller = CALLER.get()
+    if caller is not None and caller.rule.paced:
+        pause_s = caller.usages.pace_s(caller.identity, request)
+        if pause_s > 0.0:
+            await asyncio.sleep(pause_s)

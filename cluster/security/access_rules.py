@@ -5,6 +5,10 @@ who = ["client/billing"]                # identities; * matches any text
 may = ["produce", "cancel", "consume"]
 topics = ["payments/*", "orders"]       # default: ["*"]
 groups = ["billing*"]                   # default: ["*"]; of these topics
+rate = { requests = 500, rows = 50_000, bytes = 20_971_520 }    # a second; default: no limit
+most = { connections = 16, streams = 200 }                      # likewise; on each node
+
+If several rules name an identity, the least of their limits counts, for all of its calls.
 
 Namespace and name of a topic are matched apart. A pattern without "/" matches names of the
 namespace `default`.
@@ -17,11 +21,12 @@ namespace `default`.
 
 import functools
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
+from cluster.security.caller_limits import CallerLimits
 from cluster.security.identities import CallerIdentity
 from timer.model.timer_errors import ConfigError
 
@@ -70,6 +75,8 @@ class AccessRule:
     may: tuple[str, ...]
     topics: tuple[str, ...] = ("*",)
     groups: tuple[str, ...] = ("*",)
+    limits: CallerLimits = field(default_factory=CallerLimits)
+    """From `rate` and `most`."""
 
     def covers(self, target: AccessTarget) -> bool:
         """Return whether the target lies within the topics and groups of the rule."""
@@ -86,6 +93,8 @@ class AccessRules:
     def __init__(self, rules: tuple[AccessRule, ...]) -> None:
         self._rules = rules
         self._of = functools.lru_cache(maxsize=1024)(self._rules_of)
+        self.limits = functools.lru_cache(maxsize=1024)(self._limits_of)
+        """Returns the limits of an identity."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, AccessRules) and self._rules == other._rules
@@ -103,6 +112,10 @@ class AccessRules:
     def may(self, caller: CallerIdentity, permission: Permission, target: AccessTarget) -> bool:
         """Return whether the caller has the permission for the target."""
         return any(rule.covers(target) for rule in self._of(caller, permission))
+
+    def _limits_of(self, caller: CallerIdentity) -> CallerLimits:
+        mine = (rule.limits for rule in self._rules if _matches(str(caller), rule.who))
+        return functools.reduce(CallerLimits.lesser, mine, CallerLimits())
 
     def _rules_of(self, caller: CallerIdentity, permission: Permission) -> tuple[AccessRule, ...]:
         return tuple(
@@ -155,7 +168,7 @@ def parse_rules(text: str) -> AccessRules:
 
 
 def _rule(key: str, table: Any) -> AccessRule:
-    known = {each.name for each in fields(AccessRule)}
+    known = {each.name for each in fields(AccessRule)} - {"limits"} | {"rate", "most"}
     if not isinstance(table, dict):
         raise ConfigError(key, table, "a table [[rule]]")
     if unknown := table.keys() - known:
@@ -164,6 +177,7 @@ def _rule(key: str, table: Any) -> AccessRule:
     for name in ("who", "may"):
         if not table.get(name):
             raise ConfigError(f"{key}: {name}", table.get(name), "must be set")
+    limits = CallerLimits.of(key, table.pop("rate", {}), table.pop("most", {}))
     for name, values in table.items():
         _check_texts(f"{key}: {name}", values)
     for each in table["may"]:
@@ -172,7 +186,8 @@ def _rule(key: str, table: Any) -> AccessRule:
     for each in table["who"]:
         if not each.startswith(("client/", "admin/")):
             raise ConfigError(f"{key}: who", each, "client/NAME or admin/NAME; NAME may have *")
-    return AccessRule(**{name: tuple(values) for name, values in table.items()})
+    texts = {name: tuple(values) for name, values in table.items()}
+    return AccessRule(**texts, limits=limits)
 
 
 def _check_texts(key: str, values: Any) -> None:

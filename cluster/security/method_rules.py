@@ -92,6 +92,8 @@ class MethodRule:
     """A denied target is reported as NOT_FOUND."""
     each_answered: bool = field(default=False, kw_only=True)
     """The service checks each request of the stream itself, and answers a denied one."""
+    paced: bool = field(default=False, kw_only=True)
+    """Requests of the stream above the caller's rate wait, because an error would end it."""
 
 
 _P: Final = Permission
@@ -108,7 +110,7 @@ METHOD_RULES: Final[Mapping[str, MethodRule]] = {
     ),
     "/timer.v1.TimerService/CountTimers": MethodRule(_P.OBSERVE, _topic, look_up=True),
     "/timer.v1.TimerService/TellStory": MethodRule(_P.OBSERVE, _cluster),
-    "/timer.v1.ConsumeService/Consume": MethodRule(_P.CONSUME, _opening),
+    "/timer.v1.ConsumeService/Consume": MethodRule(_P.CONSUME, _opening, paced=True),
     "/timer.v1.ConsumeService/Receive": MethodRule(_P.CONSUME, _group),
     "/timer.v1.ConsumeService/Ack": MethodRule(_P.CONSUME, _group),
     "/timer.v1.ConsumeService/Nack": MethodRule(_P.CONSUME, _group),

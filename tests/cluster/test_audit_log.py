@@ -1,21 +1,25 @@
 """The audit log has the targets of every change, and no false OK."""
 
+import asyncio
 import json
 import logging
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cluster.rpc.audit_log import REQUEST_BYTES_MAX, AuditLog, audit, shown
+from cluster.rpc.audit_log import DENIED_EACH_MAX, REQUEST_BYTES_MAX, AuditLog, audit, shown
 from cluster.rpc.call_guard import CallGuard
 from cluster.rpc.rpc_caller import Caller
+from cluster.security.access_rules import parse_rules
 from cluster.security.identities import CallerIdentity, IdentityKind
 from cluster.security.method_rules import METHOD_RULES
 from deploy.certificate_store import CertificateStore
+from timer.model.timer_errors import PermissionDeniedError
 from timerclient.proto import timer_pb2 as pb
 
 DELETE = "/timer.v1.AdminService/DeleteTopic"
@@ -60,8 +64,11 @@ async def test_call_that_fails_is_not_logged_as_ok_and_only_the_owner_reads_the_
     pem = store.path("ca").read_bytes()
     context: Any = SimpleNamespace(auth_context=lambda: {"x509_pem_cert": [pem]})
     identity = CallerIdentity(IdentityKind.ADMIN, "a")
-    nothing: Any = None
-    caller = Caller(identity, DELETE, METHOD_RULES[DELETE], lambda: nothing, "ipv4:127.0.0.1:1")
+    rules = parse_rules('[[rule]]\nwho = ["admin/a"]\nmay = ["manage"]')
+    usages: Any = SimpleNamespace(opened=lambda *_: nullcontext())
+    caller = Caller(
+        identity, DELETE, METHOD_RULES[DELETE], lambda: rules, "ipv4:127.0.0.1:1", usages
+    )
 
     class Open:
         def admit(self, method: str, context: object) -> Caller:
@@ -79,3 +86,30 @@ async def test_call_that_fails_is_not_logged_as_ok_and_only_the_owner_reads_the_
 def results_and_mode(file: Path) -> tuple[list[str], int]:
     results = [json.loads(line)["result"] for line in file.read_text().splitlines()]
     return results, stat.S_IMODE(file.stat().st_mode)
+
+
+async def test_flood_of_denied_calls_is_cut_and_counted_and_the_file_may_be_moved(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, calls = AuditLog("n1", str(file)), list[Callable[[], None]]()
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "call_later", lambda _, work: calls.append(work))
+    error = PermissionDeniedError("no rule")
+    for each in range(1_000):
+        log.denied(DELETE, f"client/{each % 2}", "ipv4:127.0.0.1:1", error)
+    moved = lines_of(file)
+    assert len(moved) == 2 * DENIED_EACH_MAX
+    move_away(file)
+    (end,) = calls
+    end()
+    assert [line["left_out"] for line in lines_of(file)] == [1_000 - len(moved)]
+    log.denied(DELETE, "client/0", "ipv4:127.0.0.1:1", error)
+    assert len(lines_of(file)) == 2
+
+
+def lines_of(file: Path) -> list[Any]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def move_away(file: Path) -> None:
+    file.rename(file.with_suffix(".1"))

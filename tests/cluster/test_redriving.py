@@ -88,7 +88,8 @@ async def test_redrive_moves_letters_only_to_topics_that_its_caller_may_produce_
     method = "/timer.v1.AdminService/Redrive"
     rules = [parse_rules(text % "letters")]
     identity = CallerIdentity(IdentityKind.CLIENT, "a")
-    caller = Caller(identity, method, METHOD_RULES[method], lambda: rules[-1], "")
+    unused: Any = None
+    caller = Caller(identity, method, METHOD_RULES[method], lambda: rules[-1], "", unused)
     token = CALLER.set(caller)
     try:
         answer = await GroupDesk(host, host, host, 100).redrive("letters", 0)

@@ -33,6 +33,7 @@ INSTANCES: list[timer_errors.EngineError] = [
     timer_errors.NotReadyError("no leader is known"),
     timer_errors.FencedError(ours=Epoch(3), seen=Epoch(4)),
     timer_errors.OverloadedError("the log", retry_after_ms=250),
+    timer_errors.CallerLimitError("rate.rows of client/a", "must be at most 5", 9),
     timer_errors.DiskFullError([("n1", 5, 10)], retry_after_ms=1000),
     timer_errors.QuotaReachedError("bills", "ready_max", "must be at most 2", there=2, asked=1),
     timer_errors.LimitReachedError("limits.topics_max", 2, "the cluster", 2),

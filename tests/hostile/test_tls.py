@@ -24,7 +24,7 @@ from deploy.local_tls import FOLDER, open_http, tls_of
 from replication.proto import replication_pb2 as pb
 from replication.proto import snapshot_pb2
 from replication.shell import snapshot_service, transport
-from tests.cluster.running import Running, code_of, take, until
+from tests.cluster.running import Running, code_of, error_of, take, until
 from timer.files.data_directory import read_identity
 from timer.files.disk import RealDisk
 from timerclient import ClientTls
@@ -402,6 +402,45 @@ def test_request_ids_producers_and_successors_of_others_are_out_of_reach(
             client.schedule(topic, b"other", delay=3_600, request_id="next")
 
 
+def test_a_rate_of_the_rules_slows_its_client_and_names_the_limit(
+    cluster: Running, store: CertificateStore, shop: ClientTls
+) -> None:
+    rule = store.access.read_text()
+    counts = {name: renewals(cluster, name) for name in cluster.nodes}
+    with store.access.open("a") as rules:
+        rules.write("rate = { requests = 5 }\nmost = { streams = 4 }\n")  # of the last rule
+    for name in cluster.nodes:
+        cluster.kill(name, signal.SIGHUP)
+    until(lambda: all(renewals(cluster, name) > n for name, n in counts.items()))
+    topic, made = "payments/rate", credentials(shop, Path(shop.ca))
+    with (
+        cluster.client() as admin,
+        grpc.secure_channel(cluster.node(cluster.wait_for_leader()).grpc, made) as channel,
+    ):
+        admin.create_topic(topic)
+        count = rpc.TimerServiceStub(channel).CountTimers
+        request = timer_pb2.CountTimersRequest(topic=topic)
+
+        with pytest.raises(grpc.RpcError) as caught:
+            _ = [count(request, timeout=CALL_S) for _ in range(1_000)]  # without a pause
+        assert code_of(caught.value) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert error_of(caught.value).retry_after_ms
+        message = error_of(caught.value).message
+        assert "rate.requests of client/shop: must be at most 5 a second" in message
+        with cluster.client(credentials=shop) as client:  # it waits, without an error
+            for _ in range(10):
+                client.schedule(topic, b"x", delay=3_600)
+        consume = rpc.ConsumeServiceStub(channel).Consume
+        queue: SimpleQueue[Any] = SimpleQueue()
+        calls: list[Any] = [consume(iter(queue.get, None)) for _ in range(5)]
+        ended = until(lambda: next((each for each in calls if each.done()), None))
+        assert "most.streams of client/shop: 4 are open on this node" in str(ended.details())
+        for each in calls:
+            queue.put(None)
+            each.cancel()
+    store.access.write_text(rule)
+
+
 def test_streams_of_a_denied_client_end_and_the_audit_log_has_denied_calls_and_changes(
     cluster: Running, store: CertificateStore, shop: ClientTls
 ) -> None:
@@ -436,7 +475,7 @@ def test_streams_of_a_denied_client_end_and_the_audit_log_has_denied_calls_and_c
         if "logger=cluster.audit" in line
     ]
     audited = {
-        (each["identity"].rpartition("//")[2], each["method"], each["result"]) for each in lines
+        (each["identity"].rpartition("//")[2], each.get("method"), each["result"]) for each in lines
     }
     assert ("admin/local", "DeleteTopic", "OK") in audited
     assert (f"{store.cluster_id}/client/shop", "DeleteTopic", "DENIED") in audited

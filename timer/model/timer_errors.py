@@ -133,6 +133,15 @@ class OverloadedError(EngineError):
         self.retry_after_ms = retry_after_ms
 
 
+class CallerLimitError(OverloadedError):
+    """The caller's identity has reached a limit of the rules of access."""
+
+    def __init__(self, what: str, limit: str, retry_after_ms: int) -> None:
+        """`what`: the limit and the identity. `limit`: its value."""
+        EngineError.__init__(self, f"{what}: {limit}; retry after {retry_after_ms} ms")
+        self.retry_after_ms = retry_after_ms
+
+
 class DiskFullError(EngineError):
     """Free space is kept for necessary work. New entries are rejected until there is more room."""
 
