@@ -12,6 +12,7 @@ the end of the caller's certificate: its open RPCs end within SWEEP_S, and it ge
 
 import asyncio
 import inspect
+import math
 import time
 from collections.abc import Container, Iterator
 from contextlib import aclosing, contextmanager, nullcontext
@@ -140,10 +141,14 @@ def _check_date(expires_s: float, now_s: float) -> None:
 def _expiry_of(context: _Context) -> float:
     """Return the Unix time at which the certificate of an RPC's connection expires.
 
+    Never without a certificate, as on the HTTP port: the gate denies such a call.
+
     Raises:
         PermissionDeniedError: the date is unreadable.
     """
-    (pem,) = context.auth_context().get("x509_pem_cert", (b"",))
+    pem = next(iter(context.auth_context().get("x509_pem_cert", ())), b"")
+    if not pem:
+        return math.inf
     try:
         return end_of_certificate_s(pem)
     except ValueError as error:

@@ -17,6 +17,7 @@ import asyncio
 import errno
 import html
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
@@ -156,6 +157,9 @@ class HttpTls:
             caller = identity_of(certificate_uris(request), self.cluster_id)
         except UntrustedIdentityError as error:
             return f"{error}\nwithout a certificate: {', '.join(sorted(PROBES))}"
+        until = (request.get_extra_info("peercert") or {}).get("notAfter", "")
+        if ssl.cert_time_to_seconds(until) <= time.time():
+            return f"the certificate expired at {until}"
         if self.access.rules.may(caller, Permission.OBSERVE, CLUSTER):
             return ""
         return f"{caller} has no rule for observe with all topics"

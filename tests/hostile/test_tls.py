@@ -198,7 +198,14 @@ def test_the_http_port_shows_only_probes_without_a_certificate(cluster: Running)
     address, admin = cluster.node("n1").http, cluster.tls
     assert admin is not None
     context = ssl.create_default_context(cafile=str(admin.ca))
-    for path, without in (("/healthz", 200), ("/readyz", 200), ("/metrics", 403), ("/", 403)):
+    pages = (
+        ("/healthz", 200),
+        ("/readyz", 200),
+        ("/metrics", 403),
+        ("/", 403),
+        ("/v1/topics", 403),
+    )
+    for path, without in pages:
         connection = open_http(address, admin, STREAM_S)
         with contextlib.closing(connection):
             connection.request("GET", path)
