@@ -9,6 +9,10 @@ from typing import Final
 
 import pytest
 
+from cluster.rpc.node_tls import NodeTls
+from cluster.security.identities import IdentityKind
+from cluster.settings.config import build_config, from_env
+from deploy.certificate_store import CertificateStore
 from tests.deploy.test_manifests import call
 from tests.distributions import SERVER_LOCK
 from timer.files import data_directory
@@ -16,15 +20,34 @@ from timer.files.disk import RealDisk
 
 ROOT: Final = Path(__file__).parents[2]
 CONTAINER: Final = ROOT / "deploy/container"
+COMPOSE: Final = ("compose.yaml", "compose.tls.yaml")
 
 
 def test_dockerfile_is_clean() -> None:
     call("hadolint", str(CONTAINER / "Dockerfile"))
 
 
-def test_compose_file_is_valid() -> None:
-    words = ("--builtin-schema", "vendor.compose-spec", str(CONTAINER / "compose.yaml"))
+@pytest.mark.parametrize("name", ["compose.yaml", "compose.tls.yaml"])
+def test_compose_file_is_valid(name: str) -> None:
+    words = ("--builtin-schema", "vendor.compose-spec", str(CONTAINER / name))
     call("check-jsonschema", *words)
+
+
+def test_compose_files_with_tls_name_the_files_of_timerctl_certs(tmp_path: Path) -> None:
+    text = "".join((CONTAINER / name).read_text() for name in COMPOSE)
+    pairs = re.findall(r"^ +(TIMERD_\w+): (\S+)$", text, re.MULTILINE)
+    store = CertificateStore(tmp_path / "certs")
+    store.create("compose")
+    for name in ("n1", "n2", "n3"):
+        store.issue(IdentityKind.NODE, name, hosts=[name])
+        env = {"TIMERD_NAME": name} | {
+            key: value.strip('"').replace("/etc/timerd/tls", str(store.directory))
+            for key, value in pairs
+            if "node-" not in value or f"node-{name}" in value
+        }
+        settings = build_config({"data": str(tmp_path)}, from_env(env))
+        NodeTls(settings)  # it checks all files
+        assert settings.links[name] == f"{name}:7402"
 
 
 def test_script_is_clean() -> None:
