@@ -14,9 +14,10 @@ import asyncio
 import inspect
 import math
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 import grpc
@@ -121,15 +122,14 @@ class _OpenRpc:
     denied: EngineError | None = None
     """Why the RPC is being ended."""
 
-    def check_again(self, now_s: float) -> None:
-        """End the RPC if its certificate has expired, or if the rules in force deny it."""
+    def end_unless(self, check: Callable[[], None]) -> None:
+        """End the RPC if a check raises an EngineError."""
         try:
-            _check_date(self.expires_s, now_s)
-            if self.caller is not None:
-                self.caller.check_again()
+            check()
         except EngineError as error:
-            self.denied = _cleared(error)
-            self.task.cancel()
+            if self.denied is None:
+                self.denied = _cleared(error)
+                self.task.cancel()
 
 
 def _check_date(expires_s: float, now_s: float) -> None:
@@ -164,17 +164,22 @@ class CallGuard(grpc.aio.ServerInterceptor):
         access.on_change.append(self.check_again)
 
     def check_again(self) -> None:
-        """End the open RPCs that the rules in force deny, and those of expired certificates."""
-        now_s = time.time()
+        """End the open RPCs that the rules in force deny."""
         for each in list(self._open):
-            if each.denied is None:
-                each.check_again(now_s)
+            if each.caller is not None:
+                each.end_unless(each.caller.check_again)
+
+    def check_dates(self) -> None:
+        """End the open RPCs of expired certificates."""
+        now_s = time.time()
+        for each in [each for each in self._open if each.expires_s <= now_s]:
+            each.end_unless(partial(_check_date, each.expires_s, now_s))
 
     async def run(self) -> None:
         """Compare the certificates of open RPCs with the clock, for as long as the node runs."""
         while True:
             await asyncio.sleep(SWEEP_S)
-            self.check_again()
+            self.check_dates()
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         """Return the guarded handler of a method; see grpc.aio.ServerInterceptor."""

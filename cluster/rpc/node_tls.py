@@ -71,6 +71,8 @@ class NodeTls:
         self.on_withdrawal: Callable[[Withdrawn], int] = lambda withdrawn: 0
         """Called on a thread after authorities were withdrawn: connections made before trusted
         them. Returns the number of those that it ended."""
+        self._withdrawn = Withdrawn(nodes=False, clients=False)
+        """Authorities whose connections are open still."""
         self.http = self._http_context()
         """Of the next handshake at the HTTP port. Clients may do without a certificate."""
         self._look = asyncio.Event()
@@ -110,6 +112,7 @@ class NodeTls:
             self.access.take(await asyncio.to_thread(self.access.read))
         except Exception as wrong:  # noqa: BLE001
             self.access.keep(wrong)
+        await self._end_distrusted()
         stamp = await asyncio.to_thread(self._stamps)
         if stamp == self._stamp:  # the check takes 50 ms of processor
             return
@@ -130,12 +133,21 @@ class NodeTls:
             extra={f"{which}_not_after_s": int(end) for which, end in found.not_after_s.items()},
         )
         self.on_renewal()
-        withdrawn = Withdrawn(
-            nodes=bool(before.authorities["ca"] - found.authorities["ca"]),
-            clients=bool(before.authorities["client_ca"] - found.authorities["client_ca"]),
+        self._withdrawn = Withdrawn(
+            nodes=self._withdrawn.nodes or _some_left(before, found, "ca"),
+            clients=self._withdrawn.clients or _some_left(before, found, "client_ca"),
         )
-        if any(withdrawn):
-            count = await asyncio.to_thread(self.on_withdrawal, withdrawn)
+        await self._end_distrusted()
+
+    async def _end_distrusted(self) -> None:
+        """End the connections of withdrawn authorities; if that fails, at the next look."""
+        if any(self._withdrawn):
+            try:
+                count = await asyncio.to_thread(self.on_withdrawal, self._withdrawn)
+            except OSError as error:  # there is no free file
+                logger.warning("connections of withdrawn authorities are open: %s", error)
+                return
+            self._withdrawn = Withdrawn(nodes=False, clients=False)
             logger.warning("authorities were withdrawn: ended %d connections", count)
 
     # ---- accepting
@@ -185,6 +197,11 @@ class NodeTls:
         host = node_host(name, self._cluster_id)
         wanted = (*options, ("grpc.ssl_target_name_override", host))
         return grpc.aio.secure_channel(address, credentials, wanted)
+
+
+def _some_left(before: NodeCertificate, found: NodeCertificate, which: str) -> bool:
+    """Return whether an authority in the file `which` is gone."""
+    return bool(before.authorities[which] - found.authorities[which])
 
 
 def _stamp(path: str) -> tuple[int, int, int] | None:
