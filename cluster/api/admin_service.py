@@ -1,5 +1,6 @@
 """AdminService: requests of operators. Any node answers; it queries the other nodes for theirs."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
@@ -124,9 +125,11 @@ class AdminService(Service, rpc.AdminServiceServicer):
     ) -> pb.GetCheckpointResponse:
         """Return all nodes' checkpoints and the shared one; only this node's if `local`."""
         del context
-        nodes = [self._view.node_checkpoint(LogIndex(request.at_index))]
+        index = LogIndex(request.at_index)
+        nodes = [self._view.node_checkpoint(index)]
         if not request.local:
-            nodes += await ask_all(self._view.peers(), checkpoint_of)
+            there = functools.partial(checkpoint_of, at_index=index)
+            nodes += await ask_all(self._view.peers(), there)
         return pb.GetCheckpointResponse(
             nodes=sorted(nodes, key=lambda node: node.node),
             shared=None if request.at_index else self._view.shared_checkpoint(),

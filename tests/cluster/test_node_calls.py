@@ -50,6 +50,17 @@ def test_idle_streams_are_one_line_with_the_place_where_they_wait(
         stream.cancel()
 
 
+def test_digests_of_all_nodes_are_compared_through_any_node(
+    cluster: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endpoints = f"--endpoints={cluster.node(cluster.followers()[0]).grpc}"
+    assert main([endpoints, "-o", "json", "--timeout", "60s", "checkpoint", "--compare"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["equal"]
+    assert sorted(found["digests"]) == [*cluster.nodes]
+    assert len({*found["digests"].values()}) == 1
+
+
 def test_levels_of_one_node_and_of_all(
     cluster: Running, client: TimerClient, capsys: pytest.CaptureFixture[str]
 ) -> None:

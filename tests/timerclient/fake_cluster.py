@@ -111,6 +111,7 @@ class Cluster:
     transfers: list[str] = field(default_factory=list)
     changes: list[tuple[int, str]] = field(default_factory=list)
     lags: list[int] = field(default_factory=list)
+    digests: dict[str, str] = field(default_factory=dict)
     named: "dict[str, Producer]" = field(default_factory=dict)
     """Request id -> its answer, as the first request of a producer."""
     alters: list[pb.AlterPoliciesRequest] = field(default_factory=list)
@@ -451,7 +452,7 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
                     applied_index=10,
                     last_read_time_ms=NOW_MS,
                     queue_offsets={"orders": 5},
-                    digest="abcdef0123456789",
+                    digest=self.cluster.digests.get(f"n{node.index + 1}", "abcdef0123456789"),
                     age_ms=1500,
                     reachable=True,
                 )

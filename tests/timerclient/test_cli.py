@@ -91,6 +91,16 @@ def test_checkpoint_as_json_has_what_scripts_compare(ctl: Ctl) -> None:
     assert "orders=5" in ctl("checkpoint", "-o", "wide")[1]
 
 
+def test_compared_digests_that_differ_or_are_missing_exit_1(ctl: Ctl, threaded: Threaded) -> None:
+    assert ctl("checkpoint", "--compare")[0] == 0
+    threaded.cluster.digests["n2"] = "0123"
+    code, out, _ = ctl("checkpoint", "--compare")
+    assert (code, "checkpoint 9: the nodes DIFFER" in out) == (1, True)
+    threaded.cluster.digests["n2"] = ""
+    code, out, _ = ctl("checkpoint", "--compare", "--timeout", "1s")
+    assert (code, "checkpoint 9: not compared: no digest of n2" in out) == (1, True)
+
+
 def test_topics_list_each_group_and_topics_without(ctl: Ctl) -> None:
     code, out, _ = ctl("topics")
     assert code == 0

@@ -99,6 +99,18 @@ class NodeCommands(Commands):
             command.add_argument("node", metavar="NAME")
             command.add_argument("--yes", action="store_true", help="don't ask for confirmation")
 
+    @staticmethod
+    def register_checkpoint(checkpoint: argparse.ArgumentParser) -> None:
+        """Add the arguments to the parser of `checkpoint`."""
+        text = "compare the digests of all nodes at the shared checkpoint; exit 1 if they differ"
+        checkpoint.add_argument("--compare", action="store_true", help=text)
+
+    @staticmethod
+    def register_drain(drain: argparse.ArgumentParser) -> None:
+        """Add the arguments to the parser of `drain`."""
+        drain.add_argument("node", metavar="NODE")
+        drain.add_argument("--undo", action="store_true", help="the node may lead again")
+
     def status(self, args: argparse.Namespace) -> int:
         """Show the nodes, the leader and the counters."""
         with self._connect(args) as client:
@@ -126,7 +138,9 @@ class NodeCommands(Commands):
         return UNREACHABLE if trouble else OK
 
     def checkpoint(self, args: argparse.Namespace) -> int:
-        """Show each node's checkpoint, and the shared checkpoint."""
+        """Show each node's checkpoint, and the shared checkpoint, or compare the nodes there."""
+        if args.compare:
+            return self._compare(args)
         with self._connect(args) as client:
             checkpoint = client.checkpoint()
         rows = [
@@ -156,6 +170,28 @@ class NodeCommands(Commands):
         document |= {"nodes": [_known(node) for node in document["nodes"]]}
         self._put(args, document, text)
         return OK
+
+    def _compare(self, args: argparse.Namespace) -> int:
+        """Compare the digests of all nodes at the shared checkpoint, once all have applied it."""
+        until_s = time.monotonic() + args.timeout.total_seconds()
+        with self._connect(args) as client:
+            index = client.checkpoint().shared.index
+            nodes = client.checkpoint(at_index=index).nodes if index else []
+            while not (nodes and all(n.digest for n in nodes)) and time.monotonic() < until_s:
+                time.sleep(POLL_S)
+                index = client.checkpoint().shared.index
+                nodes = client.checkpoint(at_index=index).nodes if index else []
+        digests = {node.node: node.digest for node in nodes}
+        silent = sorted(name for name, digest in digests.items() if not digest)
+        differs = len({*digests.values()} - {""}) > 1
+        verdict = "the nodes DIFFER" if differs else "the nodes have the same state"
+        if not differs and (silent or not digests):
+            missing = ", ".join(silent) or "any node"
+            verdict = f"not compared: no digest of {missing}"
+        document = {"index": index or None, "digests": digests, "equal": verdict.endswith("state")}
+        table = cli_args.table(args, ("NODE", "DIGEST"), [*digests.items()])
+        self._put(args, document, f"checkpoint {index}: {verdict}\n\n{table}")
+        return OK if document["equal"] else FAILED
 
     def transfer(self, args: argparse.Namespace) -> int:
         """Transfer the leadership. If the node is the leader already, nothing changes."""

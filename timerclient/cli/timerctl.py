@@ -132,7 +132,8 @@ def make_parser() -> argparse.ArgumentParser:
 
     nodes, messages = made(NodeCommands), made(MessageCommands)
     add("status", "show the nodes, the leader and the counters", nodes.status)
-    add("checkpoint", "show each node's checkpoint and the shared checkpoint", nodes.checkpoint)
+    text = "show each node's checkpoint and the shared checkpoint"
+    nodes.register_checkpoint(add("checkpoint", text, nodes.checkpoint))
     checks = made(CheckCommands)
     checks.register(add("check", "judge the cluster, for monitoring systems", checks.check))
     made(TopicCommands).register(
@@ -161,9 +162,8 @@ def make_parser() -> argparse.ArgumentParser:
     made(ProducerCommands).register(add("producers", "show the registered producers"), common)
     transfer = add("transfer", "transfer the leadership to another node", nodes.transfer)
     transfer.add_argument("node", metavar="NODE", nargs="?", default="", help="default: any other")
-    drain = add("drain", "keep a node from leading, until --undo or its restart", nodes.drain)
-    drain.add_argument("node", metavar="NODE")
-    drain.add_argument("--undo", action="store_true", help="the node may lead again")
+    text = "keep a node from leading, until --undo or its restart"
+    nodes.register_drain(add("drain", text, nodes.drain))
     level = add("log-level", "set the log level of a node, or of all nodes", nodes.log_level)
     level.add_argument("node", metavar="NODE", nargs="?", help="default: every node that answers")
     level.add_argument(

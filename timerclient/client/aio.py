@@ -392,9 +392,19 @@ class AsyncTimerClient(TopicCalls):
             rank=rank,
         )
 
-    async def checkpoint(self, *, local: bool = False) -> pb.GetCheckpointResponse:
-        """Return the nodes' checkpoints and the shared checkpoint; the first node's answer."""
-        request = pb.GetCheckpointRequest(local=local)
+    async def checkpoint(
+        self, *, local: bool = False, at_index: int = 0
+    ) -> pb.GetCheckpointResponse:
+        """Return the nodes' checkpoints and the shared checkpoint; the first node's answer.
+
+        Args:
+            local: Only of the node that answers.
+            at_index: Index of a CHECKPOINT entry: the digests are those there, empty if a node has
+                not applied it, or has forgotten it. 0: of the last one that each node applied.
+        """
+        request = pb.GetCheckpointRequest(
+            local=local, at_index=rows.whole("at_index", at_index, 0, (1 << 64) - 1)
+        )
         return await self._anywhere(
             lambda node, left_s: node.admin.GetCheckpoint(request, timeout=left_s)
         )

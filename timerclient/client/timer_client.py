@@ -257,9 +257,15 @@ class TimerClient(ThreadClient):
         """
         return self._call(self._client.status(local=local))
 
-    def checkpoint(self, *, local: bool = False) -> pb.GetCheckpointResponse:
-        """Return the nodes' checkpoints and the shared checkpoint; the first node's answer."""
-        return self._call(self._client.checkpoint(local=local))
+    def checkpoint(self, *, local: bool = False, at_index: int = 0) -> pb.GetCheckpointResponse:
+        """Return the nodes' checkpoints and the shared checkpoint; the first node's answer.
+
+        Args:
+            local: Only of the node that answers.
+            at_index: Index of a CHECKPOINT entry: the digests are those there, empty if a node has
+                not applied it, or has forgotten it. 0: of the last one that each node applied.
+        """
+        return self._call(self._client.checkpoint(local=local, at_index=at_index))
 
     def topics(self) -> list[pb.TopicStatus]:
         """Return all topics with their groups, by name, from the leader."""
