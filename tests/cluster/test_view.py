@@ -19,6 +19,11 @@ from timer.model.timer_errors import (
 from timer.model.units import MonoMs, ReplicaId
 from timerclient.proto import timer_pb2 as pb
 
+ENGINE: Any = SimpleNamespace(machine=None)
+"""Of a node whose topics may not be looked at."""
+HOST: Any = SimpleNamespace(engine=ENGINE)
+LIMITS: Any = SimpleNamespace(metric_topics_max=0)
+
 
 def state_with(outcome: CommandOutcome) -> NodeState:
     """A node with a given answer of its controller, and voters that never change."""
@@ -31,14 +36,14 @@ def state_with(outcome: CommandOutcome) -> NodeState:
         request_change=answer,
         request_transfer=answer,
     )
-    config: Any = SimpleNamespace(name="n1", cluster_id="c")
+    config: Any = SimpleNamespace(name="n1", cluster_id="c", limits=LIMITS)
     passing = iter(range(1 << 20))
 
     def mono_ms() -> MonoMs:
         return MonoMs(next(passing) * view.CHANGE_TIMEOUT_MS)
 
     none = cast("Any", None)
-    return NodeState(config, none, none, control, {}, mono_ms, none)
+    return NodeState(config, none, HOST, control, {}, mono_ms, none)
 
 
 @pytest.mark.parametrize(
@@ -74,9 +79,9 @@ async def test_transfer_of_unknown_outcome_is_told_as_that(
 
 
 def test_who_leads_is_told_without_a_look_at_what_the_node_holds() -> None:
-    config: Any = SimpleNamespace(name="n1", cluster_id="c", peers={"n1": "host:1"})
+    config: Any = SimpleNamespace(name="n1", cluster_id="c", peers={"n1": "host:1"}, limits=LIMITS)
     replica: Any = SimpleNamespace(replica_id=7, role=SimpleNamespace(value="leader"), epoch=3)
-    host: Any = SimpleNamespace(leader=object())  # it has no engine, with its topics
+    host: Any = SimpleNamespace(leader=object(), engine=ENGINE)
     none = cast("Any", None)
     node = NodeState(config, replica, host, none, {}, lambda: MonoMs(0), none)
     told = node.node_leadership()
@@ -99,12 +104,12 @@ def test_epoch_and_leader_are_told_from_one_source(
     followed: tuple[int, int | None], appointed: tuple[int, int | None], told: tuple[int, str]
 ) -> None:
     names = {1: "n1", 2: "n2", 3: "n3"}
-    config: Any = SimpleNamespace(name="n9", cluster_id="c")
+    config: Any = SimpleNamespace(name="n9", cluster_id="c", limits=LIMITS)
     replica: Any = SimpleNamespace(replica_id=9, epoch=followed[0], leader_id=followed[1])
     state = SimpleNamespace(epoch=appointed[0], leader=appointed[1], name_of=names.get)
     control: Any = SimpleNamespace(state=state, controller_name="n2")
     none = cast("Any", None)
-    node = NodeState(config, replica, none, control, {}, lambda: MonoMs(0), none)
+    node = NodeState(config, replica, HOST, control, {}, lambda: MonoMs(0), none)
     assert node.leadership() == (*told, "n2")
 
 
