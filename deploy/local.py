@@ -36,6 +36,7 @@ from typing import BinaryIO, Final, Protocol
 import grpc
 
 from deploy import local_tls
+from deploy.local_removal import remove_files
 from replication.core.quorum import VOTERS_MAX
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc
@@ -504,6 +505,18 @@ class LocalCluster:
                 self._signal(node, signal.SIGTERM)
             self._wait_ended(wanted, timeout_s)
 
+    def destroy(self) -> list[Path]:
+        """Stop all nodes, and remove the cluster's files; return the files that stay.
+
+        Raises:
+            LaunchError: a node does not end in time. No file is removed.
+        """
+        self.stop()
+        with self._lock():
+            return remove_files(
+                self.directory, [(node.name, node.data) for node in self.nodes.values()]
+            )
+
     def _wait_ended(self, nodes: Sequence[LocalNode], timeout_s: float) -> None:
         if not _wait(lambda: not any(map(self._runs, nodes)), timeout_s):
             left = [node.name for node in nodes if self._runs(node)]
@@ -556,6 +569,17 @@ class LocalCluster:
 
     def _config_path(self, node: LocalNode) -> Path:
         return self.directory / f"{node.name}.toml"
+
+    def log_path(self, name: str) -> Path:
+        """Return the file of a node's output.
+
+        Raises:
+            LaunchError: there is no such node, or it was never started.
+        """
+        path = self._log_path(self._node(name).name)
+        if not path.exists():
+            raise LaunchError(f"{name} was never started: {path} does not exist")
+        return path
 
     def _log_path(self, name: str) -> Path:
         return self.directory / "logs" / f"{name}.log"

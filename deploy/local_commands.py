@@ -6,20 +6,34 @@ timerctl imports this module at each start, so deploy.local is imported only by 
 import argparse
 import os
 import sys
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from timerclient.cli import cli_args, output
-from timerclient.cli.cli_args import DEFAULT_ENDPOINTS, ENDPOINTS_VARIABLE
+from timerclient.cli import cli_args, contexts, output
+from timerclient.cli.cli_args import DEFAULT_ENDPOINTS, ENDPOINTS_VARIABLE, UsageError
 
 if TYPE_CHECKING:
     from deploy.local import LocalCluster
 
+CONTEXT_PREFIX: Final = "local-"
 FOLDER: Final = Path("run/local")
 FAILED: Final = 1
 USAGE: Final = 2
 NODES: Final = 3
+LINES: Final = 100
+POLL_S: Final = 0.2
+_EXAMPLES: Final = {
+    "up": "up --nodes 3 --base-port 7401",
+    "down": "down n2",
+    "status": "status -o json",
+    "kill": "kill n2",
+    "restart": "restart n2",
+    "logs": "logs n2 -f",
+    "destroy": "destroy --yes",
+}
 
 
 def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -30,37 +44,72 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
         ("up", _up, "start all nodes, or the named ones; running nodes are left alone"),
         ("down", _down, "stop all nodes, or the named ones; their data stays"),
         ("status", _status, "show the nodes"),
+        ("kill", _kill, "end a node at once with SIGKILL, as a crash does; its data stays"),
+        ("restart", _restart, "stop a node in good order, if it runs, and start it again"),
+        ("logs", _logs, "print the end of a node's log"),
+        ("destroy", _destroy, "stop all nodes, and remove the cluster with all its data"),
     ):
-        parser = actions.add_parser(name, help=text)
+        example = f"Example: timerctl local {_EXAMPLES[name]}"
+        parser = actions.add_parser(
+            name, help=text, description=f"{text[0].upper()}{text[1:]}. {example}"
+        )
         parser.add_argument(
             "--dir", type=Path, default=FOLDER, help=f"the cluster's directory; default: {FOLDER}"
         )
         cli_args.add_output(parser)
         parser.set_defaults(run=_reporting(run), names=[], nodes=None, base_port=None, tls=False)
-        if name != "status":
+        if name in ("up", "down"):
             parser.add_argument("names", nargs="*", metavar="NODE")
+        if name in ("kill", "restart", "logs"):
+            parser.add_argument("node", metavar="NODE")
         if name == "up":
-            parser.add_argument(
-                "--nodes",
-                type=int,
-                metavar="N",
-                help=f"number of nodes of a new cluster: 1 to 7; default: {NODES}",
-            )
-            parser.add_argument(
-                "--base-port",
-                type=int,
-                metavar="P",
-                help="ports of a new cluster: gRPC at P, P + 1, ..., HTTP ten above; default: free "
-                "ports. timerctl connects to 7401, 7402 and 7403 by default",
-            )
-            parser.add_argument(
-                "--tls",
-                action="store_true",
-                help="make certificates for a new cluster; its ports use TLS",
-            )
+            _add_plan(parser)
+        if name == "logs":
+            _add_logs(parser)
+        if name == "destroy":
+            parser.add_argument("--yes", action="store_true", help="don't ask for confirmation")
 
 
-Command = Callable[["LocalCluster", argparse.Namespace], None]
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--nodes",
+        type=int,
+        metavar="N",
+        help=f"number of nodes of a new cluster: 1 to 7; default: {NODES}",
+    )
+    parser.add_argument(
+        "--base-port",
+        type=int,
+        metavar="P",
+        help="ports of a new cluster: gRPC at P, P + 1, ..., HTTP ten above; default: free "
+        "ports. timerctl connects to 7401, 7402 and 7403 by default",
+    )
+    parser.add_argument(
+        "--add-context",
+        metavar=f"{CONTEXT_PREFIX}NAME",
+        help="keep the addresses as a context of timerctl, and make it the current one",
+    )
+    parser.add_argument(
+        "--tls",
+        action="store_true",
+        help="make certificates for a new cluster; its ports use TLS",
+    )
+
+
+def _add_logs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="print new lines, too, until Ctrl-C"
+    )
+    parser.add_argument(
+        "--lines",
+        type=int,
+        metavar="N",
+        default=LINES,
+        help=f"lines from the end, 0 or more; default: {LINES}",
+    )
+
+
+Command = Callable[["LocalCluster", argparse.Namespace], int | None]
 
 
 def _reporting(run: Command) -> Callable[[argparse.Namespace], int]:
@@ -72,7 +121,7 @@ def _reporting(run: Command) -> Callable[[argparse.Namespace], int]:
         try:
             nodes = NODES if args.nodes is None else args.nodes
             made = LocalCluster(args.dir, nodes, base_port=args.base_port, tls=args.tls)
-            run(made, args)
+            code = run(made, args) or 0
         except BrokenPipeError:  # of our own output: timerctl ends quietly
             raise
         except (LaunchError, OSError) as error:
@@ -82,27 +131,46 @@ def _reporting(run: Command) -> Callable[[argparse.Namespace], int]:
                 sys.stderr.write(output.to_json({"error": document}) + "\n")
             else:
                 sys.stderr.write(f"timerctl: {error}\n")
-            return code
-        return 0
+        return code
 
     return command
 
 
 def _up(cluster: "LocalCluster", args: argparse.Namespace) -> None:
+    if args.add_context is not None:
+        contexts.check_context_name(args.add_context)
+        if not args.add_context.startswith(CONTEXT_PREFIX):
+            name = args.add_context
+            raise UsageError(f"--add-context = {name!r}: must begin with {CONTEXT_PREFIX!r}")
     _check_plan(cluster, args)
     cluster.start(*args.names)
+    if args.add_context is not None:
+        _keep_context(cluster, args.add_context)
     _status(cluster, args)
     if args.output == "json":
         return
     learners = [name for name in cluster.nodes if _role(cluster, name) == "learner"]
     for name in learners:
         print(f"\n{name} has no vote. If it lost its disk: timerctl members replace {name}")
+    if args.add_context is not None:
+        print(f"\nthe current context is {args.add_context}")
+        return
     endpoints = os.environ.get(ENDPOINTS_VARIABLE) or DEFAULT_ENDPOINTS
     if not {*cluster.endpoints} <= {each.strip() for each in endpoints.split(",")}:
         print(f"\nexport {ENDPOINTS_VARIABLE}={','.join(cluster.endpoints)}")
     if (tls := cluster.tls) is not None:
         files = {"CA": tls.ca, "CERT": tls.certificate, "KEY": tls.key}
         print(f"\nexport {' '.join(f'TIMERCTL_TLS_{name}={file}' for name, file in files.items())}")
+
+
+def _keep_context(cluster: "LocalCluster", name: str) -> None:
+    """Keep the addresses and an administrator's files as the current context of timerctl."""
+    known = contexts.load()
+    own = {"endpoints": ",".join(cluster.endpoints)}
+    if (tls := cluster.tls) is not None:
+        own |= {"tls_ca": str(tls.ca), "tls_cert": str(tls.certificate), "tls_key": str(tls.key)}
+    known.named[name], known.current = own, name
+    known.save()
 
 
 def _check_plan(cluster: "LocalCluster", args: argparse.Namespace) -> None:
@@ -157,3 +225,59 @@ def _print(args: argparse.Namespace, nodes: Sequence[tuple[Any, ...]]) -> None:
         print(output.to_json({"nodes": [dict(zip(names, node, strict=True)) for node in nodes]}))
     else:
         print(cli_args.table(args, headings, nodes))
+
+
+def _kill(cluster: "LocalCluster", args: argparse.Namespace) -> None:
+    cluster.kill(args.node)
+    _status(cluster, args)
+    if args.output != "json":
+        print(f"\n{args.node} was killed. Start it: timerctl local restart {args.node}")
+
+
+def _restart(cluster: "LocalCluster", args: argparse.Namespace) -> None:
+    if cluster.is_running(args.node):
+        cluster.stop(args.node)
+    cluster.restart(args.node)
+    _status(cluster, args)
+
+
+def _logs(cluster: "LocalCluster", args: argparse.Namespace) -> None:
+    if args.lines < 0:
+        raise UsageError(f"--lines = {args.lines}: must not be negative")
+    if args.follow and args.output == "json":
+        raise UsageError("--follow has no -o json")
+    path = cluster.log_path(args.node)
+    with path.open(errors="replace") as file:
+        last = [line.rstrip("\n") for line in deque(file, args.lines)]
+        if args.output == "json":
+            print(output.to_json({"node": args.node, "file": str(path), "lines": last}))
+            return
+        for line in last:
+            print(line)
+        while args.follow:
+            sys.stdout.flush()
+            if text := file.read():
+                sys.stdout.write(text)
+            else:
+                time.sleep(POLL_S)
+
+
+def _destroy(cluster: "LocalCluster", args: argparse.Namespace) -> int:
+    from deploy.local import LaunchError
+
+    nodes = cluster.nodes
+    if not nodes:
+        raise LaunchError(f"{cluster.directory}: no cluster was started there yet")
+    what = f"destroy the cluster in {cluster.directory}"
+    so = f"Its {len(nodes)} nodes are stopped, and their timers and messages are lost."
+    if not (args.yes or cli_args.agreed(what, so)):
+        return FAILED
+    left = cluster.destroy()
+    document = {"destroyed": str(cluster.directory), "left": [*map(str, left)]}
+    if args.output == "json":
+        print(output.to_json(document))
+        return 0
+    print(f"{cluster.directory}: the cluster is destroyed")
+    for path in left:
+        print(f"not of the cluster, and left: {path}")
+    return 0

@@ -76,7 +76,8 @@ def requirements(which: Distribution) -> dict[str, list[str]]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     if which is CLIENT:
-        return {"dependencies": project["dependencies"], "otel": extras["otel"]}
+        wanted = {name: extras[name] for name in ("cli", "otel")}
+        return {"dependencies": project["dependencies"], **wanted}
     server = [f"{CLIENT.name}=={project_version()}", *extras["server"]]
     return {"dependencies": server, **{name: extras[name] for name in ("audit", "certs", "otel")}}
 

@@ -23,6 +23,7 @@ from timerclient.client.sync import Consumer
 from timerclient.client.timer_client import TimerClient
 from timerclient.client.tracing import Tracing
 from timerclient.rows.messages import Acking, Batch, Message
+from timerclient.rows.peeked_messages import Peeked, PeekedMessage, PeekState
 from timerclient.rows.pending_timers import (
     Changed,
     Redriven,
@@ -106,6 +107,9 @@ __all__ = [
     "OnConflict",
     "OutcomeUnknown",
     "Overloaded",
+    "PeekState",
+    "Peeked",
+    "PeekedMessage",
     "PermissionDenied",
     "PolicyFields",
     "QuotaReached",

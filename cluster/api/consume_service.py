@@ -22,6 +22,7 @@ import numpy as np
 from cluster.api import wire_rows
 from cluster.api.group_admin import DELAY_MS_MAX, GroupDesk
 from cluster.api.lease_ids import LeaseIds
+from cluster.api.message_peek import peek
 from cluster.rpc import grpc_errors
 from cluster.rpc.handlers import (
     NO_HOOKS,
@@ -68,6 +69,8 @@ RECEIVE_MAX: Final = 1000
 """Messages of one Receive, at most."""
 RECEIVES_MAX: Final = 2000
 """Receives that wait at the same time, at most. A caller may have as many as it leaves free."""
+PEEKS_MAX: Final = 32
+"""Peeks that are open at the same time, at most: each may wait for the disk."""
 WAIT_MS_MAX: Final = 20_000
 WAIT_S_MIN: Final = 0.25
 """Seconds that a Receive waits at least: messages may have to be reserved or read from disk."""
@@ -114,6 +117,7 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
         """The results of open Receives."""
         self._receives: Counter[str] = Counter()
         """Open Receives by the caller's address; none has 0."""
+        self._peeks = 0
 
     def _ids_of(self, leader: Leader) -> LeaseIds:
         """Return the lease ids of the leader's epoch."""
@@ -249,6 +253,20 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
             self._waiting.discard(delivered)
             (leader.groups.retire if reached else leader.groups.give_up)(group, consumer)
             self._host.kick()
+
+    @answered
+    async def Peek(  # noqa: N802
+        self, request: pb.PeekRequest, context: Context
+    ) -> pb.PeekResponse:
+        """Return messages without delivering them."""
+        del context
+        if self._peeks >= PEEKS_MAX:
+            raise OverloadedError("the leader's open peeks", retry_after_ms=OVERLOAD_RETRY_MS)
+        self._peeks += 1
+        try:
+            return await peek(self._host, request, self._salt)
+        finally:
+            self._peeks -= 1
 
     @answered
     async def Ack(  # noqa: N802

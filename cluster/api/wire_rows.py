@@ -34,6 +34,7 @@ from timer.model.columns import (
 )
 from timer.model.timer_errors import InvalidRequestError
 from timer.model.units import Now, ProducerId, TopicId, UnixMs
+from timer.ready.queue import Queue
 from timer.state.key_conflicts import Verdict
 from timer.state.producers import RequestAnswer
 from timerclient.proto import timer_pb2 as pb
@@ -453,9 +454,15 @@ def deliveries_of(delivery: Delivery, ids: LeaseIds, salt: int) -> pb.Deliveries
     out.attempts.extend(delivery.attempts.tolist())
     if delivery.failures.any():
         out.failures.extend(delivery.failures.tolist())
+    put_messages(out, delivery.topic.queue, lease.offsets, salt)
+    return out
+
+
+def put_messages(out: pb.Deliveries, queue: Queue, offsets: U64, salt: int) -> None:
+    """Put messages of a queue into `out`, without their offsets. All of them are in memory."""
     timer_ids: list[bytes] = []
     columns: dict[str, list[Binary]] = {name: [] for name in BYTES}
-    for page, at in delivery.topic.queue.slices(lease.offsets):
+    for page, at in queue.slices(offsets):
         rows = page.rows[at.astype(np.int64)]
         timer_ids.append(timer_id.encode(rows["due_ms"], rows["seq"], salt))
         out.due_ms.extend(rows["requested_ms"].tolist())
@@ -464,7 +471,6 @@ def deliveries_of(delivery: Delivery, ids: LeaseIds, salt: int) -> pb.Deliveries
             column.append(gather(rows, page.bufs, name))
     out.timer_ids = b"".join(timer_ids)
     put_bytes(out, *map(_join_binary, columns.values()))
-    return out
 
 
 def put_bytes(

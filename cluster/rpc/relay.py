@@ -43,7 +43,7 @@ SERVED_HERE: Final = frozenset(
 LOOK_UPS: Final = frozenset(
     {
         *("GetTimer", "ListTimers", "CountTimers", "TellStory"),
-        *("ListTopics", "ListProducers", "DescribePolicies"),
+        *("ListTopics", "ListProducers", "DescribePolicies", "Peek"),
     }
 )
 """Methods that change nothing: without an answer, a caller may always repeat them."""

@@ -30,6 +30,10 @@ def _group(request: Any) -> Iterable[AccessTarget]:
     return (AccessTarget(request.topic, request.group),)
 
 
+def _group_or_topic(request: Any) -> Iterable[AccessTarget]:
+    return _group(request) if request.group else _topic(request)
+
+
 def _topic(request: Any) -> Iterable[AccessTarget]:
     return (AccessTarget(request.topic),)
 
@@ -115,6 +119,7 @@ METHOD_RULES: Final[Mapping[str, MethodRule]] = {
     "/timer.v1.ConsumeService/Ack": MethodRule(_P.CONSUME, _group),
     "/timer.v1.ConsumeService/Nack": MethodRule(_P.CONSUME, _group),
     "/timer.v1.ConsumeService/Extend": MethodRule(_P.CONSUME, _group),
+    "/timer.v1.ConsumeService/Peek": MethodRule(_P.OBSERVE, _group_or_topic, look_up=True),
     "/timer.v1.AdminService/GetStatus": MethodRule(None),
     "/timer.v1.AdminService/GetCheckpoint": MethodRule(_P.OBSERVE, _cluster),
     "/timer.v1.AdminService/ListTopics": MethodRule(_P.OBSERVE, _topic_or_all, look_up=True),

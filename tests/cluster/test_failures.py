@@ -362,6 +362,8 @@ def test_manifests_runs_and_spills_carry_everything_through_a_kill_of_all(
         f"{time.monotonic() - began_s:.2f} s"
     )
     with cluster.client() as client, client.consumer(topic, group="g") as consumer:
+        shown = client.peek(topic).messages  # from a spill file
+        assert [m.id for m in shown] == unacked.ids
         messages = take(consumer, 200)
         assert [m.id for m in messages[:100]] == unacked.ids
         assert [m.id for m in messages[100:]] == soon.ids

@@ -15,7 +15,7 @@ import pytest
 
 from deploy import local, local_commands
 from deploy.local import LaunchError, LocalCluster, NodeHost, free_ports
-from timerclient.cli import timerctl
+from timerclient.cli import contexts, timerctl
 
 FAKE = (sys.executable, str(Path(__file__).parent / "fake_timerd.py"))
 
@@ -238,6 +238,29 @@ def test_up_says_how_timerctl_finds_the_nodes_unless_it_does(
         monkeypatch.delenv("TIMERCTL_ENDPOINTS")
         monkeypatch.setattr(local_commands, "DEFAULT_ENDPOINTS", f"{address},127.0.0.1:1")
         assert last_line().startswith("n1")
+    finally:
+        cluster.stop()
+
+
+def test_up_keeps_a_context_only_where_it_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = LocalCluster(tmp_path / "d", nodes=1, program=FAKE)
+    monkeypatch.setattr(local, "LocalCluster", lambda *_, **__: cluster)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    up = ["local", "up", "--dir", str(tmp_path / "d")]
+    try:
+        assert timerctl.main([*up, "--add-context", "prod"]) == 2
+        assert "must begin with 'local-'" in capsys.readouterr().err
+        assert cluster.nodes == {}
+        assert timerctl.main(up) == 0
+        assert contexts.load().named == {}
+        assert timerctl.main([*up, "--add-context", "local-d"]) == 0
+        known = contexts.load()
+        assert (known.current, known.named) == (
+            "local-d",
+            {"local-d": {"endpoints": cluster.endpoints[0]}},
+        )
     finally:
         cluster.stop()
 

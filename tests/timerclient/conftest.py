@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,9 +66,13 @@ def threaded() -> Iterator[Threaded]:
 
 @pytest.fixture
 def ctl(
-    threaded: Threaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    threaded: Threaded,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> Ctl:
     """Run timerctl against the fake cluster: (exit code, stdout, stderr)."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))  # no contexts of this user
     monkeypatch.setenv("TIMERCTL_ENDPOINTS", threaded.cluster.address)
 
     def run(*argv: str) -> tuple[int, str, str]:

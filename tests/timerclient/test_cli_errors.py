@@ -6,7 +6,7 @@ import pytest
 
 from tests.timerclient.conftest import Ctl, Threaded
 from tests.timerclient.fake_cluster import wire_error
-from timerclient.cli import cli_args, cli_errors, timerctl
+from timerclient.cli import cli_args, cli_errors, contexts
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.messages import Message
 
@@ -71,7 +71,7 @@ def test_unreachable_default_addresses_are_named_as_such(
     ctl: Ctl, monkeypatch: pytest.MonkeyPatch, *, is_default: bool
 ) -> None:
     nobody = "127.0.0.1:1"
-    for module in (timerctl, cli_errors) if is_default else (timerctl,):
+    for module in (contexts, cli_errors) if is_default else (contexts,):
         monkeypatch.setattr(module, "DEFAULT_ENDPOINTS", nobody)
     monkeypatch.delenv("TIMERCTL_ENDPOINTS")
     for command in (("status",), ("cancel", ID)):

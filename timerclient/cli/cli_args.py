@@ -1,7 +1,6 @@
 """Shared parts of timerctl's commands: parser, durations, times, tables, confirmations."""
 
 import argparse
-import os
 import re
 import shutil
 import sys
@@ -10,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, NoReturn
 
 from timerclient.cli import output
+from timerclient.cli.colours import add_color, colours
 from timerclient.client.timer_client import TimerClient
 from timerclient.rows.rows import DueTime
 from timerclient.values.client_tls import ClientTls
@@ -42,17 +42,37 @@ TLS_OPTIONS: Final = (
 """Options of TLS. The default of --tls-ca is the variable TIMERCTL_TLS_CA, and so on."""
 
 
-def add_tls(parser: argparse.ArgumentParser, *, from_environment: bool) -> None:
-    """Add the options of TLS. Without `from_environment` absent options set nothing."""
+def variable_of(option: str) -> str:
+    """Return the environment variable of an option of the connection: tls_ca -> TIMERCTL_TLS_CA."""
+    return f"TIMERCTL_{option.upper().replace('-', '_')}"
+
+
+def add_connection(parser: argparse.ArgumentParser, default: str | None) -> None:
+    """Add the options of the connection. `default`: of all: None or SUPPRESS.
+
+    The function `apply_context` gives the absent ones a value.
+    """
+    parser.add_argument(
+        "--endpoints",
+        metavar="HOST:PORT,...",
+        default=default,
+        help=f"gRPC addresses of some nodes; default: ${ENDPOINTS_VARIABLE}, else the context's, "
+        f"else {DEFAULT_ENDPOINTS}",
+    )
     for name, text in TLS_OPTIONS:
-        variable = f"TIMERCTL_TLS_{name.upper().replace('-', '_')}"
-        default = os.environ.get(variable, "") if from_environment else argparse.SUPPRESS
         parser.add_argument(
             f"--tls-{name}",
             metavar="NAME" if name == "server-name" else "FILE",
             default=default,
-            help=f"{text}; default: ${variable}",
+            help=f"{text}; default: ${variable_of(f'tls-{name}')}, else the context's",
         )
+    parser.add_argument(
+        "--context",
+        metavar="NAME",
+        default=default,
+        help="settings kept by `timerctl context add`; none: no context; "
+        f"default: ${variable_of('context')}, else that of `timerctl context use`",
+    )
 
 
 def tls_of(args: argparse.Namespace) -> ClientTls | None:
@@ -133,12 +153,13 @@ def table(
     terminal the longest texts are cut until the lines fit.
     """
     if args.output == "wide":
-        return output.table(headings, rows)
+        return output.table(headings, rows, colours=colours(args, headings, rows))
     kept = [i for i, heading in enumerate(headings) if heading not in wide_only]
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if is_terminal else None
     shown = [[row[i] for i in kept] for row in rows]
-    return output.table([headings[i] for i in kept], shown, width)
+    heads = [headings[i] for i in kept]
+    return output.table(heads, shown, width, colours(args, heads, shown))
 
 
 class Commands:
@@ -186,6 +207,7 @@ def add_output(parser: argparse.ArgumentParser, default: str = argparse.SUPPRESS
         default=default,
         help="table: cut to the terminal's width; wide: every column, uncut; default: table",
     )
+    add_color(parser, argparse.SUPPRESS if default == argparse.SUPPRESS else "auto")
 
 
 def agreed(what: str, so: str) -> bool:

@@ -13,14 +13,17 @@ import argparse
 import dataclasses
 import enum
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 from timerclient.cli import output
 from timerclient.cli.cli_args import Commands, duration, duration_text
 from timerclient.cli.cli_nodes import trouble_of_leader
+from timerclient.cli.cli_watch import add_watch
+from timerclient.cli.colours import colours
 from timerclient.proto import timer_pb2 as pb
 from timerclient.values.errors import NotFound, TimerError, Unavailable
 
@@ -176,12 +179,17 @@ class CheckCommands(Commands):
             default="text",
             help="nagios: one line; prometheus: for a node exporter's textfile; default: text",
         )
+        add_watch(check)
 
     def check(self, args: argparse.Namespace) -> int:
         """Judge the cluster; see the module."""
         findings = [*self._findings(args)]
         level = worst(findings)
-        text = {"text": _text, "nagios": _nagios, "prometheus": _prometheus}[args.format]
+        forms: dict[str, Callable[[Sequence[Finding]], str]] = {
+            "text": partial(_text, args),
+            "nagios": _nagios,
+            "prometheus": _prometheus,
+        }
         document: dict[str, Any] = {
             "level": level.name,
             "findings": [
@@ -189,7 +197,7 @@ class CheckCommands(Commands):
                 for each in findings
             ],
         }
-        self._put(args, document, text(findings))
+        self._put(args, document, forms[args.format](findings))
         return int(level)
 
     def _findings(self, args: argparse.Namespace) -> Iterator[Finding]:
@@ -209,9 +217,10 @@ class CheckCommands(Commands):
             yield Finding("leader", "", Level.UNKNOWN, str(error))
 
 
-def _text(findings: Sequence[Finding]) -> str:
+def _text(args: argparse.Namespace, findings: Sequence[Finding]) -> str:
+    headings = ("LEVEL", "CHECK", "OF", "RESULT")
     rows = [(each.level.name, each.check, each.of, each.text) for each in findings]
-    return output.table(("LEVEL", "CHECK", "OF", "RESULT"), rows)
+    return output.table(headings, rows, colours=colours(args, headings, rows))
 
 
 def _nagios(findings: Sequence[Finding]) -> str:

@@ -38,7 +38,8 @@ exit codes:
   2    the command line, or a value in it, is wrong
   3    the cluster can't be reached, or no leader serves
   4    the outcome is unknown: the command may have taken effect
-  5    cancel, reschedule: some timer was not changed: it fired, was dropped, or is not known
+  5    cancel, reschedule: some timer was not changed: it fired, was dropped, or is not known;
+       schedule --from: some line was not scheduled, because of its key
   6    consume --count: fewer messages arrived; without --no-ack, the printed ones are acked
   130  interrupted
 """

@@ -1,4 +1,4 @@
-"""`timerctl groups …` and `timerctl deadletters …`: consumer groups and their dead letters.
+"""`timerctl groups …`: consumer groups.
 
 groups list [T]
 groups describe T G
@@ -7,7 +7,6 @@ groups alter T G settings
 groups seek T G --offset N | --time ISO | --latest
 groups reset T G
 groups delete T G [--yes]
-deadletters redrive T [--limit N]
 """
 
 import argparse
@@ -15,6 +14,7 @@ from typing import Any
 
 from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import Commands
+from timerclient.cli.cli_watch import add_watch
 from timerclient.client.group_calls import GroupOptions, Start
 from timerclient.proto import timer_pb2 as pb
 from timerclient.values.errors import NotFound
@@ -31,19 +31,16 @@ WIDE_ONLY = frozenset(("CURSOR", "BACKOFF MS", "DEAD LETTERS"))
 
 
 class GroupCommands(Commands):
-    """The commands of `groups` and of `deadletters`."""
+    """The commands of `groups`."""
 
-    def register(
-        self,
-        groups: argparse.ArgumentParser,
-        deadletters: argparse.ArgumentParser,
-        common: argparse.ArgumentParser,
-    ) -> None:
-        """Add the commands to the parsers of `groups` and of `deadletters`."""
+    def register(self, groups: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+        """Add the commands to the parser of `groups`."""
         add = self.adding(groups, common)
         listing = add("list", self._list, "show groups and their settings")
         listing.add_argument("topic", metavar="TOPIC", nargs="?")
         one = add("describe", self._list, "show one group")
+        add_watch(listing)
+        add_watch(one)
         create = add("create", self._create, "create a group, if it does not exist")
         create.add_argument("--start", choices=("earliest", "latest"), default="earliest")
         create.add_argument("--type", choices=TYPES, help="default: shared")
@@ -70,14 +67,6 @@ class GroupCommands(Commands):
             command.add_argument("group", metavar="GROUP")
         for command in (create, alter):
             _add_settings(command)
-        add = self.adding(deadletters, common)
-        redrive = add(
-            "redrive", self._redrive, "send dead letters back to their topics, each exactly once"
-        )
-        redrive.add_argument(
-            "topic", metavar="TOPIC", help="topic of the dead letters: TOPIC.GROUP.dead"
-        )
-        redrive.add_argument("--limit", metavar="N", type=int, help="default: all")
 
     def _list(self, args: argparse.Namespace) -> int:
         group = getattr(args, "group", None)
@@ -139,23 +128,6 @@ class GroupCommands(Commands):
         with self._connect(args) as client:
             client.delete_group(args.topic, args.group)
         self._put(args, {"deleted": args.group}, f"{what} is deleted")
-        return OK
-
-    def _redrive(self, args: argparse.Namespace) -> int:
-        with self._connect(args) as client:
-            try:
-                count = client.redrive(args.topic, args.limit)
-            except NotFound as error:
-                if "no such group" in str(error):
-                    dead = "give the topic of dead letters, such as TOPIC.GROUP.dead"
-                    error.args = (f"{args.topic!r} has no dead letters: {dead}",)
-                raise
-        least = "" if count.exact else "at least "
-        text = f"{least}{count} redriven"
-        if count.homeless:
-            text += f"; {count.homeless} stay: their headers name no topic to produce to"
-        document = {"redriven": count, "exact": count.exact, "homeless": count.homeless}
-        self._put(args, document, text)
         return OK
 
     def _show(self, args: argparse.Namespace, groups: list[tuple[str, pb.GroupStatus]]) -> None:

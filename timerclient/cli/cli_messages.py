@@ -7,7 +7,7 @@ import sys
 from typing import Any, Final
 
 from timerclient.cli import cli_args, cli_timers, output
-from timerclient.cli.cli_args import Commands, add_when, duration, when_of
+from timerclient.cli.cli_args import Commands, UsageError, add_when, duration, when_of
 from timerclient.rows.messages import Message
 from timerclient.values import ids
 from timerclient.values.errors import InvalidRequest
@@ -34,7 +34,15 @@ class MessageCommands(Commands):
         _add_consume(consume)
 
     def schedule(self, args: argparse.Namespace) -> int:
-        """Schedule one message."""
+        """Schedule one message, or those of a file."""
+        if args.source is not None:
+            return self._bulk(args)
+        if args.payload is None:
+            raise UsageError(
+                "the following arguments are required: PAYLOAD, or --from FILE", "timerctl schedule"
+            )
+        if args.skip:
+            raise InvalidRequest.of("--skip", args.skip, "needs --from")
         if args.on_conflict and not args.key:
             raise InvalidRequest.of("--on-conflict", args.on_conflict, "needs --key")
         headers = dict(args.headers)
@@ -58,6 +66,22 @@ class MessageCommands(Commands):
         note += "  repeated" if timer.duplicate and args.request_id else ""
         self._put(args, document, f"{timer.id}  due {output.instant(timer.due_ms)}{note}")
         return OK
+
+    def _bulk(self, args: argparse.Namespace) -> int:
+        from timerclient.cli.cli_bulk import ID_BYTES, BulkSchedule  # for this command only
+
+        if args.payload is not None or args.key or args.headers:
+            raise UsageError(
+                "--from takes no PAYLOAD, --key and --header: the lines have their own",
+                "timerctl schedule",
+            )
+        if args.skip < 0:
+            raise InvalidRequest.of("--skip", args.skip, "must not be negative")
+        if len((args.request_id or "").encode()) > ID_BYTES:
+            limit = f"with --from at most {ID_BYTES} bytes"
+            raise InvalidRequest.of("--request-id", args.request_id, limit)
+        with self._connect(args) as client:
+            return BulkSchedule(args).run(client)
 
     def cancel(self, args: argparse.Namespace) -> int:
         """Cancel timers by id."""
@@ -109,9 +133,26 @@ class MessageCommands(Commands):
 
 
 def _add_schedule(parser: argparse.ArgumentParser) -> None:
-    parser.description = f"{parser.description} Without a due time the timer fires at once."
+    parser.description = (
+        f"{parser.description} Without a due time the timer fires at once. "
+        "Examples: timerctl schedule orders 'remind 4711' --delay 30m; "
+        "timerctl schedule orders --from timers.ndjson"
+    )
     parser.add_argument("topic", metavar="TOPIC", help="created if it does not exist")
-    parser.add_argument("payload", metavar="PAYLOAD", help="text; - reads standard input")
+    parser.add_argument(
+        "payload", metavar="PAYLOAD", nargs="?", help="text; - reads standard input"
+    )
+    parser.add_argument(
+        "--from",
+        dest="source",
+        metavar="FILE",
+        help="schedule a message for each line, a JSON object: payload or payload_base64; delay, "
+        "delay_level, due or due_ms, else the option's; key, headers, request_id; - reads "
+        "standard input. With -o json one line for each",
+    )
+    parser.add_argument(
+        "--skip", metavar="N", type=int, default=0, help="with --from: leave out the first N lines"
+    )
     add_when(parser)
     parser.add_argument("--key", help="unique among the topic's pending timers")
     parser.add_argument(
@@ -121,7 +162,9 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
         "update: replace it, and schedule nothing if there is none",
     )
     parser.add_argument(
-        "--request-id", help="a repeated request under the same id, within minutes, is one timer"
+        "--request-id",
+        help="a repeated request under the same id, within minutes, is one timer; with --from: of "
+        "the whole file",
     )
     parser.add_argument(
         "--header", metavar="NAME=VALUE", type=header, action="append", default=[], dest="headers"

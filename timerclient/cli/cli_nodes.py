@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import Commands
+from timerclient.cli.cli_watch import add_watch
 from timerclient.client.timer_client import TimerClient
 from timerclient.proto import timer_pb2 as pb
 from timerclient.values.errors import TimerError, Unreachable
@@ -88,7 +89,8 @@ class NodeCommands(Commands):
     def register(self, members: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
         """Add the commands to the parser of `members`."""
         add = self.adding(members, common, default=self._list)
-        add("list", self._list, "show the voters and the learners")
+        add_watch(add("list", self._list, "show the voters and the learners"))
+        add_watch(members)
         for word, text in (
             ("add", "make the learner NAME a voter"),
             ("replace", "replace the voter NAME by the learner of the same name"),
@@ -104,6 +106,7 @@ class NodeCommands(Commands):
         """Add the arguments to the parser of `checkpoint`."""
         text = "compare the digests of all nodes at the shared checkpoint; exit 1 if they differ"
         checkpoint.add_argument("--compare", action="store_true", help=text)
+        add_watch(checkpoint)
 
     @staticmethod
     def register_drain(drain: argparse.ArgumentParser) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import Commands
 from timerclient.cli.cli_seen import lateness_text, quotas_text
+from timerclient.cli.cli_watch import add_watch
 from timerclient.client.timer_client import TimerClient
 from timerclient.client.topic_calls import Namespace
 from timerclient.proto import timer_pb2 as pb
@@ -43,8 +44,10 @@ class TopicCommands(Commands):
     def register(self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
         """Add the commands to the parser of `topics`."""
         add = self.adding(parser, common, default=self._list)
-        add("list", self._list, "show all topics and their groups")
+        add_watch(add("list", self._list, "show all topics and their groups"))
+        add_watch(parser)
         describe = add("describe", self._describe, "show one topic and its lateness")
+        add_watch(describe)
         create = add("create", self._create, "create a topic, if it does not exist")
         pause = add("pause", self._pause, "pause a topic: its timers do not fire")
         resume = add("resume", self._resume, "resume a topic: its timers fire again")

@@ -51,13 +51,19 @@ def to_json(value: Any, *, indent: int | None = 2) -> str:
     return json.dumps(value, indent=indent, ensure_ascii=not utf8)
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[Any]], width: int | None = None) -> str:
+def table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    width: int | None = None,
+    colours: Sequence[Sequence[str]] | None = None,
+) -> str:
     """Return rows under headings, in aligned columns; numbers to the right.
 
     Args:
         headings: One for each column.
         rows: Cells by row. "" and None are shown as "-".
         width: Of the terminal; the longest texts are cut until the lines fit. None: no limit.
+        colours: Terminal command before each cell, by row; empty or None: none.
     """
     texts = [[_text(cell) for cell in row] for row in rows]
     right = [_are_numbers([row[i] for row in rows]) for i in range(len(headings))]
@@ -69,11 +75,14 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[Any]], width: int | N
         ]
         widths = _fitting(widths, least, width)
     lines = []
-    for line in [list(headings), *texts]:
+    for at, line in enumerate([list(headings), *texts]):
         cells = [
             _cut(cell, size).rjust(size) if r else _cut(cell, size).ljust(size)
             for cell, size, r in zip(line, widths, right, strict=True)
         ]
+        if colours and at:
+            named = zip(colours[at - 1], cells, strict=True)
+            cells = [f"{colour}{cell}\x1b[0m" if colour else cell for colour, cell in named]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
 

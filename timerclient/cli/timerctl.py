@@ -25,17 +25,16 @@ from typing import Any, Final
 from timerclient import __version__
 from timerclient.cli import output
 from timerclient.cli.cli_args import (
-    DEFAULT_ENDPOINTS,
-    ENDPOINTS_VARIABLE,
     Commands,
     Parser,
     UsageError,
+    add_connection,
     add_output,
-    add_tls,
     duration,
     tls_of,
 )
 from timerclient.cli.cli_check import CheckCommands
+from timerclient.cli.cli_contexts import ContextCommands
 from timerclient.cli.cli_errors import (
     EXIT_CODES,
     FAILED,
@@ -46,13 +45,19 @@ from timerclient.cli.cli_errors import (
     print_error,
 )
 from timerclient.cli.cli_groups import GroupCommands
+from timerclient.cli.cli_letters import LetterCommands
 from timerclient.cli.cli_messages import MessageCommands
 from timerclient.cli.cli_nodes import NodeCommands
+from timerclient.cli.cli_peek import PeekCommands
 from timerclient.cli.cli_policies import PolicyCommands
 from timerclient.cli.cli_rolling import RollingCommands
 from timerclient.cli.cli_seen import ProducerCommands
 from timerclient.cli.cli_timers import TimerCommands
+from timerclient.cli.cli_top import TopCommands
 from timerclient.cli.cli_topics import NamespaceCommands, TopicCommands
+from timerclient.cli.cli_watch import add_watch, watch
+from timerclient.cli.completion import CompletionCommands
+from timerclient.cli.contexts import apply_context
 from timerclient.client.timer_client import TimerClient
 from timerclient.streams.nodes import MISSING_S
 from timerclient.values.client_events import LOG, LeaderMissing
@@ -73,7 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         try:
             args = make_parser().parse_args(words)
-            code = args.run(args)
+            is_watched = getattr(args, "watch", None) is not None
+            code = watch(args, words) if is_watched else args.run(args)
         except (UsageError, TimerError) as error:
             code = exit_code(error)
             print_error(error, words, args)
@@ -109,9 +115,9 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,  # it reads the commands' options, too: --tls would be a --tls-ca
     )
     parser.add_argument("--version", action="version", version=f"timerctl {__version__}")
-    _add_common(parser, endpoints=os.environ.get(ENDPOINTS_VARIABLE) or DEFAULT_ENDPOINTS)
+    _add_common(parser, inner=False)
     common = Parser(add_help=False, argument_default=argparse.SUPPRESS)
-    _add_common(common)
+    _add_common(common, inner=True)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def add(name: str, text: str, run: Callable[[argparse.Namespace], int] | None = None) -> Any:
@@ -131,11 +137,12 @@ def make_parser() -> argparse.ArgumentParser:
         return of(_client, _print)
 
     nodes, messages = made(NodeCommands), made(MessageCommands)
-    add("status", "show the nodes, the leader and the counters", nodes.status)
+    checks, top = made(CheckCommands), made(TopCommands)
+    add_watch(add("status", "show the nodes, the leader and the counters", nodes.status))
     text = "show each node's checkpoint and the shared checkpoint"
     nodes.register_checkpoint(add("checkpoint", text, nodes.checkpoint))
-    checks = made(CheckCommands)
     checks.register(add("check", "judge the cluster, for monitoring systems", checks.check))
+    top.register(add("top", "show live rates and lag of nodes, topics and groups", top.top))
     made(TopicCommands).register(
         add("topics", "show the topics; create, pause, resume or delete one"), common
     )
@@ -143,10 +150,12 @@ def make_parser() -> argparse.ArgumentParser:
         add("namespaces", "show namespaces, or delete one with all its topics"), common
     )
     messages.register(
-        add("schedule", "schedule one message", messages.schedule),
+        add("schedule", "schedule one message, or those of a file", messages.schedule),
         add("cancel", "cancel timers by id", messages.cancel),
         add("consume", "print a group's messages as they arrive, and ack them", messages.consume),
     )
+    peeks = made(PeekCommands)
+    peeks.register(add("peek", "show messages without taking them", peeks.peek))
     made(TimerCommands).register(
         add("timers", "show pending timers, cancel and reschedule them"), common
     )
@@ -155,11 +164,26 @@ def make_parser() -> argparse.ArgumentParser:
         common,
     )
     made(GroupCommands).register(
-        add("groups", "show, create, change, seek and delete consumer groups"),
-        add("deadletters", "send dead letters back to their topics"),
-        common,
+        add("groups", "show, create, change, seek and delete consumer groups"), common
+    )
+    made(LetterCommands).register(
+        add("deadletters", "show dead letters, send them back to their topics, purge them"), common
     )
     made(ProducerCommands).register(add("producers", "show the registered producers"), common)
+    _add_of_nodes(add, nodes)
+    rolling = made(RollingCommands)
+    rolling.register(add("rolling-restart", "restart all nodes, one after the other", rolling.run))
+    nodes.register(add("members", "show or change the voters and learners"), common)
+    made(ContextCommands).register(add("context", "keep the settings of connections"), common)
+    made(CompletionCommands).register(
+        add("completion", "print a script that completes commands in a shell"), parser
+    )
+    add_plugins(commands)
+    return parser
+
+
+def _add_of_nodes(add: Callable[..., Any], nodes: NodeCommands) -> None:
+    """Add the commands to nodes; those of `members` are apart."""
     transfer = add("transfer", "transfer the leadership to another node", nodes.transfer)
     transfer.add_argument("node", metavar="NODE", nargs="?", default="", help="default: any other")
     text = "keep a node from leading, until --undo or its restart"
@@ -173,23 +197,12 @@ def make_parser() -> argparse.ArgumentParser:
     level.add_argument("level", metavar="LEVEL", help=text)
     dump = add("dump", "show what each task and thread of a node is doing", nodes.dump)
     dump.add_argument("node", metavar="NODE")
-    rolling = made(RollingCommands)
-    rolling.register(add("rolling-restart", "restart all nodes, one after the other", rolling.run))
-    nodes.register(add("members", "show or change the voters and learners"), common)
-    add_plugins(commands)
-    return parser
 
 
-def _add_common(parser: argparse.ArgumentParser, endpoints: str | None = None) -> None:
-    absent = argparse.SUPPRESS if endpoints is None else None
-    parser.add_argument(
-        "--endpoints",
-        metavar="HOST:PORT,...",
-        default=absent or endpoints,
-        help=f"gRPC addresses of some nodes; default: ${ENDPOINTS_VARIABLE}, else "
-        f"{DEFAULT_ENDPOINTS}",
-    )
-    add_tls(parser, from_environment=endpoints is not None)
+def _add_common(parser: argparse.ArgumentParser, *, inner: bool) -> None:
+    """Add the options of every command. `inner`: absent ones keep the outer parser's values."""
+    absent = argparse.SUPPRESS if inner else None
+    add_connection(parser, absent)
     add_output(parser, absent or "table")
     parser.add_argument(
         "--timeout",
@@ -257,11 +270,17 @@ def _add_missing(commands: "argparse._SubParsersAction[Any]", name: str, why: st
 
 
 def _client(args: argparse.Namespace) -> TimerClient:
+    apply_context(args)
     return TimerClient(args.endpoints, timeout=args.timeout, credentials=tls_of(args))
 
 
 def _print(args: argparse.Namespace, document: Any, text: str) -> None:
-    print(output.to_json(document) if args.output == "json" else text)
+    if args.output != "json":
+        print(text)
+    elif getattr(args, "watch", None) is not None or getattr(args, "is_repeated", False):
+        print(output.to_json(document, indent=None), flush=True)
+    else:
+        print(output.to_json(document))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from timerclient.client.pause_calls import PauseCalls
 from timerclient.client.timer_calls import Seconds, TimerLike, raw_ids
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
+from timerclient.rows.peeked_messages import PEEK_MAX, Peeked, peeked
 from timerclient.streams.nodes import NodeChannel
 
 
@@ -59,6 +60,43 @@ class SeenCalls(PauseCalls):
             lambda node, left_s: node.admin.ListTopics(request, timeout=left_s)
         )
         return answer.topics[0]
+
+    async def peek(
+        self,
+        topic: str,
+        group: str = "",
+        *,
+        max_messages: int = PEEK_MAX,
+        from_offset: int = 0,
+        timeout: Seconds | None = None,  # noqa: ASYNC109
+    ) -> Peeked:
+        """Return messages without delivering them: nothing is leased, and nothing changes.
+
+        With a `group`: its unacked messages, each with its state. Without one: all messages that
+        the topic keeps. A call returns at most 100 messages and about a mebibyte.
+
+        Args:
+            topic: The topic.
+            group: The group; empty: none.
+            max_messages: 1 to 100.
+            from_offset: The first queue offset; `next_offset` of a result continues it.
+            timeout: Of the call; None: the client's.
+
+        Raises:
+            NotFound: There is no such topic or group.
+            InvalidRequest: An argument exceeds a limit.
+        """
+        request = pb.PeekRequest(
+            topic=rows.name("topic", topic),
+            group=rows.utf8("group", group).decode(),
+            max_messages=rows.whole("max_messages", max_messages, 1, PEEK_MAX),
+            from_offset=rows.whole("from_offset", from_offset, 0, rows.UINT64_MAX),
+        )
+        answer = await self.nodes().call(
+            lambda node, left_s: node.consuming.Peek(request, timeout=left_s),
+            within_s=self.within_s(timeout),
+        )
+        return peeked(answer)
 
     async def producers(self) -> list[pb.ProducerStatus]:
         """Return all registered idempotent producers, in the order of their public names."""

@@ -18,6 +18,7 @@ from timerclient.client.tracing import Tracing
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import pending_timers, policy_fields
 from timerclient.rows.background import check_wait
+from timerclient.rows.peeked_messages import PEEK_MAX, Peeked
 from timerclient.rows.pending_timers import (
     Changed,
     Redriven,
@@ -667,6 +668,37 @@ class TimerClient(ThreadClient):
             NotFound: There is no such topic.
         """
         return self._call(self._client.describe_topic(topic))
+
+    def peek(
+        self,
+        topic: str,
+        group: str = "",
+        *,
+        max_messages: int = PEEK_MAX,
+        from_offset: int = 0,
+        timeout: Seconds | None = None,
+    ) -> Peeked:
+        """Return messages without delivering them: nothing is leased, and nothing changes.
+
+        With a `group`: its unacked messages, each with its state. Without one: all messages that
+        the topic keeps. A call returns at most 100 messages and about a mebibyte.
+
+        Args:
+            topic: The topic.
+            group: The group; empty: none.
+            max_messages: 1 to 100.
+            from_offset: The first queue offset; `next_offset` of a result continues it.
+            timeout: Of the call; None: the client's.
+
+        Raises:
+            NotFound: There is no such topic or group.
+            InvalidRequest: An argument exceeds a limit.
+        """
+        return self._call(
+            self._client.peek(
+                topic, group, max_messages=max_messages, from_offset=from_offset, timeout=timeout
+            )
+        )
 
     def producers(self) -> list[pb.ProducerStatus]:
         """Return all registered idempotent producers, in the order of their public names."""

@@ -284,6 +284,37 @@ TIMER_DROPPED: TimerState.ValueType  # 4
 """dropped when its topic was resumed; in StoryEnd, also if it was deleted"""
 Global___TimerState: _TypeAlias = TimerState  # noqa: Y015
 
+class _PeekState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PeekStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PeekState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PEEK_STATE_UNSPECIFIED: _PeekState.ValueType  # 0
+    """of a request without a group"""
+    PEEK_READY: _PeekState.ValueType  # 1
+    """waits for a consumer"""
+    PEEK_LEASED: _PeekState.ValueType  # 2
+    """delivered: a consumer has it"""
+    PEEK_DELAYED: _PeekState.ValueType  # 3
+    """returned by a nack with a delay, which is not over"""
+    PEEK_ENDING: _PeekState.ValueType  # 4
+    """its ack, its nack or the end of its lease is being committed, or it becomes a"""
+
+class PeekState(_PeekState, metaclass=_PeekStateEnumTypeWrapper): ...
+
+PEEK_STATE_UNSPECIFIED: PeekState.ValueType  # 0
+"""of a request without a group"""
+PEEK_READY: PeekState.ValueType  # 1
+"""waits for a consumer"""
+PEEK_LEASED: PeekState.ValueType  # 2
+"""delivered: a consumer has it"""
+PEEK_DELAYED: PeekState.ValueType  # 3
+"""returned by a nack with a delay, which is not over"""
+PEEK_ENDING: PeekState.ValueType  # 4
+"""its ack, its nack or the end of its lease is being committed, or it becomes a"""
+Global___PeekState: _TypeAlias = PeekState  # noqa: Y015
+
 class _GroupStart:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -1320,6 +1351,69 @@ class StoryEnd(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StoryEnd: _TypeAlias = StoryEnd  # noqa: Y015
+
+@_typing.final
+class PeekRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    FROM_OFFSET_FIELD_NUMBER: _builtins.int
+    MAX_MESSAGES_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    group: _builtins.str
+    """shows its unacked messages. Empty: all messages that the topic keeps"""
+    from_offset: _builtins.int
+    """the first queue offset"""
+    max_messages: _builtins.int
+    """1 to 100; 0: 10. About a mebibyte at most, and at least one message"""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        group: _builtins.str = ...,
+        from_offset: _builtins.int = ...,
+        max_messages: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_offset", b"from_offset", "group", b"group", "max_messages", b"max_messages", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PeekRequest: _TypeAlias = PeekRequest  # noqa: Y015
+
+@_typing.final
+class PeekResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    NEXT_OFFSET_FIELD_NUMBER: _builtins.int
+    next_offset: _builtins.int
+    """from_offset of a call that continues; 0: no message follows"""
+    @_builtins.property
+    def messages(self) -> Global___Deliveries:
+        """in the order of their offsets. Without lease and attempts"""
+
+    @_builtins.property
+    def states(self) -> _containers.RepeatedScalarFieldContainer[Global___PeekState.ValueType]:
+        """one for each message"""
+
+    def __init__(
+        self,
+        *,
+        messages: Global___Deliveries | None = ...,
+        states: _abc.Iterable[Global___PeekState.ValueType] | None = ...,
+        next_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "next_offset", b"next_offset", "states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PeekResponse: _TypeAlias = PeekResponse  # noqa: Y015
 
 @_typing.final
 class ConsumeRequest(_message.Message):

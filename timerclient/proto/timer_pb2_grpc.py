@@ -539,6 +539,11 @@ class ConsumeServiceStub:
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.ExtendRequest.SerializeToString,
                 response_deserializer=timerclient_dot_proto_dot_timer__pb2.AckResponse.FromString,
                 _registered_method=True)
+        self.Peek = channel.unary_unary(
+                '/timer.v1.ConsumeService/Peek',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.PeekRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.PeekResponse.FromString,
+                _registered_method=True)
 
 
 class ConsumeServiceServicer:
@@ -580,6 +585,14 @@ class ConsumeServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Peek(self, request, context):
+        """Shows messages without delivering them: no lease, no failure, no effect. The answer is that of
+        the leader, about a moment of the call.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ConsumeServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -607,6 +620,11 @@ def add_ConsumeServiceServicer_to_server(servicer, server):
                     servicer.Extend,
                     request_deserializer=timerclient_dot_proto_dot_timer__pb2.ExtendRequest.FromString,
                     response_serializer=timerclient_dot_proto_dot_timer__pb2.AckResponse.SerializeToString,
+            ),
+            'Peek': grpc.unary_unary_rpc_method_handler(
+                    servicer.Peek,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.PeekRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.PeekResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -746,6 +764,33 @@ class ConsumeService:
             '/timer.v1.ConsumeService/Extend',
             timerclient_dot_proto_dot_timer__pb2.ExtendRequest.SerializeToString,
             timerclient_dot_proto_dot_timer__pb2.AckResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Peek(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.ConsumeService/Peek',
+            timerclient_dot_proto_dot_timer__pb2.PeekRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.PeekResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -212,6 +212,10 @@ class ConsumeServiceStub:
     Ack: _grpc.UnaryUnaryMultiCallable[_timer_pb2.AckRequest, _timer_pb2.AckResponse]
     Nack: _grpc.UnaryUnaryMultiCallable[_timer_pb2.NackRequest, _timer_pb2.AckResponse]
     Extend: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ExtendRequest, _timer_pb2.AckResponse]
+    Peek: _grpc.UnaryUnaryMultiCallable[_timer_pb2.PeekRequest, _timer_pb2.PeekResponse]
+    """Shows messages without delivering them: no lease, no failure, no effect. The answer is that of
+    the leader, about a moment of the call.
+    """
 
 @_typing.type_check_only
 class ConsumeServiceAsyncStub(ConsumeServiceStub):
@@ -229,6 +233,10 @@ class ConsumeServiceAsyncStub(ConsumeServiceStub):
     Ack: _aio.UnaryUnaryMultiCallable[_timer_pb2.AckRequest, _timer_pb2.AckResponse]  # type: ignore[assignment]
     Nack: _aio.UnaryUnaryMultiCallable[_timer_pb2.NackRequest, _timer_pb2.AckResponse]  # type: ignore[assignment]
     Extend: _aio.UnaryUnaryMultiCallable[_timer_pb2.ExtendRequest, _timer_pb2.AckResponse]  # type: ignore[assignment]
+    Peek: _aio.UnaryUnaryMultiCallable[_timer_pb2.PeekRequest, _timer_pb2.PeekResponse]  # type: ignore[assignment]
+    """Shows messages without delivering them: no lease, no failure, no effect. The answer is that of
+    the leader, about a moment of the call.
+    """
 
 class ConsumeServiceServicer(metaclass=_abc_1.ABCMeta):
     """---- consuming"""
@@ -273,6 +281,16 @@ class ConsumeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _timer_pb2.ExtendRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.AckResponse, _abc.Awaitable[_timer_pb2.AckResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Peek(
+        self,
+        request: _timer_pb2.PeekRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.PeekResponse, _abc.Awaitable[_timer_pb2.PeekResponse]]:
+        """Shows messages without delivering them: no lease, no failure, no effect. The answer is that of
+        the leader, about a moment of the call.
+        """
 
 def add_ConsumeServiceServicer_to_server(servicer: ConsumeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

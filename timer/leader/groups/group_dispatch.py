@@ -43,7 +43,7 @@ from timer.leader.groups.group_leases import (
     LEASE_LOST,
     Leases,
 )
-from timer.leader.groups.lease_table import ConsumerStream, Lease
+from timer.leader.groups.lease_table import FREE, ConsumerStream, Lease, OffsetStates
 from timer.leader.groups.turns import LEASE_WORK, Next, TurnResult, Turns
 from timer.leader.intake.count_limits import (
     CountLimits,
@@ -299,6 +299,11 @@ class Serving:
         leases = self._leases.get(group.group_id)
         return (leases.in_flight, len(leases.consumers)) if leases else (0, 0)
 
+    def states(self, group: Group, offsets: U64) -> OffsetStates:
+        """Return the states of a group's messages in this epoch; changes nothing."""
+        leases = self._leases.get(group.group_id)
+        return leases.states(offsets) if leases else OffsetStates(np.full(len(offsets), FREE))
+
     def all_leased(self) -> Iterator[tuple[Group, int, int]]:
         """Yield (group, messages leased now, consumers) of groups consumed from in this epoch."""
         each_of = self._leases.values()
@@ -475,8 +480,7 @@ class Serving:
     def _leases_of(self, group: Group) -> Leases:
         leases = self._leases.get(group.group_id)
         if leases is None:
-            leases_max = self._limits.group_leases_max
-            leases = Leases(group, self.epoch, self._lease_ids, leases_max)
+            leases = Leases(group, self.epoch, self._lease_ids, self._limits.group_leases_max)
             self._leases[group.group_id] = leases
         return leases
 

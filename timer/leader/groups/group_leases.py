@@ -163,6 +163,10 @@ class Leases:
         """Messages leased now."""
         return self._table.in_flight
 
+    def states(self, offsets: U64) -> OffsetStates:
+        """Return the states of messages, for a look that changes nothing."""
+        return self._table.of(offsets)
+
     @property
     def consumers(self) -> list[ConsumerStream]:
         """The consumers, in the order in which they are served next."""

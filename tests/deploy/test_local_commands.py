@@ -1,0 +1,105 @@
+"""`timerctl local kill`, `restart`, `logs` and `destroy`, on real nodes."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.local import LocalCluster
+from deploy.local_removal import remove_files
+from timerclient.cli import timerctl
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """The directory of a cluster, whose nodes are stopped at the end."""
+    yield tmp_path / "d"
+    for name in LocalCluster(tmp_path / "d").nodes:
+        if LocalCluster(tmp_path / "d").is_running(name):
+            LocalCluster(tmp_path / "d").kill(name)
+
+
+@pytest.fixture
+def local(folder: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run `timerctl local`: (exit code, stdout, stderr)."""
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        code = timerctl.main(["local", *argv, "--dir", str(folder)])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_node_is_killed_restarted_followed_and_its_cluster_destroyed(
+    local: Run, folder: Path
+) -> None:
+    assert local("up", "--nodes", "1")[0] == 0
+    code, out, _ = local("kill", "n1")
+    assert (code, "n1 was killed. Start it: timerctl local restart n1" in out) == (0, True)
+    code, _, err = local("kill", "n1")
+    assert (code, err) == (1, "timerctl: n1 does not run\n")
+    pid = LocalCluster(folder).nodes["n1"].pid
+    for _ in range(2):  # of a node that is down, and of one that runs
+        code, out, _ = local("restart", "n1", "-o", "json")
+        [node] = json.loads(out)["nodes"]
+        assert (code, node["pid"] not in (None, pid)) == (0, True)
+        pid = node["pid"]
+    code, out, _ = local("logs", "n1", "--lines", "2")
+    assert (code, out.count("\n")) == (0, 2)
+    lines = json.loads(local("logs", "n1", "-o", "json", "--lines", "1000")[1])["lines"]
+    assert {*out.splitlines()} <= {*lines}  # the node may have logged meanwhile
+    with subprocess.Popen(
+        [
+            *(sys.executable, "-m", "timerclient.cli.timerctl"),
+            *("local", "logs", "n1", "-f", "--lines", "1", "--dir", str(folder)),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as follower:
+        assert follower.stdout is not None
+        try:
+            assert follower.stdout.readline() != ""
+            LocalCluster(folder).stop()  # the node logs its end
+            assert follower.stdout.readline() != ""
+        finally:
+            follower.kill()
+    assert local("up")[0] == 0
+    (folder / "mine.txt").write_text("stays")
+    code, _, err = local("destroy")
+    assert (code, "needs --yes without a terminal" in err) == (2, True)
+    assert LocalCluster(folder).is_running("n1")
+    code, out, _ = local("destroy", "--yes")
+    assert (code, "left: " + str(folder / "mine.txt") in out) == (0, True)
+    assert [*folder.iterdir()] == [folder / "mine.txt"]
+    assert local("destroy", "--yes")[0] == 1
+
+
+def test_wrong_names_and_numbers_are_errors(local: Run, folder: Path) -> None:
+    for command in (("kill", "n1"), ("restart", "n1"), ("logs", "n1")):
+        code, out, err = local(*command)
+        assert (code, out) == (1, ""), err
+        assert "has no node 'n1'" in err
+    assert local("logs", "n1", "--lines", "-1")[0] == 2
+    assert local("logs", "n1", "-f", "-o", "json")[0] == 2
+    code, _, err = local("destroy", "--yes")
+    assert (code, "no cluster was started there yet" in err) == (1, True)
+
+
+def test_files_beyond_the_cluster_are_never_removed(tmp_path: Path) -> None:
+    folder, beyond = tmp_path / "d", tmp_path / "beyond"
+    for path in (folder / "n1", folder / "logs", beyond):
+        path.mkdir(parents=True)
+        (path / "file").touch()
+    (folder / "n3").symlink_to(beyond)
+    nodes = [("n1", "n1"), ("n2", "../beyond"), ("n3", "n3"), ("../beyond/file", ".")]
+    left = remove_files(folder, nodes)
+    assert {*left} == {beyond, folder, folder / "n3"}
+    assert [*folder.iterdir()] == [folder / "n3"]
+    assert (beyond / "file").exists()

@@ -1,0 +1,117 @@
+"""`timerctl schedule --from`: lines of JSON, their errors, and a repeated command."""
+
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.timerclient.conftest import Ctl, Threaded
+from tests.timerclient.fake_cluster import wire_error
+from timerclient.cli import cli_bulk
+from timerclient.proto import timer_pb2 as pb
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Any:
+    """Write objects, or texts, as the lines of a file; return its path."""
+
+    def write(*said: Any) -> str:
+        path = tmp_path / "timers.ndjson"
+        texts = [each if isinstance(each, str) else json.dumps(each) for each in said]
+        path.write_text("".join(f"{text}\n" for text in texts))
+        return str(path)
+
+    return write
+
+
+def test_each_line_is_a_timer_with_its_own_fields(ctl: Ctl, threaded: Threaded, lines: Any) -> None:
+    path = lines(
+        {"payload": "é", "due": "1970-01-01T01:00:01+01:00", "key": "k", "headers": {"a": "b"}},
+        "",
+        {"payload_base64": "AP8=", "due_ms": 17},
+        {"payload": "own id", "request_id": "mail-17", "delay": "1h"},
+        {"payload": "default"},
+    )
+    code, out, err = ctl("schedule", "orders", "--from", path, "--due-ms", "99", "-o", "json")
+    assert (code, err) == (0, "")
+    made = [json.loads(line) for line in out.splitlines()]
+    assert [(one["line"], one["result"]) for one in made] == [
+        (number, "SCHEDULED") for number in (1, 3, 4, 5)
+    ]
+    rows = {row.payload: row for row in threaded.cluster.rows}
+    assert {row.due_ms for row in rows.values()} == {1_000, 17, 99, made[2]["due_ms"]}
+    assert (rows["é".encode()].key, rows["é".encode()].headers) == (b"k", b"\1\0a\1\0b")
+    assert b"\0\xff" in rows
+    assert "mail-17" in threaded.cluster.named
+    code, out, _ = ctl("schedule", "orders", "--from", path)
+    assert (code, out) == (5, "3 SCHEDULED, 1 REJECTED; 1 of them repeated\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("{", "not JSON"),
+        ("[]", "[]: must be an object"),
+        ({"payload": "p", "topic": "t"}, "unknown field 'topic'; known: payload"),
+        ({}, "give one of payload and payload_base64"),
+        ({"payload": "p", "payload_base64": "cA=="}, "give one of payload and payload_base64"),
+        ({"payload": 1}, "payload = 1: must be a text"),
+        ({"payload_base64": "c"}, "payload_base64: "),
+        ({"payload": "p", "due_ms": 1, "delay": 1}, "give one of due_ms, delay"),
+        ({"payload": "p", "due_ms": True}, "due_ms = True: must be a whole number"),
+        ({"payload": "p", "due": "2030-01-01"}, "'2030-01-01' needs a UTC offset"),
+        ({"payload": "p", "delay": "soon"}, "'soon' is not a duration"),
+        ({"payload": "p", "headers": {"a": 1}}, "must be an object of texts"),
+        ({"payload": "p", "key": 1}, "key = 1: must be a text"),
+        ('{"payload": "\\ud800"}', "surrogates not allowed"),
+    ],
+)
+def test_a_wrong_line_is_named_and_nothing_is_scheduled(
+    ctl: Ctl, threaded: Threaded, lines: Any, line: Any, error: str
+) -> None:
+    code, out, err = ctl("schedule", "orders", "--from", lines({"payload": "p"}, line))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("timerctl: line 2: ")
+    assert error in err
+    assert threaded.cluster.requests == []
+
+
+def test_a_failed_command_continues_where_the_hint_says(
+    ctl: Ctl, threaded: Threaded, lines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_bulk, "LINES", 2)
+    path = lines(*({"payload": str(number)} for number in range(5)))
+    requests = iter((None, wire_error(pb.QUOTA_REACHED, "enough")))
+    threaded.cluster.on_schedule = lambda _: next(requests, None)
+    code, _, err = ctl("schedule", "orders", "--from", path)
+    assert code == 1
+    hint = re.search(r"with (--skip 2 --request-id [0-9a-f]{16})\n", err)
+    assert hint
+    again = ("schedule", "orders", "--from", path, *hint[1].split())
+    assert ctl(*again)[:2] == (0, "3 SCHEDULED\n")
+    assert ctl(*again)[:2] == (0, "3 SCHEDULED; 3 of them repeated\n")
+    assert sorted(row.payload for row in threaded.cluster.rows) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_standard_input_and_wrong_combinations(
+    ctl: Ctl, threaded: Threaded, lines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"payload": "a"}\n{')))
+    code, _, err = ctl("schedule", "orders", "--from", "-")
+    assert (code, "line 2: not JSON" in err) == (2, True)
+    path = lines({"payload": "p"})
+    for wrong, error in (
+        (("p", "--from", path), "takes no PAYLOAD"),
+        (("--from", path, "--key", "k"), "takes no PAYLOAD"),
+        (("--from", "absent"), "--from = 'absent': No such file"),
+        (("--from", path, "--skip", "-1"), "--skip = -1: must not be negative"),
+        (("--from", path, "--request-id", "i" * 41), "at most 40 bytes"),
+        (("p", "--skip", "1"), "--skip = 1: needs --from"),
+        ((), "required: PAYLOAD, or --from FILE"),
+    ):
+        code, _, err = ctl("schedule", "orders", *wrong)
+        assert (code, error in err) == (2, True), err
+    assert ctl("schedule", "orders", "--from", lines())[:2] == (0, "no lines\n")

@@ -1,0 +1,63 @@
+"""`timerctl deadletters list` and `purge`, on the cores of the cluster."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from timerclient import TimerClient
+from timerclient.cli import timerctl
+from timerfake import FakeCluster
+
+DEAD = "orders.g.dead"
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
+    """A cluster in memory, to which timerctl connects. Three letters came from orders/g."""
+    with FakeCluster() as cluster:
+        monkeypatch.setattr(timerctl, "TimerClient", lambda *_, **__: cluster.client())
+        with cluster.client() as client:
+            client.create_group("orders", "g", max_attempts=1)
+            client.schedule_batch("orders", [b"1", b"2", b"3"])
+            fail(client, 3)
+        yield cluster
+
+
+def fail(client: TimerClient, count: int) -> None:
+    """Let messages of orders fail until they are dead letters."""
+    with client.consumer("orders", "g", max_messages=count) as consumer:
+        for message in consumer:
+            message.nack().result()
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = timerctl.main(["deadletters", *argv])
+    return code, *capsys.readouterr()
+
+
+def test_letters_are_listed_with_the_groups_that_send_them(
+    fake: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, "list")
+    assert (code, err, out.splitlines()[1].split()[:2]) == (0, "", [DEAD, "3"])
+    [topic] = json.loads(run(capsys, "list", DEAD, "-o", "json")[1])["topics"]
+    assert (topic["topic"], topic["letters"], topic["from"]) == (DEAD, 3, "orders/g")
+    code, _, err = run(capsys, "list", "orders")
+    assert (code, "such as TOPIC.GROUP.dead" in err) == (1, True)
+
+
+def test_a_purge_deletes_the_letters_that_it_counted_and_no_later_one(
+    fake: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run(capsys, "purge", DEAD)
+    assert (code, "needs --yes without a terminal; nothing was changed" in err) == (2, True)
+    assert run(capsys, "purge", DEAD, "--yes")[:2] == (0, "3 purged\n")
+    assert run(capsys, "purge", DEAD)[:2] == (0, "0 purged\n")
+    assert run(capsys, "redrive", DEAD)[:2] == (0, "0 redriven\n")
+    with fake.client() as client:
+        _ = client.schedule("orders", b"4")
+        fail(client, 1)
+    assert run(capsys, "redrive", DEAD)[:2] == (0, "1 redriven\n")
+    for wrong in ("orders", "absent"):
+        assert run(capsys, "purge", wrong, "--yes")[0] == 1

@@ -1,0 +1,300 @@
+"""`timerctl schedule TOPIC --from FILE`: many timers, one JSON object in each line.
+
+    {"payload": "remind me", "delay": "30m", "key": "order-4711", "headers": {"a": "b"}}
+    {"payload_base64": "AAE=", "due": "2030-01-01T09:00:00+01:00", "request_id": "mail-17"}
+
+Lines are sent in requests of up to 500 lines and a mebibyte of payloads. A request has the id
+ID.LINE, with the ID of --request-id or a random one and the number of its first line. So a command
+that failed can be repeated: `--skip N --request-id ID` continues with the request that failed, and
+the cluster recognizes a request that it had accepted. A line with a `request_id` is a request of
+its own.
+
+A file is read once before its first line is sent, so that a wrong line schedules nothing. Standard
+input is checked request by request.
+"""
+
+import argparse
+import base64
+import binascii
+import json
+import secrets
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO, Any, Final
+
+from timerclient.cli import cli_args, output
+from timerclient.cli.cli_args import when_of
+from timerclient.client.timer_client import TimerClient
+from timerclient.rows.rows import NewTimer
+from timerclient.values.errors import AlreadyExists, InvalidRequest, NotPending, TimerError
+from timerclient.values.results import ScheduleResult
+
+OK: Final = 0
+NOT_SCHEDULED: Final = 5
+LINES: Final = 500
+BYTES: Final = 1 << 20
+LINE_BYTES: Final = 32 << 20
+ID_BYTES: Final = 40
+"""Of --request-id: the number of a line follows it, and the cluster takes ids of 64 bytes."""
+AT_ONCE: Final = 16
+"""Requests of single lines that are sent together."""
+_DUE: Final = ("due", "due_ms", "delay", "delay_level")
+_PAYLOADS: Final = ("payload", "payload_base64")
+_FIELDS: Final = (*_PAYLOADS, *_DUE, "key", "headers", "request_id")
+_DONE: Final = (ScheduleResult.SCHEDULED, ScheduleResult.REPLACED, ScheduleResult.KEPT)
+
+
+@dataclass(frozen=True, slots=True)
+class InputLine:
+    """One line of the input."""
+
+    number: int
+    """From 1."""
+    timer: NewTimer
+    request_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LineResult:
+    """The outcome of one line."""
+
+    result: ScheduleResult
+    timer_id: str | None
+    due_ms: int | None
+    duplicate: bool
+
+
+# ---- lines
+
+
+def lines_of(file: IO[bytes], args: argparse.Namespace) -> Iterator[InputLine]:
+    """Yield the lines after --skip; empty ones are left out.
+
+    Raises:
+        InvalidRequest: A line is wrong. The error names its number.
+    """
+    for number, text in enumerate(iter(lambda: file.readline(LINE_BYTES + 1), b""), 1):
+        if number <= args.skip or not text.strip():
+            continue
+        if len(text) > LINE_BYTES:
+            raise InvalidRequest(f"line {number}: must have at most {LINE_BYTES} bytes")
+        try:
+            yield _line(number, text, args)
+        except (ValueError, argparse.ArgumentTypeError, InvalidRequest) as error:
+            raise InvalidRequest(f"line {number}: {error}") from error
+
+
+def _line(number: int, text: bytes, args: argparse.Namespace) -> InputLine:
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from error
+    if not isinstance(said, dict):
+        raise ValueError(f"{output.plain(repr(said)[:40])}: must be an object")
+    if unknown := [name for name in said if name not in _FIELDS]:
+        raise ValueError(f"unknown field {unknown[0]!r}; known: {', '.join(_FIELDS)}")
+    key, own_id, headers = said.get("key"), said.get("request_id"), said.get("headers")
+    for name, value in (("key", key), ("request_id", own_id)):
+        if value is not None and not isinstance(value, str):
+            raise ValueError(f"{name} = {value!r}: must be a text")
+    if headers is not None and not _are_texts(headers):
+        raise ValueError(f"headers = {headers!r}: must be an object of texts")
+    when = _when(said) or {**when_of(args)}
+    timer = NewTimer(args.topic, _payload(said), key=key, headers=headers, **when)
+    return InputLine(number, timer, own_id)
+
+
+def _are_texts(headers: Any) -> bool:
+    return isinstance(headers, dict) and all(isinstance(each, str) for each in headers.values())
+
+
+def _payload(said: dict[str, Any]) -> bytes:
+    given = [name for name in _PAYLOADS if said.get(name) is not None]
+    if len(given) != 1:
+        raise ValueError("give one of payload and payload_base64")
+    value = said[given[0]]
+    if not isinstance(value, str):
+        raise ValueError(f"{given[0]} = {value!r}: must be a text")
+    if given == ["payload"]:
+        return value.encode()
+    try:
+        return base64.b64decode(value, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"payload_base64: {error}") from error
+
+
+def _when(said: dict[str, Any]) -> dict[str, Any]:
+    """Return the due time of a line, as an argument of NewTimer; empty: it has none."""
+    given = [name for name in _DUE if said.get(name) is not None]
+    if len(given) > 1:
+        raise ValueError(f"give one of {', '.join(given)}")
+    if not given:
+        return {}
+    [name] = given
+    value = said[name]
+    if name == "due":
+        return {"due": cli_args.aware(value if isinstance(value, str) else repr(value))}
+    if name == "delay":
+        return {"delay": cli_args.duration(str(value))}
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} = {value!r}: must be a whole number")
+    return {name: value}
+
+
+def requests_of(lines: Iterable[InputLine]) -> Iterator[list[InputLine]]:
+    """Yield the lines request by request; those of equal input begin at equal lines."""
+    batch: list[InputLine] = []
+    size = 0
+    for line in lines:
+        size += len(line.timer.payload)
+        if batch and (len(batch) == LINES or size > BYTES):
+            yield batch
+            batch, size = [], len(line.timer.payload)
+        batch.append(line)
+    if batch:
+        yield batch
+
+
+# ---- the command
+
+
+class BulkSchedule:
+    """One run of the command."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self._id = args.request_id or secrets.token_hex(8)
+        self._counts: Counter[ScheduleResult] = Counter()
+        self._repeated = self._sent = 0
+        self._last = args.skip
+        """Number of the last line of an answered request."""
+        self._began_s = time.monotonic()
+
+    def run(self, client: TimerClient) -> int:
+        """Schedule all lines; print their number, or with -o json a line for each."""
+        with _opened(self._args.source) as file:
+            if self._args.source != "-" and file.seekable():
+                for _ in lines_of(file, self._args):  # a wrong line raises
+                    pass
+                file.seek(0)
+            try:
+                for batch in requests_of(lines_of(file, self._args)):
+                    self._send(client, batch)
+            except (TimerError, KeyboardInterrupt):
+                self._progress(is_last=True)
+                self._hint()
+                raise
+        self._progress(is_last=True)
+        if self._args.output != "json":
+            counts = ", ".join(f"{n} {each.name}" for each, n in sorted(self._counts.items()))
+            repeated = f"; {self._repeated} of them repeated" if self._repeated else ""
+            sys.stdout.write(f"{counts or 'no lines'}{repeated}\n")
+        return OK if all(each in _DONE for each in self._counts) else NOT_SCHEDULED
+
+    def _send(self, client: TimerClient, batch: Sequence[InputLine]) -> None:
+        named = [line for line in batch if line.request_id is not None]
+        others = [line for line in batch if line.request_id is None]
+        results: dict[int, LineResult] = {}
+        if others:
+            results |= self._together(client, others)
+        if named:
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                single = pool.map(lambda line: self._single(client, line), named)
+                results |= zip((line.number for line in named), single, strict=True)
+        self._report(results)
+        self._last = batch[-1].number
+
+    def _together(self, client: TimerClient, lines: Sequence[InputLine]) -> dict[int, LineResult]:
+        """Schedule lines in one request; return their outcomes by line."""
+        first, last = lines[0].number, lines[-1].number
+        try:
+            timers = client.schedule_all(
+                [line.timer for line in lines],
+                on_conflict=self._args.on_conflict or "reject",
+                request_id=f"{self._id}.{first}",
+            )
+        except InvalidRequest as error:
+            raise InvalidRequest(f"lines {first} to {last}: {error}") from error
+        results = {}
+        for at, (line, result) in enumerate(zip(lines, timers.results, strict=True)):
+            made = timers[at] if result in _DONE else None
+            is_repeated = timers.duplicate
+            results[line.number] = (
+                LineResult(result, made.id, made.due_ms, is_repeated)
+                if made
+                else LineResult(result, None, None, is_repeated)
+            )
+        return results
+
+    def _single(self, client: TimerClient, line: InputLine) -> LineResult:
+        timer = line.timer
+        try:
+            made = client.schedule(
+                timer.topic,
+                timer.payload,
+                key=timer.key,
+                on_conflict=self._args.on_conflict or "reject",
+                headers=timer.headers,
+                request_id=line.request_id,
+                **timer.when,
+            )
+        except AlreadyExists:
+            return LineResult(ScheduleResult.REJECTED, None, None, duplicate=False)
+        except NotPending:
+            return LineResult(ScheduleResult.NOT_PENDING, None, None, duplicate=False)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"line {line.number}: {error}") from error
+        return LineResult(made.result, made.id, made.due_ms, made.duplicate)
+
+    def _report(self, results: dict[int, LineResult]) -> None:
+        for number, one in sorted(results.items()):
+            self._counts[one.result] += 1
+            self._repeated += one.duplicate
+            if self._args.output == "json":
+                document = {"line": number, "id": one.timer_id, "due_ms": one.due_ms}
+                document |= {"result": one.result.name, "duplicate": one.duplicate}
+                sys.stdout.write(output.to_json(document, indent=None) + "\n")
+            elif one.result not in _DONE:
+                self._progress(is_last=True)
+                sys.stderr.write(f"timerctl: line {number}: {one.result.name}\n")
+        sys.stdout.flush()
+        self._sent += len(results)
+        self._progress()
+
+    def _progress(self, *, is_last: bool = False) -> None:
+        """Rewrite the line of progress on a terminal's stderr. `is_last`: remove it."""
+        if sys.stderr is None or not sys.stderr.isatty():
+            return
+        per_s = self._sent / max(time.monotonic() - self._began_s, 0.001)
+        text = "" if is_last else f"{self._sent} lines, {per_s:.0f} a second"
+        sys.stderr.write(f"\r{text:40}\r")
+        sys.stderr.flush()
+
+    def _hint(self) -> None:
+        sys.stderr.write(
+            f"timerctl: lines up to {self._last} are answered. To continue, within minutes: the "
+            f"same command with --skip {self._last} --request-id {self._id}\n"
+        )
+
+
+@contextmanager
+def _opened(name: str) -> Iterator[IO[bytes]]:
+    """Open the input.
+
+    Raises:
+        InvalidRequest: It can't be opened.
+    """
+    if name == "-":
+        yield sys.stdin.buffer
+        return
+    try:
+        file = open(name, "rb")  # noqa: SIM115 -- closed below
+    except OSError as error:
+        raise InvalidRequest.of("--from", name, error.strerror or "can't be opened") from error
+    with file:
+        yield file

@@ -1,0 +1,125 @@
+"""`timerctl deadletters …`: messages that failed too often, in topics of their own.
+
+deadletters list [T]
+deadletters redrive T [--limit N]
+deadletters purge T [--yes]
+"""
+
+import argparse
+from typing import Final
+
+from timerclient.cli import cli_args
+from timerclient.cli.cli_args import Commands
+from timerclient.cli.cli_watch import add_watch
+from timerclient.client.timer_client import TimerClient
+from timerclient.proto import timer_pb2 as pb
+from timerclient.values.errors import NotFound
+
+OK: Final = 0
+FAILED: Final = 1
+GROUP: Final = "dead-letters"
+"""Group of a topic of dead letters whose unacked messages are its letters."""
+_HEADINGS: Final = ("TOPIC", "LETTERS", "LEASED", "OLDEST MS", "FROM")
+
+
+class LetterCommands(Commands):
+    """The commands of `deadletters`."""
+
+    def register(self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+        """Add the commands to the parser of `deadletters`."""
+        add = self.adding(parser, common)
+        listing = add("list", self._list, "show the topics of dead letters")
+        listing.description = (
+            "Show the topics of dead letters, the number of their letters, and the groups that "
+            "send them. Example: timerctl deadletters list --watch"
+        )
+        listing.add_argument("topic", metavar="TOPIC", nargs="?", help="default: all")
+        add_watch(listing)
+        redrive = add(
+            "redrive", self._redrive, "send dead letters back to their topics, each exactly once"
+        )
+        redrive.add_argument("--limit", metavar="N", type=int, help="default: all")
+        purge = add("purge", self._purge, "delete the present dead letters of a topic")
+        purge.description = (
+            "Delete the dead letters that a topic has now: its group `dead-letters` moves behind "
+            "them. Other groups of the topic still get them. "
+            "Example: timerctl deadletters purge orders.billing.dead"
+        )
+        purge.add_argument("--yes", action="store_true", help="don't ask for confirmation")
+        for command in (redrive, purge):
+            command.add_argument(
+                "topic", metavar="TOPIC", help="topic of the dead letters: TOPIC.GROUP.dead"
+            )
+
+    def _list(self, args: argparse.Namespace) -> int:
+        with self._connect(args) as client:
+            topics = client.topics()
+            wanted = _letters_of(client, args.topic)[0].name if args.topic else None
+        sources: dict[str, list[str]] = {}
+        for topic in topics:
+            for group in topic.groups:
+                if group.settings.max_attempts:
+                    dead = f"{topic.name}.{group.name}.dead"
+                    dead = group.settings.dead_letter_topic.removeprefix("default/") or dead
+                    sources.setdefault(dead, []).append(f"{topic.name}/{group.name}")
+        rows = [
+            (
+                *(topic.name, group.unacked, group.leased, group.unacked_lag_ms),
+                ", ".join(sources.get(topic.name, [])),
+            )
+            for topic in topics
+            for group in topic.groups
+            if group.name == GROUP and wanted in (None, topic.name)
+        ]
+        names = ("topic", "letters", "leased", "oldest_ms", "from")
+        document = {"topics": [dict(zip(names, row, strict=True)) for row in rows]}
+        text = cli_args.table(args, _HEADINGS, rows) if rows else "no dead letters"
+        self._put(args, document, text)
+        return OK
+
+    def _redrive(self, args: argparse.Namespace) -> int:
+        with self._connect(args) as client:
+            try:
+                count = client.redrive(args.topic, args.limit)
+            except NotFound as error:
+                if "no such group" in str(error):
+                    error.args = (_no_letters(args.topic),)
+                raise
+        least = "" if count.exact else "at least "
+        text = f"{least}{count} redriven"
+        if count.homeless:
+            text += f"; {count.homeless} stay: their headers name no topic to produce to"
+        document = {"redriven": count, "exact": count.exact, "homeless": count.homeless}
+        self._put(args, document, text)
+        return OK
+
+    def _purge(self, args: argparse.Namespace) -> int:
+        with self._connect(args) as client:
+            topic, group = _letters_of(client, args.topic)
+            count = group.unacked
+            so = f"Its {count} dead letters are deleted. None can be redriven."
+            if count and not (args.yes or cli_args.agreed(f"purge {topic.name}", so)):
+                return FAILED
+            if count:  # letters that come from now on stay
+                _ = client.seek_group(args.topic, GROUP, offset=topic.queue_end)
+        self._put(args, {"topic": topic.name, "purged": count}, f"{count} purged")
+        return OK
+
+
+def _letters_of(client: TimerClient, name: str) -> tuple[pb.TopicStatus, pb.GroupStatus]:
+    """Return a topic of dead letters, and the group of its letters.
+
+    Raises:
+        NotFound: There is no such topic, or it has no dead letters.
+    """
+    topic = client.describe_topic(name)
+    for group in topic.groups:
+        if group.name == GROUP:
+            return topic, group
+    raise NotFound(_no_letters(name))
+
+
+def _no_letters(topic: str) -> str:
+    return (
+        f"{topic!r} has no dead letters: give the topic of dead letters, such as TOPIC.GROUP.dead"
+    )

@@ -1,0 +1,85 @@
+"""`timerctl peek TOPIC [--group G]`: messages, shown without a delivery."""
+
+import argparse
+from typing import Any, Final
+
+from timerclient.cli import cli_args, output
+from timerclient.cli.cli_args import Commands
+from timerclient.rows.peeked_messages import PEEK_MAX, PeekedMessage
+from timerclient.values.errors import InvalidRequest
+
+OK: Final = 0
+SHOWN: Final = 10
+_HEADINGS: Final = ("OFFSET", "ID", "STATE", "FAILED", "DUE", "FIRED", "KEY", "PAYLOAD")
+_WIDE: Final = frozenset(("DUE",))
+
+
+class PeekCommands(Commands):
+    """The command `peek`."""
+
+    def register(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments to the parser of `peek`."""
+        parser.description = (
+            f"{parser.description} With --group: its unacked messages and their states, else all "
+            "messages that the topic keeps. Nothing is leased. "
+            "Example: timerctl peek orders --group billing --limit 20"
+        )
+        parser.add_argument("topic", metavar="TOPIC")
+        parser.add_argument("--group")
+        parser.add_argument(
+            "--offset", metavar="N", type=int, default=0, help="first queue offset; default: 0"
+        )
+        parser.add_argument(
+            "--limit",
+            metavar="N",
+            type=int,
+            default=SHOWN,
+            help=f"most messages, 1 to {PEEK_MAX}; default: {SHOWN}",
+        )
+
+    def peek(self, args: argparse.Namespace) -> int:
+        """Show messages; see the module."""
+        if not 1 <= args.limit <= PEEK_MAX:
+            raise InvalidRequest.of("--limit", args.limit, f"must be 1 to {PEEK_MAX}")
+        if args.offset < 0:
+            raise InvalidRequest.of("--offset", args.offset, "must not be negative")
+        if args.group == "":
+            raise InvalidRequest.of("--group", args.group, "must not be empty")
+        with self._connect(args) as client:
+            found = client.peek(
+                args.topic, args.group or "", max_messages=args.limit, from_offset=args.offset
+            )
+        rows = [_row(message) for message in found.messages]
+        text = cli_args.table(args, _HEADINGS, rows, _WIDE) if rows else "no messages"
+        text += f"\n… and more: --offset {found.next_offset}" if found.next_offset else ""
+        document = {
+            "messages": [*map(_document, found.messages)],
+            "next_offset": found.next_offset or None,
+        }
+        self._put(args, document, text)
+        return OK
+
+
+def _row(message: PeekedMessage) -> tuple[Any, ...]:
+    [payload] = output.payload(message.payload).values()
+    state = message.state.name.lower() if message.state else ""
+    return (
+        *(message.queue_offset, message.id, state, message.failures),
+        *(output.instant(message.due_ms), output.instant(message.fired_at_ms)),
+        *(message.key, payload if len(payload) <= 40 else payload[:39] + "…"),
+    )
+
+
+def _document(message: PeekedMessage) -> dict[str, Any]:
+    return {
+        "id": message.id,
+        "queue_offset": message.queue_offset,
+        "state": message.state.name if message.state else None,
+        "due_ms": message.due_ms,
+        "requested_ms": message.requested_ms,
+        "fired_at_ms": message.fired_at_ms,
+        "failures": message.failures,
+        "key": message.key,
+        "headers": dict(message.headers),
+        **output.payload(message.payload),
+    }

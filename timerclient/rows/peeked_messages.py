@@ -1,0 +1,95 @@
+"""Messages that were shown and not delivered."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import accumulate, pairwise
+from typing import Final
+
+from timerclient.proto import timer_pb2 as pb
+from timerclient.rows import rows
+from timerclient.values import ids
+
+PEEK_MAX: Final = 100
+"""Messages of one call."""
+
+
+class PeekState(IntEnum):
+    """State of a message in a group."""
+
+    UNKNOWN = 0
+    """The call named no group."""
+    READY = 1
+    """It waits for a consumer."""
+    LEASED = 2
+    """A consumer has it."""
+    DELAYED = 3
+    """A nack has delayed it."""
+    ENDING = 4
+    """Its ack, its nack or the end of its lease is being committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeekedMessage:
+    """One message, at the moment of the call."""
+
+    raw: bytes
+    """Id of its timer, 15 bytes."""
+    queue_offset: int
+    state: PeekState
+    requested_ms: int
+    """The requested due time, Unix milliseconds."""
+    fired_at_ms: int
+    failures: int
+    """Its nacks and ended leases in the group."""
+    key: str | None
+    headers: Mapping[str, str] = field(repr=False)
+    payload: bytes = field(repr=False)
+
+    @property
+    def id(self) -> str:
+        """The id as text."""
+        return ids.to_text(self.raw)
+
+    @property
+    def due_ms(self) -> int:
+        """The effective due time, Unix milliseconds."""
+        return ids.due_ms_of(self.raw)
+
+
+@dataclass(frozen=True, slots=True)
+class Peeked:
+    """The result of a call."""
+
+    messages: list[PeekedMessage]
+    """In the order of their offsets."""
+    next_offset: int
+    """`from_offset` of a call that continues; 0: no message follows."""
+
+
+def peeked(answer: pb.PeekResponse) -> Peeked:
+    """Return the messages of an answer."""
+    of = answer.messages
+    count = len(of.queue_offsets)
+    payloads = _slices(of.payload_sizes, of.payloads)
+    keys = _slices(of.key_sizes, of.keys) or [b""] * count
+    headers = _slices(of.headers_sizes, of.headers) or [b""] * count
+    messages = [
+        PeekedMessage(
+            of.timer_ids[at * ids.SIZE : (at + 1) * ids.SIZE],
+            of.queue_offsets[at],
+            PeekState(answer.states[at]),
+            of.due_ms[at],
+            of.fired_at_ms[at],
+            of.failures[at] if of.failures else 0,
+            keys[at].decode() or None,
+            rows.decode_headers(headers[at]),
+            payloads[at],
+        )
+        for at in range(count)
+    ]
+    return Peeked(messages, answer.next_offset)
+
+
+def _slices(sizes: Iterable[int], blob: bytes) -> list[bytes]:
+    return [blob[start:end] for start, end in pairwise(accumulate(sizes, initial=0))]
