@@ -161,7 +161,7 @@ async def test_a_dead_leader_leaves_changes_in_doubt(method: str, error: type[Ex
     context: Any = FakeContext()
     try:
         assert relay.target(method, context) == "n2"
-        with pytest.raises(error, match="the leader n2 did not answer"):
+        with pytest.raises(error, match="the node n2 did not answer"):
             await relay.answer("n2", method, pb.CancelRequest(), context)
     finally:
         await relay.close()
