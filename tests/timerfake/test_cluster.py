@@ -304,6 +304,8 @@ def test_operators_calls_are_answered() -> None:
         assert member.voter
         with pytest.raises(InvalidRequest, match="one node"):
             client.change_members("remove", member.name)
+        with pytest.raises(InvalidRequest, match="one node"):
+            client.drain_node(member.name)
         assert client.dump_stacks(member.name).node == member.name
         logger = "asyncio"
         client.set_log_level("error", logger=logger)
