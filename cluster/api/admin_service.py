@@ -267,7 +267,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
     async def DumpStacks(  # noqa: N802
         self, request: pb.DumpStacksRequest, context: Context
     ) -> pb.DumpStacksResponse:
-        """Return what each thread and each task of one node is doing."""
+        """Return the stacks of all threads and tasks of one node."""
         if not self._is_here(request.node):
             passed: pb.DumpStacksResponse = await self._passed_on("DumpStacks", request, context)
             return passed

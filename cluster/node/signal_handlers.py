@@ -1,8 +1,8 @@
-"""Signals that a running node handles, besides those that end it.
+"""The signals of a running node, besides those that end it.
 
-SIGHUP    reads the settings again, applies `log_level`, and logs which others need a restart;
+SIGHUP    reads the settings again, applies `log_level`, and logs the settings that need a restart;
           reads the certificates again
-SIGUSR1   logs what every thread and every task is doing (cluster/settings/stack_dump.py)
+SIGUSR1   logs the stacks of all threads and tasks (cluster/settings/stack_dump.py)
 SIGUSR2   has no effect
 """
 
@@ -59,7 +59,7 @@ def _differing(one: Any, other: Any, prefix: str = "") -> Iterator[str]:
 
 
 def dump() -> None:
-    """Log what each thread and each task is doing, one line for each stack."""
+    """Log the stacks of all threads and tasks, one line for each."""
     found = dump_stacks_now()
     for each in found.threads:
         logger.warning("thread", extra={"thread_name": each.name, "at": " < ".join(each.frames)})

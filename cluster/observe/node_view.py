@@ -8,8 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from google.protobuf.json_format import MessageToDict
-
 from cluster.api.peer_queries import Peers, Stub, ask_all, checkpoint_of, status_of
 from cluster.api.policy_admin import description
 from cluster.control.control_plane import CommandOutcome, ControlPlane
@@ -39,6 +37,7 @@ from timer.model.timer_errors import (
 from timer.model.units import LogIndex, MonoMs, ReplicaId
 from timer.ready.group import Group
 from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.message_json import as_dict
 
 VERSION: Final = "0.1.0"
 DISK_LOOK_MS: Final = 5_000
@@ -502,7 +501,7 @@ class NodeState(TopicView):
             "epoch": epoch,
             "leader": leader,
             "controller": controller,
-            "nodes": [_as_dict(node) for node in nodes],
+            "nodes": [as_dict(node) for node in nodes],
         }
 
     async def checkpoint(self, *, cluster: bool) -> dict[str, Any]:
@@ -512,59 +511,26 @@ class NodeState(TopicView):
             nodes += await ask_all(self.peers(), checkpoint_of)
         shared = self.shared_checkpoint()
         return {
-            "nodes": [_as_dict(node) for node in nodes],
-            "shared": _as_dict(shared) if shared is not None else None,
+            "nodes": [as_dict(node) for node in nodes],
+            "shared": as_dict(shared) if shared is not None else None,
         }
 
     async def policies(self, *, namespace: str, topic: str) -> Mapping[str, object]:
-        """Return a scope's own and effective policies on this node, for HTTP."""
+        """Return a scope's own and effective policies on this node, for HTTP.
+
+        A field that is not set is left out.
+        """
         engine, scope = self._host.engine, pb.PolicyScope(namespace=namespace, topic=topic)
-        return _as_dict(description(engine.machine, engine.node_policy, scope))
+        found = as_dict(description(engine.machine, engine.node_policy, scope))
+        for policy in ("own", "effective"):
+            fields = found[policy] or {}
+            found[policy] = {name: value for name, value in fields.items() if value is not None}
+        return found
 
 
 def _worst(lags: Iterable[Lag]) -> tuple[Lag, ...]:
     """Return the LAGS_SHOWN entries with the greatest figures; the first figure decides."""
     return tuple(heapq.nlargest(LAGS_SHOWN, lags, key=lambda each: each[1]))
-
-
-def _as_dict(message: Any) -> dict[str, Any]:
-    fields: dict[str, Any] = _numbers(
-        MessageToDict(
-            message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-        )
-    )
-    return fields
-
-
-_TEXTS: Final = frozenset(
-    {
-        "address",
-        "damage",
-        "digest",
-        "error",
-        "name",
-        "namespace",
-        "node",
-        "role",
-        "topic",
-        "version",
-    }
-)
-"""Fields that stay text even if they look like a number."""
-
-
-def _numbers(value: Any) -> Any:
-    """Convert the 64-bit integers of protobuf's JSON from strings to numbers; ids stay text."""
-    if isinstance(value, dict):
-        return {
-            key: v if key in _TEXTS or key.endswith("_id") else _numbers(v)
-            for key, v in value.items()
-        }
-    if isinstance(value, list):
-        return [_numbers(v) for v in value]
-    if isinstance(value, str) and value.lstrip("-").isdigit():
-        return int(value)
-    return value
 
 
 def _disk_bytes(directory: Path) -> int:

@@ -51,6 +51,8 @@ class AuditLog:
         """Called for each denied call."""
         self._denied: Counter[str] = Counter()
         """Denied calls of the present second, by identity."""
+        self._written = 0
+        """Those with a line."""
         self._left_out: Counter[str] = Counter()
         """Those without a line."""
         audit.setLevel(logging.INFO)
@@ -91,9 +93,9 @@ class AuditLog:
         """Count a denied call; return whether its line is left out."""
         if not self._denied:
             asyncio.get_running_loop().call_later(1.0, self._end_second)
-        written = sum(min(count, DENIED_EACH_MAX) for count in self._denied.values())
         self._denied[identity] += 1
-        if self._denied[identity] <= DENIED_EACH_MAX and written < DENIED_MAX:
+        if self._denied[identity] <= DENIED_EACH_MAX and self._written < DENIED_MAX:
+            self._written += 1
             return False
         self._left_out[identity] += 1
         return True
@@ -101,6 +103,7 @@ class AuditLog:
     def _end_second(self) -> None:
         left_out, self._left_out = self._left_out, Counter()
         self._denied.clear()
+        self._written = 0
         if left_out:
             (most, _), count = left_out.most_common(1)[0], left_out.total()
             line = self._line(identity=most[:512], result="DENIED", left_out=count)

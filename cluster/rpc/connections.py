@@ -82,7 +82,7 @@ class Connections:
         for port, each in _sockets():
             if port == self._port:
                 with contextlib.suppress(OSError):
-                    yield _written(each.getpeername()), each
+                    yield grpc_address(each.getpeername()), each
 
 
 def end_connections(*, accepted_at: AbstractSet[int], dialled_to: AbstractSet[int]) -> int:
@@ -120,7 +120,7 @@ def _sockets() -> Iterator[tuple[int, socket.socket]]:
                     yield each.getsockname()[1], each
 
 
-def _written(address: tuple[Any, ...]) -> str:
+def grpc_address(address: tuple[Any, ...]) -> str:
     """Return an address in gRPC's form."""
     host, port = str(address[0]).removeprefix("::ffff:"), address[1]
     return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"

@@ -22,9 +22,11 @@ from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from cluster.rpc.http_call import METHODS, HttpContext, LocalCalls
+from cluster.rpc.connections import grpc_address
+from cluster.rpc.http_call import HttpContext, LocalCalls
 from cluster.rpc.http_routes import RPC_ROUTES, HttpRoute
-from cluster.rpc.problem_details import ProblemError, problem_of
+from cluster.rpc.problem_details import HEADERS, ProblemError, problem_of
+from cluster.rpc.relay import METHODS
 from timer.model.timer_errors import (
     CommitTimeoutError,
     EngineError,
@@ -32,13 +34,12 @@ from timer.model.timer_errors import (
     NotReadyError,
     PermissionDeniedError,
 )
-from timerclient.cli.output import as_dict
+from timerclient.rows.message_json import as_dict
 
 BODY_BYTES_MAX: Final = 64 << 10
 """Bytes of the body of a request; a longer one gets 413."""
 BODY_S: Final = 5.0
 """Seconds for the body of a request."""
-_HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -63,7 +64,7 @@ class HttpApi:
                 return problem_of(error, 415 if wrong_type else 0)
             except ProblemError as refused:
                 return problem_of(refused.error)
-            return web.json_response(answer, headers=_HEADERS)
+            return web.json_response(answer, headers=HEADERS)
 
         return handle
 
@@ -134,9 +135,7 @@ def context_of(request: web.Request, timeout_s: float) -> HttpContext:
 
 def _peer_of(request: web.Request) -> str:
     """Return the address of a request's caller in gRPC's form."""
-    host, port = (request.get_extra_info("peername") or ("", 0))[:2]
-    host = str(host).removeprefix("::ffff:")
-    return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
+    return grpc_address(request.get_extra_info("peername") or ("", 0))
 
 
 def _own(request: web.Request) -> Iterator[str]:

@@ -20,15 +20,9 @@ from cluster.rpc.call_guard import CallGuard
 from cluster.rpc.grpc_errors import TRAILER
 from cluster.rpc.handlers import Service
 from cluster.rpc.problem_details import ProblemError
-from cluster.rpc.relay import PATHS
+from cluster.rpc.relay import METHODS, PATHS
 from timerclient.proto import timer_pb2 as pb
 
-METHODS: Final = {
-    method.name: method
-    for service in pb.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
-}
-"""Name of each public method -> its descriptor."""
 _REASONS: Final = {
     grpc.StatusCode.DEADLINE_EXCEEDED: pb.COMMIT_TIMEOUT,
     grpc.StatusCode.RESOURCE_EXHAUSTED: pb.OVERLOADED,

@@ -3,6 +3,7 @@
 `python -m cluster.rpc.openapi` writes it to stdout; docs/openapi.json is a copy.
 """
 
+import functools
 import json
 import re
 import sys
@@ -10,9 +11,9 @@ from typing import Any, Final
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from cluster.rpc.http_call import METHODS
 from cluster.rpc.http_routes import ROUTES, HttpRoute
 from cluster.rpc.problem_details import PROBLEM
+from cluster.rpc.relay import METHODS
 from timerclient.proto import timer_pb2 as pb
 
 _PROBLEM_SCHEMA: Final[dict[str, Any]] = {
@@ -59,8 +60,9 @@ def document() -> dict[str, Any]:
     }
 
 
+@functools.cache
 def text() -> str:
-    """Return the document as JSON."""
+    """Return the document as JSON. It never changes; making it holds the event loop."""
     return json.dumps(document(), indent=1) + "\n"
 
 

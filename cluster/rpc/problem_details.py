@@ -16,6 +16,8 @@ from timer.model.timer_errors import EngineError
 from timerclient.proto import timer_pb2 as pb
 
 PROBLEM: Final = "application/problem+json"
+HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+"""Of each JSON answer under /v1."""
 _CODES: Final = {
     pb.INVALID_REQUEST: 400,
     pb.NOT_FOUND: 404,
@@ -63,7 +65,7 @@ def problem_of(error: pb.Error | EngineError, status: int = 0) -> web.Response:
         if value := getattr(wire, name):
             document[name] = value
     answer = web.json_response(document, status=code, content_type=PROBLEM)
-    answer.headers.update({"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
+    answer.headers.update(HEADERS)
     if wire.retry_after_ms:
         answer.headers["Retry-After"] = str(-(-wire.retry_after_ms // 1000))
     return answer

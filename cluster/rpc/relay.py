@@ -32,11 +32,8 @@ SERVED_HERE: Final = frozenset(
     {
         *("GetStatus", "GetCheckpoint", "ListMembers"),
         "TransferLeadership",  # any node passes the command to the controller
-        *(
-            "DrainNode",
-            "SetLogLevel",
-            "DumpStacks",
-        ),  # any node passes them on to the node that they name
+        # Any node passes these on to the node that they name.
+        *("DrainNode", "SetLogLevel", "DumpStacks"),
     }
 )
 """Methods that each node answers itself. All others need the leader."""
@@ -46,11 +43,17 @@ LOOK_UPS: Final = frozenset(
         *("ListTopics", "ListProducers", "DescribePolicies", "Peek"),
     }
 )
-"""Methods that change nothing: without an answer, a caller may always repeat them."""
-PATHS: Final = {
-    method.name: f"/{service.full_name}/{method.name}"
+"""Methods of the leader that change nothing."""
+REPEATABLE: Final = LOOK_UPS | {"DumpStacks"}
+"""Without an answer, a caller may always repeat these."""
+METHODS: Final = {
+    method.name: method
     for service in pb.DESCRIPTOR.services_by_name.values()
     for method in service.methods
+}
+"""Name of each public method -> its descriptor."""
+PATHS: Final = {
+    name: f"/{method.containing_service.full_name}/{name}" for name, method in METHODS.items()
 }
 """Name of each public method -> its path."""
 
@@ -287,7 +290,7 @@ class _Refused:
                 raise NotReadyError("the leadership is moving to another node: retry")
         elif self._code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             lost = f"the node {self._target} did not answer: {self._details:.200}"
-            if self._method in LOOK_UPS | SERVED_HERE:
+            if self._method in REPEATABLE:
                 raise NotReadyError(lost)
             raise LeadershipLostError(f"{lost}; the request may have been applied")
         trailer = () if self._trailer is None else ((grpc_errors.TRAILER, self._trailer),)

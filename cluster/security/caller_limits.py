@@ -59,14 +59,14 @@ class CallerLimits:
 
 @dataclass(slots=True)
 class CallerUsage:
-    """What one identity uses on this node."""
+    """The use of this node by one identity."""
 
     name: str
     """The identity, for errors."""
     addresses: Counter[str] = field(default_factory=Counter)
     """Open calls by remote address."""
     _left: dict[str, float] = field(default_factory=dict)
-    """What is left in each bucket; below 0: a debt. A missing one is full."""
+    """The rest in each bucket; below 0: a debt. A missing bucket is full."""
     _filled_s: float = 0.0
 
     def wait_s(self, limits: CallerLimits, now_s: float) -> tuple[float, str]:

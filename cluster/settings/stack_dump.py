@@ -1,4 +1,4 @@
-"""Stacks of the process: what each thread and each task is doing, bounded in size.
+"""The stacks of all threads and tasks of the process, bounded in size.
 
 Tasks with the same stack are counted together, so that ten thousand idle streams take one line. A
 frame is a function with its file and line. No values are shown, so a dump has no data of clients.
@@ -36,8 +36,6 @@ Frames = tuple[str, ...]
 class Stack:
     """The stack of a thread, or of `count` tasks."""
 
-    kind: str
-    """thread or task."""
     name: str
     """Of the thread, or of the tasks' coroutine."""
     count: int
@@ -76,8 +74,7 @@ def dump_stacks_now() -> StackDump:
 
 def _dump(found: Counter[tuple[str, Frames]], task_count: int) -> StackDump:
     stacks = tuple(
-        Stack("task", name, count, frames)
-        for (name, frames), count in found.most_common(STACKS_MAX)
+        Stack(name, count, frames) for (name, frames), count in found.most_common(STACKS_MAX)
     )
     shown = sum(each.count for each in stacks)
     return StackDump((*_threads(),), stacks, task_count, task_count - shown)
@@ -91,7 +88,7 @@ def _threads() -> Iterator[Stack]:
         while at is not None and len(frames) < FRAMES_MAX:
             frames.append(_text(at.f_code, at.f_lineno))
             at = at.f_back
-        yield Stack("thread", names.get(ident, "?")[:_NAME_MAX], 1, tuple(frames))
+        yield Stack(names.get(ident, "?")[:_NAME_MAX], 1, tuple(frames))
 
 
 def _stacks(tasks: Iterable["asyncio.Task[Any]"]) -> Iterator[tuple[str, Frames]]:

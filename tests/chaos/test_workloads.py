@@ -483,16 +483,28 @@ def test_client_that_can_t_open_its_group_ends_when_closed(
 # ---- one workload against a fake cluster
 
 
-def workload(fake: Threaded, run: RunFolder, kind: WorkloadKind) -> WorkloadClients:
+def workload(
+    fake: Threaded, run: RunFolder, kind: WorkloadKind, waiting_max: int | None = None
+) -> WorkloadClients:
     """Return a workload on a fake cluster, where whatever is scheduled is delivered at once."""
     notified: set[asyncio.Task[None]] = set()
     fake.cluster.on_schedule = lambda _: notified.add(asyncio.ensure_future(fake.cluster.notify()))
     endpoints = [node.address for node in fake.cluster.nodes]
     setting = Setting(
         run=run, endpoints=lambda: endpoints, seed=1, rate_per_s=100, horizon_s=1,
-        marks=itertools.count(1),
+        marks=itertools.count(1), waiting_max=waiting_max,
     )  # fmt: skip
     return WorkloadClients("w", kind, setting)
+
+
+def test_workload_that_is_far_behind_requests_nothing(
+    fake: Threaded, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = workload(fake, run, KINDS["uniform"], waiting_max=5)
+    looks = iter([6, 7, 6, 5])
+    monkeypatch.setattr(Books, "missing", property(lambda _: next(looks)))
+    assert next(clients.beats(0.1)) > 0
+    assert [*looks] == []
 
 
 def test_workload_is_drained_when_its_last_timer_came(fake: Threaded, run: RunFolder) -> None:

@@ -16,6 +16,7 @@ from tests.timerclient.conftest import Ctl, Threaded
 from tests.timerclient.fake_cluster import NOW_MS, wire_error
 from timerclient.cli import cli_args, cli_errors, output, timerctl
 from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.message_json import as_dict
 from timerclient.values import errors
 
 
@@ -330,10 +331,10 @@ def test_tables_are_cut_to_the_terminal_and_ids_are_not() -> None:
 
 
 def test_ids_of_64_bits_are_text_in_json() -> None:
-    group = output.as_dict(pb.GroupStatus(group_id=1 << 62, cursor=1 << 60))
+    group = as_dict(pb.GroupStatus(group_id=1 << 62, cursor=1 << 60))
     assert (group["group_id"], group["cursor"]) == (str(1 << 62), 1 << 60)
-    assert output.as_dict(pb.ProducerStatus(producer=255))["producer"] == "00000000000000ff"
-    assert output.as_dict(pb.TopicStatus())["topic_id"] is None
+    assert as_dict(pb.ProducerStatus(producer=255))["producer"] == "00000000000000ff"
+    assert as_dict(pb.TopicStatus())["topic_id"] is None
 
 
 @pytest.mark.parametrize(
@@ -546,7 +547,7 @@ def test_own_parser_has_no_command_without_a_run() -> None:
 def test_tables_align_and_numbers_stay_numbers() -> None:
     text = output.table(("A", "LONG"), [("x", 1), ("yy", 200)])
     assert text.splitlines() == ["A   LONG", "x      1", "yy   200"]
-    document = output.as_dict(pb.GetCheckpointResponse(nodes=[pb.NodeCheckpoint(log_end=1 << 60)]))
+    document = as_dict(pb.GetCheckpointResponse(nodes=[pb.NodeCheckpoint(log_end=1 << 60)]))
     assert document["nodes"][0]["log_end"] == 1 << 60
     assert document["shared"] is None
     assert output.instant(0) == "-"

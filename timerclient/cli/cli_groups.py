@@ -12,11 +12,12 @@ groups delete T G [--yes]
 import argparse
 from typing import Any
 
-from timerclient.cli import cli_args, output
+from timerclient.cli import cli_args
 from timerclient.cli.cli_args import Commands
 from timerclient.cli.cli_watch import add_watch
 from timerclient.client.group_calls import GroupOptions, Start
 from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.message_json import as_dict
 from timerclient.values.errors import NotFound
 
 OK = 0
@@ -144,7 +145,7 @@ class GroupCommands(Commands):
                     dead if settings.max_attempts else "",
                 )
             )
-        document = {"groups": [{"topic": topic} | output.as_dict(each) for topic, each in groups]}
+        document = {"groups": [{"topic": topic} | as_dict(each) for topic, each in groups]}
         text = cli_args.table(args, HEADINGS, rows, WIDE_ONLY) if rows else "no groups"
         self._put(args, document, text)
 

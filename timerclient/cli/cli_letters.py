@@ -1,4 +1,4 @@
-"""`timerctl deadletters …`: messages that failed too often, in topics of their own.
+"""`timerctl deadletters …`: the topics of dead letters.
 
 deadletters list [T]
 deadletters redrive T [--limit N]
@@ -18,7 +18,7 @@ from timerclient.values.errors import NotFound
 OK: Final = 0
 FAILED: Final = 1
 GROUP: Final = "dead-letters"
-"""Group of a topic of dead letters whose unacked messages are its letters."""
+"""Group in a topic of dead letters; its unacked messages are the letters."""
 _HEADINGS: Final = ("TOPIC", "LETTERS", "LEASED", "OLDEST MS", "FROM")
 
 

@@ -18,6 +18,7 @@ from timerclient.cli.cli_args import Commands
 from timerclient.cli.cli_watch import add_watch
 from timerclient.client.timer_client import TimerClient
 from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.message_json import as_dict
 from timerclient.values.errors import TimerError, Unreachable
 
 OK: Final = 0
@@ -48,7 +49,7 @@ _IDENTITY: Final = frozenset(("name", "node", "address", "reachable", "error"))
 
 def status_document(status: pb.GetStatusResponse) -> dict[str, Any]:
     """Return a status for JSON; the figures of a node that does not answer are None."""
-    document = output.as_dict(status)
+    document = as_dict(status)
     return document | {"nodes": [_known(node) for node in document["nodes"]]}
 
 
@@ -169,7 +170,7 @@ class NodeCommands(Commands):
                 text += f"  queue offsets {output.pairs(s.queue_offsets)}"
         else:
             text += "\n\nshared: none yet"
-        document = output.as_dict(checkpoint)
+        document = as_dict(checkpoint)
         document |= {"nodes": [_known(node) for node in document["nodes"]]}
         self._put(args, document, text)
         return OK
@@ -214,7 +215,7 @@ class NodeCommands(Commands):
             done = client.drain_node(args.node, undo=args.undo)
         text = f"{done.node} is drained" if done.drained else f"{done.node} may lead"
         text += "; the leadership was transferred" if done.transferred else ""
-        self._put(args, output.as_dict(done), text)
+        self._put(args, as_dict(done), text)
         return OK
 
     def log_level(self, args: argparse.Namespace) -> int:
@@ -250,7 +251,7 @@ class NodeCommands(Commands):
                 lines += [f"    {frame}" for frame in each.frames]
         if found.left_out:
             lines.append(f"\n{found.left_out} further tasks are left out")
-        self._put(args, output.as_dict(found), "\n".join(lines))
+        self._put(args, as_dict(found), "\n".join(lines))
         return OK
 
     def _list(self, args: argparse.Namespace) -> int:
@@ -289,7 +290,7 @@ class NodeCommands(Commands):
         ]
         head = f"epoch {members.epoch}  leader {members.leader or 'none'}"
         table = cli_args.table(args, headings, rows)
-        self._put(args, output.as_dict(members), f"{head}\n\n{table}")
+        self._put(args, as_dict(members), f"{head}\n\n{table}")
 
 
 def _has_caught_up(members: pb.ListMembersResponse, name: str) -> bool:

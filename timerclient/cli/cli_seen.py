@@ -14,6 +14,7 @@ from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import Commands
 from timerclient.client.story_calls import TimerStory
 from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.message_json import as_dict
 from timerclient.values import ids
 from timerclient.values.errors import InvalidRequest
 
@@ -65,7 +66,7 @@ class ProducerCommands(Commands):
         ]
         text = cli_args.table(args, headings, rows) if rows else "no producers"
         text += f"\n… of {count}: --limit" if count > len(rows) else ""
-        document = {"producers": [*map(output.as_dict, found)], "count": count}
+        document = {"producers": [*map(as_dict, found)], "count": count}
         self._put(args, document, text)
 
 
@@ -91,11 +92,11 @@ def story_text(args: argparse.Namespace, story: TimerStory) -> str:
 def story_document(story: TimerStory) -> dict[str, Any]:
     """Return a story for JSON."""
     events = [
-        output.as_dict(event)
+        as_dict(event)
         | {"what": _what(event), "other_id": ids.to_text(event.other_id) if event.other_id else ""}
         for event in story.events
     ]
-    end = output.as_dict(story.end) | {"state": _STATES.get(story.end.state, "unknown")}
+    end = as_dict(story.end) | {"state": _STATES.get(story.end.state, "unknown")}
     return {"events": events, "end": end}
 
 

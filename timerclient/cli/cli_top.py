@@ -121,17 +121,13 @@ def _acked(topic: pb.TopicStatus, group: pb.GroupStatus) -> int:
 
 
 def _age(ms: int) -> str:
-    """Return an age with one or two figures' precision; "-": none."""
+    """Return an age in its largest unit; "-": none."""
     if ms < 10_000:
         return duration_text(timedelta(milliseconds=ms)) if ms else "-"
     minutes = ms // 60_000
-    return (
-        f"{ms // 1000}s"
-        if minutes < 10
-        else f"{minutes}m"
-        if minutes < 600
-        else (f"{minutes // 60}h")
-    )
+    if minutes < 10:
+        return f"{ms // 1000}s"
+    return f"{minutes}m" if minutes < 600 else f"{minutes // 60}h"
 
 
 class TopCommands(Commands):

@@ -23,6 +23,7 @@ from timerclient.client.timer_client import TimerClient
 from timerclient.client.topic_calls import Namespace
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import policy_fields
+from timerclient.rows.message_json import as_dict
 
 OK = 0
 FAILED = 1
@@ -88,7 +89,7 @@ class TopicCommands(Commands):
         text = cli_args.table(args, HEADINGS, rows, WIDE_ONLY) if rows else "no topics"
         text += quotas_text(topics)
         text += f"\n\n{below}" if below else ""
-        self._put(args, {"topics": [output.as_dict(topic) for topic in topics]}, text)
+        self._put(args, {"topics": [as_dict(topic) for topic in topics]}, text)
 
     def _create(self, args: argparse.Namespace) -> int:
         with self._connect(args) as client:
@@ -128,7 +129,7 @@ class TopicCommands(Commands):
         document: dict[str, Any] = {"deleted": topic}
         text = f"topic {topic} is deleted"
         if gone is not None:
-            document |= output.as_dict(gone)
+            document |= as_dict(gone)
             text += f", with {gone.pending} pending timers and {gone.messages} messages"
         for group in gone.groups if gone is not None else ():
             text += f"\ngroup {group.name}: {group.unacked} unacked"

@@ -1,4 +1,4 @@
-"""timerctl's output: messages of the contract as JSON, rows as a table."""
+"""timerctl's output: JSON documents, and rows as a table."""
 
 import base64
 import json
@@ -6,35 +6,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
-
-from google.protobuf.message import Message
-
-
-def as_dict(message: Message) -> dict[str, Any]:
-    """Return every field of a message by its name in the contract; absent messages are None.
-
-    Counts and times are numbers, even with 64 bits, so that scripts can compare them. A 64-bit id
-    is a string, because many JSON readers round large numbers. An id of 0 means none, and is None.
-    The name of a producer has 16 hexadecimal digits, as in `timerctl producers`.
-    """
-    return {field.name: _value(message, field) for field in message.DESCRIPTOR.fields}
-
-
-def _value(message: Message, field: Any) -> Any:
-    value = getattr(message, field.name)
-    if field.name == "producer":
-        return f"{value:016x}" if value else None
-    if field.name.endswith("_id") and isinstance(value, int):
-        return str(value) if value else None
-    if field.enum_type is not None and not field.is_repeated:
-        return field.enum_type.values_by_number[value].name
-    if field.message_type is None:
-        return list(value) if field.is_repeated else value
-    if field.message_type.GetOptions().map_entry:
-        return dict(sorted(value.items()))
-    if field.is_repeated:
-        return [as_dict(one) for one in value]
-    return as_dict(value) if message.HasField(field.name) else None
 
 
 def payload(data: bytes) -> dict[str, str]:

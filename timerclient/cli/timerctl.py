@@ -195,7 +195,7 @@ def _add_of_nodes(add: Callable[..., Any], nodes: NodeCommands) -> None:
     )
     text = "debug, info, warning or error; of a named LOGGER also default"
     level.add_argument("level", metavar="LEVEL", help=text)
-    dump = add("dump", "show what each task and thread of a node is doing", nodes.dump)
+    dump = add("dump", "show the stacks of a node's threads and tasks", nodes.dump)
     dump.add_argument("node", metavar="NODE")
 
 

@@ -58,7 +58,7 @@ class OneNodeCalls(GroupCalls):
         )
 
     async def dump_stacks(self, node: str = "") -> pb.DumpStacksResponse:
-        """Return what each thread and each task of one node is doing.
+        """Return the stacks of all threads and tasks of one node.
 
         Args:
             node: Its name. Empty: the first node that answers.

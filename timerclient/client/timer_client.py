@@ -611,7 +611,7 @@ class TimerClient(ThreadClient):
         return self._call(self._client.drain_node(node, undo=undo))
 
     def dump_stacks(self, node: str = "") -> pb.DumpStacksResponse:
-        """Return what each thread and each task of one node is doing.
+        """Return the stacks of all threads and tasks of one node.
 
         Args:
             node: Its name. Empty: the first node that answers.

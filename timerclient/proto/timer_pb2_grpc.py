@@ -1043,7 +1043,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DumpStacks(self, request, context):
-        """Returns what each thread and each task of one node is doing. Any node passes the request on.
+        """Returns the stacks of all threads and tasks of one node. Any node passes the request on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

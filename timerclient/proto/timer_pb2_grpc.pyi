@@ -344,7 +344,7 @@ class AdminServiceStub:
     `undo` or its restart. Any node passes the request on.
     """
     DumpStacks: _grpc.UnaryUnaryMultiCallable[_timer_pb2.DumpStacksRequest, _timer_pb2.DumpStacksResponse]
-    """Returns what each thread and each task of one node is doing. Any node passes the request on."""
+    """Returns the stacks of all threads and tasks of one node. Any node passes the request on."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -394,7 +394,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     `undo` or its restart. Any node passes the request on.
     """
     DumpStacks: _aio.UnaryUnaryMultiCallable[_timer_pb2.DumpStacksRequest, _timer_pb2.DumpStacksResponse]  # type: ignore[assignment]
-    """Returns what each thread and each task of one node is doing. Any node passes the request on."""
+    """Returns the stacks of all threads and tasks of one node. Any node passes the request on."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """---- administration"""
@@ -555,6 +555,6 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _timer_pb2.DumpStacksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.DumpStacksResponse, _abc.Awaitable[_timer_pb2.DumpStacksResponse]]:
-        """Returns what each thread and each task of one node is doing. Any node passes the request on."""
+        """Returns the stacks of all threads and tasks of one node. Any node passes the request on."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

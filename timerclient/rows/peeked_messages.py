@@ -1,9 +1,8 @@
 """Messages that were shown and not delivered."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from itertools import accumulate, pairwise
 from typing import Final
 
 from timerclient.proto import timer_pb2 as pb
@@ -71,9 +70,9 @@ def peeked(answer: pb.PeekResponse) -> Peeked:
     """Return the messages of an answer."""
     of = answer.messages
     count = len(of.queue_offsets)
-    payloads = _slices(of.payload_sizes, of.payloads)
-    keys = _slices(of.key_sizes, of.keys) or [b""] * count
-    headers = _slices(of.headers_sizes, of.headers) or [b""] * count
+    payloads = rows.slices(of.payload_sizes, of.payloads)
+    keys = rows.slices(of.key_sizes, of.keys) or [b""] * count
+    headers = rows.slices(of.headers_sizes, of.headers) or [b""] * count
     messages = [
         PeekedMessage(
             of.timer_ids[at * ids.SIZE : (at + 1) * ids.SIZE],
@@ -89,7 +88,3 @@ def peeked(answer: pb.PeekResponse) -> Peeked:
         for at in range(count)
     ]
     return Peeked(messages, answer.next_offset)
-
-
-def _slices(sizes: Iterable[int], blob: bytes) -> list[bytes]:
-    return [blob[start:end] for start, end in pairwise(accumulate(sizes, initial=0))]

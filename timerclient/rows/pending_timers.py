@@ -9,10 +9,9 @@ The functions convert an application's arguments to requests of the contract, an
 results. The client (timerclient/client/aio.py) sends them.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from itertools import accumulate
 from typing import Any, Final, NamedTuple, Self, TypedDict
 
 from timerclient.proto import timer_pb2 as pb
@@ -216,9 +215,9 @@ def only(one: Rescheduled, name: str) -> Timer:
 def infos(topic: str, timers: pb.PendingTimers) -> Iterator[TimerInfo]:
     """Yield the timers of a page."""
     raw = pieces(timers.timer_ids)
-    payloads = _slices(timers.payload_sizes, timers.payloads)
-    keys = _slices(timers.key_sizes, timers.keys) or [b""] * len(raw)
-    headers = _slices(timers.headers_sizes, timers.headers) or [b""] * len(raw)
+    payloads = rows.slices(timers.payload_sizes, timers.payloads)
+    keys = rows.slices(timers.key_sizes, timers.keys) or [b""] * len(raw)
+    headers = rows.slices(timers.headers_sizes, timers.headers) or [b""] * len(raw)
     for row in zip(raw, timers.due_ms, payloads, keys, headers, strict=True):
         one, due_ms, payload, key, texts = row
         yield TimerInfo(
@@ -261,8 +260,3 @@ def times(when: Mapping[str, Any], n: int | None = None) -> dict[str, Sequence[i
         each = "" if n is None else f", or one for each of {n}"
         raise InvalidRequest.of("when", f"{len(values)} values", f"give one{each}")
     return {way: values}
-
-
-def _slices(sizes: Iterable[int], blob: bytes) -> list[bytes]:
-    ends = list(accumulate(sizes))
-    return [blob[start:end] for start, end in zip([0, *ends], ends, strict=False)]

@@ -16,6 +16,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import accumulate, pairwise
 from typing import Any, Final, Literal, NamedTuple, TypedDict, TypeVar, cast
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -339,6 +340,11 @@ def encode_headers(headers: Headers | None) -> bytes:
             raise InvalidRequest.of("headers", text[:32] + "…", limit)
         out += len(encoded).to_bytes(2, "little") + encoded
     return bytes(out)
+
+
+def slices(sizes: Iterable[int], blob: bytes) -> list[bytes]:
+    """Return the values of a column of bytes, whose sizes are `sizes`."""
+    return [blob[start:end] for start, end in pairwise(accumulate(sizes, initial=0))]
 
 
 def decode_headers(encoded: bytes) -> dict[str, str]:
