@@ -164,6 +164,17 @@ class Books:
                 marks.clear()
                 reach.close()
 
+    def buried(self, group: str, count: int) -> None:
+        """Close the gaps of a group without unacked messages, of which `count` became dead letters.
+
+        A lease that ends is a failure, also of a message that the consumer had fetched ahead and
+        not looked at. If there are more gaps than dead letters, none is closed.
+        """
+        with self._lock:
+            reach = self._reach.get(group, GivenOffsets())
+            if reach.gaps <= count:
+                reach.close()
+
     def settled(self, group: str) -> None:
         """Close all marks and gaps of a group that has no messages left: a seek skipped them."""
         with self._lock:

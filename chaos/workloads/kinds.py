@@ -451,6 +451,7 @@ KINDS: Final[Mapping[str, WorkloadKind]] = {
             ),
             WorkloadReader(),
         ),
+        settle=lives.all_buried,
     ),
     "redriven": WorkloadKind(
         line="dead letters are redriven, some repeatedly, until all messages are acked",

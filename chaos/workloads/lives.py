@@ -62,7 +62,19 @@ def all_home(clients: WorkloadClients) -> bool:
     # In this order: a message that becomes a letter meanwhile is seen in one of the two.
     names = (clients.topic, letters_of(clients))
     there = [group for name in names if name in topics for group in topics[name].groups]
-    return not any(group.unacked for group in there)
+    return not any(group.unacked for group in there) and all_buried(clients)
+
+
+def all_buried(clients: WorkloadClients) -> bool:
+    """Return whether all messages without a delivery are among the dead letters of their group."""
+    if not clients.last_came:
+        return False
+    topics = {topic.name: topic for topic in clients.client.topics()}
+    for group in topics[clients.topic].groups:
+        letters = topics.get(f"{clients.topic}.{group.name}.dead")
+        if not group.unacked and letters is not None:
+            clients.books.buried(group.name, letters.queue_end)
+    return clients.books.gapless
 
 
 def sought(clients: WorkloadClients) -> Rest:

@@ -107,6 +107,15 @@ def test_no_more_may_be_missing_than_expired() -> None:
     assert (books.missing, books.gapless) == (0, True)
 
 
+def test_no_more_may_be_missing_than_became_dead_letters() -> None:
+    books = Books(["a"])
+    books.given("a", [0, 3], [1, 9])
+    books.buried("a", 1)  # but offsets 1 and 2 never came
+    assert not books.gapless
+    books.buried("a", 2)
+    assert books.gapless
+
+
 def test_what_went_with_its_topic_is_not_waited_for_and_what_is_of_the_next_one_is() -> None:
     books = Books()
     books.asking([1, 2])

@@ -203,6 +203,17 @@ def undone(did: Deeds) -> list[str]:
     return [deed for deed, happened in DONE.items() if not happened(did)]
 
 
+def waits_for(work: workloads.Workload) -> str:
+    """Return a text about the open work of a workload; empty: it is drained."""
+    assert isinstance(work, WorkloadClients)
+    if work.drained():
+        return ""
+    books = work.books
+    opened = {group: sorted(marks)[:3] for group, marks in books._open.items() if marks}
+    gaps = [group for group, reach in books._reach.items() if reach.above]
+    return f"{work.name}: ended {work._ended.is_set()}, open {opened}, gaps {gaps}"
+
+
 def play(folder: Path) -> RunFolder:
     """Play all workloads into a folder until each has done its deeds; stop the nodes."""
     run = RunFolder(folder)
@@ -228,8 +239,10 @@ def play(folder: Path) -> RunFolder:
                 time.sleep(LOOK_S)
             for work in works:
                 work.stop_producing()
-            for work in works:
-                until(work.drained, timeout_s=DEEDS_S)
+            done_by_s = time.monotonic() + DEEDS_S
+            while waiting := [each for each in map(waits_for, works) if each]:
+                assert time.monotonic() < done_by_s, "\n".join(waiting)
+                time.sleep(LOOK_S)
         finally:
             for work in works:
                 work.close()

@@ -25,6 +25,7 @@ BOUND_S: Final = 10.0
 """docs/deploy.md: an ended trust ends open connections within this time."""
 CALL_S: Final = 5.0
 SHORT_S: Final = 8.0
+ROUNDS: Final = 3
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +98,18 @@ def reload(cluster: Running, line: str) -> None:
 def test_connections_of_a_withdrawn_authority_end_and_other_clients_see_no_error(
     cluster: Running, store: CertificateStore, tmp_path: Path
 ) -> None:
-    other, trusted = CertificateStore(tmp_path / "other"), store.path("ca")
+    other = CertificateStore(tmp_path / "other")
     other.create(store.cluster_id)
     other.issue(IdentityKind.ADMIN, "guest")
+    # On a machine without time for the nodes a leader can change at any moment.
+    assert any(keeps_leader(cluster, store, other, number) for number in range(ROUNDS))
+
+
+def keeps_leader(
+    cluster: Running, store: CertificateStore, other: CertificateStore, number: int
+) -> bool:
+    """Trust another authority, and withdraw it under load; return whether the leader stayed."""
+    trusted, topic = store.path("ca"), f"load{number}"
     leader = cluster.wait_for_leader()
     impostor = other.issue(IdentityKind.NODE, cluster.followers()[0]).stem
     before = {name: store.path(name).read_bytes() for name in ("ca", "client-ca")}
@@ -110,16 +120,16 @@ def test_connections_of_a_withdrawn_authority_end_and_other_clients_see_no_error
         streams(cluster, trusted, other, "admin-guest") as open_,
         channel(cluster.node(leader).link, trusted, other, impostor) as link,
         cluster.client() as client,
-        client.consumer("load", "watch") as consumer,
+        client.consumer(topic, "watch") as consumer,
     ):
         ask = partial(rpc.AdminServiceStub(link).GetStatus, status, timeout=CALL_S)
         assert ask().nodes
-        futures = [client.submit("load", b"%d" % i, delay=0) for i in range(200)]
+        futures = [client.submit(topic, b"%d" % i, delay=0) for i in range(200)]
         began_s = time.monotonic()
         for name, data in before.items():
             store.path(name).write_bytes(data)
         reload(cluster, "authorities were withdrawn")
-        futures += [client.submit("load", b"%d" % i, delay=0) for i in range(200, 400)]
+        futures += [client.submit(topic, b"%d" % i, delay=0) for i in range(200, 400)]
         for call in open_:
             # ABORTED: of the follower's connection to the leader, which ended as well.
             assert code_of(ended(call)) in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED}
@@ -130,4 +140,4 @@ def test_connections_of_a_withdrawn_authority_end_and_other_clients_see_no_error
         assert [error for future in futures if (error := future.exception()) is not None] == []
         taken = take(consumer, len(futures))
         assert sorted(int(message.payload) for message in taken) == [*range(400)]
-    assert cluster.state(leader) == state, "no failover"
+    return cluster.state(leader) == state
