@@ -307,6 +307,8 @@ class RaftLink(grpc.GenericRpcHandler):
             await self._receive(peer, context)
         except BadRaftMessage as error:
             self._complaints.say(peer.name, f"broke off the link from {peer.name}: {error}")
+            if self._inbound.get(peer.name) is task:
+                del self._inbound[peer.name]  # else a newer stream cancels the abort
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except asyncio.CancelledError:
             if self._inbound.get(peer.name) is task and self._running:

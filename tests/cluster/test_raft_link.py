@@ -339,3 +339,41 @@ def test_newer_stream_of_a_peer_ends_the_older() -> None:
             await until(lambda: b.frames == [("a", FrameKind.ASK, 1)])
 
     asyncio.run(scenario())
+
+
+class SlowAbort:
+    """The context of a stream whose abort waits for `sent`."""
+
+    def __init__(self, *messages: bytes) -> None:
+        self._messages = [msgpack.packb([VERSION, "a", "b", "test"]), *messages]
+        self.aborting, self.sent = asyncio.Event(), asyncio.Event()
+        self.greeted = asyncio.Event()
+        self.aborted: grpc.StatusCode | None = None
+
+    async def read(self) -> object:
+        return self._messages.pop(0) if self._messages else grpc.aio.EOF
+
+    async def write(self, _: bytes) -> None:
+        self.greeted.set()
+
+    async def abort(self, code: grpc.StatusCode, _: str) -> None:
+        self.aborting.set()
+        await self.sent.wait()
+        self.aborted = code
+
+
+def test_newer_stream_does_not_cancel_the_abort_of_the_older() -> None:
+    async def scenario() -> None:
+        async with linked(only_b=True) as (_, b):
+            wrong, newer = SlowAbort(b"\xc1"), SlowAbort()
+            serving: list[asyncio.Task[None]] = []
+            for context in (wrong, newer):
+                context_: Any = context
+                serving.append(asyncio.create_task(b.link._serve(None, context_)))
+                async with asyncio.timeout(DEADLINE_S):
+                    await (wrong.aborting if context is wrong else newer.greeted).wait()
+            wrong.sent.set()
+            await asyncio.gather(*serving)
+            assert wrong.aborted is grpc.StatusCode.INVALID_ARGUMENT
+
+    asyncio.run(scenario())
