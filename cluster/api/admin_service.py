@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from cluster.api import wire_rows
+from cluster.api.backup_desk import BackupDesk
 from cluster.api.group_admin import GroupDesk
 from cluster.api.peer_queries import Peers, ask_all, checkpoint_of, status_of
 from cluster.api.policy_admin import PolicyDesk
@@ -81,9 +82,9 @@ _CHANGES: Final = {
 
 
 class AdminService(Service, rpc.AdminServiceServicer):
-    """Status, checkpoints, topics, leadership, members, policies."""
+    """Status, checkpoints, topics, leadership, members, policies, backups."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts that carry its requests out
         self,
         view: View,
         timers: TimerService,
@@ -91,8 +92,11 @@ class AdminService(Service, rpc.AdminServiceServicer):
         groups: GroupDesk,
         require_leader: Callable[[], Any],
         hooks: ServiceHooks = NO_HOOKS,
+        backups: BackupDesk | None = None,
     ) -> None:
+        """`backups`: None: this node has no files."""
         super().__init__(hooks)
+        self._backups = backups
         self._view = view
         self._timers = timers
         self._policies = policies
@@ -283,6 +287,54 @@ class AdminService(Service, rpc.AdminServiceServicer):
             task_count=found.task_count,
             left_out=found.left_out,
         )
+
+    @answered
+    async def OpenBackup(  # noqa: N802
+        self, request: pb.OpenBackupRequest, context: Context
+    ) -> pb.OpenBackupResponse:
+        """Pin one node's state for a backup; return its parts."""
+        if not self._is_here(request.node):
+            passed: pb.OpenBackupResponse = await self._passed_on("OpenBackup", request, context)
+            return passed
+        desk = self._desk()
+        opened = await desk.open(request.backup_id, LogIndex(request.min_index))
+        return pb.OpenBackupResponse(
+            cluster_id=self._view.cluster_id,
+            replica_id=desk.replica_id,
+            index=opened.index,
+            epoch=opened.epoch,
+            parts=[
+                pb.OpenBackupResponse.Part(path=part.path, size=part.size, crc32=part.crc32)
+                for part in opened.parts
+            ],
+        )
+
+    @answered
+    async def FetchBackup(  # noqa: N802
+        self, request: pb.FetchBackupRequest, context: Context
+    ) -> pb.FetchBackupResponse:
+        """Return bytes of one part of an open backup."""
+        if not self._is_here(request.node):
+            passed: pb.FetchBackupResponse = await self._passed_on("FetchBackup", request, context)
+            return passed
+        data = await self._desk().fetch(request.backup_id, request.path, request.offset)
+        return pb.FetchBackupResponse(data=data)
+
+    @answered
+    async def CloseBackup(  # noqa: N802
+        self, request: pb.CloseBackupRequest, context: Context
+    ) -> pb.CloseBackupResponse:
+        """Unpin one node's state."""
+        if not self._is_here(request.node):
+            passed: pb.CloseBackupResponse = await self._passed_on("CloseBackup", request, context)
+            return passed
+        self._desk().close(request.backup_id)
+        return pb.CloseBackupResponse()
+
+    def _desk(self) -> BackupDesk:
+        if self._backups is None:
+            raise InvalidRequestError("node", self._view.name, "can't back up: it has no files")
+        return self._backups
 
     def _is_here(self, node: str) -> bool:
         """Return whether a request names this node.

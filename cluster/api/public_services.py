@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from cluster.api import wire_rows
 from cluster.api.admin_service import AdminService, View
+from cluster.api.backup_desk import BackupDesk
 from cluster.api.consume_service import ConsumeService
 from cluster.api.group_admin import GroupDesk
 from cluster.api.policy_admin import PolicyDesk
@@ -31,7 +32,7 @@ class Services(NamedTuple):
         rpc.add_AdminServiceServicer_to_server(self.admin, server)
 
 
-def services_of(
+def services_of(  # noqa: PLR0913 - the parts of the services
     host: Host,
     view: View,
     config: NodeConfig,
@@ -39,11 +40,13 @@ def services_of(
     threads: Executor | None = None,
     outboxes: Outboxes | None = None,
     hooks: ServiceHooks = NO_HOOKS,
+    backups: BackupDesk | None = None,
 ) -> Services:
     """Return the public services of a node with the settings `config`.
 
     `threads`: run queries. None: threads of the services' own.
     `outboxes`: bytes that consumers have not read yet. None: the services' own.
+    `backups`: None: the node has no files.
     """
     limits = config.limits
     if outboxes is None:
@@ -66,5 +69,5 @@ def services_of(
     desk = GroupDesk(host, timers, config.groups, limits.group_name_bytes_max)
     consumers = ConsumeService(host, desk, outboxes, salt=salt, hooks=hooks)
     policies = PolicyDesk(host, timers)
-    admin = AdminService(view, timers, policies, desk, host.require_leader, hooks)
+    admin = AdminService(view, timers, policies, desk, host.require_leader, hooks, backups)
     return Services(timers, consumers, admin)

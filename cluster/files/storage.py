@@ -8,6 +8,7 @@ the same, found while the node ran                 a note in the file `damaged`;
                                                    fetches them again
 """
 
+import functools
 import logging
 import secrets
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from cluster.api import wire_rows
+from cluster.api.backup_desk import pin_directories
 from cluster.settings.config import NodeConfig
 from replication.core.promise import PromiseFile
 from replication.shell.snapshot_install import install_if_ready
@@ -103,8 +105,9 @@ def open_storage(
 def give_back(disk: Disk, config: NodeConfig) -> None:
     """Delete the files on a full disk that no start needs.
 
-    These are outgoing snapshots, files that no manifest names, and an incomplete incoming snapshot.
-    A complete one is installed, which deletes the files that it replaces. A failure is logged.
+    These are outgoing snapshots, pinned backups, files that no manifest names, and an incomplete
+    incoming snapshot. A complete one is installed, which deletes the files that it replaces. A
+    failure is logged.
     """
     try:
         directory = open_directory(
@@ -120,6 +123,10 @@ def give_back(disk: Disk, config: NodeConfig) -> None:
 
     steps: tuple[Callable[[], None], ...] = (
         lambda: remove_files(disk, directory.outgoing),
+        *(
+            functools.partial(remove_files, disk, each)
+            for each in pin_directories(directory.backups)
+        ),
         lambda: remove_unnamed(disk, directory.state),
         end_fetching,  # last: an install needs some room itself
     )

@@ -22,6 +22,7 @@ from typing import Any, NoReturn, Protocol
 import grpc
 
 from cluster.api import wire_rows
+from cluster.api.backup_desk import BackupDesk
 from cluster.api.consume_service import ConsumeService
 from cluster.api.peer_queries import ask_all, status_of
 from cluster.api.public_services import Services, services_of
@@ -107,6 +108,7 @@ class NodeParts:
     promotions: PromotionMetrics
     space: Space
     memory: MemoryGuard
+    backups: BackupDesk
     scrubber: Scrubber
     loop_watch: LoopWatch
     new_fetch: Callable[[], SnapshotFetch]
@@ -135,6 +137,7 @@ class _Planes:
     host: Host
     control: ControlPlane
     snapshots: Snapshots
+    backups: BackupDesk
     scrubber: Scrubber
     view: NodeState
     metrics: ApplyMetrics
@@ -227,6 +230,7 @@ def build(config: NodeConfig, node: NodeCalls, *, raft_lost: bool) -> NodeParts:
             mono_ms=mono_ms,
         ),
         memory=memory,
+        backups=planes.backups,
         scrubber=planes.scrubber,
         loop_watch=LoopWatch(
             asyncio.get_running_loop(), basis.telemetry.loop_held_seconds.observe, host.steps
@@ -277,6 +281,16 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
             flush=host.flush,
             mono_ms=mono_ms,
             identify=basis.endpoints.identify,
+            fatal=node.fatal,
+        ),
+        backups=BackupDesk(
+            FreshDisk(),
+            files.directory.state,
+            files.directory.backups,
+            host,
+            replica_id=files.directory.identity.replica_id,
+            bytes_per_s=config.storage.snapshot_bytes_per_s,
+            mono_ms=mono_ms,
             fatal=node.fatal,
         ),
         scrubber=scrubber,
@@ -414,7 +428,14 @@ def _services(
         on_stream_end=telemetry.rpcs.stream_ended,
         relay=relay,
     )
-    services = services_of(planes.host, planes.view, config, outboxes=outboxes, hooks=hooks)
+    services = services_of(
+        planes.host,
+        planes.view,
+        config,
+        outboxes=outboxes,
+        hooks=hooks,
+        backups=planes.backups,
+    )
     return services, connections, memory
 
 

@@ -77,6 +77,7 @@ class Node:
         self.spawn(parts.publisher.run())
         self.spawn(parts.space.run())
         self.spawn(parts.memory.run())
+        self.spawn(parts.backups.run())
         self.spawn(parts.scrubber.run())
         logger.info("started: grpc %s, http %s", self.config.grpc, self.config.http)
 

@@ -35,7 +35,7 @@ from cluster.security.identities import (
     UntrustedIdentityError,
     identity_of,
 )
-from cluster.security.method_rules import AUDITED, METHOD_RULES
+from cluster.security.method_rules import METHOD_RULES
 from timer.model.timer_errors import EngineError, NotReadyError, PermissionDeniedError
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -230,7 +230,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
             EngineError: the gate denies the RPC, or new rules ended it.
         """
         caller, expires_s = self._admit(method, context)
-        audited = caller is not None and caller.rule.permission in AUDITED
+        audited = caller is not None and caller.rule.is_audited
         change = shown(request) if audited else None
         del request
         task = asyncio.current_task()

@@ -98,6 +98,13 @@ class MethodRule:
     """The service checks each request of the stream itself, and answers a denied one."""
     paced: bool = field(default=False, kw_only=True)
     """Requests of the stream above the caller's rate wait, because an error would end it."""
+    is_step: bool = field(default=False, kw_only=True)
+    """A step of an audited call. It has no line in the audit log, except if it is denied."""
+
+    @property
+    def is_audited(self) -> bool:
+        """Whether a call has a line in the audit log even if it succeeds."""
+        return self.permission in AUDITED and not self.is_step
 
 
 _P: Final = Permission
@@ -139,6 +146,9 @@ METHOD_RULES: Final[Mapping[str, MethodRule]] = {
     "/timer.v1.AdminService/DrainNode": MethodRule(_P.OPERATE),
     "/timer.v1.AdminService/SetLogLevel": MethodRule(_P.OPERATE),
     "/timer.v1.AdminService/DumpStacks": MethodRule(_P.OPERATE),
+    "/timer.v1.AdminService/OpenBackup": MethodRule(_P.OPERATE, _cluster),
+    "/timer.v1.AdminService/FetchBackup": MethodRule(_P.OPERATE, _cluster, is_step=True),
+    "/timer.v1.AdminService/CloseBackup": MethodRule(_P.OPERATE, _cluster),
     "/grpc.health.v1.Health/Check": MethodRule(None),
     "/grpc.health.v1.Health/Watch": MethodRule(None),
     "/grpc.health.v1.Health/List": MethodRule(None),

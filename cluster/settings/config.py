@@ -248,7 +248,8 @@ class StorageConfig(_Part):
     scrub_interval_ms: int = _int(3_600_000, 100, 2_592_000_000)
     """Time from the start of one pass to the next; longer if the pass takes longer."""
     snapshot_bytes_per_s: int = _int(64 * MIB, 64 * KIB, 65_536 * MIB)
-    """Rate at which a leader sends snapshots, all together."""
+    """Rate at which a leader sends snapshots, all together. A node sends the files of backups at
+    the same rate."""
     refetch_timeout_ms: int = _int(300_000, 1_000, 86_400_000)
     """A node with damaged files waits so long for a leader that offers a snapshot, and for each
     part of it. Then it ends and reports the damage."""

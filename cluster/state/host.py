@@ -196,6 +196,21 @@ class Host:
         """Take note of the disk's room. If it has become low, drop the log and flush."""
         self._io.guarded(self._plane.use_room, room)
 
+    @property
+    def applied_index(self) -> LogIndex:
+        """The last applied entry."""
+        return self.engine.machine.applied_index
+
+    @property
+    def manifest_index(self) -> LogIndex:
+        """Index of the newest manifest. 0: there is none."""
+        return self.engine.manifest_index
+
+    @property
+    def is_low(self) -> bool:
+        """Whether the disk has little room."""
+        return self.engine.room.low
+
     async def flush(self) -> None:
         """Write a manifest at the applied index; nothing if one is being written.
 

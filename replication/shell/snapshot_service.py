@@ -17,7 +17,6 @@ pinned, the log after it is kept.
 """
 
 import asyncio
-import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Final, NoReturn, TypeVar
@@ -27,6 +26,7 @@ from google.protobuf.message import DecodeError
 
 from replication.core.promise import Promise
 from replication.proto import snapshot_pb2 as pb
+from replication.shell.send_rate import SendRate
 from replication.shell.transport import Identify
 from timer.model.timer_errors import NotReadyError
 from timer.model.units import LogIndex, MonoMs
@@ -188,33 +188,6 @@ class Snapshots:
                 await _refuse(context, grpc.StatusCode.NOT_FOUND, f"{part.path} is not pinned here")
             yield pb.SnapshotChunk(data=found, crc32=zlib.crc32(found)).SerializeToString()
             offset += len(found)
-
-
-class SendRate:
-    """Limits the bytes per second of all senders together."""
-
-    def __init__(
-        self,
-        bytes_per_s: int,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._bytes_per_s = bytes_per_s
-        self._clock, self._sleep = clock, sleep
-        self._free_s = 0.0
-
-    async def spend(self, size: int) -> None:
-        """Wait until `size` more bytes may be sent."""
-        now_s = self._clock()
-        start_s = max(self._free_s, now_s)
-        self._free_s = start_s + size / self._bytes_per_s
-        if start_s > now_s:
-            try:
-                await self._sleep(start_s - now_s)
-            except asyncio.CancelledError:
-                self._free_s -= size / self._bytes_per_s  # nothing is sent for this call
-                raise
 
 
 def encode_offer(snapshot: Snapshot, under: Promise) -> pb.SnapshotOffer:

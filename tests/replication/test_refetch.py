@@ -12,8 +12,9 @@ import pytest
 from replication.core.promise import Promise
 from replication.proto import snapshot_pb2 as pb
 from replication.shell import snapshot_fetch as receiving
+from replication.shell.send_rate import SendRate
 from replication.shell.snapshot_fetch import SnapshotFetch, UnusableAnswer, decode_offer
-from replication.shell.snapshot_service import FETCH, SendRate, Snapshots, encode_offer
+from replication.shell.snapshot_service import FETCH, Snapshots, encode_offer
 from tests.timer.machines import START_MS, catch_up, engine_on, part_of, state_of
 from tests.timer.test_manifest import busy_log, flush
 from timer.files.disk import Disk, RealDisk

@@ -566,6 +566,15 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
             await refuse(context, silent, grpc.StatusCode.UNAVAILABLE)
         return pb.SetLogLevelResponse(node=request.node, before="info")
 
+    async def OpenBackup(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
+    async def FetchBackup(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
+    async def CloseBackup(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
     async def DumpStacks(self, request: Any, context: Any) -> Any:  # noqa: N802
         del context
         stack = pb.DumpStacksResponse.Stack(name="run", count=3, frames=["sleep tasks.py:1"])

@@ -9,6 +9,7 @@
     state/          manifests, runs, queues
     incoming/       a snapshot that is being received (timer/recovery/snapshot.py)
     outgoing/       a snapshot that other nodes fetch
+    backups/        snapshots that are fetched for backups (cluster/api/backup_desk.py)
     recovered.log   the steps that `timerctl recover` took (cluster/files/recover.py)
 
 The directory *is* the replica: its replica id is created with it and never changes. A learner that
@@ -73,6 +74,7 @@ class DataDirectory:
         self.state: Final = path / "state"
         self.incoming: Final = path / "incoming"
         self.outgoing: Final = path / "outgoing"
+        self.backups: Final = path / "backups"
         self.damaged: Final = path / "damaged"
         self._lock = lock
 

@@ -367,11 +367,23 @@ def read(disk: Disk, directory: Path) -> State | None:
         CorruptFileError: it is damaged.
         UnknownVersionError: another version wrote it.
     """
-    body = check(disk, directory)
-    if body is None:
-        return None
-    state: State = msgpack.unpackb(body, strict_map_key=False)
+    path = directory / NAME
+    return decode(disk.read(path), path) if disk.exists(path) else None
+
+
+def decode(data: bytes, path: Path) -> State:
+    """Return the state in a manifest's bytes. `path`: of the file, for errors.
+
+    Raises:
+        CorruptFileError, UnknownVersionError: see `read`.
+    """
+    state: State = msgpack.unpackb(_body(data, path), strict_map_key=False)
     return state
+
+
+def pending_of(state: State) -> int:
+    """Return the number of pending timers."""
+    return Counts(*state["counts"]).pending
 
 
 def check(disk: Disk, directory: Path) -> bytes | None:
@@ -381,9 +393,10 @@ def check(disk: Disk, directory: Path) -> bytes | None:
         CorruptFileError, UnknownVersionError: see `read`.
     """
     path = directory / NAME
-    if not disk.exists(path):
-        return None
-    data = disk.read(path)
+    return _body(disk.read(path), path) if disk.exists(path) else None
+
+
+def _body(data: bytes, path: Path) -> bytes:
     if len(data) < _HEADER.size:
         raise CorruptFileError(path, 0, f"{len(data)} bytes; a header has {_HEADER.size}")
     magic, version, crc32, length = _HEADER.unpack_from(data)

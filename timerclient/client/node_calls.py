@@ -1,4 +1,4 @@
-"""The client's calls that look into one node: log levels and stacks."""
+"""The client's calls about one node: log levels, drains, stacks and backups."""
 
 from timerclient.client.group_calls import GroupCalls
 from timerclient.proto import timer_pb2 as pb
@@ -69,6 +69,72 @@ class OneNodeCalls(GroupCalls):
         request = pb.DumpStacksRequest(node=rows.utf8("node", node).decode())
         return await self.nodes().anywhere(
             lambda at, left_s: at.admin.DumpStacks(request, timeout=left_s),
+            within_s=self.within_s(None),
+            final=FINAL,
+        )
+
+    async def open_backup(
+        self, node: str, backup_id: int, *, min_index: int = 0
+    ) -> pb.OpenBackupResponse:
+        """Pin the state of one node for a backup; return its index and its parts.
+
+        A backup of which no bytes are fetched for a minute is closed.
+
+        Args:
+            node: Its name.
+            backup_id: A random number, 1 to 2^64 - 1. A repeated call has the same number.
+            min_index: The state contains this log entry and all before it.
+
+        Raises:
+            NotFound: There is no such node.
+            InvalidRequest: The id is 0.
+            Unavailable: Not in time; the call may be repeated.
+        """
+        request = pb.OpenBackupRequest(
+            node=rows.utf8("node", node).decode(), backup_id=backup_id, min_index=min_index
+        )
+        return await self.nodes().anywhere(
+            lambda at, left_s: at.admin.OpenBackup(request, timeout=left_s),
+            within_s=self.within_s(None),
+            final=FINAL,
+        )
+
+    async def fetch_backup(self, node: str, backup_id: int, path: str, offset: int) -> bytes:
+        """Return at most a mebibyte of one part of an open backup; no bytes after its end.
+
+        Args:
+            node: Its name.
+            backup_id: As given to `open_backup`.
+            path: Of the part.
+            offset: Of the first byte.
+
+        Raises:
+            NotFound: The backup is not open any more, or has no such part.
+            Unavailable: Not in time; the call may be repeated.
+        """
+        request = pb.FetchBackupRequest(
+            node=rows.utf8("node", node).decode(), backup_id=backup_id, path=path, offset=offset
+        )
+        answer = await self.nodes().anywhere(
+            lambda at, left_s: at.admin.FetchBackup(request, timeout=left_s),
+            within_s=self.within_s(None),
+            final=FINAL,
+        )
+        return answer.data
+
+    async def close_backup(self, node: str, backup_id: int) -> None:
+        """Unpin a backup; no effect if it is not open.
+
+        Args:
+            node: Its name.
+            backup_id: As given to `open_backup`.
+
+        Raises:
+            NotFound: There is no such node.
+        """
+        request = pb.CloseBackupRequest(node=rows.utf8("node", node).decode(), backup_id=backup_id)
+        await self.nodes().anywhere(
+            lambda at, left_s: at.admin.CloseBackup(request, timeout=left_s),
             within_s=self.within_s(None),
             final=FINAL,
         )

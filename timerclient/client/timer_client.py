@@ -621,6 +621,52 @@ class TimerClient(ThreadClient):
         """
         return self._call(self._client.dump_stacks(node))
 
+    def open_backup(
+        self, node: str, backup_id: int, *, min_index: int = 0
+    ) -> pb.OpenBackupResponse:
+        """Pin the state of one node for a backup; return its index and its parts.
+
+        A backup of which no bytes are fetched for a minute is closed.
+
+        Args:
+            node: Its name.
+            backup_id: A random number, 1 to 2^64 - 1. A repeated call has the same number.
+            min_index: The state contains this log entry and all before it.
+
+        Raises:
+            NotFound: There is no such node.
+            InvalidRequest: The id is 0.
+            Unavailable: Not in time; the call may be repeated.
+        """
+        return self._call(self._client.open_backup(node, backup_id, min_index=min_index))
+
+    def fetch_backup(self, node: str, backup_id: int, path: str, offset: int) -> bytes:
+        """Return at most a mebibyte of one part of an open backup; no bytes after its end.
+
+        Args:
+            node: Its name.
+            backup_id: As given to `open_backup`.
+            path: Of the part.
+            offset: Of the first byte.
+
+        Raises:
+            NotFound: The backup is not open any more, or has no such part.
+            Unavailable: Not in time; the call may be repeated.
+        """
+        return self._call(self._client.fetch_backup(node, backup_id, path, offset))
+
+    def close_backup(self, node: str, backup_id: int) -> None:
+        """Unpin a backup; no effect if it is not open.
+
+        Args:
+            node: Its name.
+            backup_id: As given to `open_backup`.
+
+        Raises:
+            NotFound: There is no such node.
+        """
+        self._call(self._client.close_backup(node, backup_id))
+
     def pause_topic(self, topic: str) -> pb.DescribePoliciesResponse:
         """Stop the firing of a topic. Timers that come due are held, and stay pending.
 

@@ -3125,6 +3125,181 @@ class DumpStacksResponse(_message.Message):
 Global___DumpStacksResponse: _TypeAlias = DumpStacksResponse  # noqa: Y015
 
 @_typing.final
+class OpenBackupRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    BACKUP_ID_FIELD_NUMBER: _builtins.int
+    MIN_INDEX_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    """name"""
+    backup_id: _builtins.int
+    """a random number, not 0; a repeated request has the same one"""
+    min_index: _builtins.int
+    """the state contains this log entry and all before it"""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        backup_id: _builtins.int = ...,
+        min_index: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup_id", b"backup_id", "min_index", b"min_index", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenBackupRequest: _TypeAlias = OpenBackupRequest  # noqa: Y015
+
+@_typing.final
+class OpenBackupResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Part(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        PATH_FIELD_NUMBER: _builtins.int
+        SIZE_FIELD_NUMBER: _builtins.int
+        CRC32_FIELD_NUMBER: _builtins.int
+        path: _builtins.str
+        """in the state's directory"""
+        size: _builtins.int
+        """bytes"""
+        crc32: _builtins.int
+        """of all bytes"""
+        def __init__(
+            self,
+            *,
+            path: _builtins.str = ...,
+            size: _builtins.int = ...,
+            crc32: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["crc32", b"crc32", "path", b"path", "size", b"size"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    REPLICA_ID_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    replica_id: _builtins.int
+    index: _builtins.int
+    """the last log entry in the state"""
+    epoch: _builtins.int
+    """of that entry"""
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___OpenBackupResponse.Part]: ...
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        replica_id: _builtins.int = ...,
+        index: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        parts: _abc.Iterable[Global___OpenBackupResponse.Part] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "epoch", b"epoch", "index", b"index", "parts", b"parts", "replica_id", b"replica_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenBackupResponse: _TypeAlias = OpenBackupResponse  # noqa: Y015
+
+@_typing.final
+class FetchBackupRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    BACKUP_ID_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    backup_id: _builtins.int
+    path: _builtins.str
+    """of the part"""
+    offset: _builtins.int
+    """of the first byte"""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        backup_id: _builtins.int = ...,
+        path: _builtins.str = ...,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup_id", b"backup_id", "node", b"node", "offset", b"offset", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchBackupRequest: _TypeAlias = FetchBackupRequest  # noqa: Y015
+
+@_typing.final
+class FetchBackupResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """at most a mebibyte; empty: the part has no byte at the offset"""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchBackupResponse: _TypeAlias = FetchBackupResponse  # noqa: Y015
+
+@_typing.final
+class CloseBackupRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    BACKUP_ID_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    backup_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        backup_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup_id", b"backup_id", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CloseBackupRequest: _TypeAlias = CloseBackupRequest  # noqa: Y015
+
+@_typing.final
+class CloseBackupResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CloseBackupResponse: _TypeAlias = CloseBackupResponse  # noqa: Y015
+
+@_typing.final
 class ListMembersRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

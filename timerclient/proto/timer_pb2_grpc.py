@@ -908,6 +908,21 @@ class AdminServiceStub:
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.DumpStacksRequest.SerializeToString,
                 response_deserializer=timerclient_dot_proto_dot_timer__pb2.DumpStacksResponse.FromString,
                 _registered_method=True)
+        self.OpenBackup = channel.unary_unary(
+                '/timer.v1.AdminService/OpenBackup',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.OpenBackupRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.OpenBackupResponse.FromString,
+                _registered_method=True)
+        self.FetchBackup = channel.unary_unary(
+                '/timer.v1.AdminService/FetchBackup',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.FetchBackupRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.FetchBackupResponse.FromString,
+                _registered_method=True)
+        self.CloseBackup = channel.unary_unary(
+                '/timer.v1.AdminService/CloseBackup',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.CloseBackupRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.CloseBackupResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -1049,6 +1064,28 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OpenBackup(self, request, context):
+        """Pins the state of one node at one log index, for a backup, and returns its parts. A backup of
+        which no bytes are fetched for a minute is closed. Any node passes the request on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FetchBackup(self, request, context):
+        """Returns bytes of one part of an open backup. Any node passes the request on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CloseBackup(self, request, context):
+        """Closes a backup. One that is not open has no effect. Any node passes the request on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -1146,6 +1183,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.DumpStacks,
                     request_deserializer=timerclient_dot_proto_dot_timer__pb2.DumpStacksRequest.FromString,
                     response_serializer=timerclient_dot_proto_dot_timer__pb2.DumpStacksResponse.SerializeToString,
+            ),
+            'OpenBackup': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenBackup,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.OpenBackupRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.OpenBackupResponse.SerializeToString,
+            ),
+            'FetchBackup': grpc.unary_unary_rpc_method_handler(
+                    servicer.FetchBackup,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.FetchBackupRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.FetchBackupResponse.SerializeToString,
+            ),
+            'CloseBackup': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloseBackup,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.CloseBackupRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.CloseBackupResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1663,6 +1715,87 @@ class AdminService:
             '/timer.v1.AdminService/DumpStacks',
             timerclient_dot_proto_dot_timer__pb2.DumpStacksRequest.SerializeToString,
             timerclient_dot_proto_dot_timer__pb2.DumpStacksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenBackup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.AdminService/OpenBackup',
+            timerclient_dot_proto_dot_timer__pb2.OpenBackupRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.OpenBackupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchBackup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.AdminService/FetchBackup',
+            timerclient_dot_proto_dot_timer__pb2.FetchBackupRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.FetchBackupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CloseBackup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.AdminService/CloseBackup',
+            timerclient_dot_proto_dot_timer__pb2.CloseBackupRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.CloseBackupResponse.FromString,
             options,
             channel_credentials,
             insecure,

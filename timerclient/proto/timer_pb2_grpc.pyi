@@ -345,6 +345,14 @@ class AdminServiceStub:
     """
     DumpStacks: _grpc.UnaryUnaryMultiCallable[_timer_pb2.DumpStacksRequest, _timer_pb2.DumpStacksResponse]
     """Returns the stacks of all threads and tasks of one node. Any node passes the request on."""
+    OpenBackup: _grpc.UnaryUnaryMultiCallable[_timer_pb2.OpenBackupRequest, _timer_pb2.OpenBackupResponse]
+    """Pins the state of one node at one log index, for a backup, and returns its parts. A backup of
+    which no bytes are fetched for a minute is closed. Any node passes the request on.
+    """
+    FetchBackup: _grpc.UnaryUnaryMultiCallable[_timer_pb2.FetchBackupRequest, _timer_pb2.FetchBackupResponse]
+    """Returns bytes of one part of an open backup. Any node passes the request on."""
+    CloseBackup: _grpc.UnaryUnaryMultiCallable[_timer_pb2.CloseBackupRequest, _timer_pb2.CloseBackupResponse]
+    """Closes a backup. One that is not open has no effect. Any node passes the request on."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -395,6 +403,14 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
     DumpStacks: _aio.UnaryUnaryMultiCallable[_timer_pb2.DumpStacksRequest, _timer_pb2.DumpStacksResponse]  # type: ignore[assignment]
     """Returns the stacks of all threads and tasks of one node. Any node passes the request on."""
+    OpenBackup: _aio.UnaryUnaryMultiCallable[_timer_pb2.OpenBackupRequest, _timer_pb2.OpenBackupResponse]  # type: ignore[assignment]
+    """Pins the state of one node at one log index, for a backup, and returns its parts. A backup of
+    which no bytes are fetched for a minute is closed. Any node passes the request on.
+    """
+    FetchBackup: _aio.UnaryUnaryMultiCallable[_timer_pb2.FetchBackupRequest, _timer_pb2.FetchBackupResponse]  # type: ignore[assignment]
+    """Returns bytes of one part of an open backup. Any node passes the request on."""
+    CloseBackup: _aio.UnaryUnaryMultiCallable[_timer_pb2.CloseBackupRequest, _timer_pb2.CloseBackupResponse]  # type: ignore[assignment]
+    """Closes a backup. One that is not open has no effect. Any node passes the request on."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """---- administration"""
@@ -556,5 +572,31 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.DumpStacksResponse, _abc.Awaitable[_timer_pb2.DumpStacksResponse]]:
         """Returns the stacks of all threads and tasks of one node. Any node passes the request on."""
+
+    @_abc_1.abstractmethod
+    def OpenBackup(
+        self,
+        request: _timer_pb2.OpenBackupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.OpenBackupResponse, _abc.Awaitable[_timer_pb2.OpenBackupResponse]]:
+        """Pins the state of one node at one log index, for a backup, and returns its parts. A backup of
+        which no bytes are fetched for a minute is closed. Any node passes the request on.
+        """
+
+    @_abc_1.abstractmethod
+    def FetchBackup(
+        self,
+        request: _timer_pb2.FetchBackupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.FetchBackupResponse, _abc.Awaitable[_timer_pb2.FetchBackupResponse]]:
+        """Returns bytes of one part of an open backup. Any node passes the request on."""
+
+    @_abc_1.abstractmethod
+    def CloseBackup(
+        self,
+        request: _timer_pb2.CloseBackupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.CloseBackupResponse, _abc.Awaitable[_timer_pb2.CloseBackupResponse]]:
+        """Closes a backup. One that is not open has no effect. Any node passes the request on."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

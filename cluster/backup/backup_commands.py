@@ -1,0 +1,300 @@
+"""`timerctl backup …` and `timerctl restore`.
+
+backup --into STORE [--node NODE]
+backup list | verify | prune --from STORE
+restore --from STORE [--backup ID | --at-index N | --at TIME] (--into DIR | --config FILE)
+
+timerctl imports this module at each start, so the modules with the work are imported by the
+commands. They need the extra `server`.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from timerclient.cli import cli_args, output
+from timerclient.cli.cli_args import UsageError, tls_of
+from timerclient.cli.contexts import apply_context
+from timerclient.client.timer_client import TimerClient
+
+if TYPE_CHECKING:
+    from cluster.backup.catalogue import Catalogue
+    from cluster.backup.restoration import RestorePlan, RestoreResult
+
+OK: Final = 0
+FAILED: Final = 1
+_STORE: Final = "a directory, or a URI such as s3://bucket/prefix?region=eu-west-1"
+_HEADINGS: Final = (
+    *("BACKUP", "INDEX", "TIME", "PENDING", "MESSAGES", "MIB", "SENT MIB", "NODE", "PARTS"),
+)
+_WIDE: Final = frozenset({"NODE", "PARTS"})
+
+Run = Callable[[argparse.Namespace], int]
+
+
+def register_backup(commands: "argparse._SubParsersAction[Any]") -> None:
+    """Add `timerctl backup`."""
+    text = "back up the running cluster, incrementally"
+    backup = commands.add_parser("backup", help=text, description=f"{text.capitalize()}.")
+    backup.set_defaults(run=_with_extra(_backup))
+    cli_args.add_connection(backup, argparse.SUPPRESS)
+    cli_args.add_output(backup)
+    backup.add_argument("--into", metavar="STORE", help=_STORE)
+    backup.add_argument("--node", default="", help="node that sends its state; default: chosen")
+    backup.add_argument(
+        "--timeout",
+        metavar="DURATION",
+        type=cli_args.duration,
+        default=timedelta(minutes=2),
+        help="time for each call of the cluster, its repetitions included; default: 2m",
+    )
+    actions = backup.add_subparsers(title="commands", metavar="COMMAND")
+    for name, run, text in (
+        ("list", _list, "show the backups of a store"),
+        ("verify", _verify, "read backups again and compare all bytes with their catalogues"),
+        ("prune", _prune, "delete old backups, and parts that no backup needs"),
+    ):
+        action = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        action.set_defaults(run=_with_extra(run))
+        action.add_argument("--from", dest="store", metavar="STORE", required=True, help=_STORE)
+        cli_args.add_output(action)
+        if name == "verify":
+            action.add_argument("--backup", metavar="ID", help="default: all")
+        if name == "prune":
+            action.add_argument("--keep", type=_count, required=True, help="newest backups to keep")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number of at least 1")
+    return int(text)
+
+
+def add_source(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """Add the options that choose a backup."""
+    parser.add_argument("--from", dest="store", metavar="STORE", required=required, help=_STORE)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--backup", metavar="ID", help="default: the newest")
+    which.add_argument("--at-index", type=_count, metavar="N", help="the newest at or before it")
+    which.add_argument(
+        "--at", type=cli_args.aware, metavar="ISO", help="the newest at or before this time"
+    )
+
+
+def register_restore(commands: "argparse._SubParsersAction[Any]") -> None:
+    """Add `timerctl restore`."""
+    text = "make the data directories of a new cluster from a backup"
+    restore = commands.add_parser("restore", help=text, description=f"{text.capitalize()}.")
+    restore.set_defaults(run=_with_extra(_restore))
+    cli_args.add_output(restore)
+    add_source(restore, required=True)
+    place = restore.add_mutually_exclusive_group(required=True)
+    place.add_argument(
+        "--into", type=Path, metavar="DIR", help="for all nodes: DIR/NODE; absent or empty"
+    )
+    place.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="settings of one node: its data directory, name, peers and cluster_id",
+    )
+    restore.add_argument(
+        "--nodes", metavar="NAME,...", help="with --into; default: the nodes of the backup"
+    )
+    restore.add_argument(
+        "--cluster-id",
+        metavar="ID",
+        help="with --into; default: the backup's. Another one makes"
+        " all timer ids of the old cluster invalid",
+    )
+    restore.add_argument(
+        "--restore-id",
+        metavar="ID",
+        help="with --config: the same on all nodes, and a new one for each restore",
+    )
+
+
+def _with_extra(run: Run) -> Run:
+    """Return the command; without the modules of the extra `server` it is a wrong command line."""
+
+    def checked(args: argparse.Namespace) -> int:
+        try:
+            return run(args)
+        except ModuleNotFoundError as missing:
+            text = f"needs {missing.name}: pip install 'timer-cluster[server]'"
+            raise UsageError(f"this command {text}") from None
+
+    return checked
+
+
+# ---- backup
+
+
+def _backup(args: argparse.Namespace) -> int:
+    from cluster.backup.backup_run import BackupRun
+    from cluster.backup.backup_store import BackupStore
+
+    if not args.into:
+        raise UsageError("backup needs --into STORE, or a command: list, verify, prune", "backup")
+    store = BackupStore(args.into)
+    apply_context(args)
+    client = TimerClient(args.endpoints, timeout=args.timeout, credentials=tls_of(args))
+    with client:
+        run = BackupRun(client, store, node=args.node, patience_s=args.timeout.total_seconds())
+        taken = run.take()
+    table = cli_args.table(args, _HEADINGS, [_row(taken)], _WIDE)
+    _put(args, _document(taken), table)
+    return OK
+
+
+def _list(args: argparse.Namespace) -> int:
+    from cluster.backup.backup_store import BackupStore
+    from cluster.backup.catalogue import read_catalogues
+
+    found = read_catalogues(BackupStore(args.store))
+    table = cli_args.table(args, _HEADINGS, [_row(each) for each in found], _WIDE)
+    _put(args, {"backups": [_document(each) for each in found]}, table)
+    return OK
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from cluster.backup.backup_store import BackupStore
+    from cluster.backup.store_care import damages_of
+
+    checked, damages = damages_of(BackupStore(args.store), args.backup)
+    lines = [*damages, f"{checked} parts: {len(damages) or 'none'} missing or damaged"]
+    _put(args, {"parts": checked, "damaged": damages}, "\n".join(lines))
+    return FAILED if damages else OK
+
+
+def _prune(args: argparse.Namespace) -> int:
+    from cluster.backup.backup_store import BackupStore
+    from cluster.backup.store_care import prune
+
+    gone = prune(BackupStore(args.store), args.keep)
+    document = {"backups": gone.backups, "parts": gone.parts, "bytes": gone.size}
+    text = f"{len(gone.backups)} backups and {gone.parts} parts deleted, {_mib(gone.size)} MiB"
+    _put(args, document, text)
+    return OK
+
+
+def _row(backup: "Catalogue") -> tuple[Any, ...]:
+    sizes = _mib(backup.size), _mib(backup.sent_bytes)
+    what = backup.backup, backup.index, output.instant(backup.time_ms)
+    return *what, backup.pending, backup.messages, *sizes, backup.node, len(backup.parts)
+
+
+def _document(backup: "Catalogue") -> dict[str, Any]:
+    names = (
+        *("backup", "cluster_id", "node", "index", "epoch", "time_ms", "begun_ms", "ended_ms"),
+        *("program", "manifest_version", "pending", "messages", "sent_bytes"),
+    )
+    found = {name: getattr(backup, name) for name in names}
+    return found | {"nodes": [*backup.nodes], "bytes": backup.size, "parts": len(backup.parts)}
+
+
+def _mib(size: int) -> float:
+    return round(size / (1 << 20), 1)
+
+
+# ---- restore
+
+
+def _restore(args: argparse.Namespace) -> int:
+    from cluster.backup import restoration
+    from cluster.backup.backup_store import BackupStore
+    from cluster.backup.catalogue import find_backup
+
+    if args.config is not None and (args.nodes or args.cluster_id):
+        raise UsageError("--nodes and --cluster-id go with --into: the settings have them")
+    if args.config is None and args.restore_id:
+        raise UsageError("--restore-id goes with --config: --into makes all nodes at once")
+    if args.config is not None and not args.restore_id:
+        text = "such as the output of `openssl rand -hex 8`"
+        raise UsageError(f"--config needs --restore-id: one new id for all nodes, {text}")
+    store = BackupStore(args.store)
+    found = find_backup(store, backup=args.backup, at_index=args.at_index, at=args.at)
+    plan, places, target = _plan(args, found)
+    now_ms = time.time_ns() // 1_000_000
+    result = restoration.restore(store, plan, places, target, now_ms)
+    _put(args, _restored(plan, result, now_ms), _report(plan, result, now_ms))
+    return OK
+
+
+def _plan(
+    args: argparse.Namespace, found: "Catalogue"
+) -> "tuple[RestorePlan, dict[str, Path], Path]":
+    """Return the plan, the directory of each node to make, and the directory of all of them."""
+    import secrets
+
+    from cluster.backup.restoration import RestorePlan
+
+    if args.config is None:
+        given = args.nodes.split(",") if args.nodes else found.nodes
+        names = tuple(name.strip() for name in given)
+        cluster_id, restore_id = args.cluster_id or found.cluster_id, secrets.token_hex(8)
+        target, places = args.into, {name: args.into / name for name in names}
+    else:
+        from cluster.settings.config import load_config
+        from timer.model.timer_errors import ConfigError
+
+        try:
+            config = load_config(args.config, os.environ, {})
+        except ConfigError as error:
+            raise UsageError(str(error)) from None
+        names, cluster_id, restore_id = tuple(config.peers), config.cluster_id, args.restore_id
+        target, places = config.data, {config.name: config.data}
+    plan = RestorePlan(catalogue=found, cluster_id=cluster_id, voters=names, restore_id=restore_id)
+    return plan, places, target
+
+
+def _restored(plan: "RestorePlan", result: "RestoreResult", now_ms: int) -> dict[str, Any]:
+    backup = plan.catalogue
+    return {
+        "backup": backup.backup,
+        "index": backup.index,
+        "time_ms": backup.time_ms,
+        "cluster_id": plan.cluster_id,
+        "restore_id": plan.restore_id,
+        "epoch": plan.epoch,
+        "nodes": [*plan.voters],
+        "directories": {name: str(place) for name, place in result.directories.items()},
+        "pending": backup.pending,
+        "messages": backup.messages,
+        "held": result.held,
+        "now_ms": now_ms,
+        "overdue": result.overdue,
+    }
+
+
+def _report(plan: "RestorePlan", result: "RestoreResult", now_ms: int) -> str:
+    backup, overdue = plan.catalogue, sum(result.overdue.values())
+    since = output.instant(backup.time_ms)
+    which = f"cluster {plan.cluster_id} at log index {backup.index}, {since}"
+    lines = [
+        f"restored backup {backup.backup}: {which}",
+        *(f"  {name}: {place}" for name, place in result.directories.items()),
+        f"  pending timers: {backup.pending}, of which {result.held} are held by a pause",
+        f"  fired messages that topics keep: {backup.messages}",
+        f"came due from {since} to {output.instant(now_ms)}: {overdue} timers",
+        *(f"  {topic}: {count}" for topic, count in result.overdue.items()),
+    ]
+    if overdue:
+        lines.append("They fire at the start, again if they fired in the old cluster.")
+    lines += [
+        "Acks, cancels, new timers and other changes after that index are lost.",
+        f"Stop the old cluster for good. The first start needs all of {', '.join(plan.voters)}.",
+    ]
+    if plan.cluster_id != backup.cluster_id:
+        lines.append(f"Timer ids of cluster {backup.cluster_id} are not valid in this one.")
+    return "\n".join(lines)
+
+
+def _put(args: argparse.Namespace, document: dict[str, Any], text: str) -> None:
+    is_json = args.output == "json"
+    sys.stdout.write((output.to_json(document) if is_json else text) + "\n")

@@ -1,0 +1,242 @@
+"""One backup of a running cluster.
+
+    status --> a node, and the newest committed index --> OpenBackup: the node pins its state there
+    each file of the state:   in an earlier backup, and in the store still --> nothing to do
+                              in the store, of a backup that was cut       --> read and verified
+                              else                         --> fetched, verified, and written
+    catalogue written --> the backup is complete
+
+The node gives size and CRC-32 of each file, for a run as it wrote them into the manifest. The bytes
+are compared with both on their way, so a backup never stores what the node did not mean to write.
+"""
+
+import hashlib
+import secrets
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, TypeVar
+
+from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable
+from cluster.backup.catalogue import (
+    PARTS,
+    Catalogue,
+    StoredPart,
+    catalogue_name,
+    part_name,
+    read_catalogues,
+)
+from timer.model.timer_errors import CorruptFileError, UnknownVersionError
+from timer.recovery import manifest
+from timerclient import __version__
+from timerclient.client.timer_client import TimerClient
+from timerclient.proto import timer_pb2 as pb
+from timerclient.values.errors import NotFound, TimerError, Unavailable
+
+PAUSE_S: Final = 0.5
+"""Pause between two attempts of one call."""
+
+_T = TypeVar("_T")
+_Parts = dict[tuple[int, str, int, int], StoredPart]
+
+
+class PartDigest:
+    """Size, CRC-32 and SHA-256 of bytes that pass through."""
+
+    def __init__(self) -> None:
+        self.size = self.crc32 = 0
+        self._sha256 = hashlib.sha256()
+
+    def through(self, data: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield the same bytes."""
+        for piece in data:
+            self.size += len(piece)
+            self.crc32 = zlib.crc32(piece, self.crc32)
+            self._sha256.update(piece)
+            yield piece
+
+    @property
+    def sha256(self) -> str:
+        """Hexadecimal."""
+        return self._sha256.hexdigest()
+
+
+class BackupRun:
+    """Takes one backup. See the module."""
+
+    def __init__(
+        self, client: TimerClient, store: BackupStore, *, node: str = "", patience_s: float = 60
+    ) -> None:
+        """`node`: that sends its state; empty: chosen. `patience_s`: time for each call."""
+        self._client, self._store = client, store
+        self._node, self._patience_s = node, patience_s
+        self._backup_id = secrets.randbits(64) or 1
+        self._sent = 0
+
+    def take(self) -> Catalogue:
+        """Take the backup; return its catalogue.
+
+        Raises:
+            BackupError: the store has backups of another cluster, or bytes differ from the node's.
+            StoreUnavailable: the store does not answer.
+            TimerError: the cluster does not answer, or rejects the call.
+        """
+        begun_ms = _now_ms()
+        before = read_catalogues(self._store)
+        status = self._patiently(self._client.status)
+        other = next((each for each in before if each.cluster_id != status.cluster_id), None)
+        if other is not None:
+            raise BackupError(
+                f"{self._store.root} has backups of cluster {other.cluster_id!r}, this is cluster"
+                f" {status.cluster_id!r}: use a store for each cluster"
+            )
+        self._node = self._node or chosen_node(status, before)
+        committed = max((node.commit_index for node in status.nodes if node.reachable), default=0)
+        try:
+            opened = self._patiently(
+                lambda: self._client.open_backup(self._node, self._backup_id, min_index=committed)
+            )
+            return self._stored(opened, before, status, begun_ms)
+        finally:
+            with suppress(TimerError):  # the node closes it after a minute
+                self._client.close_backup(self._node, self._backup_id)
+
+    def _stored(
+        self,
+        opened: pb.OpenBackupResponse,
+        before: list[Catalogue],
+        status: pb.GetStatusResponse,
+        begun_ms: int,
+    ) -> Catalogue:
+        known: _Parts = {
+            (each.replica_id, part.path, part.size, part.crc32): part
+            for each in before
+            for part in each.parts
+        }
+        there = self._store.sizes(PARTS)
+        parts = [self._part(opened.replica_id, part, known, there) for part in opened.parts]
+        head = next(part for part in parts if part.path == manifest.NAME)
+        state = self._manifest(head)
+        begun = time.strftime("%Y%m%dT%H%M%S", time.gmtime(begun_ms // 1000))
+        catalogue = Catalogue(
+            backup=f"{begun}{begun_ms % 1000:03d}Z-{opened.index}",
+            cluster_id=opened.cluster_id,
+            nodes=tuple(sorted(node.name for node in status.nodes)),
+            node=self._node,
+            replica_id=opened.replica_id,
+            index=opened.index,
+            epoch=opened.epoch,
+            time_ms=state["time_ms"],
+            begun_ms=begun_ms,
+            ended_ms=_now_ms(),
+            program=__version__,
+            manifest_version=manifest.VERSION,
+            pending=manifest.pending_of(state),
+            messages=sum(topic["end"] - topic["begin"] for topic in state["topics"]),
+            sent_bytes=self._sent,
+            parts=tuple(parts),
+        )
+        data = catalogue.encode()
+        self._store.put(catalogue_name(catalogue.backup), [data], len(data))
+        return catalogue
+
+    def _part(
+        self,
+        replica_id: int,
+        part: pb.OpenBackupResponse.Part,
+        known: _Parts,
+        there: dict[str, int],
+    ) -> StoredPart:
+        """Return one part, which is in the store then."""
+        name = part_name(replica_id, part.path, part.size, part.crc32)
+        found = known.get((replica_id, part.path, part.size, part.crc32))
+        if found is not None and there.get(found.name) == part.size:
+            return found
+        if there.get(name) == part.size:
+            digest = PartDigest()
+            with suppress(StoreUnavailable, BackupError):
+                for _ in digest.through(self._store.read(name)):
+                    pass
+            if (digest.size, digest.crc32) == (part.size, part.crc32):
+                return StoredPart(part.path, part.size, part.crc32, digest.sha256, name)
+        digest = PartDigest()
+        self._store.put(name, self._checked(part, digest), part.size)
+        return StoredPart(part.path, part.size, part.crc32, digest.sha256, name)
+
+    def _checked(self, part: pb.OpenBackupResponse.Part, digest: PartDigest) -> Iterator[bytes]:
+        """Yield the bytes of a part. The last ones only if the whole part is right.
+
+        Raises:
+            BackupError: size or CRC-32 differ from the node's.
+        """
+        held = b""
+        for piece in digest.through(self._fetched(part)):
+            if held:
+                yield held
+            held = piece
+        if (digest.size, digest.crc32) != (part.size, part.crc32):
+            raise BackupError(
+                f"{part.path} of node {self._node}: {digest.size} bytes with CRC-32"
+                f" {digest.crc32:08x} arrived; the node has {part.size} with {part.crc32:08x}"
+            )
+        yield held
+
+    def _fetched(self, part: pb.OpenBackupResponse.Part) -> Iterator[bytes]:
+        offset = 0
+        while offset < part.size:
+            piece = self._fetch(part.path, offset)
+            if not piece:
+                return
+            offset += len(piece)
+            self._sent += len(piece)
+            yield piece
+
+    def _fetch(self, path: str, offset: int) -> bytes:
+        node, number = self._node, self._backup_id
+        try:
+            return self._patiently(lambda: self._client.fetch_backup(node, number, path, offset))
+        except NotFound as error:
+            raise BackupError(
+                f"node {node} closed the backup: it restarted, or nothing was fetched for a minute"
+                f" ({error}); run the command again"
+            ) from None
+
+    def _manifest(self, part: StoredPart) -> manifest.State:
+        try:
+            return manifest.decode(b"".join(self._store.read(part.name)), Path(part.name))
+        except (CorruptFileError, UnknownVersionError) as error:
+            raise BackupError(f"the manifest of node {self._node}: {error}") from None
+
+    def _patiently(self, call: Callable[[], _T]) -> _T:
+        """Return a call's answer; repeat it while no node can serve it."""
+        until_s = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return call()
+            except Unavailable:
+                if time.monotonic() > until_s:
+                    raise
+                time.sleep(PAUSE_S)
+
+
+def chosen_node(status: pb.GetStatusResponse, before: list[Catalogue]) -> str:
+    """Return the node that sends a backup.
+
+    That of the last backup if it answers: it has the same files still. Else a follower, by name.
+
+    Raises:
+        BackupError: no node answers.
+    """
+    nodes = {node.name: node for node in status.nodes if node.reachable}
+    last = nodes.get(before[-1].node) if before else None
+    if last is not None and last.replica_id == before[-1].replica_id:
+        return str(last.name)
+    if not nodes:
+        raise BackupError("no node answers with a status")
+    return str(min(nodes.values(), key=lambda node: (node.role == "leader", node.name)).name)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

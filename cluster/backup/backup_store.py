@@ -1,0 +1,144 @@
+"""The store of backups: a local directory or an object store, through pyarrow.fs.
+
+A local file is written under another name, synced and renamed. An object of an object store appears
+when its last byte is written. So a file that is there is complete.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from timerclient.values.errors import TimerError, Unavailable
+
+READ_SIZE: Final = 4 << 20
+"""Bytes of one read from the store."""
+_TEMPORARY: Final = ".tmp"
+
+
+class BackupError(TimerError):
+    """A backup or a restore failed. The message has the cause."""
+
+
+class StoreUnavailable(Unavailable):
+    """The store does not answer, or rejects the access."""
+
+
+class BackupStore:
+    """Files under one root, by their path there, such as "parts/x". Threads may share it."""
+
+    def __init__(self, root: str) -> None:
+        """Open a store. Nothing is read or written.
+
+        `root`: a directory, or a URI such as s3://bucket/prefix?region=eu-west-1 or file:///backup.
+
+        Raises:
+            BackupError: the URI is wrong, or pyarrow has no such file system.
+        """
+        from pyarrow import ArrowInvalid, fs
+
+        self.root: Final = root
+        self._fs_module: Any = fs
+        try:
+            if "://" in root:
+                self._fs, self._base = fs.FileSystem.from_uri(root)
+            else:
+                self._fs, self._base = fs.LocalFileSystem(), str(Path(root).absolute())
+        except (ArrowInvalid, NotImplementedError) as error:
+            raise BackupError(f"{root!r} is no directory and no URI of a store: {error}") from None
+        except OSError as error:
+            raise StoreUnavailable(f"{root}: {error}") from None
+        self._is_local = isinstance(self._fs, fs.LocalFileSystem)
+
+    def _path(self, name: str) -> str:
+        return f"{self._base.rstrip('/')}/{name}"
+
+    @contextmanager
+    def _reported(self, name: str) -> Iterator[None]:
+        """Convert errors of the file system.
+
+        Raises:
+            BackupError: the file is missing.
+            StoreUnavailable: any other error.
+        """
+        try:
+            yield
+        except FileNotFoundError:
+            raise BackupError(f"{self.root}: {name} is missing") from None
+        except OSError as error:
+            raise StoreUnavailable(f"{self.root}: {name}: {error}") from None
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return path -> bytes of the complete files in a folder and below. Absent: none.
+
+        Raises:
+            StoreUnavailable: the folder can't be listed.
+        """
+        path = self._path(folder)
+        selector = self._fs_module.FileSelector(path, allow_not_found=True, recursive=True)
+        with self._reported(folder):
+            found = self._fs.get_file_info(selector)
+        is_file = self._fs_module.FileType.File
+        return {
+            f"{folder}/{info.path[len(path) :].strip('/')}": info.size
+            for info in found
+            if info.type == is_file and not info.path.endswith(_TEMPORARY)
+        }
+
+    def put(self, name: str, data: Iterable[bytes], size: int) -> None:
+        """Write a file of `size` bytes. It is complete and durable on return, or absent.
+
+        Raises:
+            StoreUnavailable: it can't be written, or has another size afterwards.
+        """
+        path = self._path(name)
+        temporary = path + _TEMPORARY if self._is_local else path
+        with self._reported(name):
+            if self._is_local:
+                self._fs.create_dir(path.rpartition("/")[0], recursive=True)
+            try:
+                with self._fs.open_output_stream(temporary) as out:
+                    for each in data:
+                        out.write(each)
+            except BaseException:
+                with suppress(OSError):  # the end of the stream has made an object of its part
+                    self._fs.delete_file(temporary)
+                raise
+            if self._is_local:
+                _sync(temporary)
+                self._fs.move(temporary, path)
+                _sync(path.rpartition("/")[0])
+            written = self._fs.get_file_info(path).size
+        if written != size:
+            raise StoreUnavailable(f"{self.root}: {name}: {written} bytes are there of {size}")
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """Yield the bytes of a file, in pieces.
+
+        Raises:
+            BackupError: the file is missing.
+            StoreUnavailable: it can't be read.
+        """
+        with self._reported(name), self._fs.open_input_stream(self._path(name)) as source:
+            while piece := source.read(READ_SIZE):
+                yield piece
+
+    def delete(self, name: str) -> None:
+        """Delete a file.
+
+        Raises:
+            BackupError: it is missing.
+            StoreUnavailable: it can't be deleted.
+        """
+        with self._reported(name):
+            self._fs.delete_file(self._path(name))
+
+
+def _sync(path: str) -> None:
+    """Make a local file or directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,173 @@
+"""The files of a store of backups, and the catalogue of one backup, format version 1.
+
+    backups/20261126T045512042Z-81230.json    catalogue of one backup, the last file written
+    parts/REPLICA/runs-0000000012.arrow.SIZE.CRC32
+                                              one file of a node's state, immutable
+
+A catalogue names the parts of its backup. Several name the same part: a later backup writes only
+the files that are new. A part without a catalogue comes from a backup that was cut. The name of a
+part has the replica, the file's name there, its size and its CRC-32. A replica never uses the name
+of an immutable file twice.
+
+    {"format": 1, "backup", "cluster_id", "nodes", "node", "replica_id" (16 hex digits), "index",
+     "epoch", "time_ms", "begun_ms", "ended_ms", "program", "manifest_version", "pending",
+     "messages", "sent_bytes", "parts": [{"path", "size", "crc32", "sha256", "name"}],
+     "sha256": of the JSON without it, keys sorted, no spaces}
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from cluster.backup.backup_store import BackupError, BackupStore
+from timer.recovery.snapshot import is_part_path
+
+FORMAT: Final = 1
+CATALOGUES: Final = "backups"
+PARTS: Final = "parts"
+_SUFFIX: Final = ".json"
+
+
+class StoredPart(NamedTuple):
+    """One file of a node's state, in a store."""
+
+    path: str
+    """In the state's directory."""
+    size: int
+    crc32: int
+    sha256: str
+    """Hexadecimal."""
+    name: str
+    """In the store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catalogue:
+    """One complete backup."""
+
+    backup: str
+    """Its id: the time of its beginning, and the index."""
+    cluster_id: str
+    nodes: tuple[str, ...]
+    """Names of the cluster's nodes."""
+    node: str
+    """The node that sent it."""
+    replica_id: int
+    index: int
+    """The last log entry in it."""
+    epoch: int
+    time_ms: int
+    """Time of that entry, Unix ms on the cluster's clock."""
+    begun_ms: int
+    """Unix ms on the clock of `timerctl`, as `ended_ms`."""
+    ended_ms: int
+    program: str
+    """Version of `timerctl`."""
+    manifest_version: int
+    """Format of the manifest. A restore needs a program that reads it."""
+    pending: int
+    """Timers that have not fired."""
+    messages: int
+    """Fired messages that topics keep."""
+    sent_bytes: int
+    """Bytes that the node sent for it."""
+    parts: tuple[StoredPart, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.size for part in self.parts)
+
+    def encode(self) -> bytes:
+        """Return the JSON document."""
+        fields = asdict(self) | {"format": FORMAT, "replica_id": f"{self.replica_id:016x}"}
+        fields["parts"] = [part._asdict() for part in self.parts]
+        return json.dumps({**fields, "sha256": _sha256(fields)}, indent=1).encode() + b"\n"
+
+    @classmethod
+    def decode(cls, name: str, data: bytes) -> "Catalogue":
+        """Return the catalogue of a JSON document. `name`: of its file, for errors.
+
+        Raises:
+            BackupError: it is damaged, or of another format.
+        """
+        try:
+            fields: dict[str, Any] = json.loads(data)
+            sha256, format_ = fields.pop("sha256"), fields["format"]
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise BackupError(f"{name}: not a catalogue of a backup: {error!r}") from None
+        if sha256 != _sha256(fields):
+            raise BackupError(f"{name}: the catalogue is damaged: checksum mismatch")
+        if format_ != FORMAT:
+            raise BackupError(f"{name}: format = {format_}: this program reads {FORMAT}")
+        del fields["format"]
+        fields["replica_id"] = int(fields["replica_id"], 16)
+        fields["nodes"] = tuple(fields["nodes"])
+        fields["parts"] = tuple(StoredPart(**part) for part in fields["parts"])
+        found = cls(**fields)
+        for part in found.parts:
+            if not is_part_path(part.path) or not part.name.startswith(f"{PARTS}/"):
+                raise BackupError(f"{name}: {part.path!r} is no part of a state")
+        return found
+
+
+def catalogue_name(backup: str) -> str:
+    """Return the name of a catalogue's file in the store."""
+    return f"{CATALOGUES}/{backup}{_SUFFIX}"
+
+
+def part_name(replica_id: int, path: str, size: int, crc32: int) -> str:
+    """Return the name of a part's file in the store."""
+    return f"{PARTS}/{replica_id:016x}/{path.replace('/', '-')}.{size}.{crc32:08x}"
+
+
+def read_catalogues(store: BackupStore) -> list[Catalogue]:
+    """Return the complete backups of a store, the oldest first.
+
+    Raises:
+        BackupError: a catalogue is damaged.
+        StoreUnavailable: the store can't be read.
+    """
+    names = sorted(name for name in store.sizes(CATALOGUES) if name.endswith(_SUFFIX))
+    found = [Catalogue.decode(name, b"".join(store.read(name))) for name in names]
+    return sorted(found, key=lambda each: each.begun_ms)
+
+
+def find_backup(
+    store: BackupStore,
+    *,
+    backup: str | None = None,
+    at_index: int | None = None,
+    at: datetime | None = None,
+) -> Catalogue:
+    """Return the backup with an id, or the newest at or before an index or a time.
+
+    Without any of them, the newest.
+
+    Raises:
+        BackupError: there is none.
+    """
+    found = read_catalogues(store)
+    if not found:
+        raise BackupError(f"{store.root} has no complete backup")
+    span = f"the store has {len(found)} backups, {found[0].backup} to {found[-1].backup}"
+    if backup is not None:
+        named = next((each for each in found if each.backup == backup), None)
+        if named is None:
+            raise BackupError(f"no such backup: {backup!r}; {span}")
+        return named
+    if at_index is not None:
+        found = [each for each in found if each.index <= at_index]
+    if at is not None:
+        at_ms = at.timestamp() * 1000
+        found = [each for each in found if each.time_ms <= at_ms]
+    if not found:
+        raise BackupError(f"no backup is that old; {span}")
+    return found[-1]
+
+
+def _sha256(fields: dict[str, Any]) -> str:
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,297 @@
+"""A new cluster from a backup: data directories on which its nodes start (docs/adr/0073).
+
+    parts --verified--> TARGET/restoring/state --links--> TARGET/restoring/NODE --> TARGET/NODE
+
+Each directory has the state at the backup's index, and a log that begins after it with two entries:
+an EPOCH entry that names the new voters, and an entry of the same epoch. With these the voters of
+the old cluster count no more. All directories of one restore have the same entries.
+
+The epoch is far above the backup's, so that it is above all that the old cluster has used since.
+The replicas have new ids, from the ids of cluster, backup and restore and the nodes' names. Each
+has promised the new epoch and is unsure, as a founder is: the first start needs all of them.
+"""
+
+import hashlib
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from cluster.backup.backup_run import PartDigest
+from cluster.backup.backup_store import BackupError, BackupStore
+from cluster.backup.catalogue import Catalogue, StoredPart
+from cluster.files.recover import EPOCH_STEP
+from replication.core.promise import NEVER_GIVEN, Promise, PromiseFile
+from timer.entries import entry_frame
+from timer.entries.entry_frame import EntryKind
+from timer.entries.payloads import EpochStart, encode_epoch
+from timer.files.data_directory import IDENTITY_NAME, REPLICA_ID_MAX, format_directory
+from timer.files.disk import Disk, RealDisk
+from timer.files.log import Log, begin_anew
+from timer.leader.intake.disk_reserve import START_BYTES
+from timer.model.timer_errors import EngineError
+from timer.model.units import EPOCH_MAX, Epoch, LogIndex, Nonce, ReplicaId, UnixMs
+from timer.recovery import manifest
+from timer.recovery.rows_at_rest import pending_rows
+
+STAGE: Final = "restoring"
+"""Directory in the target, until all of it is complete."""
+VOTERS_MAX: Final = 7
+READERS: Final = 4
+"""Parts that are read at the same time."""
+_STATE: Final = "state"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestorePlan:
+    """The cluster to make of a backup."""
+
+    catalogue: Catalogue
+    cluster_id: str
+    voters: tuple[str, ...]
+    """Names of all nodes of the new cluster."""
+    restore_id: str
+    """The same for all nodes of one restore, and another for each restore."""
+
+    def __post_init__(self) -> None:
+        """Check the voters and the epoch.
+
+        Raises:
+            BackupError: no cluster can have them.
+        """
+        names = ", ".join(self.voters)
+        if not 1 <= len(self.voters) <= VOTERS_MAX or len({*self.voters}) != len(self.voters):
+            raise BackupError(f"nodes = {names!r}: must be 1 to {VOTERS_MAX} different names")
+        for name in self.voters:
+            if not name or name in (".", "..", STAGE) or "/" in name or "\0" in name:
+                raise BackupError(f"node = {name!r}: must be a name that a directory can have")
+        if self.epoch > EPOCH_MAX:
+            raise BackupError(f"epoch = {self.epoch}: must be at most {EPOCH_MAX}")
+        if self.catalogue.manifest_version != manifest.VERSION:
+            raise BackupError(
+                f"backup {self.catalogue.backup} has a manifest of version"
+                f" {self.catalogue.manifest_version}; this program reads {manifest.VERSION}."
+                f" timerctl {self.catalogue.program} took it: restore with that release"
+            )
+
+    @property
+    def epoch(self) -> Epoch:
+        """The first epoch of the new cluster."""
+        return Epoch(self.catalogue.epoch + EPOCH_STEP)
+
+    @property
+    def replicas(self) -> dict[str, ReplicaId]:
+        """Name -> id of each replica."""
+        return {name: ReplicaId(self._number("voter", name)) for name in self.voters}
+
+    @property
+    def promise(self) -> Promise:
+        """The promise that every replica has given."""
+        leader = self.replicas[min(self.voters)]
+        return Promise(self.epoch, leader, Nonce(self._number("process", "") >> 1 or 1))
+
+    def _number(self, *words: str) -> int:
+        text = "\0".join(
+            ("timer-cluster restore", self.cluster_id, self.catalogue.backup, self.restore_id)
+        )
+        digest = hashlib.sha256("\0".join((text, *words)).encode()).digest()
+        return (int.from_bytes(digest[:8], "little") & REPLICA_ID_MAX) or 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreResult:
+    """The content of a restored cluster."""
+
+    directories: dict[str, Path]
+    """Node -> its data directory."""
+    overdue: dict[str, int]
+    """Topic -> pending timers that have come due since the backup's index."""
+    held: int
+    """Pending timers of paused topics that were due by then."""
+
+
+def restore(
+    store: BackupStore, plan: RestorePlan, places: dict[str, Path], target: Path, now_ms: int
+) -> RestoreResult:
+    """Make the data directories `places` of some or all nodes of the new cluster.
+
+    `target`: a directory that contains the places, or is the only one. It is absent or empty.
+    `now_ms`: Unix time, for the count of timers that came due.
+
+    Raises:
+        BackupError: the target is not empty or has too little room, a part is missing or damaged.
+        StoreUnavailable: the store does not answer.
+    """
+    disk = RealDisk()
+    try:
+        with _stage(disk, target) as stage:
+            _check_room(disk, stage, plan)
+            state_path = stage / _STATE
+            _receive(disk, store, plan.catalogue, state_path)
+            for name in places:
+                _make(disk, plan, name, stage / name, state_path)
+            state = manifest.read(disk, state_path)
+            assert state is not None, state_path
+            overdue, held = _overdue(state, disk, state_path, now_ms)
+            for name, place in places.items():
+                _install(disk, stage / name, place)
+    except EngineError as error:
+        raise BackupError(str(error)) from None
+    except OSError as error:
+        raise BackupError(f"{target}: {error}") from None
+    return RestoreResult(directories=places, overdue=overdue, held=held)
+
+
+@contextmanager
+def _stage(disk: Disk, target: Path) -> Iterator[Path]:
+    """Make the directory for incomplete files, and remove it at the end.
+
+    Raises:
+        BackupError: the target is not empty.
+    """
+    new = not target.exists()
+    found = [] if new else [each.name for each in target.iterdir()]
+    others = sorted({*found} - {STAGE, "lost+found"})
+    if others:
+        what = ", ".join(others[:5])
+        raise BackupError(f"{target} is not empty ({what}): restore into a new or empty directory")
+    stage = target / STAGE
+    if stage.exists():  # of a restore that was cut
+        shutil.rmtree(stage)
+    disk.make_dir(stage)
+    try:
+        yield stage
+    except BaseException:
+        shutil.rmtree(stage, ignore_errors=True)
+        if new:
+            with suppress(OSError):
+                target.rmdir()
+        raise
+    shutil.rmtree(stage)
+    disk.sync_dir(target)
+
+
+def _check_room(disk: Disk, stage: Path, plan: RestorePlan) -> None:
+    needed, free = plan.catalogue.size, disk.free_bytes(stage)
+    if needed + START_BYTES > free:
+        raise BackupError(
+            f"{stage.parent}: the disk has {free} free bytes; the backup needs {needed}, and"
+            f" {START_BYTES} must stay free"
+        )
+
+
+def _receive(disk: Disk, store: BackupStore, catalogue: Catalogue, state: Path) -> None:
+    """Copy all parts from the store, verified and durable."""
+    folders = ("", *manifest.DIRECTORIES)
+    for name in folders:
+        disk.make_dir(state / name)
+    with ThreadPoolExecutor(READERS) as threads:
+        tasks = [threads.submit(_copy, store, part, state / part.path) for part in catalogue.parts]
+        try:
+            for task in tasks:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+    for name in folders:
+        disk.sync_dir(state / name)
+
+
+def _copy(store: BackupStore, part: StoredPart, path: Path) -> None:
+    digest = PartDigest()
+    with path.open("wb") as file:
+        for piece in digest.through(store.read(part.name)):
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    check_part(store, part, digest)
+
+
+def check_part(store: BackupStore, part: StoredPart, digest: PartDigest) -> None:
+    """Compare the bytes of a part with its catalogue.
+
+    Raises:
+        BackupError: they differ.
+    """
+    if (digest.size, digest.sha256) != (part.size, part.sha256):
+        raise BackupError(
+            f"{store.root}: {part.name} is damaged: it has {digest.size} bytes with SHA-256"
+            f" {digest.sha256[:16]}…; the catalogue says {part.size} with {part.sha256[:16]}…"
+        )
+
+
+def _make(disk: Disk, plan: RestorePlan, name: str, place: Path, state: Path) -> None:
+    """Make one node's directory, with links to the files of the state."""
+    catalogue, replicas, promise = plan.catalogue, plan.replicas, plan.promise
+    format_directory(
+        disk,
+        place,
+        cluster_id=plan.cluster_id,
+        name=name,
+        replica_id=replicas[name],
+        founding_voters=replicas,
+        promise=NEVER_GIVEN,
+    )
+    PromiseFile.load(disk, place / "promise").give(promise)
+    folders = ("", *manifest.DIRECTORIES)
+    for folder in folders:
+        disk.make_dir(place / _STATE / folder)
+    for part in catalogue.parts:
+        disk.link(state / part.path, place / _STATE / part.path)
+    for folder in folders:
+        disk.sync_dir(place / _STATE / folder)
+    index = LogIndex(catalogue.index)
+    begin_anew(disk, place / "log", index, Epoch(catalogue.epoch))
+    log = Log.open(disk, place / "log", committed_floor=index)
+    try:
+        voters = tuple(sorted(replicas.values()))
+        start = encode_epoch(EpochStart(plan.epoch, promise.leader, voters))
+        time_ms = UnixMs(catalogue.time_ms)
+        log.append(
+            [
+                entry_frame.encode(kind, plan.epoch, LogIndex(index + step), time_ms, payload)
+                for step, kind, payload in (
+                    (1, EntryKind.EPOCH, [start]),
+                    (2, EntryKind.CHECKPOINT, []),
+                )
+            ]
+        )
+        log.sync()
+    finally:
+        log.close()
+
+
+def _install(disk: Disk, made: Path, place: Path) -> None:
+    """Move a complete directory to its place, its identity last: no node starts without it."""
+    disk.make_dir(place)
+    for child in sorted(made.iterdir(), key=lambda path: path.name == IDENTITY_NAME):
+        child.rename(place / child.name)
+        disk.sync_dir(place)
+
+
+def _overdue(
+    state: manifest.State, disk: Disk, directory: Path, now_ms: int
+) -> tuple[dict[str, int], int]:
+    """Return (topic -> timers that came due since the index, held timers)."""
+    found: Counter[int] = Counter()
+    for rows, _ in pending_rows(state, disk, directory):
+        due = rows["topic"][rows["due_ms"] <= now_ms]
+        topics, counts = np.unique(due, return_counts=True)
+        found.update(dict(zip(topics.tolist(), counts.tolist(), strict=True)))
+        if len(due) < len(rows):
+            break
+    names = {topic["id"]: topic["name"] for topic in state["topics"]}
+    held = sum(topic["held"] for topic in state["topics"])
+    return {names[topic]: count for topic, count in sorted(found.items())}, held
+
+
+def named_places(target: Path, voters: Sequence[str]) -> dict[str, Path]:
+    """Return the directory of each node of a cluster that is restored at one place."""
+    return {name: target / name for name in voters}

@@ -1,0 +1,65 @@
+"""Care of a store of backups: a check of all bytes, and the deletion of old backups."""
+
+from dataclasses import dataclass
+
+from cluster.backup.backup_run import PartDigest
+from cluster.backup.backup_store import BackupError, BackupStore
+from cluster.backup.catalogue import (
+    PARTS,
+    Catalogue,
+    catalogue_name,
+    find_backup,
+    read_catalogues,
+)
+from cluster.backup.restoration import check_part
+
+
+def damages_of(store: BackupStore, backup: str | None = None) -> tuple[int, list[str]]:
+    """Read the parts of a backup again (None: of all). Return their number, and the damages.
+
+    Raises:
+        BackupError: there is no such backup, or a catalogue is damaged.
+        StoreUnavailable: the store does not answer.
+    """
+    found = read_catalogues(store) if backup is None else [find_backup(store, backup=backup)]
+    parts = {part.name: part for each in found for part in each.parts}
+    damages: list[str] = []
+    for part in parts.values():
+        digest = PartDigest()
+        try:
+            for _ in digest.through(store.read(part.name)):
+                pass
+            check_part(store, part, digest)
+        except BackupError as error:
+            damages.append(str(error))
+    return len(parts), damages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """What was deleted."""
+
+    backups: list[str]
+    parts: int
+    size: int
+    """Bytes of the parts."""
+
+
+def prune(store: BackupStore, keep: int) -> Pruned:
+    """Delete all backups except the newest `keep`, then all parts that no backup needs.
+
+    Not beside a backup into the same store: its parts have no catalogue yet.
+
+    Raises:
+        BackupError: a catalogue is damaged.
+        StoreUnavailable: the store does not answer.
+    """
+    found = read_catalogues(store)
+    old: list[Catalogue] = found[:-keep]
+    for each in old:  # first: a backup without all its parts must not be listed
+        store.delete(catalogue_name(each.backup))
+    needed = {part.name for each in found[-keep:] for part in each.parts}
+    idle = {name: size for name, size in store.sizes(PARTS).items() if name not in needed}
+    for name in idle:
+        store.delete(name)
+    return Pruned(backups=[each.backup for each in old], parts=len(idle), size=sum(idle.values()))

@@ -1,0 +1,324 @@
+"""Backups without processes: the store, the catalogue, damage, and the directories of a restore."""
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from cluster.api.backup_desk import OPEN_MAX, BackupDesk
+from cluster.backup.backup_run import BackupRun, chosen_node
+from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable
+from cluster.backup.catalogue import Catalogue, find_backup, read_catalogues
+from cluster.backup.restoration import STAGE, RestorePlan, restore
+from cluster.security.access_rules import CLUSTER, Permission
+from cluster.security.method_rules import METHOD_RULES
+from replication.core.log_recovery import recover as shape_of
+from replication.core.promise import PromiseFile
+from tests.timer.machines import START_MS, catch_up, engine_on, part_of, state_of
+from tests.timer.test_manifest import busy_log, flush
+from timer.files.data_directory import read_identity
+from timer.files.disk import RealDisk
+from timer.files.log import Log as TimerLog
+from timer.model.timer_errors import NotFoundError, NotReadyError
+from timer.model.units import LogIndex, MonoMs, ReplicaId, UnixMs
+from timer.recovery import manifest
+from timer.recovery.engine import Engine
+from timer.recovery.rows_at_rest import pending_rows
+from timer.recovery.snapshot_source import PINNED_MS, take
+from timerclient.client.timer_client import TimerClient
+from timerclient.proto import timer_pb2 as pb
+from timerclient.values.errors import NotFound
+
+DISK = RealDisk()
+
+
+class OneNode:
+    """A node's answers to a backup, from an engine on this disk."""
+
+    def __init__(self, directory: Path) -> None:
+        self.state, self.pinned = directory / "state", directory / "pinned"
+        self.log = busy_log()
+        self.fetched = 0
+        self.left: int | None = None
+        """Bytes until the node closes the backup. None: any."""
+        self.grow()
+
+    def grow(self, rows: int = 0) -> Engine:
+        """Apply the log, with a few more timers, and write a manifest."""
+        if rows:
+            due = START_MS + 10**8
+            self.log.schedule(part_of([(1, due + at, b"more") for at in range(rows)]))
+        engine = engine_on(DISK, self.state)
+        catch_up(engine, self.log)
+        flush(engine)
+        return engine
+
+    def status(self) -> pb.GetStatusResponse:
+        node = pb.NodeStatus(name="n1", reachable=True, role="follower", replica_id=7)
+        return pb.GetStatusResponse(cluster_id="c", leader="n2", nodes=[node])
+
+    def open_backup(self, _: str, __: int, *, min_index: int) -> pb.OpenBackupResponse:
+        assert min_index == 0
+        found = take(DISK, self.state, self.pinned)
+        part = pb.OpenBackupResponse.Part
+        parts = [part(path=p.path, size=p.size, crc32=p.crc32) for p in found.parts]
+        return pb.OpenBackupResponse(
+            cluster_id="c", replica_id=7, index=found.index, epoch=found.epoch, parts=parts
+        )
+
+    def fetch_backup(self, _: str, __: int, path: str, offset: int) -> bytes:
+        data = DISK.read(self.pinned / path, offset, 1000)
+        self.fetched += len(data)
+        if self.left is not None and self.fetched > self.left:
+            raise NotFound("no such open backup")
+        return data
+
+    def close_backup(self, _: str, __: int) -> None:
+        pass
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> OneNode:
+    return OneNode(tmp_path)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BackupStore:
+    return BackupStore(str(tmp_path / "store"))
+
+
+def backed_up(node: OneNode, store: BackupStore) -> Catalogue:
+    node.fetched = 0
+    return BackupRun(cast("TimerClient", node), store, patience_s=0).take()
+
+
+def plan_of(found: Catalogue, **changes: Any) -> RestorePlan:
+    usual = {"cluster_id": "c", "voters": ("a", "b", "c"), "restore_id": "r"}
+    return RestorePlan(catalogue=found, **usual | changes)
+
+
+def restored(store: BackupStore, found: Catalogue, target: Path) -> dict[str, Path]:
+    plan = plan_of(found)
+    places = {name: target / name for name in plan.voters}
+    restore(store, plan, places, target, START_MS)
+    return places
+
+
+def test_restored_directories_hold_the_state_and_a_log_of_new_voters(
+    node: OneNode, store: BackupStore, tmp_path: Path
+) -> None:
+    found = backed_up(node, store)
+    places = restored(store, found, tmp_path / "new")
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["a", "b", "c"]
+    old = engine_on(DISK, node.state)
+    voters = set[ReplicaId]()
+    for name, place in places.items():
+        engine = engine_on(DISK, place / "state")
+        assert state_of(engine.machine) == state_of(old.machine)
+        identity = read_identity(DISK, place)
+        assert (identity.name, identity.is_founder) == (name, True)
+        voters.add(identity.replica_id)
+        log = TimerLog.open(DISK, place / "log", committed_floor=engine.manifest_index)
+        promise = PromiseFile.load(DISK, place / "promise", last_epoch=log.last_epoch)
+        shape, _ = shape_of(log, frozenset({ReplicaId(1)}), UnixMs(0))
+        log.close()
+        assert promise.unsure
+        assert promise.promise.epoch == log.last_epoch > found.epoch
+        assert shape.voters == {*identity.founding_voters.values()}
+        assert log.first_index == found.index + 1
+    assert voters == {*plan_of(found).replicas.values()}
+    assert voters.isdisjoint(old.machine.voters)
+    assert voters.isdisjoint(plan_of(found, restore_id="s").replicas.values())
+
+
+def test_pending_rows_of_a_backup_are_those_of_the_machine(node: OneNode) -> None:
+    engine = node.grow(rows=5)
+    state = manifest.read(DISK, node.state)
+    assert state is not None
+    rows = [rows for rows, _ in pending_rows(state, DISK, node.state)]
+    counts = Counter(topic for part in rows for topic in part["topic"].tolist())
+    topics = engine.machine.topics.values()
+    assert counts == {t.topic_id: t.counts.pending for t in topics if t.counts.pending}
+    assert counts.total() == manifest.pending_of(state) > 5
+
+
+def test_later_backup_fetches_new_files_only_and_one_that_was_cut_continues(
+    node: OneNode, store: BackupStore
+) -> None:
+    first = backed_up(node, store)
+    assert node.fetched == first.sent_bytes == first.size
+    again = backed_up(node, store)
+    assert (again.sent_bytes, again.index, again.parts) == (0, first.index, first.parts)
+
+    node.grow(rows=3)
+    node.left = node.state.joinpath("manifest").stat().st_size  # the first part that is sent
+    with pytest.raises(BackupError, match="closed the backup"):
+        backed_up(node, store)
+    assert len({each.index for each in read_catalogues(store)}) == 1
+    head, node.left = node.left, None
+    later = backed_up(node, store)
+    assert later.index > first.index
+    assert node.fetched == later.sent_bytes < later.size - head
+    assert find_backup(store, at_index=first.index).index == first.index
+    assert find_backup(store) == later
+
+
+@pytest.mark.parametrize("harm", ["missing", "shorter", "changed"])
+def test_harmed_part_is_named_and_leaves_no_directory(
+    node: OneNode, store: BackupStore, tmp_path: Path, harm: str
+) -> None:
+    found = backed_up(node, store)
+    part = random.Random(harm).choice(found.parts)
+    path = tmp_path / "store" / part.name
+    data = path.read_bytes()
+    if harm == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(data[:-1] if harm == "shorter" else data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(BackupError, match=part.name):
+        restored(store, found, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_damaged_or_foreign_catalogues_and_targets_in_use_are_refused(
+    node: OneNode, store: BackupStore, tmp_path: Path
+) -> None:
+    with pytest.raises(BackupError, match="no complete backup"):
+        find_backup(store)
+    found = backed_up(node, store)
+    (path,) = (tmp_path / "store" / "backups").iterdir()
+    good = path.read_bytes()
+    for bad, why in (
+        (good.replace(b'"pending": ', b'"pending": 1'), "damaged: checksum"),
+        (b"[]", "not a catalogue"),
+        (good[:-9], "not a catalogue"),
+    ):
+        path.write_bytes(bad)
+        with pytest.raises(BackupError, match=why):
+            read_catalogues(store)
+    path.write_bytes(good)
+    with pytest.raises(BackupError, match="no such backup: 'x'; the store has 1"):
+        find_backup(store, backup="x")
+    with pytest.raises(BackupError, match="no backup is that old"):
+        find_backup(store, at_index=found.index - 1)
+    with pytest.raises(BackupError, match="1 to 7 different names"):
+        plan_of(found, voters=("a", "a"))
+    with pytest.raises(BackupError, match="a name that a directory can have"):
+        plan_of(found, voters=("../a",))
+
+    target = tmp_path / "new"
+    (target / "a").mkdir(parents=True)
+    with pytest.raises(BackupError, match="is not empty"):
+        restored(store, found, target)
+    (target / "a").rmdir()
+    (target / STAGE / "state").mkdir(parents=True)  # of a restore that was cut
+    assert restored(store, found, target).keys() == {"a", "b", "c"}
+
+    other = OneNode.status(node)
+    other.cluster_id = "d"
+    node.status = lambda: other  # type: ignore[method-assign]
+    with pytest.raises(BackupError, match="backups of cluster 'c'"):
+        backed_up(node, store)
+
+
+def test_unusable_stores_are_named(tmp_path: Path) -> None:
+    with pytest.raises(BackupError, match="no URI of a store"):
+        BackupStore("nonsense://x/y")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreUnavailable, match="file"):
+        BackupStore(str(tmp_path / "file")).put("a/b", [b"x"], 1)
+
+
+def test_node_of_the_last_backup_sends_the_next_or_else_a_follower() -> None:
+    def of(*nodes: pb.NodeStatus) -> pb.GetStatusResponse:
+        return pb.GetStatusResponse(nodes=nodes)
+
+    leader = pb.NodeStatus(name="n1", reachable=True, role="leader", replica_id=1)
+    follower = pb.NodeStatus(name="n2", reachable=True, role="follower", replica_id=2)
+    last: Any = type("Last", (), {"node": "n1", "replica_id": 1})
+    assert chosen_node(of(leader, follower), []) == "n2"
+    assert chosen_node(of(leader, follower), [last]) == "n1"
+    replaced = pb.NodeStatus(name="n1", reachable=True, role="leader", replica_id=9)
+    assert chosen_node(of(replaced, follower), [last]) == "n2"
+    with pytest.raises(BackupError, match="no node answers"):
+        chosen_node(of(pb.NodeStatus(name="n1")), [])
+
+
+class Source:
+    """The state plane of a node, as the desk sees it."""
+
+    applied_index = LogIndex(1 << 40)
+    manifest_index = LogIndex(0)
+    is_low = False
+
+    def __init__(self, index: LogIndex) -> None:
+        self._index = index
+
+    async def flush(self) -> None:
+        self.manifest_index = self._index
+
+
+async def test_open_backups_are_bounded_and_end_after_a_minute_without_a_fetch(
+    node: OneNode, tmp_path: Path
+) -> None:
+    now, failed = [0], list[BaseException]()
+    index = engine_on(DISK, node.state).manifest_index
+    source = Source(index)
+    desk = BackupDesk(
+        DISK,
+        node.state,
+        tmp_path / "backups",
+        source,
+        replica_id=ReplicaId(7),
+        bytes_per_s=1 << 30,
+        mono_ms=lambda: MonoMs(now[0]),
+        fatal=failed.append,
+    )
+    opened = await desk.open(1, index)
+    assert opened.index == index
+    assert await desk.open(1, index) is opened
+    part = opened.parts[0]
+    assert len(await desk.fetch(1, part.path, 0)) == part.size
+    assert await desk.fetch(1, part.path, part.size) == b""
+    for number, path in (2, part.path), (1, "../../state/manifest"):
+        with pytest.raises(NotFoundError):
+            await desk.fetch(number, path, 0)
+    for number in range(2, OPEN_MAX + 1):
+        await desk.open(number, index)
+    with pytest.raises(NotReadyError, match="4 backups are open"):
+        await desk.open(99, index)
+    now[0] = PINNED_MS - 1
+    await desk.fetch(1, part.path, 0)
+    now[0] = PINNED_MS
+    desk.expire()
+    while len(desk._free) < OPEN_MAX - 1:
+        await next(iter(desk._ending))
+    assert len(await desk.fetch(1, part.path, 0)) == part.size
+    with pytest.raises(NotFoundError):
+        await desk.fetch(2, part.path, 0)
+    assert sum(path.is_file() for path in (tmp_path / "backups").rglob("*")) == len(opened.parts)
+    source.is_low = True
+    with pytest.raises(NotReadyError, match="little room"):
+        await desk.open(5, index)
+    assert failed == []
+
+
+def test_catalogue_is_a_document_for_programs(node: OneNode, store: BackupStore) -> None:
+    found = backed_up(node, store)
+    document = json.loads(found.encode())
+    assert document["format"] == 1
+    assert {part["name"] for part in document["parts"]} == {*store.sizes("parts")}
+    assert Catalogue.decode("x", found.encode()) == found
+
+
+def test_backups_need_operate_for_all_topics_and_have_audit_lines_at_their_ends() -> None:
+    rules = {
+        name: METHOD_RULES[f"/timer.v1.AdminService/{name}Backup"]
+        for name in ("Open", "Fetch", "Close")
+    }
+    assert {rule.permission for rule in rules.values()} == {Permission.OPERATE}
+    assert [*map(list, (rule.targets(None) for rule in rules.values()))] == 3 * [[CLUSTER]]
+    assert {name for name, rule in rules.items() if rule.is_audited} == {"Open", "Close"}
