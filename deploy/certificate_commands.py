@@ -27,25 +27,31 @@ DAYS_LEFT: Final = 30
 
 def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add `timerctl certs`. Its parser sets `run`, which takes the parsed arguments."""
-    certs = subparsers.add_parser("certs", help="make and show the certificates of a cluster (TLS)")
+    text = "make and show the certificates of a cluster (TLS)"
+    certs = subparsers.add_parser("certs", **cli_args.described(text))
     actions = certs.add_subparsers(metavar="ACTION", required=True)
     parsers = {}
     for name, run, text in (
-        ("init", _init, "make the two authorities of a cluster, and a first access.toml"),
+        ("init", _init, "make the authorities of nodes and of clients, and a first access.toml"),
         ("issue", _issue, "make the key and the certificate of a node, client or administrator"),
         ("show", _show, "show the certificates"),
-        ("check", _check, "fail if a certificate expires soon"),
+        ("check", _check, "exit with 1 if a certificate expires soon"),
     ):
-        parsers[name] = parser = actions.add_parser(name, help=text)
+        parsers[name] = parser = actions.add_parser(name, **cli_args.described(text))
         parser.add_argument(
-            "--dir", type=Path, default=FOLDER, help=f"the certificates; default: {FOLDER}"
+            "--dir",
+            type=Path,
+            default=FOLDER,
+            help=f"folder of the certificates; default: {FOLDER}",
         )
         cli_args.add_output(parser)
         parser.set_defaults(run=_reporting(run))
-    parsers["init"].add_argument("cluster", metavar="CLUSTER", help="the setting cluster_id")
+    parsers["init"].add_argument(
+        "cluster", metavar="CLUSTER", help="the nodes' setting `cluster_id`"
+    )
     issue = parsers["issue"]
     issue.add_argument("kind", choices=("node", "client", "admin"), metavar="node|client|admin")
-    issue.add_argument("name", metavar="NAME", help="of a node: the setting `name`")
+    issue.add_argument("name", metavar="NAME", help="of a node: its setting `name`")
     issue.add_argument(
         "--host",
         action="append",
@@ -53,9 +59,9 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
         metavar="HOST",
         help="of a node: a DNS name or IP address in its clients' endpoints; may be repeated",
     )
-    for name in ("init", "issue"):
+    for name, days in (("init", 3650), ("issue", 365)):
         parsers[name].add_argument(
-            "--days", type=_days, help="validity; default: 3650 of an authority, else 365"
+            "--days", type=_days, metavar="N", help=f"validity in days; default: {days}"
         )
     parsers["check"].add_argument(
         "--within",

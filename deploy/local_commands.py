@@ -38,7 +38,9 @@ _EXAMPLES: Final = {
 
 def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add `timerctl local`. Its parser sets `run`, which takes the parsed arguments."""
-    local = subparsers.add_parser("local", help="run a whole cluster on this machine")
+    local = subparsers.add_parser(
+        "local", **cli_args.described("run a whole cluster on this machine")
+    )
     actions = local.add_subparsers(metavar="ACTION", required=True)
     for name, run, text in (
         ("up", _up, "start all nodes, or the named ones; running nodes are left alone"),

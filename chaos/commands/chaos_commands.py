@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from chaos.audit_options import LIVE, add_check_history, add_live_arguments
+from timerclient.cli.cli_args import described
 
 INTERRUPTED: Final = 130
 """Exit status of a command that a signal stopped, as of timerctl's other commands."""
@@ -33,7 +34,7 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add `timerctl audit`. Its parser sets `run`, a function of the parsed arguments."""
     parser = subparsers.add_parser(
         "audit",
-        help="check a run's folder against the guarantees (needs Java 17)",
+        **described("check a run's folder against the guarantees (needs Java 17)"),
         epilog=AUDIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -52,9 +53,8 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
 
 def register_archive(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add `timerctl archive`; see `register`."""
-    parser = subparsers.add_parser(
-        "archive", help="archive the log files that nodes delete, for an audit (docs/audit.md)"
-    )
+    text = "archive the log files that nodes delete, for an audit (docs/audit.md)"
+    parser = subparsers.add_parser("archive", **described(text))
     parser.add_argument(
         "folder",
         type=Path,
@@ -73,20 +73,21 @@ def register_archive(subparsers: "argparse._SubParsersAction[Any]") -> None:
 
 def register_chaos(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add `timerctl chaos`; see `register`."""
-    chaos = subparsers.add_parser("chaos", help="run real nodes under faults, then audit the run")
+    text = "run real nodes under faults, then audit the run (docs/chaos.md)"
+    chaos = subparsers.add_parser("chaos", **described(text))
     add_actions(chaos)
 
 
 def add_actions(parser: argparse.ArgumentParser) -> None:
     """Add the suite's actions to a parser."""
     actions = parser.add_subparsers(metavar="ACTION", required=True)
-    listing = actions.add_parser("list", help="list the scenarios and the workloads")
+    listing = actions.add_parser("list", **described("list the scenarios and the workloads"))
     listing.set_defaults(run=_needing(_list))
     codes: dict[str, Any] = {
         "epilog": RUN_CODES,
         "formatter_class": argparse.RawDescriptionHelpFormatter,
     }
-    run = actions.add_parser("run", help="run a scenario and audit it", **codes)
+    run = actions.add_parser("run", **described("run a scenario and audit it"), **codes)
     run.add_argument("scenario", metavar="SCENARIO", help="a name from `timerctl chaos list`")
     run.add_argument("--nodes", type=int, default=3, metavar="N", help="3 to 7 (default: 3)")
     run.add_argument(
@@ -119,16 +120,16 @@ def add_actions(parser: argparse.ArgumentParser) -> None:
         "--plain", action="store_true", help="plain processes on loopback, even as root"
     )
     run.set_defaults(run=_needing(_run))
-    replay = actions.add_parser("replay", help="repeat a run's schedule, in a new folder", **codes)
+    text = "repeat a run's schedule, in a new folder"
+    replay = actions.add_parser("replay", **described(text), **codes)
     replay.add_argument("folder", type=Path, metavar="RUN_DIR", help="folder of the earlier run")
     replay.set_defaults(run=_needing(_replay))
     for each, default in ((run, f"{RUNS}/SCENARIO-SEED"), (replay, "RUN_DIR-replay")):
         each.add_argument(
             "--dir", type=Path, metavar="D", help=f"folder of the run (default: {default})"
         )
-    clean = actions.add_parser(
-        "clean", help="remove the processes, networks and disks that crashed runs left"
-    )
+    text = "remove the processes, networks and disks that crashed runs left"
+    clean = actions.add_parser("clean", **described(text))
     clean.add_argument(
         "--dir", type=Path, metavar="D", help=f"folder of runs, or of one run (default: {RUNS})"
     )

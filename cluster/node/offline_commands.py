@@ -7,11 +7,13 @@ commands.
 import argparse
 from pathlib import Path
 
+from timerclient.cli.cli_args import described
+
 
 def register_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `timerctl verify`."""
     text = "read all files of a stopped node's data directory and check their checksums"
-    parser = commands.add_parser("verify", help=text, description=text[0].upper() + text[1:] + ".")
+    parser = commands.add_parser("verify", **described(text))
     parser.add_argument("--data", type=Path, required=True, help="the node's data directory")
     parser.add_argument(
         "-o",
@@ -31,27 +33,27 @@ def _verify(args: argparse.Namespace) -> int:
 
 def register_recover(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `timerctl recover`."""
-    text = "last means on a stopped node's data directory: data may be lost"
-    parser = commands.add_parser("recover", help=text, description=f"{text}. See docs/recovery.md.")
+    text = "repair a stopped node's data directory, as the last resort: docs/recovery.md"
+    parser = commands.add_parser("recover", **described(text))
     kinds = parser.add_subparsers(dest="recover", required=True, metavar="WHAT")
 
     def add(name: str, text: str) -> argparse.ArgumentParser:
-        kind = kinds.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        kind = kinds.add_parser(name, **described(text))
         kind.add_argument("--data", type=Path, required=True, help="the node's data directory")
-        kind.add_argument("--yes", action="store_true", help="don't ask")
+        kind.add_argument("--yes", action="store_true", help="don't ask for confirmation")
         kind.set_defaults(run=_recover)
         return kind
 
-    majority = add("majority", "a majority is lost for good: make this node the only voter")
-    majority.add_argument("--voters", required=True, help="who votes then: the directory's node")
-    add("epoch", "take back a promise, or a Raft term, that the other nodes can't follow")
-    entry = add("entry", "replace an entry that ends every node by one without an effect")
+    majority = add("majority", "make this node the only voter, if a majority is lost for good")
+    majority.add_argument("--voters", required=True, help="the name of this node, the only voter")
+    add("epoch", "lower a promise or a Raft term that is too great for the other nodes")
+    entry = add("entry", "replace a log entry that crashes every node by one without an effect")
     entry.add_argument("--index", type=int, required=True, help="the entry's index in the log")
     entry.add_argument(
         "--crc32",
         type=lambda text: int(text, 16),
         required=True,
-        help="the entry's checksum, hexadecimal; with another one the command says which it is",
+        help="the entry's checksum, hexadecimal; 0 is refused, with an error that names it",
     )
 
 

@@ -36,24 +36,26 @@ DISTRIBUTION: Final = "timer-cluster"
 _DESCRIPTION: Final = """\
 Run one node of the cluster.
 
-  timerd init --data D --name n1 --cluster-id c --voters n1,n2,n3
+Before the first start, format its data directory once (timerd init --help):
 
-formats its data directory first, once: timerd init --help.
+  timerd init --data D --name n1 --cluster-id c --voters n1,n2,n3
 """
 _EPILOG: Final = """\
-Settings: docs/settings.md, or --print-config. A file, then the environment
-(TIMERD_LIMITS__PAYLOAD_BYTES_MAX=...), then flags.
+Settings come from the file, then from the environment
+(TIMERD_LIMITS__PAYLOAD_BYTES_MAX=...), then from flags. The later source wins.
+docs/settings.md describes each; --print-config prints those in force.
 
-exit codes:
-  0      stopped as asked
-  1      anything else
-  2      usage
-  64     a setting or a port
-  65     the data directory
-  66     damaged files, another version's, a lost promise; a founder formatted again
+exit codes (docs/runbook.md):
+  0      stopped by SIGTERM or SIGINT
+  1      an error of the program
+  2      a wrong command line
+  64     a wrong setting, a port in use, or too few open files allowed
+  65     the data directory belongs to another node or cluster, or is in use
+  66     a damaged file, a file of another version, a lost promise, or a founder
+         that was formatted again
   67     the disk failed
-  68     the replicas' states differ, and no majority agrees on one
-  70-75  the control plane; may be restarted
+  68     the replicas' states differ, and no majority agrees
+  70-75  the control plane failed; start the node again
 """
 
 
@@ -79,8 +81,8 @@ def init(argv: list[str]) -> int:
     """Format a data directory; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="timerd init",
-        description="Format a data directory, once. The first start of a cluster needs all its "
-        "founding voters.",
+        description="Format a data directory, once. A new cluster serves after all its founding "
+        "voters have started.",
     )
     parser.add_argument("--data", type=Path, required=True, help="an absent or empty directory")
     parser.add_argument("--name", required=True, help="this node's name")
@@ -89,7 +91,7 @@ def init(argv: list[str]) -> int:
     parser.add_argument(
         "--learner",
         action="store_true",
-        help="a node without a vote: the leader brings it up to date from its log",
+        help="without a vote: for a node that joins later, or that lost its disk",
     )
     arguments = parser.parse_args(argv)
     names = [name.strip() for name in arguments.voters.split(",") if name.strip()]
@@ -133,7 +135,8 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--raft-lost",
         action="store_true",
-        help="raft/ is gone here, and on all nodes that are away: elect without waiting for them",
+        help="this node has lost raft/, and the absent nodes never return: elect a controller "
+        "without them (docs/members.md)",
     )
     arguments = parser.parse_args(argv)
     path = arguments.config or os.environ.get("TIMERD_CONFIG")

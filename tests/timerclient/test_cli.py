@@ -354,6 +354,16 @@ def test_help_states_defaults_units_and_side_effects(ctl: Ctl, command: str, tex
     assert (code, text in " ".join(out.split())) == (0, True)
 
 
+def test_help_of_every_command_states_its_effect() -> None:
+    parsers: list[argparse.ArgumentParser] = [timerctl.make_parser()]
+    while parsers:
+        parser = parsers.pop()
+        assert parser.description, parser.prog
+        for action in parser._actions:
+            if isinstance(action.choices, dict):
+                parsers += action.choices.values()
+
+
 def test_help_documents_the_exit_codes(ctl: Ctl) -> None:
     for argv in (("--help",), ("schedule", "--help")):
         code, out, _ = ctl(*argv)
@@ -414,7 +424,7 @@ def test_commands_of_other_packages_are_added_and_broken_ones_say_why(
     assert ctl("halfway")[0] == 8
     code, _, err = ctl("audit", "--any", "thing")
     assert code == 1
-    assert "needs pyspark: pip install 'timer-cluster[audit]'" in err
+    assert "needs pyspark: pip install '.[audit]' in a clone" in err
     assert "nowhere.x, which is not installed" in ctl("lost")[2]
     assert "100% wrong" in ctl("odd")[2]
     code, out, _ = ctl("--help")

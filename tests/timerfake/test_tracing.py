@@ -232,4 +232,4 @@ def test_client_without_tracing_needs_no_opentelemetry_and_has_no_code_of_it() -
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert done.stdout == "tracing needs opentelemetry-api: pip install 'timer-client[otel]'\n"
+    assert done.stdout == "tracing needs opentelemetry-api: pip install opentelemetry-api\n"

@@ -162,6 +162,11 @@ def table(
     return output.table(heads, shown, width, colours(args, heads, shown))
 
 
+def described(text: str) -> dict[str, Any]:
+    """Return the arguments `help` and `description` of a command's parser."""
+    return {"help": text, "description": f"{text[0].upper()}{text[1:]}."}
+
+
 class Commands:
     """The commands under one word.
 
@@ -191,7 +196,7 @@ class Commands:
         def add(
             name: str, run: Callable[[argparse.Namespace], int], text: str
         ) -> argparse.ArgumentParser:
-            command = commands.add_parser(name, help=text, parents=[common])
+            command = commands.add_parser(name, parents=[common], **described(text))
             command.set_defaults(run=run)
             return command
 

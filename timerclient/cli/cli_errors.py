@@ -35,8 +35,8 @@ EXIT_CODES: Final = """\
 exit codes:
   0    done
   1    rejected or failed; certainly without effect
-  2    the command line, or a value in it, is wrong
-  3    the cluster can't be reached, or no leader serves; so for a store of backups
+  2    the command line, a value in it, or the file of contexts is wrong
+  3    the cluster can't be reached, or no leader serves; or the store of backups can't be used
   4    the outcome is unknown: the command may have taken effect
   5    cancel, reschedule: some timer was not changed: it fired, was dropped, or is not known;
        schedule --from: some line was not scheduled, because of its key

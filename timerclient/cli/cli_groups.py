@@ -38,13 +38,20 @@ class GroupCommands(Commands):
         """Add the commands to the parser of `groups`."""
         add = self.adding(groups, common)
         listing = add("list", self._list, "show groups and their settings")
-        listing.add_argument("topic", metavar="TOPIC", nargs="?")
+        listing.add_argument("topic", metavar="TOPIC", nargs="?", help="default: all topics")
         one = add("describe", self._list, "show one group")
         add_watch(listing)
         add_watch(one)
         create = add("create", self._create, "create a group, if it does not exist")
-        create.add_argument("--start", choices=("earliest", "latest"), default="earliest")
-        create.add_argument("--type", choices=TYPES, help="default: shared")
+        create.add_argument(
+            "--start",
+            choices=("earliest", "latest"),
+            default="earliest",
+            help="first message of the group: the earliest that the topic keeps, or the next that "
+            "fires; default: earliest",
+        )
+        text = "order of messages with equal keys: docs/consuming.md; default: shared"
+        create.add_argument("--type", choices=TYPES, help=text)
         alter = add("alter", self._alter, "change the given settings of a group")
         seek = add("seek", self._seek, "move a group to another message that its topic keeps")
         to = seek.add_mutually_exclusive_group(required=True)
@@ -166,10 +173,12 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         help="most messages that all consumers together hold; 0: no limit",
     )
     parser.add_argument("--dead-letter-topic", metavar="TOPIC", help="default: TOPIC.GROUP.dead")
-    parser.add_argument("--backoff-min", help="delay after a first nack without one", **duration)
+    parser.add_argument(
+        "--backoff-min", help="delay after the first nack that has none of its own", **duration
+    )
     parser.add_argument(
         "--backoff-max",
-        help="longest such delay; each is twice the last; 0: always --backoff-min",
+        help="longest such delay; it doubles with each failure; 0: always --backoff-min",
         **duration,
     )
 

@@ -158,16 +158,22 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--on-conflict",
         choices=("reject", "replace", "keep", "update"),
-        help="with --key: what to do if a pending timer has the key; default: reject. "
+        help="with --key: the effect if a pending timer has the key; default: reject. "
         "update: replace it, and schedule nothing if there is none",
     )
     parser.add_argument(
         "--request-id",
-        help="a repeated request under the same id, within minutes, is one timer; with --from: of "
-        "the whole file",
+        help="within five minutes the same command with the same id schedules nothing more; with "
+        "--from: of the whole file",
     )
     parser.add_argument(
-        "--header", metavar="NAME=VALUE", type=header, action="append", default=[], dest="headers"
+        "--header",
+        metavar="NAME=VALUE",
+        type=header,
+        action="append",
+        default=[],
+        dest="headers",
+        help="may be repeated",
     )
 
 

@@ -25,7 +25,7 @@ class PeekCommands(Commands):
             "Example: timerctl peek orders --group billing --limit 20"
         )
         parser.add_argument("topic", metavar="TOPIC")
-        parser.add_argument("--group")
+        parser.add_argument("--group", help="default: no group, all messages")
         parser.add_argument(
             "--offset", metavar="N", type=int, default=0, help="first queue offset; default: 0"
         )

@@ -50,12 +50,15 @@ class TopicCommands(Commands):
         describe = add("describe", self._describe, "show one topic and its lateness")
         add_watch(describe)
         create = add("create", self._create, "create a topic, if it does not exist")
-        pause = add("pause", self._pause, "pause a topic: its timers do not fire")
+        pause = add(
+            "pause", self._pause, "pause a topic: its timers do not fire until it is resumed"
+        )
         resume = add("resume", self._resume, "resume a topic: its timers fire again")
         resume.add_argument(
             "--catch-up",
             choices=("all", "latest", "drop"),
-            help="overdue timers that fire, also after later pauses; default: the topic's policy",
+            help="overdue timers that fire; the others are dropped. Sets the topic's policy "
+            "`catch_up`; default: the policy as it is",
         )
         resume.add_argument("--yes", action="store_true", help="drop timers without confirmation")
         delete = add("delete", self._delete, "delete a topic, its timers, messages and groups")

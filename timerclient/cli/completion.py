@@ -29,7 +29,7 @@ class CompletionCommands(Commands):
         try:
             import shtab
         except ModuleNotFoundError as error:
-            raise TimerError("completion needs shtab: pip install 'timer-client[cli]'") from error
+            raise TimerError("completion needs shtab: pip install shtab") from error
         script = shtab.complete(args.whole, shell=args.shell)
         self._put(args, {"shell": args.shell, "script": script}, script.rstrip("\n"))
         return OK

@@ -30,6 +30,7 @@ from timerclient.cli.cli_args import (
     UsageError,
     add_connection,
     add_output,
+    described,
     duration,
     tls_of,
 )
@@ -123,11 +124,10 @@ def make_parser() -> argparse.ArgumentParser:
     def add(name: str, text: str, run: Callable[[argparse.Namespace], int] | None = None) -> Any:
         command = commands.add_parser(
             name,
-            help=text,
-            description=text[0].upper() + text[1:] + ".",
             parents=[common],
             epilog=EXIT_CODES,
             formatter_class=argparse.RawDescriptionHelpFormatter,
+            **described(text),
         )
         if run is not None:
             command.set_defaults(run=run)
@@ -232,8 +232,8 @@ def why_missing(error: Exception) -> str:
         return f"can't be loaded: {type(error).__name__}: {one_line(error)}"
     extras = _extras_with(error.name.partition(".")[0])
     if extras:
-        wanted = " or ".join(f"'{DISTRIBUTION}[{extra}]'" for extra in extras)
-        return f"needs {error.name}: pip install {wanted}; in a clone '.[…]' with the same extra"
+        wanted = " or ".join(f"'.[{extra}]'" for extra in extras)
+        return f"needs {error.name}: pip install {wanted} in a clone"
     return f"needs the module {error.name}, which is not installed"
 
 

@@ -44,7 +44,7 @@ _NS: Final = 1_000_000
 class Tracing:
     """Makes spans of a client's calls and of its consumers' work.
 
-    Needs the package `opentelemetry-api`: `pip install timer-client[otel]`.
+    Needs the package `opentelemetry-api`: the extra `otel`.
 
     Args:
         provider: Makes the tracer. None: the global one, `opentelemetry.trace.get_tracer_provider`.
@@ -59,7 +59,7 @@ class Tracing:
             from opentelemetry import trace
             from opentelemetry.trace.propagation import tracecontext
         except ImportError as error:
-            text = "tracing needs opentelemetry-api: pip install 'timer-client[otel]'"
+            text = "tracing needs opentelemetry-api: pip install opentelemetry-api"
             raise ImportError(text) from error
         self._trace = trace
         self._propagator = tracecontext.TraceContextTextMapPropagator()
