@@ -18,6 +18,7 @@ from cluster.api import wire_rows
 from cluster.observe.busiest_topics import COUNTERS, GAUGES, TopicFigures
 from cluster.observe.metrics import Levels, Telemetry
 from cluster.settings.config import TYPES, NodeConfig, build_config, flatten
+from timer.entries import policies
 from timer.model.timer_errors import InvalidRequestError
 
 ROOT = Path(__file__).parent.parent
@@ -77,6 +78,12 @@ def test_page_of_settings_has_the_rules_of_names() -> None:
         with pytest.raises(InvalidRequestError) as refused:
             wire_rows.check_name("name", "/", pattern)
         assert f"| {refused.value.limit.removeprefix('must be ')};" in names.replace("`", "")
+
+
+def test_page_of_settings_has_each_field_of_a_policy() -> None:
+    table = page("docs/settings.md").partition("## Policies")[2]
+    listed = [cells.split(" | ")[0] for cells in re.findall(r"^\| (`.*)$", table, re.MULTILINE)]
+    assert tuple(re.findall(r"`(\w+)`", " ".join(listed))) == policies.FIELDS
 
 
 def test_page_of_metrics_has_each_with_its_type_and_labels() -> None:

@@ -52,7 +52,7 @@ class PolicyCommands(Commands):
         fields = f"one of {', '.join(policy_fields.FIELDS)}"
         to_set = add("set", self._alter, _SET_HELP)
         _add_scope(to_set, of_topic="; created if it does not exist")
-        values = f"{fields}. A bare number of a duration is in milliseconds"
+        values = f"{fields}: docs/settings.md. A bare number of a duration is in milliseconds"
         to_set.add_argument("said", metavar="FIELD=VALUE", nargs="+", type=field_value, help=values)
         to_set.add_argument("--yes", action="store_true", help="don't ask for confirmation")
         to_set.set_defaults(unset=[])
