@@ -23,12 +23,13 @@ from timerclient.cli.contexts import apply_context
 from timerclient.client.timer_client import TimerClient
 
 if TYPE_CHECKING:
+    from cluster.backup.backup_store import BackupStore
     from cluster.backup.catalogue import Catalogue
     from cluster.backup.restoration import RestorePlan, RestoreResult
 
 OK: Final = 0
 FAILED: Final = 1
-_STORE: Final = "a directory, or a URI such as s3://bucket/prefix?region=eu-west-1"
+STORE: Final = "a directory, or a URI such as s3://bucket/prefix?region=eu-west-1"
 _HEADINGS: Final = (
     *("BACKUP", "INDEX", "TIME", "PENDING", "MESSAGES", "MIB", "SENT MIB", "NODE", "PARTS"),
 )
@@ -41,18 +42,10 @@ def register_backup(commands: "argparse._SubParsersAction[Any]") -> None:
     """Add `timerctl backup`."""
     text = "back up the running cluster, incrementally"
     backup = commands.add_parser("backup", help=text, description=f"{text.capitalize()}.")
-    backup.set_defaults(run=_with_extra(_backup))
-    cli_args.add_connection(backup, argparse.SUPPRESS)
+    backup.set_defaults(run=with_extra(_backup))
+    add_cluster(backup)
     cli_args.add_output(backup)
-    backup.add_argument("--into", metavar="STORE", help=_STORE)
-    backup.add_argument("--node", default="", help="node that sends its state; default: chosen")
-    backup.add_argument(
-        "--timeout",
-        metavar="DURATION",
-        type=cli_args.duration,
-        default=timedelta(minutes=2),
-        help="time for each call of the cluster, its repetitions included; default: 2m",
-    )
+    backup.add_argument("--into", metavar="STORE", help=STORE)
     actions = backup.add_subparsers(title="commands", metavar="COMMAND")
     for name, run, text in (
         ("list", _list, "show the backups of a store"),
@@ -60,13 +53,26 @@ def register_backup(commands: "argparse._SubParsersAction[Any]") -> None:
         ("prune", _prune, "delete old backups, and parts that no backup needs"),
     ):
         action = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-        action.set_defaults(run=_with_extra(run))
-        action.add_argument("--from", dest="store", metavar="STORE", required=True, help=_STORE)
+        action.set_defaults(run=with_extra(run))
+        action.add_argument("--from", dest="store", metavar="STORE", required=True, help=STORE)
         cli_args.add_output(action)
         if name == "verify":
             action.add_argument("--backup", metavar="ID", help="default: all")
         if name == "prune":
             action.add_argument("--keep", type=_count, required=True, help="newest backups to keep")
+
+
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a command that backs a cluster up."""
+    cli_args.add_connection(parser, argparse.SUPPRESS)
+    parser.add_argument("--node", default="", help="node that sends its state; default: chosen")
+    parser.add_argument(
+        "--timeout",
+        metavar="DURATION",
+        type=cli_args.duration,
+        default=timedelta(minutes=2),
+        help="time for each call of the cluster, its repetitions included; default: 2m",
+    )
 
 
 def _count(text: str) -> int:
@@ -77,7 +83,7 @@ def _count(text: str) -> int:
 
 def add_source(parser: argparse.ArgumentParser, *, required: bool) -> None:
     """Add the options that choose a backup."""
-    parser.add_argument("--from", dest="store", metavar="STORE", required=required, help=_STORE)
+    parser.add_argument("--from", dest="store", metavar="STORE", required=required, help=STORE)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--backup", metavar="ID", help="default: the newest")
     which.add_argument("--at-index", type=_count, metavar="N", help="the newest at or before it")
@@ -90,7 +96,7 @@ def register_restore(commands: "argparse._SubParsersAction[Any]") -> None:
     """Add `timerctl restore`."""
     text = "make the data directories of a new cluster from a backup"
     restore = commands.add_parser("restore", help=text, description=f"{text.capitalize()}.")
-    restore.set_defaults(run=_with_extra(_restore))
+    restore.set_defaults(run=with_extra(_restore))
     cli_args.add_output(restore)
     add_source(restore, required=True)
     place = restore.add_mutually_exclusive_group(required=True)
@@ -119,8 +125,8 @@ def register_restore(commands: "argparse._SubParsersAction[Any]") -> None:
     )
 
 
-def _with_extra(run: Run) -> Run:
-    """Return the command; without the modules of the extra `server` it is a wrong command line."""
+def with_extra(run: Run) -> Run:
+    """Return the command. Without the modules of the extra `server` it raises UsageError."""
 
     def checked(args: argparse.Namespace) -> int:
         try:
@@ -136,20 +142,28 @@ def _with_extra(run: Run) -> Run:
 
 
 def _backup(args: argparse.Namespace) -> int:
-    from cluster.backup.backup_run import BackupRun
     from cluster.backup.backup_store import BackupStore
 
     if not args.into:
-        raise UsageError("backup needs --into STORE, or a command: list, verify, prune", "backup")
-    store = BackupStore(args.into)
-    apply_context(args)
-    client = TimerClient(args.endpoints, timeout=args.timeout, credentials=tls_of(args))
-    with client:
-        run = BackupRun(client, store, node=args.node, patience_s=args.timeout.total_seconds())
-        taken = run.take()
-    table = cli_args.table(args, _HEADINGS, [_row(taken)], _WIDE)
-    _put(args, _document(taken), table)
+        raise UsageError("backup needs --into STORE, or a command: list, verify, prune")
+    found = taken(args, BackupStore(args.into))
+    put(args, _document(found), cli_args.table(args, _HEADINGS, [_row(found)], _WIDE))
     return OK
+
+
+def taken(args: argparse.Namespace, store: "BackupStore") -> "Catalogue":
+    """Take a backup of the cluster that a command line names.
+
+    Raises:
+        TimerError: see `BackupRun.take`.
+        UsageError: the options of the connection are wrong.
+    """
+    from cluster.backup.backup_run import BackupRun
+
+    apply_context(args)
+    patience_s = args.timeout.total_seconds()
+    with TimerClient(args.endpoints, timeout=args.timeout, credentials=tls_of(args)) as client:
+        return BackupRun(client, store, node=args.node, patience_s=patience_s).take()
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -158,7 +172,7 @@ def _list(args: argparse.Namespace) -> int:
 
     found = read_catalogues(BackupStore(args.store))
     table = cli_args.table(args, _HEADINGS, [_row(each) for each in found], _WIDE)
-    _put(args, {"backups": [_document(each) for each in found]}, table)
+    put(args, {"backups": [_document(each) for each in found]}, table)
     return OK
 
 
@@ -168,7 +182,7 @@ def _verify(args: argparse.Namespace) -> int:
 
     checked, damages = damages_of(BackupStore(args.store), args.backup)
     lines = [*damages, f"{checked} parts: {len(damages) or 'none'} missing or damaged"]
-    _put(args, {"parts": checked, "damaged": damages}, "\n".join(lines))
+    put(args, {"parts": checked, "damaged": damages}, "\n".join(lines))
     return FAILED if damages else OK
 
 
@@ -179,7 +193,7 @@ def _prune(args: argparse.Namespace) -> int:
     gone = prune(BackupStore(args.store), args.keep)
     document = {"backups": gone.backups, "parts": gone.parts, "bytes": gone.size}
     text = f"{len(gone.backups)} backups and {gone.parts} parts deleted, {_mib(gone.size)} MiB"
-    _put(args, document, text)
+    put(args, document, text)
     return OK
 
 
@@ -222,7 +236,7 @@ def _restore(args: argparse.Namespace) -> int:
     plan, places, target = _plan(args, found)
     now_ms = time.time_ns() // 1_000_000
     result = restoration.restore(store, plan, places, target, now_ms)
-    _put(args, _restored(plan, result, now_ms), _report(plan, result, now_ms))
+    put(args, _restored(plan, result, now_ms), _report(plan, result, now_ms))
     return OK
 
 
@@ -295,6 +309,7 @@ def _report(plan: "RestorePlan", result: "RestoreResult", now_ms: int) -> str:
     return "\n".join(lines)
 
 
-def _put(args: argparse.Namespace, document: dict[str, Any], text: str) -> None:
+def put(args: argparse.Namespace, document: dict[str, Any], text: str) -> None:
+    """Print a document for programs, or its text."""
     is_json = args.output == "json"
     sys.stdout.write((output.to_json(document) if is_json else text) + "\n")

@@ -86,11 +86,12 @@ class BackupStore:
             if info.type == is_file and not info.path.endswith(_TEMPORARY)
         }
 
-    def put(self, name: str, data: Iterable[bytes], size: int) -> None:
-        """Write a file of `size` bytes. It is complete and durable on return, or absent.
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Any]:
+        """Give a pyarrow stream to write a file. It is complete and durable at the end, or absent.
 
         Raises:
-            StoreUnavailable: it can't be written, or has another size afterwards.
+            StoreUnavailable: it can't be written.
         """
         path = self._path(name)
         temporary = path + _TEMPORARY if self._is_local else path
@@ -99,8 +100,7 @@ class BackupStore:
                 self._fs.create_dir(path.rpartition("/")[0], recursive=True)
             try:
                 with self._fs.open_output_stream(temporary) as out:
-                    for each in data:
-                        out.write(each)
+                    yield out
             except BaseException:
                 with suppress(OSError):  # the end of the stream has made an object of its part
                     self._fs.delete_file(temporary)
@@ -109,7 +109,18 @@ class BackupStore:
                 _sync(temporary)
                 self._fs.move(temporary, path)
                 _sync(path.rpartition("/")[0])
-            written = self._fs.get_file_info(path).size
+
+    def put(self, name: str, data: Iterable[bytes], size: int) -> None:
+        """Write a file of `size` bytes. It is complete and durable on return, or absent.
+
+        Raises:
+            StoreUnavailable: it can't be written, or has another size afterwards.
+        """
+        with self.writing(name) as out:
+            for each in data:
+                out.write(each)
+        with self._reported(name):
+            written = self._fs.get_file_info(self._path(name)).size
         if written != size:
             raise StoreUnavailable(f"{self.root}: {name}: {written} bytes are there of {size}")
 

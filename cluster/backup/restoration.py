@@ -15,7 +15,7 @@ import hashlib
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -74,12 +74,7 @@ class RestorePlan:
                 raise BackupError(f"node = {name!r}: must be a name that a directory can have")
         if self.epoch > EPOCH_MAX:
             raise BackupError(f"epoch = {self.epoch}: must be at most {EPOCH_MAX}")
-        if self.catalogue.manifest_version != manifest.VERSION:
-            raise BackupError(
-                f"backup {self.catalogue.backup} has a manifest of version"
-                f" {self.catalogue.manifest_version}; this program reads {manifest.VERSION}."
-                f" timerctl {self.catalogue.program} took it: restore with that release"
-            )
+        check_readable(self.catalogue)
 
     @property
     def epoch(self) -> Epoch:
@@ -134,7 +129,7 @@ def restore(
         with _stage(disk, target) as stage:
             _check_room(disk, stage, plan)
             state_path = stage / _STATE
-            _receive(disk, store, plan.catalogue, state_path)
+            receive(disk, store, plan.catalogue, state_path)
             for name in places:
                 _make(disk, plan, name, stage / name, state_path)
             state = manifest.read(disk, state_path)
@@ -187,8 +182,13 @@ def _check_room(disk: Disk, stage: Path, plan: RestorePlan) -> None:
         )
 
 
-def _receive(disk: Disk, store: BackupStore, catalogue: Catalogue, state: Path) -> None:
-    """Copy all parts from the store, verified and durable."""
+def receive(disk: Disk, store: BackupStore, catalogue: Catalogue, state: Path) -> None:
+    """Copy all parts of a backup into the directory `state`, verified and durable.
+
+    Raises:
+        BackupError: a part is missing or damaged.
+        StoreUnavailable: the store does not answer.
+    """
     folders = ("", *manifest.DIRECTORIES)
     for name in folders:
         disk.make_dir(state / name)
@@ -292,6 +292,15 @@ def _overdue(
     return {names[topic]: count for topic, count in sorted(found.items())}, held
 
 
-def named_places(target: Path, voters: Sequence[str]) -> dict[str, Path]:
-    """Return the directory of each node of a cluster that is restored at one place."""
-    return {name: target / name for name in voters}
+def check_readable(catalogue: Catalogue) -> None:
+    """Check that this program reads a backup.
+
+    Raises:
+        BackupError: it is of another version.
+    """
+    if catalogue.manifest_version != manifest.VERSION:
+        raise BackupError(
+            f"backup {catalogue.backup} has a manifest of version {catalogue.manifest_version};"
+            f" this program reads {manifest.VERSION}. timerctl {catalogue.program} took it: use"
+            " that release"
+        )

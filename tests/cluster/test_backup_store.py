@@ -3,16 +3,20 @@
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from pyarrow import parquet
 
 from cluster.api.backup_desk import OPEN_MAX, BackupDesk
+from cluster.api.wire_rows import id_salt
 from cluster.backup.backup_run import BackupRun, chosen_node
 from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable
 from cluster.backup.catalogue import Catalogue, find_backup, read_catalogues
-from cluster.backup.restoration import STAGE, RestorePlan, restore
+from cluster.backup.parquet_export import ParquetExport
+from cluster.backup.restoration import STAGE, RestorePlan, receive, restore
 from cluster.security.access_rules import CLUSTER, Permission
 from cluster.security.method_rules import METHOD_RULES
 from replication.core.log_recovery import recover as shape_of
@@ -22,8 +26,10 @@ from tests.timer.test_manifest import busy_log, flush
 from timer.files.data_directory import read_identity
 from timer.files.disk import RealDisk
 from timer.files.log import Log as TimerLog
+from timer.model.columns import Binary, encode_headers
 from timer.model.timer_errors import NotFoundError, NotReadyError
-from timer.model.units import LogIndex, MonoMs, ReplicaId, UnixMs
+from timer.model.timer_id import decode, from_text
+from timer.model.units import LogIndex, MonoMs, ReplicaId, TopicId, UnixMs
 from timer.recovery import manifest
 from timer.recovery.engine import Engine
 from timer.recovery.rows_at_rest import pending_rows
@@ -322,3 +328,43 @@ def test_backups_need_operate_for_all_topics_and_have_audit_lines_at_their_ends(
     assert {rule.permission for rule in rules.values()} == {Permission.OPERATE}
     assert [*map(list, (rule.targets(None) for rule in rules.values()))] == 3 * [[CLUSTER]]
     assert {name for name, rule in rules.items() if rule.is_audited} == {"Open", "Close"}
+
+
+def test_export_has_the_rows_of_the_backup_with_the_ids_of_clients(
+    node: OneNode, store: BackupStore, tmp_path: Path
+) -> None:
+    topic = engine_on(DISK, node.state).machine.next_topic_id
+    node.log.topic("t/headers")
+    timers = [(topic, START_MS + 10**9, payload) for payload in (b"p", b"")]
+    headers = Binary.of([encode_headers({"a": "1", "b": ""}), b""])
+    node.log.schedule(replace(part_of(timers, keys=[b"k\xc3\xbc", b""]), headers=headers))
+    engine = node.grow(rows=5)
+    found, target = backed_up(node, store), BackupStore(str(tmp_path / "export"))
+    receive(DISK, store, found, tmp_path / "received")
+    tables = ParquetExport(DISK, tmp_path / "received", found).write(target)
+    assert tables == {
+        "pending": (found.pending, ["pending-00000.parquet"]),
+        "messages": (found.messages, ["messages-00000.parquet"]),
+    }
+    pending, messages = (
+        parquet.read_table(tmp_path / "export" / f"{name}-00000.parquet") for name in tables
+    )
+    for table in pending, messages:
+        assert table.schema.metadata[b"schema_version"] == b"1"
+        assert table.schema.metadata[b"log_index"] == b"%d" % found.index
+    rows = pending.to_pylist()
+    assert len(rows) == manifest.pending_of(manifest.read(DISK, node.state) or {}) > 5
+    salt = id_salt("c")
+    for row in (*rows, *messages.to_pylist()):
+        due, seq, genuine = decode(from_text(row["timer_id"]), salt)
+        due_ms = round(row["due"].timestamp() * 1000)
+        assert (due[0], seq[0], genuine[0]) == (due_ms, row["seq"], True)
+    last = {row["payload"]: row for row in rows if row["topic"] == "t/headers"}
+    assert (last[b"p"]["key"], last[b"p"]["headers"]) == ("k\u00fc", [("a", "1"), ("b", "")])
+    assert (last[b""]["key"], last[b""]["headers"]) == (None, [])
+    queue = engine.machine.topics[TopicId(1)].queue
+    offsets = [row["queue_offset"] for row in messages.to_pylist() if row["topic"] == "a"]
+    assert offsets == [*range(queue.begin, queue.end)]
+    assert json.loads((tmp_path / "export/export.json").read_text())["pending"]["rows"] == len(rows)
+    with pytest.raises(BackupError, match="is not empty"):
+        ParquetExport(DISK, tmp_path / "received", found).write(target)

@@ -109,6 +109,8 @@ def test_cluster_restored_from_a_backup_under_load_fires_every_pending_timer_onc
             assert {*load.acknowledged[:required]} <= {*got}
         cluster.digests_agree()
         # The restored cluster is a cluster like any other.
+        exported = ctl(capsys, "export", "--into", str(folder / "parquet"), *where)
+        assert exported["pending"]["rows"] == cluster.counts_add_up().pending
         again = ctl(capsys, "backup", "--into", str(folder / "store2"), *where)
         assert again["index"] > second["index"]
 

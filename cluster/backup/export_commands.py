@@ -1,0 +1,79 @@
+"""`timerctl export --into PLACE [--from STORE [--backup ID | --at-index N | --at TIME]]`.
+
+Without --from, a backup of the running cluster is taken for it and deleted afterwards. So an export
+is always the state at one log index. See `backup_commands.py` for the imports.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cluster.backup.backup_commands import (
+    OK,
+    STORE,
+    add_cluster,
+    add_source,
+    put,
+    taken,
+    with_extra,
+)
+from timerclient.cli import cli_args, output
+from timerclient.cli.cli_args import UsageError
+
+if TYPE_CHECKING:
+    from cluster.backup.backup_store import BackupStore
+    from cluster.backup.catalogue import Catalogue
+
+
+def register_export(commands: "argparse._SubParsersAction[Any]") -> None:
+    """Add `timerctl export`."""
+    text = "write pending timers and kept messages as Parquet"
+    export = commands.add_parser("export", help=text, description=f"{text.capitalize()}.")
+    export.set_defaults(run=with_extra(_export))
+    add_cluster(export)
+    cli_args.add_output(export)
+    export.add_argument("--into", metavar="PLACE", required=True, help=f"{STORE}; absent or empty")
+    add_source(export, required=False)
+
+
+def _export(args: argparse.Namespace) -> int:
+    from cluster.backup.backup_store import BackupStore
+    from cluster.backup.catalogue import find_backup
+
+    target = BackupStore(args.into)
+    if args.store is not None:
+        store = BackupStore(args.store)
+        found = find_backup(store, backup=args.backup, at_index=args.at_index, at=args.at)
+        return _written(args, target, store, found)
+    if args.backup or args.at_index or args.at:
+        raise UsageError("--backup, --at-index and --at need --from STORE")
+    with tempfile.TemporaryDirectory(prefix="timerctl-export-") as folder:
+        store = BackupStore(folder)
+        return _written(args, target, store, taken(args, store))
+
+
+def _written(
+    args: argparse.Namespace, target: "BackupStore", store: "BackupStore", found: "Catalogue"
+) -> int:
+    from cluster.backup.parquet_export import SCHEMA_VERSION, ParquetExport
+    from cluster.backup.restoration import check_readable, receive
+    from timer.files.disk import RealDisk
+
+    check_readable(found)
+    disk = RealDisk()
+    with tempfile.TemporaryDirectory(prefix="timerctl-export-") as folder:
+        state = Path(folder) / "state"
+        receive(disk, store, found, state)
+        tables = ParquetExport(disk, state, found).write(target)
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "cluster_id": found.cluster_id,
+        "index": found.index,
+        "time_ms": found.time_ms,
+        **{name: table._asdict() for name, table in tables.items()},
+    }
+    at = f"cluster {found.cluster_id} at log index {found.index}, {output.instant(found.time_ms)}"
+    rows = [(name, table.rows, len(table.files)) for name, table in tables.items()]
+    put(args, document, f"{at}\n\n{cli_args.table(args, ('TABLE', 'ROWS', 'FILES'), rows)}")
+    return OK
