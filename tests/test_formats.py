@@ -109,6 +109,11 @@ def frame(data: bytes) -> bytes:
     return data[:start] + crc_of(body[4:]) + body[4:] + data[end:]
 
 
+def manifest_head(data: bytes) -> bytes:
+    data = number(data, 8, "<I")
+    return data[:12] + crc_of(data[:12] + data[16:]) + data[16:]
+
+
 def tailed(data: bytes) -> bytes:
     body = number(data[:-4], 8, "<H")
     return body + crc_of(body)
@@ -195,7 +200,7 @@ UNKNOWN: dict[str, Callable[[Path], None]] = {
     "segment": lambda _: in_log(".log", segment_header),
     "frame": lambda _: in_log(".log", frame),
     "durable mark": lambda _: in_log("durable", tailed),
-    "manifest": lambda _: in_state(manifest.NAME, lambda data: number(data, 8, "<I")),
+    "manifest": lambda _: in_state(manifest.NAME, manifest_head),
     "run": lambda _: a_run(),
     "key file": lambda _: in_state(".keys", lambda data: number(data, 8, "<I")),
     "spill file": lambda _: in_state(".spill", lambda data: number(data, 8, "<I")),

@@ -121,6 +121,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
             controller=controller,
             leader_address=self._view.leader_address() or "",
             nodes=sorted(nodes, key=lambda node: node.name),
+            feature_level=max(node.feature_level for node in nodes),
         )
 
     @answered

@@ -40,11 +40,14 @@ from cluster.control.control_state import (
     SharedCheckpoint,
 )
 from cluster.control.controller import (
-    Asked,
-    ChangeAsked,
     Controller,
     ControllerConfig,
     ControllerEffects,
+)
+from cluster.control.controller_events import (
+    Announced,
+    Asked,
+    ChangeAsked,
     ControllerTick,
     Event,
     LinkChanged,
@@ -61,6 +64,7 @@ from cluster.control.raft import Exit, Raft, RaftView, exit_process, next_nonce
 from cluster.control.raft_link import FrameKind, RaftLink
 from replication.core.message_check import ID_MAX
 from replication.shell.peer_complaints import Complaints
+from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 from timer.model.units import Epoch, LogIndex, MonoMs, QueueOffset, ReplicaId
 
 logger = logging.getLogger(__name__)
@@ -124,6 +128,7 @@ class ControlPlane:
         raft_lost: bool = False,
         config: ControllerConfig | None = None,
         identify: Callable[[grpc.aio.ServicerContext[Any, Any]], str] | None = None,
+        release: ProgramRelease = FIRST_RELEASE,
         fail: Callable[[Exit, str], NoReturn] = exit_process,
     ) -> None:
         """Args:
@@ -137,7 +142,7 @@ class ControlPlane:
             `report_now`; it must be cheap.
         on_state: Called at each change of `state`.
         raft_lost: An operator has declared that the Raft files of all absent nodes are lost.
-        identify: See RaftLink.
+        identify, release: See RaftLink.
         """
         config = config or ControllerConfig()
         assert name not in peers, name
@@ -152,6 +157,7 @@ class ControlPlane:
             cluster_id=cluster_id,
             founders=dict(voters),
             config=config,
+            release=release,
         )
         self._link = RaftLink(
             name=name,
@@ -161,6 +167,8 @@ class ControlPlane:
             on_raft=self._on_raft_message,
             on_up=self._on_link,
             on_frame=self._on_frame,
+            on_release=self._on_announced,
+            release=release,
             identify=identify,
             silence_s=2 * config.report_timeout_ms / 1000,
         )
@@ -513,6 +521,9 @@ class ControlPlane:
             lost = f"the connection to {peer} was lost before it answered"
             for ask_id in [each for each, (asked, _) in self._asked.items() if asked == peer]:
                 self._answered(ask_id, TransferAnswer(CommandOutcome.UNKNOWN, lost))
+
+    def _on_announced(self, peer: str, release: ProgramRelease) -> None:
+        self._step(Announced(peer, release))
 
     def _on_frame(self, peer: str, kind: FrameKind, body: object) -> None:
         match kind, body:

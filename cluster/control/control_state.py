@@ -2,6 +2,7 @@
 
     cluster id, voters    set by the first `Init`; `Members` sets the voters to those of the log
     epoch, leader         moved by `Appoint`: compare-and-set, the epoch only grows
+    feature level         raised by an `Appoint`; never falls
     proposed voters       set by an `Appoint` that changes them, until the next one, or `Members`
     shared checkpoint     moved by `CheckpointPage`: (epoch, index) never goes back
 
@@ -115,6 +116,9 @@ class ControlState:
     """Replicas that led poorly, as known to the controller that made this appointment."""
     why: str = ""
     """The controller's reason for this appointment, for operators; empty: unknown."""
+    level: int = 0
+    """The feature level that all nodes have supported at once: the appointed leaders raise the
+    log's level to it. 0: unknown. Only the level of the log counts."""
     checkpoint: SharedCheckpoint | None = None
 
     def name_of(self, replica_id: ReplicaId | None) -> str | None:
@@ -143,6 +147,8 @@ class Appoint:
     """The voters from this epoch on. None: no change."""
     unfit: tuple[ReplicaId, ...] = ()
     """Replicas that led poorly of late: see cluster/control/leader_fitness.py."""
+    level: int = 0
+    """The feature level that all nodes support. 0: no change."""
     why: str = ""
     """The reason, for operators; at most WHY_SIZE_MAX characters are kept."""
 
@@ -206,6 +212,8 @@ def encode_command(command: Command, *, nonce: int) -> bytes:
                 fields["voters"] = dict(command.voters)
             if command.unfit:
                 fields["unfit"] = list(command.unfit)
+            if command.level:
+                fields["level"] = command.level
             if command.why:
                 fields["why"] = command.why[:WHY_SIZE_MAX]
         case Members(epoch=epoch, voters=voters):
@@ -253,7 +261,8 @@ def dump(state: ControlState) -> bytes:
     checkpoint = None if state.checkpoint is None else _pack_checkpoint(state.checkpoint)
     proposed = None if state.proposed is None else dict(state.proposed)
     known = [state.cluster_id, dict(state.voters), state.epoch, state.leader, checkpoint, proposed]
-    data: bytes = msgpack.packb([_VERSION, *known, list(state.unfit), state.why])
+    level = [state.level] if state.level else []
+    data: bytes = msgpack.packb([_VERSION, *known, list(state.unfit), state.why, *level])
     return data
 
 
@@ -276,6 +285,7 @@ def load(data: bytes) -> ControlState:
             leader=None if leader is None else ReplicaId(_int(leader)),
             unfit=tuple(ReplicaId(_int(each)) for each in later[1]) if len(later) > 1 else (),
             why=_why(later[2]) if len(later) > 2 else "",
+            level=_int(later[3]) if len(later) > 3 else 0,
             checkpoint=None if checkpoint is None else _parse_checkpoint(checkpoint),
         )
     except (TypeError, AttributeError) as error:
@@ -300,7 +310,13 @@ def _apply(state: ControlState, command: Command) -> ControlState | None:
             if proposed is not None:
                 proposed = MappingProxyType(dict(proposed))
             return replace(
-                state, epoch=epoch, leader=leader, proposed=proposed, unfit=unfit, why=command.why
+                state,
+                epoch=epoch,
+                leader=leader,
+                proposed=proposed,
+                unfit=unfit,
+                level=max(state.level, command.level),
+                why=command.why,
             )
         case Members(epoch=epoch, voters=voters):
             if epoch < state.epoch:
@@ -366,6 +382,7 @@ def _parse(fields: dict[str, Any]) -> Command:
                 expected_epoch=Epoch(_int(fields["expected_epoch"])),
                 voters=_voters(fields["voters"]) if "voters" in fields else None,
                 unfit=tuple(ReplicaId(_int(replica)) for replica in fields.get("unfit", ())),
+                level=_int(fields.get("level", 0)),
                 why=_why(fields.get("why", "")),
             )
         case Members.op:

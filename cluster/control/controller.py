@@ -1,12 +1,14 @@
 """The controller's decisions: which replica should lead the timer log. A pure core.
 
 Every node runs a controller; it acts while its node leads Raft. It watches the nodes through their
-reports and links, and takes four decisions:
+reports and links, and takes five decisions:
 
     appoint      the leader is gone, stalls or was refused; or an operator requests another
     adopt        a node leads a higher epoch than the known one, because Raft's files were lost:
                  note that epoch
     relieve      the leader serves poorly, and another would serve better: appoint that one
+    raise level  all nodes support a higher feature level: the next appointment raises it. If none
+                 comes, the leader is appointed again
     hand over    the controller leads the log, too: give Raft's leadership to another node, so that
                  the loss of one node costs one role
 
@@ -21,32 +23,37 @@ at the same time are harmless.
 Time is passed in as `now_ms`. The core reads no clock, socket or random source.
 """
 
-import enum
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Final, Self, TypeAlias, assert_never
+from typing import Final, Self, assert_never
 
+from cluster.control.announcements import Announcements
 from cluster.control.control_state import Appoint, ControlState, Init
+from cluster.control.controller_events import (
+    Announced,
+    ChangeAsked,
+    ControllerTick,
+    Event,
+    LinkChanged,
+    ProposalEnded,
+    RaftLeadership,
+    ReplicaReport,
+    Reported,
+    ReportedRole,
+    StateApplied,
+    TransferAsked,
+)
 from cluster.control.leader_fitness import SLOW_PARTS, ServiceRecord, UnfitReplicas
 from cluster.control.leader_loss import AskRefusal, Gone, LeaderLoss
 from cluster.control.membership import Change, Learner, MembershipRefusal, planned
 from cluster.control.succession import Candidate, best, why_behind
+from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 from timer.model.units import Epoch, LogIndex, MonoMs, ReplicaId
 
 _NEVER: Final = MonoMs(-(1 << 62))
 EPOCH_LEAP_MAX: Final = 1 << 32
 """A promise that is further above all other epochs is ignored: no controller requested it."""
-
-
-class ReportedRole(enum.StrEnum):
-    """The role of a replica in the log, as reported."""
-
-    LEARNER = "learner"
-    """Without a vote, by the replica's own log."""
-    FOLLOWER = "follower"
-    PROMOTING = "promoting"
-    LEADER = "leader"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +94,9 @@ class ControllerConfig:
     hand_over_after_ms: int = 5_000
     """Raft's leadership is handed over only after the log was led well for this long."""
     hand_over_every_ms: int = 30_000
+    raise_level_after_ms: int = 60_000
+    """The leader is appointed again for a higher feature level if all nodes have supported it, and
+    the leader has served, for this long."""
     transfer_ms: int = 3_000
     """Time for a transfer's target to catch up. The leader serves meanwhile."""
     transfer_entries: int = 100_000
@@ -116,117 +126,6 @@ class ControllerConfig:
             idle_grace_ms=max(least.idle_grace_ms, 2 * lease_ms),
             stall_timeout_ms=max(least.stall_timeout_ms, 6 * lease_ms),
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaReport:
-    """A node's report on its replica of the log, sent ten times a second."""
-
-    replica_id: ReplicaId
-    name: str
-    role: ReportedRole
-    epoch: Epoch
-    """The epoch that the replica leads, is being promoted to, or follows."""
-    serving: bool
-    """The replica leads `epoch`, and its promotion is complete: it answers clients."""
-    lease_ok: bool
-    """On a leader: a majority has answered within the lease."""
-    last_epoch: Epoch
-    last_index: LogIndex
-    """The last entry of the replica's log."""
-    applied_index: LogIndex
-    """The last applied entry. A leader serves when all committed entries are applied."""
-    highest_promise: Epoch
-    """The highest promise that the replica gave, or that refused it on another node."""
-    unsure: bool
-    """The log was cut or fetched again, and no leader has matched it yet."""
-    refused_epoch: Epoch = Epoch(0)
-    """On a leader: the highest epoch for which a voter refused it. If that is its own epoch, the
-    voter promised another leader of it, and follows again from the next epoch on."""
-    disk_ms: int = 0
-    """Duration of the last sync of the disk, or of the present one if that is longer."""
-    commit_ms: int = 0
-    """On a leader: duration of the last commit, or of the present one if that is longer."""
-    accepts: bool = True
-    """The node can take connections, and open files."""
-
-    def is_urgent_after(self, earlier: "ReplicaReport | None") -> bool:
-        """Return whether the report has changes that the controller should learn at once."""
-        return earlier is None or self._news() != earlier._news()  # noqa: SLF001
-
-    def _news(self) -> tuple[object, ...]:
-        return (
-            self.role,
-            self.epoch,
-            self.serving,
-            self.lease_ok,
-            self.highest_promise,
-            self.unsure,
-            self.last_epoch,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ControllerTick:
-    """Time passed, without another event."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reported:
-    """A node's report arrived, or this node's own was made."""
-
-    report: ReplicaReport
-
-
-@dataclass(frozen=True, slots=True)
-class LinkChanged:
-    """The link to a peer came up or broke."""
-
-    name: str
-    up: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StateApplied:
-    """The replicated object changed."""
-
-    state: ControlState
-
-
-@dataclass(frozen=True, slots=True)
-class RaftLeadership:
-    """This node became Raft's leader and has applied all earlier commands, or it ceased to be."""
-
-    leads: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ProposalEnded:
-    """The last proposal has ended; its outcome may be unknown."""
-
-    refused: bool = False
-    """True: the command changed nothing, and certainly never will."""
-
-
-@dataclass(frozen=True, slots=True)
-class TransferAsked:
-    """An operator requests another leader. None: the best voter."""
-
-    target: ReplicaId | None
-
-
-@dataclass(frozen=True, slots=True)
-class ChangeAsked:
-    """An operator requests other voters."""
-
-    change: Change
-    name: str
-
-
-Asked: TypeAlias = TransferAsked | ChangeAsked
-Event: TypeAlias = (
-    ControllerTick | Reported | LinkChanged | StateApplied | RaftLeadership | ProposalEnded | Asked
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,6 +173,8 @@ class Controller:
     founders: Mapping[str, ReplicaId]
     """The configured voters; they count until the replicated object has voters."""
     config: ControllerConfig = field(default_factory=ControllerConfig)
+    release: ProgramRelease = FIRST_RELEASE
+    """This node's program, with the highest level that its settings allow."""
     _leads: bool = False
     _state: ControlState = field(default_factory=ControlState)
     _nodes: dict[str, _Node] = field(default_factory=dict)
@@ -300,11 +201,13 @@ class Controller:
     _wait_until_ms: MonoMs = _NEVER
     _proposed_at_ms: MonoMs | None = None
     _well_since_ms: MonoMs | None = None
+    _announced: Announcements = field(init=False)
     _handed_over_at_ms: MonoMs = _NEVER
     _ends: deque[tuple[MonoMs, LogIndex]] = field(default_factory=deque[tuple[MonoMs, LogIndex]])
     """(time, last index) of the leader's latest reports, oldest first."""
 
     def __post_init__(self) -> None:
+        self._announced = Announcements(self.name, self.release)
         self._meet(self.founders)
 
     def step(self, now_ms: MonoMs, event: Event) -> ControllerEffects:
@@ -315,12 +218,9 @@ class Controller:
             case Reported(report):
                 self._note_report(now_ms, report)
             case LinkChanged(name, up):
-                if name not in self._links or self._links[name][0] != up:
-                    self._links[name] = (up, now_ms)
-                node = self._nodes.get(name)
-                if node is not None and node.linked != up:
-                    node.linked = up
-                    node.link_changed_at_ms = now_ms
+                self._note_link(now_ms, name, up=up)
+            case Announced(name, release):
+                self._announced.note(name, release)
             case StateApplied(state):
                 self._note_state(now_ms, state)
             case RaftLeadership(leads):
@@ -375,6 +275,14 @@ class Controller:
             if learnt is not None and learnt[0].replica_id == replica_id:
                 node.report, node.reported_at_ms = self._learners.pop(name)
             self._nodes[name] = node
+
+    def _note_link(self, now_ms: MonoMs, name: str, *, up: bool) -> None:
+        if name not in self._links or self._links[name][0] != up:
+            self._links[name] = (up, now_ms)
+        node = self._nodes.get(name)
+        if node is not None and node.linked != up:
+            node.linked = up
+            node.link_changed_at_ms = now_ms
 
     def _note_report(self, now_ms: MonoMs, report: ReplicaReport) -> None:
         node = self._nodes.get(report.name)
@@ -476,7 +384,8 @@ class Controller:
         loss = self._why_gone(now_ms)
         if loss is None:
             self._gone_since_ms = None
-            return self._relieve(now_ms) or self._hand_over(now_ms)
+            decided = self._relieve(now_ms) or self._raise_level(now_ms)
+            return decided or self._hand_over(now_ms)
         self._well_since_ms = None
         if self._gone_since_ms is None:
             self._gone_since_ms, self._wait_said = now_ms, False
@@ -508,6 +417,24 @@ class Controller:
             return None
         unfit |= {leader.replica_id}
         return self._appoint(now_ms, successor, f"{leader.name}: {reason}", unfit=unfit)
+
+    def _raise_level(self, now_ms: MonoMs) -> ControllerEffects | None:
+        """Appoint the leader again, if no other appointment has raised the feature level."""
+        leader, level = self._leader(), self._higher_level()
+        possible = leader is not None and self._served and self._state.proposed is None and level
+        after_ms = self.config.raise_level_after_ms
+        if not self._announced.is_due(now_ms, after_ms, possible=bool(possible)):
+            return None
+        assert leader is not None, "nothing is due without a leader"
+        return self._appoint(now_ms, leader, f"all nodes support feature level {level}")
+
+    def _higher_level(self) -> int:
+        """Return the level that an appointment raises the cluster to; 0: it stays."""
+        linked = [name for name, (up, _) in self._links.items() if up]
+        reports = [node.report for node in self._nodes.values() if node.report is not None]
+        # No log has an entry: a new cluster has no earlier program.
+        new = not self._state.epoch and not any(report.last_epoch for report in reports)
+        return self._announced.higher(self._state.level, () if new else self._nodes, linked)
 
     def _is_slow(self, report: ReplicaReport) -> bool:
         return report.disk_ms >= self.config.lease_ms // SLOW_PARTS
@@ -674,6 +601,7 @@ class Controller:
             expected_epoch=self._state.epoch,
             voters=voters,
             unfit=tuple(sorted(self._unfit.at(now_ms) if unfit is None else unfit)),
+            level=self._higher_level(),
             why=reason,
         )
         return self._propose(now_ms, appoint, f"{reason}; appointing {successor.name}")

@@ -7,6 +7,10 @@ Every node dials every peer and sends only on that stream. The peer answers with
     |<------------------------------ hello ---|
     |<---- stream B -> A: hello, frames ... --|   messages from B to A
 
+The first frame is the sender's release: its program's version and feature levels. Version 0.1
+sends none, and ignores it, as all kinds of frames that it does not know. Its hello must have four
+items; this program ignores further ones.
+
 A message on a stream is a msgpack list of frames [kind, body]: all waiting frames are sent at once.
 An empty list keeps the stream alive. Nothing is acknowledged or sent twice: a message may be lost
 with its stream. Raft and the reports tolerate that. Frames keep their order within a stream. A
@@ -25,7 +29,7 @@ import contextlib
 import enum
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -33,6 +37,7 @@ import msgpack
 
 from cluster.control.raft_codec import MESSAGE_SIZE_MAX, BadRaftMessage, RaftMessage, decode, unpack
 from replication.shell.peer_complaints import Complaints
+from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +47,8 @@ QUEUE_FRAMES_MAX: Final = 4_096
 """Frames that wait for a peer, at most. Above this the stream is ended, and both start anew."""
 TAKE_SIZE: Final = MESSAGE_SIZE_MAX // 2
 """Bytes of the frames in one message; a single longer frame is sent alone."""
+PROGRAM_SIZE_MAX: Final = 64
+"""Characters of a program's version that are kept."""
 _FRAME_OVERHEAD: Final = 16
 KEEPALIVE_S: Final = 0.5
 """Interval of messages on an idle stream."""
@@ -66,6 +73,8 @@ class FrameKind(enum.IntEnum):
     REPORT = 1
     ASK = 2
     ANSWER = 3
+    RELEASE = 4
+    """[program, level_min, level_max]"""
 
 
 _Call: TypeAlias = grpc.aio.StreamStreamCall[Any, Any]
@@ -121,12 +130,16 @@ class RaftLink(grpc.GenericRpcHandler):
         on_raft: Callable[[str, RaftMessage], None],
         on_up: Callable[[str, bool], None],
         on_frame: Callable[[str, FrameKind, object], None],
+        on_release: Callable[[str, ProgramRelease], None] = lambda peer, release: None,
+        release: ProgramRelease = FIRST_RELEASE,
         identify: Callable[[grpc.aio.ServicerContext[Any, Any]], str] | None = None,
         silence_s: float = SILENCE_S,
     ) -> None:
         """Args:
         channel_for: Returns a new channel to the peer, made with CHANNEL_OPTIONS; the link
             closes it.
+        on_release: Called with a peer's name and release, at the begin of each of its streams.
+        release: This program, with the highest feature level that the settings allow.
         silence_s: The stream to a peer without a message for so long is ended.
         identify: Returns the node name in the caller's certificate. None: without TLS a peer's
             name is not verified.
@@ -135,6 +148,7 @@ class RaftLink(grpc.GenericRpcHandler):
         self._channel_for = channel_for
         self._on_raft, self._on_up, self._on_frame = on_raft, on_up, on_frame
         self._identify = identify
+        self._on_release, self._release = on_release, release
         self._silence_s = silence_s
         self._complaints = Complaints(logger)
         self._peers = {peer: _Peer(peer) for peer in peers}
@@ -274,6 +288,7 @@ class RaftLink(grpc.GenericRpcHandler):
         peer.up = up
         peer.frames.clear()
         peer.lazy.clear()
+        self._put(peer, FrameKind.RELEASE, msgpack.packb(astuple(self._release)))
         self._on_up(peer.name, up)
 
     # Inbound
@@ -302,6 +317,7 @@ class RaftLink(grpc.GenericRpcHandler):
         if older is not None:
             older.cancel()  # before the first frame of this one, so that no old frame comes later
         self._inbound[peer.name] = task
+        self._on_release(peer.name, FIRST_RELEASE)  # until it announces another
         try:
             await context.write(_hello(self._name, peer.name, self._cluster_id))
             await self._receive(peer, context)
@@ -345,6 +361,8 @@ class RaftLink(grpc.GenericRpcHandler):
             for kind, body in _frames(data):
                 if kind is FrameKind.RAFT:
                     self._on_raft(peer.name, decode(body))
+                elif kind is FrameKind.RELEASE:
+                    self._on_release(peer.name, _parse_release(body))
                 else:
                     self._on_frame(peer.name, kind, unpack(body))
 
@@ -357,7 +375,7 @@ def _hello(sender: str, receiver: str, cluster_id: str) -> bytes:
 def _check_hello(data: bytes, sender: str | None, receiver: str, cluster_id: str) -> str:
     """Return the sender's name, after a check of version, receiver, cluster and sender."""
     match unpack(data):
-        case (version, str(name), str(to), str(of)):
+        case (version, str(name), str(to), str(of), *_):
             if version != VERSION:
                 raise BadRaftMessage(f"link version {version!r}; this program knows {VERSION}")
             if to != receiver or of != cluster_id or sender not in {None, name}:
@@ -365,6 +383,14 @@ def _check_hello(data: bytes, sender: str | None, receiver: str, cluster_id: str
             return name
         case other:
             raise BadRaftMessage(f"hello {other!r:.80}")
+
+
+def _parse_release(body: bytes) -> ProgramRelease:
+    match unpack(body):
+        case (str(program), int(level_min), int(level_max), *_) if 1 <= level_min <= level_max:
+            return ProgramRelease(program[:PROGRAM_SIZE_MAX], level_min, level_max)
+        case other:
+            raise BadRaftMessage(f"release {other!r:.80}")
 
 
 def _frames(data: bytes) -> list[tuple[FrameKind, bytes]]:

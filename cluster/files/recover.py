@@ -138,7 +138,7 @@ def stopped(disk: Disk, path: Path) -> Iterator[Stopped]:
         log = Log.open(disk, directory.log, committed_floor=applied)
         promise = PromiseFile.load(disk, directory.promise, last_epoch=log.last_epoch)
         time_ms = UnixMs(state.get("time_ms", 0))
-        shape, last_ms = shape_of(log, frozenset(map(ReplicaId, voters)), time_ms)
+        shape, last_ms, _ = shape_of(log, frozenset(map(ReplicaId, voters)), time_ms)
         yield Stopped(disk, path, directory, promise, log, shape, last_ms, applied)
     finally:
         if log is not None:
@@ -176,7 +176,7 @@ def majority(node: Stopped, voters: list[str]) -> RecoveryPlan:
     def carry_out() -> str:
         nonce = Nonce(secrets.randbits(62) + 1)
         node.promise.give(Promise(epoch, node.me, nonce))
-        start = encode_epoch(EpochStart(epoch, node.me, (node.me,)))
+        start = encode_epoch(EpochStart(epoch, node.me, (node.me,), identity.level))
         first, second = LogIndex(last + 1), LogIndex(last + 2)
         frames = [
             entry_frame.encode(EntryKind.EPOCH, epoch, first, node.last_time_ms, [start]),

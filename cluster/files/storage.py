@@ -177,6 +177,7 @@ def _open(
         log = Log.open(disk, directory.log, committed_floor=floor, segment_size=size)
     except CorruptFileError as error:
         raise Damaged(error) from error
+    directory.raise_level(engine.machine.level)  # an installed snapshot may be of a higher one
     promise = PromiseFile.load(disk, directory.promise, last_epoch=log.last_epoch)
     if log.torn_bytes:
         logger.warning("the log's tail was torn: %d bytes cut", log.torn_bytes)

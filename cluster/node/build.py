@@ -16,7 +16,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol
 
 import grpc
@@ -28,7 +28,9 @@ from cluster.api.peer_queries import ask_all, status_of
 from cluster.api.public_services import Services, services_of
 from cluster.control.control_plane import ControlPlane
 from cluster.control.control_state import ControlState
-from cluster.control.controller import ControllerConfig
+from cluster.control.controller import (
+    ControllerConfig,
+)
 from cluster.control.raft import Exit, exit_process
 from cluster.control.raft_link import CHANNEL_OPTIONS
 from cluster.control.replica_report import ReportSource
@@ -41,7 +43,7 @@ from cluster.node.digest_comparison import DigestComparison
 from cluster.node.ports import Ports, grpc_servers_of
 from cluster.observe.apply_metrics import ApplyMetrics, PromotionMetrics
 from cluster.observe.metrics import Levels, Telemetry
-from cluster.observe.node_view import VERSION, NodeState
+from cluster.observe.node_view import NodeState
 from cluster.page.page_data import PageData
 from cluster.page.page_routes import StatusPages
 from cluster.page.timer_lookup import TimerLookup
@@ -57,6 +59,7 @@ from cluster.rpc.outboxes import Outboxes
 from cluster.rpc.relay import Relay
 from cluster.rpc.rpc_caller import CALLER, check_request
 from cluster.settings.config import NodeConfig, parse_address
+from cluster.settings.release import RELEASE
 from cluster.settings.wall_clock import wall_clock
 from cluster.state.host import Host
 from cluster.state.loop_watch import LoopWatch, Steps
@@ -183,7 +186,7 @@ def build(config: NodeConfig, node: NodeCalls, *, raft_lost: bool) -> NodeParts:
         files=open_storage(disk, config, applied),
         endpoints=endpoints,
         channels=AdminChannels(endpoints),
-        telemetry=Telemetry(node=config.name, version=VERSION, read_levels=read_levels),
+        telemetry=Telemetry(node=config.name, version=RELEASE.program, read_levels=read_levels),
         wall_ms=wall_clock(config.test_clock),
     )
     basis.telemetry.insecure.set(config.insecure)
@@ -313,6 +316,7 @@ def _replica(basis: _Basis, *, needed_from: Callable[[], LogIndex | None]) -> Re
         cluster_id=config.cluster_id,
         founding=frozenset(identity.founding_voters.values()),
         voters=frozenset(machine.voters) or None,
+        level=machine.level,
         state_time_ms=machine.applied_time_ms,
         dials=basis.endpoints.dials(),
         log=files.log,
@@ -325,6 +329,7 @@ def _replica(basis: _Basis, *, needed_from: Callable[[], LogIndex | None]) -> Re
         on_fsync=basis.telemetry.fsync_seconds.observe,
         needed_from=needed_from,
         identify=basis.endpoints.identify,
+        release=RELEASE,
         fatal=basis.node.fatal,
     )
 
@@ -389,6 +394,7 @@ def _control_plane(
         on_state=basis.node.on_control_state,
         config=ControllerConfig.of_lease(config.leadership.lease_ms),
         identify=basis.endpoints.identify,
+        release=replace(RELEASE, level_max=config.feature_level_max),
         fail=failed,
     )
 

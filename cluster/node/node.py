@@ -17,7 +17,8 @@ from cluster.control.control_state import ControlState
 from cluster.node.build import build
 from cluster.settings.config import NodeConfig
 from timer.entries.entry_check import check_entry
-from timer.entries.entry_frame import Entry
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.entries.payloads import decode_epoch
 from timer.model.timer_errors import PromiseLostError
 from timer.model.units import Epoch, LogIndex
 
@@ -104,8 +105,10 @@ class Node:
     # ---- calls of the replica (Listener)
 
     def check(self, entry: Entry) -> None:
-        """See Listener."""
+        """See Listener. The directory is marked before it has an entry of a higher level."""
         check_entry(entry)
+        if entry.kind is EntryKind.EPOCH:
+            self._parts.directory.raise_level(decode_epoch(entry.payload).level)
 
     def on_commit(self, commit_index: LogIndex) -> None:
         """Apply the log up to this index."""
@@ -165,7 +168,7 @@ class Node:
                 self._parts.promotions.appointed(state.epoch)
             proposed = state.proposed
             voters = frozenset(proposed.values()) if proposed is not None else None
-            replica.appointed(state.epoch, state.leader, voters)
+            replica.appointed(state.epoch, state.leader, voters, state.level)
         self._parts.digests.compare(state.checkpoint)
         self._parts.view.note_leader(state)
 

@@ -24,6 +24,7 @@ from cluster.rpc.connections import connections_of
 from cluster.rpc.http import LocalState
 from cluster.rpc.memory import resident_bytes
 from cluster.settings.config import NodeConfig, parse_address
+from cluster.settings.release import RELEASE
 from cluster.state.host import Host
 from replication.shell.replica import Replica
 from timer.leader.leader import Leader
@@ -39,7 +40,6 @@ from timer.ready.group import Group
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.message_json import as_dict
 
-VERSION: Final = "0.1.0"
 DISK_LOOK_MS: Final = 5_000
 """Interval in which the size of the data directory is read."""
 CHANGE_TIMEOUT_MS: Final = 8_000
@@ -312,6 +312,7 @@ class NodeState(TopicView):
             serving=leader is not None,
             epoch=replica.epoch,
             raft_term=self._control.raft_term,
+            feature_level=self._replica.level,
             log_end=replica.last_index,
             commit_index=replica.commit_index,
             applied_index=machine.applied_index,
@@ -404,7 +405,9 @@ class NodeState(TopicView):
             cancelled=counts.cancelled,
             dropped=counts.dropped,
             clock_ms=self._host.now().clock_ms,
-            version=VERSION,
+            version=RELEASE.program,
+            feature_level=replica.level,
+            feature_level_max=RELEASE.level_max,
             uptime_ms=self._mono_ms() - self._started_at_ms,
             unsure=replica.unsure,
             rss_bytes=resident_bytes(),

@@ -241,7 +241,8 @@ def _node(answers: _Peer) -> dict[str, Any]:
     names = (
         *("serving", "epoch", "log_end", "commit_index", "applied_index", "unsure", "damage"),
         *("rss_bytes", "disk_bytes", "disk_free_bytes", "disk_reserve_bytes", "disk_low"),
-        *("uptime_ms", "withholds_votes", "version", "clock_ms", "scrubbed_at_ms"),
+        *("uptime_ms", "withholds_votes", "version", "feature_level", "clock_ms"),
+        "scrubbed_at_ms",
     )
     known |= {name: getattr(node, name) for name in names}
     known["lag_entries"] = max(0, answers.log_end - node.log_end)

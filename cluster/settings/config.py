@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 from replication.core.replication_config import ReplicationConfig
 from timer.entries.entry_frame import HEADER_SIZE, PAYLOAD_SIZE_MAX
 from timer.model.columns import ROW
+from timer.model.feature_level import LEVEL_MAX, LEVEL_MIN
 from timer.model.timer_errors import ConfigError
 from timer.model.units import DUE_MS_MAX
 
@@ -316,6 +317,9 @@ class NodeConfig(_Part):
     """debug, info, warning or error."""
     log_format: str = "text"
     """text: key=value. json: one object a line."""
+    feature_level_max: int = _int(LEVEL_MAX, LEVEL_MIN, LEVEL_MAX)
+    """The cluster's feature level does not rise above this. Set it to the present level to be able
+    to go back to the previous release (docs/upgrade.md)."""
     audit_log: str = ""
     """Path of the file for the audit log; empty: its lines go to the node's log."""
     test_clock: str = ""

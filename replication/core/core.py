@@ -226,7 +226,7 @@ class Core:
                 self._on_durable(version, index)
             case Loaded():
                 self._on_loaded(event, out)
-            case Appointed(epoch, leader, voters):
+            case Appointed(epoch, leader, voters):  # the level is for the driver
                 self._on_appointed(epoch, leader, voters)
             case Handover():
                 self._drain()

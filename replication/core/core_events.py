@@ -67,6 +67,8 @@ class Appointed:
     leader: ReplicaId
     voters: Voters | None = None
     """The voters from this epoch on. None: no change is proposed."""
+    level: int = 0
+    """The feature level that all nodes support. 0: unknown. It is for the driver."""
 
 
 @dataclass(frozen=True, slots=True)

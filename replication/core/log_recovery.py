@@ -10,8 +10,10 @@ from timer.model.timer_errors import CorruptFileError
 from timer.model.units import LogIndex, UnixMs
 
 
-def recover(log: Log, base_voters: Voters, state_time_ms: UnixMs) -> tuple[LogShape, UnixMs]:
-    """Return the log's shape, and the lowest time that its next entry may have.
+def recover(log: Log, base_voters: Voters, state_time_ms: UnixMs) -> tuple[LogShape, UnixMs, int]:
+    """Return the log's shape, the lowest time of its next entry, and its highest feature level.
+
+    The level is 0 if the log has no EPOCH entry.
 
     `base_voters`: the voters in force before the first entry. The founding voters, or those of the
     manifest if the log below the manifest was dropped. `state_time_ms`: time of the last entry in
@@ -24,7 +26,7 @@ def recover(log: Log, base_voters: Voters, state_time_ms: UnixMs) -> tuple[LogSh
     base_epoch = log.epoch_at(base)
     assert base_epoch is not None, base
     starts: list[LogStart] = []
-    last = log.last_index
+    last, level = log.last_index, 0
     while last > base:
         first = _first_of_epoch(log, last)
         if first is None:
@@ -36,12 +38,13 @@ def recover(log: Log, base_voters: Voters, state_time_ms: UnixMs) -> tuple[LogSh
             )
         said = decode_epoch(entry.payload)
         starts.append(LogStart(first, entry.epoch, frozenset(said.voters)))
+        level = max(level, said.level)
         last = LogIndex(first - 1)
     shape = LogShape(base, base_epoch, base_voters, base)
     if log.last_index > base:
         shape.extend(log.last_index, reversed(starts))
     last_ms = _read(log, log.last_index).time_ms if log.last_index > base else UnixMs(0)
-    return shape, max(last_ms, state_time_ms)
+    return shape, max(last_ms, state_time_ms), level
 
 
 def _first_of_epoch(log: Log, last: LogIndex) -> LogIndex | None:

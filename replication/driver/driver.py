@@ -39,6 +39,7 @@ from replication.driver.write_order import Drop, Order, TruncateLog, Write
 from timer.entries.entry_frame import HEADER_SIZE, Damage, Entry, EntryKind, encode, frame_at
 from timer.entries.payloads import EpochStart, decode_epoch, encode_epoch
 from timer.files.disk import Bytes
+from timer.model.feature_level import LEVEL_MIN, is_supported
 from timer.model.timer_errors import InvalidRequestError, NotLeaderError, OverloadedError
 from timer.model.units import Epoch, LogIndex, MonoMs, ReplicaId, UnixMs
 
@@ -165,8 +166,15 @@ class LogStatus:
 class Driver:
     """One replica except for its clock, disk and network."""
 
-    def __init__(self, core: Core, io: Io, listener: Listener, last_time_ms: UnixMs) -> None:
+    def __init__(
+        self, core: Core, io: Io, listener: Listener, last_time_ms: UnixMs, level: int = 0
+    ) -> None:
+        """`level`: the highest feature level of the log's epochs and of the state. 0: no epoch."""
         self.core = core
+        self.level = level
+        """The highest feature level of an epoch in the log or the state. 0: there is none."""
+        self._level_appointed = LEVEL_MIN
+        """The highest level in an appointment: that of the next epoch that begins here."""
         self._io = io
         self._listener = listener
         self._cache: list[Framed] = []
@@ -255,6 +263,8 @@ class Driver:
                     continue
             elif isinstance(event, Appointed):
                 self._appointed = max(self._appointed, event.epoch)
+                if is_supported(event.level):
+                    self._level_appointed = max(self._level_appointed, event.level)
             effects = self.core.step(now_ms, event)
             self._measure(now_ms)
             if effects.persist is not None:
@@ -361,6 +371,9 @@ class Driver:
             self._inbox.appendleft(_Arrival(Tick()))
 
     def _append(self, new: Sequence[Framed]) -> None:
+        for framed in new:
+            if framed.entry.kind is EntryKind.EPOCH:
+                self.level = max(self.level, decode_epoch(framed.entry.payload).level)
         self._cache.extend(new)
         self._last_time_ms = new[-1].entry.time_ms
         self._io.write(Write(self._version, [framed.frame for framed in new]))
@@ -375,11 +388,14 @@ class Driver:
 
     def _epoch_entry(self, start: LogStart) -> Framed:
         core = self.core
-        said = EpochStart(start.epoch, core.me, tuple(sorted(start.voters)))
+        level = max(self.level, self._level_appointed)
+        said = EpochStart(start.epoch, core.me, tuple(sorted(start.voters)), level)
         # The previous entry's time, not this node's clock: the clock may be wrong.
-        return _framed(
+        framed = _framed(
             EntryKind.EPOCH, start.epoch, start.index, self._last_time_ms, [encode_epoch(said)]
         )
+        self._listener.check(framed.entry)
+        return framed
 
     def _frames(self, message: Message, loaded: Sequence[Bytes]) -> Sequence[Bytes]:
         if (

@@ -24,39 +24,39 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#replication/proto/replication.proto\x12\x0ereplication.v1\"a\n\x05Hello\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x0e\n\x06sender\x18\x03 \x01(\x04\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x15\n\rreceiver_name\x18\x05 \x01(\t\":\n\nLeadership\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06leader\x18\x02 \x01(\x04\x12\r\n\x05nonce\x18\x03 \x01(\x04\"5\n\x05Start\x12\r\n\x05index\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06voters\x18\x03 \x03(\x04\"B\n\x08\x43onflict\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\x04\x12\x12\n\nlast_index\x18\x03 \x01(\x04\"\xeb\x03\n\x08\x45nvelope\x12)\n\x05under\x18\x01 \x01(\x0b\x32\x1a.replication.v1.Leadership\x12\x0f\n\x07wall_ms\x18\x02 \x01(\x03\x12&\n\x05\x66\x65nce\x18\x03 \x01(\x0b\x32\x15.replication.v1.FenceH\x00\x12\x33\n\x0c\x66\x65nce_answer\x18\x04 \x01(\x0b\x32\x1b.replication.v1.FenceAnswerH\x00\x12(\n\x06\x61ppend\x18\x05 \x01(\x0b\x32\x16.replication.v1.AppendH\x00\x12\x35\n\rappend_answer\x18\x06 \x01(\x0b\x32\x1c.replication.v1.AppendAnswerH\x00\x12&\n\x05\x66\x65tch\x18\x07 \x01(\x0b\x32\x15.replication.v1.FetchH\x00\x12\x33\n\x0c\x66\x65tch_answer\x18\x08 \x01(\x0b\x32\x1b.replication.v1.FetchAnswerH\x00\x12*\n\x07release\x18\t \x01(\x0b\x32\x17.replication.v1.ReleaseH\x00\x12*\n\x07refused\x18\n \x01(\x0b\x32\x17.replication.v1.RefusedH\x00\x12(\n\x06\x62\x65hind\x18\x0b \x01(\x0b\x32\x16.replication.v1.BehindH\x00\x42\x06\n\x04kind\",\n\x05\x46\x65nce\x12\x0f\n\x07sent_ms\x18\x01 \x01(\x03\x12\x12\n\nlast_epoch\x18\x02 \x01(\x04\"\x8c\x01\n\x0b\x46\x65nceAnswer\x12\x12\n\nlast_epoch\x18\x01 \x01(\x04\x12\x12\n\nlast_index\x18\x02 \x01(\x04\x12\x0e\n\x06unsure\x18\x03 \x01(\x08\x12#\n\x04sets\x18\x04 \x03(\x0b\x32\x15.replication.v1.Start\x12\x0f\n\x07\x65\x63ho_ms\x18\x05 \x01(\x03\x12\x0f\n\x07held_ms\x18\x06 \x01(\x03\"\xb7\x01\n\x06\x41ppend\x12\x0f\n\x07sent_ms\x18\x01 \x01(\x03\x12\x10\n\x08to_nonce\x18\x02 \x01(\x04\x12\x12\n\nprev_epoch\x18\x03 \x01(\x04\x12\x12\n\nprev_index\x18\x04 \x01(\x04\x12\x12\n\nlast_index\x18\x05 \x01(\x04\x12%\n\x06starts\x18\x06 \x03(\x0b\x32\x15.replication.v1.Start\x12\x14\n\x0c\x63ommit_index\x18\x07 \x01(\x04\x12\x11\n\tkept_from\x18\x08 \x01(\x04\"\xc0\x01\n\x0c\x41ppendAnswer\x12\r\n\x05nonce\x18\x01 \x01(\x04\x12\x12\n\nprev_index\x18\x02 \x01(\x04\x12\x15\n\rmatched_index\x18\x03 \x01(\x04\x12\x15\n\rdurable_index\x18\x04 \x01(\x04\x12*\n\x08\x63onflict\x18\x05 \x01(\x0b\x32\x18.replication.v1.Conflict\x12\x11\n\tfenced_by\x18\x06 \x01(\x04\x12\x0f\n\x07\x65\x63ho_ms\x18\x07 \x01(\x03\x12\x0f\n\x07held_ms\x18\x08 \x01(\x03\"/\n\x05\x46\x65tch\x12\x12\n\nprev_epoch\x18\x01 \x01(\x04\x12\x12\n\nprev_index\x18\x02 \x01(\x04\"\x9c\x01\n\x0b\x46\x65tchAnswer\x12\x12\n\nprev_epoch\x18\x01 \x01(\x04\x12\x12\n\nprev_index\x18\x02 \x01(\x04\x12\x12\n\nlast_index\x18\x03 \x01(\x04\x12%\n\x06starts\x18\x04 \x03(\x0b\x32\x15.replication.v1.Start\x12*\n\x08\x63onflict\x18\x05 \x01(\x0b\x32\x18.replication.v1.Conflict\"\x1a\n\x06\x42\x65hind\x12\x10\n\x08to_nonce\x18\x01 \x01(\x04\"\t\n\x07Release\"6\n\x07Refused\x12+\n\x07promise\x18\x01 \x01(\x0b\x32\x1a.replication.v1.Leadershipb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#replication/proto/replication.proto\x12\x0ereplication.v1\"\xa7\x01\n\x05Hello\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x0e\n\x06sender\x18\x03 \x01(\x04\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x15\n\rreceiver_name\x18\x05 \x01(\t\x12\x0f\n\x07program\x18\x06 \x01(\t\x12\x11\n\tlevel_min\x18\x07 \x01(\r\x12\x11\n\tlevel_max\x18\x08 \x01(\r\x12\r\n\x05level\x18\t \x01(\r\":\n\nLeadership\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06leader\x18\x02 \x01(\x04\x12\r\n\x05nonce\x18\x03 \x01(\x04\"5\n\x05Start\x12\r\n\x05index\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06voters\x18\x03 \x03(\x04\"B\n\x08\x43onflict\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\x04\x12\x12\n\nlast_index\x18\x03 \x01(\x04\"\xeb\x03\n\x08\x45nvelope\x12)\n\x05under\x18\x01 \x01(\x0b\x32\x1a.replication.v1.Leadership\x12\x0f\n\x07wall_ms\x18\x02 \x01(\x03\x12&\n\x05\x66\x65nce\x18\x03 \x01(\x0b\x32\x15.replication.v1.FenceH\x00\x12\x33\n\x0c\x66\x65nce_answer\x18\x04 \x01(\x0b\x32\x1b.replication.v1.FenceAnswerH\x00\x12(\n\x06\x61ppend\x18\x05 \x01(\x0b\x32\x16.replication.v1.AppendH\x00\x12\x35\n\rappend_answer\x18\x06 \x01(\x0b\x32\x1c.replication.v1.AppendAnswerH\x00\x12&\n\x05\x66\x65tch\x18\x07 \x01(\x0b\x32\x15.replication.v1.FetchH\x00\x12\x33\n\x0c\x66\x65tch_answer\x18\x08 \x01(\x0b\x32\x1b.replication.v1.FetchAnswerH\x00\x12*\n\x07release\x18\t \x01(\x0b\x32\x17.replication.v1.ReleaseH\x00\x12*\n\x07refused\x18\n \x01(\x0b\x32\x17.replication.v1.RefusedH\x00\x12(\n\x06\x62\x65hind\x18\x0b \x01(\x0b\x32\x16.replication.v1.BehindH\x00\x42\x06\n\x04kind\",\n\x05\x46\x65nce\x12\x0f\n\x07sent_ms\x18\x01 \x01(\x03\x12\x12\n\nlast_epoch\x18\x02 \x01(\x04\"\x8c\x01\n\x0b\x46\x65nceAnswer\x12\x12\n\nlast_epoch\x18\x01 \x01(\x04\x12\x12\n\nlast_index\x18\x02 \x01(\x04\x12\x0e\n\x06unsure\x18\x03 \x01(\x08\x12#\n\x04sets\x18\x04 \x03(\x0b\x32\x15.replication.v1.Start\x12\x0f\n\x07\x65\x63ho_ms\x18\x05 \x01(\x03\x12\x0f\n\x07held_ms\x18\x06 \x01(\x03\"\xb7\x01\n\x06\x41ppend\x12\x0f\n\x07sent_ms\x18\x01 \x01(\x03\x12\x10\n\x08to_nonce\x18\x02 \x01(\x04\x12\x12\n\nprev_epoch\x18\x03 \x01(\x04\x12\x12\n\nprev_index\x18\x04 \x01(\x04\x12\x12\n\nlast_index\x18\x05 \x01(\x04\x12%\n\x06starts\x18\x06 \x03(\x0b\x32\x15.replication.v1.Start\x12\x14\n\x0c\x63ommit_index\x18\x07 \x01(\x04\x12\x11\n\tkept_from\x18\x08 \x01(\x04\"\xc0\x01\n\x0c\x41ppendAnswer\x12\r\n\x05nonce\x18\x01 \x01(\x04\x12\x12\n\nprev_index\x18\x02 \x01(\x04\x12\x15\n\rmatched_index\x18\x03 \x01(\x04\x12\x15\n\rdurable_index\x18\x04 \x01(\x04\x12*\n\x08\x63onflict\x18\x05 \x01(\x0b\x32\x18.replication.v1.Conflict\x12\x11\n\tfenced_by\x18\x06 \x01(\x04\x12\x0f\n\x07\x65\x63ho_ms\x18\x07 \x01(\x03\x12\x0f\n\x07held_ms\x18\x08 \x01(\x03\"/\n\x05\x46\x65tch\x12\x12\n\nprev_epoch\x18\x01 \x01(\x04\x12\x12\n\nprev_index\x18\x02 \x01(\x04\"\x9c\x01\n\x0b\x46\x65tchAnswer\x12\x12\n\nprev_epoch\x18\x01 \x01(\x04\x12\x12\n\nprev_index\x18\x02 \x01(\x04\x12\x12\n\nlast_index\x18\x03 \x01(\x04\x12%\n\x06starts\x18\x04 \x03(\x0b\x32\x15.replication.v1.Start\x12*\n\x08\x63onflict\x18\x05 \x01(\x0b\x32\x18.replication.v1.Conflict\"\x1a\n\x06\x42\x65hind\x12\x10\n\x08to_nonce\x18\x01 \x01(\x04\"\t\n\x07Release\"6\n\x07Refused\x12+\n\x07promise\x18\x01 \x01(\x0b\x32\x1a.replication.v1.Leadershipb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'replication.proto.replication_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_HELLO']._serialized_start=55
-  _globals['_HELLO']._serialized_end=152
-  _globals['_LEADERSHIP']._serialized_start=154
-  _globals['_LEADERSHIP']._serialized_end=212
-  _globals['_START']._serialized_start=214
-  _globals['_START']._serialized_end=267
-  _globals['_CONFLICT']._serialized_start=269
-  _globals['_CONFLICT']._serialized_end=335
-  _globals['_ENVELOPE']._serialized_start=338
-  _globals['_ENVELOPE']._serialized_end=829
-  _globals['_FENCE']._serialized_start=831
-  _globals['_FENCE']._serialized_end=875
-  _globals['_FENCEANSWER']._serialized_start=878
-  _globals['_FENCEANSWER']._serialized_end=1018
-  _globals['_APPEND']._serialized_start=1021
-  _globals['_APPEND']._serialized_end=1204
-  _globals['_APPENDANSWER']._serialized_start=1207
-  _globals['_APPENDANSWER']._serialized_end=1399
-  _globals['_FETCH']._serialized_start=1401
-  _globals['_FETCH']._serialized_end=1448
-  _globals['_FETCHANSWER']._serialized_start=1451
-  _globals['_FETCHANSWER']._serialized_end=1607
-  _globals['_BEHIND']._serialized_start=1609
-  _globals['_BEHIND']._serialized_end=1635
-  _globals['_RELEASE']._serialized_start=1637
-  _globals['_RELEASE']._serialized_end=1646
-  _globals['_REFUSED']._serialized_start=1648
-  _globals['_REFUSED']._serialized_end=1702
+  _globals['_HELLO']._serialized_start=56
+  _globals['_HELLO']._serialized_end=223
+  _globals['_LEADERSHIP']._serialized_start=225
+  _globals['_LEADERSHIP']._serialized_end=283
+  _globals['_START']._serialized_start=285
+  _globals['_START']._serialized_end=338
+  _globals['_CONFLICT']._serialized_start=340
+  _globals['_CONFLICT']._serialized_end=406
+  _globals['_ENVELOPE']._serialized_start=409
+  _globals['_ENVELOPE']._serialized_end=900
+  _globals['_FENCE']._serialized_start=902
+  _globals['_FENCE']._serialized_end=946
+  _globals['_FENCEANSWER']._serialized_start=949
+  _globals['_FENCEANSWER']._serialized_end=1089
+  _globals['_APPEND']._serialized_start=1092
+  _globals['_APPEND']._serialized_end=1275
+  _globals['_APPENDANSWER']._serialized_start=1278
+  _globals['_APPENDANSWER']._serialized_end=1470
+  _globals['_FETCH']._serialized_start=1472
+  _globals['_FETCH']._serialized_end=1519
+  _globals['_FETCHANSWER']._serialized_start=1522
+  _globals['_FETCHANSWER']._serialized_end=1678
+  _globals['_BEHIND']._serialized_start=1680
+  _globals['_BEHIND']._serialized_end=1706
+  _globals['_RELEASE']._serialized_start=1708
+  _globals['_RELEASE']._serialized_end=1717
+  _globals['_REFUSED']._serialized_start=1719
+  _globals['_REFUSED']._serialized_end=1773
 # @@protoc_insertion_point(module_scope)

@@ -33,6 +33,10 @@ class Hello(_message.Message):
     SENDER_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     RECEIVER_NAME_FIELD_NUMBER: _builtins.int
+    PROGRAM_FIELD_NUMBER: _builtins.int
+    LEVEL_MIN_FIELD_NUMBER: _builtins.int
+    LEVEL_MAX_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     cluster_id: _builtins.str
     sender: _builtins.int
@@ -40,6 +44,12 @@ class Hello(_message.Message):
     name: _builtins.str
     """of the sender's node"""
     receiver_name: _builtins.str
+    program: _builtins.str
+    """The program's version, and the feature levels that it supports; empty and 0: version 0.1."""
+    level_min: _builtins.int
+    level_max: _builtins.int
+    level: _builtins.int
+    """of the last epoch in the sender's log or state; 0: none"""
     def __init__(
         self,
         *,
@@ -48,10 +58,14 @@ class Hello(_message.Message):
         sender: _builtins.int = ...,
         name: _builtins.str = ...,
         receiver_name: _builtins.str = ...,
+        program: _builtins.str = ...,
+        level_min: _builtins.int = ...,
+        level_max: _builtins.int = ...,
+        level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "name", b"name", "receiver_name", b"receiver_name", "sender", b"sender", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "level", b"level", "level_max", b"level_max", "level_min", b"level_min", "name", b"name", "program", b"program", "receiver_name", b"receiver_name", "sender", b"sender", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -38,6 +38,7 @@ from replication.shell.transport import Dial, Identify, Transport
 from timer.entries.entry_frame import Entry, EntryKind, frames
 from timer.files.disk import Bytes
 from timer.files.log import Log
+from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 from timer.model.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
 
 _T = TypeVar("_T")
@@ -58,6 +59,7 @@ class Replica:
         cluster_id: str,
         founding: frozenset[ReplicaId],
         voters: frozenset[ReplicaId] | None,
+        level: int = 0,
         state_time_ms: UnixMs,
         dials: Mapping[str, Dial],
         log: Log,
@@ -70,23 +72,25 @@ class Replica:
         on_fsync: Callable[[float], None] = lambda seconds: None,
         needed_from: Callable[[], LogIndex | None] = lambda: None,
         identify: Identify | None = None,
+        release: ProgramRelease = FIRST_RELEASE,
         fatal: Callable[[BaseException], None],
     ) -> None:
         """`name`: this node's name. `dials`: name of each other node -> its channel factory.
 
         `voters`: the voters at `commit_index`, from the manifest. None: there is no manifest.
+        `level`: the manifest's feature level; 0: there is no manifest.
         `state_time_ms`: time of the manifest's last entry; 0: there is no manifest.
         `on_fsync`: called with the seconds that each sync of the log took.
         `needed_from`: returns the first entry that a snapshot being sent needs. None: none is
         being sent.
-        `identify`: see Transport.
+        `identify`, `release`: see Transport.
         """
         self.replica_id = replica_id
         self._log, self._promise = log, promise
         self._mono_ms, self._wall_ms, self._fatal = mono_ms, wall_ms, fatal
         self._config = config
         self._loop = asyncio.get_running_loop()
-        shape, last_time_ms = recover(log, voters or founding, state_time_ms)
+        shape, last_time_ms, log_level = recover(log, voters or founding, state_time_ms)
         self._core = Core(
             me=replica_id,
             nonce=nonce,
@@ -97,7 +101,7 @@ class Replica:
             commit_index=commit_index,
             now_ms=mono_ms(),
         )
-        self._driver = Driver(self._core, self, listener, last_time_ms)
+        self._driver = Driver(self._core, self, listener, last_time_ms, max(level, log_level))
         self._transport = Transport(
             cluster_id=cluster_id,
             me=replica_id,
@@ -107,6 +111,8 @@ class Replica:
             on_connected=self._reconnected,
             on_failure=fatal,
             identify=identify,
+            release=release,
+            level=lambda: self._driver.level,
         )
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="log-writer")
         self._orders: list[Order] = []
@@ -147,11 +153,18 @@ class Replica:
     # ---- the node's requests
 
     def appointed(
-        self, epoch: Epoch, leader: ReplicaId, voters: frozenset[ReplicaId] | None = None
+        self,
+        epoch: Epoch,
+        leader: ReplicaId,
+        voters: frozenset[ReplicaId] | None = None,
+        level: int = 0,
     ) -> None:
-        """Process an appointment by the control plane. `voters` None: no change is proposed."""
+        """Process an appointment by the control plane. `voters` None: no change is proposed.
+
+        `level`: the feature level that all nodes support. 0: unknown.
+        """
         with self._fatal_errors():
-            self._driver.handle(Appointed(epoch, leader, voters))
+            self._driver.handle(Appointed(epoch, leader, voters, level))
 
     def name_of(self, replica: ReplicaId) -> str | None:
         """Return the name of the node under which this replica was last connected."""
@@ -278,6 +291,11 @@ class Replica:
     def silent_ms(self) -> int:
         """Milliseconds since the last message from any peer, or since the start."""
         return self._mono_ms() - self._heard_ms
+
+    @property
+    def level(self) -> int:
+        """The highest feature level of an epoch in the log or the state. 0: there is none."""
+        return self._driver.level
 
     @property
     def clock_samples(self) -> Mapping[ReplicaId, ClockSample]:

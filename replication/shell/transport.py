@@ -30,11 +30,13 @@ from google.protobuf.message import DecodeError
 from replication.core.message_check import ID_MAX
 from replication.proto import replication_pb2 as pb
 from replication.shell.peer_complaints import Complaints
+from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 from timer.model.units import ReplicaId
 
 logger = logging.getLogger(__name__)
 
 VERSION: Final = 1
+"""Programs with another version refuse the stream. Feature levels have fields of their own."""
 METHOD: Final = "/replication.v1.Peer/Link"
 HELLO_TIMEOUT_S: Final = 2.0
 RECONNECT_S: Final = 0.1
@@ -63,12 +65,15 @@ class Transport:
         on_connected: Callable[[ReplicaId], None],
         on_failure: Callable[[BaseException], None],
         identify: Identify | None = None,
+        release: ProgramRelease = FIRST_RELEASE,
+        level: Callable[[], int] = lambda: 0,
     ) -> None:
         """`name`: this node's name. `dials`: name of each other node -> its channel factory.
 
         `on_message` raises ValueError for a message that no peer of this version sends.
         `on_failure` receives an unexpected exception of a stream's task.
         `identify`: None: without TLS a peer's name is not verified.
+        `release`: this program. `level`: returns the feature level of this node's log; 0: none.
         """
         assert name not in dials, name
         self._cluster_id = cluster_id
@@ -78,6 +83,7 @@ class Transport:
         self._on_connected = on_connected
         self._identify = identify
         self.on_failure = on_failure
+        self._release, self._level = release, level
         self._out = {peer: _Outbound(self, peer, dial) for peer, dial in dials.items()}
         self._behind: dict[ReplicaId, str] = {}
         """Replica -> the node name under which it was last connected."""
@@ -121,6 +127,10 @@ class Transport:
             sender=self._me,
             name=self._name,
             receiver_name=to,
+            program=self._release.program,
+            level_min=self._release.level_min,
+            level_max=self._release.level_max,
+            level=self._level(),
         )
         return hello.SerializeToString()
 
@@ -147,6 +157,8 @@ class Transport:
         ):
             if said != limit:
                 return f"{field} = {said!r} of {hello.name!r}: must be {limit!r}"
+        if why := self._levels_apart(hello):
+            return why
         if not 1 <= hello.sender <= ID_MAX:
             return f"sender = {hello.sender} of {hello.name!r}: must be in 1 .. {ID_MAX}"
         if hello.name not in self._out:
@@ -156,6 +168,19 @@ class Transport:
         if namesake != hello.name:
             return f"replica id {replica:016x} of {hello.name!r} is that of {namesake!r}: a copy?"
         return hello.name, replica
+
+    def _levels_apart(self, hello: pb.Hello) -> str:
+        """Return why one of both nodes can't run at the other one's level; empty: each can."""
+        theirs = FIRST_RELEASE
+        if hello.level_max:
+            theirs = ProgramRelease(hello.program, hello.level_min, hello.level_max)
+        for level, at, release, of in (
+            (hello.level, hello.name, self._release, self._name),
+            (self._level(), self._name, theirs, hello.name),
+        ):
+            if level and not release.supports(level):
+                return f"feature level = {level} at {at!r}: {of!r} of {release}"
+        return ""
 
     def refuse(self, sender: ReplicaId, why: str) -> None:
         """End the stream of `sender`: at its next message, or at the one being processed."""

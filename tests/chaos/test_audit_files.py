@@ -246,7 +246,7 @@ def test_state_of_another_version_is_not_judged(run: RunFolder, tmp_path: Path) 
     shutil.copytree(run.root / "n1", tmp_path / "n1")
     path = tmp_path / "n1" / "state" / manifest.NAME
     data = path.read_bytes()
-    path.write_bytes(data[:8] + (manifest.VERSION - 1).to_bytes(4, "little") + data[12:])
+    path.write_bytes(data[:8] + (manifest.VERSION_OF_LEVEL_1 - 1).to_bytes(4, "little") + data[12:])
     with pytest.raises(UnknownVersionError):
         [*node_states(RunFolder(tmp_path))]
 

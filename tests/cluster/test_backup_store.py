@@ -129,7 +129,7 @@ def test_restored_directories_hold_the_state_and_a_log_of_new_voters(
         voters.add(identity.replica_id)
         log = TimerLog.open(DISK, place / "log", committed_floor=engine.manifest_index)
         promise = PromiseFile.load(DISK, place / "promise", last_epoch=log.last_epoch)
-        shape, _ = shape_of(log, frozenset({ReplicaId(1)}), UnixMs(0))
+        shape, *_ = shape_of(log, frozenset({ReplicaId(1)}), UnixMs(0))
         log.close()
         assert promise.unsure
         assert promise.promise.epoch == log.last_epoch > found.epoch

@@ -252,3 +252,16 @@ def test_proposed_voters_last_until_the_next_appointment_or_the_logs_word() -> N
 def test_state_of_an_earlier_program_is_read() -> None:
     state = after(INIT, appoint(1, 1, expected=0))
     assert load(msgpack.packb(msgpack.unpackb(dump(state))[:-1])) == state
+
+
+def test_level_rises_with_an_appointment_and_never_falls() -> None:
+    first = replace(appoint(1, 1, expected=0), level=2)
+    state = after(INIT, first, appoint(2, 2, expected=1))
+    assert (state.epoch, state.level) == (2, 2)
+    assert load(dump(state)) == state
+
+
+def test_state_and_commands_of_level_1_are_those_of_version_0_1() -> None:
+    state = after(INIT, appoint(1, 1, expected=0))
+    assert len(msgpack.unpackb(dump(state))) == 9
+    assert "level" not in msgpack.unpackb(encode_command(appoint(2, 2, expected=1), nonce=NONCE))

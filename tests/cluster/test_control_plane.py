@@ -18,7 +18,13 @@ import pytest
 from cluster.control import control_plane, raft, raft_journal
 from cluster.control.control_plane import CommandOutcome, ControlPlane, TransferAnswer
 from cluster.control.control_state import ControlState, SharedCheckpoint
-from cluster.control.controller import ControllerConfig, ReplicaReport, ReportedRole
+from cluster.control.controller import (
+    ControllerConfig,
+)
+from cluster.control.controller_events import (
+    ReplicaReport,
+    ReportedRole,
+)
 from cluster.control.membership import Change
 from cluster.control.raft import Exit
 from cluster.control.raft_link import CHANNEL_OPTIONS

@@ -9,10 +9,12 @@ import pytest
 from cluster.control.control_state import Appoint, ControlState, Init
 from cluster.control.controller import (
     EPOCH_LEAP_MAX,
-    ChangeAsked,
     Controller,
     ControllerConfig,
     ControllerEffects,
+)
+from cluster.control.controller_events import (
+    ChangeAsked,
     ControllerTick,
     Event,
     LinkChanged,
@@ -25,6 +27,7 @@ from cluster.control.controller import (
     TransferAsked,
 )
 from cluster.control.membership import LAG_MAX, Change, MembershipRefusal
+from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 from timer.model.units import Epoch, LogIndex, MonoMs, ReplicaId
 
 VOTERS = {"a": ReplicaId(1), "b": ReplicaId(2), "c": ReplicaId(3)}
@@ -70,10 +73,17 @@ class Play:
     commits: bool = True
     """Whether Raft applies proposals at once."""
     config: ControllerConfig = CONFIG
+    release: ProgramRelease = FIRST_RELEASE
 
     def __post_init__(self) -> None:
         self.now_ms = MonoMs(1_000_000)
-        self.core = Controller(name="a", cluster_id="test", founders=VOTERS, config=self.config)
+        self.core = Controller(
+            name="a",
+            cluster_id="test",
+            founders=VOTERS,
+            config=self.config,
+            release=self.release,
+        )
         self.appointed: list[tuple[Epoch, str]] = []
         self.proposed: list[Init | Appoint] = []
         self.handed_over: list[str] = []
@@ -101,7 +111,9 @@ class Play:
             case Init(cluster_id=cluster_id, voters=voters):
                 self.state = replace(self.state, cluster_id=cluster_id, voters=voters)
             case Appoint(epoch=epoch, leader=leader, unfit=unfit):
+                level = max(self.state.level, command.level)
                 self.state = replace(self.state, epoch=epoch, leader=leader, unfit=unfit)
+                self.state = replace(self.state, level=level)
                 ids = {report.replica_id: name for name, report in self.reports.items()}
                 name = self.state.name_of(leader) or ids[leader]
                 self.appointed.append((epoch, name))
@@ -128,9 +140,16 @@ class Play:
         self.do(LinkChanged(name, up=False))
 
 
-def in_service(leader: str = "b", *, epoch: int = 5, config: ControllerConfig = CONFIG) -> Play:
+def in_service(
+    leader: str = "b",
+    *,
+    epoch: int = 5,
+    config: ControllerConfig = CONFIG,
+    release: ProgramRelease = FIRST_RELEASE,
+) -> Play:
     """Let the appointed leader serve, and all other nodes follow."""
-    play = Play({name: follower(name, epoch=epoch) for name in VOTERS}, config=config)
+    reports = {name: follower(name, epoch=epoch) for name in VOTERS}
+    play = Play(reports, config=config, release=release)
     play.reports[leader] = serving(leader, epoch=epoch)
     play.state = replace(play.state, epoch=Epoch(epoch), leader=VOTERS[leader])
     play.lead()

@@ -10,6 +10,8 @@ import pytest
 from cluster.control.control_state import Appoint
 from cluster.control.controller import (
     ControllerConfig,
+)
+from cluster.control.controller_events import (
     RaftLeadership,
     ReplicaReport,
     ReportedRole,

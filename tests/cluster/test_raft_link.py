@@ -23,6 +23,7 @@ from cluster.control.raft_codec import (
 )
 from cluster.control.raft_link import CHANNEL_OPTIONS, METHOD, VERSION, FrameKind, RaftLink
 from deploy.local import free_ports
+from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 
 DEADLINE_S = 60.0
 Call: TypeAlias = grpc.aio.StreamStreamCall[Any, Any]
@@ -311,6 +312,30 @@ def test_junk_on_a_stream_breaks_it_off() -> None:
                     await call.write(junk)
                     assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert b.raft == []
+
+    asyncio.run(scenario())
+
+
+def test_peer_that_announces_nothing_is_of_the_first_release_until_it_does() -> None:
+    async def scenario() -> None:
+        async with linked(only_b=True) as (_, b), channel_to(b.address) as channel:
+            seen: list[tuple[str, ProgramRelease]] = []
+            b.link._on_release = lambda peer, release: seen.append((peer, release))
+            call: Call = channel.stream_stream(METHOD)()
+            await call.write(msgpack.packb([VERSION, "a", "b", "test", "of a later release"]))
+            await call.read()
+            release = msgpack.packb(["0.9.0", 1, 7, "of a later release"])
+            await call.write(msgpack.packb([[FrameKind.RELEASE, release]]))
+            await until(lambda: len(seen) == 2)
+            assert seen == [("a", FIRST_RELEASE), ("a", ProgramRelease("0.9.0", 1, 7))]
+            for bad in (["0.9.0", 0, 1], ["0.9.0", 2, 1], [1, 1, 2], ["0.9.0", 1], 5):
+                frame = msgpack.packb([[FrameKind.RELEASE, msgpack.packb(bad)]])
+                async with channel_to(b.address) as other:
+                    broken: Call = other.stream_stream(METHOD)()
+                    await broken.write(msgpack.packb([VERSION, "a", "b", "test"]))
+                    await broken.read()
+                    await broken.write(frame)
+                    assert await broken.code() is grpc.StatusCode.INVALID_ARGUMENT
 
     asyncio.run(scenario())
 

@@ -51,6 +51,7 @@ INSTANCES: list[timer_errors.EngineError] = [
     timer_errors.CorruptFileError("log/1", 40, "checksum"),
     timer_errors.UnreadableFileError("log/1", 40, "EIO"),
     timer_errors.UnknownVersionError("manifest", 2, 1),
+    timer_errors.UnsupportedLevelError("/data", 9),
     timer_errors.PromiseLostError("formatted again"),
     timer_errors.WrongDirectoryError("another cluster's"),
     timer_errors.DiskFailedError("fsync", errno=5),

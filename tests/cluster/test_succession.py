@@ -5,7 +5,13 @@ from typing import Any, Final
 
 import pytest
 
-from cluster.control.controller import ControllerConfig, ReplicaReport, ReportedRole
+from cluster.control.controller import (
+    ControllerConfig,
+)
+from cluster.control.controller_events import (
+    ReplicaReport,
+    ReportedRole,
+)
 from cluster.control.succession import Candidate, Rank, best
 from timer.model.units import Epoch, LogIndex, ReplicaId
 

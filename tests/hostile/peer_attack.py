@@ -17,6 +17,7 @@ from replication.shell.transport import METHOD, VERSION
 from tests.cluster.running import RPC_S, Running, code_of, now_ms
 from timer.files.data_directory import Identity, read_identity
 from timer.files.disk import RealDisk
+from timer.model.feature_level import LEVEL_MAX, LEVEL_MIN
 from timer.model.units import UnixMs
 
 Queue = SimpleQueue[bytes | None]
@@ -47,6 +48,8 @@ class Attacker:
             sender=self.identity.replica_id,
             name=self.name,
             receiver_name=to,
+            level_min=LEVEL_MIN,
+            level_max=LEVEL_MAX,
         )
         if not isinstance(message, bytes):
             message = codec.encode(message, UnixMs(now_ms()), frames)

@@ -203,10 +203,10 @@ def test_entry_that_nobody_can_apply_is_not_appended(attacked: Running, poison: 
     above = own(attacker, there.epoch + 1)
     kind, payload = POISON[poison]
     if kind is EntryKind.EPOCH:
-        start = EpochStart(above.epoch, above.leader, (above.leader,), apply_version=99)
+        start = EpochStart(above.epoch, above.leader, (above.leader,), level=99)
         payload = payloads.encode_epoch(start)
         message, _ = first_entries(above)
-        assert "apply version 99" in attacker.say(follower, message, [entry(above, kind, payload)])
+        assert "feature level 99" in attacker.say(follower, message, [entry(above, kind, payload)])
     else:
         assert f"{kind.name} entry 2" in attacker.say(
             follower, *first_entries(above, (kind, payload))

@@ -27,6 +27,7 @@ from replication.shell import snapshot_service, transport
 from tests.cluster.running import Running, code_of, error_of, take, until
 from timer.files.data_directory import read_identity
 from timer.files.disk import RealDisk
+from timer.model.feature_level import LEVEL_MAX, LEVEL_MIN
 from timerclient import ClientTls
 from timerclient.proto import timer_pb2
 from timerclient.proto import timer_pb2_grpc as rpc
@@ -104,6 +105,8 @@ def forged_calls(cluster: Running, to: str, sender: str) -> Iterator[tuple[str, 
         sender=identity.replica_id,
         name=sender,
         receiver_name=to,
+        level_min=LEVEL_MIN,
+        level_max=LEVEL_MAX,
     )
     yield transport.METHOD, "stream_stream", [hello.SerializeToString()]
     greeting = raft_link._hello(sender, to, identity.cluster_id)

@@ -15,6 +15,7 @@ def test_log_that_is_empty_after_a_snapshot_goes_on_at_the_snapshots_time() -> N
     disk.make_dir(directory)
     begin_anew(disk, directory, LogIndex(7), Epoch(2))
     log = Log.open(disk, directory, committed_floor=LogIndex(7))
-    shape, time_ms = recover(log, VOTERS, UnixMs(5_000))
+    shape, time_ms, level = recover(log, VOTERS, UnixMs(5_000))
     assert (shape.last_index, shape.last_epoch) == (7, 2)
+    assert level == 0
     assert time_ms == 5_000, "an EPOCH with an earlier time would end every replica"

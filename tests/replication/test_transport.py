@@ -4,6 +4,7 @@ import pytest
 
 from replication.proto import replication_pb2 as pb
 from replication.shell.transport import VERSION, Transport
+from timer.model.feature_level import ProgramRelease
 from timer.model.units import ReplicaId
 
 ME, OTHER, NEW = map(ReplicaId, (1, 2, 99))
@@ -11,6 +12,10 @@ ME, OTHER, NEW = map(ReplicaId, (1, 2, 99))
 
 @pytest.fixture
 def transport() -> Transport:
+    return transport_at()
+
+
+def transport_at(level: int = 0) -> Transport:
     """Of node n1, replica 1, among n2 and n3; nothing is dialled."""
 
     def unused(*_: object) -> None:
@@ -24,6 +29,8 @@ def transport() -> Transport:
         on_message=unused,
         on_connected=lambda replica: None,
         on_failure=unused,
+        release=ProgramRelease("0.3.0", 2, 3),
+        level=lambda: level,
     )
 
 
@@ -71,3 +78,30 @@ def test_copy_of_a_data_directory_under_another_name_is_refused(transport: Trans
 
 def test_noise_is_no_greeting(transport: Transport) -> None:
     assert transport.met(b"\xff\xff") == "damaged Hello"
+
+
+@pytest.mark.parametrize(
+    ("mine", "fields", "why"),
+    [
+        (0, {}, ""),
+        (0, {"level": 4}, "feature level = 4 at 'n2': 'n1' of version 0.3.0 supports feature"),
+        (0, {"level": 1}, "feature level = 1 at 'n2': 'n1' of version 0.3.0 supports feature"),
+        (2, {"program": "0.2.0", "level_min": 1, "level_max": 2, "level": 2}, ""),
+        (
+            3,
+            {"program": "0.2.0", "level_min": 1, "level_max": 2},
+            "feature level = 3 at 'n1': 'n2' of version 0.2.0 supports feature levels 1 to 2",
+        ),
+        (2, {}, "feature level = 2 at 'n1': 'n2' of version 0.1 supports feature levels 1 to 1"),
+    ],
+)
+def test_peer_of_other_feature_levels_is_refused_and_both_are_named(
+    mine: int, fields: dict[str, object], why: str
+) -> None:
+    met = transport_at(mine).met(hello(**fields))
+    assert why in met if why else met == ("n2", OTHER)
+
+
+def test_hello_announces_version_and_levels() -> None:
+    said = pb.Hello.FromString(transport_at(2).hello("n2"))
+    assert (said.program, said.level_min, said.level_max, said.level) == ("0.3.0", 2, 3, 2)

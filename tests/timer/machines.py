@@ -197,10 +197,10 @@ class Log:
     def checkpoint(self) -> Entry:
         return self.append(EntryKind.CHECKPOINT, [])
 
-    def begin_epoch(self) -> Entry:
+    def begin_epoch(self, level: int = 1) -> Entry:
         self.epoch += 1
         voters = (ReplicaId(1), ReplicaId(2), ReplicaId(3))
-        start = EpochStart(Epoch(self.epoch), ReplicaId(1), voters)
+        start = EpochStart(Epoch(self.epoch), ReplicaId(1), voters, level)
         return self.append(EntryKind.EPOCH, [payloads.encode_epoch(start)])
 
 

@@ -8,6 +8,7 @@ import pytest
 from chaos.sim.world.simdisk import SimDisk
 from timer.files.data_directory import (
     REPLICA_ID_MAX,
+    DataDirectory,
     Identity,
     format_directory,
     founding_replica_id,
@@ -15,7 +16,13 @@ from timer.files.data_directory import (
     read_identity,
 )
 from timer.files.disk import Disk, RealDisk
-from timer.model.timer_errors import CorruptFileError, UnknownVersionError, WrongDirectoryError
+from timer.model.feature_level import LEVEL_MAX, LEVEL_MIN
+from timer.model.timer_errors import (
+    CorruptFileError,
+    UnknownVersionError,
+    UnsupportedLevelError,
+    WrongDirectoryError,
+)
 from timer.model.units import ReplicaId
 
 CLUSTER = "c-1"
@@ -174,11 +181,37 @@ def test_identity_of_another_format_is_unknown_version(
     disk: Disk, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as later:
-        later.setattr("timer.files.data_directory.FORMAT", 2)
+        later.setattr("timer.files.data_directory.FORMAT_OF_LEVEL_1", 3)
         format_a(disk, path)
-    assert json.loads(disk.read(path / "identity.json"))["format"] == 2
-    with pytest.raises(UnknownVersionError, match="version 2; this program knows 1"):
+    assert json.loads(disk.read(path / "identity.json"))["format"] == 3
+    with pytest.raises(UnknownVersionError, match="version 3; this program knows 2"):
         open_directory(disk, path, cluster_id=CLUSTER, name="a")
+
+
+def test_directory_of_a_newer_level_is_refused_before_any_change(disk: Disk, path: Path) -> None:
+    identity = format_a(disk, path)
+    written = json.loads(disk.read(path / "identity.json"))
+    assert written["format"] == 1, "version 0.1.0 can still open it"
+    assert "level" not in written
+    directory = DataDirectory(disk, path, identity, disk.lock(path / "LOCK"))
+    directory.raise_level(LEVEL_MAX + 1)
+    directory.close()
+    written = json.loads(disk.read(path / "identity.json"))
+    assert (written["format"], written["level"]) == (2, LEVEL_MAX + 1)
+    refusal = f"feature level {LEVEL_MAX + 1}; this program supports {LEVEL_MIN} to {LEVEL_MAX}:"
+    with pytest.raises(UnsupportedLevelError, match=f"{refusal} start a newer release"):
+        open_directory(disk, path, cluster_id=CLUSTER, name="a")
+    assert not disk.exists(path / "log")
+
+
+def test_level_of_a_directory_rises_and_never_falls(disk: Disk, path: Path) -> None:
+    format_a(disk, path)
+    directory = open_directory(disk, path, cluster_id=CLUSTER, name="a")
+    for level, after in ((1, 1), (2, 2), (0, 2), (1, 2)):
+        directory.raise_level(level)
+        assert read_identity(disk, path).level == directory.identity.level == after
+    directory.close()
+    open_directory(disk, path, cluster_id=CLUSTER, name="a").close()
 
 
 def test_format_that_was_cut_short_is_repeated_and_a_promise_is_never_replaced(

@@ -116,8 +116,8 @@ def test_refusal_names_the_field_and_its_limit() -> None:
         EntryKind.SCHEDULE, schedule(topic=np.array([0xFFFFFFFF], np.uint32))
     )
     assert "columns end at" in refused(EntryKind.SCHEDULE, schedule() + b"\0")
-    start = EpochStart(Epoch(1), ReplicaId(1), (ReplicaId(1),), apply_version=99)
-    assert "apply version 99" in refused(EntryKind.EPOCH, payloads.encode_epoch(start))
+    start = EpochStart(Epoch(1), ReplicaId(1), (ReplicaId(1),), level=99)
+    assert "feature level 99" in refused(EntryKind.EPOCH, payloads.encode_epoch(start))
     policy = {"tick_ms": -1}
     said = {"version": 1, "namespace": "", "topic": 0, "policy": policy}
     assert "tick_ms" in refused(EntryKind.POLICY, msgpack.packb(said))

@@ -1,9 +1,11 @@
 """Manifests: a restart from one gives the uninterrupted machine's state, or names the damage."""
 
 import random
+import zlib
 from pathlib import Path
 from unittest import mock
 
+import msgpack
 import pytest
 
 from chaos.sim.world.simdisk import SimDisk
@@ -358,3 +360,30 @@ def test_nothing_but_errors_of_ours_comes_from_a_damaged_directory() -> None:
         except EngineError:
             refused += 1
     assert 30 < refused < 100  # batches and keys are looked at when they are first read
+
+
+def at_level(level: int) -> SimDisk:
+    log = busy_log()
+    log.begin_epoch(level)
+    disk, _ = flushed(log)
+    return disk
+
+
+def test_manifest_of_level_1_is_that_of_version_0_1() -> None:
+    disk = at_level(1)
+    data = disk.read(PATH)
+    crc32, version = int.from_bytes(data[12:16], "little"), int.from_bytes(data[8:12], "little")
+    assert (version, crc32) == (manifest.VERSION_OF_LEVEL_1, zlib.crc32(data[24:]))
+    assert "level" not in msgpack.unpackb(data[24:], strict_map_key=False)
+    assert engine_on(disk).machine.level == 1
+
+
+def test_flipped_version_of_a_manifest_of_level_2_is_damage_and_not_another_version() -> None:
+    disk = at_level(2)
+    assert disk.read(PATH)[8] == manifest.VERSION
+    for bit in range(32):
+        disk.flip(PATH, 8 + bit // 8, mask=1 << bit % 8)
+        with pytest.raises(CorruptFileError):
+            manifest.read(disk, STATE)
+        disk.flip(PATH, 8 + bit // 8, mask=1 << bit % 8)
+    assert engine_on(disk).machine.level == 2

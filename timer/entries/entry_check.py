@@ -10,7 +10,6 @@ from typing import Final
 
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.payloads import (
-    APPLY_VERSION,
     Move,
     decode_cancel,
     decode_checkpoint,
@@ -23,6 +22,7 @@ from timer.entries.payloads import (
 )
 from timer.entries.policies import decode_policy
 from timer.model.columns import check_schedule
+from timer.model.feature_level import LEVEL_MAX, LEVEL_MIN, is_supported
 from timer.model.timer_errors import InvalidRequestError
 from timer.model.units import DUE_MS_MAX
 
@@ -69,9 +69,10 @@ def _check_reschedule(payload: memoryview) -> None:
 
 
 def _check_epoch(payload: memoryview) -> None:
-    version = decode_epoch(payload).apply_version
-    if version != APPLY_VERSION:
-        raise ValueError(f"apply version {version}; this program knows {APPLY_VERSION}")
+    level = decode_epoch(payload).level
+    if not is_supported(level):
+        known = f"this program supports {LEVEL_MIN} to {LEVEL_MAX}"
+        raise ValueError(f"feature level {level}; {known}")
 
 
 _CHECKS: Final[Mapping[EntryKind, Callable[[memoryview], object]]] = {

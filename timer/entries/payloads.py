@@ -3,7 +3,8 @@
 Frequent payloads are fixed and little-endian. Rare ones (TOPIC, PRODUCER, creation of a group) are
 a msgpack map with exactly the keys of its dataclass.
 
-    EPOCH       epoch u64, leader u64, apply_version u32, v u32, voters v x u64
+    EPOCH       epoch u64, leader u64, apply_version u32, v u32, voters v x u64;
+                apply_version: 13 + the feature level of the epoch
     CANCEL      targets
     RESCHEDULE  targets, due_ms n x i64 (effective), requested_ms n x i64
     FIRE        read_time_ms i64, rows_max u32, bytes_max u32, topics_max u32
@@ -58,8 +59,9 @@ _FIRE: Final = struct.Struct("<qIII")
 _CHECKPOINT: Final = struct.Struct("<Q")
 _OP: Final = struct.Struct("<B3xIII")
 
-APPLY_VERSION: Final = 14
-"""The rules by which entries are applied. A replica that does not know an epoch's version stops.
+_LEVEL_0: Final = 13
+"""The rules by which entries are applied have a version in each EPOCH entry: this number, and the
+feature level. A replica that does not know an epoch's version stops. Before the first release:
 3: keys are unique among the pending timers of a topic; RESCHEDULE. 4: POLICY. 5: settings of
 groups; NACK, ALTER, MOVE, RECALL, SEEK, DELETE. 6: EXPIRE_BELOW, EXPIRE; retention by policy; TOPIC
 that deletes. 7: a sweep serves some topics, and counts their rows. 9: the end of a held timer is
@@ -78,17 +80,19 @@ FIRE_BYTES_MAX: Final = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class EpochStart:
-    """The first entry of an epoch: its leader, its voters, and the rules to apply entries."""
+    """The first entry of an epoch: its leader, its voters and its feature level."""
 
     epoch: Epoch
     leader: ReplicaId
     voters: tuple[ReplicaId, ...]
-    apply_version: int = APPLY_VERSION
+    level: int = 1
+    """See timer/model/feature_level.py. Below 1: of a program before the first release."""
 
 
 def encode_epoch(start: EpochStart) -> bytes:
     """Return the payload of an EPOCH entry."""
-    head = _EPOCH.pack(start.epoch, start.leader, start.apply_version, len(start.voters))
+    version = _LEVEL_0 + start.level
+    head = _EPOCH.pack(start.epoch, start.leader, version, len(start.voters))
     return head + struct.pack(f"<{len(start.voters)}Q", *start.voters)
 
 
@@ -106,7 +110,7 @@ def decode_epoch(payload: memoryview) -> EpochStart:
         raise ValueError(f"EPOCH of {len(payload)} bytes: must be {size} for {n} voters, 1 or more")
     voters = struct.unpack_from(f"<{n}Q", payload, _EPOCH.size)
     return EpochStart(
-        Epoch(epoch), ReplicaId(leader), tuple(ReplicaId(v) for v in voters), apply_version
+        Epoch(epoch), ReplicaId(leader), tuple(map(ReplicaId, voters)), apply_version - _LEVEL_0
     )
 
 

@@ -1,6 +1,7 @@
 """A node's data directory: its owner, and the lock that admits one process at a time.
 
-    identity.json   written once, by `timerd init` or when a learner joins; the last file written
+    identity.json   written by `timerd init` or when a learner joins, the last file written; and
+                    again when the feature level rises
     LOCK            locked (flock) while a process uses the directory; contains its pid
     promise         replication/core/promise.py; written before identity.json, so never absent
     log/            timer/files/log.py
@@ -19,9 +20,13 @@ that is formatted again is therefore the same replica without its memory. Every 
 *unsure*: its vote counts only if all voters answer, until a leader has matched its log. A founder
 without a promise does not take part in a cluster that has entries (`PromiseLost`).
 
-    identity.json   {"format": 1, "cluster_id", "name", "replica_id", "founding_voters": {name: id},
-                     "sha256": of the JSON without it, keys sorted, no spaces}
+    identity.json   {"format": 2, "cluster_id", "name", "replica_id", "founding_voters": {name: id},
+                     "level", "sha256": of the JSON without it, keys sorted, no spaces}
                     replica ids as 16 hex digits, because some JSON readers round 63-bit numbers
+                    format 1, at feature level 1: no "level"
+
+The level is in the identity because each program reads that file first. It is raised before the
+first entry of that level is appended, so an older program refuses the directory before any change.
 """
 
 import hashlib
@@ -32,10 +37,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from timer.files.disk import Disk, FileLock
-from timer.model.timer_errors import CorruptFileError, UnknownVersionError, WrongDirectoryError
+from timer.model.feature_level import is_supported
+from timer.model.timer_errors import (
+    CorruptFileError,
+    UnknownVersionError,
+    UnsupportedLevelError,
+    WrongDirectoryError,
+)
 from timer.model.units import ReplicaId
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+FORMAT_OF_LEVEL_1: Final = 1
 REPLICA_ID_MAX: Final = (1 << 63) - 1
 
 IDENTITY_NAME: Final = "identity.json"
@@ -48,7 +60,7 @@ _NOT_OURS: Final = frozenset({"lost+found", IDENTITY_NAME + ".tmp", PROMISE_NAME
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """The owner of a directory. It never changes, except by `found_anew`."""
+    """The owner of a directory, and its level. Only `found_anew` changes the owner."""
 
     cluster_id: str
     name: str
@@ -56,6 +68,8 @@ class Identity:
     replica_id: ReplicaId
     founding_voters: Mapping[str, ReplicaId]
     """Node name -> replica id. The own id is among them only if the node is a founder."""
+    level: int = 1
+    """The feature level of the files: timer/model/feature_level.py."""
 
     @property
     def is_founder(self) -> bool:
@@ -66,8 +80,9 @@ class Identity:
 class DataDirectory:
     """A directory in use by this process, until `close`."""
 
-    def __init__(self, path: Path, identity: Identity, lock: FileLock) -> None:
-        self.identity: Final = identity
+    def __init__(self, disk: Disk, path: Path, identity: Identity, lock: FileLock) -> None:
+        self.identity = identity
+        self._disk, self._path = disk, path
         self.promise: Final = path / PROMISE_NAME
         self.log: Final = path / "log"
         self.raft: Final = path / "raft"
@@ -77,6 +92,13 @@ class DataDirectory:
         self.backups: Final = path / "backups"
         self.damaged: Final = path / "damaged"
         self._lock = lock
+
+    def raise_level(self, level: int) -> None:
+        """Record, durably, that files of this feature level may follow. It never falls."""
+        if level > self.identity.level:
+            raised = replace(self.identity, level=level)
+            self._disk.write_atomic(self._path / IDENTITY_NAME, _encode(raised))
+            self.identity = raised
 
     def close(self) -> None:
         """Release the directory for other processes."""
@@ -146,6 +168,7 @@ def open_directory(disk: Disk, path: Path, *, cluster_id: str, name: str) -> Dat
         WrongDirectoryError: it is empty, in use, or of another program, cluster or node.
         CorruptFileError: its identity is damaged.
         UnknownVersionError: its identity is of another format.
+        UnsupportedLevelError: its files may be of a feature level of another release.
     """
     found = _names(disk, path) if disk.exists(path) else []
     if not found:
@@ -158,7 +181,7 @@ def open_directory(disk: Disk, path: Path, *, cluster_id: str, name: str) -> Dat
     try:
         identity = read_identity(disk, path)
         _check(path, identity, cluster_id=cluster_id, name=name)
-        directory = DataDirectory(path, identity, lock)
+        directory = DataDirectory(disk, path, identity, lock)
         for child in (directory.log, directory.raft, directory.state):
             disk.make_dir(child)
     except BaseException:
@@ -174,6 +197,8 @@ def _check(path: Path, identity: Identity, *, cluster_id: str, name: str) -> Non
         )
     if identity.name != name:
         raise WrongDirectoryError(f"name = {name}: {path} belongs to node {identity.name}")
+    if not is_supported(identity.level):
+        raise UnsupportedLevelError(path, identity.level)
 
 
 def read_identity(disk: Disk, path: Path) -> Identity:
@@ -192,7 +217,7 @@ def read_identity(disk: Disk, path: Path) -> Identity:
         raise CorruptFileError(where, 0, f"not an identity file: {error}") from error
     if sha256 != _sha256(fields):
         raise CorruptFileError(where, 0, "checksum mismatch")
-    if fields["format"] != FORMAT:
+    if fields["format"] not in (FORMAT, FORMAT_OF_LEVEL_1):
         raise UnknownVersionError(where, fields["format"], FORMAT)
     return Identity(
         cluster_id=fields["cluster_id"],
@@ -201,12 +226,13 @@ def read_identity(disk: Disk, path: Path) -> Identity:
         founding_voters={
             voter: ReplicaId(int(each, 16)) for voter, each in fields["founding_voters"].items()
         },
+        level=fields.get("level", 1),
     )
 
 
 def _encode(identity: Identity) -> bytes:
     fields: dict[str, Any] = {
-        "format": FORMAT,
+        "format": FORMAT if identity.level > 1 else FORMAT_OF_LEVEL_1,
         "cluster_id": identity.cluster_id,
         "name": identity.name,
         "replica_id": f"{identity.replica_id:016x}",
@@ -214,6 +240,8 @@ def _encode(identity: Identity) -> bytes:
             name: f"{each:016x}" for name, each in sorted(identity.founding_voters.items())
         },
     }
+    if identity.level > 1:
+        fields["level"] = identity.level
     return json.dumps({**fields, "sha256": _sha256(fields)}, indent=2).encode() + b"\n"
 
 

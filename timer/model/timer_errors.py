@@ -25,6 +25,7 @@ EngineError
 +-- StorageError              this node's disk or files failed; the process stops
     +-- CorruptFileError      bytes that were durable are damaged; fetch them from a replica
     +-- UnknownVersionError   a file of another format version
+    |   +-- UnsupportedLevelError   a feature level that another release supports
     +-- PromiseLostError      a founding voter's disk was lost and formatted again; replace the node
     +-- WrongDirectoryError   the data directory is of another cluster or node, in use, or empty
     +-- DiskFailedError       a write or fsync failed; the page cache can't be trusted after it
@@ -34,6 +35,7 @@ EngineError
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
+from timer.model.feature_level import LEVEL_MAX, LEVEL_MIN
 from timer.model.units import Epoch
 
 TEXT_MAX: Final = 512
@@ -264,6 +266,18 @@ class UnknownVersionError(StorageError):
 
     def __init__(self, path: object, version: int, known: int) -> None:
         super().__init__(f"{path}: format version {version}; this program knows {known}")
+
+
+class UnsupportedLevelError(UnknownVersionError):
+    """A directory or an entry of a feature level that this program does not support."""
+
+    def __init__(self, where: object, level: int) -> None:
+        other = "a newer" if level > LEVEL_MAX else "an older"
+        StorageError.__init__(
+            self,
+            f"{where}: feature level {level}; this program supports {LEVEL_MIN} to {LEVEL_MAX}:"
+            f" start {other} release (docs/upgrade.md)",
+        )
 
 
 class PromiseLostError(StorageError):

@@ -1,10 +1,14 @@
-"""The manifest: one replica's state at one committed index, format version 11.
+"""The manifest: one replica's state at one committed index, format version 12.
 
     0   8   magic    b"TIMERMAN"
-    8   4   version  11
-    12  4   crc32    of the body
+    8   4   version  12
+    12  4   crc32    of all other bytes
     16  8   length   of the body
     24      body     msgpack, the map that `capture` returns
+
+Version 11, written at feature level 1: the checksum is that of the body, and the map has no level.
+A flipped bit of its version may look like an earlier version, which ends the node. Later versions
+keep head and checksum, so the same in version 12 is found to be damage, which the node repairs.
 
 All of it is the state at `applied_index`. Pending rows are in the runs that it names, fired and
 unacked ones in the spill files. A restart reads the manifest and the log after it. The manifest is
@@ -57,7 +61,8 @@ from timer.state.producers import ProducerState, RequestAnswer
 from timer.state.request_ids import RememberedRequest
 
 MAGIC: Final = b"TIMERMAN"
-VERSION: Final = 11
+VERSION: Final = 12
+VERSION_OF_LEVEL_1: Final = 11
 NAME: Final = "manifest"
 SPILL_DIRECTORY: Final = "queues"
 RUN_DIRECTORY: Final = "runs"
@@ -224,6 +229,8 @@ def capture(machine: Machine, ahead: FlushSources) -> tuple[State, list[Spill]]:
         "digest": machine.digest(),
         "checkpoint": _checkpoint_state(machine.checkpoint),
     }
+    if machine.level > 1:
+        state["level"] = machine.level
     return state, fresh
 
 
@@ -317,6 +324,7 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
     machine.applied_time_ms = UnixMs(state["time_ms"])
     machine.last_read_time_ms = UnixMs(state["last_read_time_ms"])
     machine.voters = tuple(ReplicaId(voter) for voter in state["voters"])
+    machine.level = state.get("level", 1)
     next_seq, next_topic_id, next_group_id = state["next"]
     machine.next_seq = Seq(next_seq)
     machine.next_topic_id = TopicId(next_topic_id)
@@ -355,7 +363,8 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
 def write(disk: Disk, directory: Path, state: State) -> int:
     """Replace the manifest durably. Return its size in bytes."""
     body = _encode(state)
-    header = _HEADER.pack(MAGIC, VERSION, zlib.crc32(body), len(body))
+    version = VERSION if state.get("level", 1) > 1 else VERSION_OF_LEVEL_1
+    header = _HEADER.pack(MAGIC, version, _crc32(version, body), len(body))
     disk.write_atomic(directory / NAME, header + body)
     return len(header) + len(body)
 
@@ -402,12 +411,19 @@ def _body(data: bytes, path: Path) -> bytes:
     magic, version, crc32, length = _HEADER.unpack_from(data)
     if magic != MAGIC:
         raise CorruptFileError(path, 0, f"not a manifest: magic {magic!r}, must be {MAGIC!r}")
-    if version != VERSION:
-        raise UnknownVersionError(path, version, VERSION)
     body = data[_HEADER.size :]
-    if len(body) != length or zlib.crc32(body) != crc32:
-        raise CorruptFileError(path, _HEADER.size, "checksum mismatch")
+    if len(body) != length or _crc32(version, body) != crc32:
+        raise CorruptFileError(path, 8, "checksum mismatch")
+    if version not in (VERSION, VERSION_OF_LEVEL_1):
+        raise UnknownVersionError(path, version, VERSION)
     return body
+
+
+def _crc32(version: int, body: bytes) -> int:
+    if version <= VERSION_OF_LEVEL_1:
+        return zlib.crc32(body)
+    head = _HEADER.pack(MAGIC, version, 0, len(body))
+    return zlib.crc32(body, zlib.crc32(head[16:], zlib.crc32(head[:12])))
 
 
 def _encode(state: State) -> bytes:

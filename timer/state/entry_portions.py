@@ -16,7 +16,8 @@ from timer.entries import payloads
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.policies import decode_policy
 from timer.model.columns import rows_of
-from timer.model.timer_errors import UnknownVersionError
+from timer.model.feature_level import is_supported
+from timer.model.timer_errors import UnsupportedLevelError
 from timer.pending.memory.memtable import ROOM_ROWS
 from timer.ready.topic import Topic
 from timer.state.dirty_topics import portions
@@ -99,9 +100,8 @@ class Portions:
 
     def _epoch(self, entry: Entry) -> Iterator[None]:
         start = payloads.decode_epoch(entry.payload)
-        if start.apply_version != payloads.APPLY_VERSION:
-            where = f"entry {entry.index}"
-            raise UnknownVersionError(where, start.apply_version, payloads.APPLY_VERSION)
+        if not is_supported(start.level):
+            raise UnsupportedLevelError(f"entry {entry.index}", start.level)
         for some in portions([*self._state.topics.values()]):
             for topic in filter(_has_groups, some):
                 end = topic.queue.end

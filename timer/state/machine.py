@@ -560,6 +560,7 @@ class Machine(State):
     def _epoch(self, entry: Entry) -> payloads.EpochStart:
         start = payloads.decode_epoch(entry.payload)
         self.voters = start.voters
+        self.level = max(self.level, start.level)
         return start
 
     def _checkpoint(self, entry: Entry) -> Checkpoint:

@@ -42,6 +42,8 @@ class State:
         self.applied_epoch = Epoch(0)
         self.applied_time_ms = UnixMs(0)
         self.voters: tuple[ReplicaId, ...] = ()
+        self.level = 0
+        """The feature level (timer/model/feature_level.py). 0: no epoch is applied."""
         """Voters in the last EPOCH entry applied. Empty: none was applied."""
         self.last_read_time_ms = UnixMs(0)
         self.next_seq = Seq(1)

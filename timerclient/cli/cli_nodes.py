@@ -31,10 +31,14 @@ POLL_S: Final = 0.25
 
 _STATUS: Final = (
     *("NODE", "ADDRESS", "ROLE", "SERVING", "EPOCH", "LOG END", "COMMIT", "APPLIED"),
-    *("PENDING", "READY", "SCHEDULED", "FIRED", "CANCELLED", "DROPPED", "FREE MIB", "NOTE"),
+    *("PENDING", "READY", "SCHEDULED", "FIRED", "CANCELLED", "DROPPED", "FREE MIB", "VERSION"),
+    *("LEVEL", "NOTE"),
 )
 _STATUS_WIDE: Final = frozenset(
-    ("LOG END", "COMMIT", "SCHEDULED", "FIRED", "CANCELLED", "DROPPED", "FREE MIB")
+    (
+        *("LOG END", "COMMIT", "SCHEDULED", "FIRED", "CANCELLED", "DROPPED", "FREE MIB"),
+        *("VERSION", "LEVEL"),
+    )
 )
 _CHECKPOINT: Final = (
     *("NODE", "ROLE", "EPOCH", "LOG END", "COMMIT", "APPLIED", "LAG", "READ TIME"),
@@ -84,6 +88,18 @@ def _leader(client: TimerClient) -> str:
         return ""
 
 
+def _versions(status: pb.GetStatusResponse) -> str:
+    """Return the feature level, and the versions of the nodes if they differ."""
+    nodes = [node for node in status.nodes if node.reachable]
+    level, most = max(1, status.feature_level), [node.feature_level_max or 1 for node in nodes]
+    text = f"  feature level {level}"
+    if len(nodes) == len(status.nodes) and min(most, default=1) > level:
+        text += f", all nodes support {min(most)}"
+    if len({node.version for node in nodes}) > 1:
+        text += "\nversions " + ", ".join(f"{node.name} {node.version}" for node in nodes)
+    return text
+
+
 class NodeCommands(Commands):
     """The commands about nodes."""
 
@@ -123,7 +139,8 @@ class NodeCommands(Commands):
             (
                 *(n.name, n.address, n.role, _serving(n), n.epoch, n.log_end, n.commit_index),
                 *(n.applied_index, n.pending, n.ready, n.scheduled, n.fired, n.cancelled),
-                *(n.dropped, n.disk_free_bytes >> 20, ", ".join(_notes(n))),
+                *(n.dropped, n.disk_free_bytes >> 20, n.version, n.feature_level or 1),
+                ", ".join(_notes(n)),
             )
             if n.reachable
             else (n.name, n.address, *[None] * (len(_STATUS) - 3), n.error or "does not answer")
@@ -135,6 +152,7 @@ class NodeCommands(Commands):
             f"leader {'none' if trouble else status.leader}  "
             f"controller {status.controller or 'none'}"
         )
+        head += _versions(status)
         head += f"\nthe cluster does not serve: {trouble}" if trouble else ""
         table = cli_args.table(args, _STATUS, rows, _STATUS_WIDE)
         document = status_document(status) | {"serves": not trouble, "trouble": trouble}

@@ -1900,6 +1900,7 @@ class GetStatusResponse(_message.Message):
     CONTROLLER_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
     LEADER_ADDRESS_FIELD_NUMBER: _builtins.int
+    FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     epoch: _builtins.int
     leader: _builtins.str
@@ -1908,6 +1909,8 @@ class GetStatusResponse(_message.Message):
     """name; empty: none"""
     leader_address: _builtins.str
     """host:port, if another node is known to lead"""
+    feature_level: _builtins.int
+    """the highest of the nodes that answer; 0: unknown (docs/upgrade.md)"""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeStatus]: ...
     def __init__(
@@ -1919,10 +1922,11 @@ class GetStatusResponse(_message.Message):
         controller: _builtins.str = ...,
         nodes: _abc.Iterable[Global___NodeStatus] | None = ...,
         leader_address: _builtins.str = ...,
+        feature_level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "controller", b"controller", "epoch", b"epoch", "leader", b"leader", "leader_address", b"leader_address", "nodes", b"nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "controller", b"controller", "epoch", b"epoch", "feature_level", b"feature_level", "leader", b"leader", "leader_address", b"leader_address", "nodes", b"nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1964,6 +1968,8 @@ class NodeStatus(_message.Message):
     WITHHOLDS_VOTES_FIELD_NUMBER: _builtins.int
     HTTP_ADDRESS_FIELD_NUMBER: _builtins.int
     DRAINED_FIELD_NUMBER: _builtins.int
+    FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
+    FEATURE_LEVEL_MAX_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     address: _builtins.str
     reachable: _builtins.bool
@@ -2009,6 +2015,10 @@ class NodeStatus(_message.Message):
     """host:port of the node's HTTP port; empty: unknown"""
     drained: _builtins.bool
     """it gets no leadership while another node can lead"""
+    feature_level: _builtins.int
+    """of the last epoch in its log or state; 0: none, or version 0.1"""
+    feature_level_max: _builtins.int
+    """the highest that its program supports; 0: version 0.1"""
     def __init__(
         self,
         *,
@@ -2044,10 +2054,12 @@ class NodeStatus(_message.Message):
         withholds_votes: _builtins.bool = ...,
         http_address: _builtins.str = ...,
         drained: _builtins.bool = ...,
+        feature_level: _builtins.int = ...,
+        feature_level_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "applied_index", b"applied_index", "cancelled", b"cancelled", "clock_ms", b"clock_ms", "commit_index", b"commit_index", "damage", b"damage", "disk_bytes", b"disk_bytes", "disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_reserve_bytes", b"disk_reserve_bytes", "drained", b"drained", "dropped", b"dropped", "epoch", b"epoch", "error", b"error", "fired", b"fired", "http_address", b"http_address", "log_end", b"log_end", "name", b"name", "pending", b"pending", "reachable", b"reachable", "ready", b"ready", "replica_id", b"replica_id", "role", b"role", "rss_bytes", b"rss_bytes", "scheduled", b"scheduled", "scrubbed_at_ms", b"scrubbed_at_ms", "scrubbed_bytes", b"scrubbed_bytes", "serving", b"serving", "unsure", b"unsure", "uptime_ms", b"uptime_ms", "version", b"version", "withholds_votes", b"withholds_votes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "applied_index", b"applied_index", "cancelled", b"cancelled", "clock_ms", b"clock_ms", "commit_index", b"commit_index", "damage", b"damage", "disk_bytes", b"disk_bytes", "disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_reserve_bytes", b"disk_reserve_bytes", "drained", b"drained", "dropped", b"dropped", "epoch", b"epoch", "error", b"error", "feature_level", b"feature_level", "feature_level_max", b"feature_level_max", "fired", b"fired", "http_address", b"http_address", "log_end", b"log_end", "name", b"name", "pending", b"pending", "reachable", b"reachable", "ready", b"ready", "replica_id", b"replica_id", "role", b"role", "rss_bytes", b"rss_bytes", "scheduled", b"scheduled", "scrubbed_at_ms", b"scrubbed_at_ms", "scrubbed_bytes", b"scrubbed_bytes", "serving", b"serving", "unsure", b"unsure", "uptime_ms", b"uptime_ms", "version", b"version", "withholds_votes", b"withholds_votes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

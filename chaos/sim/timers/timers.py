@@ -130,6 +130,7 @@ class TimerApp(KeeperCalls):
             frozenset(self.engine.machine.voters) or None if self.engine.manifest_index else None
         )
         self.state_time_ms = self.engine.machine.applied_time_ms
+        self.level = self.engine.machine.level
         self._joined: dict[tuple[SimConsumer, int], tuple[Group, ConsumerStream]] = {}
         self._readers: dict[tuple[SimConsumer, int], SlowReader] = {}
         self._rng = random.Random(node.world.rng.getrandbits(64))

@@ -38,6 +38,10 @@ class App(Protocol):
     def state_time_ms(self) -> UnixMs:
         """Time of the manifest's last entry, on the log's clock. 0: there is no manifest."""
 
+    @property
+    def level(self) -> int:
+        """The feature level of the state; 0: no epoch was applied."""
+
     def check_entry(self, entry: Entry) -> None:
         """Raise ValueError if the entry can't be applied."""
 
@@ -79,6 +83,7 @@ class CountingApp:
         self.voters: frozenset[ReplicaId] | None = None
         self.state_time_ms = UnixMs(0)
         """Always 0: this app uses no times of entries."""
+        self.level = 0
         self._saved = 0
         self._epoch = Epoch(0)
         self._pending: dict[LogIndex, tuple[Epoch, bytes]] = {}
@@ -88,6 +93,7 @@ class CountingApp:
             self.applied_index = LogIndex(state["index"])
             self._saved = state["index"]
             self.voters = frozenset(state["voters"])
+            self.level = state.get("level", 1)
 
     def check_entry(self, entry: Entry) -> None:
         """Accept every entry; this app does not decode payloads."""
@@ -99,7 +105,8 @@ class CountingApp:
             if entry.kind is EntryKind.EPOCH:
                 if hasty:
                     self._save()
-                self.voters = frozenset(decode_epoch(entry.payload).voters)
+                start = decode_epoch(entry.payload)
+                self.voters, self.level = frozenset(start.voters), start.level
             pending = self._pending.pop(entry.index, None)
             if pending is not None and pending == (entry.epoch, bytes(entry.payload)):
                 self._node.world.referee.on_ack(self._node, entry.index, pending[1])
@@ -120,6 +127,7 @@ class CountingApp:
             self._saved = self.applied_index
             state: manifest.State = {"index": self._saved, "epoch": self._epoch}
             state |= {"voters": sorted(self.voters or ()), "runs": [], "topics": []}
+            state |= {"level": self.level}
             manifest.write(self._node.disk, STATE_PATH, state)
         return due
 

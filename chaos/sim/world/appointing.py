@@ -20,9 +20,11 @@ from chaos.sim.world.referee import Broken
 from cluster.control import control_state, replica_report
 from cluster.control.control_state import Appoint, ControlState, Init, Members
 from cluster.control.controller import (
-    ChangeAsked,
     Controller,
     ControllerConfig,
+)
+from cluster.control.controller_events import (
+    ChangeAsked,
     ControllerTick,
     Event,
     LinkChanged,
@@ -288,7 +290,7 @@ class RealControl:
         if state.leader is not None:
             proposed = state.proposed
             voters = None if proposed is None else frozenset(proposed.values())
-            shell.node.appointed(state.epoch, state.leader, voters)
+            shell.node.appointed(state.epoch, state.leader, voters, state.level)
 
     def _commit(self, command: Init | Appoint | Members) -> bool:
         """Apply a command to the replicated object; return whether the object changed."""

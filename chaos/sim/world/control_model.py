@@ -28,6 +28,8 @@ NEAR: Final = 50
 """A learner that lacks at most this many entries may become a voter."""
 VOTERS_MIN: Final = 3
 VOTERS_MAX: Final = 6
+RAISED_IN: Final = 4
+"""The epoch from which on the feature level is 2."""
 BID_PATIENCE_MS: Final = 2_000
 """Time within which an appointee must begin to serve."""
 
@@ -223,4 +225,5 @@ class Control:
         delay_us = int(20_000 * self._rng.expovariate(1.0))
         if "late" in self.mischief and self._rng.random() < 0.1:
             delay_us += self._rng.randint(0, 5_000_000)
-        self._world.timeline.after(delay_us, node.appointed, epoch, leader, voters)
+        level = 1 + (epoch >= RAISED_IN)
+        self._world.timeline.after(delay_us, node.appointed, epoch, leader, voters, level)

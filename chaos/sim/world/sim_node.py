@@ -207,7 +207,8 @@ class SimNode:
         if self._promise.unsure and not self.in_doubt:
             raise Broken("doubt", f"node {self.replica} is unsure, but its machine stayed up")
         self.in_doubt = self._promise.unsure
-        shape, time_ms = recover(self.log, self.app.voters or self.founding, self.app.state_time_ms)
+        voters = self.app.voters or self.founding
+        shape, time_ms, level = recover(self.log, voters, self.app.state_time_ms)
         self.core = world.make_core(
             me=self.replica,
             nonce=self.nonce,
@@ -218,7 +219,8 @@ class SimNode:
             commit_index=floor,
             now_ms=self.mono_ms(),
         )
-        self.driver = Driver(self.core, self, self, time_ms)
+        level = max(level, self.app.level)
+        self.driver = Driver(self.core, self, self, time_ms, level)
 
     def _kept_by_install(self) -> LogIndex:
         """Return the index that the log must reach after an install now. 0: no bound."""
@@ -379,10 +381,10 @@ class SimNode:
             self.later(1_000, self._handle, Reconnected(peer))
 
     def appointed(
-        self, epoch: Epoch, leader: ReplicaId, voters: frozenset[ReplicaId] | None
+        self, epoch: Epoch, leader: ReplicaId, voters: frozenset[ReplicaId] | None, level: int
     ) -> None:
         """Receive an appointment from the control plane."""
-        self._run(self.life, self._handle, Appointed(epoch, leader, voters))
+        self._run(self.life, self._handle, Appointed(epoch, leader, voters, level))
 
     def hand_over(self) -> None:
         """Receive the order to end the leadership."""

@@ -4,7 +4,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
 
-from cluster.control.controller import Controller, ControllerEffects
+from cluster.control.controller import (
+    Controller,
+    ControllerEffects,
+)
 from cluster.control.leader_loss import Gone, LeaderLoss
 from tests.chaos.planted.planted import Mutation, patch
 from timer.model.units import Epoch, MonoMs
