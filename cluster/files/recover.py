@@ -228,7 +228,8 @@ def epoch(node: Stopped) -> RecoveryPlan:
             nonce = Nonce(secrets.randbits(62) + 1)
             node.promise.take_back(Promise(last, _leader(node), nonce))
         raft_files.remove(node.path, alone=False)
-        return f"epoch: the promise of epoch {promised.epoch} is now {node.promise.promise}"
+        now = node.promise.promise.epoch
+        return f"epoch: the promise was of epoch {promised.epoch}, and is of epoch {now}"
 
     return RecoveryPlan(f"take back the promise of {node.name}", tuple(losses), carry_out)
 
