@@ -9,6 +9,7 @@ commands. They need the extra `server`.
 """
 
 import argparse
+import functools
 import os
 import sys
 import time
@@ -128,6 +129,7 @@ def register_restore(commands: "argparse._SubParsersAction[Any]") -> None:
 def with_extra(run: Run) -> Run:
     """Return the command. Without the modules of the extra `server` it raises UsageError."""
 
+    @functools.wraps(run)
     def checked(args: argparse.Namespace) -> int:
         try:
             return run(args)

@@ -13,6 +13,7 @@ import timerclient
 from cluster.rpc.open_files import FILES_MIN
 from cluster.settings.config import NodeConfig
 from tests.distributions import CLIENT, SERVER, project_version, requirements
+from timerclient.cli.timerctl import make_parser
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -44,17 +45,29 @@ def test_unit_agrees_with_the_settings_and_the_runbook() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "place", ["systemd/timerd-backup.service", "kubernetes/components/backup/cronjob.yaml"]
+)
+def test_commands_of_scheduled_backups_are_ones_that_timerctl_takes(place: str) -> None:
+    text = (DEPLOY / place).read_text()
+    commands = re.findall(r"^ExecStart\w*=\S+/timerctl (.*)$|args: \[(.*)\]", text, re.MULTILINE)
+    parsed = [make_parser().parse_args(re.findall(r"[^\s,\"]+", a or b)) for a, b in commands]
+    assert [each.run.__name__ for each in parsed] == ["_backup", "_prune"]
+    assert parsed[0].into == parsed[1].store
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
-def test_unit_is_one_that_systemd_reads(tmp_path: Path) -> None:
-    copy = tmp_path / UNIT.name
-    copy.write_text(re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", UNIT.read_text(), flags=re.M))
+def test_units_are_ones_that_systemd_reads(tmp_path: Path) -> None:
+    for unit in UNIT.parent.iterdir():
+        text = re.sub(r"^(Exec\w+)=\S+", r"\1=/bin/true", unit.read_text(), flags=re.MULTILINE)
+        (tmp_path / unit.name).write_text(text)
+    copies = sorted(map(str, tmp_path.iterdir()))
+    assert len(copies) == 3
     done = subprocess.run(
-        ["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, check=False
+        ["systemd-analyze", "verify", *copies], capture_output=True, text=True, check=False
     )
     told = (done.stdout + done.stderr).splitlines()
-    assert [line for line in told if UNIT.name in line] == [], (
-        "of other units the test says nothing"
-    )
+    assert [line for line in told if "timerd" in line] == [], "of other units the test says nothing"
     assert done.returncode == 0, told
 
 

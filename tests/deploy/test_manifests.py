@@ -26,6 +26,7 @@ ROOT: Final = Path(__file__).parents[2]
 CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 TOOLS: Final = CACHE / "timer-cluster/tools/bin"
 BASE: Final = ROOT / "deploy/kubernetes/base"
+COMPONENT: Final = "components/backup"
 CHART: Final = ROOT / "deploy/helm/timer-cluster"
 HELM: Final = ("template", "timerd", str(CHART), "--namespace=timers", "--kube-version=1.31.0")
 
@@ -86,6 +87,21 @@ def test_kustomization_and_chart_are_the_same(folder: str, tls: str) -> None:
     charted = chart("--no-hooks", f"--set={values}")
     assert "PrometheusRule timerd" in charted
     assert comparable(charted) == comparable(objects(built))
+
+
+def test_backups_reach_the_nodes_through_the_network_policy(tmp_path: Path) -> None:
+    parts = ROOT / "deploy/kubernetes"
+    base, backup = (os.path.relpath(parts / each, tmp_path) for each in ("base", COMPONENT))
+    text = f"resources: [{base}]\ncomponents: [{backup}]\n"
+    (tmp_path / "kustomization.yaml").write_text(text)
+    found = objects(call("kustomize", "build", str(tmp_path)))
+    template = found["CronJob timerd-backup"]["spec"]["jobTemplate"]["spec"]["template"]
+    rules = found["NetworkPolicy timerd"]["spec"]["ingress"]
+    admitted = rules[0]["from"][1]["podSelector"]["matchLabels"]
+    assert admitted.items() <= template["metadata"]["labels"].items()
+    env = template["spec"]["containers"][0]["env"]
+    [where] = [each["value"] for each in env if each["name"] == "TIMERCTL_ENDPOINTS"]
+    assert f"Service {where.removesuffix(':7401')}" in found
 
 
 def test_pods_with_tls_have_the_files_and_ports_that_timerd_takes(tmp_path: Path) -> None:

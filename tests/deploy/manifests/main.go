@@ -12,6 +12,7 @@ import (
 	"os"
 
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -24,6 +25,7 @@ var types = map[string]func() any{
 	"v1 Pod":                             func() any { return new(corev1.Pod) },
 	"v1 Service":                         func() any { return new(corev1.Service) },
 	"apps/v1 StatefulSet":                func() any { return new(appsv1.StatefulSet) },
+	"batch/v1 CronJob":                   func() any { return new(batchv1.CronJob) },
 	"policy/v1 PodDisruptionBudget":      func() any { return new(policyv1.PodDisruptionBudget) },
 	"networking.k8s.io/v1 NetworkPolicy": func() any { return new(networkingv1.NetworkPolicy) },
 	"monitoring.coreos.com/v1 ServiceMonitor": func() any {

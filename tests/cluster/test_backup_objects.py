@@ -1,0 +1,74 @@
+"""Backups in an object store: an S3 server in this process."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable
+from cluster.backup.catalogue import read_catalogues
+from cluster.backup.store_care import damages_of, prune
+from tests.cluster.test_backup_store import OneNode, backed_up, restored
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The options of a URI for a server with the bucket `kept`."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (
+            ("AWS_ACCESS_KEY_ID", "id"),
+            ("AWS_SECRET_ACCESS_KEY", "secret"),
+            ("AWS_EC2_METADATA_DISABLED", "true"),
+        ):
+            patch.setenv(name, value)
+        running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        running.start()
+        try:
+            host, port = running.get_host_and_port()
+            where = f"http://{host}:{port}"
+            client = boto3.client("s3", endpoint_url=where, region_name="us-east-1")
+            client.create_bucket(Bucket="kept")
+            client.close()
+            yield f"scheme=http&region=us-east-1&endpoint_override={host}:{port}"
+        finally:
+            running.stop()
+
+
+def test_backups_in_a_bucket_are_incremental_verified_restored_and_pruned(
+    server: str, tmp_path: Path
+) -> None:
+    store, node = BackupStore(f"s3://kept/a/b?{server}"), OneNode(tmp_path)
+    assert read_catalogues(store) == []
+    first = backed_up(node, store)
+    node.grow(rows=3)
+    second = backed_up(node, store)
+    assert 0 < second.sent_bytes < second.size
+    assert read_catalogues(store) == [first, second]
+    assert damages_of(store) == (len({*first.parts, *second.parts}), [])
+    assert {*restored(store, first, tmp_path / "new")} == {"a", "b", "c"}
+    assert prune(store, 1).backups == [first.backup]
+    assert damages_of(store) == (len(second.parts), [])
+    store.delete(second.parts[0].name)
+    assert len(damages_of(store)[1]) == 1
+    with pytest.raises(BackupError, match="is missing"):
+        restored(store, second, tmp_path / "second")
+
+
+def test_object_of_many_pieces_is_whole_or_absent(server: str) -> None:
+    store = BackupStore(f"s3://kept/pieces?{server}")
+    store.put("parts/whole", (bytes([at]) * MIB for at in range(12)), 12 * MIB)
+    assert b"".join(store.read("parts/whole"))[:: 6 * MIB] == b"\0\6"
+
+    def cut() -> Iterator[bytes]:
+        yield from (bytes(MIB) for _ in range(12))
+        raise BackupError("the node is gone")
+
+    with pytest.raises(BackupError, match="the node is gone"):
+        store.put("parts/cut", cut(), 12 * MIB)
+    assert store.sizes("parts") == {"parts/whole": 12 * MIB}
+    with pytest.raises(StoreUnavailable, match="missing-bucket"):
+        BackupStore(f"s3://missing-bucket/a?{server}").put("parts/x", [b"x"], 1)
