@@ -2,12 +2,14 @@
 
     python -m tests.distributions build DIR    a source archive and a wheel of each, into DIR
     python -m tests.distributions try DIR      install both into new venvs, and send a timer
+    python -m tests.distributions keep DIR     keep a node's packages for the test of an upgrade
 
 The client's wheel holds `timerclient` and nothing else. The server's depends on the client at the
 same version. Both get their version from `timerclient/__init__.py`, and their requirements from
 pyproject.toml. Each wheel is built from its source archive, so the archive is complete.
 """
 
+import io
 import os
 import re
 import shutil
@@ -15,6 +17,7 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +30,8 @@ STAGES: Final = ROOT / "build/distributions"
 VENVS: Final = ROOT / "build/venvs"
 SERVER_LOCK: Final = ROOT / "deploy/requirements-server.lock"
 BACKEND: Final = "from setuptools import build_meta as b; import sys; print(b.{step}(sys.argv[1]))"
+KEPT: Final = ("cluster", "replication", "timer", "timerclient")
+"""The packages of a running node."""
 SCRIPT: Final = """
 import sys
 from importlib.metadata import version
@@ -126,6 +131,21 @@ def _backend(step: str, folder: Path, out: Path) -> Path:
     return out / name
 
 
+def keep(out: Path) -> Path:
+    """Keep the packages of a node for tests/cluster/test_upgrade.py; return the archive."""
+    archive = ROOT / f"tests/data/timer-cluster-{project_version()}.tar.xz"
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(archive, "w:xz") as kept:
+        for path in sorted(out.glob("*.whl")):
+            with zipfile.ZipFile(path) as wheel:
+                for each in sorted(wheel.infolist(), key=lambda member: member.filename):
+                    if each.filename.split("/")[0] in KEPT and not each.filename.endswith(".pyi"):
+                        member = tarfile.TarInfo(each.filename)
+                        member.size = each.file_size
+                        kept.addfile(member, io.BytesIO(wheel.read(each)))
+    return archive
+
+
 # ---- a trial
 
 
@@ -168,10 +188,12 @@ def _run(*words: str, cwd: Path, env: dict[str, str] | None = None) -> str:
 
 
 def main(arguments: Iterable[str]) -> None:
-    """Run one of the two commands."""
+    """Run one of the commands."""
     command, out = arguments
     if command == "build":
         print("\n".join(map(str, build(Path(out)))))
+    elif command == "keep":
+        print(keep(Path(out)))
     else:
         try_out(Path(out))
 

@@ -73,7 +73,7 @@ from timerclient.values.results import (
     TimerState,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 """Version of timer-client, and of timer-cluster; pyproject.toml reads it here."""
 
 __all__ = [
