@@ -3,7 +3,7 @@
 #   PYTHON=python3.13   the interpreter that makes .venv (3.11 or newer)
 #   ARGS="-k audit"     further arguments for pytest, the demo, the simulator, the benchmarks
 #   SEEDS=300           worlds that `make sim` plays
-#   WORLDS=12           worlds that `make test` plays
+#   WORLDS=4            worlds that `make test` plays
 #   START=4711          the first of these
 #   RUN=run/demo        the run that `make audit` re-checks
 SHELL := /bin/bash
@@ -19,7 +19,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 RUN ?= run/demo
 ARGS ?=
 SEEDS ?= 300
-WORLDS ?= 12
+WORLDS ?= 4
 # Each state of the tree has worlds of its own, so that what failed once fails again.
 START ?= $(shell printf '%d' "0x$$(git rev-parse 'HEAD^{tree}' 2>/dev/null | cut -c1-7)" 2>/dev/null)
 
@@ -73,7 +73,7 @@ check: setup  ## formatting, lint, types, layers, code map, generated code
 
 # The worlds take what the checks and the tests leave of the processors, and the rest when these are
 # done. A fourth worker, or the checks beside the tests, makes runs of real nodes starve.
-test: setup  ## check, 12 simulated worlds, every test; without Java the Spark tests are skipped, loudly
+test: setup  ## check, 4 simulated worlds, the tests; without Java the Spark tests are skipped, loudly
 	@mkdir -p build
 	timeout 1h nice -n 19 $(BIN)/python -m chaos.sim --seeds $(WORLDS) --seconds 60 --start $(START) \
 	  >build/sim.txt 2>&1 & \
@@ -83,7 +83,7 @@ test: setup  ## check, 12 simulated worlds, every test; without Java the Spark t
 	  wait $$worlds || failed=$$?; \
 	  cat build/sim.txt; exit $$failed
 
-test-long: setup  ## the tests that take long: seeds that once failed, worlds in which nothing goes wrong
+test-long: setup  ## the tests that take long: whole audits, all planted bugs, seeds that once failed
 	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m long $(ARGS)
 
 demo: java setup  ## three nodes, 30,000 timers, the leader killed twice, the audit's verdict

@@ -189,6 +189,7 @@ LIES: dict[Callable[[Path], None], str] = {
 }
 
 
+@pytest.mark.long  # a whole audit of its own
 @pytest.mark.spark
 def test_each_lie_of_key_and_spill_files_has_its_name(
     spark: SparkSession, run: RunFolder, tmp_path: Path

@@ -84,6 +84,7 @@ def world(tmp_path: Path) -> RunFolder:
     return run
 
 
+@pytest.mark.long  # a whole audit of its own; `make chaos-short` ends with one
 def test_honest_run_is_ok_though_nodes_began_anew(spark: SparkSession, world: RunFolder) -> None:
     """Nodes are compared from there on; what nobody holds, or no majority, is refused."""
     # n1 lost its log after entry 8; n2 and n3 began after snapshots at 10 and 4, n3 from the start.
@@ -167,6 +168,7 @@ def read_frames(log: Path) -> list[bytes]:
     ]
 
 
+@pytest.mark.long  # a whole audit of its own
 def test_each_witness_that_contradicts_the_others_is_named(
     spark: SparkSession, world: RunFolder
 ) -> None:

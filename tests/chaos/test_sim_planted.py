@@ -85,6 +85,46 @@ SOON = {
 """First seeds of the hunts that would take long, to save time while the drawn worlds stay the same.
 Tests check that each bug is found from there within its number of seeds, and that the first seed is
 within that number, too. HUNT_FROM=<seed> in the environment is the first seed of all hunts."""
+QUICK = {
+    "acks_let_go_of_what_is_retained",
+    "any_leader_of_the_epoch",
+    "appoints_the_most_lagging",
+    "asks_at_once",
+    "cancelled_payloads_weigh_on",
+    "commit_by_the_leaders_word",
+    "credit_goes_on",
+    "drain_forgets_waiting",
+    "extension_is_not_looked_at",
+    "failover_forgets_nacks",
+    "fastest_clock",
+    "fire_from_checkpoint",
+    "fire_of_any_topics",
+    "fires_by_its_own_clock",
+    "flush_forgets_tombstones",
+    "flushed_payload_is_shifted",
+    "handout_without_lease",
+    "lead_again_after_restart",
+    "lease_from_answering",
+    "letter_stays",
+    "manifest_without_acks",
+    "moved_by_the_clusters_policy",
+    "nack_holds_nothing_back",
+    "new_topic_fires",
+    "old_log_stays",
+    "own_disk_alone",
+    "pressure_is_never_released",
+    "released_from_runs_again",
+    "requests_die_with_the_leader",
+    "seek_goes_forward_only",
+    "seek_is_unmarked",
+    "tear_is_always_in_doubt",
+    "topic_by_topic",
+    "ttl_from_the_schedule",
+    "unsent_is_an_ended_lease",
+    "wakes_every_second",
+}
+"""Bugs that `make test` hunts: the quickest with which every checker has one to find.
+`make test-long` hunts the others."""
 ALL = [
     *MUTATIONS,
     *CORE_MUTATIONS,
@@ -105,8 +145,6 @@ ALL = [
     *PLANE_MUTATIONS,
 ]
 
-every_mutation = pytest.mark.parametrize("mutation", ALL, ids=lambda mutation: mutation.name)
-
 
 def test_at_least_twenty_bugs_are_planted_each_under_a_name() -> None:
     assert len({mutation.name for mutation in ALL}) == len(ALL) >= 20
@@ -118,12 +156,19 @@ def test_hunt_that_begins_later_begins_within_its_number_of_the_first_seed() -> 
         assert FIRST_SEED < begins < FIRST_SEED + seeds[name], name
 
 
-def test_every_checker_has_a_bug_to_find() -> None:
-    checkers = {name for mutation in ALL for name in mutation.checkers}
-    assert checkers == CHECKERS.keys()
+def test_every_checker_has_a_bug_to_find_and_a_quick_one() -> None:
+    assert {mutation.name for mutation in ALL} >= QUICK
+    quick = [mutation for mutation in ALL if mutation.name in QUICK]
+    assert {name for mutation in quick for name in mutation.checkers} == CHECKERS.keys()
 
 
-@every_mutation
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        pytest.param(each, id=each.name, marks=[] if each.name in QUICK else pytest.mark.long)
+        for each in ALL
+    ],
+)
 def test_planted_bug_is_found_by_its_checker(mutation: Mutation) -> None:
     asked = os.environ.get("HUNT_FROM")
     found = hunt(mutation, int(asked) if asked else SOON.get(mutation.name, FIRST_SEED))

@@ -192,8 +192,8 @@ def test_torn_node_serves_beside_an_absent_one(stage: Stage, chance: random.Rand
     ("nemesis", "name"),
     [
         (HurtRunning(part=LOG, how=CUT), ".log"),
-        (HurtRunning(part=LOG, how=REMOVED), ".log"),
-        (HurtRunning(part=STATE, how=FLIPPED), ".arrow"),
+        pytest.param(HurtRunning(part=LOG, how=REMOVED), ".log", marks=pytest.mark.long),
+        pytest.param(HurtRunning(part=STATE, how=FLIPPED), ".arrow", marks=pytest.mark.long),
     ],
 )
 def test_leader_whose_files_are_damaged_while_it_leads_heals(
@@ -248,9 +248,9 @@ def test_leader_that_clients_cannot_reach_is_seen_by_the_nodes(
     "nemesis",
     [
         Forget("leader", PROMISE_NAME, FLIPPED),
-        Forget("follower", PROMISE_NAME, REMOVED),
-        Forget("follower", IDENTITY_NAME, CUT),
-        Forget("leader", PROMISE_NAME, CUT, runs_on_s=0.5),
+        pytest.param(Forget("follower", PROMISE_NAME, REMOVED), marks=pytest.mark.long),
+        pytest.param(Forget("follower", IDENTITY_NAME, CUT), marks=pytest.mark.long),
+        pytest.param(Forget("leader", PROMISE_NAME, CUT, runs_on_s=0.5), marks=pytest.mark.long),
     ],
 )
 def test_node_that_forgot_is_replaced(stage: Stage, chance: random.Random, nemesis: Forget) -> None:
@@ -274,8 +274,8 @@ def made_anew(stage: Stage, name: str) -> int:
     [
         HurtRaft("leader", RAFT, REMOVED),
         HurtRaft("follower", "raft/journal", REMOVED),
-        HurtRaft("follower", "raft/meta", FLIPPED),
-        HurtRaft("follower", "raft/snapshot", FLIPPED),
+        pytest.param(HurtRaft("follower", "raft/meta", FLIPPED), marks=pytest.mark.long),
+        pytest.param(HurtRaft("follower", "raft/snapshot", FLIPPED), marks=pytest.mark.long),
         pytest.param(HurtRaft(ALL, RAFT, REMOVED), marks=pytest.mark.long),
     ],
 )
@@ -291,7 +291,7 @@ def test_rafts_files_are_made_anew(stage: Stage, chance: random.Random, nemesis:
     is_whole(stage)
 
 
-@pytest.mark.parametrize("who", ["leader", "follower"])
+@pytest.mark.parametrize("who", ["leader", pytest.param("follower", marks=pytest.mark.long)])
 def test_voter_that_is_cut_off_is_removed_and_added_again(
     stage: Stage, chance: random.Random, who: str
 ) -> None:

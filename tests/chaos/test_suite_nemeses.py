@@ -318,6 +318,7 @@ def test_flood_is_more_than_the_cluster_takes(stage: Stage, chance: random.Rando
     schedules(stage)
 
 
+@pytest.mark.long  # fills a disk
 def test_full_disk_stops_the_node_and_room_brings_it_back(
     stage: Stage, chance: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,6 +347,7 @@ def test_full_disk_stops_the_node_and_room_brings_it_back(
     schedules(stage)
 
 
+@pytest.mark.long  # fills the disks
 def test_disks_nearly_full_refuse_what_is_new_until_there_is_room(
     stage: Stage, chance: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -411,12 +413,15 @@ def test_node_that_ends_by_itself_is_noticed(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("nemesis", "suffix"),
     [
-        (TruncateFile(), ".log"), (Flip(), ".log"), (Remove(), ".log"),
-        (TruncateFile(part=file_damage.STATE), "manifest"), (Flip(part=file_damage.STATE),
-        ".arrow"), (TruncateFile(part=file_damage.STATE), ".keys"), (Remove(part=file_damage.STATE),
-        ".spill"),
+        (TruncateFile(), ".log"),
+        pytest.param(Flip(), ".log", marks=pytest.mark.long),
+        pytest.param(Remove(), ".log", marks=pytest.mark.long),
+        pytest.param(TruncateFile(part=file_damage.STATE), "manifest", marks=pytest.mark.long),
+        (Flip(part=file_damage.STATE), ".arrow"),
+        pytest.param(TruncateFile(part=file_damage.STATE), ".keys", marks=pytest.mark.long),
+        pytest.param(Remove(part=file_damage.STATE), ".spill", marks=pytest.mark.long),
     ],
-)  # fmt: skip
+)
 def test_damaged_node_heals_and_its_log_is_kept_as_it_was(
     stage: Stage, chance: random.Random, monkeypatch: pytest.MonkeyPatch,
     nemesis: TruncateFile | Flip | Remove, suffix: str,
@@ -453,6 +458,7 @@ def test_damaged_node_heals_and_its_log_is_kept_as_it_was(
         assert lives[-1][0].first > 1
 
 
+@pytest.mark.long  # listens for some seconds
 def test_nodes_are_listened_to_all_along(stage: Stage) -> None:
     schedules(stage)
     said = len([*read(stage.run.states)])

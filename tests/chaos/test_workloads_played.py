@@ -10,8 +10,9 @@ from chaos.history.history_check import check
 from chaos.workloads import kinds
 from tests.chaos.workload_deeds import RATE_PER_S, SECONDS, Deeds, flat, undone
 
+pytestmark = pytest.mark.long  # plays all workloads; `make chaos-short` plays them, too
 
-@pytest.mark.slow
+
 def test_histories_of_all_workloads_are_right(played: RunFolder) -> None:
     problems = [str(p) for path in played.histories.iterdir() for p in check(path)]
     assert problems == []
@@ -22,7 +23,6 @@ def test_histories_of_all_workloads_are_right(played: RunFolder) -> None:
     assert topics == {*workloads.NAMES}
 
 
-@pytest.mark.slow
 def test_each_workload_did_what_its_line_says(played: RunFolder) -> None:
     did = Deeds(played)
     assert undone(did) == []

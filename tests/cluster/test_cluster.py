@@ -640,6 +640,7 @@ def test_http_pages_answer_on_leader_and_follower(cluster: Running) -> None:
         assert checkpoint["shared"]["epoch"] == status["epoch"]
 
 
+@pytest.mark.long  # makes thousands of groups
 def test_thousands_of_topics_and_groups_are_served(cluster: Running, client: TimerClient) -> None:
     futures = [client.submit(f"many/{at}", b"x") for at in range(2000)]
     for future in futures:

@@ -84,6 +84,7 @@ def outgrow(cluster: Running, leader: str) -> None:
 # The first has nodes of its own: none of the others run beside them.
 
 
+@pytest.mark.long  # all nodes start twice
 def test_damage_on_a_majority_stops_them_and_throws_nothing_away(tmp_path: Path) -> None:
     cluster = Running(tmp_path, (*SETTINGS, "storage.refetch_timeout_ms = 3000"))
     try:
@@ -155,6 +156,7 @@ def test_damaged_node_heals_by_itself(cluster: Running, what: str) -> None:
     until(lambda: not (data / "damaged").exists())
 
 
+@pytest.mark.long  # a node starts again and again
 def test_damage_met_while_running_is_healed_by_a_new_process(cluster: Running) -> None:
     cluster.up()
     damaged, _ = cluster.followers()

@@ -76,6 +76,7 @@ def settled(cluster: Running) -> None:
     cluster.digests_agree()
 
 
+@pytest.mark.long  # two replacements of a node
 def test_node_with_a_damaged_promise_or_identity_is_replaced_by_one_command(
     cluster: Running, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,6 +151,7 @@ def join(cluster: Running, *names: str) -> None:
         cluster.wait_for_leader()
 
 
+@pytest.mark.long  # four changes of members, each with a snapshot
 def test_cluster_grows_to_five_and_shrinks_to_three_under_load(
     cluster: Running, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,6 +53,7 @@ def schedule(client: TimerClient, due_ms: int) -> None:
     client.schedule_batch("t", [b"%d" % at for at in range(COUNT)], due_ms=due_ms)
 
 
+@pytest.mark.long  # three clusters in turn
 def test_one_directory_of_three_becomes_a_cluster_that_delivers_and_grows(
     cluster: Running, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,6 +167,7 @@ def poison(*nodes: Path) -> tuple[int, int]:
     return index, int.from_bytes(frame[:4], "little")
 
 
+@pytest.mark.long  # all nodes start three times
 def test_entry_that_ends_every_node_is_replaced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

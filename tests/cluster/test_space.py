@@ -104,6 +104,7 @@ def refusal_of(cluster: Running) -> pb.Error | None:
     return None
 
 
+@pytest.mark.long  # fills a disk
 def test_refused_schedule_says_what_is_free_and_what_is_kept(nearly: Nearly) -> None:
     cluster = nearly.cluster
     with cluster.client(timeout=20) as client, client.consumer("soon", group="g") as consumer:

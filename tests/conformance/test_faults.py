@@ -146,6 +146,7 @@ def test_leader_killed_in_the_middle_of_a_delay(
     assert all(at >= due for at, due in zip(fired, timers.due_ms[1:], strict=True))
 
 
+@pytest.mark.long  # waits for a window to pass
 @pytest.mark.slow
 def test_all_nodes_stopped_for_longer_than_the_wheels_window(
     cluster: Running, real_world: World, topic: str

@@ -1,6 +1,7 @@
 """Leases of ordered groups: random histories against a model of the order, then single cases."""
 
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -98,12 +99,15 @@ class OrderedPlay(Play):
 
     def check_order(self, lease: Lease) -> None:
         """Check that earlier messages of a key are done, or leased to the same consumer."""
+        ended = self.done | self.acking
+        open_of: dict[object, list[int]] = {}
+        for offset in range(1 + max(lease.offsets.tolist())):
+            if offset not in ended:
+                open_of.setdefault(self.keys[offset], []).append(offset)
         for offset in lease.offsets.tolist():
-            for earlier in range(offset):
-                same = self.keys[earlier] == self.keys[offset]
-                if same and earlier not in self.done | self.acking:
-                    holder = self.in_flight.get(earlier)
-                    assert holder is lease.consumer, f"{offset} before {earlier}"
+            for earlier in takewhile(lambda each: each < offset, open_of[self.keys[offset]]):  # noqa: B023
+                holder = self.in_flight.get(earlier)
+                assert holder is lease.consumer, f"{offset} before {earlier}"
             assert offset not in self.in_flight
             self.in_flight[offset] = lease.consumer
 

@@ -310,6 +310,14 @@ def test_operators_calls_are_answered() -> None:
         logger = "asyncio"
         client.set_log_level("error", logger=logger)
         assert client.set_log_level("default", logger=logger) == "error"
+        name = member.name
+        for call in (
+            lambda: client.open_backup(name, 1),
+            lambda: client.fetch_backup(name, 1, "manifest", 0),
+            lambda: client.close_backup(name, 1),
+        ):
+            with pytest.raises(InvalidRequest, match="no files"):
+                call()
         before = client.status().epoch
         client.transfer()
         assert client.status().epoch == before + 1
