@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,7 +42,9 @@ def stop_after(monkeypatch: pytest.MonkeyPatch) -> Stop:
             if next(waits, None) is None:
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(cli_watch.time, "sleep", sleep)  # type: ignore[attr-defined]
+        # Not time's own sleep: other threads of the process call that.
+        clock = SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
+        monkeypatch.setattr(cli_watch, "time", clock)
 
     return set_up
 
