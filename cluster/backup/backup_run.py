@@ -132,7 +132,7 @@ class BackupRun:
             begun_ms=begun_ms,
             ended_ms=_now_ms(),
             program=__version__,
-            manifest_version=manifest.VERSION,
+            manifest_version=manifest.version_of(state),
             pending=manifest.pending_of(state),
             messages=sum(topic["end"] - topic["begin"] for topic in state["topics"]),
             sent_bytes=self._sent,

@@ -130,10 +130,11 @@ def restore(
             _check_room(disk, stage, plan)
             state_path = stage / _STATE
             receive(disk, store, plan.catalogue, state_path)
-            for name in places:
-                _make(disk, plan, name, stage / name, state_path)
             state = manifest.read(disk, state_path)
             assert state is not None, state_path
+            level = manifest.level_of(state)
+            for name in places:
+                _make(disk, plan, name, stage / name, state_path, level)
             overdue, held = _overdue(state, disk, state_path, now_ms)
             for name, place in places.items():
                 _install(disk, stage / name, place)
@@ -227,8 +228,8 @@ def check_part(store: BackupStore, part: StoredPart, digest: PartDigest) -> None
         )
 
 
-def _make(disk: Disk, plan: RestorePlan, name: str, place: Path, state: Path) -> None:
-    """Make one node's directory, with links to the files of the state."""
+def _make(disk: Disk, plan: RestorePlan, name: str, place: Path, state: Path, level: int) -> None:
+    """Make one node's directory, with links to the files of the state, of a feature level."""
     catalogue, replicas, promise = plan.catalogue, plan.replicas, plan.promise
     format_directory(
         disk,
@@ -238,6 +239,7 @@ def _make(disk: Disk, plan: RestorePlan, name: str, place: Path, state: Path) ->
         replica_id=replicas[name],
         founding_voters=replicas,
         promise=NEVER_GIVEN,
+        level=level,
     )
     PromiseFile.load(disk, place / "promise").give(promise)
     folders = ("", *manifest.DIRECTORIES)
@@ -252,7 +254,7 @@ def _make(disk: Disk, plan: RestorePlan, name: str, place: Path, state: Path) ->
     log = Log.open(disk, place / "log", committed_floor=index)
     try:
         voters = tuple(sorted(replicas.values()))
-        start = encode_epoch(EpochStart(plan.epoch, promise.leader, voters))
+        start = encode_epoch(EpochStart(plan.epoch, promise.leader, voters, level))
         time_ms = UnixMs(catalogue.time_ms)
         log.append(
             [
@@ -298,9 +300,10 @@ def check_readable(catalogue: Catalogue) -> None:
     Raises:
         BackupError: it is of another version.
     """
-    if catalogue.manifest_version != manifest.VERSION:
+    known = (manifest.VERSION_OF_LEVEL_1, manifest.VERSION)
+    if catalogue.manifest_version not in known:
         raise BackupError(
             f"backup {catalogue.backup} has a manifest of version {catalogue.manifest_version};"
-            f" this program reads {manifest.VERSION}. timerctl {catalogue.program} took it: use"
-            " that release"
+            f" this program reads {known[0]} and {known[1]}. timerctl {catalogue.program} took it:"
+            " use that release"
         )

@@ -113,10 +113,14 @@ def restored(store: BackupStore, found: Catalogue, target: Path) -> dict[str, Pa
     return places
 
 
+@pytest.mark.parametrize("level", [1, 2])
 def test_restored_directories_hold_the_state_and_a_log_of_new_voters(
-    node: OneNode, store: BackupStore, tmp_path: Path
+    node: OneNode, store: BackupStore, tmp_path: Path, level: int
 ) -> None:
+    node.log.begin_epoch(level)
+    node.grow()
     found = backed_up(node, store)
+    assert found.manifest_version == manifest.VERSION_OF_LEVEL_1 + level - 1
     places = restored(store, found, tmp_path / "new")
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["a", "b", "c"]
     old = engine_on(DISK, node.state)
@@ -129,8 +133,9 @@ def test_restored_directories_hold_the_state_and_a_log_of_new_voters(
         voters.add(identity.replica_id)
         log = TimerLog.open(DISK, place / "log", committed_floor=engine.manifest_index)
         promise = PromiseFile.load(DISK, place / "promise", last_epoch=log.last_epoch)
-        shape, *_ = shape_of(log, frozenset({ReplicaId(1)}), UnixMs(0))
+        shape, _, level_of_log = shape_of(log, frozenset({ReplicaId(1)}), UnixMs(0))
         log.close()
+        assert (level_of_log, identity.level) == (level, level)
         assert promise.unsure
         assert promise.promise.epoch == log.last_epoch > found.epoch
         assert shape.voters == {*identity.founding_voters.values()}

@@ -121,12 +121,13 @@ def format_directory(  # noqa: PLR0913 - the content of a directory
     replica_id: ReplicaId,
     founding_voters: Mapping[str, ReplicaId],
     promise: bytes,
+    level: int = 1,
 ) -> Identity:
     """Make an absent or empty directory this node's, durably. Return its identity.
 
     A founder's `replica_id` is its id in `founding_voters`. A learner is not among them, and has a
     random id. `promise`: the file of a replica that never promised
-    (`replication.core.promise.NEVER_GIVEN`).
+    (`replication.core.promise.NEVER_GIVEN`). `level`: feature level of the files that follow.
 
     Raises:
         WrongDirectoryError: the directory is not empty.
@@ -146,6 +147,7 @@ def format_directory(  # noqa: PLR0913 - the content of a directory
         name=name,
         replica_id=replica_id,
         founding_voters=dict(founding_voters),
+        level=level,
     )
     disk.write_atomic(path / PROMISE_NAME, promise)
     disk.write_atomic(path / IDENTITY_NAME, _encode(identity))

@@ -363,7 +363,7 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
 def write(disk: Disk, directory: Path, state: State) -> int:
     """Replace the manifest durably. Return its size in bytes."""
     body = _encode(state)
-    version = VERSION if state.get("level", 1) > 1 else VERSION_OF_LEVEL_1
+    version = version_of(state)
     header = _HEADER.pack(MAGIC, version, _crc32(version, body), len(body))
     disk.write_atomic(directory / NAME, header + body)
     return len(header) + len(body)
@@ -388,6 +388,17 @@ def decode(data: bytes, path: Path) -> State:
     """
     state: State = msgpack.unpackb(_body(data, path), strict_map_key=False)
     return state
+
+
+def version_of(state: State) -> int:
+    """Return the format version in which a state is written."""
+    return VERSION if level_of(state) > 1 else VERSION_OF_LEVEL_1
+
+
+def level_of(state: State) -> int:
+    """Return the feature level of a state."""
+    level: int = state.get("level", 1)
+    return level
 
 
 def pending_of(state: State) -> int:
