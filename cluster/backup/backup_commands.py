@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import cli_args, output
-from timerclient.cli.cli_args import UsageError, tls_of
+from timerclient.cli.cli_args import UsageError, described, tls_of
+from timerclient.cli.cli_errors import FAILED, OK
 from timerclient.cli.contexts import apply_context
 from timerclient.client.timer_client import TimerClient
 
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from cluster.backup.catalogue import Catalogue
     from cluster.backup.restoration import RestorePlan, RestoreResult
 
-OK: Final = 0
-FAILED: Final = 1
 STORE: Final = "a directory, or a URI such as s3://bucket/prefix?region=eu-west-1"
 _HEADINGS: Final = (
     *("BACKUP", "INDEX", "TIME", "PENDING", "MESSAGES", "MIB", "SENT MIB", "NODE", "PARTS"),
@@ -42,7 +41,7 @@ Run = Callable[[argparse.Namespace], int]
 def register_backup(commands: "argparse._SubParsersAction[Any]") -> None:
     """Add `timerctl backup`."""
     text = "back up the running cluster, incrementally"
-    backup = commands.add_parser("backup", help=text, description=f"{text.capitalize()}.")
+    backup = commands.add_parser("backup", **described(text))
     backup.set_defaults(run=with_extra(_backup))
     add_cluster(backup)
     cli_args.add_output(backup)
@@ -53,7 +52,7 @@ def register_backup(commands: "argparse._SubParsersAction[Any]") -> None:
         ("verify", _verify, "read backups again and compare all bytes with their catalogues"),
         ("prune", _prune, "delete old backups, and parts that no backup needs"),
     ):
-        action = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        action = actions.add_parser(name, **described(text))
         action.set_defaults(run=with_extra(run))
         action.add_argument("--from", dest="store", metavar="STORE", required=True, help=STORE)
         cli_args.add_output(action)
@@ -96,7 +95,7 @@ def add_source(parser: argparse.ArgumentParser, *, required: bool) -> None:
 def register_restore(commands: "argparse._SubParsersAction[Any]") -> None:
     """Add `timerctl restore`."""
     text = "make the data directories of a new cluster from a backup"
-    restore = commands.add_parser("restore", help=text, description=f"{text.capitalize()}.")
+    restore = commands.add_parser("restore", **described(text))
     restore.set_defaults(run=with_extra(_restore))
     cli_args.add_output(restore)
     add_source(restore, required=True)
@@ -134,8 +133,8 @@ def with_extra(run: Run) -> Run:
         try:
             return run(args)
         except ModuleNotFoundError as missing:
-            text = f"needs {missing.name}: pip install 'timer-cluster[server]'"
-            raise UsageError(f"this command {text}") from None
+            text = f"this command needs {missing.name}: pip install '.[server]' in a clone"
+            raise UsageError(text) from None
 
     return checked
 

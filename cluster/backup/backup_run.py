@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Self, TypeVar
 
 from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable
 from cluster.backup.catalogue import (
@@ -48,6 +48,14 @@ class PartDigest:
     def __init__(self) -> None:
         self.size = self.crc32 = 0
         self._sha256 = hashlib.sha256()
+
+    @classmethod
+    def of(cls, data: Iterable[bytes]) -> Self:
+        """Return the digest of all the bytes."""
+        digest = cls()
+        for _ in digest.through(data):
+            pass
+        return digest
 
     def through(self, data: Iterable[bytes]) -> Iterator[bytes]:
         """Yield the same bytes."""
@@ -155,12 +163,10 @@ class BackupRun:
         if found is not None and there.get(found.name) == part.size:
             return found
         if there.get(name) == part.size:
-            digest = PartDigest()
             with suppress(StoreUnavailable, BackupError):
-                for _ in digest.through(self._store.read(name)):
-                    pass
-            if (digest.size, digest.crc32) == (part.size, part.crc32):
-                return StoredPart(part.path, part.size, part.crc32, digest.sha256, name)
+                digest = PartDigest.of(self._store.read(name))
+                if (digest.size, digest.crc32) == (part.size, part.crc32):
+                    return StoredPart(part.path, part.size, part.crc32, digest.sha256, name)
         digest = PartDigest()
         self._store.put(name, self._checked(part, digest), part.size)
         return StoredPart(part.path, part.size, part.crc32, digest.sha256, name)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.backup.backup_commands import (
-    OK,
     STORE,
     add_cluster,
     add_source,
@@ -19,7 +18,8 @@ from cluster.backup.backup_commands import (
     with_extra,
 )
 from timerclient.cli import cli_args, output
-from timerclient.cli.cli_args import UsageError
+from timerclient.cli.cli_args import UsageError, described
+from timerclient.cli.cli_errors import OK
 
 if TYPE_CHECKING:
     from cluster.backup.backup_store import BackupStore
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def register_export(commands: "argparse._SubParsersAction[Any]") -> None:
     """Add `timerctl export`."""
     text = "write pending timers and kept messages as Parquet"
-    export = commands.add_parser("export", help=text, description=f"{text.capitalize()}.")
+    export = commands.add_parser("export", **described(text))
     export.set_defaults(run=with_extra(_export))
     add_cluster(export)
     cli_args.add_output(export)

@@ -1,4 +1,4 @@
-"""Care of a store of backups: a check of all bytes, and the deletion of old backups."""
+"""Checks all bytes of a store of backups, and deletes old backups."""
 
 from dataclasses import dataclass
 
@@ -15,21 +15,20 @@ from cluster.backup.restoration import check_part
 
 
 def damages_of(store: BackupStore, backup: str | None = None) -> tuple[int, list[str]]:
-    """Read the parts of a backup again (None: of all). Return their number, and the damages.
+    """Read the parts of one backup again. Return their number, and a sentence for each bad part.
+
+    `backup`: its id; None: all backups.
 
     Raises:
-        BackupError: there is no such backup, or a catalogue is damaged.
+        BackupError: the store has no such backup, or a catalogue is damaged.
         StoreUnavailable: the store does not answer.
     """
     found = read_catalogues(store) if backup is None else [find_backup(store, backup=backup)]
     parts = {part.name: part for each in found for part in each.parts}
     damages: list[str] = []
     for part in parts.values():
-        digest = PartDigest()
         try:
-            for _ in digest.through(store.read(part.name)):
-                pass
-            check_part(store, part, digest)
+            check_part(store, part, PartDigest.of(store.read(part.name)))
         except BackupError as error:
             damages.append(str(error))
     return len(parts), damages
@@ -37,10 +36,12 @@ def damages_of(store: BackupStore, backup: str | None = None) -> tuple[int, list
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruned:
-    """What was deleted."""
+    """The deleted files of a store."""
 
     backups: list[str]
+    """Their ids."""
     parts: int
+    """Number of parts."""
     size: int
     """Bytes of the parts."""
 
@@ -48,7 +49,8 @@ class Pruned:
 def prune(store: BackupStore, keep: int) -> Pruned:
     """Delete all backups except the newest `keep`, then all parts that no backup needs.
 
-    Not beside a backup into the same store: its parts have no catalogue yet.
+    No backup into the same store may run meanwhile: its parts have no catalogue yet, so they would
+    be deleted.
 
     Raises:
         BackupError: a catalogue is damaged.

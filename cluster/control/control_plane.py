@@ -39,11 +39,7 @@ from cluster.control.control_state import (
     Members,
     SharedCheckpoint,
 )
-from cluster.control.controller import (
-    Controller,
-    ControllerConfig,
-    ControllerEffects,
-)
+from cluster.control.controller import Controller, ControllerConfig, ControllerEffects
 from cluster.control.controller_events import (
     Announced,
     Asked,

@@ -4,10 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from cluster.control.controller_events import (
-    ReplicaReport,
-    ReportedRole,
-)
+from cluster.control.controller_events import ReplicaReport, ReportedRole
 from cluster.rpc.open_files import has_spare
 from replication.core import core_events
 from replication.driver import driver

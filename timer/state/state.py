@@ -42,9 +42,9 @@ class State:
         self.applied_epoch = Epoch(0)
         self.applied_time_ms = UnixMs(0)
         self.voters: tuple[ReplicaId, ...] = ()
-        self.level = 0
-        """The feature level (timer/model/feature_level.py). 0: no epoch is applied."""
         """Voters in the last EPOCH entry applied. Empty: none was applied."""
+        self.level = 0
+        """The highest feature level of an applied EPOCH entry. 0: none was applied."""
         self.last_read_time_ms = UnixMs(0)
         self.next_seq = Seq(1)
         self.next_topic_id = TopicId(1)

@@ -19,10 +19,7 @@ from typing import TYPE_CHECKING, Final
 from chaos.sim.world.referee import Broken
 from cluster.control import control_state, replica_report
 from cluster.control.control_state import Appoint, ControlState, Init, Members
-from cluster.control.controller import (
-    Controller,
-    ControllerConfig,
-)
+from cluster.control.controller import Controller, ControllerConfig
 from cluster.control.controller_events import (
     ChangeAsked,
     ControllerTick,
