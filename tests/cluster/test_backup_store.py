@@ -14,9 +14,10 @@ from cluster.api.backup_desk import OPEN_MAX, BackupDesk
 from cluster.api.wire_rows import id_salt
 from cluster.backup.backup_run import BackupRun, chosen_node
 from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable
-from cluster.backup.catalogue import Catalogue, find_backup, read_catalogues
+from cluster.backup.catalogue import Catalogue, catalogue_name, find_backup, read_catalogues
 from cluster.backup.parquet_export import ParquetExport
 from cluster.backup.restoration import STAGE, RestorePlan, receive, restore
+from cluster.backup.store_care import damages_of
 from cluster.security.access_rules import CLUSTER, Permission
 from cluster.security.method_rules import METHOD_RULES
 from replication.core.log_recovery import recover as shape_of
@@ -175,6 +176,35 @@ def test_later_backup_fetches_new_files_only_and_one_that_was_cut_continues(
     assert node.fetched == later.sent_bytes < later.size - head
     assert find_backup(store, at_index=first.index).index == first.index
     assert find_backup(store) == later
+
+
+def test_bytes_that_change_on_their_way_are_refused_and_fetched_again(
+    node: OneNode, store: BackupStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoiled(_: str, __: int, path: str, offset: int) -> bytes:
+        data = DISK.read(node.pinned / path, offset, 1000)
+        return data[:-1] + bytes([data[-1] ^ 1])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(node, "fetch_backup", spoiled)
+        with pytest.raises(BackupError, match="CRC-32"):
+            backed_up(node, store)
+    assert store.sizes("parts") == {}
+    found = backed_up(node, store)
+    assert damages_of(store) == (len(found.parts), [])
+
+
+def test_part_of_a_cut_backup_is_read_before_it_is_trusted(
+    node: OneNode, store: BackupStore, tmp_path: Path
+) -> None:
+    cut = backed_up(node, store)
+    store.delete(catalogue_name(cut.backup))
+    path = tmp_path / "store" / cut.parts[-1].name
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    later = backed_up(node, store)
+    assert later.sent_bytes == later.parts[-1].size
+    assert damages_of(store) == (len(later.parts), [])
 
 
 @pytest.mark.parametrize("harm", ["missing", "shorter", "changed"])

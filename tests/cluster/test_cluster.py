@@ -28,6 +28,9 @@ from tests.cluster.running import (
     take,
     until,
 )
+from timer.files.data_directory import read_identity
+from timer.files.disk import RealDisk
+from timer.model.feature_level import LEVEL_MAX
 from timerclient import CancelResult, InvalidRequest, Timer, TimerClient
 from timerclient.proto import timer_pb2 as pb
 from timerclient.streams.nodes import DIRECT
@@ -49,6 +52,14 @@ SETTINGS = (
 
 
 # ---- from schedule to gone
+
+
+def test_new_cluster_has_the_highest_feature_level_also_on_its_disks(cluster: Running) -> None:
+    cluster.digests_agree()
+    status = cluster.admin().GetStatus(pb.GetStatusRequest(), timeout=RPC_S)
+    assert {node.feature_level for node in status.nodes} == {LEVEL_MAX}
+    datas = [cluster.directory / node.data for node in cluster.nodes.values()]
+    assert {read_identity(RealDisk(), data).level for data in datas} == {LEVEL_MAX}
 
 
 def test_timers_fire_in_due_order_and_are_gone_once_acked(
@@ -640,7 +651,7 @@ def test_http_pages_answer_on_leader_and_follower(cluster: Running) -> None:
         assert checkpoint["shared"]["epoch"] == status["epoch"]
 
 
-@pytest.mark.long  # makes thousands of groups
+@pytest.mark.long  # makes 2,000 topics
 def test_thousands_of_topics_and_groups_are_served(cluster: Running, client: TimerClient) -> None:
     futures = [client.submit(f"many/{at}", b"x") for at in range(2000)]
     for future in futures:

@@ -3,11 +3,7 @@
 import pytest
 
 from cluster.control.control_state import Appoint
-from cluster.control.controller_events import (
-    Announced,
-    LinkChanged,
-    TransferAsked,
-)
+from cluster.control.controller_events import Announced, LinkChanged, TransferAsked
 from tests.cluster.test_controller import CONFIG, VOTERS, Play, follower, in_service, serving
 from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 

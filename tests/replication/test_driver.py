@@ -8,7 +8,7 @@ import pytest
 
 from replication.core import codec
 from replication.core.core import Core
-from replication.core.core_events import Durable, Persist, Read, Received
+from replication.core.core_events import Appointed, Durable, Persist, Read, Received
 from replication.core.log_shape import LogShape
 from replication.core.peer_messages import (
     ENTRIES_MAX,
@@ -23,6 +23,7 @@ from replication.core.replication_config import ReplicationConfig
 from replication.driver.driver import INBOX_MAX, Driver, Framed
 from replication.driver.write_order import Drop, Order, TruncateLog, Write
 from timer.entries.entry_frame import HEADER_SIZE, Entry, EntryKind, encode
+from timer.entries.payloads import decode_epoch
 from timer.model.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
 
 ME, OLD, NEW = map(ReplicaId, (1, 2, 3))
@@ -39,6 +40,8 @@ class Shell:
         self.reads: list[Read] = []
         self.read = self.reads.append
         self.sent: list[tuple[Message, Sequence[Any]]] = []
+        self.checked: list[Entry] = []
+        self.check = self.checked.append
 
     def send(self, _: ReplicaId, message: Message, frames: Sequence[Any]) -> None:
         self.sent.append((message, frames))
@@ -131,6 +134,16 @@ def test_reads_for_one_peer_that_wait_for_a_promise_keep_their_own_frames() -> N
     answers = [(m, frames) for m, frames in shell.sent if isinstance(m, FetchAnswer)]
     assert [(m.prev_index, m.last_index) for m, _ in answers] == [(10, 15)]
     assert answers[0][1] == [framed(3, index).frame for index in range(11, 16)]
+
+
+def test_epoch_entry_has_the_highest_level_known_and_is_checked_before_it_is_in_the_log() -> None:
+    for in_log, appointed in ((2, 1), (1, 2)):
+        shell = Shell()
+        driver = Driver(follower(shell).core, shell, shell, UnixMs(5), in_log)
+        driver.handle(Appointed(Epoch(4), NEW, None, appointed))
+        entry = driver._epoch_entry(LogStart(LogIndex(101), Epoch(4), VOTERS)).entry
+        assert decode_epoch(entry.payload).level == 2
+        assert shell.checked == [entry]
 
 
 def test_message_with_more_entries_than_a_step_may_check_is_no_message() -> None:

@@ -711,6 +711,13 @@ def test_epoch_says_who_votes() -> None:
     assert machine.voters == start.voters == (1, 2, 3)
 
 
+def test_level_of_the_state_never_falls() -> None:
+    machine, log = begun()
+    for level in (2, 1):
+        machine.apply(log.begin_epoch(level))
+        assert machine.level == 2
+
+
 def test_checkpoint_says_where_the_state_is() -> None:
     machine, log = begun("a", "b")
     schedule(machine, log, 1, 2)
