@@ -199,7 +199,7 @@ def frames(spark: SparkSession, world: World) -> tuple[DataFrame, dict[str, Data
     return spark.createDataFrame(rows, history.SCHEMA), story
 
 
-@pytest.mark.long  # a whole audit of its own
+@pytest.mark.long  # late deliveries are audited twice
 def test_message_that_comes_late_to_free_hands_is_found_and_no_other(spark: SparkSession) -> None:
     world = World()
     for case in (*FOUND, *JUDGED, *EXPLAINED):

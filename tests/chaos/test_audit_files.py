@@ -264,7 +264,6 @@ def judged(
     return file_rules.judged(run, story, summary, states=states, offenders_max=offenders_max)
 
 
-@pytest.mark.long  # a whole audit of its own
 @pytest.mark.spark
 def test_files_that_hold_what_the_log_says_are_fine(spark: SparkSession, run: RunFolder) -> None:
     found = judged(spark, run)

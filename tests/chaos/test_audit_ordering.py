@@ -199,7 +199,7 @@ def test_order_of(name: str, all_found: dict[str, list[tuple[Any, ...]]]) -> Non
     assert all_found[name] == CASES[name].found
 
 
-@pytest.mark.long  # an audit for each difference
+@pytest.mark.long  # the order of deliveries is audited twice
 def test_clocks_that_differ_accuse_nobody_within_that(spark: SparkSession) -> None:
     lines = [
         line

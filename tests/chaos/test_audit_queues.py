@@ -189,7 +189,7 @@ LIES: dict[Callable[[Path], None], str] = {
 }
 
 
-@pytest.mark.long  # a whole audit of its own
+@pytest.mark.long  # the files of a run are audited twice
 @pytest.mark.spark
 def test_each_lie_of_key_and_spill_files_has_its_name(
     spark: SparkSession, run: RunFolder, tmp_path: Path

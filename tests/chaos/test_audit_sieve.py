@@ -87,7 +87,7 @@ def verdicts(
 CASES = (violations, of_changes, honest_changes, honest, given_by_others, postponed)
 
 
-@pytest.mark.long  # all cases are audited twice
+@pytest.mark.long  # all cases are audited again, in three parts
 def test_what_is_sifted_has_the_verdicts_of_the_rules_alone(
     spark: SparkSession,
     judged: tuple[dict[str, Case], DataFrame],

@@ -151,7 +151,7 @@ def running(tmp_path: Path) -> Iterator[Running]:
         yield running
 
 
-@pytest.mark.long  # a run of some 20 s
+@pytest.mark.long  # a cluster, two programs and a stream of Spark
 @pytest.mark.spark
 @pytest.mark.slow
 def test_of_a_running_cluster_only_what_is_planted_is_raised(desk: Desk, running: Running) -> None:

@@ -199,7 +199,6 @@ def judged(tables: list[pa.Table], without: int = 0) -> list[Violation]:
     return found + judge.step(exported_events.table(told))
 
 
-@pytest.mark.long  # a run of some 20 s
 def test_pauses_expiry_deletions_and_changes_raise_nothing(
     played: tuple[list[pa.Table], dict[str, list[int]]],
 ) -> None:

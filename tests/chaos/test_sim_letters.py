@@ -27,7 +27,6 @@ from timer.ready.topic import Topic
 from timer.state.apply_results import MoveApplied
 
 
-@pytest.mark.long  # several worlds
 def test_letters_are_redriven_while_messages_die() -> None:
     world = TimerWorld(2, options=calm(2).aim(redrives=True, proposals_per_s=16))
     world.run(20)

@@ -458,7 +458,7 @@ def test_damaged_node_heals_and_its_log_is_kept_as_it_was(
         assert lives[-1][0].first > 1
 
 
-@pytest.mark.long  # listens for some seconds
+@pytest.mark.long  # waits for figures and a digest of each node
 def test_nodes_are_listened_to_all_along(stage: Stage) -> None:
     schedules(stage)
     said = len([*read(stage.run.states)])

@@ -42,7 +42,7 @@ def used(data: Path) -> int:
     return sum(sizes)
 
 
-@pytest.mark.long  # ten waves of timers
+@pytest.mark.long  # twelve waves of timers
 def test_waves_of_timers_fired_and_acked_leave_the_disks_as_they_were(cluster: Running) -> None:
     datas = [cluster.directory / name for name in cluster.nodes]
     with cluster.client() as client, client.consumer("busy", group="g") as consumer:

@@ -38,7 +38,7 @@ def in_runs(data: Path) -> int:
     return sum(sizes)
 
 
-@pytest.mark.long  # all nodes are killed, and the disk is swept
+@pytest.mark.long  # all nodes are killed, and runs are merged
 def test_deleted_topic_stays_deleted_through_kills_and_its_disk_space_comes_back(
     cluster: Running,
 ) -> None:

@@ -98,7 +98,7 @@ def test_sigterm_of_the_leader_under_load_is_not_seen_by_clients(
     )
 
 
-@pytest.mark.long  # measures pauses for some seconds
+@pytest.mark.long  # both followers start again under load
 def test_a_follower_that_ends_or_is_killed_costs_no_pause(
     cluster: Running, topic: str, figures: Callable[[str], None]
 ) -> None:
@@ -325,7 +325,7 @@ def test_more_than_the_disks_take_is_refused_as_overloaded_and_the_client_gets_a
     cluster.digests_agree()
 
 
-@pytest.mark.long  # writes runs and spills for some seconds
+@pytest.mark.long  # writes 75 MiB, and all nodes start twice
 def test_manifests_runs_and_spills_carry_everything_through_a_kill_of_all(
     cluster: Running, topic: str, figures: Callable[[str], None]
 ) -> None:

@@ -156,7 +156,7 @@ def test_damaged_node_heals_by_itself(cluster: Running, what: str) -> None:
     until(lambda: not (data / "damaged").exists())
 
 
-@pytest.mark.long  # a node starts again and again
+@pytest.mark.long  # damages a node's runs until it fetches them again
 def test_damage_met_while_running_is_healed_by_a_new_process(cluster: Running) -> None:
     cluster.up()
     damaged, _ = cluster.followers()

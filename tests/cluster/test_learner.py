@@ -33,7 +33,7 @@ def replace_disk(cluster: Running, name: str) -> None:
     cluster._spawn(node)
 
 
-@pytest.mark.long  # a node learns the whole log
+@pytest.mark.long  # waits until a schedule without a majority times out
 def test_node_with_a_new_disk_learns_the_log_and_counts_for_nothing(cluster: Running) -> None:
     lost, other = cluster.followers()
     with cluster.client() as client:
@@ -79,7 +79,7 @@ def test_founder_formatted_again_takes_no_part_and_says_what_to_do(cluster: Runn
         client.schedule("orders", b"the others go on", delay=3600)
 
 
-@pytest.mark.long  # nodes start one after the other
+@pytest.mark.long  # founders wait for the last one
 def test_cluster_is_founded_when_its_last_founder_comes(tmp_path: Path) -> None:
     cluster = Running(tmp_path)
     cluster._found([*cluster._plan().values()])

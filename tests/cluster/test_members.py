@@ -151,7 +151,7 @@ def join(cluster: Running, *names: str) -> None:
         cluster.wait_for_leader()
 
 
-@pytest.mark.long  # four changes of members, each with a snapshot
+@pytest.mark.long  # four changes of members, and five nodes
 def test_cluster_grows_to_five_and_shrinks_to_three_under_load(
     cluster: Running, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,7 +23,7 @@ def ctl(cluster: Running, capsys: pytest.CaptureFixture[str], *argv: str) -> str
     return out
 
 
-@pytest.mark.long  # all nodes start twice
+@pytest.mark.long  # all nodes are killed, and then the leader
 def test_what_is_held_outlives_the_death_of_all_nodes_and_is_released(
     cluster: Running, client: TimerClient, topic: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,7 +53,7 @@ def schedule(client: TimerClient, due_ms: int) -> None:
     client.schedule_batch("t", [b"%d" % at for at in range(COUNT)], due_ms=due_ms)
 
 
-@pytest.mark.long  # three clusters in turn
+@pytest.mark.long  # a cluster is lost, and made anew from one node
 def test_one_directory_of_three_becomes_a_cluster_that_delivers_and_grows(
     cluster: Running, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,7 +167,7 @@ def poison(*nodes: Path) -> tuple[int, int]:
     return index, int.from_bytes(frame[:4], "little")
 
 
-@pytest.mark.long  # all nodes start three times
+@pytest.mark.long  # all nodes end at an entry, and start again
 def test_entry_that_ends_every_node_is_replaced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
