@@ -704,18 +704,11 @@ def test_idle_producers_expire_at_a_checkpoint_by_the_time_of_the_log() -> None:
     assert len(machine.producers) == 0
 
 
-def test_epoch_says_who_votes() -> None:
-    machine, log = begun()
-    start = machine.apply(log.begin_epoch())
-    assert isinstance(start, EpochStart)
-    assert machine.voters == start.voters == (1, 2, 3)
-
-
-def test_level_of_the_state_never_falls() -> None:
+def test_epoch_says_who_votes_and_never_lowers_the_level() -> None:
     machine, log = begun()
     for level in (2, 1):
-        machine.apply(log.begin_epoch(level))
-        assert machine.level == 2
+        assert isinstance(start := machine.apply(log.begin_epoch(level)), EpochStart)
+        assert (machine.voters, machine.level) == (start.voters, 2) == ((1, 2, 3), 2)
 
 
 def test_checkpoint_says_where_the_state_is() -> None:
