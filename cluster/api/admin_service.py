@@ -1,7 +1,7 @@
 """AdminService: requests of operators. Any node answers; it queries the other nodes for theirs."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol
 
 from cluster.api import wire_rows
@@ -13,6 +13,7 @@ from cluster.api.timer_service import TimerService
 from cluster.control.membership import Change
 from cluster.rpc.handlers import NO_HOOKS, Context, Service, ServiceHooks, answered, within
 from cluster.rpc.relay import DIRECT
+from cluster.security.reread_files import RereadFile
 from cluster.settings.log_format import set_level
 from cluster.settings.stack_dump import dump_stacks
 from timer.model.timer_errors import InvalidRequestError, NotFoundError, NotReadyError
@@ -81,6 +82,15 @@ _CHANGES: Final = {
 }
 
 
+Reload = Callable[[], Awaitable[Sequence[RereadFile]]]
+"""Reads files again; returns the result for each."""
+
+
+async def no_files() -> Sequence[RereadFile]:
+    """Return no results: there is no TLS."""
+    return ()
+
+
 class AdminService(Service, rpc.AdminServiceServicer):
     """Status, checkpoints, topics, leadership, members, policies, backups."""
 
@@ -93,9 +103,11 @@ class AdminService(Service, rpc.AdminServiceServicer):
         require_leader: Callable[[], Any],
         hooks: ServiceHooks = NO_HOOKS,
         backups: BackupDesk | None = None,
+        reload: Reload = no_files,
     ) -> None:
-        """`backups`: None: this node has no files."""
+        """`backups`: None: this node has no files. `reload`: reads files of TLS again."""
         super().__init__(hooks)
+        self._reload = reload
         self._backups = backups
         self._view = view
         self._timers = timers
@@ -287,6 +299,27 @@ class AdminService(Service, rpc.AdminServiceServicer):
             tasks=tasks,
             task_count=found.task_count,
             left_out=found.left_out,
+        )
+
+    @answered
+    async def ReloadFiles(  # noqa: N802
+        self, request: pb.ReloadFilesRequest, context: Context
+    ) -> pb.ReloadFilesResponse:
+        """Look at the certificates and the rules of access of one node."""
+        if not self._is_here(request.node):
+            passed: pb.ReloadFilesResponse = await self._passed_on("ReloadFiles", request, context)
+            return passed
+        return pb.ReloadFilesResponse(
+            node=self._view.name,
+            files=[
+                pb.ReloadFilesResponse.File(
+                    setting=each.setting,
+                    path=each.path,
+                    result=pb.ReloadFilesResponse.Result.Value(each.result),
+                    why=each.why,
+                )
+                for each in await self._reload()
+            ],
         )
 
     @answered

@@ -4,7 +4,7 @@ from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 from cluster.api import wire_rows
-from cluster.api.admin_service import AdminService, View
+from cluster.api.admin_service import AdminService, Reload, View, no_files
 from cluster.api.backup_desk import BackupDesk
 from cluster.api.consume_service import ConsumeService
 from cluster.api.group_admin import GroupDesk
@@ -41,12 +41,13 @@ def services_of(  # noqa: PLR0913 - the parts of the services
     outboxes: Outboxes | None = None,
     hooks: ServiceHooks = NO_HOOKS,
     backups: BackupDesk | None = None,
+    reload: Reload = no_files,
 ) -> Services:
     """Return the public services of a node with the settings `config`.
 
     `threads`: run queries. None: threads of the services' own.
     `outboxes`: bytes that consumers have not read yet. None: the services' own.
-    `backups`: None: the node has no files.
+    `backups`: None: the node has no files. `reload`: reads files of TLS again.
     """
     limits = config.limits
     if outboxes is None:
@@ -69,5 +70,5 @@ def services_of(  # noqa: PLR0913 - the parts of the services
     desk = GroupDesk(host, timers, config.groups, limits.group_name_bytes_max)
     consumers = ConsumeService(host, desk, outboxes, salt=salt, hooks=hooks)
     policies = PolicyDesk(host, timers)
-    admin = AdminService(view, timers, policies, desk, host.require_leader, hooks, backups)
+    admin = AdminService(view, timers, policies, desk, host.require_leader, hooks, backups, reload)
     return Services(timers, consumers, admin)

@@ -22,6 +22,7 @@ from typing import Any, NoReturn, Protocol
 import grpc
 
 from cluster.api import wire_rows
+from cluster.api.admin_service import no_files
 from cluster.api.backup_desk import BackupDesk
 from cluster.api.consume_service import ConsumeService
 from cluster.api.peer_queries import ask_all, status_of
@@ -432,6 +433,7 @@ def _services(
         on_stream_end=telemetry.rpcs.stream_ended,
         relay=relay,
     )
+    tls = basis.endpoints.tls
     services = services_of(
         planes.host,
         planes.view,
@@ -439,6 +441,7 @@ def _services(
         outboxes=outboxes,
         hooks=hooks,
         backups=planes.backups,
+        reload=tls.reload if tls is not None else no_files,
     )
     return services, connections, memory
 

@@ -139,6 +139,12 @@ RPC_ROUTES: Final = (
         summary="Give the leadership of a node away, and keep it from leading; or undo that",
     ),
     HttpRoute(
+        verb="POST",
+        path="/v1/nodes/{node}/reload",
+        rpc="ReloadFiles",
+        summary="Look at once at a node's certificates, authorities and rules of access",
+    ),
+    HttpRoute(
         verb="PATCH",
         path="/v1/policies",
         rpc="AlterPolicies",

@@ -20,7 +20,7 @@ GO_ON: Final = frozenset(
     {
         *("Ack", "Nack", "Extend", "Cancel", "DeleteTopic", "DeleteGroup"),
         *("GetStatus", "GetCheckpoint", "TransferLeadership", "ListMembers", "ChangeMembers"),
-        *("SetLogLevel", "DumpStacks", "CloseBackup"),
+        *("SetLogLevel", "DumpStacks", "ReloadFiles", "CloseBackup"),
     }
 )
 """Methods that are always served: they free memory, or operators need them."""

@@ -20,6 +20,7 @@ import grpc
 
 from cluster.rpc.access_file import AccessFile
 from cluster.security.certificates import (
+    FILE_BYTES_MAX,
     CertificateFiles,
     NodeCertificate,
     load_pair,
@@ -31,13 +32,18 @@ from cluster.security.identities import (
     identity_of,
     node_host,
 )
+from cluster.security.reread_files import RereadFile, RereadResult
 from cluster.settings.config import NodeConfig
-from timer.model.timer_errors import PermissionDeniedError
+from timer.model.timer_errors import ConfigError, PermissionDeniedError
 
 logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 5.0
 """Interval in which the files are read again."""
+ANSWER_S: Final = 1.0
+"""Time for the answer of a reload before the connections of withdrawn authorities end."""
+_FILES: Final = ("ca", "client_ca", "certificate", "key")
+"""Names of the files of a certificate, in the settings [tls] and in `NodeCertificate`."""
 
 
 class Withdrawn(NamedTuple):
@@ -76,6 +82,7 @@ class NodeTls:
         self.http = self._http_context()
         """Of the next handshake at the HTTP port. Clients may do without a certificate."""
         self._look = asyncio.Event()
+        self._looking = asyncio.Lock()
         self._complaint = ""
 
     def _read(self) -> NodeCertificate:
@@ -83,8 +90,7 @@ class NodeTls:
 
     def _stamps(self) -> tuple[tuple[int, int, int] | None, ...]:
         """Return a value that changes when a file of the certificate is replaced."""
-        files = self._files
-        return tuple(map(_stamp, (files.ca, files.client_ca, files.certificate, files.key)))
+        return tuple(_stamp(getattr(self._files, each)) for each in _FILES)
 
     # ---- renewal
 
@@ -104,29 +110,42 @@ class NodeTls:
             await self.renew()
 
     async def renew(self) -> None:
-        """Read changed files. Take those that fit, and else warn, once for each reason.
+        """Take changed files that fit, and end the connections of withdrawn authorities."""
+        await self._read_again()
+        await self._end_distrusted()
+
+    async def reload(self) -> tuple[RereadFile, ...]:
+        """Read the files at once; return the result for each.
+
+        Connections of withdrawn authorities end after the answer, which one of them may carry.
+        """
+        found = await self._read_again()
+        asyncio.get_running_loop().call_later(ANSWER_S, self.look_now)
+        return found
+
+    async def _read_again(self) -> tuple[RereadFile, ...]:
+        async with self._looking:
+            return await self.access.reread(), *await self._reread_certificate()
+
+    async def _reread_certificate(self) -> list[RereadFile]:
+        """Take changed files if they fit; else warn, once for each reason.
 
         No content of a file may end a node, so every error keeps the present contents.
         """
-        try:
-            self.access.take(await asyncio.to_thread(self.access.read))
-        except Exception as wrong:  # noqa: BLE001
-            self.access.keep(wrong)
-        await self._end_distrusted()
         stamp = await asyncio.to_thread(self._stamps)
         if stamp == self._stamp:  # the check takes 50 ms of processor
-            return
+            return self._compared(self.certificate)
         try:
             found = await asyncio.to_thread(self._read)
         except Exception as wrong:  # noqa: BLE001
             if str(wrong) != self._complaint:
                 logger.warning("the certificate in use stays: %s", wrong)
             self._complaint = str(wrong)
-            return  # and look again: its time may begin later
+            return await asyncio.to_thread(self._rejected, wrong)  # and again: it may begin later
         self._stamp, self._complaint = stamp, ""
-        if found == self.certificate:
-            return
         before, self.certificate = self.certificate, found
+        if found == before:
+            return self._compared(before)
         self.http = self._http_context()
         logger.warning(
             "new certificate in use",
@@ -137,7 +156,40 @@ class NodeTls:
             nodes=self._withdrawn.nodes or _some_left(before, found, "ca"),
             clients=self._withdrawn.clients or _some_left(before, found, "client_ca"),
         )
-        await self._end_distrusted()
+        return self._compared(before)
+
+    def _compared(self, before: NodeCertificate) -> list[RereadFile]:
+        """Return the result for each file, after `before` was in use."""
+        same, new = RereadResult.UNCHANGED, RereadResult.TAKEN
+        return [
+            self._result(name, same if getattr(before, name) == now else new)
+            for name in _FILES
+            for now in [getattr(self.certificate, name)]
+        ]
+
+    def _rejected(self, why: Exception) -> list[RereadFile]:
+        """Return the results of files that do not fit. A file as in use is kept if `why` names it.
+
+        Files are taken all together, so one that does not fit keeps the other changed ones.
+        """
+        named = why.key if isinstance(why, ConfigError) else ""
+        return [
+            self._result(name, RereadResult.UNCHANGED)
+            if named != f"tls.{name}" and self._is_in_use(name)
+            else self._result(name, RereadResult.KEPT, str(why))
+            for name in _FILES
+        ]
+
+    def _is_in_use(self, name: str) -> bool:
+        try:
+            with open(getattr(self._files, name), "rb") as file:
+                found = file.read(FILE_BYTES_MAX + 1)
+        except OSError:
+            return False
+        return bool(found == getattr(self.certificate, name))
+
+    def _result(self, name: str, result: RereadResult, why: str = "") -> RereadFile:
+        return RereadFile(f"tls.{name}", getattr(self._files, name), result, why)
 
     async def _end_distrusted(self) -> None:
         """End the connections of withdrawn authorities; if that fails, at the next look."""

@@ -309,6 +309,37 @@ def test_files_that_do_not_fit_leave_the_old_certificate_in_use(
     assert {each["role"] for each in nodes} == {"leader", "follower"}
 
 
+def test_a_reload_has_a_result_for_each_file(cluster: Running, store: CertificateStore) -> None:
+    def results() -> dict[str, str]:
+        found = client.reload_files("n1")
+        assert found.node == "n1"
+        return {
+            each.setting.removeprefix("tls."): timer_pb2.ReloadFilesResponse.Result.Name(
+                each.result
+            )
+            for each in found.files
+        }
+
+    right, rules = store.path("node-n1").read_bytes(), store.access.read_text()
+    unchanged = dict.fromkeys(("access", "ca", "client_ca", "certificate", "key"), "UNCHANGED")
+    with cluster.client() as client:
+        assert results() == unchanged
+        store.path("node-n1").write_bytes(store.path("node-n2").read_bytes())
+        store.access.write_text(rules + "[[rule]]\n")
+        assert results() == unchanged | {"access": "KEPT", "certificate": "KEPT"}
+        whys = {each.setting: each.why for each in client.reload_files("n1").files}
+        assert "must be of the key" in whys["tls.certificate"]
+        assert "who" in whys["tls.access"]
+        store.path("node-n1").write_bytes(right)
+        store.access.write_text(rules + '[[rule]]\nwho = ["client/x"]\nmay = ["observe"]\n')
+        assert results() == unchanged | {"access": "TAKEN"}
+        store.access.write_text(rules)
+        assert results() == unchanged | {"access": "TAKEN"}
+    lines = [line for line in cluster.log("n1").splitlines() if "ReloadFiles" in line]
+    assert lines
+    assert all("admin/local" in line and "OK" in line for line in lines)
+
+
 # ---- rules of access
 
 

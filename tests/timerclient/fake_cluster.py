@@ -566,6 +566,17 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
             await refuse(context, silent, grpc.StatusCode.UNAVAILABLE)
         return pb.SetLogLevelResponse(node=request.node, before="info")
 
+    async def ReloadFiles(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if request.node == "n3":
+            silent = wire_error(pb.NOT_READY, "the node n3 did not answer")
+            await refuse(context, silent, grpc.StatusCode.UNAVAILABLE)
+        kept = request.node == "n2"
+        result = pb.ReloadFilesResponse.KEPT if kept else pb.ReloadFilesResponse.TAKEN
+        file = pb.ReloadFilesResponse.File(
+            setting="tls.access", path="access.toml", result=result, why="not TOML" * kept
+        )
+        return pb.ReloadFilesResponse(node=request.node, files=[file])
+
     async def OpenBackup(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise NotImplementedError
 

@@ -232,6 +232,20 @@ def test_log_level_of_all_nodes_names_the_silent_one_and_stacks_are_counted(ctl:
     )
 
 
+def test_reload_shows_each_file_and_fails_if_one_was_rejected_or_a_node_is_silent(ctl: Ctl) -> None:
+    code, out, _ = ctl("reload")
+    lines = [line.split() for line in out.splitlines()[1:4]]
+    assert code == 3
+    assert [line[:3] for line in lines[:2]] == [
+        ["n1", "tls.access", "taken"],
+        ["n2", "tls.access", "kept"],
+    ]
+    assert lines[1][3:] == ["not", "TOML"]
+    assert "the node n3 did not answer" in out
+    assert ctl("reload", "n1")[0] == 0
+    assert [ctl("reload", name)[0] for name in ("n2", "n3")] == [3, 3]
+
+
 def test_members_are_listed_and_changed_only_when_somebody_agrees(
     ctl: Ctl, threaded: Threaded
 ) -> None:

@@ -1,4 +1,4 @@
-"""`timerctl status`, `checkpoint`, `transfer`, `drain`, `log-level`, `dump` and `members …`.
+"""`timerctl status`, `checkpoint`, `transfer`, `drain`, `log-level`, `dump`, `reload`, `members …`.
 
 members list
 members add NAME [--yes]
@@ -19,7 +19,7 @@ from timerclient.cli.cli_watch import add_watch
 from timerclient.client.timer_client import TimerClient
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.message_json import as_dict
-from timerclient.values.errors import TimerError, Unreachable
+from timerclient.values.errors import NotFound, TimerError, Unreachable
 
 OK: Final = 0
 FAILED: Final = 1
@@ -47,6 +47,7 @@ _CHECKPOINT: Final = (
 _CHECKPOINT_WIDE: Final = frozenset(
     ("ROLE", "LOG END", "COMMIT", "CHECKPOINT", "RUNS", "WINDOW END", "QUEUE OFFSETS")
 )
+_PATHS: Final = frozenset({"PATH"})
 _IDENTITY: Final = frozenset(("name", "node", "address", "reachable", "error"))
 """Fields that are known of a node that does not answer. All others are unknown."""
 
@@ -271,6 +272,26 @@ class NodeCommands(Commands):
             lines.append(f"\n{found.left_out} further tasks are left out")
         self._put(args, as_dict(found), "\n".join(lines))
         return OK
+
+    def reload(self, args: argparse.Namespace) -> int:
+        """Let nodes look at their files of TLS; show the result for each file."""
+        rows: list[tuple[str, str, str, str, str]] = []
+        with self._connect(args) as client:
+            for name in args.nodes or sorted(n.name for n in client.status().nodes):
+                try:
+                    found = client.reload_files(name)
+                except (Unreachable, NotFound) as error:
+                    rows.append((name, "", "", "no answer", str(error)))
+                    continue
+                rows += [
+                    (name, f.setting, f.path, as_dict(f)["result"].lower(), f.why)
+                    for f in found.files
+                ] or [(name, "", "", "no files", "without TLS")]
+        keys = ("node", "setting", "path", "result", "why")
+        document = [dict(zip(keys, row, strict=True)) for row in rows]
+        table = cli_args.table(args, ("NODE", "SETTING", "PATH", "RESULT", "NOTE"), rows, _PATHS)
+        self._put(args, {"files": document}, table)
+        return UNREACHABLE if any(row[3] in ("kept", "no answer") for row in rows) else OK
 
     def _list(self, args: argparse.Namespace) -> int:
         with self._connect(args) as client:

@@ -195,6 +195,9 @@ def _add_of_nodes(add: Callable[..., Any], nodes: NodeCommands) -> None:
     )
     text = "debug, info, warning or error; of a named LOGGER also default"
     level.add_argument("level", metavar="LEVEL", help=text)
+    text = "let nodes look at once at their certificates and rules of access"
+    reload = add("reload", text, nodes.reload)
+    reload.add_argument("nodes", metavar="NODE", nargs="*", help="default: every node")
     dump = add("dump", "show the stacks of a node's threads and tasks", nodes.dump)
     dump.add_argument("node", metavar="NODE")
 

@@ -1,4 +1,4 @@
-"""The client's calls about one node: log levels, drains, stacks and backups."""
+"""The client's calls about one node: log levels, drains, stacks, files of TLS and backups."""
 
 from timerclient.client.group_calls import GroupCalls
 from timerclient.proto import timer_pb2 as pb
@@ -58,10 +58,7 @@ class OneNodeCalls(GroupCalls):
         )
 
     async def dump_stacks(self, node: str = "") -> pb.DumpStacksResponse:
-        """Return the stacks of all threads and tasks of one node.
-
-        Args:
-            node: Its name. Empty: the first node that answers.
+        """Return the stacks of all threads and tasks of a node; "": of the first that answers.
 
         Raises:
             NotFound: There is no such node.
@@ -69,6 +66,21 @@ class OneNodeCalls(GroupCalls):
         request = pb.DumpStacksRequest(node=rows.utf8("node", node).decode())
         return await self.nodes().anywhere(
             lambda at, left_s: at.admin.DumpStacks(request, timeout=left_s),
+            within_s=self.within_s(None),
+            final=FINAL,
+        )
+
+    async def reload_files(self, node: str = "") -> pb.ReloadFilesResponse:
+        """Let a node look at its files of TLS at once; return the result for each file.
+
+        `node`: its name; empty: the first that answers. No files: the node has no TLS.
+
+        Raises:
+            NotFound: There is no such node.
+        """
+        request = pb.ReloadFilesRequest(node=rows.utf8("node", node).decode())
+        return await self.nodes().anywhere(
+            lambda at, left_s: at.admin.ReloadFiles(request, timeout=left_s),
             within_s=self.within_s(None),
             final=FINAL,
         )
@@ -123,11 +135,7 @@ class OneNodeCalls(GroupCalls):
         return answer.data
 
     async def close_backup(self, node: str, backup_id: int) -> None:
-        """Unpin a backup; no effect if it is not open.
-
-        Args:
-            node: Its name.
-            backup_id: As given to `open_backup`.
+        """Unpin a backup, with the arguments of `open_backup`; no effect if it is not open.
 
         Raises:
             NotFound: There is no such node.

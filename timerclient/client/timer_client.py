@@ -611,15 +611,22 @@ class TimerClient(ThreadClient):
         return self._call(self._client.drain_node(node, undo=undo))
 
     def dump_stacks(self, node: str = "") -> pb.DumpStacksResponse:
-        """Return the stacks of all threads and tasks of one node.
-
-        Args:
-            node: Its name. Empty: the first node that answers.
+        """Return the stacks of all threads and tasks of a node; "": of the first that answers.
 
         Raises:
             NotFound: There is no such node.
         """
         return self._call(self._client.dump_stacks(node))
+
+    def reload_files(self, node: str = "") -> pb.ReloadFilesResponse:
+        """Let a node look at its files of TLS at once; return the result for each file.
+
+        `node`: its name; empty: the first that answers. No files: the node has no TLS.
+
+        Raises:
+            NotFound: There is no such node.
+        """
+        return self._call(self._client.reload_files(node))
 
     def open_backup(
         self, node: str, backup_id: int, *, min_index: int = 0
@@ -656,11 +663,7 @@ class TimerClient(ThreadClient):
         return self._call(self._client.fetch_backup(node, backup_id, path, offset))
 
     def close_backup(self, node: str, backup_id: int) -> None:
-        """Unpin a backup; no effect if it is not open.
-
-        Args:
-            node: Its name.
-            backup_id: As given to `open_backup`.
+        """Unpin a backup, with the arguments of `open_backup`; no effect if it is not open.
 
         Raises:
             NotFound: There is no such node.

@@ -3053,6 +3053,102 @@ class SetLogLevelResponse(_message.Message):
 Global___SetLogLevelResponse: _TypeAlias = SetLogLevelResponse  # noqa: Y015
 
 @_typing.final
+class ReloadFilesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    """name; empty: the node that receives the request"""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReloadFilesRequest: _TypeAlias = ReloadFilesRequest  # noqa: Y015
+
+@_typing.final
+class ReloadFilesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Result:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _ResultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[ReloadFilesResponse._Result.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        RESULT_UNSPECIFIED: ReloadFilesResponse._Result.ValueType  # 0
+        TAKEN: ReloadFilesResponse._Result.ValueType  # 1
+        """the new content is in use"""
+        UNCHANGED: ReloadFilesResponse._Result.ValueType  # 2
+        """the content in use is that of the file"""
+        KEPT: ReloadFilesResponse._Result.ValueType  # 3
+        """the file does not fit; the content in use stays"""
+
+    class Result(_Result, metaclass=_ResultEnumTypeWrapper): ...
+    RESULT_UNSPECIFIED: ReloadFilesResponse.Result.ValueType  # 0
+    TAKEN: ReloadFilesResponse.Result.ValueType  # 1
+    """the new content is in use"""
+    UNCHANGED: ReloadFilesResponse.Result.ValueType  # 2
+    """the content in use is that of the file"""
+    KEPT: ReloadFilesResponse.Result.ValueType  # 3
+    """the file does not fit; the content in use stays"""
+
+    @_typing.final
+    class File(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        SETTING_FIELD_NUMBER: _builtins.int
+        PATH_FIELD_NUMBER: _builtins.int
+        RESULT_FIELD_NUMBER: _builtins.int
+        WHY_FIELD_NUMBER: _builtins.int
+        setting: _builtins.str
+        """such as tls.access"""
+        path: _builtins.str
+        result: Global___ReloadFilesResponse.Result.ValueType
+        why: _builtins.str
+        """of KEPT: the reason"""
+        def __init__(
+            self,
+            *,
+            setting: _builtins.str = ...,
+            path: _builtins.str = ...,
+            result: Global___ReloadFilesResponse.Result.ValueType = ...,
+            why: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "result", b"result", "setting", b"setting", "why", b"why"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NODE_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReloadFilesResponse.File]:
+        """none: the node has no TLS"""
+
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        files: _abc.Iterable[Global___ReloadFilesResponse.File] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReloadFilesResponse: _TypeAlias = ReloadFilesResponse  # noqa: Y015
+
+@_typing.final
 class DumpStacksRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

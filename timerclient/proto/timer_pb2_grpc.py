@@ -903,6 +903,11 @@ class AdminServiceStub:
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.DrainNodeRequest.SerializeToString,
                 response_deserializer=timerclient_dot_proto_dot_timer__pb2.DrainNodeResponse.FromString,
                 _registered_method=True)
+        self.ReloadFiles = channel.unary_unary(
+                '/timer.v1.AdminService/ReloadFiles',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.ReloadFilesRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.ReloadFilesResponse.FromString,
+                _registered_method=True)
         self.DumpStacks = channel.unary_unary(
                 '/timer.v1.AdminService/DumpStacks',
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.DumpStacksRequest.SerializeToString,
@@ -1057,6 +1062,14 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReloadFiles(self, request, context):
+        """Looks at once at the certificates, the authorities and the rules of access of one node, as the
+        node does every few seconds by itself. Any node passes the request on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DumpStacks(self, request, context):
         """Returns the stacks of all threads and tasks of one node. Any node passes the request on.
         """
@@ -1178,6 +1191,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.DrainNode,
                     request_deserializer=timerclient_dot_proto_dot_timer__pb2.DrainNodeRequest.FromString,
                     response_serializer=timerclient_dot_proto_dot_timer__pb2.DrainNodeResponse.SerializeToString,
+            ),
+            'ReloadFiles': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReloadFiles,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.ReloadFilesRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.ReloadFilesResponse.SerializeToString,
             ),
             'DumpStacks': grpc.unary_unary_rpc_method_handler(
                     servicer.DumpStacks,
@@ -1688,6 +1706,33 @@ class AdminService:
             '/timer.v1.AdminService/DrainNode',
             timerclient_dot_proto_dot_timer__pb2.DrainNodeRequest.SerializeToString,
             timerclient_dot_proto_dot_timer__pb2.DrainNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReloadFiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.AdminService/ReloadFiles',
+            timerclient_dot_proto_dot_timer__pb2.ReloadFilesRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.ReloadFilesResponse.FromString,
             options,
             channel_credentials,
             insecure,

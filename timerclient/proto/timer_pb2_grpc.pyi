@@ -343,6 +343,10 @@ class AdminServiceStub:
     """Drains one node: it gives the leadership away, and gets none while another node can lead, until
     `undo` or its restart. Any node passes the request on.
     """
+    ReloadFiles: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ReloadFilesRequest, _timer_pb2.ReloadFilesResponse]
+    """Looks at once at the certificates, the authorities and the rules of access of one node, as the
+    node does every few seconds by itself. Any node passes the request on.
+    """
     DumpStacks: _grpc.UnaryUnaryMultiCallable[_timer_pb2.DumpStacksRequest, _timer_pb2.DumpStacksResponse]
     """Returns the stacks of all threads and tasks of one node. Any node passes the request on."""
     OpenBackup: _grpc.UnaryUnaryMultiCallable[_timer_pb2.OpenBackupRequest, _timer_pb2.OpenBackupResponse]
@@ -400,6 +404,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     DrainNode: _aio.UnaryUnaryMultiCallable[_timer_pb2.DrainNodeRequest, _timer_pb2.DrainNodeResponse]  # type: ignore[assignment]
     """Drains one node: it gives the leadership away, and gets none while another node can lead, until
     `undo` or its restart. Any node passes the request on.
+    """
+    ReloadFiles: _aio.UnaryUnaryMultiCallable[_timer_pb2.ReloadFilesRequest, _timer_pb2.ReloadFilesResponse]  # type: ignore[assignment]
+    """Looks at once at the certificates, the authorities and the rules of access of one node, as the
+    node does every few seconds by itself. Any node passes the request on.
     """
     DumpStacks: _aio.UnaryUnaryMultiCallable[_timer_pb2.DumpStacksRequest, _timer_pb2.DumpStacksResponse]  # type: ignore[assignment]
     """Returns the stacks of all threads and tasks of one node. Any node passes the request on."""
@@ -563,6 +571,16 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_timer_pb2.DrainNodeResponse, _abc.Awaitable[_timer_pb2.DrainNodeResponse]]:
         """Drains one node: it gives the leadership away, and gets none while another node can lead, until
         `undo` or its restart. Any node passes the request on.
+        """
+
+    @_abc_1.abstractmethod
+    def ReloadFiles(
+        self,
+        request: _timer_pb2.ReloadFilesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.ReloadFilesResponse, _abc.Awaitable[_timer_pb2.ReloadFilesResponse]]:
+        """Looks at once at the certificates, the authorities and the rules of access of one node, as the
+        node does every few seconds by itself. Any node passes the request on.
         """
 
     @_abc_1.abstractmethod
