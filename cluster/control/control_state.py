@@ -32,8 +32,6 @@ COMMAND_SIZE_MAX: Final = 4_000
 NAME_SIZE_MAX: Final = 255
 WHY_SIZE_MAX: Final = 200
 DIGEST_SIZE_MAX: Final = 128
-CHANGED_MAX: Final = 512
-"""Offsets in pages since the last merge, at most. Above it they are merged into a new mapping."""
 _PAGE_OVERHEAD: Final = 400  # bytes of a page without its offsets, digest included
 _VERSION: Final = 1
 _INT_MAX: Final = (1 << 63) - 1
@@ -45,24 +43,32 @@ class Offsets(Mapping[str, "QueueOffset | None"]):
     """Immutable queue offsets by topic; `after` shares the unchanged ones.
 
     A node that starts applies the pages of hours. The cost of a page must not depend on the number
-    of topics.
+    of topics. The offsets are therefore in layers: a layer has at least twice as many offsets as
+    the next newer one, and a page merges the layers that are too small beside it.
     """
 
-    __slots__ = ("_base", "_changed")
+    __slots__ = ("_layers",)
 
     def __init__(self, base: Mapping[str, "QueueOffset | None"]) -> None:
-        self._base: Mapping[str, QueueOffset | None] = base
-        self._changed: dict[str, QueueOffset | None] = {}
+        self._layers: tuple[Mapping[str, QueueOffset | None], ...] = (base,)
+        """The oldest first. A newer layer wins; None in it removes a topic."""
 
     def after(self, page: Mapping[str, "QueueOffset | None"]) -> "Offsets":
         """Return the offsets after a page. None removes a topic."""
-        after = Offsets(self._base)
-        after._changed = {**self._changed, **page}
-        return after if len(after._changed) <= CHANGED_MAX else Offsets(after.whole())
+        layers, newest = [*self._layers], page
+        while layers and len(layers[-1]) < 2 * len(newest):
+            newest = {**layers.pop(), **newest}
+        if not layers:  # nothing older is left for a None to hide
+            newest = {topic: offset for topic, offset in newest.items() if offset is not None}
+        after = Offsets(newest)
+        after._layers = (*layers, newest)
+        return after
 
     def whole(self) -> dict[str, "QueueOffset | None"]:
         """Return all offsets in a new dict."""
-        offsets = {**self._base, **self._changed}
+        offsets: dict[str, QueueOffset | None] = {}
+        for layer in self._layers:
+            offsets.update(layer)
         return {topic: offset for topic, offset in offsets.items() if offset is not None}
 
     def items(self) -> ItemsView[str, "QueueOffset | None"]:
@@ -71,10 +77,12 @@ class Offsets(Mapping[str, "QueueOffset | None"]):
 
     def __getitem__(self, topic: str) -> "QueueOffset | None":
         """Return the offset of a topic; KeyError if it has none."""
-        offset = self._changed[topic] if topic in self._changed else self._base[topic]
-        if offset is None:
-            raise KeyError(topic)
-        return offset
+        for layer in reversed(self._layers):
+            if topic in layer:
+                if layer[topic] is None:
+                    break
+                return layer[topic]
+        raise KeyError(topic)
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the topics."""

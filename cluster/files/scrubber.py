@@ -28,6 +28,8 @@ from timerclient.proto import timer_pb2 as pb
 logger = logging.getLogger(__name__)
 
 ASK_AGAIN_S: Final = 2.0
+FIRST_S: Final = 30.0
+"""Time from the start to the first pass: a node that has just started has requests to catch up."""
 
 
 class Scrubber:
@@ -66,6 +68,7 @@ class Scrubber:
     async def run(self) -> None:
         """Scrub again and again; return at once if `scrub_bytes_per_s` is 0."""
         loop = asyncio.get_running_loop()
+        await asyncio.sleep(min(FIRST_S, self._interval_s))
         while self._rate:
             next_s = loop.time() + self._interval_s
             damage = await loop.run_in_executor(self._thread, self._pass)

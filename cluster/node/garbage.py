@@ -110,8 +110,9 @@ class Sweeper:
         collector.set_threshold(young, middle, NEVER)
 
     def start(self) -> None:
-        """Freeze the present objects."""
-        self._look_at_all()
+        """Freeze the present objects, which a start has read and made. None is visited."""
+        self._gc.freeze()
+        self._note_all()
 
     def sweep(self, *, busy: bool = False) -> None:
         """Collect objects that are not frozen, if enough are new since the last sweep.
@@ -169,5 +170,8 @@ class Sweeper:
         self._gc.unfreeze()
         self._gc.collect()
         self._gc.freeze()
+        self._note_all()
+
+    def _note_all(self) -> None:
         self._aside, self._since, self._sweeps = self._gc.get_freeze_count(), 0, 0
         self._swept_bytes = self._looked_bytes = self._resident()

@@ -1,6 +1,9 @@
 """The replicated object: commands are total, idempotent and never step back."""
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgpack
 import pytest
@@ -8,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.control.control_state import (
-    CHANGED_MAX,
     COMMAND_SIZE_MAX,
     EPOCH_STEP_MAX,
     WHY_SIZE_MAX,
@@ -138,18 +140,20 @@ def test_page_costs_what_it_changes_and_not_what_is_there() -> None:
     many = {f"t{n}": n for n in range(5_000)}
     state = after(*pages(ControlState(), checkpoint(1, 1, **many)))
     assert state.checkpoint is not None
-    bases = set[int]()
+    merged = 0
+    layers: Sequence[Mapping[str, Any]] = ()
     expected = dict(many)
     for index in range(2, 2_000):
         change: dict[str, int | None] = {f"t{index}": None if index % 7 == 0 else index * 10}
         state = after(CheckpointPage(checkpoint=checkpoint(1, index, **change)), state=state)
         assert state.checkpoint is not None
         assert isinstance(state.checkpoint.queue_offsets, Offsets)
-        bases.add(id(state.checkpoint.queue_offsets._base))
+        before, layers = layers, state.checkpoint.queue_offsets._layers
+        merged += sum(len(layer) for layer in layers if not any(layer is old for old in before))
         expected.update((t, o) for t, o in change.items() if o is not None)
         for topic in [t for t, o in change.items() if o is None]:
             del expected[topic]
-    assert len(bases) <= 2_000 / CHANGED_MAX + 2
+    assert merged <= len(many) + 2 * 2_000 * math.log2(2_000)
     assert state.checkpoint is not None
     found = state.checkpoint.queue_offsets
     assert dict(found) == dict(found.items()) == expected

@@ -363,6 +363,41 @@ def test_lease_that_ends_before_its_delivery_is_sent_counts_no_attempt_and_no_fa
 
 
 @pytest.mark.parametrize("type_", TYPES)
+@pytest.mark.parametrize("handed_over", [False, True])
+def test_unsent_delivery_behind_a_nack_or_before_a_transfer_counts_no_attempt(
+    type_: str, *, handed_over: bool
+) -> None:
+    play = Play()
+    group = play.make_group(type=type_)
+    consumer = play.join(group, credit=3)
+    play.settle()
+    for name in ("one", "two", "three"):
+        play.schedule(name, 0, keys=[b"a"])
+        play.wait(1)
+        play.settle()
+    # The first two deliveries were sent.
+    waiting = [play.deliveries[2].lease.lease_id]
+    consumer.withdraw = lambda lease_id: waiting if lease_id in waiting else []
+    if handed_over:
+        play.leader.hand_over(play.now)
+        play.commit()
+        play.restart()
+    else:
+        play.nack("back", play.deliveries[0], delay_ms=0)
+        play.leader.groups.leave(group, consumer, waiting)
+    play.settle()
+    play.join(group, credit=100)
+    play.settle()
+    again = play.deliveries[3:]
+    known = {
+        offset: attempt
+        for each in again
+        for offset, attempt in zip(each.lease.offsets.tolist(), each.attempts.tolist(), strict=True)
+    }
+    assert known == {0: 2, 1: 2, 2: 1}
+
+
+@pytest.mark.parametrize("type_", TYPES)
 def test_consumer_that_no_delivery_reached_leaves_no_attempt_behind(type_: str) -> None:
     play = Play()
     group = play.make_group(type=type_)

@@ -213,7 +213,8 @@ class Leases:
     def hand_over(self) -> list[GroupOp]:
         """Return the ops that record, for a successor, how often each message was delivered.
 
-        Nothing is delivered from then on until the ops are applied and offsets are reserved anew.
+        Deliveries that were not sent are dropped, and count no attempt. Nothing is
+        delivered from then on until the ops are applied and offsets are reserved anew.
         """
         group = self.group
         if group.reserved == group.cursor and not self._reserving:
@@ -221,6 +222,7 @@ class Leases:
         self.handing_over = True
         end = np.array([max(self._table.fresh, int(group.cursor))], np.uint64)
         where = group.topic, group.group_id
+        self._order.freed(self._table.free_unsent(self._table.lease_ids()))
         leased = self._table.leased()
         return [GroupOp(Op.RECALL, *where, leased), GroupOp(Op.HAND_OVER, *where, end)]
 
@@ -440,10 +442,7 @@ class Leases:
 
     def take_back(self, unsent: Iterable[LeaseId]) -> None:
         """End leases that were not sent, the last ones of a consumer. They count no delivery."""
-        leases = [lease for each in unsent if (lease := self._table.get(each)) is not None]
-        offsets = self._table.end(leases)
-        self._table.set(offsets, FREE)
-        self._order.freed(offsets)
+        self._order.freed(self._table.free(unsent))
 
     def retire(self, consumer: ConsumerStream) -> None:
         """Deliver nothing more to a consumer; its messages stay leased."""
@@ -465,10 +464,8 @@ class Leases:
         for lease in overdue:
             if self._table.get(lease.lease_id) is None:
                 continue  # not sent, and ended with an earlier one
-            if unsent := lease.consumer.withdraw(lease.lease_id):
-                assert lease.lease_id in unsent, (lease, unsent)
-                self.take_back(unsent)
-            else:
+            self._order.freed(self._table.free_unsent([lease.lease_id]))
+            if self._table.get(lease.lease_id) is not None:
                 sent.append(lease)
             if not lease.consumer.once:  # such a consumer has retired
                 self._roster.fall_silent(lease.consumer)

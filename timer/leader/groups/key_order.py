@@ -174,7 +174,10 @@ class KeyOrder:
         """See Order. Freed messages are no longer walls, and `_look` finds them."""
 
     def returned(self, offsets: U64) -> None:
-        """See Order. Recall the leased messages behind these, in each of their keys."""
+        """See Order. Recall the leased messages behind these, in each of their keys.
+
+        Messages whose delivery was not sent are free at once, and count no attempt.
+        """
         if not len(offsets):
             return
         offsets = np.sort(offsets)
@@ -183,6 +186,8 @@ class KeyOrder:
         behind = behind[self._table.of(behind).leased]
         first = _first_of(self._key(offsets), offsets.astype(np.int64), self._key(behind), _NO_WALL)
         behind = behind[behind.astype(np.int64) > first]
+        self._table.free_unsent(map(LeaseId, np.unique(self._table.of(behind).values).tolist()))
+        behind = behind[self._table.of(behind).leased]
         if len(behind):
             self._table.take(behind, ENDING)
             self._recalled.append(behind)

@@ -54,8 +54,8 @@ class ConsumerStream:
     end: Callable[[EngineError], None] = lambda _: None
     """Called when the consumer's group is deleted."""
     withdraw: Callable[[LeaseId], Sequence[LeaseId]] = lambda _: ()
-    """Called at the deadline of a lease. If its delivery was not sent yet, the shell drops this
-    delivery and all later ones, and returns their leases. Empty: it was sent."""
+    """Called when a lease ends early or reaches its deadline. If its delivery was not sent yet, the
+    shell drops this delivery and all later ones, and returns their leases. Empty: it was sent."""
     once: bool = False
     """The consumer takes one lease and nothing after it."""
     paused: bool = False
@@ -195,6 +195,10 @@ class LeaseTable:
         """Return a lease that is in force."""
         return self._leases[lease_id]
 
+    def lease_ids(self) -> list[LeaseId]:
+        """Return the leases in force, in the order in which they were given."""
+        return [*self._leases]
+
     def leased(self) -> U64:
         """Return the offsets of all leased messages, ascending."""
         known = [lease.offsets for lease in self._leases.values()] or [np.zeros(0, np.uint64)]
@@ -246,6 +250,26 @@ class LeaseTable:
         self._states.set(offsets, ENDING)
         self.in_flight -= left
         return offsets
+
+    def free(self, lease_ids: Iterable[LeaseId]) -> U64:
+        """End leases whose deliveries were not sent; return their messages, FREE now, ascending."""
+        leases = [lease for each in lease_ids if (lease := self._leases.get(each)) is not None]
+        offsets = self.end(leases)
+        self._states.set(offsets, FREE)
+        return offsets
+
+    def free_unsent(self, lease_ids: Iterable[LeaseId]) -> U64:
+        """End the unsent ones of these leases, and all later leases of their consumers.
+
+        `lease_ids`: ascending. Returns their messages, which are FREE now.
+        """
+        freed = [np.zeros(0, np.uint64)]
+        for lease_id in lease_ids:
+            lease = self._leases.get(lease_id)  # None: it ended with an earlier one
+            if lease is not None and (unsent := lease.consumer.withdraw(lease_id)):
+                assert lease_id in unsent, (lease, unsent)
+                freed.append(self.free(unsent))
+        return np.concatenate(freed)
 
     def _end_one(self, lease: Lease) -> U64:
         offsets: U64 = lease.offsets[self.of(lease.offsets).held_by(lease.lease_id)]
