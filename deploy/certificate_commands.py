@@ -1,6 +1,6 @@
 """`timerctl certs …`: makes and shows the certificates of a cluster.
 
-timerctl imports this module at each start, so deploy.certificate_store is imported only by a
+`timerctl --help` imports this module, so deploy.certificate_store is imported only by a
 command. It needs the extra `certs`.
 """
 

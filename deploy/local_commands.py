@@ -1,6 +1,6 @@
 """`timerctl local …`: a cluster on this machine, from a terminal.
 
-timerctl imports this module at each start, so deploy.local is imported only by a command.
+`timerctl --help` imports this module, so deploy.local is imported only by a command.
 """
 
 import argparse

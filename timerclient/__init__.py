@@ -12,66 +12,74 @@
 
 `TimerClient` is for threads, `AsyncTimerClient` for asyncio; their methods are the same. All
 errors are in `timerclient.errors`, as one tree.
+
+A name of this package is loaded with its module when it is first used. So `import timerclient` is
+cheap, and `from timerclient import TimerClient` loads gRPC.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Final
+
 import timerclient.values.quiet  # noqa: F401 -- before grpc
-from timerclient.client.aio import AsyncTimerClient
-from timerclient.client.consumers import AsyncConsumer
-from timerclient.client.group_calls import GroupType, Start
-from timerclient.client.story_calls import TimerStory
-from timerclient.client.sync import Consumer
-from timerclient.client.timer_client import TimerClient
-from timerclient.client.tracing import Tracing
-from timerclient.rows.messages import Acking, Batch, Message
-from timerclient.rows.peeked_messages import Peeked, PeekedMessage, PeekState
-from timerclient.rows.pending_timers import (
-    Changed,
-    Redriven,
-    Rescheduled,
-    TimerCounts,
-    TimerInfo,
-    Where,
-)
-from timerclient.rows.policy_fields import PolicyFields
-from timerclient.rows.rows import NewTimer, OnConflict
-from timerclient.rows.scheduled_timers import Timer, Timers
 from timerclient.values import errors
-from timerclient.values.client_events import (
-    Connected,
-    Event,
-    LeaderChanged,
-    LeaderMissing,
-    LeasesLost,
-    SubmitBlocked,
-)
-from timerclient.values.client_settings import ClientSettings
-from timerclient.values.client_tls import ClientTls
-from timerclient.values.errors import (
-    AlreadyExists,
-    DiskFull,
-    GroupHeld,
-    InvalidRequest,
-    LeaseLost,
-    NotFound,
-    NotPending,
-    OutcomeUnknown,
-    Overloaded,
-    PermissionDenied,
-    QuotaReached,
-    TimerError,
-    Unavailable,
-    Unreachable,
-)
-from timerclient.values.reasons import Reason
-from timerclient.values.results import (
-    AckResult,
-    CancelResult,
-    ExtendResult,
-    NackResult,
-    RescheduleResult,
-    ScheduleResult,
-    TimerState,
-)
+
+if TYPE_CHECKING:
+    from timerclient.client.aio import AsyncTimerClient
+    from timerclient.client.consumers import AsyncConsumer
+    from timerclient.client.group_calls import GroupType, Start
+    from timerclient.client.story_calls import TimerStory
+    from timerclient.client.sync import Consumer
+    from timerclient.client.timer_client import TimerClient
+    from timerclient.client.tracing import Tracing
+    from timerclient.rows.messages import Acking, Batch, Message
+    from timerclient.rows.peeked_messages import Peeked, PeekedMessage, PeekState
+    from timerclient.rows.pending_timers import (
+        Changed,
+        Redriven,
+        Rescheduled,
+        TimerCounts,
+        TimerInfo,
+        Where,
+    )
+    from timerclient.rows.rows import NewTimer, OnConflict
+    from timerclient.rows.scheduled_timers import Timer, Timers
+    from timerclient.values.client_events import (
+        Connected,
+        Event,
+        LeaderChanged,
+        LeaderMissing,
+        LeasesLost,
+        SubmitBlocked,
+    )
+    from timerclient.values.client_settings import ClientSettings
+    from timerclient.values.client_tls import ClientTls
+    from timerclient.values.errors import (
+        AlreadyExists,
+        DiskFull,
+        GroupHeld,
+        InvalidRequest,
+        LeaseLost,
+        NotFound,
+        NotPending,
+        OutcomeUnknown,
+        Overloaded,
+        PermissionDenied,
+        QuotaReached,
+        TimerError,
+        Unavailable,
+        Unreachable,
+    )
+    from timerclient.values.policy_names import PolicyFields
+    from timerclient.values.reasons import Reason
+    from timerclient.values.results import (
+        AckResult,
+        CancelResult,
+        ExtendResult,
+        NackResult,
+        RescheduleResult,
+        ScheduleResult,
+        TimerState,
+    )
 
 __version__ = "0.2.0"
 """Version of timer-client, and of timer-cluster; pyproject.toml reads it here."""
@@ -134,3 +142,45 @@ __all__ = [
     "Where",
     "errors",
 ]
+
+_NAMES_OF: Final = {
+    "client.aio": "AsyncTimerClient",
+    "client.consumers": "AsyncConsumer",
+    "client.group_calls": "GroupType Start",
+    "client.story_calls": "TimerStory",
+    "client.sync": "Consumer",
+    "client.timer_client": "TimerClient",
+    "client.tracing": "Tracing",
+    "rows.messages": "Acking Batch Message",
+    "rows.peeked_messages": "Peeked PeekedMessage PeekState",
+    "rows.pending_timers": "Changed Redriven Rescheduled TimerCounts TimerInfo Where",
+    "rows.rows": "NewTimer OnConflict",
+    "rows.scheduled_timers": "Timer Timers",
+    "values.client_events": "Connected Event LeaderChanged LeaderMissing LeasesLost SubmitBlocked",
+    "values.client_settings": "ClientSettings",
+    "values.client_tls": "ClientTls",
+    "values.errors": (
+        "AlreadyExists DiskFull GroupHeld InvalidRequest LeaseLost NotFound NotPending "
+        "OutcomeUnknown Overloaded PermissionDenied QuotaReached TimerError Unavailable "
+        "Unreachable"
+    ),
+    "values.policy_names": "PolicyFields",
+    "values.reasons": "Reason",
+    "values.results": (
+        "AckResult CancelResult ExtendResult NackResult RescheduleResult ScheduleResult TimerState"
+    ),
+}
+"""Module in this package -> its public names. The imports above say the same to type checkers."""
+_MODULE_OF: Final = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
+
+if not TYPE_CHECKING:  # a type checker would accept any name
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+        module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
+        globals()[name] = found = getattr(module, name)
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -16,8 +16,8 @@ from timerclient import TimerClient
 from timerclient.client.group_calls import Start
 from timerclient.client.topic_calls import namespace_of
 from timerclient.rows.pending_timers import Changed, Rescheduled, Where
-from timerclient.rows.policy_fields import CatchUp, PolicyFields
 from timerclient.values.errors import OutcomeUnknown, TimerError
+from timerclient.values.policy_names import CatchUp, PolicyFields
 
 TOPIC: Final = "topic"
 NAMESPACE: Final = "namespace"

@@ -22,8 +22,8 @@ from chaos.workloads.changer import CLUSTER, NAMESPACE, TOPIC
 from chaos.workloads.history_books import PAYLOAD_SIZE
 from chaos.workloads.workload_clients import Rest, WorkloadClients, WorkloadReader
 from chaos.workloads.workload_producer import now_ms
-from timerclient.rows.policy_fields import CatchUp
 from timerclient.rows.scheduled_timers import Timers
+from timerclient.values.policy_names import CatchUp
 
 BEAT_S: Final = 0.25
 SOON_MS: Final = 3_000

@@ -4,7 +4,7 @@ backup --into STORE [--node NODE]
 backup list | verify | prune --from STORE
 restore --from STORE [--backup ID | --at-index N | --at TIME] (--into DIR | --config FILE)
 
-timerctl imports this module at each start, so the modules with the work are imported by the
+`timerctl --help` imports this module, so the modules with the work are imported by the
 commands. They need the extra `server`.
 """
 
@@ -22,7 +22,6 @@ from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import UsageError, described, tls_of
 from timerclient.cli.cli_errors import FAILED, OK
 from timerclient.cli.contexts import apply_context
-from timerclient.client.timer_client import TimerClient
 
 if TYPE_CHECKING:
     from cluster.backup.backup_store import BackupStore
@@ -160,6 +159,7 @@ def taken(args: argparse.Namespace, store: "BackupStore") -> "Catalogue":
         UsageError: the options of the connection are wrong.
     """
     from cluster.backup.backup_run import BackupRun
+    from timerclient.client.timer_client import TimerClient
 
     apply_context(args)
     patience_s = args.timeout.total_seconds()

@@ -5,7 +5,6 @@ is always the state at one log index. See `backup_commands.py` for the imports.
 """
 
 import argparse
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +37,8 @@ def register_export(commands: "argparse._SubParsersAction[Any]") -> None:
 
 
 def _export(args: argparse.Namespace) -> int:
+    import tempfile
+
     from cluster.backup.backup_store import BackupStore
     from cluster.backup.catalogue import find_backup
 
@@ -56,6 +57,8 @@ def _export(args: argparse.Namespace) -> int:
 def _written(
     args: argparse.Namespace, target: "BackupStore", store: "BackupStore", found: "Catalogue"
 ) -> int:
+    import tempfile
+
     from cluster.backup.parquet_export import SCHEMA_VERSION, ParquetExport
     from cluster.backup.restoration import check_readable, receive
     from timer.files.disk import RealDisk

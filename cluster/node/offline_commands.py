@@ -1,6 +1,6 @@
 """What cluster/ adds to timerctl: commands on the data directory of a stopped node.
 
-timerctl imports this module at each start, so the modules with the work are imported by the
+`timerctl --help` imports this module, so the modules with the work are imported by the
 commands.
 """
 

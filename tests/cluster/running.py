@@ -25,7 +25,8 @@ from timerclient.client.sync import Consumer
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 from timerclient.rows.messages import Message
-from timerclient.values.errors import TRAILER, OutcomeUnknown
+from timerclient.values.errors import OutcomeUnknown
+from timerclient.values.wire_errors import TRAILER
 
 WAIT_S: Final = 60.0
 """Longest wait for a condition that takes a second or two on an idle machine."""

@@ -13,7 +13,7 @@ from cluster.rpc.relay import DIRECT, LOOK_UPS, PATHS, SERVED_HERE, Relay
 from tests.cluster.running import RPC_S, Running, until
 from timer.model.timer_errors import LeadershipLostError, NotReadyError
 from timerclient.proto import timer_pb2 as pb
-from timerclient.values.errors import TRAILER
+from timerclient.values.wire_errors import TRAILER
 
 NOW = 1  # a due time that has passed
 

@@ -12,7 +12,8 @@ from tests.cluster.running import error_of
 from tests.conformance.worlds import FakeWorld, World
 from timerclient import TimerClient, TimerError
 from timerclient.rows.rows import OnConflict
-from timerclient.values.errors import InvalidRequest, from_wire
+from timerclient.values.errors import InvalidRequest
+from timerclient.values.wire_errors import from_wire
 from timerfake import FakeCluster
 
 CALLS = 150

@@ -61,7 +61,7 @@ def test_status_names_no_leader_that_does_not_serve(
             named = pb.NodeStatus(**(node | change))
             return pb.GetStatusResponse(cluster_id="c", epoch=1, leader="n1", nodes=[named])
 
-    monkeypatch.setattr(timerctl, "TimerClient", lambda *_, **__: Client())
+    monkeypatch.setattr(timerctl, "_client", lambda _: Client())
     code, out, _ = ctl("status")
     assert code == 3
     assert "leader none" in out
@@ -326,13 +326,31 @@ def test_version_is_the_distributions(ctl: Ctl) -> None:
     )
 
 
-def test_parser_of_all_commands_needs_no_heavy_package() -> None:
+HEAVY = ("aiohttp", "asyncio", "google.protobuf", "grpc", "numpy", "pyarrow", "pyspark")
+ONE_OF_MANY = ("importlib.metadata", "timerclient.cli.cli_check", "timerclient.cli.cli_policies")
+
+
+def loaded_by(*lines: str) -> str:
+    """Return the modules of HEAVY and ONE_OF_MANY that command lines load, in one process."""
     code = (
-        "import sys; from timerclient.cli import timerctl; timerctl.make_parser(); "
-        "print([m for m in ('numpy', 'pyarrow', 'pyspark', 'aiohttp') if m in sys.modules])"
+        "import contextlib, sys; from timerclient.cli.timerctl import main\n"
+        f"for line in {lines!r}:\n"
+        "    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(sys.stderr):\n"
+        "        main(line.split())\n"
+        f"print(*(m for m in {(*HEAVY, *ONE_OF_MANY)!r} if m in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    assert "Traceback" not in done.stderr
+    return done.stdout.strip()
+
+
+def test_help_and_usage_errors_load_no_client_and_no_other_command() -> None:
+    assert loaded_by("--version", "schedule --help", "schedule", "context nonsense") == ""
+
+
+def test_no_parser_of_a_command_loads_a_heavy_package() -> None:
+    found = loaded_by("--help", "shedule", "policies set --cluster ttl_ms=1x", "completion bash")
+    assert {*found.split()} == {*ONE_OF_MANY}
 
 
 def test_tables_are_cut_to_the_terminal_and_ids_are_not() -> None:

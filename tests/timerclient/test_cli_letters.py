@@ -16,7 +16,7 @@ DEAD = "orders.g.dead"
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
     """A cluster in memory, to which timerctl connects. Three letters came from orders/g."""
     with FakeCluster() as cluster:
-        monkeypatch.setattr(timerctl, "TimerClient", lambda *_, **__: cluster.client())
+        monkeypatch.setattr(timerctl, "_client", lambda _: cluster.client())
         with cluster.client() as client:
             client.create_group("orders", "g", max_attempts=1)
             client.schedule_batch("orders", [b"1", b"2", b"3"])

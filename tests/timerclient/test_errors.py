@@ -6,6 +6,7 @@ import pytest
 from timerclient.proto import timer_pb2 as pb
 from timerclient.values import errors
 from timerclient.values.reasons import Reason
+from timerclient.values.wire_errors import from_rpc, from_wire
 
 
 def test_reasons_are_those_of_the_contract() -> None:
@@ -21,22 +22,22 @@ def test_error_of_the_wire_keeps_reason_and_flags(reason: Reason) -> None:
     for flag in (True, False):
         wire = pb.Error(message="m", retryable=flag, outcome_known=not flag)
         wire.reason = reason.value  # type: ignore[assignment]
-        error = errors.from_wire(wire)
+        error = from_wire(wire)
         assert error.reason == reason
         assert (error.retryable, error.outcome_known, str(error)) == (flag, not flag, "m")
 
 
 def test_details_arrive_with_their_errors() -> None:
-    invalid = errors.from_wire(pb.Error(reason=pb.INVALID_REQUEST, field="f", limit="l"))
+    invalid = from_wire(pb.Error(reason=pb.INVALID_REQUEST, field="f", limit="l"))
     assert isinstance(invalid, errors.InvalidRequest)
     assert (invalid.field, invalid.limit) == ("f", "l")
-    moved = errors.from_wire(pb.Error(reason=pb.NOT_LEADER, leader="h:1", retry_after_ms=9))
+    moved = from_wire(pb.Error(reason=pb.NOT_LEADER, leader="h:1", retry_after_ms=9))
     assert isinstance(moved, errors.NotLeader)
     assert (moved.leader, moved.retry_after_ms) == ("h:1", 9)
 
 
 def test_reason_of_a_later_version_still_says_whether_to_retry() -> None:
-    error = errors.from_wire(pb.Error(reason=999, message="new", retryable=True))  # type: ignore[arg-type]
+    error = from_wire(pb.Error(reason=999, message="new", retryable=True))  # type: ignore[arg-type]
     assert isinstance(error, errors.RpcFailed)
     assert errors.means_wait(error)
     assert not error.outcome_known
@@ -51,7 +52,7 @@ def rpc_error(code: grpc.StatusCode, trailer: bytes | None = None) -> grpc.aio.A
 
 def test_rpc_that_failed_is_read_by_its_trailer() -> None:
     trailer = pb.Error(reason=pb.NOT_FOUND, message="no such topic", outcome_known=True)
-    error = errors.from_rpc(rpc_error(grpc.StatusCode.NOT_FOUND, trailer.SerializeToString()))
+    error = from_rpc(rpc_error(grpc.StatusCode.NOT_FOUND, trailer.SerializeToString()))
     assert isinstance(error, errors.NotFound)
 
 
@@ -68,6 +69,6 @@ def test_rpc_that_failed_without_a_reason_goes_by_its_status(
     code: grpc.StatusCode, kind: type, known: bool
 ) -> None:
     for trailer in (None, b"\xff garbage"):
-        error = errors.from_rpc(rpc_error(code, trailer))
+        error = from_rpc(rpc_error(code, trailer))
         assert type(error) is kind
         assert error.outcome_known is known

@@ -15,8 +15,9 @@ from timerclient.cli import cli_policies, timerctl
 from timerclient.cli.cli_args import UsageError
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import policy_fields, rows
-from timerclient.values import errors
+from timerclient.values import errors, policy_names
 from timerclient.values.errors import InvalidRequest
+from timerclient.values.policy_names import PolicyFields
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_level_goes_with_no_other_time() -> None:
 async def test_fields_travel_as_they_are_named_and_only_those(
     cluster: Cluster, client: AsyncTimerClient
 ) -> None:
-    said: policy_fields.PolicyFields = {
+    said: PolicyFields = {
         "delayed_delivery": False,
         "tick_ms": 5,
         "delay_levels_ms": [1, 2],
@@ -268,3 +269,7 @@ def test_delays_are_printed_as_they_are_read() -> None:
     for ms in (1, 1_500, 60_000, 7_200_000, 90_000):
         text = cli_policies._delay(ms)
         assert cli_policies.field_value(f"tick_ms={text}") == ("tick_ms", ms)
+
+
+def test_fields_are_those_of_the_contract() -> None:
+    assert [*policy_names.FIELDS] == [field.name for field in pb.Policy.DESCRIPTOR.fields]

@@ -16,6 +16,7 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.streams import producer
 from timerclient.streams.nodes import Nodes, tcp
 from timerclient.values import errors
+from timerclient.values.wire_errors import from_wire
 
 QUICK = ClientSettings(stall_s=0.2, probe_s=1, pause_s_min=0.002, pause_s_max=0.05)
 
@@ -290,7 +291,7 @@ async def test_refusal_is_named_by_all_that_it_holds_up_and_leaves_no_gap(
         names = [b"a", b"b", b"c"]
         calls = [client.schedule_batch("orders", [name], timeout=3) for name in names]
         results = await asyncio.gather(*calls, return_exceptions=True)
-    assert {type(each) for each in results} == {errors.from_wire(wire_error(reason)).__class__}
+    assert {type(each) for each in results} == {from_wire(wire_error(reason)).__class__}
     assert all(pb.Reason.Name(reason) in str(each) for each in results)  # type: ignore[arg-type]
 
     calls = [client.schedule_batch("orders", [name]) for name in (b"d", b"e", b"f")]

@@ -97,7 +97,7 @@ def test_timerctl_peek(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(timerctl, "TimerClient", lambda *_, **__: fake.client())
+    monkeypatch.setattr(timerctl, "_client", lambda _: fake.client())
     client.create_group("orders", "g")
     client.schedule_batch("orders", [b"a\x1b[2J", b"b"])
     assert timerctl.main(["peek", "orders", "--group", "g", "--limit", "1"]) == 0

@@ -6,13 +6,15 @@ import shutil
 import sys
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from timerclient.cli import output
 from timerclient.cli.colours import add_color, colours
-from timerclient.client.timer_client import TimerClient
-from timerclient.rows.rows import DueTime
-from timerclient.values.client_tls import ClientTls
+
+if TYPE_CHECKING:  # the client is loaded by a command that connects
+    from timerclient.client.timer_client import TimerClient
+    from timerclient.rows.rows import DueTime
+    from timerclient.values.client_tls import ClientTls
 
 DEFAULT_ENDPOINTS: Final = "127.0.0.1:7401,127.0.0.1:7402,127.0.0.1:7403"
 ENDPOINTS_VARIABLE: Final = "TIMERCTL_ENDPOINTS"
@@ -20,7 +22,7 @@ _UNITS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
 
 
-Connect = Callable[[argparse.Namespace], TimerClient]
+Connect = Callable[[argparse.Namespace], "TimerClient"]
 Print = Callable[[argparse.Namespace, Any, str], None]
 Add = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
 
@@ -75,7 +77,7 @@ def add_connection(parser: argparse.ArgumentParser, default: str | None) -> None
     )
 
 
-def tls_of(args: argparse.Namespace) -> ClientTls | None:
+def tls_of(args: argparse.Namespace) -> "ClientTls | None":
     """Return the files of the options. None: no TLS.
 
     Raises:
@@ -86,6 +88,8 @@ def tls_of(args: argparse.Namespace) -> ClientTls | None:
     missing = [f"--tls-{name}" for name in ("ca", "cert", "key") if not vars(args)[f"tls_{name}"]]
     if missing:
         raise UsageError(f"TLS needs {' and '.join(missing)}, too")
+    from timerclient.values.client_tls import ClientTls
+
     return ClientTls(
         ca=args.tls_ca,
         certificate=args.tls_cert,
@@ -133,6 +137,29 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, self.prog)
 
 
+class LateParser(Parser):
+    """A parser that is made when it is first used. A command line uses few of all commands'.
+
+    `fill` adds the arguments. None: the caller adds them, which uses the parser.
+    """
+
+    def __init__(
+        self, fill: Callable[[argparse.ArgumentParser], None] | None = None, **kwargs: Any
+    ) -> None:
+        self._unmade = fill, kwargs
+
+    if not TYPE_CHECKING:  # a type checker would accept any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            if "_unmade" not in vars(self):
+                raise AttributeError(f"{type(self).__name__} has no {name}", name=name, obj=self)
+            fill, kwargs = vars(self).pop("_unmade")
+            super().__init__(**kwargs)
+            if fill is not None:
+                fill(self)
+            return getattr(self, name)
+
+
 def _like(word: str, words: Sequence[str]) -> str:
     """Return a hint at the most similar of `words`; empty: none is similar."""
     import difflib
@@ -170,7 +197,9 @@ def described(text: str) -> dict[str, Any]:
 class Commands:
     """The commands under one word.
 
-    `connect` makes a client; `put` prints a document, or its text.
+    `connect` makes a client; `put` prints a document, or its text. A method
+    `register_WORD` gets the parser of a word, and a parser with the options of every command for
+    the words below it.
     """
 
     def __init__(self, connect: Connect, put: Print) -> None:
@@ -288,6 +317,11 @@ def add_when(parser: argparse.ArgumentParser, *, required: bool = False) -> None
     when.add_argument("--due-ms", metavar="MS", type=int, help="Unix milliseconds")
 
 
-def when_of(args: argparse.Namespace) -> DueTime:
+def when_of(args: argparse.Namespace) -> "DueTime":
     """Return the due time that was given."""
-    return DueTime(delay=args.delay, delay_level=args.delay_level, due=args.due, due_ms=args.due_ms)
+    return {
+        "delay": args.delay,
+        "delay_level": args.delay_level,
+        "due": args.due,
+        "due_ms": args.due_ms,
+    }

@@ -9,6 +9,8 @@ The exit code is that of a Nagios plug-in: 0 ok, 1 warning, 2 critical, 3 unknow
 line exits with 2, as in every command of timerctl.
 """
 
+from __future__ import annotations
+
 import argparse
 import dataclasses
 import enum
@@ -17,15 +19,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import output
 from timerclient.cli.cli_args import Commands, duration, duration_text
 from timerclient.cli.cli_nodes import trouble_of_leader
 from timerclient.cli.cli_watch import add_watch
 from timerclient.cli.colours import colours
-from timerclient.proto import timer_pb2 as pb
 from timerclient.values.errors import NotFound, TimerError, Unavailable
+
+if TYPE_CHECKING:  # the client is loaded by a command that connects
+    from timerclient.proto import timer_pb2 as pb
 
 EXIT_CODES_OF_CHECK: Final = """\
 exit codes, as of a Nagios plug-in:
@@ -147,8 +151,9 @@ def findings_of_topic(
 class CheckCommands(Commands):
     """The command `check`."""
 
-    def register(self, check: argparse.ArgumentParser) -> None:
+    def register_check(self, check: argparse.ArgumentParser, _: object) -> None:
         """Add the arguments to the parser of `check`."""
+        check.set_defaults(run=self.check)
         check.epilog = EXIT_CODES_OF_CHECK
         check.add_argument(
             "--topic",

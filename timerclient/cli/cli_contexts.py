@@ -23,7 +23,9 @@ _FILES: Final = ("tls_ca", "tls_cert", "tls_key")
 class ContextCommands(Commands):
     """The commands of `context`."""
 
-    def register(self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+    def register_context(
+        self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser
+    ) -> None:
         """Add the commands to the parser of `context`."""
         parser.description = f"{parser.description} {PRECEDENCE}"
         add = self.adding(parser, common)

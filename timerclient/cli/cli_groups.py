@@ -9,16 +9,20 @@ groups reset T G
 groups delete T G [--yes]
 """
 
+from __future__ import annotations
+
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from timerclient.cli import cli_args
 from timerclient.cli.cli_args import Commands
 from timerclient.cli.cli_watch import add_watch
-from timerclient.client.group_calls import GroupOptions, Start
-from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.message_json import as_dict
 from timerclient.values.errors import NotFound
+
+if TYPE_CHECKING:  # the client is loaded by a command that connects
+    from timerclient.client.group_calls import GroupOptions, Start
+    from timerclient.proto import timer_pb2 as pb
 
 OK = 0
 FAILED = 1
@@ -34,7 +38,9 @@ WIDE_ONLY = frozenset(("CURSOR", "BACKOFF MS", "DEAD LETTERS"))
 class GroupCommands(Commands):
     """The commands of `groups`."""
 
-    def register(self, groups: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+    def register_groups(
+        self, groups: argparse.ArgumentParser, common: argparse.ArgumentParser
+    ) -> None:
         """Add the commands to the parser of `groups`."""
         add = self.adding(groups, common)
         listing = add("list", self._list, "show groups and their settings")
@@ -184,6 +190,8 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def _options(args: argparse.Namespace) -> GroupOptions:
+    from timerclient.client.group_calls import GroupOptions
+
     options = GroupOptions()
     for name in GroupOptions.__optional_keys__:
         if (value := getattr(args, name, None)) is not None:

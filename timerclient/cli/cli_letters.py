@@ -5,15 +5,19 @@ deadletters redrive T [--limit N]
 deadletters purge T [--yes]
 """
 
+from __future__ import annotations
+
 import argparse
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from timerclient.cli import cli_args
 from timerclient.cli.cli_args import Commands
 from timerclient.cli.cli_watch import add_watch
-from timerclient.client.timer_client import TimerClient
-from timerclient.proto import timer_pb2 as pb
 from timerclient.values.errors import NotFound
+
+if TYPE_CHECKING:  # the client is loaded by a command that connects
+    from timerclient.client.timer_client import TimerClient
+    from timerclient.proto import timer_pb2 as pb
 
 OK: Final = 0
 FAILED: Final = 1
@@ -25,7 +29,9 @@ _HEADINGS: Final = ("TOPIC", "LETTERS", "LEASED", "OLDEST MS", "FROM")
 class LetterCommands(Commands):
     """The commands of `deadletters`."""
 
-    def register(self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+    def register_deadletters(
+        self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser
+    ) -> None:
         """Add the commands to the parser of `deadletters`."""
         add = self.adding(parser, common)
         listing = add("list", self._list, "show the topics of dead letters")

@@ -1,17 +1,20 @@
 """`timerctl schedule`, `cancel` and `consume`: single messages from a terminal."""
 
+from __future__ import annotations
+
 import argparse
 import os
-import secrets
 import sys
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import cli_args, cli_timers, output
 from timerclient.cli.cli_args import Commands, UsageError, add_when, duration, when_of
-from timerclient.rows.messages import Message
 from timerclient.values import ids
 from timerclient.values.errors import InvalidRequest
 from timerclient.values.results import CancelResult, ScheduleResult
+
+if TYPE_CHECKING:  # the client is loaded by a command that connects
+    from timerclient.rows.messages import Message
 
 OK: Final = 0
 NOT_CANCELLED: Final = 5
@@ -21,16 +24,19 @@ TOO_FEW: Final = 6
 class MessageCommands(Commands):
     """The commands about single messages."""
 
-    def register(
-        self,
-        schedule: argparse.ArgumentParser,
-        cancel: argparse.ArgumentParser,
-        consume: argparse.ArgumentParser,
-    ) -> None:
-        """Add the arguments to the three parsers."""
+    def register_schedule(self, schedule: argparse.ArgumentParser, _: object) -> None:
+        """Add the arguments to the parser of `schedule`."""
+        schedule.set_defaults(run=self.schedule)
         _add_schedule(schedule)
+
+    def register_cancel(self, cancel: argparse.ArgumentParser, _: object) -> None:
+        """Add the arguments to the parser of `cancel`."""
+        cancel.set_defaults(run=self.cancel, by_key="timerctl timers cancel")
         cancel.add_argument("ids", metavar="ID", nargs="+", help="as `schedule` printed it")
-        cancel.set_defaults(by_key="timerctl timers cancel")
+
+    def register_consume(self, consume: argparse.ArgumentParser, _: object) -> None:
+        """Add the arguments to the parser of `consume`."""
+        consume.set_defaults(run=self.consume)
         _add_consume(consume)
 
     def schedule(self, args: argparse.Namespace) -> int:
@@ -48,6 +54,8 @@ class MessageCommands(Commands):
         headers = dict(args.headers)
         if len(headers) < len(args.headers):
             raise InvalidRequest.of("--header", args.headers, "each name once")
+        import secrets
+
         payload = sys.stdin.buffer.read() if args.payload == "-" else os.fsencode(args.payload)
         with self._connect(args) as client:
             timer = client.schedule(

@@ -6,20 +6,24 @@ members replace NAME [--yes]
 members remove NAME [--yes]
 """
 
+from __future__ import annotations
+
 import argparse
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import Commands
 from timerclient.cli.cli_watch import add_watch
-from timerclient.client.timer_client import TimerClient
-from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.message_json import as_dict
 from timerclient.values.errors import NotFound, TimerError, Unreachable
+
+if TYPE_CHECKING:  # the client is loaded by a command that connects
+    from timerclient.client.timer_client import TimerClient
+    from timerclient.proto import timer_pb2 as pb
 
 OK: Final = 0
 FAILED: Final = 1
@@ -104,7 +108,9 @@ def _versions(status: pb.GetStatusResponse) -> str:
 class NodeCommands(Commands):
     """The commands about nodes."""
 
-    def register(self, members: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+    def register_members(
+        self, members: argparse.ArgumentParser, common: argparse.ArgumentParser
+    ) -> None:
         """Add the commands to the parser of `members`."""
         add = self.adding(members, common, default=self._list)
         add_watch(add("list", self._list, "show the voters and the learners"))
@@ -119,16 +125,50 @@ class NodeCommands(Commands):
             command.add_argument("node", metavar="NAME")
             command.add_argument("--yes", action="store_true", help="don't ask for confirmation")
 
-    @staticmethod
-    def register_checkpoint(checkpoint: argparse.ArgumentParser) -> None:
+    def register_status(self, status: argparse.ArgumentParser, _: object) -> None:
+        """Add the arguments to the parser of `status`."""
+        status.set_defaults(run=self.status)
+        add_watch(status)
+
+    def register_checkpoint(self, checkpoint: argparse.ArgumentParser, _: object) -> None:
         """Add the arguments to the parser of `checkpoint`."""
+        checkpoint.set_defaults(run=self.checkpoint)
         text = "compare the digests of all nodes at the shared checkpoint; exit 1 if they differ"
         checkpoint.add_argument("--compare", action="store_true", help=text)
         add_watch(checkpoint)
 
-    @staticmethod
-    def register_drain(drain: argparse.ArgumentParser) -> None:
+    def register_transfer(self, transfer: argparse.ArgumentParser, _: object) -> None:
+        """Add the arguments to the parser of `transfer`."""
+        transfer.set_defaults(run=self.transfer)
+        transfer.add_argument(
+            "node", metavar="NODE", nargs="?", default="", help="default: any other"
+        )
+
+    def register_log_level(self, level: argparse.ArgumentParser, _: object) -> None:
+        """Add the arguments to the parser of `log-level`."""
+        level.set_defaults(run=self.log_level)
+        level.add_argument(
+            "node", metavar="NODE", nargs="?", help="default: every node that answers"
+        )
+        level.add_argument(
+            "logger", metavar="LOGGER", nargs="?", default="", help="default: all loggers"
+        )
+        text = "debug, info, warning or error; of a named LOGGER also default"
+        level.add_argument("level", metavar="LEVEL", help=text)
+
+    def register_reload(self, reload: argparse.ArgumentParser, _: object) -> None:
+        """Add the arguments to the parser of `reload`."""
+        reload.set_defaults(run=self.reload)
+        reload.add_argument("nodes", metavar="NODE", nargs="*", help="default: every node")
+
+    def register_dump(self, dump: argparse.ArgumentParser, _: object) -> None:
+        """Add the arguments to the parser of `dump`."""
+        dump.set_defaults(run=self.dump)
+        dump.add_argument("node", metavar="NODE")
+
+    def register_drain(self, drain: argparse.ArgumentParser, _: object) -> None:
         """Add the arguments to the parser of `drain`."""
+        drain.set_defaults(run=self.drain)
         drain.add_argument("node", metavar="NODE")
         drain.add_argument("--undo", action="store_true", help="the node may lead again")
 

@@ -1,12 +1,17 @@
 """`timerctl peek TOPIC [--group G]`: messages, shown without a delivery."""
 
+from __future__ import annotations
+
 import argparse
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import Commands
-from timerclient.rows.peeked_messages import PEEK_MAX, PeekedMessage
+from timerclient.values.client_settings import PEEK_MAX
 from timerclient.values.errors import InvalidRequest
+
+if TYPE_CHECKING:  # the client is loaded by a command that connects
+    from timerclient.rows.peeked_messages import PeekedMessage
 
 OK: Final = 0
 SHOWN: Final = 10
@@ -17,8 +22,9 @@ _WIDE: Final = frozenset(("DUE",))
 class PeekCommands(Commands):
     """The command `peek`."""
 
-    def register(self, parser: argparse.ArgumentParser) -> None:
+    def register_peek(self, parser: argparse.ArgumentParser, _: object) -> None:
         """Add the arguments to the parser of `peek`."""
+        parser.set_defaults(run=self.peek)
         parser.description = (
             f"{parser.description} With --group: its unacked messages and their states, else all "
             "messages that the topic keeps. Nothing is leased. "

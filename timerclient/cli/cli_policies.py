@@ -8,20 +8,23 @@ policies export [FILE], apply FILE: see cli_policy_files.py
 SCOPE is --cluster, --namespace NAMESPACE or --topic TOPIC. `show` without one shows the cluster's.
 """
 
+from __future__ import annotations
+
 import argparse
 import re
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from timerclient.cli import cli_args
 from timerclient.cli.cli_args import Commands
-from timerclient.cli.cli_policy_files import PolicyFileCommands
-from timerclient.client.timer_client import TimerClient
-from timerclient.proto import timer_pb2 as pb
-from timerclient.rows import policy_fields
-from timerclient.rows.policy_fields import PolicyFields
+from timerclient.values import policy_names
 from timerclient.values.errors import InvalidRequest, NotFound
+
+if TYPE_CHECKING:  # the client is loaded by a command that connects
+    from timerclient.client.timer_client import TimerClient
+    from timerclient.proto import timer_pb2 as pb
+    from timerclient.values.policy_names import PolicyFields
 
 CATCH_UP_ALL: Final = "all"
 _FLAGS: Final = {"on": True, "true": True, "off": False, "false": False}
@@ -44,12 +47,14 @@ _TAKE_AWAY: Final = {
 class PolicyCommands(Commands):
     """The commands of `policies`."""
 
-    def register(self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+    def register_policies(
+        self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser
+    ) -> None:
         """Add the commands to the parser of `policies`."""
         add = self.adding(parser, common)
         shown = add("show", self._show, "show a scope's own and effective fields")
         _add_scope(shown, required=False)
-        fields = f"one of {', '.join(policy_fields.FIELDS)}"
+        fields = f"one of {', '.join(policy_names.FIELDS)}"
         to_set = add("set", self._alter, _SET_HELP)
         _add_scope(to_set, of_topic="; created if it does not exist")
         values = f"{fields}: docs/settings.md. A bare number of a duration is in milliseconds"
@@ -61,7 +66,31 @@ class PolicyCommands(Commands):
         unset.add_argument("unset", metavar="FIELD", nargs="+", help=fields)
         unset.add_argument("--yes", action="store_true", help="don't ask for confirmation")
         unset.set_defaults(said=[])
-        PolicyFileCommands(self._connect, self._put).register_at(add)
+        self._add_of_files(add)
+
+    def _add_of_files(self, add: cli_args.Add) -> None:
+        """Add `export` and `apply`. Their module is loaded when one of them runs."""
+        export = add("export", self._export, "print the policies of all scopes, or write them")
+        export.add_argument(
+            "file", metavar="FILE", nargs="?", help="TOML, or JSON if it ends in .json"
+        )
+        apply = add("apply", self._apply, "make the policies those of a file, after a diff")
+        apply.add_argument("file", metavar="FILE", help="as `export` writes it")
+        apply.add_argument(
+            "--prune", action="store_true", help="unset all fields of scopes that FILE leaves out"
+        )
+        apply.add_argument("--dry-run", action="store_true", help="only print the diff")
+        apply.add_argument("--yes", action="store_true", help="don't ask for confirmation")
+
+    def _export(self, args: argparse.Namespace) -> int:
+        from timerclient.cli.cli_policy_files import PolicyFileCommands
+
+        return PolicyFileCommands(self._connect, self._put).export(args)
+
+    def _apply(self, args: argparse.Namespace) -> int:
+        from timerclient.cli.cli_policy_files import PolicyFileCommands
+
+        return PolicyFileCommands(self._connect, self._put).apply(args)
 
     def _show(self, args: argparse.Namespace) -> int:
         with self._connect(args) as client:
@@ -69,6 +98,8 @@ class PolicyCommands(Commands):
         return 0
 
     def _alter(self, args: argparse.Namespace) -> int:
+        from timerclient.rows import policy_fields
+
         names = [name for name, _ in args.said]
         for name in names:
             if names.count(name) > 1:
@@ -90,6 +121,8 @@ class PolicyCommands(Commands):
         return 0
 
     def _print(self, args: argparse.Namespace, answer: pb.DescribePoliciesResponse) -> None:
+        from timerclient.rows import policy_fields
+
         own, effective = policy_fields.said(answer.own), policy_fields.said(answer.effective)
         sources = dict(answer.sources)
         document = {
@@ -101,7 +134,7 @@ class PolicyCommands(Commands):
         }
         rows = [
             (name, _text(name, effective.get(name)), sources.get(name), _text(name, own.get(name)))
-            for name in policy_fields.FIELDS
+            for name in policy_names.FIELDS
         ]
         table = cli_args.table(args, ("FIELD", "EFFECTIVE", "FROM", "OWN"), rows)
         narrower = ", ".join(map(scope_text, answer.narrower))
@@ -161,17 +194,17 @@ def scope_text(scope: pb.PolicyScope) -> str:
 def field_value(text: str) -> tuple[str, Any]:
     """Return the field and the value of "field=value"."""
     name, equals, value = text.partition("=")
-    if not equals or name not in policy_fields.FIELDS:
+    if not equals or name not in policy_names.FIELDS:
         scopes = "" if equals else " Give the scope with --topic, --namespace or --cluster."
-        msg = f"{text!r} is not FIELD=VALUE with one of {', '.join(policy_fields.FIELDS)}.{scopes}"
+        msg = f"{text!r} is not FIELD=VALUE with one of {', '.join(policy_names.FIELDS)}.{scopes}"
         raise argparse.ArgumentTypeError(msg)
-    if name in policy_fields.TEXTS:
+    if name in policy_names.TEXTS:
         return name, value
-    if name in policy_fields.FLAGS:
+    if name in policy_names.FLAGS:
         if value not in _FLAGS:
             raise argparse.ArgumentTypeError(f"{name} = {value!r}: must be on or off")
         return name, _FLAGS[value]
-    if name == policy_fields.LEVELS:
+    if name == policy_names.LEVELS:
         return name, [_milliseconds(name, part) for part in value.split(",")]
     return name, (_milliseconds if "_ms" in name else _size)(name, value)
 
@@ -200,7 +233,7 @@ def _text(name: str, value: Any) -> str:
         return "on" if value else "off"
     if name == "ttl_ms" and not value:
         return "none"
-    if name == policy_fields.LEVELS:
+    if name == policy_names.LEVELS:
         return ",".join(map(_delay, value))
     return _delay(value) if "_ms" in name else str(value)
 

@@ -27,8 +27,9 @@ from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import Commands, UsageError
 from timerclient.client.timer_client import TimerClient
 from timerclient.rows import policy_fields
-from timerclient.rows.policy_fields import PolicyFields
+from timerclient.values import policy_names
 from timerclient.values.errors import NotFound, TimerError
+from timerclient.values.policy_names import PolicyFields
 
 FAILED: Final = 1
 CLUSTER: Final = ("cluster", "")
@@ -61,7 +62,7 @@ class ScopeChange:
     def lines(self) -> Iterator[str]:
         """Yield the lines of the diff."""
         yield named(self.scope)
-        for name in policy_fields.FIELDS:
+        for name in policy_names.FIELDS:
             old, new = self.before.get(name), self.after.get(name)
             if old == new:
                 continue
@@ -175,21 +176,8 @@ def _value(value: Any) -> str:
 class PolicyFileCommands(Commands):
     """`policies export` and `apply`."""
 
-    def register_at(self, add: cli_args.Add) -> None:
-        """Add the commands with `add`."""
-        export = add("export", self._export, "print the policies of all scopes, or write them")
-        export.add_argument(
-            "file", metavar="FILE", nargs="?", help="TOML, or JSON if it ends in .json"
-        )
-        apply = add("apply", self._apply, "make the policies those of a file, after a diff")
-        apply.add_argument("file", metavar="FILE", help="as `export` writes it")
-        apply.add_argument(
-            "--prune", action="store_true", help="unset all fields of scopes that FILE leaves out"
-        )
-        apply.add_argument("--dry-run", action="store_true", help="only print the diff")
-        apply.add_argument("--yes", action="store_true", help="don't ask for confirmation")
-
-    def _export(self, args: argparse.Namespace) -> int:
+    def export(self, args: argparse.Namespace) -> int:
+        """Print the policies of all scopes, or write them into a file."""
         with self._connect(args) as client:
             policies = read_cluster(client)
         document = to_document(policies)
@@ -205,7 +193,8 @@ class PolicyFileCommands(Commands):
         self._put(args, {"file": args.file, "scopes": len(policies)}, f"wrote {args.file}")
         return 0
 
-    def _apply(self, args: argparse.Namespace) -> int:
+    def apply(self, args: argparse.Namespace) -> int:
+        """Make the policies those of a file, after a diff."""
         wanted = read_file(args.file)
         with self._connect(args) as client:
             changes = changes_of(read_cluster(client), wanted, prune=args.prune)

@@ -11,6 +11,8 @@ A node counts as healthy if the leader serves, all nodes answer, and no voter la
 vote. The next node restarts only then, so at most one node is ever down.
 """
 
+from __future__ import annotations
+
 import argparse
 import shlex
 import subprocess
@@ -19,14 +21,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import cli_args
 from timerclient.cli.cli_args import Commands, UsageError, duration
 from timerclient.cli.cli_nodes import trouble_of_leader
-from timerclient.client.timer_client import TimerClient
-from timerclient.proto import timer_pb2 as pb
 from timerclient.values.errors import TimerError
+
+if TYPE_CHECKING:  # the client is loaded by a command that connects
+    from timerclient.client.timer_client import TimerClient
+    from timerclient.proto import timer_pb2 as pb
 
 LAG_MAX: Final = 1_000
 """Log entries that a healthy node may be behind."""
@@ -198,8 +202,9 @@ def command_of(template: str, timeout_s: float) -> Callable[[str], None]:
 class RollingCommands(Commands):
     """The command `rolling-restart`."""
 
-    def register(self, parser: argparse.ArgumentParser) -> None:
+    def register_rolling_restart(self, parser: argparse.ArgumentParser, _: object) -> None:
         """Add the arguments to the parser of `rolling-restart`."""
+        parser.set_defaults(run=self.run)
         parser.add_argument(
             "--restart-with",
             metavar="CMD",

@@ -6,32 +6,34 @@ producers list [--limit N]
 producers describe ID
 """
 
+from __future__ import annotations
+
 import argparse
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import Commands
-from timerclient.client.story_calls import TimerStory
-from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.message_json import as_dict
 from timerclient.values import ids
 from timerclient.values.errors import InvalidRequest
+from timerclient.values.results import TimerState
+
+if TYPE_CHECKING:  # the client is loaded by a command that connects
+    from timerclient.client.story_calls import TimerStory
+    from timerclient.proto import timer_pb2 as pb
 
 OK: Final = 0
 LIMIT: Final = 100
-_STATES: Final = {
-    pb.TIMER_PENDING: "pending",
-    pb.TIMER_FIRED: "fired",
-    pb.TIMER_CANCELLED: "cancelled",
-    pb.TIMER_DROPPED: "dropped",
-}
+_STATES: Final[dict[int, str]] = {state.value: state.name.lower() for state in TimerState}
 
 
 class ProducerCommands(Commands):
     """The commands of `producers`."""
 
-    def register(self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+    def register_producers(
+        self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser
+    ) -> None:
         """Add the commands to the parser of `producers`."""
         add = self.adding(parser, common)
         listing = add("list", self._list, "show the producers, last used first")
@@ -101,11 +103,15 @@ def story_document(story: TimerStory) -> dict[str, Any]:
 
 
 def _what(event: pb.StoryEvent) -> str:
+    from timerclient.proto import timer_pb2 as pb
+
     return pb.StoryEvent.What.Name(event.what)
 
 
 def _details(event: pb.StoryEvent) -> str:
     """Return the fields of an event, as name=value."""
+    from timerclient.proto import timer_pb2 as pb
+
     said: dict[str, Any] = {"topic": event.topic, "group": event.group}
     if event.what in (pb.StoryEvent.FIRED, pb.StoryEvent.MOVED_FROM, pb.StoryEvent.SOUGHT):
         said["offset"] = str(event.queue_offset)

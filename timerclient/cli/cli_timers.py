@@ -11,18 +11,22 @@ timers reschedule the same, and --delay, --delay-level, --due or --due-ms
 A change by filter asks for confirmation, except with --yes.
 """
 
+from __future__ import annotations
+
 import argparse
 from collections.abc import Sequence
 from datetime import datetime
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from timerclient.cli import cli_args, cli_seen, output
 from timerclient.cli.cli_args import Commands
-from timerclient.client.timer_client import TimerClient
-from timerclient.rows.pending_timers import Changed, TimerInfo, Where
 from timerclient.values.errors import InvalidRequest, NotFound, TimerError
 from timerclient.values.results import CancelResult, RescheduleResult
+
+if TYPE_CHECKING:  # the client is loaded by a command that connects
+    from timerclient.client.timer_client import TimerClient
+    from timerclient.rows.pending_timers import Changed, TimerInfo, Where
 
 OK = 0
 FAILED = 1
@@ -33,7 +37,9 @@ LIMIT = 100
 class TimerCommands(Commands):
     """The commands of `timers`."""
 
-    def register(self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+    def register_timers(
+        self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser
+    ) -> None:
         """Add the commands to the parser of `timers`."""
         add = self.adding(parser, common)
         get = add("get", self._get, "show one timer")
@@ -217,7 +223,7 @@ def _instant(text: str) -> datetime | int:
 
 
 def _where(args: argparse.Namespace) -> Where:
-    return Where(due_from=args.due_from, due_to=args.due_to, key_prefix=args.key_prefix)
+    return {"due_from": args.due_from, "due_to": args.due_to, "key_prefix": args.key_prefix}
 
 
 def _kind(args: argparse.Namespace) -> str:

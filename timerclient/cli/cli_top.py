@@ -6,21 +6,25 @@ Rates come from the counters of two answers, over the time between them. A count
 restarted, a topic was deleted and created again) has no rate in that frame.
 """
 
+from __future__ import annotations
+
 import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import Commands, duration_text
 from timerclient.cli.cli_errors import as_typed
 from timerclient.cli.cli_nodes import trouble_of_leader
 from timerclient.cli.screen import Screen, interval, keys, redraws, wait_or_quit
-from timerclient.client.timer_client import TimerClient
-from timerclient.proto import timer_pb2 as pb
 from timerclient.values.errors import InvalidRequest, TimerError
+
+if TYPE_CHECKING:  # the client is loaded by a command that connects
+    from timerclient.client.timer_client import TimerClient
+    from timerclient.proto import timer_pb2 as pb
 
 OK: Final = 0
 EVERY: Final = timedelta(seconds=2)
@@ -133,8 +137,9 @@ def _age(ms: int) -> str:
 class TopCommands(Commands):
     """The command `top`."""
 
-    def register(self, parser: argparse.ArgumentParser) -> None:
+    def register_top(self, parser: argparse.ArgumentParser, _: object) -> None:
         """Add the arguments to the parser of `top`."""
+        parser.set_defaults(run=self.top)
         parser.description = (
             f"{parser.description} The key q ends it. Elsewhere than on a terminal frames are "
             "appended, with -o json a line each. Example: timerctl top --interval 5 --limit 20"

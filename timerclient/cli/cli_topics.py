@@ -11,19 +11,22 @@ namespaces describe NAMESPACE
 namespaces delete NAMESPACE [--yes]
 """
 
+from __future__ import annotations
+
 import argparse
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import Commands
 from timerclient.cli.cli_seen import lateness_text, quotas_text
 from timerclient.cli.cli_watch import add_watch
-from timerclient.client.timer_client import TimerClient
-from timerclient.client.topic_calls import Namespace
-from timerclient.proto import timer_pb2 as pb
-from timerclient.rows import policy_fields
 from timerclient.rows.message_json import as_dict
+
+if TYPE_CHECKING:  # the client is loaded by a command that connects
+    from timerclient.client.timer_client import TimerClient
+    from timerclient.client.topic_calls import Namespace
+    from timerclient.proto import timer_pb2 as pb
 
 OK = 0
 FAILED = 1
@@ -42,7 +45,9 @@ LATEST = "latest"
 class TopicCommands(Commands):
     """The commands of `topics`."""
 
-    def register(self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+    def register_topics(
+        self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser
+    ) -> None:
         """Add the commands to the parser of `topics`."""
         add = self.adding(parser, common, default=self._list)
         add_watch(add("list", self._list, "show all topics and their groups"))
@@ -117,6 +122,8 @@ class TopicCommands(Commands):
         return OK
 
     def _show_change(self, args: argparse.Namespace, answer: pb.DescribePoliciesResponse) -> None:
+        from timerclient.rows import policy_fields
+
         holds = policy_fields.said(answer.effective)
         document = {"topic": args.topic, "paused": holds["paused"], "catch_up": holds["catch_up"]}
         text = "paused" if holds["paused"] else f"resumed, catch-up: {holds['catch_up']}"
@@ -152,7 +159,9 @@ def _may_drop(client: TimerClient, topic: str, catch_up: str) -> bool:
 class NamespaceCommands(Commands):
     """The commands of `namespaces`."""
 
-    def register(self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+    def register_namespaces(
+        self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser
+    ) -> None:
         """Add the commands to the parser of `namespaces`."""
         add = self.adding(parser, common)
         add("list", self._list, "show the namespaces that have a topic or a policy")

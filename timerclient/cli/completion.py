@@ -19,17 +19,19 @@ examples:
 class CompletionCommands(Commands):
     """The command `completion`."""
 
-    def register(self, parser: argparse.ArgumentParser, whole: argparse.ArgumentParser) -> None:
-        """Add the arguments to the parser of `completion`. `whole`: the parser to complete."""
+    def register_completion(self, parser: argparse.ArgumentParser, _: object) -> None:
+        """Add the arguments to the parser of `completion`."""
         parser.epilog = f"{_EXAMPLES}\n{parser.epilog}"
         parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
-        parser.set_defaults(run=self._print, whole=whole)
+        parser.set_defaults(run=self._print)
 
     def _print(self, args: argparse.Namespace) -> int:
         try:
             import shtab
         except ModuleNotFoundError as error:
             raise TimerError("completion needs shtab: pip install shtab") from error
-        script = shtab.complete(args.whole, shell=args.shell)
+        from timerclient.cli.timerctl import make_parser  # which loads this module late
+
+        script = shtab.complete(make_parser(), shell=args.shell)
         self._put(args, {"shell": args.shell, "script": script}, script.rstrip("\n"))
         return OK

@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import re
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -54,6 +53,8 @@ class Contexts:
         Raises:
             UsageError: The file can't be written.
         """
+        import tempfile  # takes 5 ms
+
         document = {"current": self.current or None, "contexts": self.named}
         written = Path()
         try:

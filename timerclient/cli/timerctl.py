@@ -7,25 +7,29 @@ one line per message). An error is one line on stderr, or with `-o json` one doc
 
 Other packages add commands through the entry-point group `timerctl.commands`: each entry is a
 function `register(subparsers)` that adds its parser with `set_defaults(run=f)`, `f(args) -> int`.
-Its module is imported at each start of timerctl, so imports that only the command needs are in `f`.
+Its module is imported by `timerctl --help`, so imports that only the command needs are in `f`.
+
+A command that is not run costs nothing: its parser is made, and its module imported, when the
+command line names it. The client, gRPC and asyncio are imported by commands that connect.
 """
 
 import argparse
-import importlib.metadata
+import importlib
 import io
 import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from timerclient import __version__
 from timerclient.cli import output
 from timerclient.cli.cli_args import (
-    Commands,
+    LateParser,
     Parser,
     UsageError,
     add_connection,
@@ -34,8 +38,6 @@ from timerclient.cli.cli_args import (
     duration,
     tls_of,
 )
-from timerclient.cli.cli_check import CheckCommands
-from timerclient.cli.cli_contexts import ContextCommands
 from timerclient.cli.cli_errors import (
     EXIT_CODES,
     FAILED,
@@ -45,24 +47,12 @@ from timerclient.cli.cli_errors import (
     one_line,
     print_error,
 )
-from timerclient.cli.cli_groups import GroupCommands
-from timerclient.cli.cli_letters import LetterCommands
-from timerclient.cli.cli_messages import MessageCommands
-from timerclient.cli.cli_nodes import NodeCommands
-from timerclient.cli.cli_peek import PeekCommands
-from timerclient.cli.cli_policies import PolicyCommands
-from timerclient.cli.cli_rolling import RollingCommands
-from timerclient.cli.cli_seen import ProducerCommands
-from timerclient.cli.cli_timers import TimerCommands
-from timerclient.cli.cli_top import TopCommands
-from timerclient.cli.cli_topics import NamespaceCommands, TopicCommands
-from timerclient.cli.cli_watch import add_watch, watch
-from timerclient.cli.completion import CompletionCommands
 from timerclient.cli.contexts import apply_context
-from timerclient.client.timer_client import TimerClient
-from timerclient.streams.nodes import MISSING_S
-from timerclient.values.client_events import LOG, LeaderMissing
+from timerclient.values.client_events import LOG, MISSING_S, LeaderMissing
 from timerclient.values.errors import TimerError
+
+if TYPE_CHECKING:
+    from timerclient.client.timer_client import TimerClient
 
 ENTRY_POINTS: Final = "timerctl.commands"
 DISTRIBUTION: Final = "timer-cluster"
@@ -78,9 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     LOG.addFilter(_first_of_an_outage)
     try:
         try:
-            args = make_parser().parse_args(words)
-            is_watched = getattr(args, "watch", None) is not None
-            code = watch(args, words) if is_watched else args.run(args)
+            args = own_parser().parse_args(words)
+            code = args.run(args) if getattr(args, "watch", None) is None else _watch(args, words)
         except (UsageError, TimerError) as error:
             code = exit_code(error)
             print_error(error, words, args)
@@ -97,6 +86,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def _watch(args: argparse.Namespace, words: Sequence[str]) -> int:
+    from timerclient.cli.cli_watch import watch
+
+    return watch(args, words)
+
+
 def _first_of_an_outage(record: logging.LogRecord) -> bool:
     """Return whether to log a record: not the repetitions of a warning about a missing leader."""
     event = record.args[0] if isinstance(record.args, tuple) and record.args else None
@@ -106,9 +101,90 @@ def _first_of_an_outage(record: logging.LogRecord) -> bool:
 # ---- the command line
 
 
+_COMMANDS: Final = {
+    "status": "show the nodes, the leader and the counters",
+    "checkpoint": "show each node's checkpoint and the shared checkpoint",
+    "check": "judge the cluster, for monitoring systems",
+    "top": "show live rates and lag of nodes, topics and groups",
+    "topics": "show the topics; create, pause, resume or delete one",
+    "namespaces": "show namespaces, or delete one with all its topics",
+    "schedule": "schedule one message, or those of a file",
+    "cancel": "cancel timers by id",
+    "consume": "print a group's messages as they arrive, and ack them",
+    "peek": "show messages without taking them",
+    "timers": "show pending timers, cancel and reschedule them",
+    "policies": "show and change the policies of the cluster, a namespace or a topic",
+    "groups": "show, create, change, seek and delete consumer groups",
+    "deadletters": "show dead letters, send them back to their topics, purge them",
+    "producers": "show the registered producers",
+    "transfer": "transfer the leadership to another node",
+    "drain": "keep a node from leading, until --undo or its restart",
+    "log-level": "set the log level of a node, or of all nodes",
+    "reload": "let nodes look at once at their certificates and rules of access",
+    "dump": "show the stacks of a node's threads and tasks",
+    "rolling-restart": "restart all nodes, one after the other",
+    "members": "show or change the voters and learners",
+    "context": "keep the settings of connections",
+    "completion": "print a script that completes commands in a shell",
+}
+"""Name -> help."""
+_CLASSES: Final = {
+    "cli_nodes.NodeCommands": "status checkpoint transfer drain log-level reload dump members",
+    "cli_check.CheckCommands": "check",
+    "cli_top.TopCommands": "top",
+    "cli_topics.TopicCommands": "topics",
+    "cli_topics.NamespaceCommands": "namespaces",
+    "cli_messages.MessageCommands": "schedule cancel consume",
+    "cli_peek.PeekCommands": "peek",
+    "cli_timers.TimerCommands": "timers",
+    "cli_policies.PolicyCommands": "policies",
+    "cli_groups.GroupCommands": "groups",
+    "cli_letters.LetterCommands": "deadletters",
+    "cli_seen.ProducerCommands": "producers",
+    "cli_rolling.RollingCommands": "rolling-restart",
+    "cli_contexts.ContextCommands": "context",
+    "completion.CompletionCommands": "completion",
+}
+"""Module and class -> the commands that its methods `register_NAME` add."""
+_CLASS_OF: Final = {name: where for where, names in _CLASSES.items() for name in names.split()}
+
+
+class MainParser(Parser):
+    """The parser of timerctl. Other packages' commands are loaded by their names, and by the help.
+
+    `commands` is set after the construction.
+    """
+
+    commands: "argparse._SubParsersAction[Any]"
+    _has_plugins = False
+
+    def load_plugins(self) -> None:
+        """Add the commands of other packages, once."""
+        if not self._has_plugins:
+            self._has_plugins = True
+            add_plugins(self.commands)
+
+    def format_help(self) -> str:
+        """Return the help with the commands of other packages."""
+        self.load_plugins()
+        return super().format_help()
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action is self.commands and value not in self.commands.choices:
+            self.load_plugins()
+        super()._check_value(action, value)
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands, other packages' included."""
-    parser = Parser(
+    parser = own_parser()
+    parser.load_plugins()
+    return parser
+
+
+def own_parser() -> MainParser:
+    """Return the parser. It loads a command's module, or another package, when it is needed."""
+    parser = MainParser(
         prog="timerctl",
         description="Inspect, operate and use a timer cluster.",
         epilog=EXIT_CODES,
@@ -117,89 +193,31 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"timerctl {__version__}")
     _add_common(parser, inner=False)
-    common = Parser(add_help=False, argument_default=argparse.SUPPRESS)
-    _add_common(common, inner=True)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-
-    def add(name: str, text: str, run: Callable[[argparse.Namespace], int] | None = None) -> Any:
-        command = commands.add_parser(
+    parser.commands = parser.add_subparsers(
+        title="commands", metavar="COMMAND", required=True, parser_class=LateParser
+    )
+    common = LateParser(_fill_common, add_help=False, argument_default=argparse.SUPPRESS)
+    for name, text in _COMMANDS.items():
+        parser.commands.add_parser(
             name,
             parents=[common],
             epilog=EXIT_CODES,
             formatter_class=argparse.RawDescriptionHelpFormatter,
+            fill=partial(_fill, name, common),
             **described(text),
         )
-        if run is not None:
-            command.set_defaults(run=run)
-        return command
-
-    def made(of: type[Commands]) -> Any:
-        return of(_client, _print)
-
-    nodes, messages = made(NodeCommands), made(MessageCommands)
-    checks, top = made(CheckCommands), made(TopCommands)
-    add_watch(add("status", "show the nodes, the leader and the counters", nodes.status))
-    text = "show each node's checkpoint and the shared checkpoint"
-    nodes.register_checkpoint(add("checkpoint", text, nodes.checkpoint))
-    checks.register(add("check", "judge the cluster, for monitoring systems", checks.check))
-    top.register(add("top", "show live rates and lag of nodes, topics and groups", top.top))
-    made(TopicCommands).register(
-        add("topics", "show the topics; create, pause, resume or delete one"), common
-    )
-    made(NamespaceCommands).register(
-        add("namespaces", "show namespaces, or delete one with all its topics"), common
-    )
-    messages.register(
-        add("schedule", "schedule one message, or those of a file", messages.schedule),
-        add("cancel", "cancel timers by id", messages.cancel),
-        add("consume", "print a group's messages as they arrive, and ack them", messages.consume),
-    )
-    peeks = made(PeekCommands)
-    peeks.register(add("peek", "show messages without taking them", peeks.peek))
-    made(TimerCommands).register(
-        add("timers", "show pending timers, cancel and reschedule them"), common
-    )
-    made(PolicyCommands).register(
-        add("policies", "show and change the policies of the cluster, a namespace or a topic"),
-        common,
-    )
-    made(GroupCommands).register(
-        add("groups", "show, create, change, seek and delete consumer groups"), common
-    )
-    made(LetterCommands).register(
-        add("deadletters", "show dead letters, send them back to their topics, purge them"), common
-    )
-    made(ProducerCommands).register(add("producers", "show the registered producers"), common)
-    _add_of_nodes(add, nodes)
-    rolling = made(RollingCommands)
-    rolling.register(add("rolling-restart", "restart all nodes, one after the other", rolling.run))
-    nodes.register(add("members", "show or change the voters and learners"), common)
-    made(ContextCommands).register(add("context", "keep the settings of connections"), common)
-    made(CompletionCommands).register(
-        add("completion", "print a script that completes commands in a shell"), parser
-    )
-    add_plugins(commands)
     return parser
 
 
-def _add_of_nodes(add: Callable[..., Any], nodes: NodeCommands) -> None:
-    """Add the commands to nodes; those of `members` are apart."""
-    transfer = add("transfer", "transfer the leadership to another node", nodes.transfer)
-    transfer.add_argument("node", metavar="NODE", nargs="?", default="", help="default: any other")
-    text = "keep a node from leading, until --undo or its restart"
-    nodes.register_drain(add("drain", text, nodes.drain))
-    level = add("log-level", "set the log level of a node, or of all nodes", nodes.log_level)
-    level.add_argument("node", metavar="NODE", nargs="?", help="default: every node that answers")
-    level.add_argument(
-        "logger", metavar="LOGGER", nargs="?", default="", help="default: all loggers"
-    )
-    text = "debug, info, warning or error; of a named LOGGER also default"
-    level.add_argument("level", metavar="LEVEL", help=text)
-    text = "let nodes look at once at their certificates and rules of access"
-    reload = add("reload", text, nodes.reload)
-    reload.add_argument("nodes", metavar="NODE", nargs="*", help="default: every node")
-    dump = add("dump", "show the stacks of a node's threads and tasks", nodes.dump)
-    dump.add_argument("node", metavar="NODE")
+def _fill(name: str, common: argparse.ArgumentParser, parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of a command of `_COMMANDS`."""
+    module, commands = _CLASS_OF[name].split(".")
+    made = getattr(importlib.import_module(f"timerclient.cli.{module}"), commands)(_client, _print)
+    getattr(made, f"register_{name.replace('-', '_')}")(parser, common)
+
+
+def _fill_common(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser, inner=True)
 
 
 def _add_common(parser: argparse.ArgumentParser, *, inner: bool) -> None:
@@ -221,6 +239,8 @@ def _add_common(parser: argparse.ArgumentParser, *, inner: bool) -> None:
 
 def add_plugins(commands: "argparse._SubParsersAction[Any]") -> None:
     """Add the commands of other packages. One that can't be loaded prints the reason when run."""
+    import importlib.metadata  # takes longer than the imports of most commands
+
     for entry in sorted(importlib.metadata.entry_points(group=ENTRY_POINTS)):
         try:
             entry.load()(commands)
@@ -242,6 +262,8 @@ def why_missing(error: Exception) -> str:
 
 def _extras_with(module: str) -> list[str]:
     """Return the extras of this distribution that install a module."""
+    import importlib.metadata
+
     wanted = {module.replace("_", "-").lower(), f"{module.replace('_', '-').lower()}-client"}
     try:
         requirements = importlib.metadata.requires(DISTRIBUTION) or []
@@ -272,7 +294,9 @@ def _add_missing(commands: "argparse._SubParsersAction[Any]", name: str, why: st
 # ---- arguments of the commands
 
 
-def _client(args: argparse.Namespace) -> TimerClient:
+def _client(args: argparse.Namespace) -> "TimerClient":
+    from timerclient.client.timer_client import TimerClient  # takes longer than all other imports
+
     apply_context(args)
     return TimerClient(args.endpoints, timeout=args.timeout, credentials=tls_of(args))
 

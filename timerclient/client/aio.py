@@ -39,7 +39,6 @@ from timerclient.client.topic_calls import TopicCalls
 from timerclient.client.tracing import Tracing
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import policy_fields, rows
-from timerclient.rows.policy_fields import PolicyFields
 from timerclient.rows.rows import DueTime, Headers, NewTimer, OnConflict, WhenMany
 from timerclient.rows.scheduled_timers import RequestOutcome, Timer, Timers
 from timerclient.streams.credit import Credit
@@ -59,6 +58,7 @@ from timerclient.values.client_events import Events, OnEvent
 from timerclient.values.client_settings import ClientSettings
 from timerclient.values.client_tls import ClientTls
 from timerclient.values.errors import Closed, InvalidRequest, Overloaded, TimerError
+from timerclient.values.policy_names import NOTHING, PolicyFields
 
 T = TypeVar("T")
 
@@ -491,7 +491,7 @@ class AsyncTimerClient(TopicCalls):
 
     async def alter_policies(
         self,
-        said: PolicyFields = policy_fields.NOTHING,
+        said: PolicyFields = NOTHING,
         *,
         unset: Iterable[str] = (),
         namespace: str | None = None,

@@ -8,7 +8,8 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
 from timerclient.rows.pending_timers import Redriven
 from timerclient.streams.nodes import Method
-from timerclient.values.errors import InvalidRequest, NotFound, from_wire
+from timerclient.values.errors import InvalidRequest, NotFound
+from timerclient.values.wire_errors import from_wire
 
 T = TypeVar("T")
 

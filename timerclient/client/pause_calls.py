@@ -6,7 +6,7 @@ from typing import Any
 from timerclient.client.node_calls import OneNodeCalls
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import policy_fields, rows
-from timerclient.rows.policy_fields import CatchUp
+from timerclient.values.policy_names import CatchUp
 
 
 class PauseCalls(OneNodeCalls):

@@ -6,8 +6,9 @@ from timerclient.client.pause_calls import PauseCalls
 from timerclient.client.timer_calls import Seconds, TimerLike, raw_ids
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
-from timerclient.rows.peeked_messages import PEEK_MAX, Peeked, peeked
+from timerclient.rows.peeked_messages import Peeked, peeked
 from timerclient.streams.nodes import NodeChannel
+from timerclient.values.client_settings import PEEK_MAX
 
 
 class TimerStory(NamedTuple):

@@ -16,9 +16,9 @@ from timerclient.client.timer_calls import Seconds, TimerLike
 from timerclient.client.topic_calls import Namespace
 from timerclient.client.tracing import Tracing
 from timerclient.proto import timer_pb2 as pb
-from timerclient.rows import pending_timers, policy_fields
+from timerclient.rows import pending_timers
 from timerclient.rows.background import check_wait
-from timerclient.rows.peeked_messages import PEEK_MAX, Peeked
+from timerclient.rows.peeked_messages import Peeked
 from timerclient.rows.pending_timers import (
     Changed,
     Redriven,
@@ -27,7 +27,6 @@ from timerclient.rows.pending_timers import (
     TimerInfo,
     Where,
 )
-from timerclient.rows.policy_fields import CatchUp, PolicyFields
 from timerclient.rows.rows import (
     DueTime,
     Headers,
@@ -40,8 +39,9 @@ from timerclient.rows.rows import (
 from timerclient.rows.scheduled_timers import Timer, Timers
 from timerclient.streams.nodes import Dial
 from timerclient.values.client_events import OnEvent
-from timerclient.values.client_settings import ClientSettings
+from timerclient.values.client_settings import PEEK_MAX, ClientSettings
 from timerclient.values.client_tls import ClientTls
+from timerclient.values.policy_names import NOTHING, CatchUp, PolicyFields
 from timerclient.values.results import CancelResult
 
 
@@ -315,7 +315,7 @@ class TimerClient(ThreadClient):
 
     def alter_policies(
         self,
-        said: PolicyFields = policy_fields.NOTHING,
+        said: PolicyFields = NOTHING,
         *,
         unset: Iterable[str] = (),
         namespace: str | None = None,

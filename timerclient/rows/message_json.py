@@ -1,11 +1,12 @@
 """Messages of the contract as JSON: of timerctl, and of a node's HTTP port."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from google.protobuf.message import Message
+if TYPE_CHECKING:  # a message comes with its module
+    from google.protobuf.message import Message
 
 
-def as_dict(message: Message) -> dict[str, Any]:
+def as_dict(message: "Message") -> dict[str, Any]:
     """Return every field of a message by its name in the contract; absent ones are None.
 
     Counts and times are numbers, even with 64 bits, so that scripts can compare them. A 64-bit id
@@ -15,7 +16,7 @@ def as_dict(message: Message) -> dict[str, Any]:
     return {field.name: _value(message, field) for field in message.DESCRIPTOR.fields}
 
 
-def _value(message: Message, field: Any) -> Any:
+def _value(message: "Message", field: Any) -> Any:
     if field.has_presence and not message.HasField(field.name):
         return None
     value = getattr(message, field.name)

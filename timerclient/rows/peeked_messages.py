@@ -3,14 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final
 
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
 from timerclient.values import ids
-
-PEEK_MAX: Final = 100
-"""Messages of one call."""
 
 
 class PeekState(IntEnum):

@@ -1,42 +1,12 @@
-"""Policies: scopes and fields, from an application's arguments to the contract."""
+"""Policies: scopes and values of fields, from an application's arguments to the contract."""
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, Final, Literal, TypedDict, cast
+from collections.abc import Mapping
+from typing import Any
 
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
 from timerclient.values.errors import InvalidRequest
-
-CatchUp = Literal["all", "latest", "drop"]
-"""The overdue timers that fire when their topic is resumed: all, the latest, or none."""
-
-
-class PolicyFields(TypedDict, total=False):
-    """Fields of a policy, explained in docs/features.md."""
-
-    delayed_delivery: bool
-    tick_ms: int
-    delay_ms_min: int
-    delay_ms_max: int
-    fixed_delay_ms: int
-    payload_bytes_max: int
-    delay_levels_ms: Sequence[int]
-    pending_max: int
-    pending_bytes_max: int
-    ready_max: int
-    ready_bytes_max: int
-    ttl_ms: int
-    retention_ms: int
-    paused: bool
-    catch_up: CatchUp
-
-
-NOTHING: Final = cast("PolicyFields", MappingProxyType({}))
-FIELDS: Final = tuple(field.name for field in pb.Policy.DESCRIPTOR.fields)
-LEVELS: Final = "delay_levels_ms"
-FLAGS: Final = ("delayed_delivery", "paused")
-TEXTS: Final = ("catch_up",)
+from timerclient.values.policy_names import FIELDS, FLAGS, LEVELS, TEXTS
 
 
 def scope(namespace: str | None = None, topic: str | None = None) -> pb.PolicyScope:

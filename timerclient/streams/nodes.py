@@ -29,7 +29,13 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 from timerclient.streams.secure_dial import SecureDial
 from timerclient.values import errors
-from timerclient.values.client_events import Connected, Events, LeaderChanged, LeaderMissing
+from timerclient.values.client_events import (
+    MISSING_S,
+    Connected,
+    Events,
+    LeaderChanged,
+    LeaderMissing,
+)
 from timerclient.values.client_settings import ClientSettings
 from timerclient.values.client_tls import ClientTls
 from timerclient.values.errors import (
@@ -43,6 +49,7 @@ from timerclient.values.errors import (
     Unreachable,
 )
 from timerclient.values.lease_clock import clock_of
+from timerclient.values.wire_errors import from_rpc
 
 T = TypeVar("T")
 
@@ -153,8 +160,6 @@ class Backoff:
 
 RANK_MAX: Final = 1 << 63
 """Highest rank: an answer with it is returned at once."""
-MISSING_S: Final = 1.0
-"""Seconds without a leader after which there is an event. A failover takes half of that."""
 PATIENCE_S_MAX: Final = 5.0
 """Longest time for a node's answer to a probe, in seconds."""
 FORGET_S: Final = 30.0
@@ -574,7 +579,7 @@ def converted() -> Iterator[None]:
     try:
         yield
     except grpc.aio.AioRpcError as error:
-        raise errors.from_rpc(error) from error
+        raise from_rpc(error) from error
     except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:
         text = f"the stream is over: {error}"
         raise ConnectionLost(text) from error

@@ -34,9 +34,9 @@ from timerclient.values.errors import (
     ConnectionLost,
     LeadershipLost,
     TimerError,
-    from_wire,
     means_move,
 )
+from timerclient.values.wire_errors import from_wire
 
 TOKEN_SIZE: Final = 16
 UNREGISTER_S: Final = 1.0

@@ -60,8 +60,8 @@ from timerclient.values.errors import (
     NotReady,
     OutcomeUnknown,
     TimerError,
-    from_wire,
 )
+from timerclient.values.wire_errors import from_wire
 
 LEAVE_S: Final = 1.0
 """Seconds in which a consumer that closes returns the messages that it has fetched ahead."""

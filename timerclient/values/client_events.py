@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 LOG: Final = logging.getLogger("timerclient")
+MISSING_S: Final = 1.0
+"""Seconds without a leader before a `LeaderMissing`. A failover takes half of that."""
 QUIET_S: Final = 60.0
 """Seconds after a warning in which the same warning is logged at level DEBUG."""
 

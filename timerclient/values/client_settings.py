@@ -1,8 +1,12 @@
 """Settings of a client: one frozen set of numbers, each with its unit and reason."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from timerclient.values.errors import InvalidRequest
+
+PEEK_MAX: Final = 100
+"""Messages of one `peek`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,19 +38,11 @@ Two flags help to handle an error: `retryable` (the identical call may succeed l
 same producer sequence, until the call's time is up. It raises the last error.
 """
 
-import re
 from collections.abc import Sequence
-from typing import ClassVar, Final
+from typing import ClassVar
 
-import grpc
-from google.protobuf.message import DecodeError
-
-from timerclient.proto import timer_pb2 as pb
 from timerclient.values.reasons import Reason
 from timerclient.values.results import RescheduleResult
-
-TRAILER = "timer-error-bin"
-"""Trailing metadata of a failed RPC: its `timer.v1.Error`."""
 
 
 class TimerError(Exception):
@@ -309,67 +301,6 @@ def means_move(error: TimerError) -> bool:
 def means_wait(error: TimerError) -> bool:
     """Return whether the same node may accept the same request after a pause."""
     return isinstance(error, _WAIT) or (error.retryable and not isinstance(error, _NO_WAIT))
-
-
-def from_wire(wire: pb.Error) -> TimerError:
-    """Return the exception of an error of the contract."""
-    error = BY_REASON.get(Reason(wire.reason), RpcFailed)(wire.message)
-    error.retryable = wire.retryable
-    error.outcome_known = wire.outcome_known
-    error.retry_after_ms = wire.retry_after_ms
-    if isinstance(error, InvalidRequest | QuotaReached):
-        error.field, error.limit = wire.field, wire.limit
-    elif isinstance(error, NotLeader):
-        error.leader = wire.leader
-    elif isinstance(error, SequenceGap):
-        error.expected_sequence = wire.expected_sequence
-    return error
-
-
-_REFUSED = frozenset(
-    {
-        grpc.StatusCode.UNIMPLEMENTED,
-        grpc.StatusCode.UNAUTHENTICATED,
-        grpc.StatusCode.PERMISSION_DENIED,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-        grpc.StatusCode.INVALID_ARGUMENT,
-    }
-)
-"""Statuses of a call that was rejected unprocessed. Others may come after it had an effect."""
-
-
-_HTTP_1: Final = "this port speaks HTTP/1: give the node's gRPC port, not its HTTP port"
-_HINTS: Final = {
-    "Failed parsing HTTP/2": _HTTP_1,
-    "Trying to connect an http1.x server": _HTTP_1,
-    "WRONG_VERSION_NUMBER": "this port speaks no TLS: leave out the certificates",
-    "CERTIFICATE_VERIFY_FAILED": "the node's certificate does not fit the client's `ca`",
-    "failed to connect to all addresses; last error: UNAVAILABLE": (
-        "the node closed the new connection: if it has TLS, the client needs a valid certificate of"
-        " its cluster: ClientTls(...), or timerctl --tls-ca, --tls-cert and --tls-key"
-    ),
-}
-"""Part of gRPC's message about a connection -> the probable cause. The first that fits counts."""
-_NOT_CONNECTED: Final = re.compile(
-    r"failed to connect to all addresses; last error: (?:[A-Z_]+: )?(?:ipv[46]:\S+: )?"
-    r"(?:Failed to connect to remote host: )?"
-)
-"""Beginning of gRPC's message about a failed connection, before the cause."""
-
-
-def from_rpc(failed: grpc.aio.AioRpcError) -> TimerError:
-    """Return the exception of a failed RPC: by its trailer, else by its status."""
-    for name, value in failed.trailing_metadata() or ():
-        if name == TRAILER and isinstance(value, bytes):
-            try:
-                return from_wire(pb.Error.FromString(value))
-            except DecodeError:
-                break
-    details = failed.details() or "no details"
-    text = f"{failed.code().name}: {_NOT_CONNECTED.sub('', details) or details}"
-    hint = next((hint for sign, hint in _HINTS.items() if sign in details), "")
-    text = f"{hint} ({text})" if hint else text
-    return RpcFailed(text) if failed.code() in _REFUSED else ConnectionLost(text)
 
 
 def as_unknown(error: TimerError) -> TimerError:
