@@ -81,8 +81,8 @@ class Collector(Protocol):
 class Sweeper:
     """The sweeper; see the module. A process has one collector.
 
-    Only sweeps visit old objects, from the first moment on. The state that a start reads from disk
-    stays, and visits during the start would double its time.
+    From its creation until `start` no object is visited: the state that a start reads from disk
+    stays, and visits would take a quarter of its time. Later only sweeps visit old objects.
     """
 
     def __init__(
@@ -106,11 +106,12 @@ class Sweeper:
         self._since = 0
         """Objects frozen since then; some of them may be freed."""
         self._sweeps = 0
-        young, middle, _ = collector.get_threshold()
-        collector.set_threshold(young, middle, NEVER)
+        self._young, self._middle, _ = collector.get_threshold()
+        collector.set_threshold(NEVER, NEVER, NEVER)
 
     def start(self) -> None:
-        """Freeze the present objects, which a start has read and made. None is visited."""
+        """Freeze the present objects, which the start has read and made. None is visited."""
+        self._gc.set_threshold(self._young, self._middle, NEVER)
         self._gc.freeze()
         self._note_all()
 

@@ -317,10 +317,10 @@ class GroupSettings:
         Raises:
             ValueError: a value is out of range. Nodes have narrower limits.
         """
-        for each in fields(self):
-            value = getattr(self, each.name)
+        for name in GroupSettings.__slots__:
+            value = getattr(self, name)
             if isinstance(value, int) and not 0 <= value <= DUE_MS_MAX:
-                raise ValueError(f"{each.name} = {value}: must be in 0 .. {DUE_MS_MAX}")
+                raise ValueError(f"{name} = {value}: must be in 0 .. {DUE_MS_MAX}")
         if not self.lease_ms:
             raise ValueError(f"lease_ms = {self.lease_ms}: must be at least 1")
         if self.type not in TYPES:

@@ -330,9 +330,10 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
     machine.next_topic_id = TopicId(next_topic_id)
     machine.next_group_id = GroupId(next_group_id)
     machine.counts = Counts(*state["counts"])
-    refs = spill_refs(state)
-    for name in spill_files(state):
-        mine = [ref for ref in refs if ref.file == name]
+    refs: dict[str, list[SpillRef]] = {}
+    for ref in spill_refs(state):
+        refs.setdefault(ref.file, []).append(ref)
+    for name, mine in refs.items():
         check_spill(disk, directory / SPILL_DIRECTORY / name, mine)
     machine.policies = Policies(dict(map(decode_policy, state["policies"])))  # topics need them
     for fields in state["topics"]:
@@ -486,12 +487,12 @@ def _block_state(block: Block) -> list[Any]:
 
 
 def _topic(fields: State, pages: Pages) -> Topic:
-    queue = Queue(pages=pages, marks=deque((a, QueueOffset(b)) for a, b in fields["marks"]))
+    queue = Queue(pages=pages, marks=deque(map(tuple, fields["marks"])))
     counts = Counts(*fields["counts"])
-    topic = Topic(TopicId(fields["id"]), fields["name"], queue, counts=counts)
+    topic = Topic(fields["id"], fields["name"], queue, counts=counts)
     topic.pending_sum = fields["pending_sum"]
     topic.pending_bytes = fields["pending_bytes"]
-    topic.deleted_in = Epoch(fields["deleted_in"])
+    topic.deleted_in = fields["deleted_in"]
     topic.expired = fields["expired"]
     topic.held, topic.held_bytes = fields["held"], fields["held_bytes"]
     if fields["release"]:
@@ -511,14 +512,13 @@ def _topic(fields: State, pages: Pages) -> Topic:
         )
         for *ref, first, end, fired_at_ms, size, low_ms, high_ms in fields["blocks"]
     ]
-    queue.end = blocks[0].first if blocks else QueueOffset(fields["end"])
+    queue.end = blocks[0].first if blocks else fields["end"]
     for block in blocks:
         queue.restore(block)
-    queue.begin = QueueOffset(fields["begin"])
+    queue.begin = fields["begin"]
     queue.chain = fields["chain"]
     assert queue.end == fields["end"], (queue.end, fields["end"])
-    for group_fields in fields["groups"]:
-        group = _group(group_fields)
+    for group in map(_group, fields["groups"]):
         topic.add(group)
     return topic
 
@@ -584,15 +584,15 @@ def _pack(value: object) -> object:
 def _group(fields: State) -> Group:
     ack_sum, ended_sum, acked_count, recalled_sum = fields["sums"]
     group = Group(
-        group_id=GroupId(fields["id"]),
-        topic=TopicId(fields["topic"]),
+        group_id=fields["id"],
+        topic=fields["topic"],
         name=fields["name"],
         settings=GroupSettings(**fields["settings"]),
-        cursor=QueueOffset(fields["cursor"]),
-        reserved=QueueOffset(fields["reserved"]),
-        delivered_to=QueueOffset(fields["delivered_to"]),
-        since=Epoch(fields["since"]),
-        marks=list(fields["marks"]),
+        cursor=fields["cursor"],
+        reserved=fields["reserved"],
+        delivered_to=fields["delivered_to"],
+        since=fields["since"],
+        marks=fields["marks"],
         ack_sum=ack_sum,
         ended_sum=ended_sum,
         acked_count=acked_count,
