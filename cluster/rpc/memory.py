@@ -5,6 +5,7 @@ resident > limits.memory_bytes_max --> new work is OVERLOADED, the heaviest conn
 """
 
 import asyncio
+import functools
 import logging
 import os
 from collections.abc import Callable
@@ -26,7 +27,6 @@ GO_ON: Final = frozenset(
 """Methods that are always served: they free memory, or operators need them."""
 
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
-_STATM: Final = Path("/proc/self/statm")
 _CGROUP: Final = Path("/proc/self/cgroup")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 
@@ -34,8 +34,17 @@ logger = logging.getLogger(__name__)
 
 
 def resident_bytes() -> int:
-    """Return the process's resident memory in bytes."""
-    return int(_STATM.read_bytes().split()[1]) * _PAGE
+    """Return the process's resident memory in bytes.
+
+    The file stays open after the first call, so that a process at its limit of open files can read
+    it, too.
+    """
+    return int(os.pread(_statm(), 256, 0).split()[1]) * _PAGE
+
+
+@functools.cache
+def _statm() -> int:
+    return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def available_bytes() -> int:
@@ -76,8 +85,6 @@ class MemoryGuard:
         self.high = False
         """True while new work is refused."""
         self._on_end = on_end
-        self._resident = 0
-        self._warned = False
 
     def admit(self, method: str) -> None:
         """Accept a method's request if there is memory for it.
@@ -97,7 +104,7 @@ class MemoryGuard:
 
     async def look(self) -> None:
         """Check once; end connections while memory is above its limit."""
-        resident = self._measure()
+        resident = resident_bytes()
         if resident <= self.bytes_max:
             if self.high and resident < self.bytes_max * 9 // 10:
                 self.high = False
@@ -110,13 +117,3 @@ class MemoryGuard:
         for peer, weight in await self._connections.end_heaviest(resident - self.bytes_max):
             self._on_end()
             logger.warning("connection ended", extra={"peer": peer, "held_bytes": weight})
-
-    def _measure(self) -> int:
-        """Return the resident memory, or the last figure if no file can be opened (EMFILE)."""
-        try:
-            self._resident = resident_bytes()
-        except OSError as error:
-            if not self._warned:
-                self._warned = True
-                logger.warning("the process's memory can't be read", extra={"error": str(error)})
-        return self._resident

@@ -47,24 +47,17 @@ async def test_new_work_is_refused_while_memory_is_above_its_limit(
     assert asked == [1]
 
 
-async def test_memory_that_cannot_be_read_is_as_before(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def end_heaviest(_: int) -> list[tuple[str, int]]:
-        return []
+def test_memory_is_read_when_no_file_can_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert memory.resident_bytes() > MIB
 
-    def unreadable() -> int:
+    def full(*_: object, **__: object) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    connections: Any = SimpleNamespace(end_heaviest=end_heaviest)
-    guard = MemoryGuard(100, connections)
-    monkeypatch.setattr(memory, "resident_bytes", lambda: 101)
-    await guard.look()
-    monkeypatch.setattr(memory, "resident_bytes", unreadable)
-    await guard.look()
-    await guard.look()
-    assert guard.high
-    assert caplog.text.count("can't be read") == 1
+    monkeypatch.setattr("os.open", full)
+    monkeypatch.setattr("io.open", full)
+    with pytest.raises(OSError, match="Too many"):
+        Path("/proc/self/statm").read_bytes()
+    assert memory.resident_bytes() > MIB
 
 
 async def test_link_port_has_a_limit_of_connections(tmp_path: Path) -> None:
