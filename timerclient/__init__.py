@@ -66,6 +66,7 @@ if TYPE_CHECKING:
         PermissionDenied,
         QuotaReached,
         TimerError,
+        TokenRejected,
         Unavailable,
         Unreachable,
     )
@@ -136,6 +137,7 @@ __all__ = [
     "TimerState",
     "TimerStory",
     "Timers",
+    "TokenRejected",
     "Tracing",
     "Unavailable",
     "Unreachable",
@@ -161,8 +163,8 @@ _NAMES_OF: Final = {
     "values.client_tls": "ClientTls",
     "values.errors": (
         "AlreadyExists DiskFull GroupHeld InvalidRequest LeaseLost NotFound NotPending "
-        "OutcomeUnknown Overloaded PermissionDenied QuotaReached TimerError Unavailable "
-        "Unreachable"
+        "OutcomeUnknown Overloaded PermissionDenied QuotaReached TimerError TokenRejected "
+        "Unavailable Unreachable"
     ),
     "values.policy_names": "PolicyFields",
     "values.reasons": "Reason",

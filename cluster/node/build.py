@@ -404,7 +404,9 @@ def _services(
     """Return the public services, and the limits on the connections that call these."""
     config, telemetry = basis.config, basis.telemetry
     outboxes = Outboxes(config.limits.outbox_bytes_max)
-    connections = Connections(parse_address("grpc", config.grpc).port, outboxes.unread)
+    addresses = filter(None, (config.grpc, config.tokens))
+    ports = {parse_address("grpc", each).port for each in addresses}
+    connections = Connections(ports, outboxes.unread)
     memory = MemoryGuard(
         config.limits.memory_bytes_max, connections, telemetry.rpcs.connections_ended.inc
     )

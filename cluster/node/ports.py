@@ -1,6 +1,7 @@
 """The open ports of a running node, and its channels to the other nodes.
 
     public server   public services, health, reflection
+    token server    the same for clients with a bearer token, if it is set
     link server     for the other nodes, if they have their own port: streams, snapshots, and the
                     public services, for their queries and for requests of their clients
     HTTP server     metrics, health, JSON
@@ -41,6 +42,8 @@ class GrpcServers(NamedTuple):
     public: grpc.aio.Server
     link: grpc.aio.Server | None
     """For the other nodes. None: they use the public one."""
+    tokens: grpc.aio.Server | None
+    """For clients with a bearer token. None: there is no such port."""
 
 
 class Ports:
@@ -70,7 +73,7 @@ class Ports:
             ConfigError: an address is in use, or not this machine's.
         """
         try:
-            await self._endpoints.listen(self._grpc.public, self._grpc.link)
+            await self._endpoints.listen(*self._grpc)
             await self._http.start()
         except ConfigError:
             await self.close_grpc(None)  # else it logs an error at the end of the loop
@@ -99,7 +102,7 @@ class Ports:
 
     async def close_grpc(self, grace_s: float | None) -> None:
         """Close the gRPC ports. Open RPCs may still take `grace_s` seconds; None: no time."""
-        for server in (self._grpc.public, self._grpc.link):
+        for server in self._grpc:
             if server is not None:
                 await server.stop(grace_s)
 
@@ -122,16 +125,19 @@ def grpc_servers_of(
 
     `peers`: the handlers that serve the other nodes.
     """
+    connections = connections_max(limits.connections_max, 2 if endpoints.takes_tokens else 1)
     most = (
         ("grpc.max_concurrent_streams", limits.streams_max),
-        ("grpc.max_allowed_incoming_connections", connections_max(limits.connections_max)),
+        ("grpc.max_allowed_incoming_connections", connections),
     )
     public, link = endpoints.public_server((*SERVER_OPTIONS, *most)), endpoints.link_server()
+    tokens = endpoints.token_server((*SERVER_OPTIONS, *most))
     (link or public).add_generic_rpc_handlers(tuple(peers))
     bytes_max = limits.request_bytes_max + COLUMNS_BYTES_MAX
-    for server in filter(None, (public, link)):
+    for server in filter(None, (public, link, tokens)):
         services.add_to(Registrar(server, bytes_max))
-    health_service.add_to(public)
     reflected = [*ON_LEADER, *ON_ALL, health.SERVICE_NAME, reflection.SERVICE_NAME]
-    reflection.enable_server_reflection(reflected, public)
-    return GrpcServers(public, link)
+    for server in filter(None, (public, tokens)):
+        health_service.add_to(server)
+        reflection.enable_server_reflection(reflected, server)
+    return GrpcServers(public, link, tokens)

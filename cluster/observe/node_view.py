@@ -286,7 +286,7 @@ class NodeState(TopicView):
 
     async def _measure(self) -> None:
         leader, engine = self._host.leader, self._host.engine
-        ports = {name: getattr(self._config, name) for name in ("grpc", "link", "http")}
+        ports = {name: getattr(self._config, name) for name in ("grpc", "tokens", "link", "http")}
         numbers = {name: parse_address(name, at).port for name, at in ports.items() if at}
         with suppress(OSError):  # no file can be opened; the last figures stay
             self._connections = await asyncio.to_thread(connections_of, numbers)

@@ -7,14 +7,15 @@ A guard is an interceptor of the server, so no service can be registered beside 
 interceptor without the call's context. So the interceptor returns another handler, which has it.
 
 New rules concern open RPCs, too: each is checked again, and ended if the rules deny it now. So does
-the end of the caller's certificate: its open RPCs end within SWEEP_S, and it gets no further ones.
+the end of the caller's certificate or token: its open RPCs end within SWEEP_S, and it gets no
+further ones.
 """
 
 import asyncio
 import inspect
 import math
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator
 from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,7 @@ from typing import Any, Final, Protocol
 import grpc
 
 from cluster.rpc import grpc_errors
-from cluster.rpc.access_file import AccessFile
+from cluster.rpc.access_file import AccessFile, TokenFile
 from cluster.rpc.audit_log import AuditLog, shown
 from cluster.rpc.caller_usages import CallerUsages
 from cluster.rpc.node_tls import caller_identity
@@ -36,11 +37,21 @@ from cluster.security.identities import (
     identity_of,
 )
 from cluster.security.method_rules import METHOD_RULES
-from timer.model.timer_errors import EngineError, NotReadyError, PermissionDeniedError
+from cluster.security.token_hashes import hash_in
+from timer.model.timer_errors import (
+    EngineError,
+    NotReadyError,
+    PermissionDeniedError,
+    TokenRejectedError,
+)
 
 _Context = grpc.aio.ServicerContext[Any, Any]
+Metadata = Iterable[tuple[str, str | bytes]] | None
+"""Of an RPC, as gRPC has it."""
 SWEEP_S: Final = 2.0
 """Interval in which the certificates of open RPCs are compared with the clock."""
+AUTHORIZATION: Final = "authorization"
+"""Metadata with a bearer token."""
 _SHAPES: Final = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
@@ -89,10 +100,71 @@ class LinkGate:
         if not behind:
             return None
         try:
-            caller = identity_of(map(str, behind), self._cluster_id)
+            caller = identity_of(map(str, behind), self._cluster_id, frozenset(IdentityKind))
         except UntrustedIdentityError as error:
             raise PermissionDeniedError(f"{method}: {error}") from None
         return _admitted(caller, method, context, self._access, self._usages)
+
+
+class TokenGate:
+    """Admits the callers that send a bearer token, by the access rules."""
+
+    def __init__(self, access: AccessFile, usages: CallerUsages, tokens: TokenFile) -> None:
+        self._access, self._usages, self._tokens = access, usages, tokens
+
+    def admit(self, method: str, context: _Context) -> Caller:
+        """See Gate."""
+        sha256 = hash_in(authorization_in(context.invocation_metadata()))
+        identity = CallerIdentity(
+            IdentityKind.TOKEN, self._tokens.content.check(sha256, time.time())
+        )
+
+        def check() -> None:
+            self._tokens.content.check_again(sha256, time.time())
+
+        return _admitted(identity, method, context, self._access, self._usages, check)
+
+    def knows(self, metadata: Metadata) -> bool:
+        """Return whether the metadata of an RPC has a token in force."""
+        try:
+            sha256 = hash_in(authorization_in(metadata))
+            self._tokens.content.check(sha256, time.time())
+        except TokenRejectedError:
+            return False
+        return True
+
+
+class HttpGate:
+    """Admits callers with a bearer token, and others by their certificate."""
+
+    def __init__(
+        self, cluster_id: str, access: AccessFile, usages: CallerUsages, tokens: TokenFile | None
+    ) -> None:
+        """`tokens`: None: a token is ignored."""
+        self._by_certificate = PublicGate(cluster_id, access, usages)
+        self._by_token = TokenGate(access, usages, tokens) if tokens is not None else None
+
+    def admit(self, method: str, context: _Context) -> Caller:
+        """See Gate."""
+        has_certificate = bool([*context.auth_context().get("peer_uri", ())])
+        sent = authorization_in(context.invocation_metadata())
+        if self._by_token and (sent or not has_certificate):
+            return self._by_token.admit(method, context)
+        return self._by_certificate.admit(method, context)
+
+
+def authorization_in(metadata: Metadata) -> list[str]:
+    """Return the values of `authorization` in the metadata of an RPC."""
+    return [str(value) for key, value in metadata or () if key == AUTHORIZATION]
+
+
+async def _unread(requests: Any, context: _Context) -> AsyncIterator[Any]:
+    """Stand in for the handler of a call that the gate will deny."""
+    del requests, context
+    nothing: tuple[Any, ...] = ()
+    for each in nothing:
+        yield each
+    raise NotReadyError("the token has just begun to count: repeat the call")
 
 
 def _admitted(
@@ -101,11 +173,14 @@ def _admitted(
     context: _Context,
     access: AccessFile,
     usages: CallerUsages,
+    check_token: Callable[[], object] = lambda: None,
 ) -> Caller:
     rule = METHOD_RULES.get(method)
     if rule is None:
         raise PermissionDeniedError(f"{method}: no rule covers this method")
-    caller = Caller(identity, method, rule, lambda: access.rules, context.peer(), usages)
+    caller = Caller(
+        identity, method, rule, lambda: access.rules, context.peer(), usages, check_token
+    )
     caller.admit()
     return caller
 
@@ -122,7 +197,7 @@ class _OpenRpc:
     denied: EngineError | None = None
     """Why the RPC is being ended."""
 
-    def end_unless(self, check: Callable[[], None]) -> None:
+    def end_unless(self, check: Callable[[], object]) -> None:
         """End the RPC if a check raises an EngineError."""
         try:
             check()
@@ -158,10 +233,15 @@ def _expiry_of(context: _Context) -> float:
 class CallGuard(grpc.aio.ServerInterceptor):
     """Puts a gate before every method of a server."""
 
-    def __init__(self, gate: Gate, access: AccessFile, audit: AuditLog) -> None:
+    def __init__(
+        self, gate: Gate, access: AccessFile, audit: AuditLog, tokens: TokenFile | None = None
+    ) -> None:
+        """`tokens`: of the gate; None: it knows none."""
         self._gate, self._audit = gate, audit
         self._open: set[_OpenRpc] = set()
         access.on_change.append(self.check_again)
+        if tokens is not None:
+            tokens.on_change.append(self.check_again)
 
     def check_again(self) -> None:
         """End the open RPCs that the rules in force deny."""
@@ -170,10 +250,12 @@ class CallGuard(grpc.aio.ServerInterceptor):
                 each.end_unless(each.caller.check_again)
 
     def check_dates(self) -> None:
-        """End the open RPCs of expired certificates."""
+        """End the open RPCs of expired certificates and tokens."""
         now_s = time.time()
-        for each in [each for each in self._open if each.expires_s <= now_s]:
+        for each in list(self._open):
             each.end_unless(partial(_check_date, each.expires_s, now_s))
+            if each.caller is not None:
+                each.end_unless(each.caller.check_token)
 
     async def run(self) -> None:
         """Compare the certificates of open RPCs with the clock, for as long as the node runs."""
@@ -188,6 +270,10 @@ class CallGuard(grpc.aio.ServerInterceptor):
             return None
         shape = next(each for each in _SHAPES if getattr(handler, each) is not None)
         method = handler_call_details.method
+        metadata = handler_call_details.invocation_metadata
+        if isinstance(self._gate, TokenGate) and not self._gate.knows(metadata):
+            # Any host can call here. A stream's handler denies the call before a message is read.
+            return grpc.stream_stream_rpc_method_handler(self.guarded(method, _unread))
         return handler._replace(**{shape: self.guarded(method, getattr(handler, shape))})
 
     def guarded(self, method: str, serve: Any) -> Any:

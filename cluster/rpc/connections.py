@@ -1,4 +1,4 @@
-"""Finds the connections of the gRPC port that hold most memory, and ends them.
+"""Finds the connections of the gRPC ports for clients that hold most memory, and ends them.
 
 gRPC for Python reports no incomplete messages and has no call that ends a connection. The kernel
 has both: it counts the bytes that a socket has received, and it shuts sockets down.
@@ -28,9 +28,12 @@ _RECEIVED: Final = struct.Struct("=128xQ")
 class Connections:
     """Weighs and ends connections; see the module. Connections of other nodes are never ended."""
 
-    def __init__(self, port: int, unread: Mapping[str, int]) -> None:
-        """`unread`: bytes that consumers have not read, by remote address in gRPC's form."""
-        self._port, self._unread = port, unread
+    def __init__(self, ports: AbstractSet[int], unread: Mapping[str, int]) -> None:
+        """`ports`: of clients.
+
+        `unread`: bytes that consumers have not read, by remote address in gRPC's form.
+        """
+        self._ports, self._unread = ports, unread
         self._peers: set[str] = set()
         """Remote addresses of other nodes."""
         self._taken: Counter[str] = Counter()
@@ -80,7 +83,7 @@ class Connections:
     def _open(self) -> Iterator[tuple[str, socket.socket]]:
         """Yield (remote address, socket) of each connection; a socket is valid for one step."""
         for port, each in _sockets():
-            if port == self._port:
+            if port in self._ports:
                 with contextlib.suppress(OSError):
                     yield grpc_address(each.getpeername()), each
 

@@ -1,6 +1,7 @@
 """The ends of a node's gRPC connections: every server and every channel of the node is made here.
 
     public server    clients connect to it
+    token server     clients without a certificate connect to it, if the setting `tokens` is set
     link server      other nodes connect to it, if the setting `links` gives them their own port
     channel          this node's connection to another node, by the other node's name
 
@@ -16,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from cluster.rpc.access_file import AccessFile
 from cluster.rpc.audit_log import AuditLog
-from cluster.rpc.call_guard import CallGuard, Gate, LinkGate, PublicGate
+from cluster.rpc.call_guard import CallGuard, Gate, HttpGate, LinkGate, PublicGate, TokenGate
 from cluster.rpc.caller_usages import CallerUsages
 from cluster.rpc.connections import end_connections
 from cluster.rpc.handlers import PINGED, PINGS
@@ -130,6 +131,19 @@ class Endpoints:
         """Return a new server for clients. It has no port until `listen`."""
         return grpc.aio.server(options=options, interceptors=self._guards(PublicGate))
 
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether there is a gRPC port for bearer tokens."""
+        return bool(self._config.tokens)
+
+    def token_server(self, options: Options) -> grpc.aio.Server | None:
+        """Return a new server for clients with a bearer token. None: there is no such port."""
+        if not self._config.tokens or self.tls is None or self.tls.tokens is None:
+            return None
+        tokens = self.tls.tokens
+        guards = self._guards(lambda _, access, usages: TokenGate(access, usages, tokens))
+        return grpc.aio.server(options=options, interceptors=guards)
+
     def link_server(self) -> grpc.aio.Server | None:
         """Return a new server for the other nodes. None: they use the public one."""
         if not self._config.links:
@@ -143,13 +157,16 @@ class Endpoints:
         access = self.tls.access
         assert self._usages is not None
         made = gate(self._config.cluster_id, access, self._usages)
-        guard = CallGuard(made, access, self.audit)
+        guard = CallGuard(made, access, self.audit, self.tls.tokens)
         self.guards.append(guard)
         return [guard]
 
     def http_guard(self) -> CallGuard | None:
         """Return the guard of RPCs that come over HTTP. None: there is no TLS."""
-        return next(iter(self._guards(PublicGate)), None)
+        if self.tls is None:
+            return None
+        gate = functools.partial(HttpGate, tokens=self.tls.tokens)
+        return next(iter(self._guards(gate)), None)
 
     def http_server(
         self,
@@ -162,10 +179,17 @@ class Endpoints:
         if self.tls is None:
             return HttpServer(self._config.http, view, registry, pages)
         tls = self.tls
-        secured = HttpTls(lambda: tls.http, self._config.cluster_id, self.tls.access)
+        secured = HttpTls(
+            lambda: tls.http, self._config.cluster_id, tls.access, tls.tokens, self.audit
+        )
         return HttpServer(self._config.http, view, registry, pages, secured, on_handshake_failed)
 
-    async def listen(self, public: grpc.aio.Server, link: grpc.aio.Server | None) -> None:
+    async def listen(
+        self,
+        public: grpc.aio.Server,
+        link: grpc.aio.Server | None,
+        tokens: grpc.aio.Server | None = None,
+    ) -> None:
         """Bind the servers to the node's addresses, and start them.
 
         Raises:
@@ -176,6 +200,10 @@ class Endpoints:
         if link is not None:
             self._bind(link, "link", tls.for_nodes() if tls is not None else None)
             await link.start()
+        if tokens is not None:
+            assert tls is not None
+            self._bind(tokens, "tokens", tls.for_tokens())
+            await tokens.start()
         await public.start()
 
     def _bind(

@@ -50,6 +50,7 @@ STATUSES: Final[dict[type[timer_errors.EngineError], Status]] = {
     timer_errors.SequenceGapError: Status(_C.OUT_OF_RANGE, timer_pb2.SEQUENCE_GAP),
     timer_errors.OutcomeForgottenError: Status(_C.DATA_LOSS, timer_pb2.OUTCOME_FORGOTTEN),
     timer_errors.PermissionDeniedError: Status(_C.PERMISSION_DENIED, timer_pb2.PERMISSION_DENIED),
+    timer_errors.TokenRejectedError: Status(_C.UNAUTHENTICATED, timer_pb2.TOKEN_REJECTED),
     timer_errors.UnknownProducerError: Status(_C.UNAUTHENTICATED, timer_pb2.UNKNOWN_PRODUCER),
     timer_errors.LeaseLostError: Status(_C.FAILED_PRECONDITION, timer_pb2.LEASE_LOST),
     timer_errors.GroupHeldError: Status(_C.FAILED_PRECONDITION, timer_pb2.GROUP_HELD),

@@ -27,13 +27,20 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from cluster.rpc import openapi
-from cluster.rpc.access_file import AccessFile
-from cluster.rpc.http_api import BODY_BYTES_MAX, certificate_uris
+from cluster.rpc.access_file import AccessFile, TokenFile
+from cluster.rpc.audit_log import AuditLog
+from cluster.rpc.http_api import BODY_BYTES_MAX, certificate_uris, peer_of
 from cluster.rpc.http_listener import HttpListener
 from cluster.rpc.http_routes import READERS, RPC_PATHS
 from cluster.rpc.problem_details import ProblemError, problem_of, problems
 from cluster.security.access_rules import CLUSTER, Permission
-from cluster.security.identities import UntrustedIdentityError, identity_of
+from cluster.security.identities import (
+    CallerIdentity,
+    IdentityKind,
+    UntrustedIdentityError,
+    identity_of,
+)
+from cluster.security.token_hashes import hash_in
 from cluster.settings.config import parse_address
 from timer.model.timer_errors import (
     ConfigError,
@@ -133,36 +140,60 @@ def why_not_ready(state: LocalState) -> str:
 @dataclass(frozen=True, slots=True)
 class HttpTls:
     """TLS of the HTTP port. Probes need no certificate, and RPC routes check the rules of their
-    methods. The other pages need a certificate that may observe the cluster."""
+    methods. The other pages need a certificate or a token that may observe the cluster."""
 
     context: Callable[[], ssl.SSLContext]
     """Returns the one for the next handshake."""
     cluster_id: str
     access: AccessFile
 
+    tokens: TokenFile | None
+    """None: bearer tokens are ignored."""
+    audit: AuditLog
+
     @web.middleware
     async def admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer a request whose caller may observe the cluster; deny others with 403."""
+        """Answer a request whose caller may observe the cluster; deny others."""
         resource = request.match_info.route.resource
         checked = resource is not None and (request.method, resource.canonical) in RPC_PATHS
-        if request.path not in PROBES and not checked and (denied := self._denial(request)):
-            if request.path.startswith("/v1/"):
-                return problem_of(PermissionDeniedError(denied))
-            return web.Response(text=f"{denied}\n", status=403)
+        if request.path not in PROBES and not checked:
+            try:
+                self._check(request)
+            except EngineError as denied:
+                named = ", ".join(certificate_uris(request))
+                self.audit.denied(request.path[:200], named, peer_of(request), denied)
+                answer = problem_of(denied)
+                if request.path.startswith("/v1/"):
+                    return answer
+                del answer.headers["Content-Type"]
+                answer.text, answer.content_type = f"{denied}\n", "text/plain"
+                return answer
         return await handler(request)
 
-    def _denial(self, request: web.Request) -> str:
-        """Return the reason why the caller may not observe the cluster; empty: it may."""
+    def _check(self, request: web.Request) -> None:
+        """Check that the caller may observe the cluster.
+
+        Raises:
+            PermissionDeniedError, TokenRejectedError: it may not.
+        """
+        caller = self._caller(request)
+        if not self.access.rules.may(caller, Permission.OBSERVE, CLUSTER):
+            raise PermissionDeniedError(f"{caller} has no rule for observe with all topics")
+
+    def _caller(self, request: web.Request) -> CallerIdentity:
+        uris, sent = certificate_uris(request), request.headers.getall("Authorization", ())
+        if self.tokens is not None and (sent or not uris):
+            name = self.tokens.content.check(hash_in(sent), time.time())
+            return CallerIdentity(IdentityKind.TOKEN, name)
         try:
-            caller = identity_of(certificate_uris(request), self.cluster_id)
+            caller = identity_of(uris, self.cluster_id)
         except UntrustedIdentityError as error:
-            return f"{error}\nwithout a certificate: {', '.join(sorted(PROBES))}"
+            bare = ", ".join(sorted(PROBES))
+            raise PermissionDeniedError(f"{error}\nwithout a certificate: {bare}") from None
         until = (request.get_extra_info("peercert") or {}).get("notAfter", "")
         if ssl.cert_time_to_seconds(until) <= time.time():
-            return f"the certificate expired at {until}"
-        if self.access.rules.may(caller, Permission.OBSERVE, CLUSTER):
-            return ""
-        return f"{caller} has no rule for observe with all topics"
+            raise PermissionDeniedError(f"the certificate expired at {until}")
+        return caller
 
 
 class HttpServer:

@@ -130,10 +130,11 @@ def context_of(request: web.Request, timeout_s: float) -> HttpContext:
     connection = request.get_extra_info("ssl_object")
     der = connection.getpeercert(binary_form=True) if connection is not None else None
     pem = ssl.DER_cert_to_PEM_cert(der).encode() if der else b""
-    return HttpContext(_peer_of(request), timeout_s, certificate_uris(request), pem)
+    uris, tokens = certificate_uris(request), request.headers.getall("Authorization", ())
+    return HttpContext(peer_of(request), timeout_s, uris, pem, tokens)
 
 
-def _peer_of(request: web.Request) -> str:
+def peer_of(request: web.Request) -> str:
     """Return the address of a request's caller in gRPC's form."""
     return grpc_address(request.get_extra_info("peername") or ("", 0))
 

@@ -35,12 +35,18 @@ class HttpContext:
     """The context of one call: the part of gRPC's `ServicerContext` that handlers use."""
 
     def __init__(
-        self, peer: str, timeout_s: float, identities: Iterable[str] = (), pem: bytes = b""
+        self,
+        peer: str,
+        timeout_s: float,
+        identities: Iterable[str] = (),
+        pem: bytes = b"",
+        authorization: Iterable[str] = (),
     ) -> None:
         """`peer`: address in gRPC's form. `pem`: the caller's certificate; empty: it has none.
 
-        `identities`: URIs of that certificate.
+        `identities`: URIs of that certificate. `authorization`: values of that header.
         """
+        self._metadata = tuple(("authorization", value) for value in authorization)
         self._peer, self._until_s = peer, time.monotonic() + timeout_s
         self._identities, self._pem = tuple(uri.encode() for uri in identities), pem
         self._code: Any = None
@@ -56,8 +62,8 @@ class HttpContext:
         return {"peer_uri": self._identities, "x509_pem_cert": (self._pem,)}
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return no metadata."""
-        return ()
+        """Return the bearer token, if the request has one."""
+        return self._metadata
 
     def time_remaining(self) -> float:
         """Return the seconds until the deadline."""

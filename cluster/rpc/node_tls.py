@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import grpc
 
-from cluster.rpc.access_file import AccessFile
+from cluster.rpc.access_file import AccessFile, TokenFile
 from cluster.security.certificates import (
     FILE_BYTES_MAX,
     CertificateFiles,
@@ -72,6 +72,8 @@ class NodeTls:
         self._stamp = self._stamps()
         self.certificate = self._read()
         self.access = AccessFile(config.tls.access)
+        self.tokens = TokenFile(config.tls.tokens) if config.tls.tokens else None
+        """None: no bearer tokens."""
         self.on_renewal: Callable[[], None] = lambda: None
         """Called after a renewal: channels that were made before have the old certificate."""
         self.on_withdrawal: Callable[[Withdrawn], int] = lambda withdrawn: 0
@@ -125,7 +127,9 @@ class NodeTls:
 
     async def _read_again(self) -> tuple[RereadFile, ...]:
         async with self._looking:
-            return await self.access.reread(), *await self._reread_certificate()
+            watched = (self.access, self.tokens) if self.tokens is not None else (self.access,)
+            found = [await each.reread() for each in watched]
+            return *found, *await self._reread_certificate()
 
     async def _reread_certificate(self) -> list[RereadFile]:
         """Take changed files if they fit; else warn, once for each reason.
@@ -212,12 +216,18 @@ class NodeTls:
         """Return credentials of a server for clients and administrators."""
         return self._server(lambda found: found.client_ca)
 
-    def _server(self, trusted: Callable[[NodeCertificate], bytes]) -> grpc.ServerCredentials:
+    def for_tokens(self) -> grpc.ServerCredentials:
+        """Return credentials of a server for callers without a certificate."""
+        return self._server(None)
+
+    def _server(self, trusted: Callable[[NodeCertificate], bytes] | None) -> grpc.ServerCredentials:
+        """Return credentials. `trusted`: signs callers; None: they have no certificates."""
         served = self.certificate
 
         def configuration(found: NodeCertificate) -> grpc.ServerCertificateConfiguration:
             pair = found.key, found.certificate
-            return grpc.ssl_server_certificate_configuration([pair], trusted(found))
+            authorities = trusted(found) if trusted is not None else None
+            return grpc.ssl_server_certificate_configuration([pair], authorities)
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
             nonlocal served
@@ -230,7 +240,7 @@ class NodeTls:
         return grpc.dynamic_ssl_server_credentials(
             configuration(served),
             fetch,  # type: ignore[arg-type]  # the stubs omit None: nothing new
-            require_client_authentication=True,
+            require_client_authentication=trusted is not None,
         )
 
     def _http_context(self) -> ssl.SSLContext:

@@ -34,10 +34,15 @@ def raise_limit() -> int:
     return hard
 
 
-def connections_max(wanted: int) -> int:
-    """Return the connections that clients may have: `wanted`, or fewer by the soft limit."""
+def connections_max(wanted: int, ports: int = 1) -> int:
+    """Return the connections of clients on each of their gRPC ports, of which there are `ports`.
+
+    It is `wanted`, or fewer by the soft limit.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft - RESERVED))
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    return max(1, min(wanted, (soft - RESERVED) // ports))
 
 
 def has_spare() -> bool:

@@ -15,6 +15,7 @@ from cluster.rpc.grpc_errors import to_wire
 from timer.model.timer_errors import EngineError
 from timerclient.proto import timer_pb2 as pb
 
+UNAUTHORIZED: Final = 401
 PROBLEM: Final = "application/problem+json"
 HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 """Of each JSON answer under /v1."""
@@ -33,6 +34,7 @@ _CODES: Final = {
     pb.GROUP_HELD: 409,
     pb.QUOTA_REACHED: 429,
     pb.PERMISSION_DENIED: 403,
+    pb.TOKEN_REJECTED: 401,
     pb.CONFIG: 400,
 }
 """Reason -> HTTP status; 500 for the others."""
@@ -66,6 +68,8 @@ def problem_of(error: pb.Error | EngineError, status: int = 0) -> web.Response:
             document[name] = value
     answer = web.json_response(document, status=code, content_type=PROBLEM)
     answer.headers.update(HEADERS)
+    if code == UNAUTHORIZED:
+        answer.headers["WWW-Authenticate"] = "Bearer"
     if wire.retry_after_ms:
         answer.headers["Retry-After"] = str(-(-wire.retry_after_ms // 1000))
     return answer

@@ -33,6 +33,8 @@ class Caller:
     address: str
     """In gRPC's form; of a relayed request the node's."""
     usages: CallerUsages
+    check_token: Callable[[], object] = lambda: None
+    """Raises TokenRejectedError once the caller's token is withdrawn or has expired."""
     kept: list[AccessTarget] = field(default_factory=list)
     """Targets of the requests so far, to be checked again with new rules."""
 
@@ -98,7 +100,9 @@ class Caller:
 
         Raises:
             PermissionDeniedError, NotFoundError: they do not.
+            TokenRejectedError: the token is withdrawn, or has expired.
         """
+        self.check_token()
         self.admit()
         for target in self.kept:
             self.check_target(target)

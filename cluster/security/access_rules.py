@@ -184,8 +184,9 @@ def _rule(key: str, table: Any) -> AccessRule:
         if each not in set(Permission):
             raise ConfigError(f"{key}: may", each, f"one of {', '.join(Permission)}")
     for each in table["who"]:
-        if not each.startswith(("client/", "admin/")):
-            raise ConfigError(f"{key}: who", each, "client/NAME or admin/NAME; NAME may have *")
+        if not each.startswith(("client/", "admin/", "token/")):
+            limit = "client/NAME, admin/NAME or token/NAME; NAME may have *"
+            raise ConfigError(f"{key}: who", each, limit)
     texts = {name: tuple(values) for name, values in table.items()}
     return AccessRule(**texts, limits=limits)
 

@@ -4,11 +4,14 @@
     timer://CLUSTER/client/billing    an application
     timer://CLUSTER/admin/alice       an operator
 
+A bearer token (cluster/security/token_hashes.py) has an identity too, token/NAME. No certificate
+gives it.
+
 Only this URI counts. The common name and all other names are ignored. A certificate with no such
 URI, with several URIs, or with the URI of another cluster has no identity here.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -24,6 +27,12 @@ class IdentityKind(StrEnum):
     NODE = "node"
     CLIENT = "client"
     ADMIN = "admin"
+    TOKEN = "token"  # noqa: S105 - a name
+    """A caller with a bearer token."""
+
+
+CERTIFIED: Final = frozenset({IdentityKind.NODE, IdentityKind.CLIENT, IdentityKind.ADMIN})
+"""The kinds of a certificate."""
 
 
 class UntrustedIdentityError(Exception):
@@ -45,8 +54,10 @@ class CallerIdentity:
         return f"{SCHEME}://{cluster_id}/{self}"
 
 
-def identity_of(uris: Iterable[str], cluster_id: str) -> CallerIdentity:
-    """Return the identity in the URIs of a certificate.
+def identity_of(
+    uris: Iterable[str], cluster_id: str, kinds: Collection[IdentityKind] = CERTIFIED
+) -> CallerIdentity:
+    """Return the identity in the URIs of a certificate, of one of the `kinds`.
 
     Raises:
         UntrustedIdentityError: there is not exactly one URI, or it is not of this cluster.
@@ -58,7 +69,7 @@ def identity_of(uris: Iterable[str], cluster_id: str) -> CallerIdentity:
     if not found[0].startswith(prefix):
         raise UntrustedIdentityError(f"{found[0]!r:.200}: must begin with {prefix}")
     kind, _, name = found[0].removeprefix(prefix).partition("/")
-    if kind not in set(IdentityKind) or not NAME.fullmatch(name):
+    if kind not in kinds or not NAME.fullmatch(name):
         limit = f"must be {prefix} and node/NAME, client/NAME or admin/NAME"
         raise UntrustedIdentityError(f"{found[0]!r:.200}: {limit}")
     return CallerIdentity(IdentityKind(kind), name)

@@ -258,8 +258,8 @@ class StorageConfig(_Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsConfig(_Part):
-    """Paths of PEM files (cluster/security/certificates.py), and of the rules. All are set, or
-    none: no TLS."""
+    """Paths of PEM files (cluster/security/certificates.py), of the rules and of the tokens. All
+    are set, except perhaps `tokens`, or none: no TLS."""
 
     section: ClassVar[str] = "tls"
 
@@ -273,12 +273,16 @@ class TlsConfig(_Part):
     """This node's private key; no other user may read it."""
     access: str = ""
     """The rules of access, in TOML (cluster/security/access_rules.py)."""
+    tokens: str = ""
+    """Hashes of bearer tokens, in TOML (cluster/security/token_hashes.py). Empty: no tokens."""
 
     def __post_init__(self) -> None:
         _Part.__post_init__(self)
-        missing = [each.name for each in fields(self) if not getattr(self, each.name)]
-        if 0 < len(missing) < len(fields(self)):
-            raise self.refuse(missing[0], "must be set, too: TLS needs all settings of [tls]")
+        needed = [each.name for each in fields(self) if each.name != "tokens"]
+        missing = [name for name in needed if not getattr(self, name)]
+        if missing and (self.tokens or len(missing) < len(needed)):
+            limit = "must be set, too: TLS needs all settings of [tls] except tls.tokens"
+            raise self.refuse(missing[0], limit)
 
     @property
     def on(self) -> bool:
@@ -306,6 +310,9 @@ class NodeConfig(_Part):
     port. TLS needs such a port."""
     link: str = ""
     """host:port to bind for the other nodes; empty: this node's address in `links`."""
+    tokens: str = ""
+    """host:port to bind for callers with a bearer token, over TLS without certificates of theirs;
+    empty: no such port."""
     http: str = "127.0.0.1:8080"
     """host:port to bind for metrics, health and status; port 0: any free one."""
     insecure: bool = False
@@ -383,11 +390,17 @@ class NodeConfig(_Part):
         self._check_bound("http", port_min=0)
         if self.links:
             self._check_bound("link", port_min=1)
+        if self.tokens:
+            self._check_bound("tokens", port_min=1)
+            if not self.tls.tokens:
+                raise self.refuse("tokens", "empty without tls.tokens")
         self._check_dialled()
         if self.grpc == self.http:
             raise self.refuse("http", "another port than grpc")
         if self.link and self.link in (self.grpc, self.http):
             raise self.refuse("link", "another port than grpc and http")
+        if self.tokens and self.tokens in (self.grpc, self.http, self.link):
+            raise self.refuse("tokens", "another port than grpc, http and link")
 
     def _check_bound(self, name: str, *, port_min: int) -> None:
         address = parse_address(name, getattr(self, name), port_min=port_min)

@@ -122,7 +122,7 @@ def test_a_rule_without_topics_covers_the_cluster() -> None:
         ('[[rule]]\nwho = ["client/a"]', "rule 1: may"),
         ('[[rule]]\nmay = ["produce"]', "rule 1: who"),
         ('[[rule]]\nwho = ["client/a"]\nmay = ["all"]', "one of produce, cancel"),
-        ('[[rule]]\nwho = ["node/n1"]\nmay = ["operate"]', "client/NAME or admin/NAME"),
+        ('[[rule]]\nwho = ["node/n1"]\nmay = ["operate"]', "client/NAME, admin/NAME or token/NAME"),
         ('[[rule]]\nwho = ["client/?"]\nmay = ["produce"]', "the only wildcard"),
         ('[[rule]]\nwho = ["client/a"]\nmay = ["produce"]\ntopics = ["[ab]"]', "rule 1: topics"),
         ('[[rule]]\nwho = "client/a"\nmay = ["produce"]', "a list of texts"),

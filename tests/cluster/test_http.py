@@ -262,7 +262,7 @@ def test_unfinished_handshakes_are_limited_in_number_and_time(
     monkeypatch.setattr(http_listener, "CONNECTIONS_MAX", 4)
     monkeypatch.setattr(http_listener, "HANDSHAKE_S", 60.0)
     nothing: Any = None
-    server = server_of(FakeNode(), tls=HttpTls(lambda: context, "c", nothing))
+    server = server_of(FakeNode(), tls=HttpTls(lambda: context, "c", nothing, None, nothing))
 
     async def main() -> None:
         port = await server.start()

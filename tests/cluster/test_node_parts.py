@@ -130,7 +130,7 @@ def ports_of(events: list[str], *, taken: bool = False) -> Ports:
         channels,
         http,
         relay=relay,
-        servers=GrpcServers(grpc_port, None),
+        servers=GrpcServers(grpc_port, None, None),
         health_service=HealthService(bool),
     )
 

@@ -56,6 +56,7 @@ INSTANCES: list[timer_errors.EngineError] = [
     timer_errors.WrongDirectoryError("another cluster's"),
     timer_errors.DiskFailedError("fsync", errno=5),
     timer_errors.PermissionDeniedError("client/a may not schedule"),
+    timer_errors.TokenRejectedError("token/ci expired"),
     timer_errors.ConfigError("tick_ms", 0, "at least 1"),
 ]
 

@@ -99,6 +99,7 @@ def node_with_tls(directory: Path) -> tuple[CertificateStore, NodeTls]:
     store.create("prod")
     store.issue(IdentityKind.NODE, "n1", hosts=["127.0.0.1"])
     names = dataclasses.asdict(files(store)) | {"access": str(directory / "access.toml")}
+    names["tokens"] = ""
     config: Any = SimpleNamespace(name="n1", cluster_id="prod", tls=SimpleNamespace(**names))
     return store, NodeTls(config)
 

@@ -18,6 +18,7 @@ EngineError
 +-- SequenceGapError          a producer's sequence is not the next one
 +-- OutcomeForgottenError     a repeated sequence was applied; its result is no longer kept
 +-- PermissionDeniedError     the caller's certificate or the access rules do not allow it
++-- TokenRejectedError        the bearer token is absent, unknown or expired
 +-- UnknownProducerError      the producer id was never issued or has expired; register again
 +-- LeaseLostError            the message is leased to another consumer, or acked
 +-- GroupHeldError            an exclusive group has a consumer; try again when it has left
@@ -222,6 +223,10 @@ class UnknownProducerError(EngineError):
 
 class PermissionDeniedError(EngineError):
     """The caller's certificate or the rules of access do not allow the request."""
+
+
+class TokenRejectedError(EngineError):
+    """The caller's bearer token is absent, unknown or expired. No text of it has the token."""
 
 
 class LeaseLostError(EngineError):

@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from timerclient.cli import output
@@ -36,12 +37,19 @@ class UsageError(Exception):
 
 
 TLS_OPTIONS: Final = (
-    ("ca", "authorities of the nodes' certificates (PEM); needs --tls-cert and --tls-key"),
+    (
+        "ca",
+        "authorities of the nodes' certificates (PEM); needs --tls-cert and --tls-key, or a token",
+    ),
     ("cert", "your certificate (PEM)"),
     ("key", "your private key (PEM)"),
     ("server-name", "DNS name in every node's certificate, in place of the endpoint's host"),
 )
 """Options of TLS. The default of --tls-ca is the variable TIMERCTL_TLS_CA, and so on."""
+
+
+TOKEN_VARIABLE: Final = "TIMERCTL_TOKEN"  # noqa: S105 - a name
+"""A variable with a bearer token itself; no option has it, as other users see command lines."""
 
 
 def variable_of(option: str) -> str:
@@ -69,6 +77,13 @@ def add_connection(parser: argparse.ArgumentParser, default: str | None) -> None
             help=f"{text}; default: ${variable_of(f'tls-{name}')}, else the context's",
         )
     parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        default=default,
+        help=f"file with your bearer token, in place of a certificate; default: ${TOKEN_VARIABLE} "
+        f"(the token itself), else ${variable_of('token-file')}, else the context's",
+    )
+    parser.add_argument(
         "--context",
         metavar="NAME",
         default=default,
@@ -83,19 +98,30 @@ def tls_of(args: argparse.Namespace) -> "ClientTls | None":
     Raises:
         UsageError: Only some are given.
     """
+    token = token_of(args)
     if not (args.tls_ca or args.tls_cert or args.tls_key):
+        if token is not None:
+            raise UsageError("a token is sent over TLS only: give --tls-ca, too")
         return None
-    missing = [f"--tls-{name}" for name in ("ca", "cert", "key") if not vars(args)[f"tls_{name}"]]
+    bare = token is not None and not (args.tls_cert or args.tls_key)
+    needed = ("ca",) if bare else ("ca", "cert", "key")
+    missing = [f"--tls-{name}" for name in needed if not vars(args)[f"tls_{name}"]]
     if missing:
         raise UsageError(f"TLS needs {' and '.join(missing)}, too")
     from timerclient.values.client_tls import ClientTls
 
     return ClientTls(
         ca=args.tls_ca,
-        certificate=args.tls_cert,
-        key=args.tls_key,
+        certificate=args.tls_cert or "",
+        key=args.tls_key or "",
         server_name=args.tls_server_name,
     )
+
+
+def token_of(args: argparse.Namespace) -> str | Path | None:
+    """Return the bearer token, or the path of its file. None: there is none."""
+    given: str | None = vars(args).get("token")
+    return given or (Path(args.token_file) if args.token_file else None)
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,7 +1,7 @@
 """`timerctl context …`: named settings of connections; see contexts.py.
 
 context add NAME --endpoints HOST:PORT,... [--tls-ca --tls-cert --tls-key --tls-server-name]
-            [--use] [--replace]
+            [--token-file] [--use] [--replace]
 context use NAME | none
 context list
 context show [NAME]
@@ -134,10 +134,14 @@ def _given(args: argparse.Namespace) -> dict[str, str]:
         if not host or not port.isdecimal() or not 0 < int(port) <= 65_535:
             raise UsageError(f"--endpoints = {each!r}: must be HOST:PORT, port 1 .. 65535")
     if any(key in own for key in (*_FILES, "tls_server_name")):
-        missing = [f"--{key.replace('_', '-')}" for key in _FILES if key not in own]
+        bare = "token_file" in own and not own.keys() & {"tls_cert", "tls_key"}
+        needed = _FILES[:1] if bare else _FILES
+        missing = [f"--{key.replace('_', '-')}" for key in needed if key not in own]
         if missing:
             raise UsageError(f"TLS needs {' and '.join(missing)}, too")
-    for key in _FILES:
+    if "token_file" in own and "tls_ca" not in own:
+        raise UsageError("a token is sent over TLS only: give --tls-ca, too")
+    for key in (*_FILES, "token_file"):
         if key in own:
             path = Path(own[key]).absolute()
             if not path.is_file():

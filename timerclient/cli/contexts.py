@@ -5,7 +5,8 @@
 
 Each setting of a connection has the value of its option, else of its variable, else of the context,
 else the default. The context is that of --context, else of TIMERCTL_CONTEXT, else the current one;
-`none` stands for no context. The file holds paths of keys, not keys. Its mode is 600.
+`none` stands for no context. The file holds paths of keys and tokens, not these. Its mode is 600.
+TIMERCTL_TOKEN has a token itself. It counts before the file's path in a variable or a context.
 """
 
 import argparse
@@ -18,9 +19,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from timerclient.cli.cli_args import DEFAULT_ENDPOINTS, TLS_OPTIONS, UsageError, variable_of
+from timerclient.cli.cli_args import (
+    DEFAULT_ENDPOINTS,
+    TLS_OPTIONS,
+    TOKEN_VARIABLE,
+    UsageError,
+    variable_of,
+)
 
-SETTINGS: Final = ("endpoints", *(f"tls_{name.replace('-', '_')}" for name, _ in TLS_OPTIONS))
+SETTINGS: Final = (
+    "endpoints",
+    *(f"tls_{name.replace('-', '_')}" for name, _ in TLS_OPTIONS),
+    "token_file",
+)
 """Names of the settings of a connection, as in the file and in the parsed command line."""
 NONE: Final = "none"
 _CONTEXT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -185,5 +196,9 @@ def apply_context(args: argparse.Namespace) -> None:
     Raises:
         UsageError: The file of contexts is wrong, or has no such context.
     """
-    for key, setting in settings_in_effect(args).items():
+    found = settings_in_effect(args)
+    for key, setting in found.items():
         setattr(args, key, setting.value)
+    args.token = None
+    if not found["token_file"].source.startswith("--"):
+        args.token = os.environ.get(TOKEN_VARIABLE) or None

@@ -37,6 +37,7 @@ from timerclient.cli.cli_args import (
     described,
     duration,
     tls_of,
+    token_of,
 )
 from timerclient.cli.cli_errors import (
     EXIT_CODES,
@@ -298,7 +299,8 @@ def _client(args: argparse.Namespace) -> "TimerClient":
     from timerclient.client.timer_client import TimerClient  # takes longer than all other imports
 
     apply_context(args)
-    return TimerClient(args.endpoints, timeout=args.timeout, credentials=tls_of(args))
+    tls, token = tls_of(args), token_of(args)
+    return TimerClient(args.endpoints, timeout=args.timeout, credentials=tls, token=token)
 
 
 def _print(args: argparse.Namespace, document: Any, text: str) -> None:

@@ -19,6 +19,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self, TypeVar, Unpack
 
@@ -129,6 +130,7 @@ class AsyncTimerClient(TopicCalls):
         cluster: "host:port,host:port", or a sequence of addresses. Some of the nodes suffice.
         timeout: Default timeout of calls, failovers included. None: `ClientSettings.call_s`.
         credentials: TLS: the files of a certificate, or gRPC's credentials. None: no TLS.
+        token: A bearer token or the path of its file. Needs TLS and all nodes' ports for tokens.
         dial: Makes the channel to an address; `credentials` are then ignored. None: TCP.
         settings: Limits and waits.
         on_event: Called with each event (timerclient/values/client_events.py). All are also logged.
@@ -141,6 +143,7 @@ class AsyncTimerClient(TopicCalls):
         *,
         timeout: Seconds | None = None,
         credentials: grpc.ChannelCredentials | ClientTls | None = None,
+        token: str | Path | None = None,
         dial: Dial | None = None,
         settings: ClientSettings = ClientSettings(),  # noqa: B008 -- frozen
         on_event: OnEvent | None = None,
@@ -149,7 +152,8 @@ class AsyncTimerClient(TopicCalls):
         self._addresses = parse_addresses(cluster)
         self.settings = settings
         self.events = Events(on_event)
-        self._dial, self._over_tcp = dial or tcp(credentials), dial is None
+        self._dial, self._over_tcp = dial or tcp(credentials, token), dial is None
+        self._others = token is None
         if self._over_tcp:
             check_not_forked()
         self._call_s = settings.call_s if timeout is None else timeout_s(timeout)
@@ -597,6 +601,7 @@ class AsyncTimerClient(TopicCalls):
                 self._dial,
                 events=self.events,
                 over_tcp=self._over_tcp,
+                others=self._others,
             )
         return self._nodes
 

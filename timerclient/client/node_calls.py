@@ -40,11 +40,7 @@ class OneNodeCalls(GroupCalls):
     async def drain_node(self, node: str, *, undo: bool = False) -> pb.DrainNodeResponse:
         """Drain one node: it gives the leadership away, and gets none while another node can lead.
 
-        A restart of the node ends that. Returns when another node leads.
-
-        Args:
-            node: Its name.
-            undo: True: the node may lead again.
+        A restart of the node or `undo` ends that. Returns when another node leads.
 
         Raises:
             NotFound: There is no such node.

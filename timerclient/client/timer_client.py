@@ -3,6 +3,7 @@
 # ruff: noqa: B008, PLR0913 -- as in its source
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Unpack
 
 import grpc
@@ -52,6 +53,7 @@ class TimerClient(ThreadClient):
         cluster: "host:port,host:port", or a sequence of addresses. Some of the nodes suffice.
         timeout: Default timeout of calls, failovers included. None: `ClientSettings.call_s`.
         credentials: TLS: the files of a certificate, or gRPC's credentials. None: no TLS.
+        token: A bearer token or the path of its file. Needs TLS and all nodes' ports for tokens.
         dial: Makes the channel to an address; `credentials` are then ignored. None: TCP.
         settings: Limits and waits.
         on_event: Called with each event (timerclient/values/client_events.py). All are also logged.
@@ -64,6 +66,7 @@ class TimerClient(ThreadClient):
         *,
         timeout: Seconds | None = None,
         credentials: grpc.ChannelCredentials | ClientTls | None = None,
+        token: str | Path | None = None,
         dial: Dial | None = None,
         settings: ClientSettings = ClientSettings(),
         on_event: OnEvent | None = None,
@@ -74,6 +77,7 @@ class TimerClient(ThreadClient):
                 cluster,
                 timeout=timeout,
                 credentials=credentials,
+                token=token,
                 dial=dial,
                 settings=settings,
                 on_event=on_event,
@@ -598,11 +602,7 @@ class TimerClient(ThreadClient):
     def drain_node(self, node: str, *, undo: bool = False) -> pb.DrainNodeResponse:
         """Drain one node: it gives the leadership away, and gets none while another node can lead.
 
-        A restart of the node ends that. Returns when another node leads.
-
-        Args:
-            node: Its name.
-            undo: True: the node may lead again.
+        A restart of the node or `undo` ends that. Returns when another node leads.
 
         Raises:
             NotFound: There is no such node.

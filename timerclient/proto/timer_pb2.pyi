@@ -77,6 +77,8 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """RESOURCE_EXHAUSTED: the topic is at a quota; names field and limit"""
     PERMISSION_DENIED: _Reason.ValueType  # 21
     """PERMISSION_DENIED: not allowed for the client's certificate"""
+    TOKEN_REJECTED: _Reason.ValueType  # 22
+    """UNAUTHENTICATED: the bearer token is absent, unknown or expired"""
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
     """---- errors
@@ -125,6 +127,8 @@ QUOTA_REACHED: Reason.ValueType  # 20
 """RESOURCE_EXHAUSTED: the topic is at a quota; names field and limit"""
 PERMISSION_DENIED: Reason.ValueType  # 21
 """PERMISSION_DENIED: not allowed for the client's certificate"""
+TOKEN_REJECTED: Reason.ValueType  # 22
+"""UNAUTHENTICATED: the bearer token is absent, unknown or expired"""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
 class _OnConflict:

@@ -21,13 +21,14 @@ import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 import grpc
 
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
-from timerclient.streams.secure_dial import SecureDial
+from timerclient.streams.secure_dial import SecureDial, with_token
 from timerclient.values import errors
 from timerclient.values.client_events import (
     MISSING_S,
@@ -38,6 +39,7 @@ from timerclient.values.client_events import (
 )
 from timerclient.values.client_settings import ClientSettings
 from timerclient.values.client_tls import ClientTls
+from timerclient.values.client_token import read_token
 from timerclient.values.errors import (
     Closed,
     ConnectionLost,
@@ -75,10 +77,22 @@ Dial = Callable[[str], grpc.aio.Channel]
 """Makes a channel to an address (host:port), which connects at its first call."""
 
 
-def tcp(credentials: grpc.ChannelCredentials | ClientTls | None) -> Dial:
-    """Return a Dial over TCP. `credentials`: None: without TLS."""
+def tcp(
+    credentials: grpc.ChannelCredentials | ClientTls | None, token: str | Path | None = None
+) -> Dial:
+    """Return a Dial over TCP. `credentials`: None: without TLS. `token`: or the path of its file.
+
+    Raises:
+        InvalidRequest: A file does not fit, or there is a token without TLS.
+    """
     if isinstance(credentials, ClientTls):
-        return SecureDial(credentials, CHANNEL_OPTIONS)
+        return SecureDial(credentials, CHANNEL_OPTIONS, token)
+    if token is not None:
+        text = read_token(token)
+        if credentials is None:
+            limit = "is sent over TLS only: give `credentials`, too, such as ClientTls(ca=...)"
+            raise InvalidRequest.of("token", "(not shown)", limit)
+        credentials = with_token(credentials, text)
 
     def dial(address: str) -> grpc.aio.Channel:
         if credentials is None:
@@ -196,8 +210,14 @@ class Nodes:
         *,
         events: Events | None = None,
         over_tcp: bool = False,
+        others: bool = True,
     ) -> None:
-        """`over_tcp`: `dial` makes gRPC's own channels, which do not survive a fork."""
+        """`over_tcp`: `dial` makes gRPC's own channels, which do not survive a fork.
+
+        `others`: False: only nodes at `addresses` are called. Nodes name each other's ports for
+        certificates, which take no token.
+        """
+        self._others = others
         self.pid = os.getpid()
         if over_tcp:
             with _reaching_lock:
@@ -321,7 +341,7 @@ class Nodes:
 
     async def _probe_hint(self) -> NodeChannel | None:
         hint, self._hint = self._hint, ""
-        if not hint:
+        if not hint or not (self._others or hint in self._addresses):
             return None
         node = self.node(hint)
         epoch = await self._leader_epoch_of(node)

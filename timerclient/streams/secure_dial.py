@@ -1,37 +1,51 @@
-"""Channels over TLS. The certificate may be replaced while the client runs."""
+"""Channels over TLS. The certificate or the token may be replaced while the client runs."""
 
 import time
+from pathlib import Path
 from typing import Any, Final
 
 import grpc
 
-from timerclient.values.client_tls import ClientTls
+from timerclient.values.client_tls import ClientTls, stamp_of
+from timerclient.values.client_token import read_token
 from timerclient.values.errors import InvalidRequest
 
 LOOK_S: Final = 1.0
 """Least seconds between two looks at the files. A look comes before a call of a node."""
 
 
-class SecureDial:
-    """Makes channels with the files of `ClientTls`."""
+def with_token(credentials: grpc.ChannelCredentials, token: str) -> grpc.ChannelCredentials:
+    """Return credentials that send a bearer token with each call. gRPC sends it over TLS only."""
+    sent = grpc.access_token_call_credentials(token)
+    return grpc.composite_channel_credentials(credentials, sent)
 
-    def __init__(self, tls: ClientTls, options: Any) -> None:
-        """Read the files.
+
+class SecureDial:
+    """Makes channels with the files of `ClientTls`, and with a bearer token."""
+
+    def __init__(self, tls: ClientTls, options: Any, token: str | Path | None = None) -> None:
+        """Read the files. `token`: a path: it is read again when the file changes.
 
         Raises:
-            InvalidRequest: see `ClientTls.read`.
+            InvalidRequest: see `ClientTls.read` and `read_token`; or there is neither a certificate
+                nor a token.
         """
-        self._tls = tls
-        self._stamp = tls.stamp()
-        self._read = tls.read()
+        if not (tls.certificate or tls.key) and token is None:
+            limit = "must be set: the client has no token"
+            raise InvalidRequest.of("certificate", "", limit)
+        self._tls, self._token = tls, token
+        self._stamp = self._stamps()
+        self._read = self._contents()
         self._looked_s = time.monotonic()
         override = ("grpc.ssl_target_name_override", tls.server_name)
         self._options = (*options, override) if tls.server_name else (*options,)
 
     def __call__(self, address: str) -> grpc.aio.Channel:
         """Return a new channel to an address (host:port)."""
-        ca, certificate, key = self._read
+        (ca, certificate, key), token = self._read
         credentials = grpc.ssl_channel_credentials(ca, key, certificate)
+        if token is not None:
+            credentials = with_token(credentials, token)
         return grpc.aio.secure_channel(address, credentials, self._options)
 
     def renewed(self) -> bool:
@@ -43,13 +57,20 @@ class SecureDial:
         if now_s - self._looked_s < LOOK_S:
             return False
         self._looked_s = now_s
-        stamp = self._tls.stamp()
+        stamp = self._stamps()
         if stamp == self._stamp:
             return False
         try:
-            found = self._tls.read()
+            found = self._contents()
         except InvalidRequest:  # perhaps some are new and some are old
             return False
         self._stamp = stamp
         changed, self._read = found != self._read, found
         return changed
+
+    def _stamps(self) -> tuple[tuple[int, int], ...]:
+        own = (stamp_of(self._token),) if isinstance(self._token, Path) else ()
+        return *self._tls.stamp(), *own
+
+    def _contents(self) -> tuple[tuple[bytes, bytes | None, bytes | None], str | None]:
+        return self._tls.read(), None if self._token is None else read_token(self._token)

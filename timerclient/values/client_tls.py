@@ -16,20 +16,22 @@ class ClientTls:
 
     ca: str | Path
     """The authorities that sign the certificates of nodes."""
-    certificate: str | Path
-    """The client's certificate."""
-    key: str | Path
+    certificate: str | Path = ""
+    """The client's certificate. Empty, as `key`: the client has a bearer token in its place."""
+    key: str | Path = ""
     """The client's private key."""
     server_name: str = ""
     """A DNS name that the certificates of all nodes have, such as nodes.CLUSTER.timer. Empty: each
     certificate must have the host of the node's address."""
 
-    def read(self) -> tuple[bytes, bytes, bytes]:
-        """Return the contents of `ca`, `certificate` and `key`.
+    def read(self) -> tuple[bytes, bytes | None, bytes | None]:
+        """Return the contents of `ca`, `certificate` and `key`; None: there is no certificate.
 
         Raises:
             InvalidRequest: A file cannot be read, or certificate and key do not fit.
         """
+        if not (self.certificate or self.key):
+            return self._read("ca"), None, None
         ca, certificate, key = (self._read(each) for each in ("ca", "certificate", "key"))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
@@ -41,7 +43,7 @@ class ClientTls:
 
     def stamp(self) -> tuple[tuple[int, int], ...]:
         """Return a value that changes when a file is replaced; of a missing file (0, 0)."""
-        return tuple(_stamp(Path(each)) for each in (self.ca, self.certificate, self.key))
+        return tuple(stamp_of(Path(each)) for each in (self.ca, self.certificate, self.key))
 
     def _read(self, name: str) -> bytes:
         path = Path(getattr(self, name))
@@ -52,7 +54,8 @@ class ClientTls:
             raise InvalidRequest.of(name, str(path), why) from None
 
 
-def _stamp(path: Path) -> tuple[int, int]:
+def stamp_of(path: Path) -> tuple[int, int]:
+    """Return a value that changes when a file is replaced; of a missing file (0, 0)."""
     try:
         found = path.stat()
     except OSError:

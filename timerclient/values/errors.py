@@ -226,6 +226,12 @@ class PermissionDenied(TimerError):
     reason = Reason.PERMISSION_DENIED
 
 
+class TokenRejected(TimerError):
+    """The client's bearer token is unknown or expired, or the port needs one and got none."""
+
+    reason = Reason.TOKEN_REJECTED
+
+
 class LeaseLost(TimerError):
     """The lease has ended: the message may be delivered again, or is acked. Drop its work."""
 

@@ -28,6 +28,7 @@ class Reason(IntEnum):
     GROUP_HELD = 18
     QUOTA_REACHED = 20
     PERMISSION_DENIED = 21
+    TOKEN_REJECTED = 22
 
     @classmethod
     def _missing_(cls, value: object) -> "Reason":

@@ -1,0 +1,209 @@
+"""A node with a port for bearer tokens: callers have no certificate, and all else is denied."""
+
+import contextlib
+import datetime
+import hashlib
+import http.client
+import json
+import ssl
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Final
+
+import grpc
+import pytest
+
+from deploy.certificate_store import CertificateStore
+from deploy.local import LocalNode, free_ports
+from deploy.local_tls import FOLDER, open_http
+from tests.cluster.running import CALL_S, Running, code_of, error_of, take, until
+from timerclient import ClientTls, TimerClient
+from timerclient.proto import timer_pb2
+from timerclient.proto import timer_pb2_grpc as rpc
+
+pytestmark = pytest.mark.slow
+
+RPC_S: Final = 10.0
+RULE: Final = """
+[[rule]]
+who = ["token/*"]
+topics = ["payments/*"]
+may = ["produce", "consume", "observe", "manage"]
+"""
+BOUND_S: Final = 10.0
+"""docs/deploy.md: an ended trust ends open calls within this time."""
+
+
+class WithTokens(Running):
+    """A node with TLS and a port for tokens."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, nodes=1, tls=True)
+        self.token_port = f"127.0.0.1:{free_ports(1)[0]}"
+        self.tokens = directory / FOLDER / "tokens.toml"
+
+    def _config(self, cluster_id: str, node: LocalNode, nodes: Sequence[LocalNode]) -> str:
+        self.allow()
+        text = super()._config(cluster_id, node, nodes)
+        tls = f'[tls]\ntokens = "{self.tokens}"'
+        return f'tokens = "{self.token_port}"\n' + text.replace("[tls]", tls)
+
+    def allow(self, **expires_s: float) -> None:
+        """Put these tokens in the file: name, which is the token too, and when it expires."""
+        entries = "".join(
+            f'[[token]]\nname = "{name}"\nsha256 = "{hashlib.sha256(name.encode()).hexdigest()}"\n'
+            f"expires = {datetime.datetime.fromtimestamp(at, datetime.UTC).isoformat()}\n"
+            for name, at in expires_s.items()
+        )
+        self.tokens.write_text(entries or "token = []")
+
+    @property
+    def ca(self) -> Path:
+        return self.directory / FOLDER / "ca.pem"
+
+    def by_token(self, token: str) -> TimerClient:
+        tls = ClientTls(ca=self.ca)
+        return TimerClient(self.token_port, credentials=tls, token=token, timeout=CALL_S)
+
+    def http(self, path: str, token: str = "") -> tuple[int, str, http.client.HTTPMessage]:
+        context = ssl.create_default_context(cafile=str(self.ca))
+        address = self.node("n1").http
+        connection = http.client.HTTPSConnection(address, timeout=RPC_S, context=context)
+        with contextlib.closing(connection):
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            connection.request("GET", path, headers=headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode(), answer.headers
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WithTokens]:
+    running = WithTokens(tmp_path_factory.mktemp("tokens"))
+    with running.cleaned():
+        running.wait_for_leader()
+        rules = CertificateStore(running.directory / FOLDER).access
+        rules.write_text(rules.read_text() + RULE)
+        later = time.time() + 3_600
+        running.allow(ci=later, leaver=later)
+        with running.client() as admin:
+            files = admin.reload_files("n1").files
+            named = {each.setting: each.result for each in files}
+            taken = timer_pb2.ReloadFilesResponse.TAKEN
+            assert named["tls.tokens"] == named["tls.access"] == taken
+        yield running
+
+
+def channel(cluster: WithTokens, port: str, tls: ClientTls | None = None) -> grpc.Channel:
+    _, certificate, key = tls.read() if tls is not None else (b"", None, None)
+    credentials = grpc.ssl_channel_credentials(cluster.ca.read_bytes(), key, certificate)
+    return grpc.secure_channel(port, credentials)
+
+
+def test_a_token_schedules_and_consumes_within_its_rules(cluster: WithTokens) -> None:
+    with cluster.by_token("ci") as client:
+        client.schedule("payments/a", b"x", delay=0)
+        with client.consumer("payments/a", "g") as consumer:
+            assert [message.payload for message in take(consumer, 1)] == [b"x"]
+        with pytest.raises(Exception, match="token/ci has no rule for produce on 'orders'"):
+            client.schedule("orders", b"x")
+        client.create_topic("payments/audited")
+    lines = [line for line in cluster.log("n1").splitlines() if "payments/audited" in line]
+    assert any("token/ci" in line and "CreateTopic" in line for line in lines)
+
+
+def test_other_callers_are_denied_counted_and_their_token_is_in_no_log(cluster: WithTokens) -> None:
+    status = timer_pb2.GetStatusRequest(local=True)
+    wrong: list[tuple[ClientTls | None, tuple[tuple[str, str], ...]]] = [
+        (None, ()),
+        (cluster.tls, ()),
+        (None, (("authorization", "Bearer hidden-token"),)),
+        (None, (("authorization", "Bearer ci"), ("authorization", "Bearer ci"))),
+        (None, (("timer-caller", "timer://c/admin/local"),)),
+    ]
+    for tls, metadata in wrong:
+        with channel(cluster, cluster.token_port, tls) as opened:
+            with pytest.raises(grpc.RpcError) as caught:
+                rpc.AdminServiceStub(opened).GetStatus(status, timeout=RPC_S, metadata=metadata)
+            assert code_of(caught.value) is grpc.StatusCode.UNAUTHENTICATED
+            assert error_of(caught.value).reason == timer_pb2.TOKEN_REJECTED
+    with channel(cluster, cluster.token_port) as opened:  # denied before a message is read
+        unsent: Any = opened.stream_stream("/timer.v1.TimerService/Schedule")
+        queue: SimpleQueue[Any] = SimpleQueue()
+        with pytest.raises(grpc.RpcError) as caught:
+            next(unsent(iter(queue.get, None), timeout=RPC_S))
+        queue.put(None)
+        assert code_of(caught.value) is grpc.StatusCode.UNAUTHENTICATED
+    own = (("authorization", "Bearer ci"),)
+    for port in (cluster.node("n1").grpc, cluster.node("n1").link):  # these stay mutual
+        with channel(cluster, port) as opened, pytest.raises(grpc.RpcError) as caught:
+            rpc.AdminServiceStub(opened).GetStatus(status, timeout=RPC_S, metadata=own)
+        assert code_of(caught.value) is grpc.StatusCode.UNAVAILABLE
+    log = cluster.log("n1")
+    assert "the bearer token is unknown" in log
+    assert "hidden-token" not in log
+    assert cluster.tls is not None
+    with contextlib.closing(open_http(cluster.node("n1").http, cluster.tls, RPC_S)) as page:
+        page.request("GET", "/metrics")
+        found = page.getresponse().read().decode()
+    [denied] = [line for line in found.splitlines() if line.startswith("timer_denied_total ")]
+    assert float(denied.split()[1]) >= len(wrong)
+
+
+def test_the_http_port_takes_tokens(cluster: WithTokens) -> None:
+    with cluster.by_token("ci") as client:
+        client.create_topic("payments/http")
+    path = "/v1/topics/payments%2Fhttp"
+    assert cluster.http(path, "ci")[0] == 200
+    for token in ("", "wrong"):
+        status, body, headers = cluster.http(path, token)
+        assert (status, json.loads(body)["reason"]) == (401, "TOKEN_REJECTED")
+        assert headers["Content-Type"].startswith("application/problem+json")
+        assert headers["WWW-Authenticate"] == "Bearer"
+        assert [cluster.http(page, token)[0] for page in ("/metrics", "/v1/status")] == [401] * 2
+        assert cluster.http("/healthz", token)[0] == 200
+    assert [cluster.http(page, "ci")[0] for page in ("/metrics", "/v1/status")] == [403] * 2
+
+
+@contextlib.contextmanager
+def stream(cluster: WithTokens, token: str) -> Iterator[Any]:
+    """Open the stream of a consumer."""
+    opening = timer_pb2.OpenConsumer(topic="payments/stream", group=token, credit=1)
+    queue: SimpleQueue[Any] = SimpleQueue()
+    queue.put(timer_pb2.ConsumeRequest(open=opening))
+    with channel(cluster, cluster.token_port) as opened:
+        call: Any = rpc.ConsumeServiceStub(opened).Consume(
+            iter(queue.get, None), metadata=(("authorization", f"Bearer {token}"),)
+        )
+        try:
+            assert next(call).HasField("opened")
+            yield call
+        finally:
+            queue.put(None)
+            call.cancel()
+
+
+def test_streams_end_with_the_withdrawal_and_the_expiry_of_their_token(cluster: WithTokens) -> None:
+    later, soon = time.time() + 3_600, time.time() + 4
+    cluster.allow(ci=later, leaver=later, brief=soon)
+    with cluster.client() as admin:
+        admin.reload_files("n1")
+        with (
+            stream(cluster, "ci") as staying,
+            stream(cluster, "leaver") as leaving,
+            stream(cluster, "brief") as brief,
+        ):
+            with pytest.raises(grpc.RpcError) as caught:
+                next(brief)
+            assert soon - 0.5 < time.time() < soon + BOUND_S
+            assert code_of(caught.value) is grpc.StatusCode.UNAUTHENTICATED
+            assert "token/brief expired at" in str(caught.value)
+            cluster.allow(ci=later)
+            began_s = time.monotonic()  # the node looks by itself
+            with pytest.raises(grpc.RpcError) as caught:
+                next(leaving)
+            assert code_of(caught.value) is grpc.StatusCode.UNAUTHENTICATED
+            assert time.monotonic() - began_s < BOUND_S
+            assert not staying.done()
+            until(lambda: "new tokens in force" in cluster.log("n1"))
