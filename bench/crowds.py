@@ -1,6 +1,7 @@
 """More crowds for P9 (bench/step_times.py).
 
 leases      10,000 groups hold a message each, and all leases end at one instant
+transfer    10,000 groups hold a message each, and the leadership is transferred
 policies    the cluster's policy pauses and resumes 10,000 topics, sets retention and time to
             live
 one_ms      1,000,000 timers, in memory, are due at one millisecond
@@ -62,6 +63,23 @@ def leases(loop: Loop, scale: int) -> None:
     loop.settle()
     check(len(got) == 2 * TOPICS, f"{len(got) - TOPICS} of {TOPICS} were delivered again")
     loop.checkpoint()
+
+
+def transfer(loop: Loop, scale: int) -> None:
+    """10,000 groups hold a message each; the leadership is transferred."""
+    del scale
+    topics = loop.topics(TOPICS)
+    got = grouped(loop, topics)
+    loop.schedule(topics, np.full(TOPICS, 60_000))
+    loop.wait(60_001)
+    loop.settle()
+    check(len(got) == TOPICS, f"{len(got)} of {TOPICS} were delivered")
+    loop.forget()
+    while loop.step("hand_over", lambda: loop.leader.hand_over(loop.now)):
+        loop.fold()
+    loop.fold()
+    known = {int(each.group.attempts(each.lease.offsets)[0]) for each in got}
+    check(known == {2}, f"after the transfer, messages have the attempts {known}")
 
 
 def policies(loop: Loop, scale: int) -> None:

@@ -123,9 +123,9 @@ class Node:
         """Promote the state plane."""
         self._parts.host.on_lead(epoch)
 
-    def on_drain(self) -> None:
-        """Append the entries that the successor needs."""
-        self._parts.host.on_drain()
+    def on_drain(self) -> bool:
+        """Append entries that the successor needs. Return whether more are left."""
+        return self._parts.host.on_drain()
 
     def on_stepdown(self, epoch: Epoch) -> None:
         """Stop serving at once."""

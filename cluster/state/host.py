@@ -181,9 +181,12 @@ class Host:
         """Apply the committed entries, then serve."""
         self._io.guarded(self._plane.on_lead, epoch)
 
-    def on_drain(self) -> None:
-        """Append the last entries of the epoch: another replica is about to lead."""
-        self._io.guarded(self._plane.on_drain)
+    def on_drain(self) -> bool:
+        """Append some of the epoch's last entries: another replica is about to lead.
+
+        Returns whether more are left.
+        """
+        return self._io.guarded(self._plane.on_drain)
 
     def on_stepdown(self, epoch: Epoch) -> None:
         """Stop serving at once."""

@@ -238,10 +238,13 @@ class StatePlane:
         self._promoting = epoch
         self._fold()
 
-    def on_drain(self) -> None:
-        """Append the last entries of the epoch: another replica is about to lead."""
-        if self.engine.leader is not None:
-            self.engine.leader.hand_over(self.now())
+    def on_drain(self) -> bool:
+        """Append some of the epoch's last entries: another replica is about to lead.
+
+        Returns whether more are left.
+        """
+        leader = self.engine.leader
+        return leader is not None and leader.hand_over(self.now())
 
     def on_stepdown(self, epoch: Epoch) -> None:
         """Stop serving at once."""

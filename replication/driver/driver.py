@@ -120,8 +120,11 @@ class Listener(Protocol):
     def on_lead(self, epoch: Epoch) -> None:
         """The EPOCH entry is committed: apply to the commit index, load, and serve."""
 
-    def on_drain(self) -> None:
-        """The leadership is being handed over. Proposals are refused after this call."""
+    def on_drain(self) -> bool:
+        """The leadership is being handed over. Return whether the last entries need another call.
+
+        Each call is a step of its own. Proposals are refused after the last one.
+        """
 
     def on_stepdown(self, epoch: Epoch) -> None:
         """Stop serving `epoch` at once. Requests in flight have an unknown outcome."""
@@ -365,8 +368,9 @@ class Driver:
         if core.serving and not serving:
             listener.on_lead(core.epoch)
         if core.parting:
-            if core.serving:
-                listener.on_drain()
+            if core.serving and listener.on_drain():
+                self._io.wake_at(self._io.mono_ms())
+                return
             core.parted()
             self._inbox.appendleft(_Arrival(Tick()))
 

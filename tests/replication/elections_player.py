@@ -232,8 +232,9 @@ class Node:
             self.cluster.compare(self, index)
         self.say(f"serves epoch {epoch}, its log applied up to {self.committed}")
 
-    def on_drain(self) -> None:
+    def on_drain(self) -> bool:
         self.say("takes nothing new")
+        return False
 
     def on_stepdown(self, epoch: Epoch) -> None:
         self.say(f"stops serving epoch {epoch}")

@@ -97,9 +97,10 @@ class Node:
     def on_lead(self, epoch: Epoch) -> None:
         self.leads.append(epoch)
 
-    def on_drain(self) -> None:
+    def on_drain(self) -> bool:
         self.drains += 1
-        propose(self, b"drained")
+        propose(self, b"drained %d" % self.drains)
+        return self.drains < 3
 
     def on_stepdown(self, epoch: Epoch) -> None:
         self.stepdowns.append(epoch)
@@ -246,8 +247,9 @@ async def test_appointment_above_makes_a_healthy_leader_hand_over(cluster: Clust
     cluster.appoint(2, two)
     await until(lambda: two.leads == [2])
     assert one.stepdowns == [1]
-    assert one.drains == 1
-    assert await payloads(two, 2, 2) == [b"drained"], "before the next epoch begins"
+    assert one.drains == 3
+    drained = [b"drained 1", b"drained 2", b"drained 3"]
+    assert await payloads(two, 2, 4) == drained, "before the next epoch begins"
 
 
 async def test_replica_that_fell_silent_acknowledges_nothing(cluster: Cluster) -> None:

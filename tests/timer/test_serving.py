@@ -135,6 +135,7 @@ def test_leader_that_hands_over_tells_how_often_each_message_was_delivered() -> 
     for _ in range(3):
         play.restart()
         play.leader.hand_over(play.now)
+    play.restart()
     first = play.deliveries[0]
     play.leader.groups.ack(group, first.epoch, first.lease.lease_id, u64([2]), play.done("late"))
     play.leader.groups.ack(group, first.epoch, first.lease.lease_id, u64([3]), play.done("never"))
@@ -145,6 +146,31 @@ def test_leader_that_hands_over_tells_how_often_each_message_was_delivered() -> 
     last = play.deliveries[-1]
     assert play.last() == ([1, 3], [2, 1])
     assert last.failures.tolist() == [1, 0]
+
+
+def test_groups_are_handed_over_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_dispatch, "EXPIRES_MAX", 2)
+    play = Play()
+    groups = [play.make_group(name) for name in ("a", "b", "c")]
+    for group in groups:
+        play.join(group)
+    play.settle()
+    play.schedule("s", 0)
+    play.settle()
+    assert [each.group for each in play.deliveries] == groups
+    assert play.leader.hand_over(play.now)
+    play.commit()
+    play.schedule("between", 0)
+    play.settle()
+    assert len(play.deliveries) == 3, "nothing is delivered between the parts either"
+    assert not play.leader.hand_over(play.now)
+    play.commit()
+    play.restart()
+    for group in groups:
+        play.join(group)
+    play.settle()
+    attempts = [attempt for each in play.deliveries[3:] for attempt in each.attempts.tolist()]
+    assert sorted(attempts) == [1, 1, 1, 2, 2, 2]
 
 
 def test_nack_is_judged_by_who_holds_the_message() -> None:

@@ -498,10 +498,12 @@ class Leader:
             self._fire_again |= self.machine.swept is not None
             self.groups.expiry.decided()
 
-    def hand_over(self, now: Now) -> None:
-        """Append the last entries of the epoch before the leadership is transferred."""
-        if self.closed is None:
-            self.groups.hand_over(now)
+    def hand_over(self, now: Now) -> bool:
+        """Append the last entries of the epoch before the leadership is transferred.
+
+        Returns whether another call is needed.
+        """
+        return self.closed is None and self.groups.hand_over(now)
 
     def refuse(self, why: EngineError) -> None:
         """Begin a drain: reject new requests except acks, deliver nothing, finish the rest."""

@@ -173,9 +173,9 @@ class TimerApp(KeeperCalls):
         """See App."""
         self.plane.on_lead(epoch)
 
-    def on_drain(self) -> None:
+    def on_drain(self) -> bool:
         """See App."""
-        self.plane.on_drain()
+        return self.plane.on_drain()
 
     def on_stepdown(self, epoch: Epoch) -> None:
         """See App."""

@@ -51,8 +51,8 @@ class App(Protocol):
     def on_lead(self, epoch: Epoch) -> None:
         """Begin to serve; all entries up to the EPOCH entry were applied."""
 
-    def on_drain(self) -> None:
-        """Append the last entries of the epoch."""
+    def on_drain(self) -> bool:
+        """Append last entries of the epoch. Return whether more are left."""
 
     def on_stepdown(self, epoch: Epoch) -> None:
         """Stop serving."""
@@ -134,8 +134,9 @@ class CountingApp:
     def on_lead(self, epoch: Epoch) -> None:
         """Do nothing; there is nothing to load."""
 
-    def on_drain(self) -> None:
+    def on_drain(self) -> bool:
         """Do nothing; this app appends no last entries."""
+        return False
 
     def on_stepdown(self, epoch: Epoch) -> None:
         """Drop the open proposals without an answer, because their outcome is unknown."""

@@ -552,9 +552,9 @@ class SimNode:
         """See Listener."""
         raise Broken("storage", f"{self} counts as formatted again; no founder is, in a world")
 
-    def on_drain(self) -> None:
+    def on_drain(self) -> bool:
         """See Listener."""
-        self.app.on_drain()
+        return self.app.on_drain()
 
     def on_stepdown(self, epoch: Epoch) -> None:
         """See Listener."""

@@ -140,6 +140,8 @@ class GroupBatch:
 
 def pieces(offsets: U64, most: int = OP_OFFSETS_MAX) -> list[U64]:
     """Split offsets into pieces of at most `most`."""
+    if len(offsets) <= most:
+        return [offsets]
     return np.split(offsets, range(most, len(offsets), most))
 
 

@@ -36,13 +36,7 @@ from timer.leader.groups import dead_letters, group_batch
 from timer.leader.groups.deadlines import Alarms
 from timer.leader.groups.expiry import Expiry, Propose
 from timer.leader.groups.group_batch import Acks, Done, GroupBatch, PendingOp, Told, Verdicts
-from timer.leader.groups.group_leases import (
-    ACCEPT,
-    DEAD_LETTERED,
-    ENDS_MAX,
-    LEASE_LOST,
-    Leases,
-)
+from timer.leader.groups.group_leases import ACCEPT, DEAD_LETTERED, ENDS_MAX, LEASE_LOST, Leases
 from timer.leader.groups.lease_table import FREE, ConsumerStream, Lease, OffsetStates
 from timer.leader.groups.turns import LEASE_WORK, Next, TurnResult, Turns
 from timer.leader.intake.count_limits import (
@@ -97,7 +91,7 @@ WAITING_OFFSETS_MAX: Final = 1 << 20
 """Acked and nacked offsets that may wait; above that they are rejected with OverloadedError."""
 DELIVERY_ROWS_MAX: Final = 2048
 EXPIRES_MAX: Final = 64
-"""Groups with ended leases, and groups with ended delays, in one step: some milliseconds."""
+"""Groups with ended leases, with ended delays, or handed over, in one step: some milliseconds."""
 ROOM_LOOK_MS: Final = 1000
 """Pause between two tries to move dead letters while the disks are full, milliseconds."""
 IN_FLIGHT_MAX: Final = 2
@@ -151,6 +145,8 @@ class Serving:
         self._acks_waiting = 0
         """Offsets in the acks of `_batch`."""
         self._in_flight = 0
+        self._left: list[Leases] | None = None
+        """Groups still to be handed over. None: the leader stays."""
         self._leases: dict[GroupId, Leases] = {}
         self._lease_ids = itertools.count()
         self._seeks: list[tuple[Group, UnixMs, Done]] = []
@@ -288,11 +284,9 @@ class Serving:
         if group.deleted_with:
             return TopicDeletedError(group.deleted_with)
         topic = self.machine.topics.get(group.topic)  # None: the topic was deleted after the group
-        return (
-            TopicDeletedError(group.topic)
-            if topic is None
-            else GroupDeletedError(topic.name, group.name)
-        )
+        if topic is None:
+            return TopicDeletedError(group.topic)
+        return GroupDeletedError(topic.name, group.name)
 
     def leased(self, group: Group) -> tuple[int, int]:
         """Return a group's (messages leased now, consumers)."""
@@ -306,8 +300,7 @@ class Serving:
 
     def all_leased(self) -> Iterator[tuple[Group, int, int]]:
         """Yield (group, messages leased now, consumers) of groups consumed from in this epoch."""
-        each_of = self._leases.values()
-        return ((each.group, each.in_flight, len(each.consumers)) for each in each_of)
+        return ((each.group, each.in_flight, len(each.consumers)) for each in self._leases.values())
 
     def waiting_from(self, group: Group, clock_ms: UnixMs) -> int | None:
         """Return a group's first offset that waits for a consumer. None: no message waits."""
@@ -539,6 +532,8 @@ class Serving:
         move to their topics only if there is `room` on the disks.
         """
         out: list[Delivery] = []
+        if self._left is not None:
+            return out
         expired: list[GroupOp] = []
         room = room and has_ids(self.machine)
 
@@ -672,13 +667,18 @@ class Serving:
 
     # ---- the log
 
-    def hand_over(self, now: Now) -> None:
-        """Append the batch and HAND_OVER ops, which give a successor the groups' delivery state."""
-        for leases in self._leases.values():
-            for op in leases.hand_over():
-                self._batch.add(op)
+    def hand_over(self, now: Now) -> bool:
+        """Append the batch and HAND_OVER ops, which give a successor the groups' delivery state.
+
+        Nothing is delivered from the first call on. Returns whether another call is needed.
+        """
+        left = [*self._leases.values()] if self._left is None else self._left
+        for op in itertools.chain.from_iterable(each.hand_over() for each in left[:EXPIRES_MAX]):
+            self._batch.add(op)
+        self._left = left[EXPIRES_MAX:]
         while self._batch and self._flush(now):
             pass
+        return bool(self._left)
 
     def flush(self, now: Now) -> None:
         """Append one entry of the batch, unless IN_FLIGHT_MAX entries are in flight."""

@@ -201,11 +201,10 @@ class LeaseTable:
 
     def leased(self) -> U64:
         """Return the offsets of all leased messages, ascending."""
-        known = [lease.offsets for lease in self._leases.values()] or [np.zeros(0, np.uint64)]
-        offsets = np.sort(np.concatenate(known))
-        held = np.array(list(self._leases), np.uint64)
-        leased: U64 = offsets[np.isin(self._states.of(offsets), held)]
-        return leased
+        held = [
+            each.offsets[self.of(each.offsets).held_by(id_)] for id_, each in self._leases.items()
+        ]
+        return np.sort(np.concatenate(held)) if held else np.zeros(0, np.uint64)
 
     def add(self, lease: Lease) -> None:
         """Lease messages that are free."""
