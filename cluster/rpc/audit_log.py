@@ -2,8 +2,9 @@
 
     {"time": "2026-01-31T12:00:00.123Z", "node": "n1", "identity": "admin/alice",
      "address": "ipv4:10.0.0.9:50112", "method": "DeleteTopic", "request": {"topic": "orders"},
-     "result": "OK"}
+     "result": "OK", "log_index": 4711}
 
+`log_index` is the log entry of the change, if there is one; of a relayed call the leader has it.
 A denied call has the result DENIED and the reason as `why`. Floods of them are cut: a line with
 `left_out` follows.
 
@@ -70,6 +71,7 @@ class AuditLog:
             method=caller.method.rpartition("/")[2],
             request=request,
             result=result,
+            **({"log_index": caller.log_index} if caller.log_index else {}),
         )
         audit.info("%s", line)
 

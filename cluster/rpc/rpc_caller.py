@@ -35,6 +35,8 @@ class Caller:
     usages: CallerUsages
     check_token: Callable[[], object] = lambda: None
     """Raises TokenRejectedError once the caller's token is withdrawn or has expired."""
+    log_index: int = 0
+    """Index of the last log entry that the RPC appended, and that was applied; 0: there is none."""
     kept: list[AccessTarget] = field(default_factory=list)
     """Targets of the requests so far, to be checked again with new rules."""
 

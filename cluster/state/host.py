@@ -10,6 +10,7 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Iterable
 
+from cluster.rpc.rpc_caller import CALLER
 from cluster.state import loop_io
 from cluster.state.loop_io import HostLog, LoopIo
 from cluster.state.loop_watch import Steps
@@ -148,16 +149,19 @@ class Host:
         self._plane.kick()
 
     async def ask(self, start: Callable[[Callable[[object], None]], None]) -> object:
-        """Give the leader a request whose `done` this awaits.
+        """Give the leader a request whose `done` this awaits. Note its entry for the audit log.
 
         Raises:
             EngineError: raised by `start`, or passed to `done` in place of a result.
         """
         future: asyncio.Future[object] = self._loop.create_future()
+        caller = CALLER.get()
 
         def done(result: object) -> None:
             if future.done():
                 return
+            if caller is not None and self.engine.leader is not None:
+                caller.log_index = max(caller.log_index, self.engine.leader.answering)
             if isinstance(result, EngineError):
                 future.set_exception(result)
             else:

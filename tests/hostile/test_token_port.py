@@ -108,9 +108,17 @@ def test_a_token_schedules_and_consumes_within_its_rules(cluster: WithTokens) ->
             assert [message.payload for message in take(consumer, 1)] == [b"x"]
         with pytest.raises(Exception, match="token/ci has no rule for produce on 'orders'"):
             client.schedule("orders", b"x")
-        client.create_topic("payments/audited")
-    lines = [line for line in cluster.log("n1").splitlines() if "payments/audited" in line]
-    assert any("token/ci" in line and "CreateTopic" in line for line in lines)
+        for _ in range(2):
+            client.create_topic("payments/audited")
+        index = client.status().nodes[0].applied_index
+    created, repeated = (
+        json.loads(json.loads(line.partition("msg=")[2]))
+        for line in cluster.log("n1").splitlines()
+        if "payments/audited" in line
+    )
+    assert (created["identity"], created["method"]) == ("token/ci", "CreateTopic")
+    assert 0 < created["log_index"] <= index
+    assert "log_index" not in repeated, "it appended nothing"
 
 
 def test_other_callers_are_denied_counted_and_their_token_is_in_no_log(cluster: WithTokens) -> None:

@@ -144,6 +144,8 @@ class Leader:
         self._topics_in_flight: dict[str, list[Done]] = {}
         self._registering = 0
         """Registrations of producers in flight."""
+        self.answering = LogIndex(0)
+        """Index of the entry whose proposers get their answers just now; 0: none."""
         self.closed: EngineError | None = None
         """Error that ended the epoch. None: the epoch goes on."""
         self._refusing: EngineError | None = None
@@ -489,7 +491,9 @@ class Leader:
         if entry.epoch == self.epoch:
             done = self._in_flight.pop(entry.index, None)
             if done is not None:
+                self.answering = entry.index
                 done(applied)
+                self.answering = LogIndex(0)
         if isinstance(applied, FireApplied):
             self.groups.feed(topic for topic, _ in (*applied.fired, *applied.released))
         elif isinstance(applied, ScheduleApplied | RescheduleApplied):
