@@ -26,7 +26,6 @@ Only this module and its helpers use the word *term*. Elsewhere: epoch.
 import collections
 import contextlib
 import enum
-import importlib.metadata
 import itertools
 import logging
 import os
@@ -44,6 +43,7 @@ from pysyncobj.monotonic import monotonic  # not Python's: another clock
 from pysyncobj.node import Node
 from pysyncobj.poller import POLL_EVENT_TYPE
 from pysyncobj.transport import Transport
+from pysyncobj.version import VERSION
 
 from cluster.control import raft_files
 from cluster.control.raft_codec import (
@@ -170,9 +170,8 @@ def checked_conf(files: RaftFiles, **hooks: Callable[..., object]) -> SyncObjCon
     Raises:
         ConfigError: pysyncobj has another version.
     """
-    version = importlib.metadata.version("pysyncobj")
-    if version != PYSYNCOBJ_VERSION:
-        raise ConfigError("pysyncobj", version, f"must be {PYSYNCOBJ_VERSION}")
+    if VERSION != PYSYNCOBJ_VERSION:
+        raise ConfigError("pysyncobj", VERSION, f"must be {PYSYNCOBJ_VERSION}")
     settings = {
         **SETTINGS,
         "journalFile": str(files.journal_path),

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-import pyarrow.compute  # noqa: F401 - a flush would import it later, when no file descriptor may be left
 import uvloop
 
 from cluster.files.disk_room import wait_for_room

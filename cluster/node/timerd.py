@@ -18,10 +18,12 @@ identity is damaged waits for its replacement (cluster/files/replacement.py).
 """
 
 import argparse
+import gc
 import os
 import secrets
 import sys
-from importlib.metadata import version
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +34,6 @@ from timer.files.disk import RealDisk
 from timer.model.timer_errors import ConfigError, EngineError
 from timer.model.units import ReplicaId
 
-DISTRIBUTION: Final = "timer-cluster"
 _DESCRIPTION: Final = """\
 Run one node of the cluster.
 
@@ -121,7 +122,15 @@ def init(argv: list[str]) -> int:
 
 def run(argv: list[str]) -> int:
     """Run a node until SIGTERM or SIGINT, or print its settings; return the exit code."""
-    from cluster.settings.config import NodeConfig, add_flags, flags_of, load_config, print_config
+    with _uncollected():
+        from cluster.settings.config import (
+            NodeConfig,
+            add_flags,
+            flags_of,
+            load_config,
+            print_config,
+        )
+        from cluster.settings.release import RELEASE
 
     parser = argparse.ArgumentParser(
         prog="timerd",
@@ -130,7 +139,7 @@ def run(argv: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_flags(parser)
-    parser.add_argument("--version", action="version", version=f"timerd {version(DISTRIBUTION)}")
+    parser.add_argument("--version", action="version", version=f"timerd {RELEASE.program}")
     parser.add_argument("--print-config", action="store_true", help="show the settings and exit")
     parser.add_argument(
         "--raft-lost",
@@ -148,9 +157,20 @@ def run(argv: list[str]) -> int:
     if arguments.print_config:
         sys.stdout.write(print_config(config))
         return 0
-    from cluster.node import process  # this import takes half a second, and only a run needs it
+    with _uncollected():  # this import takes half a second, and only a run needs it
+        from cluster.node import process
 
     return process.run(config, raft_lost=arguments.raft_lost, reload=load)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Import modules without visits of the collector: nearly all that they make stays."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 if __name__ == "__main__":

@@ -41,8 +41,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from aiohttp import web
-
+from cluster.rpc.aiohttp_server import web
 from cluster.rpc.http import ANSWER_TIMEOUT_S, json_answer
 from cluster.rpc.http_api import HttpApi, context_of
 from cluster.rpc.http_call import HttpContext

@@ -22,12 +22,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
-from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from cluster.rpc import openapi
 from cluster.rpc.access_file import AccessFile, TokenFile
+from cluster.rpc.aiohttp_server import web
 from cluster.rpc.audit_log import AuditLog
 from cluster.rpc.http_api import BODY_BYTES_MAX, certificate_uris, peer_of
 from cluster.rpc.http_listener import HttpListener

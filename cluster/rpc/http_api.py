@@ -17,11 +17,11 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from aiohttp import web
 from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from cluster.rpc.aiohttp_server import web
 from cluster.rpc.connections import grpc_address
 from cluster.rpc.http_call import HttpContext, LocalCalls
 from cluster.rpc.http_routes import RPC_ROUTES, HttpRoute

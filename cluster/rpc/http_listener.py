@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from aiohttp.web_protocol import RequestHandler
+from cluster.rpc.aiohttp_server import RequestHandler
 
 CONNECTIONS_MAX: Final = 256
 """Open connections and unfinished handshakes. With one more an old one is closed, so that a probe

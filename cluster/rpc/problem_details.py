@@ -9,8 +9,7 @@ known.
 
 from typing import Any, Final
 
-from aiohttp import web
-
+from cluster.rpc.aiohttp_server import web
 from cluster.rpc.grpc_errors import to_wire
 from timer.model.timer_errors import EngineError
 from timerclient.proto import timer_pb2 as pb

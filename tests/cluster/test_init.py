@@ -89,3 +89,17 @@ def test_help_tells_of_init_of_set_and_of_exit_codes(capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     for word in ("timerd init --data", "any setting", "70-75", "  66 "):
         assert word in out
+
+
+def test_start_loads_no_client_and_no_authority_of_the_system() -> None:
+    unneeded = ["importlib.metadata", "opentelemetry", "pyarrow.compute", "timerclient.client"]
+    code = (
+        "import os, sys; os.environ['SSL_CERT_DIR'] = 'kept'; os.environ.pop('SSL_CERT_FILE', 0)\n"
+        "from cluster.node import process\n"
+        "from aiohttp import connector\n"
+        "assert not connector._SSL_CONTEXT_VERIFIED.cert_store_stats()['x509']\n"
+        "assert (os.environ['SSL_CERT_DIR'], os.getenv('SSL_CERT_FILE')) == ('kept', None)\n"
+        f"print([m for m in {unneeded} if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,6 +1,5 @@
 """The wrapper around pysyncobj: its settings, its fail-stops, and a cluster of one."""
 
-import importlib.metadata
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -168,7 +167,7 @@ def test_another_version_of_pysyncobj_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = files_in(tmp_path)
-    monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.3.18")
+    monkeypatch.setattr(raft, "VERSION", "0.3.18")
     with pytest.raises(ConfigError, match=r"0\.3\.17"):
         checked_conf(files)
 
