@@ -102,6 +102,30 @@ def test_backups_reach_the_nodes_through_the_network_policy(tmp_path: Path) -> N
     env = template["spec"]["containers"][0]["env"]
     [where] = [each["value"] for each in env if each["name"] == "TIMERCTL_ENDPOINTS"]
     assert f"Service {where.removesuffix(':7401')}" in found
+    [store] = [each["value"] for each in env if each["name"] == "STORE"]
+    charted = chart("--no-hooks", f"--set=backup.enabled=true,backup.store={store}")
+    job = {"CronJob timerd-backup"}
+    assert comparable(_only(charted, job)) == comparable(_only(found, job))
+
+
+def _only(rendered: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    return {name: rendered[name] for name in names}
+
+
+def test_backups_with_tls_have_a_certificate_and_a_store() -> None:
+    enabled = "--set=backup.enabled=true,tls.enabled=true,backup.store="
+    pod = chart(f"{enabled}s3://timers")["CronJob timerd-backup"]["spec"]["jobTemplate"]["spec"][
+        "template"
+    ]["spec"]
+    for container in (*pod["initContainers"], *pod["containers"]):
+        env = {each["name"]: each["value"] for each in container["env"]}
+        mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+        for name, file in (("CA", "ca.crt"), ("CERT", "tls.crt"), ("KEY", "tls.key")):
+            folder, _, key = env[f"TIMERCTL_TLS_{name}"].rpartition("/")
+            assert key == file
+            assert mounts[folder] in {each["name"] for each in pod["volumes"]}
+    with pytest.raises(AssertionError, match="backup"):
+        chart(enabled)
 
 
 def test_pods_with_tls_have_the_files_and_ports_that_timerd_takes(tmp_path: Path) -> None:

@@ -62,3 +62,30 @@ allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
+
+{{/* A container of the backup. root: the chart's scope; args: of timerctl. */}}
+{{- define "timerd.backup" -}}
+{{- with .root -}}
+image: {{ include "timerd.image" . }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+command: [timerctl]
+args: {{ toJson $.args }}
+env:
+  - {name: STORE, value: {{ .Values.backup.store | quote }}}
+  - {name: TIMERCTL_ENDPOINTS, value: "{{ .Release.Name }}:7401"}
+  {{- if .Values.tls.enabled }}
+  - {name: TIMERCTL_TLS_CA, value: /etc/timerd/nodes/ca.crt}
+  - {name: TIMERCTL_TLS_CERT, value: /etc/timerd/backup/tls.crt}
+  - {name: TIMERCTL_TLS_KEY, value: /etc/timerd/backup/tls.key}
+  {{- end }}
+envFrom:
+  - secretRef: {name: {{ .Release.Name }}-backup, optional: true}
+securityContext: {{- include "timerd.confined" . | nindent 2 }}
+resources: {{- toYaml .Values.backup.resources | nindent 2 }}
+{{- if .Values.tls.enabled }}
+volumeMounts:
+  - {name: nodes, mountPath: /etc/timerd/nodes, readOnly: true}
+  - {name: backup, mountPath: /etc/timerd/backup, readOnly: true}
+{{- end }}
+{{- end }}
+{{- end }}
