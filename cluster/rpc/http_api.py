@@ -2,11 +2,11 @@
 
     path, query, body --checked--> request --LocalCalls--> answer, or problem+json
 
-A web page of another origin must not change a cluster through the browser of an operator. So a
-change needs the content type application/json, which browsers send to another origin only after a
-preflight, and the port answers no preflight. An `Origin` must be the port's own. Without TLS the
-`Host` must be loopback or an address of this port: a name that an attacker's DNS points at the node
-(DNS rebinding) is none.
+A web page of another origin must not change a cluster through the browser of an operator, nor read
+payloads and stacks. So a change needs the content type application/json, which browsers send to
+another origin only after a preflight, and the port answers no preflight. An `Origin` must be the
+port's own. Without TLS the `Host` must be loopback or an address of this port: a name that an
+attacker's DNS points at the node (DNS rebinding) is none.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
@@ -25,6 +26,7 @@ from cluster.rpc.aiohttp_server import web
 from cluster.rpc.connections import grpc_address
 from cluster.rpc.http_call import HttpContext, LocalCalls
 from cluster.rpc.http_routes import RPC_ROUTES, HttpRoute
+from cluster.rpc.peek_form import peek_answer
 from cluster.rpc.problem_details import HEADERS, ProblemError, problem_of
 from cluster.rpc.relay import METHODS
 from timer.model.timer_errors import (
@@ -70,6 +72,8 @@ class HttpApi:
 
     async def _answer(self, route: HttpRoute, request: web.Request) -> Mapping[str, Any]:
         if route.is_change:
+            _check_type(request)
+        if route.is_change or route.is_private:
             self._check_origin(request)
         message = await _message(route, request)
         context = context_of(request, route.timeout_s)
@@ -83,27 +87,36 @@ class HttpApi:
             if route.is_change:
                 raise CommitTimeoutError(f"{late}; the change may still be applied") from None
             raise NotReadyError(late) from None
+        if route.rpc == "Peek":
+            return peek_answer(answer)
         found = getattr(answer, route.first_of)[0] if route.first_of else answer
         return as_dict(found)
 
     def _check_origin(self, request: web.Request) -> None:
-        """Check that no web page of another origin sends a change; see the module.
+        """Check that no web page of another origin sends a request; see the module.
 
         Raises:
-            InvalidRequestError: the content type is another one.
             PermissionDeniedError: host or origin are others.
         """
-        if request.content_type != "application/json":
-            raise InvalidRequestError(_TYPE, request.content_type, "must be application/json")
         origin = request.headers.get("Origin")
         if origin is not None and urlsplit(origin).netloc.lower() != request.host.lower():
             raise PermissionDeniedError(f"Origin = {origin!r:.300}: a page of another origin")
         if not self._secure and host_of(request.host) not in {*self._hosts, *_own(request)}:
-            limit = "without TLS a change needs a loopback address, or the port's own address"
+            limit = "without TLS this needs a loopback address, or the port's own address"
             raise PermissionDeniedError(f"Host = {request.host!r:.300}: {limit}")
 
 
 _TYPE: Final = "Content-Type"
+
+
+def _check_type(request: web.Request) -> None:
+    """Check the content type of a change; see the module.
+
+    Raises:
+        InvalidRequestError: it is another one.
+    """
+    if request.content_type != "application/json":
+        raise InvalidRequestError(_TYPE, request.content_type, "must be application/json")
 
 
 def host_of(text: str) -> str:
@@ -170,6 +183,7 @@ async def _message(route: HttpRoute, request: web.Request) -> Message:
 
 
 def _query(route: HttpRoute, request: web.Request) -> dict[str, Any]:
+    declared = METHODS[route.rpc].input_type.fields_by_name
     fields: dict[str, Any] = {}
     for name, value in request.query.items():
         if name not in route.query:
@@ -177,7 +191,8 @@ def _query(route: HttpRoute, request: web.Request) -> dict[str, Any]:
             raise InvalidRequestError(name, value, f"is not known: this path takes {known}")
         if name in fields:
             raise InvalidRequestError(name, value, "must be given once")
-        fields[name] = {"true": True, "false": False}.get(value, value)
+        is_flag = declared[name].cpp_type == FieldDescriptor.CPPTYPE_BOOL
+        fields[name] = {"true": True, "false": False}.get(value, value) if is_flag else value
     return fields
 
 

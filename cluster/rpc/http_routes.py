@@ -34,6 +34,8 @@ class HttpRoute:
     first_of: str = ""
     """The answer is the first element of this field."""
     timeout_s: float = CHANGE_S
+    is_private: bool = False
+    """A page of another origin must not read the answer; see http_api.py."""
 
     @property
     def is_change(self) -> bool:
@@ -145,6 +147,19 @@ RPC_ROUTES: Final = (
         summary="Look at once at a node's certificates, authorities and rules of access",
     ),
     HttpRoute(
+        verb="PUT",
+        path="/v1/nodes/{node}/log-level",
+        rpc="SetLogLevel",
+        summary="Set the level of a logger of a node, or of all its loggers, until it restarts",
+    ),
+    HttpRoute(
+        verb="GET",
+        path="/v1/nodes/{node}/stacks",
+        rpc="DumpStacks",
+        summary="The stacks of a node's threads and tasks",
+        is_private=True,
+    ),
+    HttpRoute(
         verb="PATCH",
         path="/v1/policies",
         rpc="AlterPolicies",
@@ -170,6 +185,18 @@ RPC_ROUTES: Final = (
         path=_TOPIC,
         rpc="DeleteTopic",
         summary="Delete a topic with its timers, messages and groups",
+    ),
+    HttpRoute(
+        verb="GET",
+        path=f"{_TOPIC}/messages",
+        rpc="Peek",
+        summary="Messages of a topic or a group with their payloads, shown without a delivery",
+        query={
+            "group": "its unacked messages with their states; default: all that the topic keeps",
+            "from_offset": "the first queue offset; default: 0",
+            "max_messages": "1 to 100; default: 10; about a mebibyte at most",
+        },
+        is_private=True,
     ),
     HttpRoute(
         verb="PUT",

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
+from cluster.rpc import peek_form
 from cluster.rpc.http_routes import ROUTES, HttpRoute
 from cluster.rpc.problem_details import PROBLEM
 from cluster.rpc.relay import METHODS
@@ -42,7 +43,7 @@ _PROBLEM_SCHEMA: Final[dict[str, Any]] = {
 
 def document() -> dict[str, Any]:
     """Return the OpenAPI 3.1 document."""
-    schemas: dict[str, Any] = {"Problem": _PROBLEM_SCHEMA}
+    schemas: dict[str, Any] = {"Problem": _PROBLEM_SCHEMA, "PeekedMessages": peek_form.SCHEMA}
     paths: dict[str, Any] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.verb.lower()] = _operation(route, schemas)
@@ -103,6 +104,8 @@ def _operation(route: HttpRoute, schemas: dict[str, Any]) -> dict[str, Any]:
 def _answer(name: str, schemas: dict[str, Any]) -> dict[str, Any]:
     if not name:
         return {"type": "object"}
+    if name == "PeekResponse":
+        return {"$ref": "#/components/schemas/PeekedMessages"}
     return _reference(pb.DESCRIPTOR.message_types_by_name[name], schemas)
 
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import grpc
 import pytest
 
-from cluster.rpc import http_api, openapi
+from cluster.rpc import http_api, openapi, peek_form
 from cluster.rpc.http_call import HttpContext
 from cluster.rpc.http_routes import ROUTES
 from cluster.rpc.problem_details import problem_of
@@ -96,8 +96,24 @@ def test_a_follower_takes_every_change(cluster: Running, client: TimerClient, to
     assert [each["lease_ms"] for each in found["groups"]] == [5_000]
     members = send(cluster, node, "GET", "/v1/members").body["members"]
     assert [each["name"] for each in members] == [*cluster.nodes]
+    client.schedule(topic, b"\xff", delay=0, headers={"a": "b"})
+    until(lambda: send(cluster, node, "GET", at).body["fired"] == 2)
+    peeked = send(cluster, node, "GET", f"{at}/messages?group=g&from_offset=1&max_messages=5").body
+    assert peeked["next_offset"] is None
+    [message] = peeked["messages"]
+    assert (message["queue_offset"], message["state"]) == (1, "READY")
+    assert (message["payload_base64"], message["headers"]) == ("/w==", {"a": "b"})
+    assert {*message} <= {*peek_form.SCHEMA["properties"]["messages"]["items"]["properties"]}
+    assert len(send(cluster, node, "GET", f"{at}/messages").body["messages"]) == 1
+    assert send(cluster, node, "GET", f"{at}/messages?group=true").status == 404
+    for name in cluster.nodes:
+        logger = {"level": "info", "logger": "cluster.rpc.memory"}
+        set_ = send(cluster, node, "PUT", f"/v1/nodes/{name}/log-level", logger)
+        assert (set_.status, set_.body) == (200, {"node": name, "before": "info"})
+        stacks = send(cluster, node, "GET", f"/v1/nodes/{name}/stacks").body
+        assert (stacks["node"], bool(stacks["threads"])) == (name, True)
     assert send(cluster, node, "DELETE", f"{at}/groups/g").status == 200
-    assert send(cluster, node, "DELETE", at).body["messages"] == 0
+    assert send(cluster, node, "DELETE", at).body["messages"] == 1
     with pytest.raises(NotFound):
         client.describe_topic(topic)
     moved = send(cluster, node, "POST", "/v1/leadership/transfer", {"target": node})
@@ -148,3 +164,7 @@ def test_no_page_of_another_origin_changes_the_cluster(cluster: Running, topic: 
         assert send(cluster, node, "GET", at).status == 404
     for headers in (JSON, JSON | {"Host": "localhost:1"}, JSON | {"Origin": f"http://{own}"}):
         assert send(cluster, node, "PUT", at, {}, headers).status == 200, headers
+    for path in (f"{at}/messages", f"/v1/nodes/{node}/stacks"):  # nor reads these
+        for headers in ({"Host": "rebound.example:80"}, {"Origin": "http://evil.example"}):
+            assert send(cluster, node, "GET", path, headers=headers).status == 403, headers
+        assert send(cluster, node, "GET", path).status == 200

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import cli_args, cli_timers, output
 from timerclient.cli.cli_args import Commands, UsageError, add_when, duration, when_of
+from timerclient.rows.message_json import payload_fields
 from timerclient.values import ids
 from timerclient.values.errors import InvalidRequest
 from timerclient.values.results import CancelResult, ScheduleResult
@@ -249,5 +250,5 @@ def _document(message: Message) -> dict[str, Any]:
         "failures": message.failures,
         "key": message.key,
         "headers": message.headers,
-        **output.payload(message.payload),
+        **payload_fields(message.payload),
     }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import Commands
+from timerclient.rows.message_json import payload_fields
 from timerclient.values.client_settings import PEEK_MAX
 from timerclient.values.errors import InvalidRequest
 
@@ -51,6 +52,8 @@ class PeekCommands(Commands):
             raise InvalidRequest.of("--offset", args.offset, "must not be negative")
         if args.group == "":
             raise InvalidRequest.of("--group", args.group, "must not be empty")
+        from timerclient.rows.peeked_messages import document_of
+
         with self._connect(args) as client:
             found = client.peek(
                 args.topic, args.group or "", max_messages=args.limit, from_offset=args.offset
@@ -59,7 +62,7 @@ class PeekCommands(Commands):
         text = cli_args.table(args, _HEADINGS, rows, _WIDE) if rows else "no messages"
         text += f"\n… and more: --offset {found.next_offset}" if found.next_offset else ""
         document = {
-            "messages": [*map(_document, found.messages)],
+            "messages": [document_of(message) for message in found.messages],
             "next_offset": found.next_offset or None,
         }
         self._put(args, document, text)
@@ -67,25 +70,10 @@ class PeekCommands(Commands):
 
 
 def _row(message: PeekedMessage) -> tuple[Any, ...]:
-    [payload] = output.payload(message.payload).values()
+    [payload] = payload_fields(message.payload).values()
     state = message.state.name.lower() if message.state else ""
     return (
         *(message.queue_offset, message.id, state, message.failures),
         *(output.instant(message.due_ms), output.instant(message.fired_at_ms)),
         *(message.key, payload if len(payload) <= 40 else payload[:39] + "…"),
     )
-
-
-def _document(message: PeekedMessage) -> dict[str, Any]:
-    return {
-        "id": message.id,
-        "queue_offset": message.queue_offset,
-        "state": message.state.name if message.state else None,
-        "due_ms": message.due_ms,
-        "requested_ms": message.requested_ms,
-        "fired_at_ms": message.fired_at_ms,
-        "failures": message.failures,
-        "key": message.key,
-        "headers": dict(message.headers),
-        **output.payload(message.payload),
-    }

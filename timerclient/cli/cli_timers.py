@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from timerclient.cli import cli_args, cli_seen, output
 from timerclient.cli.cli_args import Commands
+from timerclient.rows.message_json import payload_fields
 from timerclient.values.errors import InvalidRequest, NotFound, TimerError
 from timerclient.values.results import CancelResult, RescheduleResult
 
@@ -260,7 +261,7 @@ def _document(timer: TimerInfo) -> dict[str, Any]:
         "requested_ms": timer.requested_ms,
         "key": timer.key,
         "headers": dict(timer.headers or {}),
-        **output.payload(timer.payload),
+        **payload_fields(timer.payload),
     }
 
 
@@ -276,5 +277,5 @@ def _cell(name: str, value: Any) -> tuple[str, str]:
 
 
 def _text_of(payload: bytes | None) -> str:
-    [text] = output.payload(payload or b"").values()
+    [text] = payload_fields(payload or b"").values()
     return text if len(text) <= 40 else text[:39] + "…"

@@ -1,19 +1,10 @@
 """timerctl's output: JSON documents, and rows as a table."""
 
-import base64
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
-
-
-def payload(data: bytes) -> dict[str, str]:
-    """Return a payload for JSON: as text if it is UTF-8, else as base64."""
-    try:
-        return {"payload": data.decode()}
-    except UnicodeDecodeError:
-        return {"payload_base64": base64.b64encode(data).decode()}
 
 
 def to_json(value: Any, *, indent: int | None = 2) -> str:

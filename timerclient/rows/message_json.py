@@ -1,5 +1,6 @@
 """Messages of the contract as JSON: of timerctl, and of a node's HTTP port."""
 
+import base64
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # a message comes with its module
@@ -33,3 +34,11 @@ def _value(message: "Message", field: Any) -> Any:
     if field.is_repeated:
         return [as_dict(one) for one in value]
     return as_dict(value)
+
+
+def payload_fields(data: bytes) -> dict[str, str]:
+    """Return a payload for JSON: as text if it is UTF-8, else as base64."""
+    try:
+        return {"payload": data.decode()}
+    except UnicodeDecodeError:
+        return {"payload_base64": base64.b64encode(data).decode()}

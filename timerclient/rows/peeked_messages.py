@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
+from timerclient.rows.message_json import payload_fields
 from timerclient.values import ids
 
 
@@ -84,3 +86,19 @@ def peeked(answer: pb.PeekResponse) -> Peeked:
         for at in range(count)
     ]
     return Peeked(messages, answer.next_offset)
+
+
+def document_of(message: PeekedMessage) -> dict[str, Any]:
+    """Return a message for JSON."""
+    return {
+        "id": message.id,
+        "queue_offset": message.queue_offset,
+        "state": message.state.name if message.state else None,
+        "due_ms": message.due_ms,
+        "requested_ms": message.requested_ms,
+        "fired_at_ms": message.fired_at_ms,
+        "failures": message.failures,
+        "key": message.key,
+        "headers": dict(message.headers),
+        **payload_fields(message.payload),
+    }
