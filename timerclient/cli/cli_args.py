@@ -174,6 +174,9 @@ class LateParser(Parser):
     ) -> None:
         self._unmade = fill, kwargs
 
+    def _check_help(self, _: argparse.Action) -> None:
+        """Check no help text, as Python 3.14 does at once: that would make the parser."""
+
     if not TYPE_CHECKING:  # a type checker would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
