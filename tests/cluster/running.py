@@ -93,9 +93,18 @@ class Running(Forking):
         assert not self.complaints()
 
     def up(self) -> str:
-        """Start all nodes that are down; return the leader's name."""
+        """Start all nodes that are down; return the leader's name once each may be lost.
+
+        A founder, or a node with a torn log, counts for no majority until it has followed a leader.
+        """
         self.start()
+        until(self._sure)
         return self.wait_for_leader()
+
+    def _sure(self) -> bool:
+        with self.client() as client:
+            nodes = client.status().nodes
+        return all(each.reachable and not each.unsure for each in nodes)
 
     # ---- nodes and leaders
 

@@ -1,5 +1,6 @@
 """Backups without processes: the store, the catalogue, damage, and the directories of a restore."""
 
+import asyncio
 import json
 import random
 from collections import Counter
@@ -336,7 +337,8 @@ async def test_open_backups_are_bounded_and_end_after_a_minute_without_a_fetch(
     now[0] = PINNED_MS
     desk.expire()
     while len(desk._free) < OPEN_MAX - 1:
-        await next(iter(desk._ending))
+        await asyncio.wait(desk._ending)
+        await asyncio.sleep(0)  # the end of a task is noticed after it
     assert len(await desk.fetch(1, part.path, 0)) == part.size
     with pytest.raises(NotFoundError):
         await desk.fetch(2, part.path, 0)
