@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.api import wire_rows, wire_timers
+from cluster.api.ended_topics import topic_of_ended
 from cluster.rpc.rpc_caller import CALLER
 from cluster.security.access_rules import CLUSTER, AccessTarget
 from cluster.state.host import Host
@@ -108,9 +109,22 @@ class LookingIn:
             if last.seq[0]:
                 state = pb.TIMER_CANCELLED
                 successor = timer_id.encode(last.due_ms, last.seq, self._salt)
-        if state is None:
+        if state is None or not (successor or await self._may_see_ended(machine, target)):
             raise NotFoundError("timer", timer_id.to_text(request.timer_id))
         return pb.GetTimerResponse(state=state, successor_id=successor)
+
+    async def _may_see_ended(self, machine: Machine, timer: Ids) -> bool:
+        """Return whether the caller may see how a timer ended: if its topic is known and covered.
+
+        Raises:
+            OverloadedError: too many queries wait already.
+        """
+        caller = CALLER.get()
+        if caller is None or caller.allows(CLUSTER):
+            return True
+        topic = await topic_of_ended(machine, self._host.log, timer, self.in_turn)
+        there = machine.topics.get(topic) if topic is not None else None
+        return there is not None and caller.allows(AccessTarget(there.name))
 
     async def successors(self, machine: Machine, seq: U64) -> Ids:
         """Return the last timers known to go on for rescheduled ones, (n,); seq = 0: none.

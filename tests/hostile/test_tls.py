@@ -402,6 +402,29 @@ def test_a_client_works_on_the_topics_of_its_rules_only(cluster: Running, shop: 
             assert code_of(caught.value) is grpc.StatusCode.NOT_FOUND
         assert client.cancel(foreign).name == "NOT_FOUND"
         assert admin.cancel(foreign).name == "CANCELLED"
+        # Ended timers: their topics are in the notes of firings, or in the log.
+        ended = [foreign, own]
+        for topic in ("orders", "payments/a"):
+            ended.append(fired := admin.schedule(topic, b"z", delay=0))
+            until(partial(has_state, admin, fired, "FIRED"))
+            moved = admin.schedule(topic, b"z", delay=3_600)
+            for _ in range(2):
+                moved = admin.reschedule(moved, delay=3_600)
+            assert admin.cancel(moved).name == "CANCELLED"
+            ended.append(moved)
+        for each in ended:
+            assert admin.get_timer(each).state.name in ("FIRED", "CANCELLED")
+        for each in (foreign, *ended[2:4]):
+            with pytest.raises(NotFound):
+                client.get_timer(each)
+        assert has_state(client, own, "CANCELLED")
+        assert has_state(client, ended[4], "FIRED")
+        assert has_state(client, ended[5], "CANCELLED")
+
+
+def has_state(client: Any, timer: Any, name: str) -> bool:
+    """Return whether a timer has a state."""
+    return bool(client.get_timer(timer).state.name == name)
 
 
 def test_request_ids_producers_and_successors_of_others_are_out_of_reach(
@@ -436,7 +459,9 @@ def test_request_ids_producers_and_successors_of_others_are_out_of_reach(
             assert stubs[0].Schedule(asked, timeout=CALL_S).timer_ids
             by_id = timer_pb2.GetTimerRequest(timer_id=old.raw)
             assert stubs[0].GetTimer(by_id, timeout=CALL_S).successor_id
-            assert not stubs[1].GetTimer(by_id, timeout=CALL_S).successor_id
+            with pytest.raises(grpc.RpcError) as caught:
+                stubs[1].GetTimer(by_id, timeout=CALL_S)
+            assert code_of(caught.value) is grpc.StatusCode.NOT_FOUND
             cancel = timer_pb2.CancelRequest(timer_ids=old.raw)
             assert not stubs[1].Cancel(cancel, timeout=CALL_S).successor_ids
         with pytest.raises(InvalidRequest, match="request_id = 'next'"):

@@ -127,6 +127,11 @@ class StoryReader:
         self._topic, self._key = self.known.topic, self.known.key
 
     @property
+    def topic(self) -> TopicId | None:
+        """The timer's topic; None: no entry has shown it yet."""
+        return self._topic
+
+    @property
     def located(self) -> bool:
         """Whether a mark shows where in the log the story begins."""
         return bool(self.marks) and self.marks[0].next_seq <= self.target.seq
