@@ -8,13 +8,19 @@ the client sent them.
 """
 
 import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from cluster.rpc.rpc_caller import CALLER
 from timer.leader.leader import Leader
-from timer.model.timer_errors import InvalidRequestError, UnknownProducerError
+from timer.model.timer_errors import CallerLimitError, InvalidRequestError, UnknownProducerError
 from timer.model.units import ProducerId
+from timer.state.producers import owner_of
 
+FULL_RETRY_MS: Final = 10_000
+"""A producer is forgotten only after it was idle for long, or if it ends itself."""
 _HASH_SIZE: Final = 24
 """Bytes. Two requests of one hash would need 2 ** 96 tries."""
 
@@ -43,6 +49,39 @@ def as_sent(error: InvalidRequestError, request_id: str) -> InvalidRequestError:
 def owned_token(token: bytes) -> bytes:
     """Return the token under which the state registers a producer of the present caller."""
     return _owner() + token
+
+
+class RegistrationLimit:
+    """The limit `most.producers` of the rules of access. The leader counts."""
+
+    def __init__(self) -> None:
+        self._under_way: Counter[bytes] = Counter()
+        """Registrations without an answer yet, by owner."""
+
+    @contextmanager
+    def one_more(self, leader: Leader, token: bytes) -> Iterator[None]:
+        """Count a registration under way, of the present caller. A known token adds no producer.
+
+        Raises:
+            CallerLimitError: the caller has as many producers as it may have.
+        """
+        caller, producers = CALLER.get(), leader.machine.producers
+        most = None if caller is None else caller.usages.limits(caller.identity).producers
+        if caller is None or most is None or producers.knows(token):
+            yield
+            return
+        owner = owner_of(token)
+        there = producers.owned(owner) + self._under_way[owner]
+        if there >= most:
+            limit = f"{there} are registered: must be at most {most}"
+            raise CallerLimitError(f"most.producers of {caller.identity}", limit, FULL_RETRY_MS)
+        self._under_way[owner] += 1
+        try:
+            yield
+        finally:
+            self._under_way[owner] -= 1
+            if not self._under_way[owner]:
+                del self._under_way[owner]
 
 
 def owns_producer(leader: Leader, producer_id: ProducerId) -> bool:

@@ -7,7 +7,13 @@ from concurrent.futures import Executor
 from typing import Final, TypeAlias
 
 from cluster.api import wire_rows, wire_timers
-from cluster.api.owners import as_sent, check_producer_owner, owned_token, owns_producer
+from cluster.api.owners import (
+    RegistrationLimit,
+    as_sent,
+    check_producer_owner,
+    owned_token,
+    owns_producer,
+)
 from cluster.api.timer_changes import TimerChanges
 from cluster.api.timer_queries import LookingIn
 from cluster.api.timer_stories import Stories
@@ -67,6 +73,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         self._auto_create_topics = auto_create_topics
         self._topic_name_bytes_max = topic_name_bytes_max
         key_bytes_max = limits.key_bytes_max
+        self._registrations = RegistrationLimit()
         self.looking_in = LookingIn(host, salt=salt, key_bytes_max=key_bytes_max, threads=threads)
         self.stories = Stories(host, self.looking_in, salt=salt)
         self._changes = TimerChanges(host, self.looking_in, salt=salt, key_bytes_max=key_bytes_max)
@@ -83,8 +90,9 @@ class TimerService(Service, rpc.TimerServiceServicer):
         leader, now = self._host.require_leader(), self._host.now()
         drawn = ProducerId(self._host.draw_id(ID_BITS) or 1)
         token = owned_token(request.token)
-        asked = self._host.ask(lambda done: leader.register(token, drawn, now, done))
-        producer_id = await within(asked, context)
+        with self._registrations.one_more(leader, token):
+            asked = self._host.ask(lambda done: leader.register(token, drawn, now, done))
+            producer_id = await within(asked, context)
         assert isinstance(producer_id, int)
         if not producer_id:
             raise NotReadyError("the random producer id is in use already; register again")

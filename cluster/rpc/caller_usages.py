@@ -33,7 +33,7 @@ class CallerUsages:
         Raises:
             CallerLimitError: the identity has too many.
         """
-        usage, limits = self._usage(identity), self._limits(identity)
+        usage, limits = self._usage(identity), self.limits(identity)
         usage.open(limits, address)
         try:
             yield
@@ -46,21 +46,22 @@ class CallerUsages:
         Raises:
             CallerLimitError: the identity has sent too much.
         """
-        limits = self._limits(identity)
+        limits = self.limits(identity)
         if limits != CallerLimits():
             amounts = _amounts(request)
             self._usage(identity).charge(limits, time.monotonic(), **amounts)
 
     def pace_s(self, identity: CallerIdentity, request: Any) -> float:
         """Count a request of a stream; return the pause before the next one is read, in seconds."""
-        limits = self._limits(identity)
+        limits = self.limits(identity)
         if limits == CallerLimits():
             return 0.0
         usage, now_s = self._usage(identity), time.monotonic()
         usage.take(limits, now_s, **_amounts(request))
         return min(usage.wait_s(limits, now_s)[0], PACE_S_MAX)
 
-    def _limits(self, identity: CallerIdentity) -> CallerLimits:
+    def limits(self, identity: CallerIdentity) -> CallerLimits:
+        """Return the limits in the rules in force."""
         return self._access.rules.limits(identity)
 
     def _usage(self, identity: CallerIdentity) -> CallerUsage:

@@ -14,8 +14,8 @@ from timer.model.timer_errors import CallerLimitError, ConfigError
 LIMIT_MAX: Final = 1_000_000_000_000
 RATES: Final = ("requests", "rows", "bytes")
 """Keys of `rate`: requests a second, timers scheduled by them, and bytes of them."""
-COUNTS: Final = ("connections", "streams")
-"""Keys of `most`: connections with open calls, and open calls, on each node."""
+COUNTS: Final = ("connections", "streams", "producers")
+"""Keys of `most`: connections with open calls and open calls on each node, and producers."""
 OPEN_RETRY_MS: Final = 1_000
 
 
@@ -28,6 +28,8 @@ class CallerLimits:
     bytes: int | None = None
     connections: int | None = None
     streams: int | None = None
+    producers: int | None = None
+    """Registered producers, of the cluster."""
 
     def lesser(self, other: "CallerLimits") -> "CallerLimits":
         """Return the lesser of both limits, for each."""

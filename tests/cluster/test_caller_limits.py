@@ -1,11 +1,25 @@
 """Limits of an identity: their tables in the rules, and what they count."""
 
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
+from cluster.api.owners import RegistrationLimit, owned_token
+from cluster.rpc.access_file import AccessFile
+from cluster.rpc.caller_usages import CallerUsages
+from cluster.rpc.rpc_caller import CALLER, Caller
 from cluster.security.access_rules import parse_rules
 from cluster.security.caller_limits import CallerLimits, CallerUsage
 from cluster.security.identities import CallerIdentity, IdentityKind
+from cluster.security.method_rules import METHOD_RULES
 from timer.model.timer_errors import CallerLimitError, ConfigError
+from timer.model.units import ProducerId, UnixMs
+from timer.state.producers import Producers
+
+REGISTER = "/timer.v1.TimerService/RegisterProducer"
 
 BEGIN = '[[rule]]\nwho = ["client/*"]\nmay = ["produce"]\n'
 
@@ -59,3 +73,41 @@ def test_open_calls_and_their_connections_are_limited() -> None:
         usage.open(limits, "c")
     usage.close("b")
     usage.open(limits, "c")
+
+
+def test_producers_of_an_identity_are_limited_with_those_under_way(tmp_path: Path) -> None:
+    (tmp_path / "access.toml").write_text(f"{BEGIN}most = {{ producers = 2 }}\n")
+    access, producers = AccessFile(str(tmp_path / "access.toml")), Producers()
+    ids = count(1)
+    machine = SimpleNamespace(producers=producers)
+    limit, leader = RegistrationLimit(), cast("Any", SimpleNamespace(machine=machine))
+
+    def register(name: str, token: bytes) -> ProducerId | None:
+        identity = CallerIdentity(IdentityKind.CLIENT, name)
+        rule, usages = METHOD_RULES[REGISTER], CallerUsages(access)
+        called = CALLER.set(Caller(identity, REGISTER, rule, lambda: access.rules, "", usages))
+        try:
+            owned = owned_token(token)
+            with limit.one_more(leader, owned):
+                if token == b"nested":
+                    register(name, b"inner")
+                return producers.register(owned, ProducerId(next(ids)), UnixMs(1))
+        finally:
+            CALLER.reset(called)
+
+    full = r"most.producers of client/a: 2 are registered: must be at most 2"
+    first = register("a", b"1")
+    with pytest.raises(CallerLimitError, match=full):  # one is there, one is under way
+        register("a", b"nested")
+    register("a", b"2")
+    assert register("a", b"1") == first, "a known token adds none"
+    with pytest.raises(CallerLimitError, match=full):
+        register("a", b"3")
+    register("b", b"3")
+    assert first is not None
+    producers.end(first)
+    register("a", b"3")
+    CALLER.set(None)
+    for _ in range(3):  # without TLS
+        with limit.one_more(leader, b"a\0x"):
+            pass

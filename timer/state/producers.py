@@ -10,7 +10,7 @@ Others see the producer's `name`, a hash of its id.
 
 import hashlib
 import struct
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count, islice
@@ -49,6 +49,12 @@ def name_of(producer_id: ProducerId) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
+def owner_of(token: bytes) -> bytes:
+    """Return the identity before the zero byte of a token. Empty: the token has no zero byte."""
+    owner, zero, _ = token.partition(b"\0")
+    return owner if zero else b""
+
+
 @dataclass(slots=True)
 class RequestAnswer:
     """The answer to an applied request. Its rows have the seqs first_seq, first_seq + 1, …"""
@@ -84,6 +90,8 @@ class Producers:
         self._by_name = SortedDict()
         """Producer id by public name."""
         self._by_token: dict[bytes, ProducerId] = {}
+        self._by_owner: Counter[bytes] = Counter()
+        """Number of producers by the part of their tokens before the first zero byte."""
         self._readers: list[set[ProducerId]] = []
         self._hashed: dict[ProducerId, int] = {}
         self._changed = self.reader()
@@ -112,6 +120,10 @@ class Producers:
         """Return whether a producer with that token is registered."""
         return token in self._by_token
 
+    def owned(self, owner: bytes) -> int:
+        """Return the number of producers of an owner; see `owner_of`."""
+        return self._by_owner[owner]
+
     def register(self, token: bytes, producer_id: ProducerId, now_ms: UnixMs) -> ProducerId | None:
         """Register a producer; return its id.
 
@@ -131,6 +143,7 @@ class Producers:
         """Put back a producer that a manifest holds; call in the order of last use."""
         self._by_id[producer_id] = producer
         self._by_token[producer.token] = producer_id
+        self._by_owner[owner_of(producer.token)] += 1
         self._by_name[name_of(producer_id)] = producer_id
         self._note(producer_id)
 
@@ -187,6 +200,10 @@ class Producers:
         producer = self._by_id.pop(producer_id, None)
         if producer is not None:
             del self._by_token[producer.token], self._by_name[name_of(producer_id)]
+            owner = owner_of(producer.token)
+            self._by_owner[owner] -= 1
+            if not self._by_owner[owner]:
+                del self._by_owner[owner]
             self._note(producer_id)
         return producer_id
 
