@@ -512,6 +512,8 @@ def test_streams_of_a_denied_client_end_and_the_audit_log_has_denied_calls_and_c
 ) -> None:
     made, topic = credentials(shop, Path(shop.ca)), "payments/stream"
     opening = timer_pb2.OpenConsumer(topic=topic, group="g", credit=1)
+    with cluster.client(credentials=shop) as client, pytest.raises(PermissionDenied):
+        client.delete_topic("orders")
     streams = []
     with contextlib.ExitStack() as stack:
         for name in (cluster.wait_for_leader(), cluster.followers()[0]):
