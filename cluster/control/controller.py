@@ -52,6 +52,8 @@ from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 from timer.model.units import Epoch, LogIndex, MonoMs, ReplicaId
 
 _NEVER: Final = MonoMs(-(1 << 62))
+LEARNER_MS: Final = 600_000
+"""Time for which a learner that no longer reports is remembered: it may be loading its state."""
 EPOCH_LEAP_MAX: Final = 1 << 32
 """A promise that is further above all other epochs is ignored: no controller requested it."""
 
@@ -670,23 +672,11 @@ class Controller:
             return _refused(AskRefusal.CHANGING)
         if leader is None or leader not in fresh or leader.report is None or not self._served:
             return _refused(AskRefusal.NO_LEADER)
-        learner, at_ms = self._learners.get(name, (None, _NEVER))
-        if learner is not None and now_ms - at_ms >= self.config.report_timeout_ms:
-            learner = None
+        learner = self._learner(now_ms, name)
         voters = {node.name: node.replica_id for node in self._nodes.values()}
         reporting = {node.name for node in fresh} | ({name} if learner is not None else set())
-        after = planned(
-            change,
-            name,
-            voters,
-            None
-            if learner is None
-            else Learner(
-                learner.replica_id, learner.last_epoch, learner.last_index, learner.unsure
-            ),
-            (leader.report.last_epoch, leader.report.last_index),
-            reporting,
-        )
+        leader_end = leader.report.last_epoch, leader.report.last_index
+        after = planned(change, name, voters, learner, leader_end, reporting)
         if isinstance(after, MembershipRefusal):
             return ControllerEffects(refusal=after)
         stays = after.get(leader.name) == leader.replica_id
@@ -696,6 +686,16 @@ class Controller:
             return _refused(AskRefusal.NO_SUCCESSOR)
         why = f"an operator asked to {change} {name}: voters {', '.join(sorted(after))}"
         return self._appoint(now_ms, successor, why, after)
+
+    def _learner(self, now_ms: MonoMs, name: str) -> Learner | None:
+        """Return the learner that reports under a name, or did so in the last LEARNER_MS."""
+        report, at_ms = self._learners.get(name, (None, _NEVER))
+        age_ms = now_ms - at_ms
+        if report is None or age_ms >= LEARNER_MS:
+            return None
+        silent_ms = age_ms if age_ms >= self.config.report_timeout_ms else 0
+        end = report.last_epoch, report.last_index
+        return Learner(report.replica_id, *end, report.unsure, silent_ms)
 
     def _hand_over(self, now_ms: MonoMs) -> ControllerEffects:
         """Hand Raft's leadership over if this node also leads the log, and leads it well."""

@@ -48,6 +48,9 @@ class Learner:
     last_epoch: Epoch
     last_index: LogIndex
     unsure: bool
+    silent_ms: int = 0
+    """Milliseconds since its last report; 0: it reports. One that installs millions of timers does
+    not report meanwhile."""
 
 
 def planned(
@@ -64,7 +67,7 @@ def planned(
         change: The requested change.
         name: The node to add, replace or remove.
         voters: The present voters, by name.
-        learner: The replica without a vote that reports under `name`. None: there is none.
+        learner: The replica without a vote that reports under `name`. None: there was none lately.
         leader_end: Last epoch and index of the leader's log.
         reporting: Names of all nodes that report.
     """
@@ -77,6 +80,9 @@ def planned(
         if learner is None:
             why = "no learner answers under this name; format one with --learner"
             return MembershipRefusal(why, later=False)
+        if learner.silent_ms:
+            seconds = learner.silent_ms / 1000
+            return MembershipRefusal(f"the learner last answered {seconds:.0f} s ago")
         behind = leader_end[1] - learner.last_index
         if learner.unsure or learner.last_epoch != leader_end[0] or behind > LAG_MAX:
             return MembershipRefusal(

@@ -9,6 +9,7 @@ import pytest
 from cluster.control.control_state import Appoint, ControlState, Init
 from cluster.control.controller import (
     EPOCH_LEAP_MAX,
+    LEARNER_MS,
     Controller,
     ControllerConfig,
     ControllerEffects,
@@ -749,6 +750,18 @@ def test_change_that_makes_no_sense_now_is_refused(
     assert play.appointed == []
     assert play.refusal is not None
     assert (why in play.refusal.why, play.refusal.later) == (True, later)
+
+
+def test_learner_that_fell_silent_is_waited_for_but_not_for_ever() -> None:
+    play = with_learner("c")
+    play.lose("c")
+    play.run(30_000)
+    play.do(ChangeAsked(Change.REPLACE, "c"))
+    assert play.refusal is not None
+    assert ("last answered 30 s ago" in play.refusal.why, play.refusal.later) == (True, True)
+    play.run(LEARNER_MS)
+    play.do(ChangeAsked(Change.REPLACE, "c"))
+    assert ("no learner answers" in play.refusal.why, play.refusal.later) == (True, False)
 
 
 def test_one_change_at_a_time() -> None:
