@@ -40,18 +40,16 @@ async def topic_of_ended(
         found: TopicId = place.topic
         return found
     target, last = TimerKey(UnixMs(int(timer.due_ms[0])), seq), machine.applied_index
-    marks, nothing = (
-        [*machine.trace.marks],
-        Known(pending=False, ended=True, fired=None, topic=None, key=b""),
-    )
-    story = StoryReader(target, nothing, marks, frozenset())
+    marks = [*machine.trace.marks]
+    nothing = Known(pending=False, ended=True, fired=None, topic=None, key=b"")
+    story: StoryReader = await in_turn(partial(StoryReader, target, nothing, marks, frozenset()))
     for _ in range(PORTIONS_MAX):
         old = await in_turn(partial(_read_on, log, story, last))
         if story.topic:
             return story.topic
         if old is not None:
-            story = StoryReader(old, nothing, marks, frozenset())
-        elif story.begun or story.over or story.next > last:
+            story = await in_turn(partial(StoryReader, old, nothing, marks, frozenset()))
+        elif story.begun or story.past or story.next > last:
             return None
     return None
 
@@ -63,7 +61,7 @@ def _read_on(log: HostLog, story: StoryReader, last: LogIndex) -> TimerKey | Non
     """
     story.skip_to(log.first_index)
     for entry in log.kept(story.next, last, PORTION_BYTES):
-        if story.begun or story.over or entry.index != story.next:
+        if story.begun or story.past or entry.index != story.next:
             break
         for event in story.feed(entry):
             if event.what is What.RESCHEDULED_FROM and not story.topic:

@@ -20,7 +20,7 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from cluster.api.public_services import Services
-from cluster.rpc.endpoints import SERVER_OPTIONS, AdminChannels, Endpoints
+from cluster.rpc.endpoints import SERVER_OPTIONS, TOKEN_OPTIONS, AdminChannels, Endpoints
 from cluster.rpc.handlers import Registrar
 from cluster.rpc.health_service import ON_ALL, ON_LEADER, HealthService
 from cluster.rpc.http import HttpServer
@@ -131,7 +131,7 @@ def grpc_servers_of(
         ("grpc.max_allowed_incoming_connections", connections),
     )
     public, link = endpoints.public_server((*SERVER_OPTIONS, *most)), endpoints.link_server()
-    tokens = endpoints.token_server((*SERVER_OPTIONS, *most))
+    tokens = endpoints.token_server((*TOKEN_OPTIONS, *most))
     (link or public).add_generic_rpc_handlers(tuple(peers))
     bytes_max = limits.request_bytes_max + COLUMNS_BYTES_MAX
     for server in filter(None, (public, link, tokens)):

@@ -43,6 +43,11 @@ _SERVER: Final = (
     ("grpc.max_connection_idle_ms", 600_000),
 )
 SERVER_OPTIONS: Final = (*_SERVER, ("grpc.server_handshake_timeout_ms", 10_000))
+TOKEN_OPTIONS: Final = tuple(
+    (name, 30_000 if name == "grpc.max_connection_idle_ms" else value)
+    for name, value in SERVER_OPTIONS
+)
+"""Anyone may connect to the port for bearer tokens: a connection without a call ends early."""
 LINKS_MAX: Final = 256
 """Connections to a node's link port, with unfinished handshakes. A node has a few to each other."""
 LINK_OPTIONS: Final = (

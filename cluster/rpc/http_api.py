@@ -40,6 +40,8 @@ from timerclient.rows.message_json import as_dict
 
 BODY_BYTES_MAX: Final = 64 << 10
 """Bytes of the body of a request; a longer one gets 413."""
+PEEK_BYTES_MAX: Final = 2 << 20
+"""Bytes of an answer of Peek over HTTP; JSON may need six times as many."""
 BODY_S: Final = 5.0
 """Seconds for the body of a request."""
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -66,7 +68,9 @@ class HttpApi:
                 return problem_of(error, 415 if wrong_type else 0)
             except ProblemError as refused:
                 return problem_of(refused.error)
-            return web.json_response(answer, headers=HEADERS)
+            # In a thread: a message of megabytes would hold the event loop.
+            text = await asyncio.to_thread(json.dumps, answer)
+            return web.json_response(text=text, headers=HEADERS)
 
         return handle
 
@@ -88,7 +92,10 @@ class HttpApi:
                 raise CommitTimeoutError(f"{late}; the change may still be applied") from None
             raise NotReadyError(late) from None
         if route.rpc == "Peek":
-            return peek_answer(answer)
+            if (size := answer.ByteSize()) > PEEK_BYTES_MAX:
+                limit = f"at most {PEEK_BYTES_MAX} over HTTP; `timerctl peek` shows it"
+                raise InvalidRequestError("bytes of the messages", size, limit)
+            return await asyncio.to_thread(peek_answer, answer)
         found = getattr(answer, route.first_of)[0] if route.first_of else answer
         return as_dict(found)
 
@@ -98,12 +105,22 @@ class HttpApi:
         Raises:
             PermissionDeniedError: host or origin are others.
         """
-        origin = request.headers.get("Origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != request.host.lower():
+        origin, site = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site")
+        if origin is not None and _host_in(origin) != request.host.lower():
             raise PermissionDeniedError(f"Origin = {origin!r:.300}: a page of another origin")
+        if site not in (None, "same-origin", "none"):  # such as an image of another page
+            raise PermissionDeniedError(f"Sec-Fetch-Site = {site!r:.300}: a page of another origin")
         if not self._secure and host_of(request.host) not in {*self._hosts, *_own(request)}:
             limit = "without TLS this needs a loopback address, or the port's own address"
             raise PermissionDeniedError(f"Host = {request.host!r:.300}: {limit}")
+
+
+def _host_in(origin: str) -> str:
+    """Return host and port of an origin; empty: it has none."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
 
 
 _TYPE: Final = "Content-Type"

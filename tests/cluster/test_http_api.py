@@ -159,6 +159,8 @@ def test_no_page_of_another_origin_changes_the_cluster(cluster: Running, topic: 
         (JSON | {"Host": ""}, 403),
         (JSON | {"Origin": "http://evil.example"}, 403),
         (JSON | {"Origin": "null"}, 403),
+        (JSON | {"Origin": "http://["}, 403),
+        (JSON | {"Sec-Fetch-Site": "cross-site"}, 403),
     ):
         assert send(cluster, node, "PUT", at, {}, headers).status == status, headers
         assert send(cluster, node, "GET", at).status == 404

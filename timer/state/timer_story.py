@@ -136,6 +136,12 @@ class StoryReader:
         """Whether a mark shows where in the log the story begins."""
         return bool(self.marks) and self.marks[0].next_seq <= self.target.seq
 
+    @property
+    def past(self) -> bool:
+        """Whether the timer did not begin, although its number was passed."""
+        passed = self._next_seq is not None and self._next_seq > self.target.seq
+        return passed and not self.begun
+
     def skip_to(self, index: LogIndex) -> None:
         """Note that the log begins at `index`; earlier events are left out."""
         if index <= self.next:

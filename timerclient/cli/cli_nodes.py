@@ -19,7 +19,7 @@ from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import Commands
 from timerclient.cli.cli_watch import add_watch
 from timerclient.rows.message_json import as_dict
-from timerclient.values.errors import NotFound, TimerError, Unreachable
+from timerclient.values.errors import TimerError, Unreachable
 
 if TYPE_CHECKING:  # the client is loaded by a command that connects
     from timerclient.client.timer_client import TimerClient
@@ -320,8 +320,9 @@ class NodeCommands(Commands):
             for name in args.nodes or sorted(n.name for n in client.status().nodes):
                 try:
                     found = client.reload_files(name)
-                except (Unreachable, NotFound) as error:
-                    rows.append((name, "", "", "no answer", str(error)))
+                except TimerError as error:
+                    answered = not isinstance(error, Unreachable)
+                    rows.append((name, "", "", "refused" if answered else "no answer", str(error)))
                     continue
                 rows += [
                     (name, f.setting, f.path, as_dict(f)["result"].lower(), f.why)
@@ -331,7 +332,8 @@ class NodeCommands(Commands):
         document = [dict(zip(keys, row, strict=True)) for row in rows]
         table = cli_args.table(args, ("NODE", "SETTING", "PATH", "RESULT", "NOTE"), rows, _PATHS)
         self._put(args, {"files": document}, table)
-        return UNREACHABLE if any(row[3] in ("kept", "no answer") for row in rows) else OK
+        done = all(row[3] not in ("kept", "refused", "no answer") for row in rows)
+        return OK if done else UNREACHABLE
 
     def _list(self, args: argparse.Namespace) -> int:
         with self._connect(args) as client:

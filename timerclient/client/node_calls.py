@@ -3,9 +3,9 @@
 from timerclient.client.group_calls import GroupCalls
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
-from timerclient.values.errors import InvalidRequest, NotFound, PermissionDenied
+from timerclient.values.errors import InvalidRequest, NotFound, PermissionDenied, TokenRejected
 
-FINAL = (InvalidRequest, NotFound, PermissionDenied)
+FINAL = (InvalidRequest, NotFound, PermissionDenied, TokenRejected)
 """Errors that every node would answer."""
 
 
