@@ -8,15 +8,18 @@ the client sent them.
 """
 
 import hashlib
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from cluster.rpc.rpc_caller import CALLER
 from timer.leader.leader import Leader
-from timer.model.timer_errors import CallerLimitError, InvalidRequestError, UnknownProducerError
-from timer.model.units import ProducerId
+from timer.model.timer_errors import (
+    CallerLimitError,
+    EngineError,
+    InvalidRequestError,
+    UnknownProducerError,
+)
+from timer.model.units import Now, ProducerId
 from timer.state.producers import owner_of
 
 FULL_RETRY_MS: Final = 10_000
@@ -55,33 +58,45 @@ class RegistrationLimit:
     """The limit `most.producers` of the rules of access. The leader counts."""
 
     def __init__(self) -> None:
-        self._under_way: Counter[bytes] = Counter()
-        """Registrations without an answer yet, by owner."""
+        self._under_way: dict[bytes, set[bytes]] = {}
+        """Tokens of registrations that the log has not answered, by owner. A registration goes on
+        when its call has ended."""
 
-    @contextmanager
-    def one_more(self, leader: Leader, token: bytes) -> Iterator[None]:
-        """Count a registration under way, of the present caller. A known token adds no producer.
+    def register(
+        self, leader: Leader, token: bytes, drawn: ProducerId, now: Now, done: Callable[[Any], None]
+    ) -> None:
+        """Register a producer of the present caller; see Leader. A known token adds none.
 
         Raises:
-            CallerLimitError: the caller has as many producers as it may have.
+            EngineError: see Leader; CallerLimitError: the caller has as many as it may have.
         """
         caller, producers = CALLER.get(), leader.machine.producers
         most = None if caller is None else caller.usages.limits(caller.identity).producers
-        if caller is None or most is None or producers.knows(token):
-            yield
-            return
         owner = owner_of(token)
-        there = producers.owned(owner) + self._under_way[owner]
+        under_way = self._under_way.get(owner, set())
+        if caller is None or most is None or producers.knows(token) or token in under_way:
+            leader.register(token, drawn, now, done)
+            return
+        there = producers.owned(owner) + len(under_way)
         if there >= most:
             limit = f"{there} are registered: must be at most {most}"
             raise CallerLimitError(f"most.producers of {caller.identity}", limit, FULL_RETRY_MS)
-        self._under_way[owner] += 1
+
+        def answered(result: object) -> None:
+            self._end(owner, token)
+            done(result)
+
+        self._under_way.setdefault(owner, set()).add(token)
         try:
-            yield
-        finally:
-            self._under_way[owner] -= 1
-            if not self._under_way[owner]:
-                del self._under_way[owner]
+            leader.register(token, drawn, now, answered)
+        except EngineError:
+            self._end(owner, token)
+            raise
+
+    def _end(self, owner: bytes, token: bytes) -> None:
+        self._under_way[owner].discard(token)
+        if not self._under_way[owner]:
+            del self._under_way[owner]
 
 
 def owns_producer(leader: Leader, producer_id: ProducerId) -> bool:

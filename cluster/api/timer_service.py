@@ -1,6 +1,7 @@
 """TimerService: passes requests to the leader, and returns the answers."""
 
 import asyncio
+import functools
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import Executor
@@ -90,9 +91,8 @@ class TimerService(Service, rpc.TimerServiceServicer):
         leader, now = self._host.require_leader(), self._host.now()
         drawn = ProducerId(self._host.draw_id(ID_BITS) or 1)
         token = owned_token(request.token)
-        with self._registrations.one_more(leader, token):
-            asked = self._host.ask(lambda done: leader.register(token, drawn, now, done))
-            producer_id = await within(asked, context)
+        register = functools.partial(self._registrations.register, leader, token, drawn, now)
+        producer_id = await within(self._host.ask(register), context)
         assert isinstance(producer_id, int)
         if not producer_id:
             raise NotReadyError("the random producer id is in use already; register again")

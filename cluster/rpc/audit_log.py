@@ -76,9 +76,9 @@ class AuditLog:
         audit.info("%s", line)
 
     def denied(self, method: str, identity: str, address: str, error: EngineError) -> None:
-        """Note a denied call. `identity`: as the certificate has it."""
+        """Note a denied call. `identity`: as the certificate or the token has it; empty: none."""
         self.on_denied()
-        if self._floods(identity):
+        if self._floods(identity or f"address {address.rpartition(':')[0]}"):
             return
         line = self._line(
             identity=identity[:512],

@@ -67,6 +67,9 @@ class Gate(Protocol):
             EngineError: the caller may not.
         """
 
+    def shown(self, context: _Context) -> str:
+        """Return the identity that a caller shows, for the line of a denied call; empty: none."""
+
 
 class PublicGate:
     """Admits clients and administrators by the access rules."""
@@ -80,6 +83,10 @@ class PublicGate:
         if found.kind is IdentityKind.NODE:
             raise PermissionDeniedError(f"{method}: {found} is a node; nodes have their own port")
         return _admitted(found, method, context, self._access, self._usages)
+
+    def shown(self, context: _Context) -> str:
+        """See Gate."""
+        return _certified(context)
 
 
 class LinkGate:
@@ -105,6 +112,10 @@ class LinkGate:
             raise PermissionDeniedError(f"{method}: {error}") from None
         return _admitted(caller, method, context, self._access, self._usages)
 
+    def shown(self, context: _Context) -> str:
+        """See Gate."""
+        return _certified(context)
+
 
 class TokenGate:
     """Admits the callers that send a bearer token, by the access rules."""
@@ -126,12 +137,19 @@ class TokenGate:
 
     def knows(self, metadata: Metadata) -> bool:
         """Return whether the metadata of an RPC has a token in force."""
+        return self._name_in(metadata) is not None
+
+    def shown(self, context: _Context) -> str:
+        """See Gate."""
+        name = self._name_in(context.invocation_metadata())
+        return "" if name is None else str(CallerIdentity(IdentityKind.TOKEN, name))
+
+    def _name_in(self, metadata: Metadata) -> str | None:
         try:
             sha256 = hash_in(authorization_in(metadata))
-            self._tokens.content.check(sha256, time.time())
+            return self._tokens.content.check(sha256, time.time())
         except TokenRejectedError:
-            return False
-        return True
+            return None
 
 
 class HttpGate:
@@ -146,11 +164,23 @@ class HttpGate:
 
     def admit(self, method: str, context: _Context) -> Caller:
         """See Gate."""
-        has_certificate = bool([*context.auth_context().get("peer_uri", ())])
+        return self._gate_of(context).admit(method, context)
+
+    def shown(self, context: _Context) -> str:
+        """See Gate."""
+        return self._gate_of(context).shown(context)
+
+    def _gate_of(self, context: _Context) -> PublicGate | TokenGate:
         sent = authorization_in(context.invocation_metadata())
-        if self._by_token and (sent or not has_certificate):
-            return self._by_token.admit(method, context)
-        return self._by_certificate.admit(method, context)
+        if self._by_token and (sent or not _certified(context)):
+            return self._by_token
+        return self._by_certificate
+
+
+def _certified(context: _Context) -> str:
+    """Return the identities in a caller's certificate; empty: there is none."""
+    uris = context.auth_context().get("peer_uri", ())
+    return ", ".join(str(uri, errors="replace") for uri in uris)
 
 
 def authorization_in(metadata: Metadata) -> list[str]:
@@ -353,9 +383,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
             _check_date(expires_s, time.time())
             return self._gate.admit(method, context), expires_s
         except EngineError as error:
-            uris = context.auth_context().get("peer_uri", ())
-            named = ", ".join(str(uri, errors="replace") for uri in uris)
-            self._audit.denied(method, named, context.peer(), error)
+            self._audit.denied(method, self._gate.shown(context), context.peer(), error)
             raise
 
 

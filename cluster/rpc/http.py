@@ -19,6 +19,7 @@ import html
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
@@ -139,8 +140,9 @@ def why_not_ready(state: LocalState) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HttpTls:
-    """TLS of the HTTP port. Probes need no certificate, and RPC routes check the rules of their
-    methods. The other pages need a certificate or a token that may observe the cluster."""
+    """TLS of the HTTP port. Probes need no certificate. RPC routes need one or a token before their
+    body is read, and check the rules of their methods. The other pages need one that may observe
+    the cluster."""
 
     context: Callable[[], ssl.SSLContext]
     """Returns the one for the next handshake."""
@@ -153,14 +155,16 @@ class HttpTls:
 
     @web.middleware
     async def admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer a request whose caller may observe the cluster; deny others."""
+        """Answer a request whose caller may make it; deny others."""
         resource = request.match_info.route.resource
-        checked = resource is not None and (request.method, resource.canonical) in RPC_PATHS
-        if request.path not in PROBES and not checked:
+        is_rpc = resource is not None and (request.method, resource.canonical) in RPC_PATHS
+        if request.path not in PROBES:
             try:
-                self._check(request)
+                caller = self._caller(request)
+                if not is_rpc:
+                    self._check(caller)
             except EngineError as denied:
-                named = ", ".join(certificate_uris(request))
+                named = self._shown(request)
                 self.audit.denied(request.path[:200], named, peer_of(request), denied)
                 answer = problem_of(denied)
                 if request.path.startswith("/v1/"):
@@ -170,15 +174,22 @@ class HttpTls:
                 return answer
         return await handler(request)
 
-    def _check(self, request: web.Request) -> None:
-        """Check that the caller may observe the cluster.
+    def _check(self, caller: CallerIdentity) -> None:
+        """Check that a caller may observe the cluster.
 
         Raises:
-            PermissionDeniedError, TokenRejectedError: it may not.
+            PermissionDeniedError: it may not.
         """
-        caller = self._caller(request)
         if not self.access.rules.may(caller, Permission.OBSERVE, CLUSTER):
             raise PermissionDeniedError(f"{caller} has no rule for observe with all topics")
+
+    def _shown(self, request: web.Request) -> str:
+        """Return the identity that a denied caller shows; empty: none."""
+        with suppress(EngineError):
+            if (caller := self._caller(request)).kind is IdentityKind.TOKEN:
+                return str(caller)
+        by_token = self.tokens is not None and "Authorization" in request.headers
+        return "" if by_token else ", ".join(certificate_uris(request))
 
     def _caller(self, request: web.Request) -> CallerIdentity:
         uris, sent = certificate_uris(request), request.headers.getall("Authorization", ())

@@ -74,6 +74,9 @@ async def test_call_that_fails_is_not_logged_as_ok_and_only_the_owner_reads_the_
         def admit(self, method: str, context: object) -> Caller:
             return caller
 
+        def shown(self, context: object) -> str:
+            return "admin/a"
+
     access: Any = type("Access", (), {"on_change": []})
     guard = CallGuard(Open(), access, AuditLog("n1", str(file)))
     with pytest.raises(ZeroDivisionError), guard._admitted(DELETE, object(), context):

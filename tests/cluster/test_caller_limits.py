@@ -1,5 +1,7 @@
 """Limits of an identity: their tables in the rules, and what they count."""
 
+from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +18,7 @@ from cluster.security.caller_limits import CallerLimits, CallerUsage
 from cluster.security.identities import CallerIdentity, IdentityKind
 from cluster.security.method_rules import METHOD_RULES
 from timer.model.timer_errors import CallerLimitError, ConfigError
-from timer.model.units import ProducerId, UnixMs
+from timer.model.units import MonoMs, Now, ProducerId, UnixMs
 from timer.state.producers import Producers
 
 REGISTER = "/timer.v1.TimerService/RegisterProducer"
@@ -75,39 +77,64 @@ def test_open_calls_and_their_connections_are_limited() -> None:
     usage.open(limits, "c")
 
 
+class Registering:
+    """A leader whose registrations are applied by `commit`."""
+
+    def __init__(self) -> None:
+        self.machine = SimpleNamespace(producers=Producers())
+        self._waiting: list[Callable[[], None]] = []
+
+    def register(
+        self, token: bytes, drawn: ProducerId, now: object, done: Callable[[object], None]
+    ) -> None:
+        del now
+        producers = self.machine.producers
+        self._waiting.append(lambda: done(producers.register(token, drawn, UnixMs(1))))
+
+    def commit(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            each()
+
+
 def test_producers_of_an_identity_are_limited_with_those_under_way(tmp_path: Path) -> None:
     (tmp_path / "access.toml").write_text(f"{BEGIN}most = {{ producers = 2 }}\n")
-    access, producers = AccessFile(str(tmp_path / "access.toml")), Producers()
-    ids = count(1)
-    machine = SimpleNamespace(producers=producers)
-    limit, leader = RegistrationLimit(), cast("Any", SimpleNamespace(machine=machine))
+    access, ids = AccessFile(str(tmp_path / "access.toml")), count(1)
+    limit, leader = RegistrationLimit(), Registering()
+    done: dict[bytes, object] = {}
 
-    def register(name: str, token: bytes) -> ProducerId | None:
+    def register(name: str, token: bytes) -> None:
+        """Register; the call may end before the log answers."""
         identity = CallerIdentity(IdentityKind.CLIENT, name)
         rule, usages = METHOD_RULES[REGISTER], CallerUsages(access)
         called = CALLER.set(Caller(identity, REGISTER, rule, lambda: access.rules, "", usages))
+        told, now = partial(done.__setitem__, token), Now(MonoMs(1), UnixMs(1))
         try:
-            owned = owned_token(token)
-            with limit.one_more(leader, owned):
-                if token == b"nested":
-                    register(name, b"inner")
-                return producers.register(owned, ProducerId(next(ids)), UnixMs(1))
+            drawn = ProducerId(next(ids))
+            limit.register(cast("Any", leader), owned_token(token), drawn, now, told)
         finally:
             CALLER.reset(called)
 
     full = r"most.producers of client/a: 2 are registered: must be at most 2"
-    first = register("a", b"1")
-    with pytest.raises(CallerLimitError, match=full):  # one is there, one is under way
-        register("a", b"nested")
+    register("a", b"1")
+    register("a", b"1")  # a repeat of one under way
     register("a", b"2")
-    assert register("a", b"1") == first, "a known token adds none"
+    with pytest.raises(CallerLimitError, match=full):  # both are under way
+        register("a", b"3")
+    leader.commit()
+    first = done[b"1"]
+    register("a", b"1")
+    leader.commit()
+    assert done[b"1"] == first, "a known token adds none"
     with pytest.raises(CallerLimitError, match=full):
         register("a", b"3")
     register("b", b"3")
-    assert first is not None
-    producers.end(first)
+    leader.machine.producers.end(ProducerId(cast("int", first)))
     register("a", b"3")
+    assert [*limit._under_way] == [b"client/b", b"client/a"]
+    leader.commit()
+    assert limit._under_way == {}
     CALLER.set(None)
-    for _ in range(3):  # without TLS
-        with limit.one_more(leader, b"a\0x"):
-            pass
+    now = Now(MonoMs(1), UnixMs(1))
+    for each in range(3):  # without TLS
+        limit.register(cast("Any", leader), b"a\0%d" % each, ProducerId(90), now, lambda _: None)

@@ -20,6 +20,8 @@ MEMORY_BACK: Final = 1.2
 """Highest ratio of a node's memory after an attack to its memory before."""
 HEAPS: Final = 40 * MIB
 """Bytes allowed beside that ratio: a large request leaves them in the heaps of gRPC's threads."""
+BACK_S: Final = 60.0
+"""Time until memory is back: twice the time after which a node returns free pages once more."""
 SETTINGS: Final = (
     "limits.memory_bytes_max = 629_145_600",
     "limits.outbox_bytes_max = 67_108_864",
@@ -43,7 +45,7 @@ class Victim(Running):
         began_s = time.monotonic()
         while (now := self.rss(name)) > MEMORY_BACK * before + HEAPS + kept:
             waited_s = time.monotonic() - began_s
-            assert waited_s < 20, f"{name}: {before / MIB:.0f} -> {now / MIB:.0f} MiB"
+            assert waited_s < BACK_S, f"{name}: {before / MIB:.0f} -> {now / MIB:.0f} MiB"
             time.sleep(POLL_S_MAX)
 
     def epoch(self) -> int:

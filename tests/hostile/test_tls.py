@@ -217,6 +217,10 @@ def test_the_http_port_shows_only_probes_without_a_certificate(cluster: Running)
         with contextlib.closing(bare):
             bare.request("GET", path)
             assert bare.getresponse().status == without
+    bare = http.client.HTTPSConnection(address, timeout=STREAM_S, context=context)
+    with contextlib.closing(bare):  # the caller comes first: a body is not even parsed
+        bare.request("PUT", "/v1/topics/x", "{", {"Content-Type": "application/json"})
+        assert bare.getresponse().status == 403
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), STREAM_S) as plain:
         plain.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
