@@ -49,9 +49,8 @@ def grouped(loop: Loop, topics: Sequence[TopicId]) -> list[Delivery]:
     return got
 
 
-def leases(loop: Loop, scale: int) -> None:
-    """10,000 groups hold a message each; all leases end at one instant."""
-    del scale
+def _held(loop: Loop) -> list[Delivery]:
+    """Let 10,000 groups hold a message each. Return the list that has their deliveries."""
     topics = loop.topics(TOPICS)
     got = grouped(loop, topics)
     loop.schedule(topics, np.full(TOPICS, 60_000))
@@ -59,6 +58,13 @@ def leases(loop: Loop, scale: int) -> None:
     loop.settle()
     check(len(got) == TOPICS, f"{len(got)} of {TOPICS} were delivered")
     loop.forget()
+    return got
+
+
+def leases(loop: Loop, scale: int) -> None:
+    """10,000 groups hold a message each; all leases end at one instant."""
+    del scale
+    got = _held(loop)
     loop.wait(60_001 + LEASE_MS)
     loop.settle()
     check(len(got) == 2 * TOPICS, f"{len(got) - TOPICS} of {TOPICS} were delivered again")
@@ -68,13 +74,7 @@ def leases(loop: Loop, scale: int) -> None:
 def transfer(loop: Loop, scale: int) -> None:
     """10,000 groups hold a message each; the leadership is transferred."""
     del scale
-    topics = loop.topics(TOPICS)
-    got = grouped(loop, topics)
-    loop.schedule(topics, np.full(TOPICS, 60_000))
-    loop.wait(60_001)
-    loop.settle()
-    check(len(got) == TOPICS, f"{len(got)} of {TOPICS} were delivered")
-    loop.forget()
+    got = _held(loop)
     while loop.step("hand_over", lambda: loop.leader.hand_over(loop.now)):
         loop.fold()
     loop.fold()

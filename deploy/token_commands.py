@@ -3,7 +3,7 @@
 tokens new NAME [--valid DAYS]
 tokens show FILE
 
-timerctl imports this module at each start, so a command itself imports what it needs of the node.
+`timerctl --help` imports this module, so a command itself imports the modules of the node.
 """
 
 import argparse

@@ -131,7 +131,7 @@ class TokenGate:
         )
 
         def check() -> None:
-            self._tokens.content.check_again(sha256, time.time())
+            self._tokens.content.check(sha256, time.time())
 
         return _admitted(identity, method, context, self._access, self._usages, check)
 

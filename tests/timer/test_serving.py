@@ -15,6 +15,7 @@ from timer.leader.groups.group_leases import (
     LEASE_LOST,
     NOT_DELIVERED,
 )
+from timer.leader.groups.lease_table import ConsumerStream
 from timer.leader.leader import Delivery, LeaderConfig
 from timer.model import timer_id
 from timer.model.columns import ROW
@@ -357,10 +358,8 @@ def test_delivery_that_was_not_sent_counts_no_attempt_and_no_failure(type_: str)
     assert known == {sent.lease.offsets.item(): (2, 1), unsent.lease.offsets.item(): (1, 0)}
 
 
-@pytest.mark.parametrize("type_", TYPES)
-def test_lease_that_ends_before_its_delivery_is_sent_counts_no_attempt_and_no_failure(
-    type_: str,
-) -> None:
+def three_deliveries(type_: str) -> tuple[Play, Group, ConsumerStream]:
+    """Deliver three messages of one key to one consumer, each under a lease of its own."""
     play = Play()
     group = play.make_group(type=type_)
     consumer = play.join(group, credit=3)
@@ -369,6 +368,14 @@ def test_lease_that_ends_before_its_delivery_is_sent_counts_no_attempt_and_no_fa
         play.schedule(name, 0, keys=[b"a"])
         play.wait(1)
         play.settle()
+    return play, group, consumer
+
+
+@pytest.mark.parametrize("type_", TYPES)
+def test_lease_that_ends_before_its_delivery_is_sent_counts_no_attempt_and_no_failure(
+    type_: str,
+) -> None:
+    play, group, consumer = three_deliveries(type_)
     leases = [each.lease.lease_id for each in play.deliveries]
     # The first delivery was sent. The others wait until the second lease ends.
     waiting = leases[1:]
@@ -393,14 +400,7 @@ def test_lease_that_ends_before_its_delivery_is_sent_counts_no_attempt_and_no_fa
 def test_unsent_delivery_behind_a_nack_or_before_a_transfer_counts_no_attempt(
     type_: str, *, handed_over: bool
 ) -> None:
-    play = Play()
-    group = play.make_group(type=type_)
-    consumer = play.join(group, credit=3)
-    play.settle()
-    for name in ("one", "two", "three"):
-        play.schedule(name, 0, keys=[b"a"])
-        play.wait(1)
-        play.settle()
+    play, group, consumer = three_deliveries(type_)
     # The first two deliveries were sent.
     waiting = [play.deliveries[2].lease.lease_id]
     consumer.withdraw = lambda lease_id: waiting if lease_id in waiting else []

@@ -186,6 +186,8 @@ class KeyOrder:
         behind = behind[self._table.of(behind).leased]
         first = _first_of(self._key(offsets), offsets.astype(np.int64), self._key(behind), _NO_WALL)
         behind = behind[behind.astype(np.int64) > first]
+        if not len(behind):
+            return
         self._table.free_unsent(map(LeaseId, np.unique(self._table.of(behind).values).tolist()))
         behind = behind[self._table.of(behind).leased]
         if len(behind):

@@ -13,7 +13,7 @@ ENDING, and belongs to no consumer.
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -200,11 +200,17 @@ class LeaseTable:
         return [*self._leases]
 
     def leased(self) -> U64:
-        """Return the offsets of all leased messages, ascending."""
-        held = [
-            each.offsets[self.of(each.offsets).held_by(id_)] for id_, each in self._leases.items()
-        ]
-        return np.sort(np.concatenate(held)) if held else np.zeros(0, np.uint64)
+        """Return the offsets of all leased messages, ascending, each once."""
+        return self._held(self._leases.values())
+
+    def _held(self, leases: Collection[Lease]) -> U64:
+        """Return the messages that leases, in force until now, still hold, ascending."""
+        if not leases:
+            return np.zeros(0, np.uint64)
+        offsets: U64 = np.concatenate([lease.offsets for lease in leases])
+        ids = np.array([lease.lease_id for lease in leases], np.uint64)
+        sizes = [len(lease.offsets) for lease in leases]
+        return np.sort(offsets[self._states.of(offsets) == np.repeat(ids, sizes)])
 
     def add(self, lease: Lease) -> None:
         """Lease messages that are free."""
@@ -241,10 +247,7 @@ class LeaseTable:
             lease.consumer.leases.pop(lease.lease_id, None)
         if len(leases) == 1:
             return self._end_one(leases[0])
-        offsets: U64 = np.concatenate([lease.offsets for lease in leases])
-        ids = np.array([lease.lease_id for lease in leases], np.uint64)
-        left, sizes = sum(each.left for each in leases), [len(each.offsets) for each in leases]
-        offsets = np.sort(offsets[self._states.of(offsets) == np.repeat(ids, sizes)])
+        offsets, left = self._held(leases), sum(each.left for each in leases)
         assert len(offsets) == left, (leases[0], len(leases), len(offsets), left)
         self._states.set(offsets, ENDING)
         self.in_flight -= left
