@@ -108,6 +108,10 @@ async def test_flood_of_denied_calls_is_cut_and_counted_and_the_file_may_be_move
     assert [line["left_out"] for line in lines_of(file)] == [1_000 - len(moved)]
     log.denied(DELETE, "client/0", "ipv4:127.0.0.1:1", error)
     assert len(lines_of(file)) == 2
+    for port in range(100):  # callers without an identity, from one address
+        log.denied(DELETE, "", f"ipv4:127.0.0.2:{port}", error)
+    log.denied(DELETE, "", "ipv4:127.0.0.3:1", error)
+    assert len(lines_of(file)) == 2 + DENIED_EACH_MAX + 1, "another address has lines of its own"
 
 
 def lines_of(file: Path) -> list[Any]:

@@ -159,6 +159,8 @@ def test_page_costs_what_it_changes_and_not_what_is_there() -> None:
     assert dict(found) == dict(found.items()) == expected
     assert len(found) == len(expected)
     assert "t7" not in found
+    removed = Offsets({"a": QueueOffset(1)}).after({"a": None, "b": QueueOffset(2)})
+    assert removed._layers == ({"b": 2},), "a removed topic leaves nothing behind"
     assert load(dump(state)) == state
 
 

@@ -74,6 +74,7 @@ def test_what_is_held_is_looked_at_again_only_once_there_is_twice_as_much_or_man
     collector = FakeCollector()
     collector.make(held)
     sweeper = Sweeper(collector, lambda: 0)
+    assert collector.threshold == (NEVER, NEVER, NEVER), "no visits while the state is read"
     sweeper.start()
     assert collector.threshold == (700, 10, NEVER)
     more = LEFT_MAX + 1

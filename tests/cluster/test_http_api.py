@@ -106,6 +106,10 @@ def test_a_follower_takes_every_change(cluster: Running, client: TimerClient, to
     assert {*message} <= {*peek_form.SCHEMA["properties"]["messages"]["items"]["properties"]}
     assert len(send(cluster, node, "GET", f"{at}/messages").body["messages"]) == 1
     assert send(cluster, node, "GET", f"{at}/messages?group=true").status == 404
+    client.schedule(topic, bytes(http_api.PEEK_BYTES_MAX), delay=0)
+    until(lambda: send(cluster, node, "GET", at).body["fired"] == 3)
+    large = send(cluster, node, "GET", f"{at}/messages?from_offset=2")
+    assert (large.status, "timerctl peek" in large.body["detail"]) == (400, True)
     for name in cluster.nodes:
         logger = {"level": "info", "logger": "cluster.rpc.memory"}
         set_ = send(cluster, node, "PUT", f"/v1/nodes/{name}/log-level", logger)
@@ -113,7 +117,7 @@ def test_a_follower_takes_every_change(cluster: Running, client: TimerClient, to
         stacks = send(cluster, node, "GET", f"/v1/nodes/{name}/stacks").body
         assert (stacks["node"], bool(stacks["threads"])) == (name, True)
     assert send(cluster, node, "DELETE", f"{at}/groups/g").status == 200
-    assert send(cluster, node, "DELETE", at).body["messages"] == 1
+    assert send(cluster, node, "DELETE", at).body["messages"] == 2
     with pytest.raises(NotFound):
         client.describe_topic(topic)
     moved = send(cluster, node, "POST", "/v1/leadership/transfer", {"target": node})

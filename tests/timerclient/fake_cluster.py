@@ -570,6 +570,9 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
         if request.node == "n3":
             silent = wire_error(pb.NOT_READY, "the node n3 did not answer")
             await refuse(context, silent, grpc.StatusCode.UNAVAILABLE)
+        if request.node == "n4":
+            denied = wire_error(pb.PERMISSION_DENIED, "no rule for operate")
+            await refuse(context, denied, grpc.StatusCode.PERMISSION_DENIED)
         kept = request.node == "n2"
         result = pb.ReloadFilesResponse.KEPT if kept else pb.ReloadFilesResponse.TAKEN
         file = pb.ReloadFilesResponse.File(
