@@ -9,8 +9,10 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 FUNCTION_LINES_MAX = 80
 FILE_LINES_MAX = 800
-FILE_LINES_MAX_OF = {"replication/core/core.py": 950}
-"""One state machine is read as one: its steps share every field."""
+FILE_LINES_MAX_OF = {
+    "replication/core/core.py": 950,  # one state machine is read as one: its steps share all fields
+    "timerclient/client/timer_client.py": 1_000,  # is made of several files
+}
 PACKAGES = (
     "timer",
     "replication",

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     )
     from timerclient.values.client_settings import ClientSettings
     from timerclient.values.client_tls import ClientTls
+    from timerclient.values.codecs import JSON, Codec, EncodedValue
     from timerclient.values.errors import (
         AlreadyExists,
         DiskFull,
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
         TimerError,
         TokenRejected,
         Unavailable,
+        UndecodablePayload,
         Unreachable,
     )
     from timerclient.values.policy_names import PolicyFields
@@ -86,6 +88,7 @@ __version__ = "0.2.0"
 """Version of timer-client, and of timer-cluster; pyproject.toml reads it here."""
 
 __all__ = [
+    "JSON",
     "AckResult",
     "Acking",
     "AlreadyExists",
@@ -96,9 +99,11 @@ __all__ = [
     "Changed",
     "ClientSettings",
     "ClientTls",
+    "Codec",
     "Connected",
     "Consumer",
     "DiskFull",
+    "EncodedValue",
     "Event",
     "ExtendResult",
     "GroupHeld",
@@ -140,6 +145,7 @@ __all__ = [
     "TokenRejected",
     "Tracing",
     "Unavailable",
+    "UndecodablePayload",
     "Unreachable",
     "Where",
     "errors",
@@ -161,10 +167,11 @@ _NAMES_OF: Final = {
     "values.client_events": "Connected Event LeaderChanged LeaderMissing LeasesLost SubmitBlocked",
     "values.client_settings": "ClientSettings",
     "values.client_tls": "ClientTls",
+    "values.codecs": "Codec EncodedValue JSON",
     "values.errors": (
         "AlreadyExists DiskFull GroupHeld InvalidRequest LeaseLost NotFound NotPending "
         "OutcomeUnknown Overloaded PermissionDenied QuotaReached TimerError TokenRejected "
-        "Unavailable Unreachable"
+        "Unavailable UndecodablePayload Unreachable"
     ),
     "values.policy_names": "PolicyFields",
     "values.reasons": "Reason",

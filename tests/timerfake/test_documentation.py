@@ -80,15 +80,21 @@ def test_example_of_the_readme_does_what_it_says(monkeypatch: pytest.MonkeyPatch
 
 
 def test_example_of_throughput_sends_what_was_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    [_, example] = examples("docs/python.md")
+    [_, _, example] = examples("docs/python.md")
     with FakeCluster() as fake:
         assert sum(map(int, played(example, fake, monkeypatch))) == 5_000
+
+
+def test_example_of_codecs_prints_what_was_scheduled(monkeypatch: pytest.MonkeyPatch) -> None:
+    [_, example, _] = examples("docs/python.md")
+    with FakeCluster() as fake:
+        assert played(example, fake, monkeypatch) == ["4711 shout"]
 
 
 def test_example_of_keys_updates_a_timer_and_finds_one_by_its_old_id(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    [example, _] = examples("docs/python.md")
+    [example, *_] = examples("docs/python.md")
     with FakeCluster() as fake, fake.client() as client:
         assert played(example, fake, monkeypatch) == []
         assert client.get_timer(key="order-4711", topic="orders").payload == b"total 25"

@@ -56,6 +56,8 @@ class InputLine:
     number: int
     """From 1."""
     timer: NewTimer
+    size: int
+    """Of the payload, in bytes."""
     request_id: str | None
 
 
@@ -105,8 +107,9 @@ def _line(number: int, text: bytes, args: argparse.Namespace) -> InputLine:
     if headers is not None and not _are_texts(headers):
         raise ValueError(f"headers = {headers!r}: must be an object of texts")
     when = _when(said) or {**when_of(args)}
-    timer = NewTimer(args.topic, _payload(said), key=key, headers=headers, **when)
-    return InputLine(number, timer, own_id)
+    payload = _payload(said)
+    timer = NewTimer(args.topic, payload, key=key, headers=headers, **when)
+    return InputLine(number, timer, len(payload), own_id)
 
 
 def _are_texts(headers: Any) -> bool:
@@ -151,10 +154,10 @@ def requests_of(lines: Iterable[InputLine]) -> Iterator[list[InputLine]]:
     batch: list[InputLine] = []
     size = 0
     for line in lines:
-        size += len(line.timer.payload)
+        size += line.size
         if batch and (len(batch) == LINES or size > BYTES):
             yield batch
-            batch, size = [], len(line.timer.payload)
+            batch, size = [], line.size
         batch.append(line)
     if batch:
         yield batch

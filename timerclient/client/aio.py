@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self, TypeVar, Unpack
+from typing import Any, Literal, Self, TypeVar, Unpack
 
 import grpc
 
@@ -58,6 +58,7 @@ from timerclient.streams.subscription import Subscription
 from timerclient.values.client_events import Events, OnEvent
 from timerclient.values.client_settings import ClientSettings
 from timerclient.values.client_tls import ClientTls
+from timerclient.values.codecs import NO_VALUE, EncodedValue, Payload, payload_of
 from timerclient.values.errors import Closed, InvalidRequest, Overloaded, TimerError
 from timerclient.values.policy_names import NOTHING, PolicyFields
 
@@ -76,7 +77,7 @@ REPEAT_NAMED_S = 240.0
 
 def make_row(
     topic: str,
-    payload: bytes,
+    payload: Payload,
     key: str | None,
     headers: Headers | None,
     on_conflict: OnConflict,
@@ -91,6 +92,8 @@ def make_row(
     if len(values) != 1:
         raise InvalidRequest.of("when", values, "one timer has one due time")
     rows.utf8("topic", topic)  # checked here: other calls may share the request
+    if isinstance(payload, EncodedValue):
+        headers, payload = payload.headers(headers), payload.payload()
     row = SingleRow(topic, rows.payload_bytes(payload), way, values[0])
     mode = rows.conflict_mode(on_conflict)
     rows.check_keyed(mode, [key])
@@ -111,7 +114,10 @@ def encode_together(timers: Iterable[NewTimer], on_conflict: OnConflict) -> tupl
         InvalidRequest: There is no timer, or one exceeds a limit.
     """
     mode = rows.conflict_mode(on_conflict)
-    made = [make_row(t.topic, t.payload, t.key, t.headers, on_conflict, t.when) for t in timers]
+    made = [
+        make_row(t.topic, payload_of(t.payload, t.json), t.key, t.headers, on_conflict, t.when)
+        for t in timers
+    ]
     if not made:
         raise InvalidRequest.of("timers", "none", "give at least one")
     body, order = encode_rows(made, mode)
@@ -171,8 +177,9 @@ class AsyncTimerClient(TopicCalls):
     async def schedule(  # noqa: PLR0913 -- options, by keyword
         self,
         topic: str,
-        payload: bytes,
+        payload: Payload | None = None,
         *,
+        json: Any = NO_VALUE,
         key: str | None = None,
         on_conflict: OnConflict = "reject",
         headers: Headers | None = None,
@@ -181,6 +188,9 @@ class AsyncTimerClient(TopicCalls):
         **when: Unpack[DueTime],
     ) -> Timer:
         """Schedule a timer; return it once a majority of the cluster has it on disk.
+
+        Give the `payload`, as bytes or as an `EncodedValue`, or a value as `json`. The header
+        `content-type` then has the type of an encoded value, if `headers` do not.
 
         The due time is one of `delay` (a timedelta, or seconds), `delay_level` (n: the topic's nth
         delay), `due` (an aware datetime) and `due_ms` (Unix milliseconds). Without any, the timer
@@ -206,6 +216,7 @@ class AsyncTimerClient(TopicCalls):
             TimerError: The call was rejected; no timer was scheduled.
         """
         began_s = time.monotonic()
+        payload = payload_of(payload, json)
         row = make_row(topic, payload, key, headers, on_conflict, when)
         if request_id is not None:
             body, _ = encode_rows([row], row.on_conflict)

@@ -48,6 +48,7 @@ from timerclient.streams.credit import Credit
 from timerclient.streams.producer import WaitingCall
 from timerclient.streams.subscription import Subscription
 from timerclient.values.client_events import SubmitBlocked
+from timerclient.values.codecs import NO_VALUE, Payload, payload_of
 from timerclient.values.errors import Closed, TimerError
 
 T = TypeVar("T")
@@ -74,11 +75,12 @@ class ThreadClient:
 
     # ---- scheduling
 
-    def submit(
+    def submit(  # noqa: PLR0913 -- options, by keyword
         self,
         topic: str,
-        payload: bytes,
+        payload: Payload | None = None,
         *,
+        json: Any = NO_VALUE,
         key: str | None = None,
         on_conflict: OnConflict = "reject",
         headers: Headers | None = None,
@@ -89,6 +91,7 @@ class ThreadClient:
 
         Blocks while `ClientSettings.submitted_bytes_max` bytes are unanswered.
         """
+        payload = payload_of(payload, json)
         row = make_row(topic, payload, key, headers, on_conflict, when)
         future: Future[Timer] = GuardedFuture()
         make = partial(RequestOutcome.timer, key=key) if key else RequestOutcome.timer

@@ -4,7 +4,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import grpc
 
@@ -42,6 +42,7 @@ from timerclient.streams.nodes import Dial
 from timerclient.values.client_events import OnEvent
 from timerclient.values.client_settings import PEEK_MAX, ClientSettings
 from timerclient.values.client_tls import ClientTls
+from timerclient.values.codecs import NO_VALUE, Payload
 from timerclient.values.policy_names import NOTHING, CatchUp, PolicyFields
 from timerclient.values.results import CancelResult
 
@@ -88,8 +89,9 @@ class TimerClient(ThreadClient):
     def schedule(
         self,
         topic: str,
-        payload: bytes,
+        payload: Payload | None = None,
         *,
+        json: Any = NO_VALUE,
         key: str | None = None,
         on_conflict: OnConflict = "reject",
         headers: Headers | None = None,
@@ -98,6 +100,9 @@ class TimerClient(ThreadClient):
         **when: Unpack[DueTime],
     ) -> Timer:
         """Schedule a timer; return it once a majority of the cluster has it on disk.
+
+        Give the `payload`, as bytes or as an `EncodedValue`, or a value as `json`. The header
+        `content-type` then has the type of an encoded value, if `headers` do not.
 
         The due time is one of `delay` (a timedelta, or seconds), `delay_level` (n: the topic's nth
         delay), `due` (an aware datetime) and `due_ms` (Unix milliseconds). Without any, the timer
@@ -127,6 +132,7 @@ class TimerClient(ThreadClient):
             return self.submit(
                 topic,
                 payload,
+                json=json,
                 key=key,
                 on_conflict=on_conflict,
                 headers=headers,
@@ -137,6 +143,7 @@ class TimerClient(ThreadClient):
             self._client.schedule(
                 topic,
                 payload,
+                json=json,
                 key=key,
                 on_conflict=on_conflict,
                 headers=headers,

@@ -15,6 +15,7 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.background import GuardedFuture
 from timerclient.rows.rows import decode_headers, lease_ms, moment_of, span_ms
 from timerclient.values import ids
+from timerclient.values.codecs import PayloadReader
 from timerclient.values.results import AckResult, ExtendResult, NackResult
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ SendAck = Callable[["Batch", Sequence[int], Said, Word], None]
 """A consumer's function that sends an ack, nack or extension of offsets of a batch."""
 
 
-class Message:
+class Message(PayloadReader):
     """One delivery of one fired timer; a view into its batch."""
 
     __slots__ = ("_at", "_batch")

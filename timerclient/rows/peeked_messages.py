@@ -9,6 +9,7 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
 from timerclient.rows.message_json import payload_fields
 from timerclient.values import ids
+from timerclient.values.codecs import PayloadReader
 
 
 class PeekState(IntEnum):
@@ -27,7 +28,7 @@ class PeekState(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class PeekedMessage:
+class PeekedMessage(PayloadReader):
     """One message, at the moment of the call."""
 
     raw: bytes

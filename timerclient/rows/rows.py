@@ -23,6 +23,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from timerclient.proto import timer_pb2 as pb
+from timerclient.values.codecs import NO_VALUE, Payload
 from timerclient.values.errors import InvalidRequest
 
 DUE_MS_MAX: Final = (1 << 48) - 1
@@ -69,13 +70,16 @@ class NewTimer:
     """One of several timers that are scheduled together; its due time as in `DueTime`."""
 
     topic: str
-    payload: bytes
+    payload: Payload | None = None
+    """Bytes, or a value with its codec. None: `json` has the value."""
     key: str | None = None
     headers: Headers | None = None
     delay: timedelta | float | None = None
     delay_level: int | None = None
     due: datetime | None = None
     due_ms: int | None = None
+    json: Any = NO_VALUE
+    """A value for JSON in place of `payload`."""
 
     @property
     def when(self) -> DueTime:

@@ -27,6 +27,7 @@ TimerError
 +-- Fenced                 between nodes only
 +-- BadConfig              between operator and node only
 +-- RpcFailed              rejected by the transport or a proxy, without a reason of the cluster
++-- UndecodablePayload     a payload is not of the codec that decodes it (also a ValueError)
 +-- Closed                 you closed the client or the consumer
 
 A misuse raises RuntimeError before anything is sent: use of a client that was created before a
@@ -279,6 +280,10 @@ class BadConfig(TimerError):
 
 class RpcFailed(TimerError):
     """The call was rejected without a reason of the cluster, for example by a proxy."""
+
+
+class UndecodablePayload(TimerError, ValueError):
+    """A message's payload is not of the codec that decodes it."""
 
 
 class Closed(TimerError):

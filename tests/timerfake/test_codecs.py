@@ -1,0 +1,113 @@
+"""Values as payloads: JSON and other codecs, and the errors of what they can't convert."""
+
+import asyncio
+import struct
+from typing import Any
+
+import pytest
+
+from timerclient import JSON, EncodedValue, InvalidRequest, NewTimer, UndecodablePayload
+from timerclient.values.codecs import PayloadReader
+from timerfake import AsyncFakeCluster, FakeCluster
+
+
+class Numbers:
+    """A codec of lists of numbers."""
+
+    content_type = "application/x-numbers"
+
+    def encode(self, value: Any) -> bytes:
+        return b"".join(struct.pack("<q", each) for each in value)
+
+    def decode(self, payload: bytes) -> Any:
+        return [each for (each,) in struct.iter_unpack("<q", payload)]
+
+
+NUMBERS = Numbers()
+ORDER = {"order": 4711, "lines": [None, True, 1.5, "Ä"]}
+
+
+def test_values_arrive_as_they_were_and_bytes_without_a_header() -> None:
+    with FakeCluster() as cluster, cluster.client() as client:
+        client.schedule("orders", json=ORDER, delay=60)
+        client.submit("orders", json=None, headers={"a": "b"}).result()
+        client.schedule("orders", EncodedValue([1, 2], NUMBERS))
+        own = {"content-type": "application/vnd.order+json"}
+        client.schedule_all(
+            [NewTimer("orders", json=[1], headers=own), NewTimer("orders", b"bytes")]
+        )
+        [peeked] = client.peek("orders", max_messages=1).messages
+        assert peeked.json() is None
+        with client.consumer("orders", group="billing") as consumer:
+            cluster.advance(60)
+            null, numbers, typed, plain = consumer.receive(10, timeout=0)
+            [order] = consumer.receive(10, timeout=0)
+        assert (order.json(), order.payload[:9]) == (ORDER, b'{"order":')
+        assert order.headers == {"content-type": "application/json"}
+        assert (null.json(), null.headers["a"]) == (None, "b")
+        assert (numbers.decode(NUMBERS), numbers.headers["content-type"]) == (
+            [1, 2],
+            NUMBERS.content_type,
+        )
+        assert (typed.json(), typed.headers) == ([1], own)
+        assert (plain.payload, plain.headers) == (b"bytes", {})
+        for message, codec, text in (
+            (plain, JSON, "a payload of 5 bytes is not application/json: JSONDecodeError"),
+            (numbers, JSON, "content-type = 'application/x-numbers': the codec is of applic"),
+            (plain, NUMBERS, "a payload of 5 bytes is not application/x-numbers: error: iter"),
+        ):
+            with pytest.raises(UndecodablePayload, match=text):
+                message.decode(codec)
+
+
+def test_client_for_asyncio_takes_the_same() -> None:
+    async def run() -> None:
+        async with AsyncFakeCluster() as cluster, cluster.client() as client:
+            await client.schedule("orders", json=ORDER)
+            async with client.consumer("orders", group="billing") as consumer:
+                [message] = await consumer.receive(1, timeout=5)
+                assert message.json() == ORDER
+
+    asyncio.run(run())
+
+
+CIRCLE: list[Any] = []
+CIRCLE.append(CIRCLE)
+DEEP: list[Any] = []
+for _ in range(100_000):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({}, "payload = None: give bytes, or a value as `json`"),
+        ({"payload": b"", "json": 1}, "json = 'int': give `payload` or `json`, not both"),
+        ({"json": {1, 2}}, "json = 'set': must have a form as application/json: TypeError: Object"),
+        ({"json": float("nan")}, "json = 'float': must have a form as application/json: ValueErr"),
+        ({"json": CIRCLE}, "ValueError: Circular"),
+        ({"json": DEEP}, "RecursionError"),
+        ({"json": "\ud800"}, "UnicodeEncodeError"),
+        ({"payload": EncodedValue(["x"], NUMBERS)}, "payload = 'list': must have a form as appl"),
+        ({"payload": "text"}, "must be bytes; encode text first"),
+    ],
+)
+def test_value_that_can_not_be_encoded_is_rejected_and_not_shown(
+    given: dict[str, Any], text: str
+) -> None:
+    with FakeCluster() as cluster, cluster.client() as client:
+        for call in (client.schedule, client.submit):
+            with pytest.raises(InvalidRequest, match=text):
+                call("orders", **given)
+        assert client.topics() == []
+
+
+@pytest.mark.parametrize("payload", [b"NaN", b"\xff", b"{", b"", b"[" * 100_000])
+def test_payload_that_is_no_json_is_one_error(payload: bytes) -> None:
+    class Given(PayloadReader):
+        @property
+        def payload(self) -> bytes:
+            return payload
+
+    with pytest.raises(UndecodablePayload, match="is not application/json"):
+        Given().json()

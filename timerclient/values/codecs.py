@@ -1,0 +1,164 @@
+"""Codecs: values in place of bytes as payloads, with their content type in a header.
+
+    client.schedule("orders", json={"order": 4711}, delay=60)          # JSON
+    client.schedule("orders", EncodedValue(order, MSGPACK), delay=60)  # any other codec
+    message.json(), message.decode(MSGPACK)
+
+A payload of bytes stays as it is, and gets no header.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn, Protocol
+
+from timerclient.values.errors import InvalidRequest, UndecodablePayload
+
+CONTENT_TYPE: Final = "content-type"
+"""The header that names the codec of a payload."""
+NO_VALUE: Final = ...
+"""Default of the argument `json`: None is a value, the JSON `null`."""
+
+
+class Codec(Protocol):
+    """Converts values to payloads and back. An object without state serves all threads."""
+
+    @property
+    def content_type(self) -> str:
+        """The value of the header `content-type`, such as "application/json"."""
+
+    def encode(self, value: Any) -> bytes:
+        """Return the payload of a value. Any exception means that there is none."""
+
+    def decode(self, payload: bytes) -> Any:
+        """Return the value of a payload. Any exception means that there is none."""
+
+
+class JsonCodec:
+    """JSON in UTF-8, as RFC 8259 has it: no NaN, no infinity."""
+
+    content_type = "application/json"
+
+    def encode(self, value: Any) -> bytes:
+        """Return the JSON of a value, without white space.
+
+        Raises:
+            TypeError: A part of the value has no form in JSON.
+            ValueError: The value contains itself, NaN or an infinity.
+        """
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.encode()
+
+    def decode(self, payload: bytes) -> Any:
+        """Return the value of a JSON text.
+
+        Raises:
+            ValueError: The payload is not JSON.
+        """
+        return json.loads(payload.decode(), parse_constant=_no_number)
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not JSON")
+
+
+JSON: Final = JsonCodec()
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedValue:
+    """A value as the payload of a timer, encoded when the timer is scheduled."""
+
+    value: Any
+    codec: Codec
+    field: str = "payload"
+    """Name of the argument, for errors."""
+
+    def payload(self) -> bytes:
+        """Return the payload.
+
+        Raises:
+            InvalidRequest: The codec has no form of the value, or returns no bytes.
+        """
+        try:
+            payload: object = self.codec.encode(self.value)
+        except Exception as error:
+            limit = f"must have a form as {self.codec.content_type}: {reason_of(error)}"
+            raise InvalidRequest.of(self.field, type(self.value).__name__, limit) from error
+        if not isinstance(payload, bytes):
+            limit = f"the codec must return bytes, not {type(payload).__name__}"
+            raise InvalidRequest.of(self.field, type(self.value).__name__, limit)
+        return payload
+
+    def headers(self, given: Mapping[str, str] | None) -> Mapping[str, str]:
+        """Return the headers of the timer: those given, and the content type if they have none."""
+        return {CONTENT_TYPE: self.codec.content_type, **(given or {})}
+
+
+Payload = bytes | EncodedValue
+
+
+def payload_of(payload: Payload | None, json: Any) -> Payload:
+    """Return the payload that the arguments `payload` and `json` of a call give.
+
+    Raises:
+        InvalidRequest: Both are given, or neither.
+    """
+    if json is NO_VALUE:
+        if payload is None:
+            raise InvalidRequest.of("payload", None, "give bytes, or a value as `json`")
+        return payload
+    if payload is not None:
+        raise InvalidRequest.of("json", type(json).__name__, "give `payload` or `json`, not both")
+    return EncodedValue(json, JSON, "json")
+
+
+class PayloadReader:
+    """The part of a message that decodes its payload."""
+
+    __slots__ = ()
+
+    @property
+    def payload(self) -> bytes:
+        """The payload of the timer."""
+        raise NotImplementedError
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers of the timer."""
+        raise NotImplementedError
+
+    def json(self) -> Any:
+        """Return the value of the payload, which is JSON. The header `content-type` may differ.
+
+        Raises:
+            UndecodablePayload: The payload is not JSON.
+        """
+        return _decoded(JSON, self.payload)
+
+    def decode(self, codec: Codec) -> Any:
+        """Return the value of the payload.
+
+        Raises:
+            UndecodablePayload: The header `content-type` names another type than the codec's, or
+                the codec can't decode the payload. A message without the header is decoded.
+        """
+        given = self.headers.get(CONTENT_TYPE, codec.content_type)
+        if given != codec.content_type:
+            text = f"content-type = {given!r}: the codec is of {codec.content_type}"
+            raise UndecodablePayload(text)
+        return _decoded(codec, self.payload)
+
+
+def _decoded(codec: Codec, payload: bytes) -> Any:
+    try:
+        return codec.decode(payload)
+    except Exception as error:
+        text = f"a payload of {len(payload)} bytes is not {codec.content_type}: {reason_of(error)}"
+        raise UndecodablePayload(text) from error
+
+
+def reason_of(error: Exception) -> str:
+    """Return the type and the beginning of the text of an error, in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
