@@ -311,6 +311,9 @@ class RaftLink(grpc.GenericRpcHandler):
         except BadRaftMessage as error:
             self._complaints.say("", f"refused a link from {context.peer()}: {error}")
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        # A newer stream must not cancel this write: gRPC can't abort a call whose first write was
+        # cancelled, and the peer would wait for its end for ever.
+        await context.write(_hello(self._name, peer.name, self._cluster_id))
         task = asyncio.current_task()
         assert task is not None
         older = self._inbound.get(peer.name)
@@ -319,7 +322,6 @@ class RaftLink(grpc.GenericRpcHandler):
         self._inbound[peer.name] = task
         self._on_release(peer.name, FIRST_RELEASE)  # until it announces another
         try:
-            await context.write(_hello(self._name, peer.name, self._cluster_id))
             await self._receive(peer, context)
         except BadRaftMessage as error:
             self._complaints.say(peer.name, f"broke off the link from {peer.name}: {error}")

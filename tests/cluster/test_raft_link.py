@@ -366,6 +366,32 @@ def test_newer_stream_of_a_peer_ends_the_older() -> None:
     asyncio.run(scenario())
 
 
+def test_streams_opened_at_once_end_but_for_one() -> None:
+    async def end(call: Call) -> grpc.StatusCode:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        return await call.code()
+
+    async def scenario() -> None:
+        async with linked(only_b=True) as (_, b), channel_to(b.address) as channel:
+            for _ in range(50):
+                calls: list[Call] = [channel.stream_stream(METHOD)() for _ in range(4)]
+                for call in calls:
+                    await call.write(msgpack.packb([VERSION, "a", "b", "test"]))
+                ends = {asyncio.create_task(end(call)) for call in calls}
+                async with asyncio.timeout(DEADLINE_S):
+                    for done in asyncio.as_completed([*ends]):
+                        assert await done is grpc.StatusCode.ABORTED
+                        if sum(task.done() for task in ends) == len(calls) - 1:
+                            break
+                for call in calls:
+                    call.cancel()
+                await asyncio.gather(*ends)
+
+    asyncio.run(scenario())
+
+
 class SlowAbort:
     """The context of a stream whose abort waits for `sent`."""
 
