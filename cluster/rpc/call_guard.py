@@ -226,6 +226,17 @@ class _OpenRpc:
     task: "asyncio.Task[Any]"
     denied: EngineError | None = None
     """Why the RPC is being ended."""
+    is_cancellable: bool = True
+
+    def allow_cancel(self) -> None:
+        """Let checks cancel the task from now on.
+
+        Raises:
+            EngineError: a check denied the RPC meanwhile.
+        """
+        self.is_cancellable = True
+        if self.denied is not None:
+            raise self.denied
 
     def end_unless(self, check: Callable[[], object]) -> None:
         """End the RPC if a check raises an EngineError."""
@@ -234,7 +245,8 @@ class _OpenRpc:
         except EngineError as error:
             if self.denied is None:
                 self.denied = _cleared(error)
-                self.task.cancel()
+                if self.is_cancellable:
+                    self.task.cancel()
 
 
 def _check_date(expires_s: float, now_s: float) -> None:
@@ -323,12 +335,16 @@ class CallGuard(grpc.aio.ServerInterceptor):
 
         async def stream(request: Any, context: _Context) -> Any:
             try:
-                with self._admitted(method, request, context):
+                with self._admitted(method, request, context) as rpc:
                     responses = serve(request, context)
                     request = None
                     async with aclosing(responses):
+                        # gRPC can't end a call whose first write was cancelled.
+                        rpc.is_cancellable = False
+                        await context.send_initial_metadata(())
+                        rpc.allow_cancel()
                         async for response in responses:
-                            yield response
+                            await context.write(response)
             except EngineError as error:
                 denied = _cleared(error)
             else:
@@ -339,7 +355,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
         return stream if inspect.isasyncgenfunction(serve) else answer
 
     @contextmanager
-    def _admitted(self, method: str, request: Any, context: _Context) -> Iterator[None]:
+    def _admitted(self, method: str, request: Any, context: _Context) -> Iterator[_OpenRpc]:
         """Admit the caller of the RPC that this task handles; audit a change at the end.
 
         Raises:
@@ -357,7 +373,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
         result = "UNKNOWN"  # of any other error
         try:
             with caller.counted() if caller is not None else nullcontext():
-                yield
+                yield rpc
             result = "OK"
         except asyncio.CancelledError:
             result = "CANCELLED"

@@ -1,0 +1,100 @@
+"""Streams behind the guard: new rules end them at any moment, with their reason."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+
+from cluster.rpc.call_guard import CallGuard
+from timer.model.timer_errors import PermissionDeniedError
+
+METHOD = "/timer.v1.ConsumeService/Consume"
+CHUNK = b"x" * (1 << 20)
+DEADLINE_S = 60.0
+
+
+class Gate:
+    """Admits every RPC of another node, which has no caller."""
+
+    def admit(self, *_: object) -> None:
+        return None
+
+
+class Endless(grpc.GenericRpcHandler):
+    """Sends chunks until its stream is ended."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+    def service(self, _: object) -> Any:
+        return grpc.stream_stream_rpc_method_handler(self._serve)
+
+    async def _serve(self, _requests: object, _context: object) -> AsyncIterator[bytes]:
+        while True:
+            self.sent += 1
+            yield CHUNK
+
+
+@contextlib.asynccontextmanager
+async def serving() -> AsyncIterator[tuple[CallGuard, Endless, Callable[[], Any]]]:
+    gate: Any = Gate()
+    access: Any = SimpleNamespace(on_change=[])
+    audit: Any = None  # nothing is audited here
+    guard, handler = CallGuard(gate, access, audit), Endless()
+    server = grpc.aio.server(interceptors=[guard])
+    server.add_generic_rpc_handlers([handler])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield guard, handler, channel.stream_stream(METHOD)
+    await server.stop(0)
+
+
+def deny(guard: CallGuard) -> None:
+    def refuse() -> None:
+        raise PermissionDeniedError("a new rule")
+
+    for rpc in list(guard._open):
+        rpc.end_unless(refuse)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():  # noqa: ASYNC110 -- the guard has no event
+            await asyncio.sleep(0.01)
+
+
+async def end_of(call: Any) -> tuple[grpc.StatusCode, str]:
+    async with asyncio.timeout(DEADLINE_S):
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        return await call.code(), await call.details()
+
+
+async def test_stream_blocked_in_a_write_ends_with_the_reason() -> None:
+    async with serving() as (guard, handler, open_call):
+        call = open_call()
+        await until(lambda: handler.sent)
+        before = -1
+        while handler.sent != before:  # the client's window is full
+            before = handler.sent
+            await asyncio.sleep(0.2)
+        deny(guard)
+        assert await end_of(call) == (grpc.StatusCode.PERMISSION_DENIED, "a new rule")
+        assert not guard._open
+
+
+@pytest.mark.parametrize("steps", range(6))
+async def test_stream_denied_while_it_begins_ends_with_the_reason(steps: int) -> None:
+    async with serving() as (guard, _, open_call):
+        call = open_call()
+        await until(lambda: guard._open)
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        deny(guard)
+        assert await end_of(call) == (grpc.StatusCode.PERMISSION_DENIED, "a new rule")
