@@ -114,7 +114,7 @@ def keeps_leader(
     impostor = other.issue(IdentityKind.NODE, cluster.followers()[0]).stem
     before = {name: store.path(name).read_bytes() for name in ("ca", "client-ca")}
     append_authorities(cluster, store, other)
-    state = cluster.state(leader)
+    epoch = epoch_of(cluster, leader)
     status = timer_pb2.GetStatusRequest(local=True)
     with (
         streams(cluster, trusted, other, "admin-guest") as open_,
@@ -140,4 +140,10 @@ def keeps_leader(
         assert [error for future in futures if (error := future.exception()) is not None] == []
         taken = take(consumer, len(futures))
         assert sorted(int(message.payload) for message in taken) == [*range(400)]
-    return cluster.state(leader) == state
+    return epoch_of(cluster, leader) == epoch
+
+
+def epoch_of(cluster: Running, name: str) -> tuple[str, int]:
+    """Return a node's role and epoch. The controller may be another node at any time."""
+    state = until(lambda: cluster.state(name))
+    return state.role, state.epoch

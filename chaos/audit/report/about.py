@@ -74,10 +74,14 @@ def limits(said: dict[str, Any]) -> list[str]:
 
 
 def describe(said: dict[str, Any]) -> Iterator[str]:
-    """Yield the description as text, line by line."""
+    """Yield the description as text, line by line, without the failures."""
     if words := title(said):
         yield f"run: {words}"
     yield from limits(said)
+
+
+def failures_told(said: dict[str, Any]) -> Iterator[str]:
+    """Yield the failures of the run itself as text."""
     failures = said["failures"]
     for failure in failures[:SHOWN_MAX]:
         yield "the run itself FAILED: " + failure.strip().replace("\n", "\n    ")
