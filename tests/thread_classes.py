@@ -79,7 +79,7 @@ CLASSES = (
         source=("timerfake.cluster", "AsyncFakeCluster"),
         base=("timerfake.cluster", "ThreadCluster"),
         wrapped="_cluster",
-        without=frozenset({"start"}),
+        without=frozenset({"quiet", "start"}),
     ),
 )
 

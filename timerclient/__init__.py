@@ -83,6 +83,9 @@ if TYPE_CHECKING:
         ScheduleResult,
         TimerState,
     )
+    from timerclient.worker.retry_policy import Backoff, Reject
+    from timerclient.worker.timer_app import TimerApp, TimerContext, TimerHandler
+    from timerclient.worker.worker import Worker
 
 __version__ = "0.2.0"
 """Version of timer-client, and of timer-cluster; pyproject.toml reads it here."""
@@ -94,6 +97,7 @@ __all__ = [
     "AlreadyExists",
     "AsyncConsumer",
     "AsyncTimerClient",
+    "Backoff",
     "Batch",
     "CancelResult",
     "Changed",
@@ -129,15 +133,19 @@ __all__ = [
     "QuotaReached",
     "Reason",
     "Redriven",
+    "Reject",
     "RescheduleResult",
     "Rescheduled",
     "ScheduleResult",
     "Start",
     "SubmitBlocked",
     "Timer",
+    "TimerApp",
     "TimerClient",
+    "TimerContext",
     "TimerCounts",
     "TimerError",
+    "TimerHandler",
     "TimerInfo",
     "TimerState",
     "TimerStory",
@@ -148,6 +156,7 @@ __all__ = [
     "UndecodablePayload",
     "Unreachable",
     "Where",
+    "Worker",
     "errors",
 ]
 
@@ -178,6 +187,9 @@ _NAMES_OF: Final = {
     "values.results": (
         "AckResult CancelResult ExtendResult NackResult RescheduleResult ScheduleResult TimerState"
     ),
+    "worker.retry_policy": "Backoff Reject",
+    "worker.timer_app": "TimerApp TimerContext TimerHandler",
+    "worker.worker": "Worker",
 }
 """Module in this package -> its public names. The imports above say the same to type checkers."""
 _MODULE_OF: Final = {name: module for module, names in _NAMES_OF.items() for name in names.split()}

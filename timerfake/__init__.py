@@ -1,10 +1,32 @@
 """An in-memory cluster for tests of applications: a real node's behaviour on a manual clock.
 
-`FakeCluster` is for threads, `AsyncFakeCluster` for asyncio. docs/testing.md shows their use.
-The first is made of the second (`make fmt`).
+`FakeCluster` is for threads, `AsyncFakeCluster` for asyncio; `FakeApp` and `AsyncFakeApp` run the
+handlers of a TimerApp on one. docs/testing.md shows their use. Names are loaded when they are
+first used, because pytest imports this package for its fixtures (`pytest_plugin.py`).
 """
 
-from timerfake.cluster import AsyncFakeCluster
-from timerfake.thread_cluster import FakeCluster
+import importlib
+from typing import TYPE_CHECKING, Final
 
-__all__ = ["AsyncFakeCluster", "FakeCluster"]
+if TYPE_CHECKING:
+    from timerfake.cluster import AsyncFakeCluster
+    from timerfake.fake_app import AsyncFakeApp, FakeApp
+    from timerfake.thread_cluster import FakeCluster
+
+__all__ = ["AsyncFakeApp", "AsyncFakeCluster", "FakeApp", "FakeCluster"]
+
+_MODULE_OF: Final = {
+    "AsyncFakeApp": "fake_app",
+    "AsyncFakeCluster": "cluster",
+    "FakeApp": "fake_app",
+    "FakeCluster": "thread_cluster",
+}
+
+if not TYPE_CHECKING:  # a type checker would accept any name
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+        module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
+        globals()[name] = found = getattr(module, name)
+        return found

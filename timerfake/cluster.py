@@ -13,7 +13,7 @@ does not move the cluster's clock.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType, TracebackType
 from typing import Final, Self
@@ -50,6 +50,10 @@ class FakeDial:
         return Channel(self._server())
 
 
+Work = Callable[[], Awaitable[bool]]
+"""Waits for some work of an application; returns False when there is none."""
+
+
 class AsyncFakeCluster:
     """An in-memory cluster, for the event loop on which it is entered.
 
@@ -73,6 +77,8 @@ class AsyncFakeCluster:
         self._settings = dict(settings)
         self._advancing = asyncio.Lock()
         self._node: FakeNode | None = None
+        self.works: list[Work] = []
+        """Work of applications, for which `settle` waits."""
         self.dial = FakeDial(self._clock, lambda: self._running().server)
         """The clients' argument `dial`. Its channels lead to this cluster, for any address."""
 
@@ -135,6 +141,12 @@ class AsyncFakeCluster:
 
         Acks have then taken effect, and consumers have received all messages that can be delivered.
         """
+        await self.quiet()
+        while any([await work() for work in self.works]):
+            await self.quiet()
+
+    async def quiet(self) -> None:
+        """Wait as `settle`, without the work of applications."""
         node, quiet = self._running(), 0
         while quiet < QUIET_TURNS:
             before = node.steps
@@ -207,7 +219,7 @@ class ThreadCluster:
 
     def __init__(self, cluster: AsyncFakeCluster) -> None:
         self._cluster = cluster
-        cluster.dial.clock.settle = cluster.settle
+        cluster.dial.clock.settle = cluster.quiet
         self.dial = cluster.dial
         """The clients' argument `dial`. Its channels lead to this cluster, for any address."""
         self._background = Background()

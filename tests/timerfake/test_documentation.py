@@ -4,14 +4,16 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import timerclient
 from timerclient import TimerClient
-from timerfake import FakeCluster
+from timerfake import FakeApp, FakeCluster
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,6 +65,20 @@ def played(example: str, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> 
             fake.advance(0.1)
         done.result()
     return printed
+
+
+def test_example_of_workers_cancels_unpaid_orders_and_rejects_others(
+    capsys: pytest.CaptureFixture[str], timer_app: Callable[..., FakeApp]
+) -> None:
+    [example] = examples("docs/workers.md")
+    names: dict[str, Any] = {}
+    exec(example, names)
+    timers = timer_app(names["app"])
+    for number in (4711, -1):
+        names["cancel_unpaid"].schedule_sync(order_id=number, delay=1800)
+    timers.advance(1800)
+    assert re.fullmatch(r"cancel 4711 timer \w{24}\n", capsys.readouterr().out)
+    assert [str(each) for each in timers.errors] == ["no such order: -1"]
 
 
 def test_example_of_the_readme_does_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,7 @@ from timerclient.streams.subscription import Subscription
 from timerclient.values.client_events import Events, OnEvent
 from timerclient.values.client_settings import ClientSettings
 from timerclient.values.client_tls import ClientTls
+from timerclient.values.cluster_url import ClusterUrl, is_url
 from timerclient.values.codecs import NO_VALUE, EncodedValue, Payload, payload_of
 from timerclient.values.errors import Closed, InvalidRequest, Overloaded, TimerError
 from timerclient.values.policy_names import NOTHING, PolicyFields
@@ -133,7 +134,8 @@ class AsyncTimerClient(TopicCalls):
     """A client of a cluster, for one event loop.
 
     Args:
-        cluster: "host:port,host:port", or a sequence of addresses. Some of the nodes suffice.
+        cluster: "host:port,host:port", a sequence of addresses, or a URL
+            (timerclient/values/cluster_url.py). Some of the nodes suffice.
         timeout: Default timeout of calls, failovers included. None: `ClientSettings.call_s`.
         credentials: TLS: the files of a certificate, or gRPC's credentials. None: no TLS.
         token: A bearer token or the path of its file. Needs TLS and all nodes' ports for tokens.
@@ -155,6 +157,10 @@ class AsyncTimerClient(TopicCalls):
         on_event: OnEvent | None = None,
         tracing: Tracing | None = None,
     ) -> None:
+        if is_url(cluster):
+            place = ClusterUrl.read(str(cluster))
+            cluster = place.addresses
+            credentials, token = credentials or place.tls, token or place.token
         self._addresses = parse_addresses(cluster)
         self.settings = settings
         self.events = Events(on_event)

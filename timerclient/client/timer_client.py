@@ -51,7 +51,8 @@ class TimerClient(ThreadClient):
     """A client of a cluster, for threads.
 
     Args:
-        cluster: "host:port,host:port", or a sequence of addresses. Some of the nodes suffice.
+        cluster: "host:port,host:port", a sequence of addresses, or a URL
+            (timerclient/values/cluster_url.py). Some of the nodes suffice.
         timeout: Default timeout of calls, failovers included. None: `ClientSettings.call_s`.
         credentials: TLS: the files of a certificate, or gRPC's credentials. None: no TLS.
         token: A bearer token or the path of its file. Needs TLS and all nodes' ports for tokens.

@@ -152,7 +152,7 @@ DEADLINE_S_MAX: Final = 365 * 86_400.0
 """The longest deadline of a message, in seconds. Without one the nodes assume ten seconds."""
 
 
-class Backoff:
+class RetryPauses:
     """Pauses between attempts: none before the first retry, then doubling, with jitter."""
 
     def __init__(self, settings: ClientSettings, rng: random.Random) -> None:
@@ -281,7 +281,7 @@ class Nodes:
 
     async def leader(self) -> NodeChannel:
         """Return the leader. Search for it without a time limit."""
-        pauses = Backoff(self.settings, self.rng)
+        pauses = RetryPauses(self.settings, self.rng)
         while True:
             async with self._finding:
                 self._look()
@@ -458,7 +458,7 @@ class Nodes:
             Unreachable: No response in time; the call was certainly not applied.
             TimerError: The call was rejected.
         """
-        pauses = Backoff(self.settings, self.rng)
+        pauses = RetryPauses(self.settings, self.rng)
         now = asyncio.get_running_loop().time
         ends_s = until_s = now() + within_s
         in_doubt = asking = False

@@ -19,9 +19,9 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.rows import Columns, Way
 from timerclient.rows.scheduled_timers import RequestOutcome
 from timerclient.streams.nodes import (
-    Backoff,
     NodeChannel,
     Nodes,
+    RetryPauses,
     closing_call,
     converted,
     first_to_end,
@@ -276,7 +276,7 @@ class ProducerStream:
         self._changed = asyncio.Event()
         self._quiet = asyncio.Event()
         self._closed = False
-        self._pauses = Backoff(self._settings, nodes.rng)
+        self._pauses = RetryPauses(self._settings, nodes.rng)
         self._resume_at = 0.0
         self._progress_at = 0.0
         self._answered = False

@@ -38,9 +38,9 @@ from timerclient.streams.credit import Credit
 from timerclient.streams.inbox import Inbox
 from timerclient.streams.lease_keeper import LeaseKeeper
 from timerclient.streams.nodes import (
-    Backoff,
     NodeChannel,
     Nodes,
+    RetryPauses,
     closing_call,
     converted,
     first_to_end,
@@ -133,7 +133,7 @@ class Subscription:
         self._moved = asyncio.Event()
         """Set: the phase changed, or a request is settled."""
         self._heard_at = 0.0
-        self._pauses = Backoff(settings, nodes.rng)
+        self._pauses = RetryPauses(settings, nodes.rng)
         self._task = asyncio.ensure_future(self._run())
         self._task.add_done_callback(self._ended)
 

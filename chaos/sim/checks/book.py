@@ -46,7 +46,7 @@ from timer.state.apply_results import (
 from timer.state.machine import Machine
 
 if TYPE_CHECKING:
-    from chaos.sim.timers.timers import TimerApp
+    from chaos.sim.timers.timers import EngineApp
     from chaos.sim.world.sim_node import SimNode
 
 AHEAD_MS_MAX: Final = 5_000
@@ -381,7 +381,7 @@ class PromiseBook:
 
     # ---- the end
 
-    def at_end(self, app: "TimerApp") -> None:
+    def at_end(self, app: "EngineApp") -> None:
         """Check P1: scheduled timers fired or were ended, groups received all, acks stayed."""
         machine = app.engine.machine
         for topic in machine.topics.values():

@@ -22,7 +22,7 @@ from timer.entries.entry_frame import Entry
 from timer.state.apply_results import FireApplied
 
 if TYPE_CHECKING:
-    from chaos.sim.timers.timers import TimerApp, TimerWorld
+    from chaos.sim.timers.timers import EngineApp, TimerWorld
     from chaos.sim.world.sim_node import SimNode
 
 LATE_MS: Final = 700
@@ -61,7 +61,7 @@ class LateBook:
             self.steady_us = now_us + AFTER_MS * 1_000
         self._seen, self._shift_ms = seen, shift_ms
 
-    def fired(self, app: "TimerApp", entry: Entry, applied: FireApplied, clock_ms: int) -> None:
+    def fired(self, app: "EngineApp", entry: Entry, applied: FireApplied, clock_ms: int) -> None:
         """Judge the timers that fire, as the leader applies the entry at `clock_ms` of its clock.
 
         Raises:

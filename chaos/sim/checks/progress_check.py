@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from chaos.sim.world.referee import Broken
 
 if TYPE_CHECKING:
-    from chaos.sim.timers.timers import TimerApp, TimerWorld
+    from chaos.sim.timers.timers import EngineApp, TimerWorld
 
 STUCK_MS: Final = 5_000
 """Ten times the longest flush while no disk is slow."""
@@ -34,7 +34,7 @@ class ProgressCheck:
         for node in world.nodes:
             if not node.alive or node.paused or node.slow_disk != 1:
                 continue
-            app: TimerApp = node.app  # type: ignore[assignment]
+            app: EngineApp = node.app  # type: ignore[assignment]
             for what, reached in _waits(app):
                 key = node.replica, node.life, what, reached
                 since_us = self._since[key] = before.get(key, now_us)
@@ -42,7 +42,7 @@ class ProgressCheck:
                     raise Broken("stuck", f"{node} waits with its {what} at {reached}")
 
 
-def _waits(app: "TimerApp") -> list[tuple[str, int]]:
+def _waits(app: "EngineApp") -> list[tuple[str, int]]:
     """Return the waiting steps with their positions. A changed position is progress."""
     engine, found = app.engine, list[tuple[str, int]]()
     if not engine.flush_fits:

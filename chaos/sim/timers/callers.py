@@ -12,7 +12,7 @@ from chaos.sim.checks.requestbook import NamedRequest
 from timer.model.timer_errors import EngineError, InvalidRequestError
 
 if TYPE_CHECKING:
-    from chaos.sim.timers.timers import TimerApp
+    from chaos.sim.timers.timers import EngineApp
     from chaos.sim.timers.town import Town
 
 LONG_MS: Final = 10 * 365 * 86_400_000
@@ -54,7 +54,7 @@ class SimCaller:
         elif len(self.waiting) < 3:
             self._new(app)
 
-    def _new(self, app: "TimerApp") -> None:
+    def _new(self, app: "EngineApp") -> None:
         rng = self._rng
         self._made += 1
         text, window_ms = b"%s-%d" % (self._name, self._made), LONG_MS
@@ -78,7 +78,7 @@ class SimCaller:
         self.waiting.append(call)
         self._send(app, call)
 
-    def _send(self, app: "TimerApp", call: NamedRequest) -> None:
+    def _send(self, app: "EngineApp", call: NamedRequest) -> None:
         call.sent_us = self._town.world.timeline.now_us
         reply = self._town.reply(lambda result: self._answered(call, result))
         self._town.line.ask(app, app.call, call, reply)

@@ -26,7 +26,7 @@ REDRIVE_LEASE_MS: Final = 2_000
 
 
 class KeeperCalls:
-    """The operators' calls of TimerApp, its only subclass."""
+    """The operators' calls of EngineApp, its only subclass."""
 
     engine: Engine
     node: "SimNode"

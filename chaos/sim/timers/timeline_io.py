@@ -18,7 +18,7 @@ from timer.model.units import LogIndex, MonoMs, UnixMs
 from timer.pending.runs.run_writer import Pace, unpaced
 
 if TYPE_CHECKING:
-    from chaos.sim.timers.timers import TimerApp
+    from chaos.sim.timers.timers import EngineApp
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -47,7 +47,7 @@ INSTALLS: Final = ("end_flush", "install_merge", "end_ahead")
 class TimelineIo:
     """The StateIo of one process."""
 
-    def __init__(self, app: "TimerApp", rng: random.Random) -> None:
+    def __init__(self, app: "EngineApp", rng: random.Random) -> None:
         self._app, self._node, self._rng = app, app.node, rng
         self._wake_us = 0
         self._fold_us = rng.choice(FOLD_US)

@@ -107,7 +107,7 @@ def _limits(options: WorldOptions) -> FlushLimits:
     )
 
 
-class TimerApp(KeeperCalls):
+class EngineApp(KeeperCalls):
     """State plane of one simulated process."""
 
     def __init__(self, node: "SimNode", town: Town) -> None:
@@ -716,7 +716,7 @@ class TimerApp(KeeperCalls):
 def _tell_room(node: "SimNode", rooms: Rooms, back: tuple[ReplicaId, ReplicaId]) -> None:
     """Report the room on this node's disk to the leader."""
     app = node.app
-    assert isinstance(app, TimerApp)
+    assert isinstance(app, EngineApp)
     room, world = app.engine.room, node.world
 
     def heard() -> None:
@@ -730,11 +730,11 @@ def _tell_room(node: "SimNode", rooms: Rooms, back: tuple[ReplicaId, ReplicaId])
 class TimerWorld(World):
     """A world of nodes that run the timer machine, with producers and consumers."""
 
-    app_type = TimerApp
+    app_type = EngineApp
 
     def __init__(self, seed: int, options: WorldOptions | None = None) -> None:
         holder: list[Town] = []
-        super().__init__(seed, lambda node: TimerApp(node, holder[0]), options)
+        super().__init__(seed, lambda node: EngineApp(node, holder[0]), options)
         self._progress = ProgressCheck()
         self.town = Town(self, random.Random(self.rng.getrandbits(64)))
         holder.append(self.town)

@@ -48,7 +48,7 @@ from timer.model.timer_errors import (
 from timer.state.apply_results import RESCHEDULED
 
 if TYPE_CHECKING:
-    from chaos.sim.timers.timers import TimerApp
+    from chaos.sim.timers.timers import EngineApp
     from chaos.sim.world.sim_node import SimNode
     from chaos.sim.world.world import World
 
@@ -163,7 +163,7 @@ class ClientLink:
         """Call `call(*args)` after LINE_US. A stream loses nothing until it breaks."""
         self._world.timeline.after(LINE_US, call, *args)
 
-    def ask(self, app: "TimerApp", call: Callable[..., object], *args: object) -> None:
+    def ask(self, app: "EngineApp", call: Callable[..., object], *args: object) -> None:
         """Call a method of an application on its node, if that process still runs on arrival."""
 
         def arrive() -> None:
@@ -223,7 +223,7 @@ class SimProducer:
         if isinstance(result, int) and result:  # 0: another producer has the drawn id
             self.producer_id = result
 
-    def _schedule(self, app: "TimerApp") -> None:
+    def _schedule(self, app: "EngineApp") -> None:
         rng = self._rng
         scale = rng.choice((0, 0, 5, 10, 11, 300, 3_000, 20_000))
         delays = [int(scale * rng.random()) for _ in range(rng.choice((1, 1, 2, 5)))]
@@ -251,7 +251,7 @@ class SimProducer:
         self.waiting.append(request)
         self._send(app, request)
 
-    def _send(self, app: "TimerApp", request: NumberedRequest) -> None:
+    def _send(self, app: "EngineApp", request: NumberedRequest) -> None:
         request.sent_us = self._town.world.timeline.now_us
         reply = self._town.reply(lambda result: self._answered(request, result))
         self._town.line.ask(app, app.schedule, self.producer_id, request, reply)
@@ -307,7 +307,7 @@ class SimProducer:
                 fired = told.other in book.fired
                 book.keys.row((request.topic, key), request.mode, told, fired=fired)
 
-    def _cancel(self, app: "TimerApp") -> None:
+    def _cancel(self, app: "EngineApp") -> None:
         names = [self._mine[self._rng.randrange(max(0, len(self._mine) - 8), len(self._mine))]]
         if self._rng.random() < 0.3:
             names.append(names[0])
@@ -325,7 +325,7 @@ class SimProducer:
             self._town.book.cancel_asked(name)
         self._town.line.ask(app, app.cancel, names, self._town.reply(answered))
 
-    def _reschedule(self, app: "TimerApp") -> None:
+    def _reschedule(self, app: "EngineApp") -> None:
         old = self._mine[self._rng.randrange(max(0, len(self._mine) - 8), len(self._mine))]
         delay_ms = int(self._rng.choice((0, 20, 2_000)) * self._rng.random())
         book = self._town.book
@@ -343,7 +343,7 @@ class SimProducer:
 
         self._town.line.ask(app, app.reschedule, [old], delay_ms, self._town.reply(answered))
 
-    def _change_key(self, app: "TimerApp") -> None:
+    def _change_key(self, app: "EngineApp") -> None:
         """Cancel or reschedule the timer that has a random key."""
         key = self._rng.choice(self._town.topics), self._rng.choice(KEYS)
         delay_ms = self._rng.choice((None, int(2_000 * self._rng.random())))
@@ -370,7 +370,7 @@ class SimConsumer:
         self._town = town
         self.topic, self.group = topic, group
         self._rng = rng
-        self._app: TimerApp | None = None
+        self._app: EngineApp | None = None
         self._stream = 0
         """Number of the current stream. Deliveries of earlier streams are dropped."""
         self._epoch = 0
@@ -428,7 +428,7 @@ class SimConsumer:
             app.node.later(KEEPALIVE_MS * 1000, app.leave, self, stream)
 
     def take(
-        self, stream: int, delivery: Delivery, app: "TimerApp", life: str, rows: list[DeliveredRow]
+        self, stream: int, delivery: Delivery, app: "EngineApp", life: str, rows: list[DeliveredRow]
     ) -> None:
         """Receive a delivery: record it, give credit and acknowledge it later, or never."""
         if stream != self._stream or delivery.epoch < self._epoch:
@@ -453,16 +453,16 @@ class SimConsumer:
             self._complain(delay_us // 2, epoch, lease_id, offsets)
         self._town.world.timeline.after(delay_us, self._ack, epoch, lease_id, life, offsets)
 
-    def _shed(self, app: "TimerApp", stream: int, held: tuple[int, int, list[int]]) -> None:
+    def _shed(self, app: "EngineApp", stream: int, held: tuple[int, int, list[int]]) -> None:
         """Return what came, as a consumer does that falls behind; grant credit once answered."""
         assert self._sheds is not None
         self._shedding += 1
         app.node.later(LINE_US, app.shed, self, stream, held, partial(self._shed_done, app, stream))
 
-    def _shed_done(self, app: "TimerApp", stream: int) -> None:
+    def _shed_done(self, app: "EngineApp", stream: int) -> None:
         self._town.line.stream(self._went_back, app, stream)
 
-    def _went_back(self, app: "TimerApp", stream: int) -> None:
+    def _went_back(self, app: "EngineApp", stream: int) -> None:
         if stream == self._stream and self._app is app:
             self._shedding -= 1
             if not self._shedding and self._sheds:
@@ -526,7 +526,7 @@ class SimConsumer:
         self._town.line.ask(app, app.ack, self, self._stream, epoch, lease_id, offsets, reply)
 
     def _ack_up_to(
-        self, app: "TimerApp", epoch: int, lease_id: int, life: str, offset: int
+        self, app: "EngineApp", epoch: int, lease_id: int, life: str, offset: int
     ) -> None:
         book, key = self._town.book, (self.topic, life)
 
@@ -672,7 +672,7 @@ class Town:
         """The clients that schedule timers."""
         return [*self.producers, *self.callers]
 
-    def leader(self) -> "TimerApp | None":
+    def leader(self) -> "EngineApp | None":
         """Return a random node's application that serves, or believes so. None: there is none."""
         nodes = [node for node in self.world.nodes if node.alive]
         serving = [app for node in nodes if (app := self._app(node)).engine.leader]
@@ -734,7 +734,7 @@ class Town:
         for app in self._whole():
             self.book.at_end(app)
 
-    def _whole(self) -> "list[TimerApp]":
+    def _whole(self) -> "list[EngineApp]":
         """Return the applications with the highest applied index on undamaged disks.
 
         A node that is behind had settled earlier. A damaged disk may hold an unread damaged file.
@@ -743,7 +743,7 @@ class Town:
         return [each for each in self.apps() if each.applied_index == last and not each.node.damage]
 
     @staticmethod
-    def _app(node: "SimNode") -> "TimerApp":
+    def _app(node: "SimNode") -> "EngineApp":
         return node.app  # type: ignore[return-value]
 
     def clock_of(self, leader: "SimNode") -> int | None:
@@ -751,7 +751,7 @@ class Town:
         app = self._app(leader)
         return None if app.engine.leader is None else app.clock_ms()
 
-    def apps(self) -> "list[TimerApp]":
+    def apps(self) -> "list[EngineApp]":
         """Return the applications of all nodes that were started and can still run."""
         return [self._app(node) for node in self.world.kept_up() if hasattr(node, "app")]
 

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, Final
 
 from chaos.sim.checks.requestbook import NamedRequest
-from chaos.sim.timers.timers import TimerApp, TimerWorld
+from chaos.sim.timers.timers import EngineApp, TimerWorld
 from tests.chaos.planted.planted import ANY_WORLD, Planting, patch
 from timer.entries.entry_frame import Entry
 from timer.model.columns import RequestId
@@ -67,11 +67,11 @@ class _Piece(NamedRequest):
         return [self._whole.payloads[at] for at in self.places]
 
 
-_call = TimerApp.call
+_call = EngineApp.call
 
 
 def _call_topic_by_topic(
-    self: TimerApp, call: NamedRequest, reply: Callable[[object], None]
+    self: EngineApp, call: NamedRequest, reply: Callable[[object], None]
 ) -> None:
     """Split a request into one per topic; the first rejection is the answer."""
     topics = dict.fromkeys(topic for topic, _ in call.rows)
@@ -140,7 +140,7 @@ REQUEST_MUTATIONS: Final = (
         {"torn"},
         60,
         "a request of several topics, with a policy of one topic that rejects a part",
-        patch(TimerApp, "call", _call_topic_by_topic),
+        patch(EngineApp, "call", _call_topic_by_topic),
         policies=True,
         proposals_per_s=1,  # the book checks whole requests only without dead letters
     ),

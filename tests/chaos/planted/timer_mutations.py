@@ -8,7 +8,7 @@ from unittest import mock
 
 import numpy as np
 
-from chaos.sim.timers.timers import TimerApp, TimerWorld
+from chaos.sim.timers.timers import EngineApp, TimerWorld
 from chaos.sim.world.simdisk import SimDisk
 from cluster.state.state_plane import StatePlane
 from tests.chaos.planted.planted import ANY_WORLD, SLOW_LINKS, Planting, patch
@@ -602,7 +602,7 @@ TIMER_MUTATIONS: Final = (
         {"handout"},
         20,
         "a leader that continues after a cut or a pause, in which another began to serve",
-        patch(TimerApp, "may_hand_out", lambda _: True),
+        patch(EngineApp, "may_hand_out", lambda _: True),
         faults=("pause", "isolate"),
         mischief=(),
         fault_gap_ms=1_500,

@@ -1,0 +1,52 @@
+"""timerctl worker: its errors, and its life as a process."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.timerclient.conftest import Ctl
+from timerclient.cli.cli_errors import USAGE
+
+APP = """
+from timerclient import TimerApp
+app = TimerApp({url!r})
+empty = TimerApp()
+@app.timer("t", group="g")
+def f() -> None: ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        ("shop_app", "'shop_app': must be MODULE:NAME, such as myapp:app"),
+        ("shop_none:app", "no module 'shop_none' in "),
+        ("shop_none.sub:app", "no module 'shop_none' in "),
+        ("shop_app:ap", "'shop_app:ap': shop_app has no ap; its apps: app, empty"),
+        ("shop_app:f.nope", "shop_app has no f.nope"),
+        ("shop_app:__name__", "must be a TimerApp, not str"),
+        ("shop_app:empty", "has no handler: decorate a function with @empty.timer"),
+        ("shop_broken:app", "can't import shop_broken: ZeroDivisionError: division by zero ("),
+        ("shop_lacks:app", "can't import shop_lacks: ModuleNotFoundError: No module named 'shop_x"),
+        ("shop_app:app --concurrency 0", "concurrency = 0: must be in 1 .. 10000"),
+        ("shop_app:app --port 70000", "--port 70000: must be in 0 .. 65535"),
+        ("shop_app:app", "must be host:port"),
+    ],
+)
+def test_worker_that_can_not_start_says_why(
+    place: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ctl: Ctl
+) -> None:
+    (tmp_path / "shop_app.py").write_text(APP.format(url="timers://nonsense"))
+    (tmp_path / "shop_broken.py").write_text("1 / 0\n")
+    (tmp_path / "shop_lacks.py").write_text("import shop_x\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("shop_app", "shop_broken", "shop_lacks"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr("logging.basicConfig", lambda **_: None)
+    code, out, err = ctl("worker", *place.split())
+    sys.modules.pop("shop_app", None)
+    assert (code, out) == (USAGE, "")
+    assert text in err
+    assert "Traceback" not in err

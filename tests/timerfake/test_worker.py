@@ -1,0 +1,349 @@
+"""Handlers of timers on an in-memory cluster: what runs when, and what becomes of failures."""
+
+import asyncio
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Literal
+
+import pytest
+
+from timerclient import (
+    Backoff,
+    InvalidRequest,
+    Reject,
+    TimerApp,
+    TimerContext,
+    Worker,
+)
+from timerclient.worker import handler_arguments
+from timerclient.worker.worker_port import WorkerPort
+from timerfake import AsyncFakeApp, AsyncFakeCluster, FakeApp
+
+Run = Callable[..., FakeApp]
+MINUTE = timedelta(minutes=1)
+
+
+class Shop:
+    """An app with a handler of each kind; `calls` has their arguments."""
+
+    def __init__(self, **options: Any) -> None:
+        self.app = TimerApp(**options)
+        self.calls: list[Any] = []
+        self.contexts: list[TimerContext] = []
+        self.fails: BaseException | None = None
+
+        @self.app.timer("orders", group="billing", retry=Backoff(30, max=100, attempts=4))
+        async def cancel_unpaid(order_id: int, reason: str = "unpaid") -> None:
+            self.calls.append((order_id, reason))
+            self.contexts.append(self.app.context)
+            if self.fails is not None:
+                raise self.fails
+
+        @self.app.timer("mails", group="senders")
+        def send_mail(to: str) -> None:
+            self.calls.append((to, threading.current_thread()))
+            if to == "again":
+                send_mail.schedule_sync(to="end", delay=MINUTE)
+
+        self.cancel_unpaid, self.send_mail = cancel_unpaid, send_mail
+
+
+def test_handler_runs_when_its_timer_is_due_with_its_arguments(timer_app: Run) -> None:
+    shop = Shop()
+    timers = timer_app(shop.app)
+    shop.cancel_unpaid.schedule_sync(order_id=4711, delay=30 * MINUTE, key="order-4711")
+    timers.advance(29 * MINUTE)
+    assert shop.calls == []
+    timers.advance(MINUTE)
+    assert shop.calls == [(4711, "unpaid")]
+    [context] = shop.contexts
+    assert (context.attempt, context.message.key, context.is_lost) == (1, "order-4711", False)
+    with timers.cluster.client() as client:
+        [group] = next(each for each in client.topics() if each.name == "orders").groups
+        assert (group.unacked, group.settings.max_attempts) == (0, 4)
+
+
+def test_handler_that_is_not_async_runs_on_the_thread_of_the_test(timer_app: Run) -> None:
+    shop = Shop()
+    timers = timer_app(shop.app)
+    shop.send_mail.schedule_sync(to="again")
+    timers.advance(MINUTE)
+    here = threading.current_thread()
+    assert shop.calls == [("again", here), ("end", here)]
+
+
+async def test_handler_that_takes_time_and_schedules_runs_at_each_due_time(
+    async_timer_app: type[AsyncFakeApp],
+) -> None:
+    app, seen = TimerApp(), []
+
+    @app.timer("ticks", group="g", concurrency=1)
+    async def tick(number: int) -> None:
+        await asyncio.sleep(0.001)
+        seen.append((number, round(timers.cluster.now_ms - began_ms, -3)))
+        if number < 3:
+            await tick.schedule(number=number + 1, delay=MINUTE)
+
+    async with async_timer_app(app) as timers:
+        began_ms = timers.cluster.now_ms
+        await tick.schedule(number=1, delay=MINUTE)
+        await timers.advance(10 * MINUTE)
+        assert seen == [(1, 60_000), (2, 120_000), (3, 180_000)]
+        await asyncio.gather(*(tick.schedule(number=10 + n) for n in range(50)))
+        await timers.settle()
+        assert len(seen) == 53
+
+
+def test_failure_is_tried_again_after_the_backoff_and_then_a_dead_letter(
+    timer_app: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop = Shop()
+    timers = timer_app(shop.app)
+    shop.fails = ValueError("no such\norder")
+    timer = shop.cancel_unpaid.schedule_sync(order_id=1)
+    for pause_s, attempts in ((0, 1), (29, 1), (1, 2), (60, 3), (99, 3), (1, 4), (1000, 4)):
+        timers.advance(pause_s)
+        assert len(shop.calls) == attempts
+    assert {each.id for each in shop.contexts} == {timer.id}
+    assert timers.errors == [shop.fails] * 4
+    lines = [each.getMessage() for each in caplog.records if "timer failed" in each.message]
+    assert len(lines) == 4
+    assert "\n" not in lines[1]
+    assert f"topic=orders group=billing id={timer.id} attempt=2 failures=1" in lines[1]
+    assert "error='ValueError: no such order' at=" in lines[1]
+    assert "test_worker.py:" in lines[1]
+    shop.fails = None
+    with timers.cluster.client() as client:
+        assert client.redrive("orders.billing.dead") == 1
+    timers.advance(0)
+    assert len(shop.calls) == 5
+
+
+def test_rejected_message_is_a_dead_letter_at_once_and_can_be_sent_back(timer_app: Run) -> None:
+    shop = Shop()
+    timers = timer_app(shop.app)
+    shop.fails = Reject("no such order")
+    shop.cancel_unpaid.schedule_sync(order_id=1, key="k", headers={"a": "b"})
+    timers.advance(1000)
+    assert len(shop.calls) == 1
+    with timers.cluster.client() as client:
+        [letter] = client.peek("orders.billing.dead").messages
+        assert (letter.json(), letter.key) == ({"order_id": 1}, "k")
+        assert (letter.headers["dead-letter-reason"], letter.headers["a"]) == ("rejected", "b")
+        shop.fails = None
+        assert client.redrive("orders.billing.dead") == 1
+    timers.settle()
+    assert len(shop.calls) == 2
+    headers = shop.contexts[1].message.headers
+    assert headers == {"a": "b", "content-type": "application/json"}
+
+
+@pytest.mark.parametrize("payload", [b"\xff", b"[]", b"{}", b'{"order_id":"1"}', b'{"x":1}'])
+def test_payload_without_the_arguments_is_a_dead_letter_after_all_attempts(
+    payload: bytes, timer_app: Run
+) -> None:
+    shop = Shop()
+    timers = timer_app(shop.app)
+    with timers.cluster.client() as client:
+        client.schedule("orders", payload)
+        timers.advance(30 + 60 + 99)
+        assert len(timers.errors) == 3
+        timers.advance(1)
+        assert shop.calls == []
+        [letter] = client.peek("orders.billing.dead").messages
+        assert letter.payload == payload
+
+
+def test_group_without_a_backoff_is_not_retried_at_full_speed(timer_app: Run) -> None:
+    app = TimerApp()
+
+    @app.timer("orders", group="billing", retry=None)
+    def fail() -> None:
+        raise OSError
+
+    timers = timer_app(app)
+    fail.schedule_sync()
+    for pause_s, errors in ((0, 1), (1, 2), (1, 2), (1, 3), (3, 3), (1, 4)):
+        timers.advance(pause_s)
+        assert len(timers.errors) == errors
+
+
+async def test_worker_of_another_version_changes_the_settings_of_the_group(
+    async_timer_app: type[AsyncFakeApp],
+) -> None:
+    async with AsyncFakeCluster() as cluster, cluster.client() as client:
+        for attempts in (3, 5):
+            app = TimerApp()
+            app.timer("t", group="g", retry=Backoff(1, attempts=attempts))(lambda: None)
+            async with async_timer_app(app, cluster=cluster):
+                [topic] = await client.topics()
+                assert topic.groups[0].settings.max_attempts == attempts
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({}, "order_id = 'missing': Shop.__init__.<locals>.cancel_unpaid needs it"),
+        ({"order_id": "1"}, "order_id = 'str': Shop.__init__.<locals>.cancel_unpaid takes int"),
+        ({"order_id": True}, "order_id = 'bool': "),
+        ({"order_id": 1, "dealy": 3}, "dealy = 'given': .* has: order_id, reason"),
+        ({"order_id": 1, "delay": -1}, "delay = -1: must be 0 to"),
+    ],
+)
+def test_wrong_arguments_are_rejected_when_they_are_scheduled(
+    given: dict[str, Any], text: str, timer_app: Run
+) -> None:
+    shop = Shop()
+    timer_app(shop.app)
+    with pytest.raises(InvalidRequest, match=text):
+        shop.cancel_unpaid.schedule_sync(**given)
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted", "fits"),
+    [
+        (1, float, True),
+        (1.0, int, False),
+        (None, int | None, True),
+        ([1, None], list[int | None], True),
+        ([1, "a"], list[int], False),
+        ({"a": [1]}, dict[str, list[int]], True),
+        ({"a": 1}, dict[str, str], False),
+        ("a", Literal["a", "b"], True),
+        (1, Literal[True], False),
+        (object(), Any, True),
+        (True, bool, True),
+    ],
+)
+def test_value_fits_its_annotation(value: object, wanted: Any, fits: bool) -> None:
+    assert handler_arguments.fits(value, wanted) is fits
+
+
+def test_handler_that_can_not_be_called_by_names_is_refused() -> None:
+    app = TimerApp()
+
+    def options(key: str) -> None: ...
+    def many(*args: int) -> None: ...
+    def fine() -> None: ...
+
+    for function, text in ((options, "key"), (many, "args")):
+        with pytest.raises(InvalidRequest, match=text):
+            app.timer("t", group="g")(function)
+    app.timer("t", group="g")(fine)
+    with pytest.raises(InvalidRequest, match=r"group = 'g': .*fine has it in 't'"):
+        app.timer("t", group="g")(fine)
+    for wrong in ({"concurrency": 0}, {"retry": Backoff(1)} | {"group": ""}):
+        with pytest.raises(InvalidRequest):
+            app.timer("t", **{"group": "h", **wrong})(fine)  # type: ignore[arg-type]
+    for first, more in ((0, {}), (2, {"max": 1}), (1, {"attempts": 1001}), ("1", {})):
+        with pytest.raises(InvalidRequest):
+            Backoff(first, **more)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="no handler"):
+        Worker(TimerApp())
+    with pytest.raises(RuntimeError, match=r"app\.context is for a handler"):
+        app.context  # noqa: B018
+
+
+async def test_drain_waits_for_handlers_and_returns_the_rest_at_once(
+    async_timer_app: type[AsyncFakeApp],
+) -> None:
+    app, begun, ended, go = TimerApp(), [], [], asyncio.Event()
+
+    @app.timer("jobs", group="g", concurrency=2)
+    async def job(number: int) -> None:
+        begun.append(number)
+        if number == 0:
+            await go.wait()
+        else:
+            await asyncio.Event().wait()
+        ended.append(number)
+
+    async with async_timer_app(app, handler_s=60) as timers, timers.cluster.client() as client:
+        worker = Worker(app, drain=0.2)
+        timers.cluster.works.clear()
+        timers._worker.stop()  # type: ignore[union-attr]  # another worker takes its place
+        await timers._running  # type: ignore[misc]
+        running = asyncio.create_task(worker.run())
+        for number in range(3):
+            await job.schedule(number=number)
+        while len(begun) < 2:
+            await timers.cluster.settle()
+        worker.stop()
+        go.set()
+        await running
+        assert (begun, ended, worker.left_running) == ([0, 1], [0], 1)
+        [topic] = await client.topics()
+        assert (topic.groups[0].unacked, topic.groups[0].leased) == (2, 0)
+        async with client.consumer("jobs", group="g") as consumer:
+            await timers.cluster.settle()
+            rest = [each async for each in _all(consumer)]
+            assert {each.json()["number"]: each.failures for each in rest} == {1: 1, 2: 0}
+            for each in rest:
+                _ = each.ack()
+        timers.cluster.works.append(timers._until_idle)
+
+
+async def _all(consumer: Any) -> Any:
+    while found := await consumer.receive(10, timeout=0):
+        for each in found:
+            yield each
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_port_shows_health_readiness_and_metrics(timer_app: Run) -> None:
+    shop = Shop()
+    timers = timer_app(shop.app)
+    shop.cancel_unpaid.schedule_sync(order_id=1)
+    timers.settle()
+    worker = timers._inner._worker
+    assert worker is not None
+    with WorkerPort(worker, "127.0.0.1", 0) as port:
+        assert get(port.port, "/healthz") == (200, "ok\n")
+        assert get(port.port, "/readyz?x=1") == (200, "ready\n")
+        assert get(port.port, "/")[0] == 404
+        status, text = get(port.port, "/metrics")
+        assert status == 200
+        label = 'topic="orders",group="billing"'
+        assert f'timers_worker_handled_total{{{label},outcome="done"}} 1\n' in text
+        assert f'timers_worker_handler_seconds_bucket{{{label},le="+Inf"}} 1\n' in text
+        assert f"timers_worker_connected{{{label}}} 1\n" in text
+        worker._beat_s -= 60
+        assert get(port.port, "/healthz") == (503, "event loop blocked\n")
+
+
+async def test_lease_that_is_lost_under_a_handler_is_a_warning_and_another_has_the_message(
+    async_timer_app: type[AsyncFakeApp], caplog: pytest.LogCaptureFixture
+) -> None:
+    app, seen, go = TimerApp(), [], asyncio.Event()
+
+    @app.timer("orders", group="billing", hold_max=MINUTE)
+    async def slow() -> None:
+        seen.append(app.context)
+        await go.wait()
+
+    async with async_timer_app(app) as timers, timers.cluster.client() as client:
+        timers.cluster.works.clear()  # time passes while the handler runs
+        await slow.schedule()
+        while not seen:
+            await timers.settle()
+        async with client.consumer("orders", group="billing") as other:
+            await timers.advance(2 * MINUTE)
+            [message] = await other.receive(timeout=0)
+            assert (message.failures, seen[0].is_lost, len(seen)) == (1, True, 1)
+            _ = message.ack()
+            go.set()
+            await timers.settle()
+        timers.cluster.works.append(timers._until_idle)
+        await timers.settle()
+    assert f"ack failed, the timer may run again: handler={slow.name}" in caplog.text
+    assert "LeaseLost" in caplog.text

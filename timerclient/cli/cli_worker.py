@@ -1,0 +1,162 @@
+"""timerctl worker: runs the handlers of an application.
+
+The module is found as `python -m` finds it: in the present directory, then on PYTHONPATH. The
+cluster is that of an option of this command line, else the app's own or TIMERS_URL, else that of
+timerctl's variables and context.
+"""
+
+import argparse
+import asyncio
+import importlib
+import importlib.util
+import logging
+import os
+import signal
+import sys
+import traceback
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from timerclient.cli.cli_args import Commands, UsageError, duration, tls_of, token_of
+from timerclient.cli.contexts import SETTINGS, apply_context
+
+if TYPE_CHECKING:
+    from timerclient.worker.timer_app import TimerApp
+    from timerclient.worker.worker import Worker
+
+LOG: Final = logging.getLogger("timerclient.worker")
+CUT_OFF: Final = 1
+"""Exit code after a drain that did not wait for all handlers."""
+
+
+class WorkerCommands(Commands):
+    """The command `worker`."""
+
+    def register_worker(
+        self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser
+    ) -> None:
+        """Add the arguments."""
+        del common
+        parser.add_argument("app", metavar="MODULE:NAME", help="a TimerApp, such as myapp:app")
+        parser.add_argument(
+            "--concurrency",
+            metavar="N",
+            type=int,
+            help="calls of each handler at a time; default: the handler's own number",
+        )
+        parser.add_argument(
+            "--drain",
+            metavar="DURATION",
+            type=duration,
+            default=timedelta(seconds=25),
+            help="longest wait for running handlers after SIGTERM; default: 25s",
+        )
+        parser.add_argument(
+            "--port",
+            metavar="N",
+            type=int,
+            help="serve /healthz, /readyz and /metrics; 0: a free port; default: none",
+        )
+        parser.add_argument(
+            "--host", default="127.0.0.1", help="address of that port; default: 127.0.0.1"
+        )
+        parser.add_argument(
+            "--log-level",
+            choices=("debug", "info", "warning", "error"),
+            default="info",
+            help="debug: with the stacks of handlers' errors; default: info",
+        )
+        parser.set_defaults(run=self._run)
+
+    def _run(self, args: argparse.Namespace) -> int:
+        if args.port is not None and not 0 <= args.port <= 65_535:
+            raise UsageError(f"--port {args.port}: must be in 0 .. 65535")
+        logging.basicConfig(
+            level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        )
+        app = load_app(args.app)
+        _connect(app, args)
+        from timerclient.worker.worker import Worker
+
+        worker = Worker(app, concurrency=args.concurrency, drain=args.drain)
+        asyncio.run(_serve(worker, args))
+        if worker.left_running:
+            sys.stdout.flush()
+            logging.shutdown()
+            os._exit(CUT_OFF)  # threads of handlers that were cut off would hold the process
+        return 0
+
+
+async def _serve(worker: "Worker", args: argparse.Namespace) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, worker.stop)
+    with ExitStack() as opened:
+        if args.port is not None:
+            from timerclient.worker.worker_port import WorkerPort
+
+            try:
+                port = opened.enter_context(WorkerPort(worker, args.host, args.port))
+            except OSError as error:
+                raise UsageError(f"--port {args.port} on {args.host}: {error.strerror}") from error
+            LOG.info("http port: %s:%d", args.host, port.port)
+        names = ", ".join(each.handler.name for each in worker.runners)
+        LOG.info("worker started: %s", names)
+        await worker.run()
+        LOG.info("worker stopped")
+
+
+def _connect(app: "TimerApp", args: argparse.Namespace) -> None:
+    """Let the app use the cluster of the command line, if that names one or the app does not."""
+    names_one = any(vars(args)[each] is not None for each in SETTINGS) or args.context is not None
+    if names_one or not app.url():
+        apply_context(args)
+        options = {**app.connection.options, "credentials": tls_of(args), "token": token_of(args)}
+        app.connect(app.connection._replace(cluster=args.endpoints, options=options))
+
+
+def load_app(place: str) -> "TimerApp":
+    """Return the app at MODULE:NAME.
+
+    Raises:
+        UsageError: There is no such module or name, it can't be imported, or it is no TimerApp.
+    """
+    module, colon, name = place.partition(":")
+    if not (module and colon and name):
+        raise UsageError(f"{place!r}: must be MODULE:NAME, such as myapp:app")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    found: Any = _imported(module)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise UsageError(f"{place!r}: {module} has no {name}{_apps_of(found)}")
+        found = getattr(found, part)
+    from timerclient.worker.timer_app import TimerApp
+
+    if not isinstance(found, TimerApp):
+        raise UsageError(f"{place!r}: must be a TimerApp, not {type(found).__name__}")
+    if not found.handlers:
+        raise UsageError(f"{place!r}: has no handler: decorate a function with @{name}.timer(…)")
+    return found
+
+
+def _imported(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except Exception as error:  # the application's code may raise anything
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{module}.".startswith(f"{missing}."):
+            text = f"no module {missing!r} in {os.getcwd()} or on PYTHONPATH"
+            raise UsageError(text) from error
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{frame.filename}:{frame.lineno}"
+        text = f"can't import {module}: {type(error).__name__}: {error} ({where})"
+        raise UsageError(text) from error
+
+
+def _apps_of(module: Any) -> str:
+    from timerclient.worker.timer_app import TimerApp
+
+    apps = [name for name, value in vars(module).items() if isinstance(value, TimerApp)]
+    return f"; its apps: {', '.join(apps)}" if apps else ""

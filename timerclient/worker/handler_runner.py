@@ -1,0 +1,269 @@
+"""One handler in a worker: fetches messages, runs the function, and acks or returns each.
+
+    fetch ──► arguments ──► function ──► returned: ack
+                  │             ├──────► raised: nack with the backoff, one line of log
+                  │             ├──────► raised Reject: a dead letter, then the ack
+                  │             └──────► cut off by the drain: nack without a delay
+                  └──► no arguments of the function: nack with the backoff
+
+The consumer reconnects through failovers and renews the leases. If a lease ends while the function
+runs, the ack fails with a warning, and the message is delivered again.
+"""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import time
+import traceback
+from concurrent.futures import Executor, Future
+from contextvars import copy_context
+from typing import Any, Final
+
+from timerclient.client.consumers import AsyncConsumer
+from timerclient.client.group_calls import GroupOptions, encode_options
+from timerclient.rows.messages import Message
+from timerclient.values.codecs import reason_of
+from timerclient.values.errors import LeaseLost, PermissionDenied, TimerError
+from timerclient.worker.rejected_letters import letters_topic, write_letter
+from timerclient.worker.retry_policy import Backoff, Reject
+from timerclient.worker.timer_app import CONTEXT, TimerContext, TimerHandler
+from timerclient.worker.worker_metrics import HandlerMetrics, Outcome
+
+LOG: Final = logging.getLogger("timerclient.worker")
+PAUSE_S_MAX: Final = 30.0
+"""Longest pause before a consumer that ended with an error is opened again."""
+UNSET: Final = Backoff(1, max=60, attempts=0)
+"""Pauses for a group without a backoff: what always fails must not loop at full speed."""
+
+
+class HandlerRunner:
+    """Runs one handler on the running event loop; functions that are not async on `executor`."""
+
+    def __init__(
+        self, handler: TimerHandler[..., Any], executor: Executor, concurrency: int | None
+    ) -> None:
+        self.handler = handler
+        self.metrics = HandlerMetrics(handler.options.topic, handler.options.group)
+        self.running: dict[asyncio.Task[None], Message] = {}
+        self._executor = executor
+        self._concurrency = concurrency or handler.options.concurrency
+        self._slot = asyncio.Event()
+        """Set when a handler ends."""
+        self._consumer: AsyncConsumer | None = None
+        self._paces: Backoff | None = None
+        """Pauses that the worker gives itself; None: the group has them."""
+        self._letters = ""
+        """Topic of the dead letters."""
+
+    # ---- fetching
+
+    async def fetch(self) -> None:
+        """Run handlers until cancelled; open the consumer again after an error.
+
+        Raises:
+            TimerError: The first attempt to open it was rejected for good.
+        """
+        pause_s, was_open = 1.0, False
+        while True:
+            try:
+                await self._open()
+                pause_s, was_open = 1.0, True
+                await self._deliver()
+            except TimerError as error:
+                if not (was_open or error.retryable):
+                    raise
+                LOG.warning("consumer ended: %s error=%s", self._fields(), reason_of(error))
+            finally:
+                self.metrics.is_connected = False
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+    async def _open(self) -> None:
+        await self._prepare_group()
+        await self.close()
+        options, client = self.handler.options, self.handler.app.client
+        consumer = client.consumer(
+            options.topic,
+            options.group,
+            lease=options.lease,
+            hold_max=options.hold_max,
+            start=options.start,
+            name=self.handler.name,
+        )
+        await consumer.__aenter__()  # `close` leaves it, after the handlers have ended
+        self._consumer = consumer
+        self.metrics.is_connected = True
+
+    async def _prepare_group(self) -> None:
+        """Create the group, and give it the handler's settings."""
+        options, client = self.handler.options, self.handler.app.client
+        wanted: GroupOptions = {}
+        if options.retry is not None:
+            wanted.update(options.retry.settings())  # type: ignore[typeddict-item]
+        if options.lease is not None:
+            wanted["lease"] = options.lease
+        self._letters = letters_topic(options.topic, options.group, "")
+        try:
+            status = await client.create_group(
+                options.topic, options.group, start=options.start, **wanted
+            )
+            found = status.settings
+            for field, value in encode_options(wanted).ListFields():
+                if getattr(found, field.name) != value:
+                    status = await client.alter_group(options.topic, options.group, **wanted)
+                    LOG.info("group altered: %s settings=%s", self._fields(), wanted)
+                    break
+        except PermissionDenied as error:
+            self._paces = options.retry or UNSET
+            text = "no permission to set the group: %s attempts are those of the group; %s"
+            LOG.warning(text, self._fields(), reason_of(error))
+            return
+        self._paces = None if status.settings.backoff_ms_min else UNSET
+        self._letters = letters_topic(
+            options.topic, options.group, status.settings.dead_letter_topic
+        )
+
+    async def _deliver(self) -> None:
+        assert self._consumer is not None
+        while True:
+            while (free := self._concurrency - len(self.running)) <= 0:
+                self._slot.clear()
+                await self._slot.wait()
+            # A cancellation loses no message: the receipt waits for the first one only.
+            if not (messages := await self._consumer.receive(free)):
+                return  # the consumer was closed
+            for message in messages:
+                task = asyncio.create_task(self._handle(message))
+                self.running[task] = message
+                task.add_done_callback(self._ended)
+            self.metrics.running = len(self.running)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self.running[task]
+        self.metrics.running = len(self.running)
+        self._slot.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            LOG.error("worker's own error: %s", self._fields(), exc_info=error)
+
+    # ---- one message
+
+    async def _handle(self, message: Message) -> None:
+        began_s = time.monotonic()
+        outcome = await self._outcome(message)
+        self.metrics.add(outcome, time.monotonic() - began_s)
+
+    async def _outcome(self, message: Message) -> Outcome:
+        try:
+            arguments = self.handler.arguments_of(message)
+        except (TimerError, ValueError) as error:
+            return self._return(message, error, Outcome.UNREADABLE)
+        CONTEXT.set(TimerContext(message, self.handler.options.group))
+        try:
+            await self._call(arguments)
+        except Reject as error:
+            return await self._reject(message, error)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                self._nack(message, 0)
+                return Outcome.INTERRUPTED
+            return self._return(message, error, Outcome.FAILED)  # the function's own
+        except (Exception, SystemExit) as error:  # noqa: BLE001 -- an edge: any code of a user
+            return self._return(message, error, Outcome.FAILED)
+        self._ack(message)
+        return Outcome.DONE
+
+    async def _call(self, arguments: dict[str, Any]) -> None:
+        if self.handler.is_async:
+            await self.handler.function(**arguments)
+            return
+        work = functools.partial(
+            copy_context().run, functools.partial(self.handler.function, **arguments)
+        )
+        await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def _return(self, message: Message, error: BaseException, outcome: Outcome) -> Outcome:
+        """Nack a message with the backoff, and log the error."""
+        pause_s = None if self._paces is None else self._paces.delay_s(message.failures)
+        self._nack(message, pause_s)
+        self._log(outcome, message, error)
+        return outcome
+
+    @staticmethod
+    def _nack(message: Message, pause_s: float | None) -> None:
+        with contextlib.suppress(TimerError):  # the lease is lost: the message comes again
+            _ = message.nack(pause_s)
+
+    async def _reject(self, message: Message, error: Reject) -> Outcome:
+        client, group = self.handler.app.client, self.handler.options.group
+        try:
+            await write_letter(client, message, group, self._letters)
+        except TimerError as failed:
+            return self._return(message, failed, Outcome.FAILED)
+        self._ack(message)
+        self._log(Outcome.REJECTED, message, error)
+        return Outcome.REJECTED
+
+    def _ack(self, message: Message) -> None:
+        try:
+            acking = message.ack()
+        except TimerError as error:  # the lease is lost, and the consumer knows it
+            self._not_acked(message, error)
+        else:
+            acking.add_done_callback(functools.partial(self._acked, message))
+
+    def _acked(self, message: Message, acking: "Future[Any]") -> None:
+        if (error := acking.exception()) is not None:
+            self._not_acked(message, error)
+
+    def _not_acked(self, message: Message, error: BaseException) -> None:
+        self.metrics.outcomes[Outcome.LOST] += isinstance(error, LeaseLost)
+        text = "ack failed, the timer may run again: %s error=%s: %s"
+        LOG.warning(text, self._fields(message), type(error).__name__, error)
+
+    # ---- the end
+
+    def cut_off(self) -> int:
+        """Cancel the handlers that run, and return their messages; return their number.
+
+        A function in a thread runs on: its message is returned nonetheless.
+        """
+        for task in self.running:
+            task.cancel()
+        return len(self.running)
+
+    async def close(self) -> None:
+        """Wait for the acks and leave the group."""
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            with contextlib.suppress(TimerError):  # a message that was not acked comes again
+                await consumer.close()
+
+    # ---- log
+
+    def _log(self, outcome: Outcome, message: Message, error: BaseException) -> None:
+        if (on_error := self.handler.app.on_error) is not None:
+            try:
+                on_error(TimerContext(message, self.handler.options.group), error)
+            except Exception:
+                LOG.exception("on_error failed: %s", self._fields(message))
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "-"
+        why = reason_of(error) if isinstance(error, Exception) else type(error).__name__
+        LOG.warning(
+            "timer %s: %s error=%r at=%s",
+            outcome,
+            self._fields(message),
+            why,
+            place,
+            exc_info=error if LOG.isEnabledFor(logging.DEBUG) else None,
+        )
+
+    def _fields(self, message: Message | None = None) -> str:
+        options = self.handler.options
+        text = f"handler={self.handler.name} topic={options.topic} group={options.group}"
+        if message is None:
+            return text
+        more = f"id={message.id} attempt={message.attempt} failures={message.failures}"
+        return f"{text} {more}"

@@ -1,0 +1,55 @@
+"""Dead letters of rejected messages, written by a worker.
+
+A cluster moves a message to its dead-letter topic after `max_attempts` failures, in one step. A
+rejection comes before, so the worker writes the letter as a new message, with the headers that the
+cluster gives its own, and then acks the message. If the worker ends between the two, the message
+is delivered again, and a second letter may follow: for some minutes the request id prevents it.
+"""
+
+from typing import Final
+
+from timerclient.client.aio import AsyncTimerClient
+from timerclient.rows.messages import Message
+
+LETTERS: Final = "dead-letters"
+"""The group that keeps the letters of a dead-letter topic, and that a redrive reads."""
+PREFIX: Final = "dead-letter-"
+PRIOR: Final = "prior-"
+
+
+def letters_topic(topic: str, group: str, wanted: str) -> str:
+    """Return the name of a group's dead-letter topic. `wanted`: of its settings, or empty."""
+    return wanted or f"{topic}.{group}.dead"
+
+
+def letter_headers(message: Message, group: str) -> dict[str, str]:
+    """Return the headers of a message's letter; those of an earlier death get a prefix more."""
+
+    def kept(name: str) -> str:
+        is_prior = name.replace(PRIOR, "").startswith(PREFIX)
+        return PRIOR + name if is_prior else name
+
+    return {kept(name): value for name, value in message.headers.items()} | {
+        f"{PREFIX}reason": "rejected",
+        f"{PREFIX}topic": message.topic,
+        f"{PREFIX}group": group,
+        f"{PREFIX}timer-id": message.id,
+        f"{PREFIX}offset": str(message.queue_offset),
+        f"{PREFIX}attempts": str(message.failures + 1),
+    }
+
+
+async def write_letter(client: AsyncTimerClient, message: Message, group: str, topic: str) -> None:
+    """Make a message a dead letter of `topic`; the caller acks it then.
+
+    Raises:
+        TimerError: The letter was not written, or perhaps not.
+    """
+    await client.create_group(topic, LETTERS)
+    await client.schedule(
+        topic,
+        message.payload,
+        key=message.key,
+        headers=letter_headers(message, group),
+        request_id=f"reject-{message.id}-{message.group_id}"[:64],
+    )

@@ -1,0 +1,308 @@
+"""Handlers of timers as functions of an application.
+
+    app = TimerApp("timers://10.0.0.1:7401,10.0.0.2:7401")
+
+    @app.timer("orders", group="billing", retry=Backoff(30, max=3600, attempts=8))
+    async def cancel_unpaid(order_id: int) -> None: ...
+
+    await cancel_unpaid.schedule(order_id=4711, delay=timedelta(minutes=30), key="order-4711")
+
+A timer's payload is an object with the arguments, by default as JSON. `timerctl worker myapp:app`
+runs the handlers. A handler runs *at least once* for each timer: again after an exception, after
+the loss of a lease, and if its worker ends before the ack is committed. Make it idempotent;
+`app.context.id` is the same in each attempt.
+"""
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import timedelta
+from inspect import iscoroutinefunction
+from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
+
+from timerclient.client.aio import AsyncTimerClient
+from timerclient.client.group_calls import Start
+from timerclient.client.timer_client import TimerClient
+from timerclient.rows import rows
+from timerclient.rows.messages import Message
+from timerclient.rows.scheduled_timers import Timer
+from timerclient.values.cluster_url import VARIABLE
+from timerclient.values.codecs import JSON, Codec, EncodedValue
+from timerclient.values.errors import InvalidRequest
+from timerclient.worker.handler_arguments import OPTIONS, HandlerArguments
+from timerclient.worker.retry_policy import Backoff
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+CONCURRENCY: Final = 16
+CONCURRENCY_MAX: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class TimerContext:
+    """The delivery that a handler works on."""
+
+    message: Message
+    group: str
+
+    @property
+    def id(self) -> str:
+        """The timer's id, the same in each attempt: a key for idempotence."""
+        return self.message.id
+
+    @property
+    def attempt(self) -> int:
+        """How often the message may have been delivered; 1: this is the first time."""
+        return self.message.attempt
+
+    @property
+    def is_lost(self) -> bool:
+        """The lease has ended: another worker may have the message, and an ack will fail."""
+        return self.message.queue_offset in self.message.batch.hold.lost
+
+
+CONTEXT: Final[ContextVar[TimerContext]] = ContextVar("timer_context")
+
+
+OnHandlerError = Callable[[TimerContext, BaseException], object]
+"""Called on the worker's event loop; it must not block."""
+
+
+class AppConnection(NamedTuple):
+    """The cluster of an app: URL or addresses, and the options of the clients."""
+
+    cluster: str | None
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandlerOptions:
+    """The options of one handler; see `TimerApp.timer`."""
+
+    topic: str
+    group: str
+    concurrency: int
+    retry: Backoff | None
+    lease: float | timedelta | None
+    hold_max: float | timedelta | None
+    start: Start
+
+    def __post_init__(self) -> None:
+        rows.name("topic", self.topic)
+        rows.name("group", self.group)
+        rows.whole("concurrency", self.concurrency, 1, CONCURRENCY_MAX)
+
+
+class TimerHandler(Generic[P, R]):
+    """A function that handles the timers of a topic. A call of it runs the function as it is."""
+
+    def __init__(self, app: "TimerApp", function: Callable[P, R], options: HandlerOptions) -> None:
+        self.app = app
+        self.function = function
+        self.name: str = getattr(function, "__qualname__", repr(function))
+        self.options = options
+        self.is_async = iscoroutinefunction(function)
+        self.arguments = HandlerArguments(function, self.name)
+        self.__doc__ = function.__doc__
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function, without a timer."""
+        return self.function(*args, **kwargs)
+
+    async def schedule(self, **given: Any) -> Timer:
+        """Schedule a timer for this handler, with its arguments by name; on an event loop.
+
+        The options are those of `AsyncTimerClient.schedule`: delay, delay_level, due or due_ms;
+        key, on_conflict, headers, request_id and timeout.
+
+        Raises:
+            InvalidRequest: An argument is missing, unknown or of another type, or an option
+                exceeds a limit.
+            TimerError: As `AsyncTimerClient.schedule`.
+        """
+        payload, options = self._request(given)
+        return await self.app.client.schedule(self.options.topic, payload, **options)
+
+    def schedule_sync(self, **given: Any) -> Timer:
+        """Schedule a timer for this handler from a thread; otherwise as `schedule`."""
+        payload, options = self._request(given)
+        return self.app.thread_client.schedule(self.options.topic, payload, **options)
+
+    def _request(self, given: dict[str, Any]) -> tuple[EncodedValue, dict[str, Any]]:
+        options: dict[str, Any] = {name: given.pop(name) for name in OPTIONS if name in given}
+        return EncodedValue(self.arguments.check(given), self.app.codec, "arguments"), options
+
+    def arguments_of(self, message: Message) -> dict[str, Any]:
+        """Return the arguments that a message has.
+
+        Raises:
+            UndecodablePayload: The payload is not of the app's codec.
+            InvalidRequest: The arguments do not fit the function.
+        """
+        return self.arguments.check(message.decode(self.app.codec))
+
+    def __repr__(self) -> str:
+        return f"TimerHandler({self.name}, {self.options.topic!r}, {self.options.group!r})"
+
+
+class TimerApp:
+    """The handlers of an application, and its clients of one cluster.
+
+    A client is made when it is first used: one for each event loop, one for all threads of a
+    process.
+
+    Args:
+        url: timers://HOST:PORT,… or timers+tls://…. None: $TIMERS_URL when a client is made.
+        codec: Of the arguments; it must encode a dict. All processes need the same.
+        on_error: Called in a worker with each error of a handler; all are also logged.
+        options: Further options of the clients, such as `timeout` or `on_event`.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        codec: Codec = JSON,
+        on_error: OnHandlerError | None = None,
+        **options: Any,
+    ) -> None:
+        self.connection = AppConnection(url, options)
+        self.codec = codec
+        self.on_error = on_error
+        self.handlers: list[TimerHandler[..., Any]] = []
+        self._lock = threading.Lock()
+        self._clients: weakref.WeakKeyDictionary[Any, AsyncTimerClient] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._thread_client: tuple[int, TimerClient] | None = None
+
+    # ---- handlers
+
+    def timer(  # noqa: PLR0913 -- options, by keyword
+        self,
+        topic: str,
+        *,
+        group: str,
+        concurrency: int = CONCURRENCY,
+        retry: Backoff | None = Backoff(),  # noqa: B008 -- frozen
+        lease: float | timedelta | None = None,
+        hold_max: float | timedelta | None = None,
+        start: Start = "earliest",
+    ) -> Callable[[Callable[P, R]], TimerHandler[P, R]]:
+        """Return a decorator that makes a function the handler of a topic.
+
+        Each group of a topic receives all of its messages. A function that is not `async` runs in
+        a thread.
+
+        Args:
+            topic: Of the timers.
+            group: The group of consumers that all workers of this handler form.
+            concurrency: Calls at a time in one worker, 1 to 10,000.
+            retry: Pauses and number of attempts, set in the group when a worker starts. None: the
+                group keeps its own.
+            lease: As for a consumer. The worker renews leases while a handler runs.
+            hold_max: Time after which the lease of a running handler is no longer renewed, and
+                another worker gets the message. None: ten minutes.
+            start: First message of a group that the worker creates.
+
+        Raises:
+            InvalidRequest: An option is out of range, another handler has the topic and the group,
+                or a parameter of the function can't be given by name.
+        """
+        options = HandlerOptions(
+            topic=topic,
+            group=group,
+            concurrency=concurrency,
+            retry=retry,
+            lease=lease,
+            hold_max=hold_max,
+            start=start,
+        )
+
+        def register(function: Callable[P, R]) -> TimerHandler[P, R]:
+            handler = TimerHandler(self, function, options)
+            for other in self.handlers:
+                if (other.options.topic, other.options.group) == (topic, group):
+                    raise InvalidRequest.of("group", group, f"{other.name} has it in {topic!r}")
+            self.handlers.append(handler)
+            return handler
+
+        return register
+
+    @property
+    def context(self) -> TimerContext:
+        """The delivery that the calling handler works on.
+
+        Raises:
+            RuntimeError: No handler that a worker runs is the caller.
+        """
+        try:
+            return CONTEXT.get()
+        except LookupError:
+            raise RuntimeError("app.context is for a handler that a worker runs") from None
+
+    # ---- clients
+
+    def url(self) -> str | None:
+        """Return the URL of the cluster. None: neither the app nor $TIMERS_URL has one."""
+        return self.connection.cluster or os.environ.get(VARIABLE)
+
+    def connect(self, to: AppConnection) -> AppConnection:
+        """Use another cluster for the clients that are made from now on; return the former one.
+
+        `timerctl worker --endpoints` and the fixtures of `timerfake` do so.
+        """
+        with self._lock:
+            former, self.connection = self.connection, to
+            self._clients.clear()
+            self._thread_client = None
+        return former
+
+    @property
+    def client(self) -> AsyncTimerClient:
+        """The client of the running event loop.
+
+        Raises:
+            InvalidRequest: There is no URL, or it is wrong.
+            RuntimeError: No event loop runs here.
+        """
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if loop not in self._clients:
+                self._clients[loop] = AsyncTimerClient(self._where(), **self.connection.options)
+            return self._clients[loop]
+
+    @property
+    def thread_client(self) -> TimerClient:
+        """The client of all threads of this process; as `client`."""
+        with self._lock:
+            if self._thread_client is None or self._thread_client[0] != os.getpid():
+                client = TimerClient(self._where(), **self.connection.options)
+                self._thread_client = os.getpid(), client
+            return self._thread_client[1]
+
+    def _where(self) -> str:
+        url = self.url()
+        if not url:
+            limit = f"TimerApp needs a URL, or the variable {VARIABLE}: timers://HOST:PORT,…"
+            raise InvalidRequest.of("url", url, limit)
+        return url
+
+    async def close(self) -> None:
+        """Close the client of the running event loop."""
+        with self._lock:
+            client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.close()
+
+    def close_sync(self) -> None:
+        """Close the client of this process's threads."""
+        with self._lock:
+            found, self._thread_client = self._thread_client, None
+        if found is not None and found[0] == os.getpid():
+            found[1].close()

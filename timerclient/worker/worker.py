@@ -1,0 +1,148 @@
+"""A worker: runs all handlers of an app until it is stopped, then drains.
+
+    stop ──► fetch no more ──► wait for running handlers, at most `drain` ──► return the rest
+
+A second `stop` ends the wait. Messages that were fetched and not begun go back at once, and have
+not failed.
+"""
+
+import asyncio
+import contextlib
+import time
+from concurrent.futures import Executor, ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any, Final
+
+from timerclient.rows import rows
+from timerclient.values.errors import InvalidRequest, TimerError
+from timerclient.worker.handler_runner import LOG, HandlerRunner
+from timerclient.worker.timer_app import CONCURRENCY_MAX, TimerApp
+
+DRAIN_S: Final = 25.0
+"""Default of the drain: Kubernetes kills a pod 30 seconds after SIGTERM."""
+CANCEL_S: Final = 2.0
+"""Longest wait for handlers that were cancelled."""
+BEAT_S: Final = 1.0
+STUCK_S: Final = 10.0
+"""Seconds without a beat of the event loop after which the worker is not healthy."""
+
+
+class Worker:
+    """Runs the handlers of an app.
+
+    Args:
+        app: With at least one handler.
+        concurrency: Calls of each handler at a time, in place of the handler's own number.
+        drain: Longest wait for running handlers after a stop, a timedelta or seconds.
+        executor: Runs functions that are not async. None: threads of the worker.
+    """
+
+    def __init__(
+        self,
+        app: TimerApp,
+        *,
+        concurrency: int | None = None,
+        drain: float | timedelta = DRAIN_S,
+        executor: Executor | None = None,
+    ) -> None:
+        if not app.handlers:
+            raise InvalidRequest.of("app", "no handler", "decorate a function with @app.timer")
+        if concurrency is not None:
+            rows.whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
+        self.app = app
+        self._drain_s = rows.span_ms("drain", drain) / 1000
+        self._executor = executor
+        self._own_threads: ThreadPoolExecutor | None = None
+        if executor is None:
+            wanted = sum(
+                concurrency or each.options.concurrency
+                for each in app.handlers
+                if not each.is_async
+            )
+            self._own_threads = ThreadPoolExecutor(max(1, wanted), "timer-handler")
+        used = executor or self._own_threads
+        assert used is not None
+        self.runners = [HandlerRunner(each, used, concurrency) for each in app.handlers]
+        self._stops = 0
+        self._stopped = asyncio.Event()
+        self._beat_s = time.monotonic()
+        self.left_running = 0
+        """Handlers that the drain did not wait for. Those in threads may still run."""
+
+    # ---- state, for any thread
+
+    @property
+    def is_alive(self) -> bool:
+        """The event loop runs, and no handler blocks it."""
+        return time.monotonic() - self._beat_s < STUCK_S
+
+    @property
+    def is_ready(self) -> bool:
+        """All consumers are connected, and the worker is not stopping."""
+        return not self._stops and all(each.metrics.is_connected for each in self.runners)
+
+    # ---- life
+
+    async def run(self) -> None:
+        """Run handlers until `stop`, or until a handler's consumer is rejected.
+
+        Raises:
+            TimerError: A consumer was rejected, such as by the rules of access.
+        """
+        fetching = [asyncio.create_task(each.fetch()) for each in self.runners]
+        stopped = asyncio.create_task(self._stopped.wait())
+        beating = asyncio.create_task(self._beat())
+        try:
+            await asyncio.wait([*fetching, stopped], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._stops = max(1, self._stops)
+            for task in [*fetching, stopped]:
+                task.cancel()
+            ended = await asyncio.gather(*fetching, stopped, return_exceptions=True)
+            await self._drain()
+            beating.cancel()
+        for error in ended:
+            if isinstance(error, Exception):
+                raise error
+
+    def stop(self) -> None:
+        """Stop fetching and drain; a second call ends the drain. On the event loop only."""
+        self._stops += 1
+        self._stopped.set()
+        if self._stops > 1:
+            self._cut_off()
+
+    async def _drain(self) -> None:
+        if running := self._running():
+            LOG.info("draining: %d handlers run, at most %g s", len(running), self._drain_s)
+            await asyncio.wait(running, timeout=self._drain_s)
+        self._cut_off()
+        if running := self._running():
+            await asyncio.wait(running, timeout=CANCEL_S)
+        for each in self.runners:
+            await each.close()
+        with contextlib.suppress(TimerError):
+            await self.app.close()
+        if self._own_threads is not None:
+            self._own_threads.shutdown(wait=False, cancel_futures=True)
+
+    def _cut_off(self) -> None:
+        cut = sum(each.cut_off() for each in self.runners)
+        if cut:
+            self.left_running += cut
+            LOG.warning("drain ended: %d handlers were cut off; their timers run again", cut)
+
+    def _running(self) -> list[asyncio.Task[Any]]:
+        return [task for each in self.runners for task in each.running]
+
+    async def _beat(self) -> None:
+        while True:
+            self._beat_s = time.monotonic()
+            await asyncio.sleep(BEAT_S)
+
+    async def until_idle(self) -> bool:
+        """Wait until no handler runs; return whether one ran."""
+        if not (running := self._running()):
+            return False
+        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        return True
