@@ -1,5 +1,6 @@
 """Fixtures of all tests: scenario files that rewrite themselves, and one Spark session."""
 
+import gc
 import os
 import re
 import shutil
@@ -66,6 +67,15 @@ def pytest_configure() -> None:
     local._PORTS = local._PORTS[worker::workers]  # type: ignore[misc]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the modules and tests out of all later visits of the collector: they live to the end."""
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite", action="store_true", help="rewrite scenario expectations")
 
@@ -127,7 +137,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if why := why_no_spark():
             item.add_marker(pytest.mark.skip(reason=why))
     ranks = {unit: rank for rank, unit in enumerate(LONGEST)}
-    items.sort(key=lambda item: ranks.get(unit_of(item.location[0]), len(ranks)))
+    items.sort(key=lambda item: ranks.get(unit_of(item.nodeid.partition("::")[0]), len(ranks)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
