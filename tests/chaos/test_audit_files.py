@@ -22,6 +22,7 @@ from chaos.history.nodelog import Piece, segments
 from chaos.oracle import tables
 from chaos.spark.timerstate import RunFile, TimerStateReader, node_states
 from tests.chaos.world import write_log
+from tests.seeds import seeds
 from tests.timer.machines import START_MS, Log, catch_up, engine_on, ids_of, part_of
 from tests.timer.test_manifest import flush
 from tests.timer.test_snapshot import frame_of
@@ -149,7 +150,7 @@ def drawn(chance: random.Random) -> Iterator[Log]:
         yield log
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(3, 8))
 def test_files_hold_what_the_log_says_whatever_was_flushed_and_merged(
     seed: int, tmp_path: Path
 ) -> None:
@@ -264,6 +265,7 @@ def judged(
     return file_rules.judged(run, story, summary, states=states, offenders_max=offenders_max)
 
 
+@pytest.mark.long  # `make chaos-short` judges the files of an honest run
 @pytest.mark.spark
 def test_files_that_hold_what_the_log_says_are_fine(spark: SparkSession, run: RunFolder) -> None:
     found = judged(spark, run)

@@ -20,7 +20,10 @@ from tests.cluster.running import Running, now_ms, until
 from timer.model import timer_id
 from timerclient import TimerClient
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.long,  # plays for ten seconds; test_live_sim.py judges simulated logs
+]
 
 ALL, DROP, LATEST, LIVES, AGAIN = TOPICS = ["all", "ns/drop", "latest", "lives", "again"]
 PAUSED = (ALL, DROP, LATEST)

@@ -28,8 +28,8 @@ from timer.state.apply_results import MoveApplied
 
 
 def test_letters_are_redriven_while_messages_die() -> None:
-    world = TimerWorld(2, options=calm(2).aim(redrives=True, proposals_per_s=16))
-    world.run(20)
+    world = TimerWorld(6, options=calm(6).aim(redrives=True, proposals_per_s=16))
+    world.run(8)
     letters = world.town.book.letters
     assert len(letters.home) > 5
     assert sum(letters.ends.values()) > len(letters.home)
@@ -37,7 +37,7 @@ def test_letters_are_redriven_while_messages_die() -> None:
 
 def test_messages_are_acked_by_the_last_of_them_where_groups_are_sought_and_altered() -> None:
     world = TimerWorld(12, options=calm(12).aim(types=True, redrives=True, proposals_per_s=16))
-    world.run(20)
+    world.run(8)
     book = world.town.book
     assert book.ups
     assert book.seeks

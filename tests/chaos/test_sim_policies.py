@@ -13,6 +13,7 @@ from chaos.sim.timers.town import POLICIES
 from chaos.sim.world.options import WorldOptions
 from chaos.sim.world.referee import Broken
 from tests.chaos.planted.planted import calm
+from tests.seeds import seeds
 from timer.entries import payloads
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.policies import CLUSTER, Scope, ScopePolicy, encode_policy
@@ -28,7 +29,7 @@ def of_policies(seed: int) -> WorldOptions:
     return calm(seed).aim(policies=True, proposals_per_s=8)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(1, 3))
 def test_times_follow_policies_that_change_all_the_time(seed: int) -> None:
     world = TimerWorld(seed, options=of_policies(seed))
     world.run(30)

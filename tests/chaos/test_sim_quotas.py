@@ -15,6 +15,7 @@ from chaos.sim.world.options import WorldOptions
 from chaos.sim.world.referee import Broken
 from chaos.sim.world.simdisk import SimDisk
 from tests.chaos.planted.planted import calm
+from tests.seeds import seeds
 from tests.timer.leading import Play
 from tests.timer.machines import Log, machine_on, part_of
 from timer.entries.entry_frame import Entry
@@ -27,7 +28,7 @@ def of_quotas(seed: int) -> WorldOptions:
     return calm(seed).aim(quotas=True, proposals_per_s=12)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(1, 3))
 def test_quotas_are_reached_refuse_and_are_lifted(seed: int) -> None:
     world = TimerWorld(seed, options=of_quotas(seed))
     world.run(30)

@@ -273,7 +273,7 @@ def made_anew(stage: Stage, name: str) -> int:
     "nemesis",
     [
         HurtRaft("leader", RAFT, REMOVED),
-        HurtRaft("follower", "raft/journal", REMOVED),
+        pytest.param(HurtRaft("follower", "raft/journal", REMOVED), marks=pytest.mark.long),
         pytest.param(HurtRaft("follower", "raft/meta", FLIPPED), marks=pytest.mark.long),
         pytest.param(HurtRaft("follower", "raft/snapshot", FLIPPED), marks=pytest.mark.long),
         pytest.param(HurtRaft(ALL, RAFT, REMOVED), marks=pytest.mark.long),
@@ -291,7 +291,8 @@ def test_rafts_files_are_made_anew(stage: Stage, chance: random.Random, nemesis:
     is_whole(stage)
 
 
-@pytest.mark.parametrize("who", ["leader", pytest.param("follower", marks=pytest.mark.long)])
+@pytest.mark.long  # two changes of members
+@pytest.mark.parametrize("who", ["leader", "follower"])
 def test_voter_that_is_cut_off_is_removed_and_added_again(
     stage: Stage, chance: random.Random, who: str
 ) -> None:
@@ -305,6 +306,7 @@ def test_voter_that_is_cut_off_is_removed_and_added_again(
     is_whole(stage)
 
 
+@pytest.mark.long  # `make chaos-short` asks for such a replacement, too
 def test_node_is_not_replaced_before_it_hears_the_leader(
     stage: Stage, chance: random.Random
 ) -> None:

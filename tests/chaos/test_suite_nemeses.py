@@ -308,6 +308,7 @@ def test_killed_consumers_messages_come_again(
         consumer.close()
 
 
+@pytest.mark.long  # six clients send 50 MB each; `make chaos-short` plays floods, too
 def test_flood_is_more_than_the_cluster_takes(stage: Stage, chance: random.Random) -> None:
     def refused() -> bool:
         Flood(clients=6, size_mb=50).strike(stage, chance)()
@@ -378,6 +379,7 @@ def test_disks_nearly_full_refuse_what_is_new_until_there_is_room(
     schedules(stage)
 
 
+@pytest.mark.long  # a node is made anew while the leader dies
 def test_wiped_node_comes_back_with_what_it_lost_though_the_leader_dies_meanwhile(
     stage: Stage, chance: random.Random
 ) -> None:
@@ -417,7 +419,7 @@ def test_node_that_ends_by_itself_is_noticed(stage: Stage) -> None:
         pytest.param(Flip(), ".log", marks=pytest.mark.long),
         pytest.param(Remove(), ".log", marks=pytest.mark.long),
         pytest.param(TruncateFile(part=file_damage.STATE), "manifest", marks=pytest.mark.long),
-        (Flip(part=file_damage.STATE), ".arrow"),
+        pytest.param(Flip(part=file_damage.STATE), ".arrow", marks=pytest.mark.long),
         pytest.param(TruncateFile(part=file_damage.STATE), ".keys", marks=pytest.mark.long),
         pytest.param(Remove(part=file_damage.STATE), ".spill", marks=pytest.mark.long),
     ],

@@ -5,10 +5,11 @@ import zlib
 
 import pytest
 
+from tests.seeds import seeds
 from timer.entries.crc import joined
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(10, 40))
 def test_crc_of_two_stretches_is_that_of_both(seed: int) -> None:
     chance = random.Random(seed)
     sizes = [0, 1, 2, 3, 255, 4_096, 70_001, chance.randrange(1 << 18)]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from chaos.sim.world.simdisk import SimDisk
+from tests.seeds import seeds
 from tests.timer.machines import (
     START_MS,
     Log,
@@ -331,7 +332,7 @@ class PausingWorld(World):
             assert queue_of(self.leader, topic) == expected[begin:]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(8, 40))
 def test_replicas_and_model_agree_whatever_is_paused_flushed_or_restarted(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

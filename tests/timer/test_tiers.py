@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 
+from tests.seeds import seeds
 from timer.pending.memory import tiers as tiers_module
 from timer.pending.memory.tiers import Tiers
 
@@ -35,7 +36,7 @@ def taken(
     return found
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(5, 20))
 def test_pairs_come_in_order_whatever_is_added_between_peeks(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

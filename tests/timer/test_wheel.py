@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 
+from tests.seeds import seeds
 from timer.model.columns import I64
 from timer.model.units import DUE_MS_MAX
 from timer.pending.memory import wheel as wheel_module
@@ -15,7 +16,7 @@ ALL = 1 << 30
 FAR = [1, 100, 20_000, 40_000, 1 << 20, (1 << 20) + 1, 1 << 26, 1 << 33, 1 << 47]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(5, 20))
 def test_wheel_and_tiers_show_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
     monkeypatch.setattr(wheel_module, "FAR_MAX", chance.choice([1, 7, 1_000]))
