@@ -16,6 +16,8 @@ from timerclient import Batch, CancelResult, LeaseLost, OutcomeUnknown, TimerCli
 TOPIC = "load"
 GROUP = "workers"
 DELAY_S_MAX = 0.8
+PAUSE_S = 0.04
+"""Between two rounds of schedules. Nodes that fail and restart need the processors, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class Load:
         self._threads[0].join()
 
     def _schedule(self, client: TimerClient) -> None:
-        while not self._stopping.wait(0.01):
+        while not self._stopping.wait(PAUSE_S):
             payloads = [b"%d" % next(self._marks) for _ in range(10)]
             delays = [self._random.uniform(0, DELAY_S_MAX) for _ in payloads]
             timers = client.schedule_batch(self.topic, payloads, delay=delays)

@@ -344,6 +344,7 @@ def test_checkpoint_comes_every_interval_after_a_fire_and_one_at_a_time() -> Non
     assert play.step() == [EntryKind.FIRE, EntryKind.CHECKPOINT]
     play.wait(10_000)
     assert play.step() == [EntryKind.FIRE, EntryKind.CHECKPOINT]
+    assert play.leader.wake_at_ms(play.now) > play.mono_ms, "a commit comes first"
     play.commit()
     assert play.machine.checkpoint is not None
     assert play.machine.checkpoint.last_read_time_ms == play.machine.last_read_time_ms

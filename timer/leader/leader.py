@@ -446,7 +446,7 @@ class Leader:
         self._flush_schedules(now)
         self._flush_cancels(now)
         self.groups.flush(now)
-        if now.mono_ms >= self._next_checkpoint_ms() and not self._checkpointing:
+        if now.mono_ms >= self._next_checkpoint_ms():
             self.checkpoint(now)
 
     def checkpoint(self, now: Now) -> None:
@@ -461,8 +461,12 @@ class Leader:
         self._propose(EntryKind.CHECKPOINT, [expiry], now, self._checkpointed)
 
     def _next_checkpoint_ms(self) -> MonoMs:
-        """Return when a checkpoint is due. In a drain none is, so an idle log stays committed."""
-        return MonoMs(DUE_MS_MAX) if self._refusing else self._checkpoint_at_ms
+        """Return when a checkpoint is due: none before the last one is committed.
+
+        In a drain none is due, so an idle log stays committed.
+        """
+        none = self._refusing or self._checkpointing
+        return MonoMs(DUE_MS_MAX) if none else self._checkpoint_at_ms
 
     def wake_at_ms(self, now: Now) -> MonoMs:
         """Return when `step` must be called next, on the monotonic clock."""
