@@ -80,10 +80,12 @@ from its `strike` (with `nemesis`) to its `healed`.
     drained, gave_up    at the end the clients received all messages; or did not, in time
 """
 
+import bisect
 import enum
 import itertools
 import json
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -470,7 +472,8 @@ def leader_kills(lines: Iterable[dict[str, Any]]) -> dict[str, int]:
 
     Returns:
         `kills`: their number. `longest_without_ms`: the longest gap from the first strike to the
-        last. `long_gaps`: the number of gaps longer than LEADER_GAP_MS. Empty: no strikes.
+        last. `long_gaps`: the number of gaps longer than LEADER_GAP_MS. `strikes_apart`: the most
+        strikes between two kills, before the first or after the last. Empty: no strikes.
     """
     times: dict[str, list[int]] = {"strike": [], "kill": []}
     for line in lines:
@@ -484,7 +487,14 @@ def leader_kills(lines: Iterable[dict[str, Any]]) -> dict[str, int]:
     edges = [begin_ms, *sorted(within), end_ms]
     gaps_ms = [later - earlier for earlier, later in itertools.pairwise(edges)]
     over = sum(gap_ms > LEADER_GAP_MS for gap_ms in gaps_ms)
-    return {"kills": len(times["kill"]), "longest_without_ms": max(gaps_ms), "long_gaps": over}
+    kills = sorted(times["kill"])
+    between = Counter(bisect.bisect_left(kills, at_ms) for at_ms in strikes)
+    return {
+        "kills": len(times["kill"]),
+        "longest_without_ms": max(gaps_ms),
+        "long_gaps": over,
+        "strikes_apart": max(between.values()),
+    }
 
 
 def leader_kills_told(kills: dict[str, int]) -> str:

@@ -78,9 +78,9 @@ class Bill:
     """Lines about faults that the schedule leaves out."""
     missing: Mapping[Need, str] = field(default_factory=dict)
     """Needs that the stage does without, each with the reason. An empty reason is not printed."""
-    leader_gap_s_max: float | None = None
-    """The run fails if no leader was killed for longer than this, from the first strike to the
-    last. None: not checked."""
+    strikes_apart_max: int | None = None
+    """The run fails if more strikes than this fell between two kills of a leader, or before the
+    first, or after the last. None: not checked."""
     settings: tuple[str, ...] = MANY_SETTINGS
     """Of the nodes."""
     complete: bool = False
@@ -349,12 +349,11 @@ class Show:
             self._failures.append(f"no strike fell, of {spans(numbers)}")
 
     def _judge_leader_kills(self) -> None:
-        """Check the times between kills of the leader, as the timeline recorded them."""
+        """Check the strikes between kills of the leader, as the timeline recorded them."""
         self._leader_kills = leader_kills(read_faults(self._run.faults))
-        longest_s = self._leader_kills.get("longest_without_ms", 0) / 1000
-        most_s = self._bill.leader_gap_s_max
-        if most_s is not None and longest_s > most_s:
-            self._failures.append(f"no leader was killed for {longest_s:.1f} s: limit {most_s:g} s")
+        strikes, most = self._leader_kills.get("strikes_apart", 0), self._bill.strikes_apart_max
+        if most is not None and strikes > most:
+            self._failures.append(f"no leader was killed during {strikes} strikes: limit {most}")
 
     def _tell_strikes(self) -> None:
         struck = self._struck

@@ -70,7 +70,7 @@ def run(  # noqa: PLR0913
         schedule=schedule,
         left_out=scenarios.left_out(scenario, options),
         missing=missing,
-        leader_gap_s_max=SCENARIOS[scenario].leader_gap_s_max,
+        strikes_apart_max=SCENARIOS[scenario].strikes_apart_max,
     )
     return _play(target, bill)
 
@@ -110,7 +110,7 @@ def replay(earlier: Path, folder: Path) -> int:
         schedule=schedule,
         left_out=left_out,
         missing=missing,
-        leader_gap_s_max=known.leader_gap_s_max if known else None,
+        strikes_apart_max=known.strikes_apart_max if known else None,
     )
     return _play(target, bill)
 

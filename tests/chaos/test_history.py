@@ -92,20 +92,21 @@ def test_longest_time_without_a_kill_of_the_leader_is_between_strikes() -> None:
     assert leader_kills([line("kill", 5, "leader")]) == {}
     strikes = [line("strike", at_ms) for at_ms in (100, 120, 400, 1000)]
     assert leader_kills(strikes) == {
-        "kills": 0, "longest_without_ms": 900, "long_gaps": 0
+        "kills": 0, "longest_without_ms": 900, "long_gaps": 0, "strikes_apart": 4
     }  # fmt: skip
     kills = [
         line("kill", 130, "leader"),
         line("kill", 500, "leader"),
         line("kill", 600, "follower"),
     ]
-    told = {"longest_without_ms": 500, "long_gaps": 0}
+    told = {"longest_without_ms": 500, "long_gaps": 0, "strikes_apart": 2}
     assert leader_kills([*strikes, *kills]) == {"kills": 2} | told
     late = [line("kill", 200), line("kill", 1100, "leader"), line("kill", 300, "leader")]
     assert leader_kills([*strikes, *kills, *late]) == {"kills": 4} | told
-    assert leader_kills([line("strike", 7)]) == {"kills": 0} | told | {"longest_without_ms": 0}
+    one = {"kills": 0, "longest_without_ms": 0, "long_gaps": 0, "strikes_apart": 1}
+    assert leader_kills([line("strike", 7)]) == one
     long = [line("strike", 0), line("kill", 15_000, "leader"), line("strike", 30_001)]
-    told = {"longest_without_ms": 15_001, "long_gaps": 1}
+    told = {"longest_without_ms": 15_001, "long_gaps": 1, "strikes_apart": 1}
     assert leader_kills(long) == {"kills": 1} | told
 
 

@@ -417,21 +417,21 @@ def test_strike_that_fizzled_does_not_count_as_struck(
 
 
 @pytest.mark.usefixtures("no_stage")
-@pytest.mark.parametrize(("most_s", "fails"), [(None, False), (20.0, False), (19.9, True)])
+@pytest.mark.parametrize(("most", "fails"), [(None, False), (2, False), (1, True)])
 def test_run_in_which_leaders_were_killed_too_seldom_fails(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], most_s: float | None, fails: bool
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], most: int | None, fails: bool
 ) -> None:
     with FaultTimeline(RunFolder(tmp_path)) as faults:
-        for at_ms in (0, 10_000, 35_000):
+        for at_ms in (0, 10_000, 15_000, 35_000):
             faults.record("strike", at_ms=at_ms)
         for at_ms in (5_000, 25_000):
             faults.record("kill", at_ms=at_ms, role="leader")
-    some = replace(bill(), leader_gap_s_max=most_s)
+    some = replace(bill(), strikes_apart_max=most)
     assert Show(RunFolder(tmp_path), some, lambda _: [], audit=GOOD).play() == fails
-    words = "no leader was killed for 20.0 s: limit 19.9 s"
+    words = "no leader was killed during 2 strikes: limit 1"
     assert about(tmp_path)["failures"] == ([words] if fails else [])
     assert about(tmp_path)["leader_kills"] == {
-        "kills": 2, "longest_without_ms": 20_000, "long_gaps": 1
+        "kills": 2, "longest_without_ms": 20_000, "long_gaps": 1, "strikes_apart": 2
     }  # fmt: skip
     out = capfd.readouterr().out
     assert "leaders killed: 2; at most 20.0 s without a kill" in out
@@ -439,7 +439,7 @@ def test_run_in_which_leaders_were_killed_too_seldom_fails(
 
 
 def test_only_mixes_promise_kills_of_the_leader() -> None:
-    promise = {n for n, scenario in SCENARIOS.items() if scenario.leader_gap_s_max is not None}
+    promise = {n for n, scenario in SCENARIOS.items() if scenario.strikes_apart_max is not None}
     assert promise == {"mix", "short"}
 
 
