@@ -111,7 +111,7 @@ OTHERS: dict[str, Callable[[Machine], None]] = {
     "a producer's request": used,
     "a release": released,
     "a release that is further": released_further,
-    "a topic": lambda m: m.restore_topic(Topic(TopicId(2), "b", topic_of(m).queue)),
+    "a topic": lambda m: m.restore_topics([Topic(TopicId(2), "b", topic_of(m).queue)]),
     "a topic's name": lambda m: setattr(topic_of(m), "name", "c"),
     "a group's name": lambda m: setattr(group_of(m), "name", "h"),
     "a group's settings": lambda m: setattr(group_of(m), "settings", GroupSettings(lease_ms=7)),

@@ -11,7 +11,6 @@ below `begin` are dropped: every group has acked them.
 """
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -54,7 +53,7 @@ class Queue:
     """Offset of the next message to fire."""
     chain: int = 0
     """Chained hash of the seqs at offsets 0 .. end, 64 bits; does not depend on the blocks."""
-    marks: deque[tuple[int, QueueOffset]] = field(default_factory=deque)
+    marks: list[tuple[int, QueueOffset]] = field(default_factory=list)
     """(End of a time interval, offset of the first message fired in it), ascending."""
     mark_ms: int = MARK_MS
     """Length of the next intervals, milliseconds."""
@@ -259,7 +258,7 @@ class Queue:
         assert offset <= self.end, (offset, self.end)
         self.begin = offset
         while len(self.marks) > 1 and self.marks[1][1] <= offset:
-            self.marks.popleft()
+            del self.marks[0]
         gone = 0
         while gone < len(self.blocks) and self.blocks[gone].end <= offset:
             self.pages.remove(self.blocks[gone])

@@ -107,7 +107,10 @@ class Topic:
     @property
     def ready(self) -> int:
         """Messages from `unacked_from` on. Acked messages kept by retention do not count."""
-        return self.queue.end - max(self.queue.begin, self.unacked_from)
+        queue = self.queue
+        if queue.begin == queue.end:
+            return 0
+        return queue.end - max(queue.begin, self.unacked_from)
 
     def add_pending(self, share: TopicRows) -> None:
         """Count more timers as pending."""
@@ -134,6 +137,8 @@ class Topic:
     def forgets_at_ms(self) -> UnixMs | None:
         """Time at which `forget` next drops messages if no op comes before. None: never."""
         queue = self.queue
+        if queue.begin == queue.end:
+            return None
         below = self.unacked_from if self.groups else queue.end
         if queue.begin >= below:
             return None

@@ -199,10 +199,11 @@ class Engine:
         self._ahead = manifest.FlushSources(self.machine)
         self.manifest_index = LogIndex(0)
         """Index of the newest manifest. A restart does not need the log up to here."""
+        named = manifest.spill_files(state) if state is not None else set()
         if state is not None:
             manifest.restore(self.machine, state, disk, directory)
             self.manifest_index = self.machine.applied_index
-        drop_spills(disk, directory, manifest.spill_files(state) if state else set())
+        drop_spills(disk, directory, named)
         self.commit_index = self.machine.applied_index
         self.leader: Leader | None = None
         self.digests: dict[LogIndex, str] = {}

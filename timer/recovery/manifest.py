@@ -20,6 +20,7 @@ import zlib
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, astuple
+from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
@@ -314,7 +315,9 @@ def check_spills(state: State, disk: Disk, directory: Path) -> None:
 
 
 def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None:
-    """Bring an empty machine to the captured state. Its store has the runs already.
+    """Bring an empty machine to the captured state, whose topics are removed from it.
+
+    The machine's store has the runs already.
 
     Raises:
         CorruptFileError: a spill file is missing or too short, or the digest differs.
@@ -336,8 +339,7 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
     for name, mine in refs.items():
         check_spill(disk, directory / SPILL_DIRECTORY / name, mine)
     machine.policies = Policies(dict(map(decode_policy, state["policies"])))  # topics need them
-    for fields in state["topics"]:
-        machine.restore_topic(_topic(fields, machine.pages))
+    machine.restore_topics(_topics(state["topics"], machine.pages))
     machine.topic_deleted_in = Epoch(state["topic_deleted_in"])
     machine.store.gone = DeletedTopics.all_but(machine.topics, machine.next_topic_id)
     if machine.policies.retains:
@@ -486,23 +488,48 @@ def _block_state(block: Block) -> list[Any]:
     return [ref.file, ref.position, ref.size, block.first, block.end, *known]
 
 
+def _topics(states: list[State], pages: Pages) -> list[Topic]:
+    """Return the topics of these states. Each state is freed, and a later topic uses its memory."""
+    states.reverse()
+    topics = []
+    while states:
+        topics.append(_topic(states.pop(), pages))
+    return topics
+
+
 def _topic(fields: State, pages: Pages) -> Topic:
-    queue = Queue(pages=pages, marks=deque(map(tuple, fields["marks"])))
-    counts = Counts(*fields["counts"])
-    topic = Topic(fields["id"], fields["name"], queue, counts=counts)
-    topic.pending_sum = fields["pending_sum"]
-    topic.pending_bytes = fields["pending_bytes"]
-    topic.deleted_in = fields["deleted_in"]
-    topic.expired = fields["expired"]
-    topic.held, topic.held_bytes = fields["held"], fields["held_bytes"]
+    marks = [*map(tuple, fields["marks"])]
+    queue = Queue(fields["begin"], fields["end"], fields["chain"], marks, pages=pages)
+    topic = Topic(
+        fields["id"],
+        fields["name"],
+        queue,
+        counts=Counts(*fields["counts"]),
+        pending_sum=fields["pending_sum"],
+        pending_bytes=fields["pending_bytes"],
+        deleted_in=fields["deleted_in"],
+        expired=fields["expired"],
+        held=fields["held"],
+        held_bytes=fields["held_bytes"],
+    )
     if fields["release"]:
         catch_up, until_ms, seq_end, last, waits = fields["release"]
         at = Position(*last) if last else None
         topic.release = TopicRelease(catch_up, UnixMs(until_ms), Seq(seq_end), at, waits)
+    if fields["blocks"]:
+        _restore_blocks(queue, fields["blocks"])
+    for group in fields["groups"]:
+        topic.add(_group(group))
+    return topic
+
+
+def _restore_blocks(queue: Queue, packed: list[list[Any]]) -> None:
+    """Put back a queue's blocks; they end where it ends."""
+    end = queue.end
     blocks = [
         Block(
             QueueOffset(first),
-            QueueOffset(end),
+            QueueOffset(block_end),
             None,
             SpillRef(*ref),
             fired_at_ms=fired_at_ms,
@@ -510,17 +537,12 @@ def _topic(fields: State, pages: Pages) -> Topic:
             due_ms_min=low_ms,
             due_ms_max=high_ms,
         )
-        for *ref, first, end, fired_at_ms, size, low_ms, high_ms in fields["blocks"]
+        for *ref, first, block_end, fired_at_ms, size, low_ms, high_ms in packed
     ]
-    queue.end = blocks[0].first if blocks else fields["end"]
+    queue.end = blocks[0].first
     for block in blocks:
         queue.restore(block)
-    queue.begin = fields["begin"]
-    queue.chain = fields["chain"]
-    assert queue.end == fields["end"], (queue.end, fields["end"])
-    for group in map(_group, fields["groups"]):
-        topic.add(group)
-    return topic
+    assert queue.end == end, (queue.end, end)
 
 
 COLUMNS: Final = {
@@ -550,13 +572,13 @@ def _group_state(group: Group) -> State:
         "ended": _column(group.ended, skip),
         "later": _column(group.later, skip),
         "recalled": _column(group.recalled, skip),
-        "moved": group.moved,
+        "moved": group.moved if len(group.moved) else b"",
     }
 
 
 def _column(column: npt.NDArray[Any], skip: int) -> npt.NDArray[Any] | bytes:
     """Return a group's column, which `_pack` encodes; b"" if all its values are 0."""
-    return column[skip:].copy() if column[skip:].any() else b""
+    return column[skip:].copy() if len(column) and column[skip:].any() else b""
 
 
 def _padded(data: bytes, dtype: type[np.generic], size: int) -> npt.NDArray[Any]:
@@ -568,7 +590,7 @@ def _padded(data: bytes, dtype: type[np.generic], size: int) -> npt.NDArray[Any]
 def _pack(value: object) -> object:
     """Return msgpack's form of a value that `capture` did not encode. Runs in the thread."""
     if isinstance(value, GroupSettings):
-        return asdict(value)
+        return _settings_state(value)
     if isinstance(value, RequestAnswer):
         verdicts = value.verdicts
         columns = () if verdicts is None else (verdicts.verdict, verdicts.due_ms, verdicts.seq)
@@ -581,13 +603,25 @@ def _pack(value: object) -> object:
     return zlib.compress(value[: int(used[-1]) + 1 if len(used) else 0].tobytes(), 1)
 
 
+@lru_cache(1024)
+def _settings(*items: tuple[str, Any]) -> GroupSettings:
+    """Return the settings of these fields: one object for all groups that have the same."""
+    return GroupSettings(**dict(items))
+
+
+@lru_cache(1024)
+def _settings_state(settings: GroupSettings) -> State:
+    """Return the fields of a group's settings. Do not change them: the next call returns them."""
+    return asdict(settings)
+
+
 def _group(fields: State) -> Group:
     ack_sum, ended_sum, acked_count, recalled_sum = fields["sums"]
     group = Group(
         group_id=fields["id"],
         topic=fields["topic"],
         name=fields["name"],
-        settings=GroupSettings(**fields["settings"]),
+        settings=_settings(*fields["settings"].items()),
         cursor=fields["cursor"],
         reserved=fields["reserved"],
         delivered_to=fields["delivered_to"],
@@ -600,9 +634,10 @@ def _group(fields: State) -> Group:
         expired_to=QueueOffset(fields["expired"][1]),
         recalled_sum=recalled_sum,
         base=fields["cursor"],
-        moved=(moved := np.frombuffer(fields["moved"], np.uint64)),
-        moved_sum=moved_hashes(moved),
     )
+    if fields["moved"]:
+        group.moved = np.frombuffer(fields["moved"], np.uint64)
+        group.moved_sum = moved_hashes(group.moved)
     packed = {name: fields[name] for name in COLUMNS if fields[name]}
     if not packed:
         return group

@@ -8,11 +8,11 @@ groups that changed. Of producers, too, it hashes only the changed ones. One cha
 thousand topics therefore costs one hash.
 """
 
-import hashlib
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from functools import lru_cache, partial
+from hashlib import blake2b
 from typing import Final
 
 import msgpack
@@ -25,11 +25,12 @@ from timer.state.dirty_topics import TopicSum
 from timer.state.state import State
 
 MASK: Final = (1 << 64) - 1
+_pack: Final = msgpack.Packer().pack
 
 
 class _Hash:
     def __init__(self) -> None:
-        self._hash = hashlib.blake2b(digest_size=8)
+        self._hash = blake2b(digest_size=8)
 
     def put(self, *numbers: int) -> None:
         self._hash.update(struct.pack(f"<{len(numbers)}Q", *(n & MASK for n in numbers)))
@@ -51,7 +52,8 @@ def _topic_hash(group_hash: Callable[[Group], int], topic: Topic) -> int:
     ]
     if release is not None:
         words += (release.catch_up, release.until_ms, release.seq_end, release.last, release.waits)
-    words.append(sum(map(group_hash, topic.groups.values())) & MASK)
+    groups = topic.groups
+    words.append(sum(map(group_hash, groups.values())) & MASK if groups else 0)
     return _hash_of(words)
 
 
@@ -72,8 +74,7 @@ def _group_hash(group: Group) -> int:
 
 
 def _hash_of(words: Sequence[object]) -> int:
-    packed = msgpack.packb(words)
-    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
+    return int.from_bytes(blake2b(_pack(words), digest_size=8).digest(), "little")
 
 
 @lru_cache(1024)

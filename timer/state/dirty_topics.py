@@ -6,7 +6,7 @@ A look at ten thousand topics takes some hundredths of a second, which would blo
 The digest, the manifest and retention therefore remember their result for each topic.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
 from timer.model.units import TopicId
@@ -31,6 +31,11 @@ class DirtyTopics:
         self._readers.append(changed)
         return changed
 
+    def note_all(self, topics: Collection[TopicId]) -> None:
+        """Record that topics are created."""
+        for changed in self._readers:
+            changed.update(topics)
+
     def note(self, topic: TopicId) -> None:
         """Record that a topic changes, is created, or is deleted."""
         for changed in self._readers:
@@ -49,6 +54,8 @@ class TopicSum:
 
     def of(self, topics: Mapping[TopicId, Topic]) -> int:
         """Return the sum over all existing topics."""
+        if not self._parts:
+            self._look_at_all(topics)
         while self.changed:
             self._look(topics, self.changed.pop())
         return self._sum
@@ -61,6 +68,14 @@ class TopicSum:
         for topic_id in many(self.changed):
             self._look(topics, topic_id)
         return len(self.changed) > MANY
+
+    def _look_at_all(self, topics: Mapping[TopicId, Topic]) -> None:
+        """Look at the changed topics, as `_look` does. No topic has a part yet."""
+        number, found = self._number, filter(None, map(topics.get, self.changed))
+        parts = ((topic.topic_id, number(topic)) for topic in found)
+        self._parts = {topic_id: part for topic_id, part in parts if part}
+        self._sum = sum(self._parts.values())
+        self.changed.clear()
 
     def _look(self, topics: Mapping[TopicId, Topic], topic_id: TopicId) -> None:
         self._sum -= self._parts.pop(topic_id, 0)

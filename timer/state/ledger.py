@@ -12,6 +12,8 @@ Conservation (P7): scheduled = pending + fired + cancelled + dropped, in each to
 store holds exactly the pending timers.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -125,10 +127,11 @@ class Ledger:
         self._state.held_bytes -= topic.held_bytes
         return dropped
 
-    def restore(self, topic: Topic) -> None:
-        """Add the held timers of a topic that a manifest holds."""
-        self._state.held += topic.held
-        self._state.held_bytes += topic.held_bytes
+    def restore(self, topics: Iterable[Topic]) -> None:
+        """Add the held timers of topics that a manifest holds."""
+        for topic in topics:
+            self._state.held += topic.held
+            self._state.held_bytes += topic.held_bytes
 
     def _hold(self, topic: Topic, rows: RowArray, sign: int) -> None:
         size = payload_bytes(rows)

@@ -13,6 +13,7 @@ effects depend only on the state at the entry's index and on the entry's time.
 The ledger counts the timers, and checks after each entry that none is lost (P7).
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -417,19 +418,19 @@ class Machine(State):
             topic.deleted_in = self.topic_deleted_in  # a deleted topic may have had this name
             assert topic.topic_id < TOMBSTONE
             self.next_topic_id = TopicId(topic.topic_id + 1)
-            self.restore_topic(topic)
+            self.restore_topics([topic])
             self.retain([topic.topic_id], self.applied_time_ms)
         return topic
 
-    def restore_topic(self, topic: Topic) -> None:
-        """Put back a topic that a manifest holds."""
-        self.changes.note(topic.topic_id)
-        self.topics[topic.topic_id] = topic
-        self.topic_by_name[topic.name] = topic
-        self.namespaces[namespace_of(topic.name)] += 1
-        self.groups += len(topic.groups)
-        self.ledger.restore(topic)
-        self.pauses.made(topic)
+    def restore_topics(self, topics: Sequence[Topic]) -> None:
+        """Put back topics that a manifest holds."""
+        self.changes.note_all([topic.topic_id for topic in topics])
+        for topic in topics:
+            self.topics[topic.topic_id] = self.topic_by_name[topic.name] = topic
+            self.groups += len(topic.groups)
+        self.namespaces.update(namespace_of(topic.name) for topic in topics)
+        self.ledger.restore(topics)
+        self.pauses.made(topics)
 
     def _group(self, entry: Entry) -> GroupApplied:
         ops = tuple(payloads.decode_group(entry.payload))  # if malformed, no op is applied

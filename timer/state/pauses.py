@@ -30,7 +30,7 @@ cancelled rows are in some replicas' runs and not in others' (timer/pending/runs
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Final
 
@@ -91,13 +91,15 @@ class Pauses:
 
     # ---- what topics do
 
-    def made(self, topic: Topic) -> None:
-        """Note a topic that was created, or put back from a manifest."""
+    def made(self, topics: Iterable[Topic]) -> None:
+        """Note topics that were created, or put back from a manifest."""
         policies = self._state.policies
-        if policies.pauses:
-            topic.paused, _ = policies.firing(namespace_of(topic.name), topic.topic_id)
-        if topic.holding:
-            self._note(topic)
+        pauses = policies.pauses
+        for topic in topics:
+            if pauses:
+                topic.paused, _ = policies.firing(namespace_of(topic.name), topic.topic_id)
+            if topic.holding:
+                self._note(topic)
 
     def policy_changed(self, scope: Scope, now_ms: UnixMs) -> Iterator[None]:
         """Pause and resume topics, in portions, after a change of the scope's policy."""
