@@ -1,9 +1,13 @@
 """Against three real processes with the lease that nodes have by default: the leader is gone."""
 
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import pytest
@@ -13,6 +17,7 @@ from tests.cluster.running import AS_SHIPPED, RPC_S, Running, columns, schedule,
 from timerclient.proto import timer_pb2 as pb
 
 pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
 
 SETTINGS = (*AS_SHIPPED, "storage.flush_interval_ms = 1000")
 
@@ -91,3 +96,51 @@ def test_leader_stopped_until_another_serves_is_replaced_and_confirms_nothing_la
         f"SIGSTOP: successor seen after {led_s - stopped_s:.2f} s, no schedule answered for "
         f"{load.longest_gap_s():.2f} s"
     )
+
+
+WORKER = """
+import os
+from timerclient import Backoff, TimerApp
+app = TimerApp()
+@app.timer("jobs", group="g", retry=Backoff(0.1, max=1))
+async def job(number: int) -> None:
+    with open("done", "a") as file:
+        file.write(f"{number}\\n")
+"""
+
+
+def test_worker_runs_every_timer_through_a_killed_leader_and_ends_at_sigterm(
+    cluster: Running, tmp_path: Path
+) -> None:
+    cluster.up()
+    (tmp_path / "jobs_app.py").write_text(WORKER)
+    (tmp_path / "done").touch()
+    command = [sys.executable, "-m", "timerclient.cli.timerctl", "worker", "jobs_app:app"]
+    env = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "TIMERS_URL": f"timers://{','.join(cluster.endpoints)}",
+    }
+    env["XDG_CONFIG_HOME"] = str(tmp_path)
+
+    def done() -> set[str]:
+        return {*(tmp_path / "done").read_text().split()}
+
+    with cluster.client() as client, (tmp_path / "log").open("w") as log:
+        worker = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=log)
+        try:
+            delays = [number * 0.01 for number in range(300)]
+            for number, delay in enumerate(delays):
+                client.submit("jobs", json={"number": number}, delay=delay)
+            until(lambda: len(done()) >= 50)
+            leader = cluster.wait_for_leader()
+            cluster.kill(leader)
+            until(lambda: len(done()) == 300)
+            worker.send_signal(signal.SIGTERM)
+            assert worker.wait(30) == 0, (tmp_path / "log").read_text()
+        finally:
+            worker.kill()
+            worker.wait()
+        assert done() == {*map(str, range(300))}
+        [jobs] = [each for each in client.topics() if each.name == "jobs"]
+        assert (jobs.groups[0].unacked, jobs.groups[0].settings.backoff_ms_min) == (0, 100)
+    assert "worker stopped" in (tmp_path / "log").read_text()
