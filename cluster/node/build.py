@@ -51,6 +51,7 @@ from cluster.rpc.endpoints import AdminChannels, Endpoints
 from cluster.rpc.grpc_errors import reason_of
 from cluster.rpc.handlers import ServiceHooks
 from cluster.rpc.health_service import HealthService
+from cluster.rpc.http import HttpHooks
 from cluster.rpc.http_api import HttpApi
 from cluster.rpc.http_call import LocalCalls
 from cluster.rpc.memory import MemoryGuard
@@ -467,8 +468,9 @@ def _ports(
         calls, parse_address("http", basis.config.http, port_min=0).host, secure=basis.config.tls.on
     )
     data = PageData(planes.view, planes.host, basis.telemetry, lookup, mono_ms)
-    registry, failed = basis.telemetry.registry, basis.telemetry.rpcs.handshakes_failed.inc
-    http = basis.endpoints.http_server(planes.view, registry, StatusPages(data, api), failed)
+    registry, rpcs = basis.telemetry.registry, basis.telemetry.rpcs
+    hooks = HttpHooks(rpcs.handshakes_failed.inc, rpcs.connections_ended.inc)
+    http = basis.endpoints.http_server(planes.view, registry, StatusPages(data, api), hooks)
     return Ports(
         basis.endpoints,
         basis.channels,

@@ -40,9 +40,8 @@ class RpcMetrics(Collector):
         self.handshakes_failed = counter(
             "http_tls_handshakes_failed", "TLS handshakes that failed on the HTTP port"
         )
-        self.connections_ended = counter(
-            "connections_ended", "Connections closed because they held too much memory"
-        )
+        text = "Connections closed because they held too much memory, or did not read"
+        self.connections_ended = counter("connections_ended", text)
         text = "RPCs that this node sent on to the leader for a client"
         self.relayed = counter("relayed", text)
         self._counts: dict[tuple[str, str, str], list[int]] = {}

@@ -21,7 +21,14 @@ from cluster.rpc.call_guard import CallGuard, Gate, HttpGate, LinkGate, PublicGa
 from cluster.rpc.caller_usages import CallerUsages
 from cluster.rpc.connections import end_connections
 from cluster.rpc.handlers import PINGED, PINGS
-from cluster.rpc.http import ExtraPaths, HttpServer, HttpTls, NodeView
+from cluster.rpc.http import (
+    NO_HTTP_HOOKS,
+    ExtraPaths,
+    HttpHooks,
+    HttpServer,
+    HttpTls,
+    NodeView,
+)
 from cluster.rpc.node_tls import NodeTls, Withdrawn, caller_identity
 from cluster.security.identities import IdentityKind
 from cluster.settings.config import NodeConfig, parse_address
@@ -178,16 +185,16 @@ class Endpoints:
         view: NodeView,
         registry: CollectorRegistry,
         pages: ExtraPaths | None = None,
-        on_handshake_failed: Callable[[], object] = lambda: None,
+        hooks: HttpHooks = NO_HTTP_HOOKS,
     ) -> HttpServer:
         """Return the HTTP server. It listens from its `start` on. Arguments: see HttpServer."""
         if self.tls is None:
-            return HttpServer(self._config.http, view, registry, pages)
+            return HttpServer(self._config.http, view, registry, pages, hooks=hooks)
         tls = self.tls
         secured = HttpTls(
             lambda: tls.http, self._config.cluster_id, tls.access, tls.tokens, self.audit
         )
-        return HttpServer(self._config.http, view, registry, pages, secured, on_handshake_failed)
+        return HttpServer(self._config.http, view, registry, pages, secured, hooks)
 
     async def listen(
         self,

@@ -31,6 +31,7 @@ from cluster.rpc.access_file import AccessFile, TokenFile
 from cluster.rpc.aiohttp_server import web
 from cluster.rpc.audit_log import AuditLog
 from cluster.rpc.http_api import BODY_BYTES_MAX, certificate_uris, peer_of
+from cluster.rpc.http_connections import HttpConnections
 from cluster.rpc.http_listener import HttpListener
 from cluster.rpc.http_routes import READERS, RPC_PATHS
 from cluster.rpc.problem_details import ProblemError, problem_of, problems
@@ -207,6 +208,19 @@ class HttpTls:
         return caller
 
 
+@dataclass(frozen=True, slots=True)
+class HttpHooks:
+    """Callbacks of the HTTP server. The defaults do nothing."""
+
+    on_handshake_failed: Callable[[], object] = lambda: None
+    """Called for each TLS handshake that fails."""
+    on_ended: Callable[[], object] = lambda: None
+    """Called for each connection that is ended because its client does not read."""
+
+
+NO_HTTP_HOOKS: Final = HttpHooks()
+
+
 class HttpServer:
     """Serves one node's HTTP port from `start` to `stop`."""
 
@@ -217,13 +231,13 @@ class HttpServer:
         registry: CollectorRegistry,
         pages: ExtraPaths | None = None,
         tls: HttpTls | None = None,
-        on_handshake_failed: Callable[[], object] = lambda: None,
+        hooks: HttpHooks = NO_HTTP_HOOKS,
     ) -> None:
         """`address` is host:port; port 0: any free one. `pages`: None for a page of links.
 
-        `tls`: None: without TLS. `on_handshake_failed`: called for each.
+        `tls`: None: without TLS.
         """
-        self._on_handshake_failed = on_handshake_failed
+        self._hooks = hooks
         self._tls = tls
         self._text = address
         self._address = parse_address("http", address, port_min=0)
@@ -239,7 +253,9 @@ class HttpServer:
         Raises:
             ConfigError: the address is in use, not this machine's, or not allowed.
         """
-        middlewares = [problems, *([self._tls.admit] if self._tls is not None else [])]
+        connections = HttpConnections(self._hooks.on_ended)
+        admission = [self._tls.admit] if self._tls is not None else []
+        middlewares = [connections.deliver, problems, *admission]
         app = web.Application(middlewares=middlewares, client_max_size=BODY_BYTES_MAX)
         readers: dict[str, Handler] = {
             "status": self._status,
@@ -265,9 +281,7 @@ class HttpServer:
 
         tls = self._tls
         context = tls.context if tls is not None else lambda: None
-        self._listener = HttpListener(
-            server, lambda: server.connections, context, self._on_handshake_failed
-        )
+        self._listener = HttpListener(server, connections, context, self._hooks.on_handshake_failed)
         try:
             return await self._listener.start(*self._address)
         except OSError as error:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from cluster.rpc.aiohttp_server import RequestHandler
+from cluster.rpc.http_connections import BUFFER_BYTES, HttpConnections
 
 CONNECTIONS_MAX: Final = 256
 """Open connections and unfinished handshakes. With one more an old one is closed, so that a probe
@@ -29,18 +30,19 @@ class HttpListener:
 
     def __init__(
         self,
-        protocol: Callable[[], asyncio.Protocol],
-        connections: Callable[[], Sequence[RequestHandler]],
+        protocol: Callable[[], RequestHandler],
+        connections: HttpConnections,
         context: Callable[[], ssl.SSLContext | None],
         on_failed: Callable[[], object] = lambda: None,
     ) -> None:
-        """`protocol` returns the protocol of a new connection, `connections` the open ones.
+        """`protocol` returns the protocol of a new connection. `connections`: of this listener.
 
         `context` returns the one for the next handshake; None: without TLS.
         `on_failed`: called for each TLS handshake that fails.
         """
         self._on_failed = on_failed
         self._protocol, self._connections, self._context = protocol, connections, context
+        self._looking: list[asyncio.Task[None]] = []
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
         self._handshakes: dict[asyncio.Task[None], None] = {}
@@ -62,13 +64,14 @@ class HttpListener:
         except OSError:
             await self.stop()
             raise
+        self._looking = [loop.create_task(self._connections.run())]
         self._accepting = [loop.create_task(self._accept(each)) for each in self._sockets]
         return int(self._sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
         """Accept no more connections, and end the handshakes; allowed at any time."""
         await _cancelled(self._accepting)
-        await _cancelled([*self._handshakes])
+        await _cancelled([*self._handshakes, *self._looking])
         for each in self._sockets:
             each.close()
         self._sockets.clear()
@@ -92,22 +95,24 @@ class HttpListener:
 
     async def _greet(self, connection: socket.socket) -> None:
         """Give a connection its protocol, with TLS after the handshake."""
-        context = self._context()
+        context, protocol = self._context(), self._protocol()
+        begun = self._connections.begin(protocol, connection)
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                self._protocol,
+            made, _ = await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: protocol,
                 connection,
                 ssl=context,
                 ssl_handshake_timeout=HANDSHAKE_S if context is not None else None,
             )
+            made.set_write_buffer_limits(high=BUFFER_BYTES)
+            begun.transport = made
         except OSError:  # the connection is closed
             if context is not None:
                 self._on_failed()
 
     def _make_room(self) -> None:
         """If there are too many, close the oldest handshake or connection: of the more frequent."""
-        there = [each.transport for each in self._connections() if each.transport is not None]
-        there = [each for each in there if not each.is_closing()]
+        there = self._connections.opened()
         if len(self._handshakes) + len(there) < CONNECTIONS_MAX:
             return
         if len(self._handshakes) > len(there):
@@ -115,7 +120,7 @@ class HttpListener:
             self._forget(oldest)
             oldest.cancel()
         else:
-            there[0].abort()
+            there[0].transport.abort()
 
 
 async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:

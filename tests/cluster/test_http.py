@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,8 +15,16 @@ import uvloop
 
 import cluster.rpc.http
 from cluster.observe.metrics import Levels, Telemetry
-from cluster.rpc import http_listener
-from cluster.rpc.http import HttpServer, HttpTls, LocalState, why_not_ready
+from cluster.rpc import http_connections, http_listener
+from cluster.rpc.http import (
+    NO_HTTP_HOOKS,
+    HttpHooks,
+    HttpServer,
+    HttpTls,
+    LocalState,
+    why_not_ready,
+)
+from cluster.rpc.http_connections import HttpConnection
 from cluster.security.identities import IdentityKind
 from deploy.certificate_store import CertificateStore
 from deploy.local import free_ports
@@ -32,6 +41,8 @@ class FakeNode:
     state: LocalState = FOLLOWER
     failure: Exception | None = None
     hangs: bool = False
+    padding: str = ""
+    """In each answer."""
     measured: int = 0
     asked: list[tuple[str, bool]] = field(default_factory=list)
     was_asked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -58,7 +69,7 @@ class FakeNode:
             raise self.failure
         if self.hangs:
             await asyncio.Event().wait()
-        return {"what": what, "epoch": 1 << 60}
+        return {"what": what, "epoch": 1 << 60} | ({"text": self.padding} if self.padding else {})
 
 
 class Answer(NamedTuple):
@@ -81,10 +92,13 @@ class Page:
 
 
 def server_of(
-    node: FakeNode, address: str = "127.0.0.1:0", tls: HttpTls | None = None
+    node: FakeNode,
+    address: str = "127.0.0.1:0",
+    tls: HttpTls | None = None,
+    hooks: HttpHooks = NO_HTTP_HOOKS,
 ) -> HttpServer:
     telemetry = Telemetry(node="n2", version="0.1.0", read_levels=lambda: Levels(pending=7))
-    return HttpServer(address, node, telemetry.registry, tls=tls)
+    return HttpServer(address, node, telemetry.registry, tls=tls, hooks=hooks)
 
 
 @pytest.fixture
@@ -281,11 +295,113 @@ def test_unfinished_handshakes_are_limited_in_number_and_time(
         for _, each in [*idle, (late, writer)]:
             each.close()
 
-    async def bounded() -> None:
-        async with asyncio.timeout(20):  # asyncio's own limit of a handshake is 60 s
-            await main()
+    run(_within(20, main()))  # asyncio's own limit of a handshake is 60 s
 
-    run(bounded())
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+@pytest.mark.parametrize("tls", [False, True])
+def test_client_that_reads_no_answers_is_disconnected_and_a_reader_is_not(
+    context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch, run: Any, tls: bool
+) -> None:
+    monkeypatch.setattr(http_connections, "WAIT_S", 0.3)
+    monkeypatch.setattr(http_connections, "PACE", 1 << 40)
+    monkeypatch.setattr(http_connections, "LOOK_S", 0.05)
+    server = _padded(16 << 10, context if tls else None, monkeypatch)
+
+    async def main() -> None:
+        port = await server.start()
+        many = b"GET /v1/status HTTP/1.1\r\nHost: n2\r\n\r\n" * 1_000
+        deaf = [await _connect(port, tls=tls) for _ in range(2)]
+        sending = [asyncio.create_task(_send_until_closed(each, many)) for each in deaf]
+        url = f"http{'s' if tls else ''}://127.0.0.1:{port}/healthz"
+        async with aiohttp.ClientSession() as session:
+            while not all(each.done() for each in sending):
+                async with session.get(url, ssl=False) as answer:
+                    assert answer.status == 200
+                await asyncio.sleep(0.01)
+        await server.stop()
+        for each in deaf:
+            each.abort()
+
+    run(_within(20, main()))
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_unread_answers_together_have_a_limit_of_bytes(
+    context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch, tls: bool
+) -> None:
+    monkeypatch.setattr(http_connections, "ANSWERS_BYTES_MAX", 33 << 20)
+    monkeypatch.setattr(http_connections, "WAIT_S", 60.0)
+    ended = asyncio.Semaphore(0)
+    hooks = HttpHooks(on_ended=ended.release)
+    server = _padded(8 << 20, context if tls else None, monkeypatch, hooks)
+
+    async def main() -> None:
+        port = await server.start()
+        deaf = [await _connect(port, tls=tls) for _ in range(7)]
+        for each in deaf:
+            each.write(b"GET /v1/status HTTP/1.1\r\nHost: n2\r\n\r\n")
+        for _ in range(3):  # 4 answers of 8 MiB may wait
+            await ended.acquire()
+        assert ended.locked()
+        await server.stop()
+        for each in deaf:
+            each.abort()
+
+    uvloop.run(_within(20, main()))
+
+
+def test_slow_client_has_time_for_the_bytes_of_its_answers() -> None:
+    nothing: Any = None
+    connection = HttpConnection(nothing, answer_bytes=10 * http_connections.PACE)
+    assert not connection.is_late(100.0, full=True)
+    assert not connection.is_late(119.9, full=True)
+    assert connection.is_late(120.1, full=True)
+    assert not connection.is_late(121.0, full=False)
+    assert not connection.is_late(122.0, full=True)
+
+
+def _padded(
+    size: int,
+    context: ssl.SSLContext | None,
+    monkeypatch: pytest.MonkeyPatch,
+    hooks: HttpHooks = NO_HTTP_HOOKS,
+) -> HttpServer:
+    """Return a server whose status has a field of `size` bytes. `context`: None without TLS."""
+    nothing: Any = None
+    monkeypatch.setattr(cluster.rpc.http, "PROBES", {"/healthz", "/v1/status"})
+    monkeypatch.setattr(cluster.rpc.http, "DRAIN_TIMEOUT_S", 0.01)
+    tls = HttpTls(lambda: context, "c", nothing, None, nothing) if context is not None else None
+    return server_of(FakeNode(padding="x" * size), tls=tls, hooks=hooks)
+
+
+async def _connect(port: int, *, tls: bool) -> asyncio.Transport:
+    """Return a connection that reads nothing after the TLS handshake."""
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    loop, secure = asyncio.get_running_loop(), trusting if tls else None
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    made.setblocking(False)
+    await loop.sock_connect(made, ("127.0.0.1", port))
+    connection, _ = await loop.create_connection(
+        asyncio.Protocol, sock=made, ssl=secure, server_hostname="n2" if tls else None
+    )
+    connection.pause_reading()
+    return connection
+
+
+async def _send_until_closed(connection: asyncio.Transport, text: bytes) -> None:
+    """Send a text again and again until the server closes the connection."""
+    while not connection.is_closing():
+        if connection.get_write_buffer_size() < 1 << 20:
+            connection.write(text)
+        await asyncio.sleep(0.02)
+
+
+async def _within(seconds: float, work: Coroutine[None, None, None]) -> None:
+    async with asyncio.timeout(seconds):
+        await work
 
 
 async def _rest(reader: asyncio.StreamReader) -> bytes:

@@ -1,0 +1,168 @@
+"""The open connections of the HTTP port, and bounds on answers that their clients do not read.
+
+    handler --answer--> deliver: its bytes count until the transport has room for more
+    every LOOK_S: the buffer of a transport is full, or it is closing --too long--> abort
+
+A transport of asyncio waits without end for a client that does not read, also one that is closing,
+and so does the task that writes the answer. With TLS a transport takes one write of any length
+before it reports a full buffer. So a long answer is written in pieces, and its bytes count until
+the last one is taken.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cluster.rpc.aiohttp_server import RequestHandler, web
+from cluster.rpc.connections import grpc_address
+
+logger = logging.getLogger(__name__)
+
+ANSWERS_BYTES_MAX: Final = 64 << 20
+"""Bytes of all answers under way. With more, the connection of the oldest one is ended."""
+WAIT_S: Final = 10.0
+"""Seconds for which a client may leave a full buffer, and those for the bytes at PACE."""
+PACE: Final = 32 << 10
+"""Bytes a second that a client must read."""
+BUFFER_BYTES: Final = 64 << 10
+"""A transport with more bytes in its buffer takes no further ones, with TLS and without."""
+PIECE_BYTES: Final = 32 << 10
+"""Of an answer, for one write."""
+LOOK_S: Final = 1.0
+
+
+@dataclass(eq=False, slots=True)
+class HttpConnection:
+    """An accepted connection."""
+
+    accepted: socket.socket
+    transport: Any = None
+    """None until the TLS handshake is over."""
+    answer_bytes: int = 0
+    """Of the answer under way."""
+    full_since_s: float | None = None
+    """Monotonic time of the first look that found a full buffer or a closing transport."""
+    late_bytes: int = 0
+    """Of the answer under way at `full_since_s`, and of those that began since."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether its socket is closed. Its transport may have been closing before."""
+        return self.accepted.fileno() < 0
+
+    def is_late(self, now_s: float, *, full: bool) -> bool:
+        """Note whether the buffer is full; return whether that has lasted too long."""
+        if not full:
+            self.full_since_s = None
+            return False
+        if self.full_since_s is None:
+            self.full_since_s, self.late_bytes = now_s, self.answer_bytes
+        return now_s - self.full_since_s > WAIT_S + self.late_bytes / PACE
+
+
+class HttpConnections:
+    """Knows the connections, and ends those whose clients do not read; see the module."""
+
+    def __init__(self, on_ended: Callable[[], object] = lambda: None) -> None:
+        """`on_ended`: called for each connection that is ended because its client is slow."""
+        self._on_ended = on_ended
+        self._all: dict[RequestHandler, HttpConnection] = {}
+        """By protocol, the oldest first."""
+        self._delivering: dict[HttpConnection, None] = {}
+        """Those with an answer under way, the oldest answer first."""
+        self.bytes = 0
+        """Of the answers under way."""
+
+    def begin(self, protocol: RequestHandler, accepted: socket.socket) -> HttpConnection:
+        """Return a new connection; its handshake begins."""
+        made = self._all[protocol] = HttpConnection(accepted)
+        return made
+
+    def opened(self) -> Sequence[HttpConnection]:
+        """Return the connections after their handshakes, closing ones too, the oldest first."""
+        for protocol in [each for each, found in self._all.items() if found.is_closed]:
+            del self._all[protocol]
+        return [each for each in self._all.values() if each.transport is not None]
+
+    @web.middleware
+    async def deliver(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        """Write the handler's answer, whose bytes count meanwhile."""
+        refused: web.HTTPException | None = None
+        try:
+            answer: web.StreamResponse = await handler(request)
+        except web.HTTPException as error:
+            answer = refused = error
+        connection = self._all.get(request.protocol)
+        if connection is None:  # it is closed
+            return answer
+        connection.answer_bytes = 0 if request.method == "HEAD" else answer.content_length or 0
+        connection.late_bytes += connection.answer_bytes
+        self.bytes += connection.answer_bytes
+        self._delivering[connection] = None
+        try:
+            self._make_room(connection)
+            with suppress(ConnectionError):
+                await _write(request, answer)
+        finally:
+            self._delivered(connection)
+        if refused is not None:
+            raise refused
+        return answer
+
+    async def run(self) -> None:
+        """Look at the connections until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look(loop.time())
+
+    def look(self, now_s: float) -> None:
+        """End the connections whose clients are too slow. `now_s`: monotonic time."""
+        self.opened()  # without closed ones
+        for protocol, each in list(self._all.items()):
+            if each.transport is None:
+                continue
+            full = each.transport.is_closing() or protocol.writing_paused
+            if each.is_late(now_s, full=full):
+                self._end(each)
+
+    def _make_room(self, but: HttpConnection) -> None:
+        """End the connections with the oldest answers while all together are too large."""
+        for each in list(self._delivering):
+            if self.bytes > ANSWERS_BYTES_MAX and each is not but:
+                self._end(each)
+                self._delivered(each)
+
+    def _delivered(self, connection: HttpConnection) -> None:
+        self.bytes -= connection.answer_bytes
+        connection.answer_bytes = 0
+        self._delivering.pop(connection, None)
+
+    def _end(self, connection: HttpConnection) -> None:
+        peer = connection.transport.get_extra_info("peername") or ("", 0)
+        more = {"peer": grpc_address(peer), "answer_bytes": connection.answer_bytes}
+        logger.warning("HTTP connection ended: its client does not read", extra=more)
+        connection.transport.abort()
+        self._on_ended()
+
+
+async def _write(request: web.Request, answer: web.StreamResponse) -> None:
+    """Write an answer; a long one in pieces.
+
+    Raises:
+        ConnectionError: the connection is closed.
+    """
+    await answer.prepare(request)
+    if not isinstance(answer, web.Response):
+        await answer.write_eof()
+        return
+    body = answer.body
+    if isinstance(body, bytes) and len(body) > PIECE_BYTES and request.method != "HEAD":
+        answer.body = None  # else the end writes it again
+        for start in range(0, len(body), PIECE_BYTES):
+            await answer.write(body[start : start + PIECE_BYTES])
+    await answer.write_eof()
