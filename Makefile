@@ -41,7 +41,7 @@ GENERATED := build/proto
 LOCK := $(VENV)/uv/bin/uv pip compile --quiet pyproject.toml --universal --python-version 3.11 \
   --generate-hashes --upgrade --no-emit-index-url --no-emit-find-links --no-annotate --no-header
 
-.PHONY: help setup check test test-long demo sim chaos chaos-short audit bench docs proto lock dist sbom deploy-tools deploy-check deploy-hosts image fmt clean java
+.PHONY: help setup check test test-long demo sim chaos chaos-short audit bench docs proto recipes lock dist sbom deploy-tools deploy-check deploy-hosts image fmt clean java
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -112,6 +112,13 @@ docs: setup  ## the documentation's site, into build/site
 	$(VENV)/docs/bin/python -m pip install --quiet --require-hashes -r docs/site/requirements.lock
 	NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/mkdocs build
 	@echo "build/site/index.html"
+
+# They are no part of the lock: only these tests use them.
+FRAMEWORKS := 'fastapi>=0.115,<1' 'httpx>=0.28,<1' 'django>=5.2,<6' 'celery>=5.5,<6'
+recipes: setup  ## the recipes of docs/recipes.md, with FastAPI, Django and Celery
+	[[ -d build/recipes ]] || { $(BIN)/python -m pip install --quiet --target build/recipes.part $(FRAMEWORKS); \
+	  mv build/recipes.part build/recipes; }
+	PYTHONPATH=build/recipes $(BIN)/python -m pytest tests/timerfake/test_recipes.py $(ARGS)
 
 lock: setup  ## resolve the three locks anew from pyproject.toml
 	@[[ -x $(VENV)/uv/bin/uv ]] || { $(BIN)/python -m venv $(VENV)/uv; $(VENV)/uv/bin/pip install --quiet uv; }

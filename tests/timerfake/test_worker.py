@@ -19,11 +19,13 @@ from timerclient import (
     Worker,
 )
 from timerclient.worker import handler_arguments
+from timerclient.worker.handler_runner import HandlerRunner
 from timerclient.worker.worker_port import WorkerPort
 from timerfake import AsyncFakeApp, AsyncFakeCluster, FakeApp
 
 Run = Callable[..., FakeApp]
 MINUTE = timedelta(minutes=1)
+LETTERS = "orders.billing.dead"
 
 
 class Shop:
@@ -139,6 +141,36 @@ def test_rejected_message_is_a_dead_letter_at_once_and_can_be_sent_back(timer_ap
     assert len(shop.calls) == 2
     headers = shop.contexts[1].message.headers
     assert headers == {"a": "b", "content-type": "application/json"}
+
+
+def test_rejection_that_is_repeated_after_a_lost_ack_writes_one_letter(
+    timer_app: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = Shop()
+    timers = timer_app(shop.app)
+    shop.fails = Reject()
+    lost = lambda self, message: message.nack(0)  # noqa: E731
+    with monkeypatch.context() as patched:
+        patched.setattr(HandlerRunner, "_ack", lost)
+        shop.cancel_unpaid.schedule_sync(order_id=1)
+        timers.settle()
+        assert len(shop.calls) == 4  # then the cluster itself has made it a dead letter
+    with timers.cluster.client() as client:
+        reasons = [each.headers["dead-letter-reason"] for each in client.peek(LETTERS).messages]
+    assert reasons == ["rejected", "nacked"]
+
+
+def test_generator_that_ends_in_a_handler_is_an_error_like_others(timer_app: Run) -> None:
+    app = TimerApp()
+
+    @app.timer("orders", group="billing")
+    def first() -> None:
+        next(iter([]))
+
+    timers = timer_app(app)
+    first.schedule_sync()
+    timers.settle()
+    assert [str(each) for each in timers.errors] == ["the handler raised StopIteration"]
 
 
 @pytest.mark.parametrize("payload", [b"\xff", b"[]", b"{}", b'{"order_id":"1"}', b'{"x":1}'])

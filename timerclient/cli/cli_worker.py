@@ -6,20 +6,19 @@ timerctl's variables and context.
 """
 
 import argparse
-import asyncio
 import importlib
-import importlib.util
 import logging
 import os
 import signal
 import sys
 import traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli.cli_args import Commands, UsageError, duration, tls_of, token_of
 from timerclient.cli.contexts import SETTINGS, apply_context
+from timerclient.values.errors import TimerError
 
 if TYPE_CHECKING:
     from timerclient.worker.timer_app import TimerApp
@@ -77,10 +76,14 @@ class WorkerCommands(Commands):
         )
         app = load_app(args.app)
         _connect(app, args)
+        import asyncio
+
         from timerclient.worker.worker import Worker
 
         worker = Worker(app, concurrency=args.concurrency, drain=args.drain)
         asyncio.run(_serve(worker, args))
+        with suppress(TimerError):
+            app.close_sync()
         if worker.left_running:
             sys.stdout.flush()
             logging.shutdown()
@@ -89,9 +92,11 @@ class WorkerCommands(Commands):
 
 
 async def _serve(worker: "Worker", args: argparse.Namespace) -> None:
-    loop = asyncio.get_running_loop()
+    from asyncio import get_running_loop
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, worker.stop)
+        with suppress(NotImplementedError):  # Windows: an interrupt ends the worker at once
+            get_running_loop().add_signal_handler(number, worker.stop)
     with ExitStack() as opened:
         if args.port is not None:
             from timerclient.worker.worker_port import WorkerPort

@@ -16,6 +16,7 @@ import functools
 import logging
 import time
 import traceback
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextvars import copy_context
 from typing import Any, Final
@@ -46,6 +47,8 @@ class HandlerRunner:
         self.handler = handler
         self.metrics = HandlerMetrics(handler.options.topic, handler.options.group)
         self.running: dict[asyncio.Task[None], Message] = {}
+        self.ended = 0
+        """Handlers that have ended."""
         self._executor = executor
         self._concurrency = concurrency or handler.options.concurrency
         self._slot = asyncio.Event()
@@ -141,6 +144,7 @@ class HandlerRunner:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self.running[task]
+        self.ended += 1
         self.metrics.running = len(self.running)
         self._slot.set()
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -178,9 +182,7 @@ class HandlerRunner:
         if self.handler.is_async:
             await self.handler.function(**arguments)
             return
-        work = functools.partial(
-            copy_context().run, functools.partial(self.handler.function, **arguments)
-        )
+        work = functools.partial(copy_context().run, _run, self.handler.function, arguments)
         await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     def _return(self, message: Message, error: BaseException, outcome: Outcome) -> Outcome:
@@ -267,3 +269,11 @@ class HandlerRunner:
             return text
         more = f"id={message.id} attempt={message.attempt} failures={message.failures}"
         return f"{text} {more}"
+
+
+def _run(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
+    """Call a function that is not async. A future can't hold a StopIteration."""
+    try:
+        function(**arguments)
+    except StopIteration as error:
+        raise RuntimeError("the handler raised StopIteration") from error

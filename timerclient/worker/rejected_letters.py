@@ -10,6 +10,7 @@ from typing import Final
 
 from timerclient.client.aio import AsyncTimerClient
 from timerclient.rows.messages import Message
+from timerclient.values.errors import InvalidRequest
 
 LETTERS: Final = "dead-letters"
 """The group that keeps the letters of a dead-letter topic, and that a redrive reads."""
@@ -46,10 +47,14 @@ async def write_letter(client: AsyncTimerClient, message: Message, group: str, t
         TimerError: The letter was not written, or perhaps not.
     """
     await client.create_group(topic, LETTERS)
-    await client.schedule(
-        topic,
-        message.payload,
-        key=message.key,
-        headers=letter_headers(message, group),
-        request_id=f"reject-{message.id}-{message.group_id}"[:64],
-    )
+    try:
+        await client.schedule(
+            topic,
+            message.payload,
+            key=message.key,
+            headers=letter_headers(message, group),
+            request_id=f"reject-{message.id}-{message.group_id}",
+        )
+    except InvalidRequest as error:
+        if error.field != "request_id":
+            raise  # else an earlier attempt has written the letter, and lost its ack

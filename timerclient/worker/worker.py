@@ -64,6 +64,8 @@ class Worker:
         assert used is not None
         self.runners = [HandlerRunner(each, used, concurrency) for each in app.handlers]
         self._stops = 0
+        self._ended = 0
+        """Handlers that had ended at the last `until_idle`."""
         self._stopped = asyncio.Event()
         self._beat_s = time.monotonic()
         self.left_running = 0
@@ -141,8 +143,9 @@ class Worker:
             await asyncio.sleep(BEAT_S)
 
     async def until_idle(self) -> bool:
-        """Wait until no handler runs; return whether one ran."""
+        """Wait until a handler that runs ends; return whether one ran since the last call."""
+        before, self._ended = self._ended, sum(each.ended for each in self.runners)
         if not (running := self._running()):
-            return False
+            return self._ended > before
         await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         return True
