@@ -106,6 +106,8 @@ class AsyncFakeApp:
         self.cluster.works.append(self._until_idle)
         while not (self._worker.is_ready or self._running.done()):
             await self.cluster.settle()
+        if self._running.done():
+            await self.__aexit__(None, None, None)  # raises the worker's error
         return self
 
     async def __aexit__(
@@ -213,5 +215,7 @@ class FakeApp:
     def __exit__(self, *_: object) -> None:
         """Stop the worker and the cluster; the app has its former cluster again."""
         self.app.close_sync()
-        self._run(self._inner.__aexit__(None, None, None))
-        self.cluster.close()
+        try:
+            self._run(self._inner.__aexit__(None, None, None))
+        finally:
+            self.cluster.close()

@@ -64,17 +64,18 @@ class WorkerCommands(Commands):
             "--log-level",
             choices=("debug", "info", "warning", "error"),
             default="info",
-            help="debug: with the stacks of handlers' errors; default: info",
+            help="of an application that sets no log of its own; debug: with the stacks of "
+            "handlers' errors; default: info",
         )
         parser.set_defaults(run=self._run)
 
     def _run(self, args: argparse.Namespace) -> int:
         if args.port is not None and not 0 <= args.port <= 65_535:
             raise UsageError(f"--port {args.port}: must be in 0 .. 65535")
-        logging.basicConfig(
+        app = load_app(args.app)
+        logging.basicConfig(  # does nothing if the application has set its log
             level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
-        app = load_app(args.app)
         _connect(app, args)
         import asyncio
 

@@ -46,8 +46,7 @@ class JsonCodec:
             TypeError: A part of the value has no form in JSON.
             ValueError: The value contains itself, NaN or an infinity.
         """
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        return text.encode()
+        return _ENCODER.encode(value).encode()
 
     def decode(self, payload: bytes) -> Any:
         """Return the value of a JSON text.
@@ -55,13 +54,15 @@ class JsonCodec:
         Raises:
             ValueError: The payload is not JSON.
         """
-        return json.loads(payload.decode(), parse_constant=_no_number)
+        return _DECODER.decode(payload.decode())
 
 
 def _no_number(text: str) -> NoReturn:
     raise ValueError(f"{text} is not JSON")
 
 
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_DECODER: Final = json.JSONDecoder(parse_constant=_no_number)
 JSON: Final = JsonCodec()
 
 
