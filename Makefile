@@ -71,17 +71,19 @@ check: setup  ## formatting, lint, types, layers, code map, generated code
 	  diff -q "$(GENERATED)/$$f" "$$f" || { echo "$$f is not current: make proto" >&2; exit 1; }; \
 	done; echo "generated stubs are current"
 
-# The worlds take what the checks and the tests leave of the processors, and the rest when these are
-# done. A fourth worker, or the checks beside the tests, makes runs of real nodes starve.
 test: setup  ## check, 4 simulated worlds, the tests; without Java the Spark tests are skipped, loudly
 	@mkdir -p build
-	timeout 1h nice -n 19 $(BIN)/python -m chaos.sim --seeds $(WORLDS) --seconds 60 --start $(START) \
-	  >build/sim.txt 2>&1 & \
-	  worlds=$$!; failed=0; trap "kill $$worlds 2>/dev/null || true" EXIT; \
-	  $(MAKE) --no-print-directory check; \
+	timeout 1h nice -n 19 $(MAKE) --no-print-directory beside >build/beside.txt 2>&1 & \
+	  beside=$$!; failed=0; trap "kill $$beside 2>/dev/null || true" EXIT; \
 	  $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS) || failed=$$?; \
-	  wait $$worlds || failed=$$?; \
-	  cat build/sim.txt; exit $$failed
+	  wait $$beside || failed=$$?; \
+	  cat build/beside.txt; exit $$failed
+
+# These take what the tests leave of the processors, and the rest when the tests are done. At a
+# higher priority they would make runs of real nodes starve.
+.PHONY: beside
+beside: check
+	$(BIN)/python -m chaos.sim --seeds $(WORLDS) --seconds 60 --start $(START)
 
 test-long: setup  ## the tests that take long: whole audits, all planted bugs, seeds that once failed
 	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m long $(ARGS)
