@@ -146,7 +146,7 @@ def answer(call: Callable[[random.Random], Any], rng: random.Random) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_calls_drawn_from_a_seed_are_answered_alike(
     real_world: World, topic: str, seed: int
 ) -> None:

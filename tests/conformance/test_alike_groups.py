@@ -152,7 +152,7 @@ class Player:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_groups_and_what_is_drawn_of_them_do_the_same(
     real_world: World, topic: str, seed: int
 ) -> None:

@@ -141,7 +141,7 @@ def play(program: list[tuple[Any, ...]]) -> None:
     world.check_end()
 
 
-@settings(derandomize=True, deadline=None, max_examples=50)
+@settings(derandomize=True, deadline=None, max_examples=25)
 @given(program_of)
 def test_replicas_and_model_agree_though_topics_are_deleted(
     program: list[tuple[Any, ...]],

@@ -380,7 +380,7 @@ def play(steps: list[tuple[Any, ...]]) -> None:
     world.check_end()
 
 
-@settings(derandomize=True, deadline=None, max_examples=80)
+@settings(derandomize=True, deadline=None, max_examples=40)
 @given(steps_of)
 def test_replicas_and_model_agree_whatever_is_flushed_merged_or_restarted(
     steps: list[tuple[Any, ...]],
