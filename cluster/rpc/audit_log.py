@@ -4,7 +4,9 @@
      "address": "ipv4:10.0.0.9:50112", "method": "DeleteTopic", "request": {"topic": "orders"},
      "result": "OK", "log_index": 4711}
 
-`log_index` is the log entry of the change, if there is one; of a relayed call the leader has it.
+`log_index` is the log entry of the change, if there is one; of a relayed call the leader has it. A
+call that ends before its answer has `"outcome": "unknown"`: the change may be made later. Its line
+has the index only if the entry was appended at once: changes of groups wait for their entry.
 A denied call has the result DENIED and the reason as `why`. Floods of them are cut: a line with
 `left_out` follows.
 
@@ -39,6 +41,8 @@ DENIED_MAX: Final = 100
 """Lines about denied calls a second, at most; further ones are counted."""
 DENIED_EACH_MAX: Final = 10
 """Of these, lines about one identity."""
+_UNKNOWN: Final = frozenset({"ABORTED", "CANCELLED", "DATA_LOSS", "DEADLINE_EXCEEDED", "UNKNOWN"})
+"""Results of calls that may have had an effect."""
 _TARGETS: Final = ("namespace", "topic", "group", "name", "target")
 
 
@@ -71,6 +75,7 @@ class AuditLog:
             method=caller.method.rpartition("/")[2],
             request=request,
             result=result,
+            **({"outcome": "unknown"} if result in _UNKNOWN else {}),
             **({"log_index": caller.log_index} if caller.log_index else {}),
         )
         audit.info("%s", line)

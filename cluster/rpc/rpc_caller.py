@@ -36,7 +36,7 @@ class Caller:
     check_token: Callable[[], object] = lambda: None
     """Raises TokenRejectedError once the caller's token is withdrawn or has expired."""
     log_index: int = 0
-    """Index of the last log entry that the RPC appended, and that was applied; 0: there is none."""
+    """Index of the last log entry that the RPC appended; 0: there is none, or it is not known."""
     kept: list[AccessTarget] = field(default_factory=list)
     """Targets of the requests so far, to be checked again with new rules."""
 

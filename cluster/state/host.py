@@ -151,9 +151,13 @@ class Host:
     async def ask(self, start: Callable[[Callable[[object], None]], None]) -> object:
         """Give the leader a request whose `done` this awaits. Note its entry for the audit log.
 
+        An entry that `start` appends itself is noted at once: the answer may never come.
+
         Raises:
             EngineError: raised by `start`, or passed to `done` in place of a result.
         """
+        leader = self.engine.leader
+        before = leader.proposed if leader is not None else 0
         future: asyncio.Future[object] = self._loop.create_future()
         caller = CALLER.get()
 
@@ -168,6 +172,8 @@ class Host:
                 future.set_result(result)
 
         start(done)
+        if caller and leader and not future.done() and leader.proposed > before:
+            caller.log_index = max(caller.log_index, leader.proposed)
         self.kick()
         return await future
 

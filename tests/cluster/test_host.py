@@ -2,12 +2,14 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from cluster.rpc.rpc_caller import CALLER
 from cluster.state.host import Host
 from cluster.state.state_plane import LOW_FLUSH_MS, TOPICS_AT_ONCE
 from tests.timer.machines import START_MS, Log, engine_on, part_of
@@ -15,7 +17,7 @@ from timer.entries.entry_frame import Entry, EntryKind
 from timer.files.disk import RealDisk
 from timer.leader.intake.cluster_clock import ClusterClock
 from timer.leader.intake.disk_reserve import Room
-from timer.model.timer_errors import DiskFailedError
+from timer.model.timer_errors import DiskFailedError, EngineError, NotReadyError
 from timer.model.units import Epoch, LogIndex, MonoMs, UnixMs
 from timer.pending.runs.run_writer import Pace, unpaced
 from timer.recovery import manifest
@@ -148,6 +150,37 @@ async def test_what_a_leader_appends_is_timed_until_its_commit(
     assert len(told) == 1, "whoever leads now may have put something else there"
     await host.stop()
     assert errors == []
+
+
+async def test_entry_of_a_change_is_known_though_its_answer_never_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = host_on(tmp_path, Follower(Log()), [])
+    monkeypatch.setattr(host, "kick", lambda: None)
+    caller: Any = SimpleNamespace(log_index=0)
+    leader: Any = SimpleNamespace(proposed=4, answering=0)
+
+    async def ask(appended: int, error: EngineError | None = None) -> None:
+        CALLER.set(caller)
+
+        def start(done: Callable[[object], None]) -> None:
+            leader.proposed = appended
+            if error is not None:
+                done(error)
+
+        async with asyncio.timeout(0):
+            await host.ask(start)
+
+    monkeypatch.setattr(host.engine, "leader", leader)
+    for error in (NotReadyError("full"), None):
+        with pytest.raises((NotReadyError, TimeoutError)):
+            await ask(5, error)
+        assert caller.log_index == 0, "others' entries only"
+    with pytest.raises(TimeoutError):
+        await ask(6)
+    assert caller.log_index == 6
+    monkeypatch.undo()
+    await host.stop()
 
 
 async def test_flush_ends_though_whoever_asked_gave_up(

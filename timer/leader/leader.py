@@ -146,6 +146,8 @@ class Leader:
         """Registrations of producers in flight."""
         self.answering = LogIndex(0)
         """Index of the entry whose proposers get their answers just now; 0: none."""
+        self.proposed = LogIndex(0)
+        """Index of the last entry that this leader has appended; 0: none."""
         self.closed: EngineError | None = None
         """Error that ended the epoch. None: the epoch goes on."""
         self._refusing: EngineError | None = None
@@ -564,6 +566,7 @@ class Leader:
             return False
         self._time_ms = time_ms
         self._in_flight[index] = done
+        self.proposed = index
         return True
 
     # ---- schedules
