@@ -102,6 +102,7 @@ def test_page_of_metrics_has_each_with_its_type_and_labels() -> None:
     telemetry.rpcs.stream_ended("Consume", "OK", relayed="yes")
     telemetry.error("Cancel", "NOT_FOUND")
     telemetry.certificates.not_after_s = lambda: {"ca": 1.0}
+    telemetry.tokens.not_after_s = lambda: {"ci": 1.0}
     shown = {}
     for family in telemetry.registry.collect():
         name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")

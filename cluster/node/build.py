@@ -194,6 +194,8 @@ def build(config: NodeConfig, node: NodeCalls, *, raft_lost: bool) -> NodeParts:
     tls = endpoints.tls
     if tls is not None:
         basis.telemetry.certificates.not_after_s = lambda: tls.certificate.not_after_s
+        if (tokens := tls.tokens) is not None:
+            basis.telemetry.tokens.not_after_s = lambda: tokens.content.not_after_s()  # noqa: PLW0108  # the content changes
     planes = _planes(basis, raft_lost=raft_lost)
     replica, host, control = planes.replica, planes.host, planes.control
     relay = Relay(

@@ -326,19 +326,20 @@ class _Build(Collector):
         )
 
 
-class CertificateDates(Collector):
-    """The dates at which the certificates in use expire."""
+class ExpiryDates(Collector):
+    """The dates at which certificates or tokens in use expire."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, text: str, label: str) -> None:
+        """Name, text and label of the metric."""
+        self._name, self._text, self._label = name, text, label
         self.not_after_s: Callable[[], Mapping[str, float]] = dict
-        """Returns file -> Unix time; without TLS there are none."""
+        """Returns value of the label -> Unix time; without TLS there are none."""
 
     def collect(self) -> Iterable[Metric]:
         """Yield the dates."""
-        text = "Unix time at which the certificate expires; of authorities the earliest"
-        family = GaugeMetricFamily("timer_tls_not_after_seconds", text, labels=["which"])
-        for which, end_s in self.not_after_s().items():
-            family.add_metric([which], end_s)
+        family = GaugeMetricFamily(self._name, self._text, labels=[self._label])
+        for value, end_s in self.not_after_s().items():
+            family.add_metric([value], end_s)
         yield family
 
 
@@ -405,8 +406,18 @@ class Telemetry:
         self.memory_limit_bytes = self._gauge(
             "memory_limit_bytes", "Limit of memory: limits.memory_bytes_max"
         )
-        self.certificates = CertificateDates()
+        self.certificates = ExpiryDates(
+            "timer_tls_not_after_seconds",
+            "Unix time at which the certificate expires; of authorities the earliest",
+            "which",
+        )
+        self.tokens = ExpiryDates(
+            "timer_token_not_after_seconds",
+            "Unix time at which the bearer token expires; of two with one name the later",
+            "token",
+        )
         self.registry.register(self.certificates)
+        self.registry.register(self.tokens)
         self.insecure = self._gauge("insecure", "1: ports beyond loopback are open without TLS")
         self.memory_high = self._gauge(
             "memory_high", "1: new work is rejected because memory is above the limit"

@@ -39,6 +39,10 @@ class TokenHash:
     """Unix time."""
 
 
+def _expires_s(token: TokenHash) -> float:
+    return token.expires_s
+
+
 class TokenHashes:
     """All tokens of a file."""
 
@@ -53,6 +57,10 @@ class TokenHashes:
 
     def __iter__(self) -> Iterator[TokenHash]:
         return iter(self._tokens)
+
+    def not_after_s(self) -> dict[str, float]:
+        """Return name -> Unix time at which the last token of that name expires."""
+        return {each.name: each.expires_s for each in sorted(self._tokens, key=_expires_s)}
 
     def check(self, sha256: bytes, now_s: float) -> str:
         """Return the name of a token with this hash (32 bytes) at a Unix time.

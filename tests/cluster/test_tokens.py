@@ -60,6 +60,9 @@ def test_a_token_has_its_name_until_it_expires_and_is_in_no_error() -> None:
     with pytest.raises(TokenRejectedError, match="token/ci expired at 2030-01-31T00:00:00Z"):
         tokens.check(hash_in([f"Bearer {SECRET}"]), token.expires_s)
     assert [*parse_tokens("token = []")] == []
+    renewed = ENTRY.replace("2030", "2031").replace(SHA256, "0" * 64)
+    for text in (ENTRY + renewed, renewed + ENTRY):
+        assert parse_tokens(text).not_after_s() == {"ci": parse_tokens(renewed).not_after_s()["ci"]}
     for values in ([], [""], [SECRET], [f"Basic {SECRET}"], [f"Bearer {SECRET}"] * 2, ["Bearer "]):
         with pytest.raises(TokenRejectedError) as caught:
             hash_in(values)
