@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import UsageError
+from timerclient.cli.cli_errors import FAILED, put_failure
+from timerclient.cli.missing_modules import why_missing
 
 if TYPE_CHECKING:
     from deploy.certificate_store import CertificateFacts, CertificateStore
 
 FOLDER: Final = Path("certs")
-FAILED: Final = 1
 USAGE: Final = 2
 NEEDED: Final = "cryptography"
 DAYS_LEFT: Final = 30
@@ -87,9 +88,8 @@ def _reporting(run: Command) -> Callable[[argparse.Namespace], int]:
     def command(args: argparse.Namespace) -> int:
         try:
             importlib.import_module(NEEDED)
-        except ModuleNotFoundError:
-            sys.stderr.write(f"timerctl: certs needs {NEEDED}: pip install '.[certs]' in a clone\n")
-            return FAILED
+        except ModuleNotFoundError as missing:
+            return put_failure(args, "CERTIFICATE", why_missing(missing, "certs"))
         from deploy.certificate_store import CertificateError, CertificateStore
 
         try:
@@ -97,12 +97,7 @@ def _reporting(run: Command) -> Callable[[argparse.Namespace], int]:
         except BrokenPipeError:  # of our own output: timerctl ends quietly
             raise
         except (CertificateError, OSError) as error:
-            if args.output == "json":
-                document = {"reason": "CERTIFICATE", "message": str(error), "exit_code": FAILED}
-                sys.stderr.write(output.to_json({"error": document}) + "\n")
-            else:
-                sys.stderr.write(f"timerctl: {error}\n")
-            return FAILED
+            return put_failure(args, "CERTIFICATE", str(error))
 
     return command
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import cli_args, contexts, output
 from timerclient.cli.cli_args import DEFAULT_ENDPOINTS, ENDPOINTS_VARIABLE, UsageError
+from timerclient.cli.cli_errors import FAILED, put_failure
 
 if TYPE_CHECKING:
     from deploy.local import LocalCluster
 
 CONTEXT_PREFIX: Final = "local-"
 FOLDER: Final = Path("run/local")
-FAILED: Final = 1
 USAGE: Final = 2
 NODES: Final = 3
 LINES: Final = 100
@@ -128,11 +128,7 @@ def _reporting(run: Command) -> Callable[[argparse.Namespace], int]:
             raise
         except (LaunchError, OSError) as error:
             code = USAGE if isinstance(error, WrongPlanError) else FAILED
-            if getattr(args, "output", "table") == "json":
-                document = {"reason": "LAUNCH", "message": str(error), "exit_code": code}
-                sys.stderr.write(output.to_json({"error": document}) + "\n")
-            else:
-                sys.stderr.write(f"timerctl: {error}\n")
+            put_failure(args, "LAUNCH", str(error), code)
         return code
 
     return command

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import UsageError
+from timerclient.cli.cli_errors import put_failure
 
-FAILED: Final = 1
 VALID_DAYS: Final = 90
 DAYS_MAX: Final = 3_650
 RANDOM_BYTES: Final = 32
@@ -83,12 +83,7 @@ def _show(args: argparse.Namespace) -> int:
         found = parse_tokens(args.file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ConfigError) as error:
         why = f"{args.file}: {getattr(error, 'strerror', None) or error}"
-        if args.output == "json":
-            document = {"reason": "TOKENS", "message": why, "exit_code": FAILED}
-            sys.stderr.write(output.to_json({"error": document}) + "\n")
-        else:
-            sys.stderr.write(f"timerctl: {why}\n")
-        return FAILED
+        return put_failure(args, "TOKENS", why)
     now_s = time.time()
     rows = [
         (

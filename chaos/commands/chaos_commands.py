@@ -1,7 +1,6 @@
 """`timerctl audit`, `archive` and `chaos`: the subcommands that chaos/ adds to timerctl."""
 
 import argparse
-import secrets
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -10,6 +9,7 @@ from typing import Any, Final
 
 from chaos.audit_options import LIVE, add_check_history, add_live_arguments
 from timerclient.cli.cli_args import described
+from timerclient.cli.missing_modules import why_missing
 
 INTERRUPTED: Final = 130
 """Exit status of a command that a signal stopped, as of timerctl's other commands."""
@@ -155,8 +155,7 @@ def _needing(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse
         try:
             return command(args)
         except ModuleNotFoundError as missing:
-            where = "pip install '.[server,audit]' in a clone"
-            print(f"timerctl: {missing.name} is missing: {where}", file=sys.stderr)
+            print(f"timerctl: {why_missing(missing, 'server,audit')}", file=sys.stderr)
             return 2
 
     return run
@@ -200,6 +199,8 @@ def _list(_: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    import secrets  # late: it takes milliseconds of the help of timerctl
+
     from chaos.suite import suite_commands
 
     seed = secrets.randbelow(1_000_000) if args.seed is None else args.seed

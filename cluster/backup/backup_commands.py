@@ -22,6 +22,7 @@ from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import UsageError, described, tls_of
 from timerclient.cli.cli_errors import FAILED, OK
 from timerclient.cli.contexts import apply_context
+from timerclient.cli.missing_modules import why_missing
 
 if TYPE_CHECKING:
     from cluster.backup.backup_store import BackupStore
@@ -132,8 +133,7 @@ def with_extra(run: Run) -> Run:
         try:
             return run(args)
         except ModuleNotFoundError as missing:
-            text = f"this command needs {missing.name}: pip install '.[server]' in a clone"
-            raise UsageError(text) from None
+            raise UsageError(why_missing(missing, "server")) from None
 
     return checked
 

@@ -73,8 +73,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"timerd: {error}", file=sys.stderr)  # noqa: T201
         return exit_code(error)
     except ModuleNotFoundError as missing:  # only the client is installed
-        text = f"needs {missing.name}: pip install '.[server]' in a clone of timer-cluster"
-        print(f"timerd: {text}", file=sys.stderr)  # noqa: T201
+        from timerclient.cli.missing_modules import why_missing  # not needed by a start
+
+        print(f"timerd: {why_missing(missing, 'server')}", file=sys.stderr)  # noqa: T201
         return EXIT_OTHER
 
 

@@ -53,7 +53,9 @@ def test_what_the_small_install_lacks_is_named(
     monkeypatch.setattr(builtins, "__import__", lacking)
     assert timerctl.main(words) == 2
     said = capsys.readouterr().err
-    assert said == "timerctl: numpy is missing: pip install '.[server,audit]' in a clone\n"
+    assert said == (
+        "timerctl: needs numpy: pip install '.[server,audit]' in a clone of timer-cluster\n"
+    )
 
 
 @pytest.mark.parametrize("words", [("audit",), ("chaos", "run"), ("chaos", "replay")])

@@ -4,12 +4,15 @@ import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from chaos.sim.world.simdisk import SimDisk
+from cluster.files import scrubber as scrubbing
 from cluster.files import verify
-from cluster.files.scrubber import Scrubber
+from cluster.files.scrubber import FIRST_S, Scrubber
 from cluster.files.verify import DAMAGED
 from cluster.settings.config import NodeConfig, build_config
 from tests.cluster.running import Running, kept_runs, until
@@ -127,6 +130,22 @@ def test_damage_that_nobody_reads_is_found_and_healed_under_the_same_pid(cluster
 # ---- when it may heal
 
 
+def formatted(tmp_path: Path) -> NodeConfig:
+    """Format the directory of n2, of three nodes; return the settings."""
+    from replication.core.promise import NEVER_GIVEN
+    from timer.files.data_directory import format_directory, founding_replica_id
+
+    replica = founding_replica_id("test", "n2")
+    format_directory(
+        RealDisk(), tmp_path / "data", cluster_id="test", name="n2", replica_id=replica,
+        founding_voters={"n2": replica}, promise=NEVER_GIVEN,
+    )  # fmt: skip
+    addresses = {f"peers.n{number}": f"127.0.0.1:{7400 + number}" for number in (1, 2, 3)}
+    return build_config(
+        {"name": "n2", "cluster_id": "test", "data": str(tmp_path / "data"), **addresses}
+    )
+
+
 def scrubber(
     config: NodeConfig, others: list[pb.NodeStatus], ended: list[BaseException]
 ) -> Scrubber:
@@ -171,18 +190,7 @@ def status(number: int, **more: object) -> pb.NodeStatus:
 def test_damaged_node_leaves_only_if_the_others_can_go_on(
     tmp_path: Path, others: list[pb.NodeStatus], waits: str
 ) -> None:
-    from replication.core.promise import NEVER_GIVEN
-    from timer.files.data_directory import format_directory, founding_replica_id
-
-    replica = founding_replica_id("test", "n2")
-    format_directory(
-        RealDisk(), tmp_path / "data", cluster_id="test", name="n2", replica_id=replica,
-        founding_voters={"n2": replica}, promise=NEVER_GIVEN,
-    )  # fmt: skip
-    addresses = {f"peers.n{number}": f"127.0.0.1:{7400 + number}" for number in (1, 2, 3)}
-    config = build_config(
-        {"name": "n2", "cluster_id": "test", "data": str(tmp_path / "data"), **addresses}
-    )
+    config = formatted(tmp_path)
     ended: list[BaseException] = []
     damaged = scrubber(config, others, ended)
     assert damaged._why_wait(others) == waits
@@ -191,3 +199,32 @@ def test_damaged_node_leaves_only_if_the_others_can_go_on(
         asyncio.run(damaged._heal(error))
         assert ended == [error]
     damaged.stop()
+
+
+def test_first_pass_of_the_scrub_waits_and_later_ones_keep_the_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = formatted(tmp_path)
+    waiting, sleeps = scrubber(config, [], []), list[tuple[float, int]]()
+
+    class Clock:
+        """Stands still."""
+
+        @staticmethod
+        def get_running_loop() -> Any:
+            loop = asyncio.get_running_loop()
+            return SimpleNamespace(time=lambda: 7.0, run_in_executor=loop.run_in_executor)
+
+        @staticmethod
+        async def sleep(seconds: float) -> None:
+            sleeps.append((seconds, waiting.passes))
+            if len(sleeps) == 3:
+                raise asyncio.CancelledError
+
+    monkeypatch.setattr(scrubbing, "asyncio", Clock)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(waiting.run())
+    waiting.stop()
+    interval_s = config.storage.scrub_interval_ms / 1000
+    assert interval_s > FIRST_S
+    assert sleeps == [(FIRST_S, 0), (interval_s, 1), (interval_s, 2)]

@@ -15,6 +15,7 @@ import pytest
 from tests.timerclient.conftest import Ctl, Threaded
 from tests.timerclient.fake_cluster import NOW_MS, wire_error
 from timerclient.cli import cli_args, cli_errors, output, timerctl
+from timerclient.cli.missing_modules import DISTRIBUTION
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.message_json import as_dict
 from timerclient.values import errors
@@ -324,7 +325,7 @@ def test_errors_are_documents_where_json_is_asked_for(ctl: Ctl) -> None:
 def test_version_is_the_distributions(ctl: Ctl) -> None:
     assert ctl("--version")[:2] == (
         0,
-        f"timerctl {importlib.metadata.version(timerctl.DISTRIBUTION)}\n",
+        f"timerctl {importlib.metadata.version(DISTRIBUTION)}\n",
     )
 
 

@@ -111,6 +111,19 @@ def print_error(
     sys.stderr.write(f"timerctl: {text}{before}\n{more}")
 
 
+def put_failure(args: argparse.Namespace, code: str, text: str, status: int = FAILED) -> int:
+    """Print the error of a command that asks no cluster; return the exit status.
+
+    `code`: the `reason` of the JSON document, for `-o json`.
+    """
+    if getattr(args, "output", "table") == "json":
+        document = {"reason": code, "message": text, "exit_code": status}
+        sys.stderr.write(output.to_json({"error": document}) + "\n")
+    else:
+        sys.stderr.write(f"timerctl: {text}\n")
+    return status
+
+
 def reason(error: TimerError) -> str:
     """Return an error's reason: that of the contract, else the class in the same spelling."""
     if error.reason:

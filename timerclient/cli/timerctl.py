@@ -19,7 +19,6 @@ import importlib
 import io
 import logging
 import os
-import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -46,10 +45,10 @@ from timerclient.cli.cli_errors import (
     INTERRUPTED,
     OK,
     exit_code,
-    one_line,
     print_error,
 )
 from timerclient.cli.contexts import apply_context
+from timerclient.cli.missing_modules import why_missing
 from timerclient.values.client_events import LOG, MISSING_S, LeaderMissing
 from timerclient.values.errors import TimerError
 
@@ -57,7 +56,6 @@ if TYPE_CHECKING:
     from timerclient.client.timer_client import TimerClient
 
 ENTRY_POINTS: Final = "timerctl.commands"
-DISTRIBUTION: Final = "timer-cluster"
 CLIENT: Final = "timerclient.client.timer_client"
 
 
@@ -252,35 +250,6 @@ def add_plugins(commands: "argparse._SubParsersAction[Any]") -> None:
         except Exception as error:  # noqa: BLE001 -- an edge: one bad package, not all commands
             if entry.name not in commands.choices:
                 _add_missing(commands, entry.name, why_missing(error))
-
-
-def why_missing(error: Exception) -> str:
-    """Return why a command could not be loaded, and the extra that installs its module."""
-    if not isinstance(error, ModuleNotFoundError) or not error.name:
-        return f"can't be loaded: {type(error).__name__}: {one_line(error)}"
-    extras = _extras_with(error.name.partition(".")[0])
-    if extras:
-        wanted = " or ".join(f"'.[{extra}]'" for extra in extras)
-        return f"needs {error.name}: pip install {wanted} in a clone"
-    return f"needs the module {error.name}, which is not installed"
-
-
-def _extras_with(module: str) -> list[str]:
-    """Return the extras of this distribution that install a module."""
-    import importlib.metadata
-
-    wanted = {module.replace("_", "-").lower(), f"{module.replace('_', '-').lower()}-client"}
-    try:
-        requirements = importlib.metadata.requires(DISTRIBUTION) or []
-    except importlib.metadata.PackageNotFoundError:
-        return []
-    found = []
-    for requirement in requirements:
-        name = re.match(r"[\w.-]+", requirement)
-        extra = re.search(r"extra\s*==\s*['\"]([\w.-]+)['\"]", requirement)
-        if name and extra and name[0].replace("_", "-").lower() in wanted:
-            found.append(extra[1])
-    return [extra for extra in found if extra != "dev"]
 
 
 def _add_missing(commands: "argparse._SubParsersAction[Any]", name: str, why: str) -> None:

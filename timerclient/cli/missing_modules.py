@@ -1,0 +1,40 @@
+"""The text for a command whose module is not installed: the module, and how to install it."""
+
+import re
+from typing import Final
+
+from timerclient.cli.cli_errors import one_line
+
+DISTRIBUTION: Final = "timer-cluster"
+
+
+def why_missing(error: Exception, extras: str = "") -> str:
+    """Return why a command could not be loaded, and the extra that installs its module.
+
+    `extras`: those of the command, comma-separated; empty: all that have the module.
+    """
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return f"can't be loaded: {type(error).__name__}: {one_line(error)}"
+    known = [extras] if extras else _extras_with(error.name.partition(".")[0])
+    if known:
+        wanted = " or ".join(f"'.[{extra}]'" for extra in known)
+        return f"needs {error.name}: pip install {wanted} in a clone of {DISTRIBUTION}"
+    return f"needs the module {error.name}, which is not installed"
+
+
+def _extras_with(module: str) -> list[str]:
+    """Return the extras of this distribution that install a module."""
+    import importlib.metadata
+
+    wanted = {module.replace("_", "-").lower(), f"{module.replace('_', '-').lower()}-client"}
+    try:
+        requirements = importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    found = []
+    for requirement in requirements:
+        name = re.match(r"[\w.-]+", requirement)
+        extra = re.search(r"extra\s*==\s*['\"]([\w.-]+)['\"]", requirement)
+        if name and extra and name[0].replace("_", "-").lower() in wanted:
+            found.append(extra[1])
+    return [extra for extra in found if extra != "dev"]
