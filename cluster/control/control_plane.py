@@ -536,7 +536,8 @@ class ControlPlane:
                 if ask_id in self._asked and outcome in set(CommandOutcome):
                     self._answered(ask_id, TransferAnswer(CommandOutcome(outcome), why, changed))
             case _:
-                self._complaints.say(peer, f"unknown frame {kind.name} from {peer}: {body!r:.80}")
+                more = {"kind": kind.name, "body": f"{body!r:.80}"}
+                self._complaints.say(peer, "unknown frame", peer_name=str(peer), **more)
 
     def _answered(self, ask_id: int, answer: TransferAnswer) -> None:
         _, answered = self._asked[ask_id]
@@ -563,7 +564,7 @@ class ControlPlane:
 
     def _log(self, effects: ControllerEffects) -> None:
         if effects.reason:
-            logger.info("controller: %s", effects.reason)
+            logger.info("the controller decided", extra={"reason": effects.reason})
 
 
 class _Register:

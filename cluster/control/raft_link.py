@@ -220,7 +220,8 @@ class RaftLink(grpc.GenericRpcHandler):
                 asyncio.InvalidStateError,  # a write to a call that has just ended
             ) as error:
                 if peer.up:
-                    logger.info("link to %s broke: %s", peer.name, _brief(error))
+                    more = {"peer_name": peer.name, "error": _brief(error)}
+                    logger.info("the link broke", extra=more)
             except Exception:  # `channel_for` resolves a name, which may fail in any way
                 logger.exception("link to %s", peer.name)
             if peer.up:
@@ -309,7 +310,7 @@ class RaftLink(grpc.GenericRpcHandler):
         try:
             peer = await self._greet(context)
         except BadRaftMessage as error:
-            self._complaints.say("", f"refused a link from {context.peer()}: {error}")
+            self._complaints.say("", "refused a link", peer=context.peer(), error=str(error))
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         # A newer stream must not cancel this write: gRPC can't abort a call whose first write was
         # cancelled, and the peer would wait for its end for ever.
@@ -324,7 +325,9 @@ class RaftLink(grpc.GenericRpcHandler):
         try:
             await self._receive(peer, context)
         except BadRaftMessage as error:
-            self._complaints.say(peer.name, f"broke off the link from {peer.name}: {error}")
+            self._complaints.say(
+                peer.name, "broke off the link", peer_name=peer.name, error=str(error)
+            )
             if self._inbound.get(peer.name) is task:
                 del self._inbound[peer.name]  # else a newer stream cancels the abort
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))

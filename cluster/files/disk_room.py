@@ -76,12 +76,9 @@ class Space:
         before = self._host.engine.room
         room = before.after(free, self._reserve)
         if room.low != before.low:
-            logger.warning(
-                "the disk has %s: %d bytes free, storage.reserve_bytes = %d",
-                "too little room" if room.low else "room again",
-                room.free,
-                room.reserve,
-            )
+            more = {"free_bytes": room.free, "reserve_bytes": room.reserve}
+            now = "too little room" if room.low else "room again"
+            logger.warning("the disk has %s", now, extra=more)
         self._host.use_room(room)
         leader = self._host.leader
         if leader is None:
@@ -110,7 +107,7 @@ class Space:
 
     def _say(self, refusal: DiskFullError | None) -> None:
         if refusal is not None and not self._refusal:
-            logger.warning("%s", refusal)
+            logger.warning("new timers are rejected", extra={"error": refusal})
         elif refusal is None and self._refusal:
             logger.warning("a majority of the disks has room again: timers are accepted")
         self._refusal = str(refusal or "")
@@ -121,7 +118,8 @@ class Space:
         busy = self._moving is not None and not self._moving.done()
         if better is not None and not busy and now_ms - self._moved_ms >= MOVE_MS:
             self._moved_ms = now_ms
-            logger.warning("handing over to %s: its disk has room", self._replica.name_of(better))
+            more = {"target": self._replica.name_of(better)}
+            logger.warning("handing over to a node whose disk has room", extra=more)
             self._moving = asyncio.ensure_future(self._transfer(better))
 
 
@@ -139,7 +137,8 @@ async def wait_for_room(disk: Disk, config: NodeConfig) -> None:
         free = await asyncio.to_thread(disk.free_bytes, config.data)
     if free >= START_BYTES:
         return
-    logger.warning("waiting for room: %s", why())
+    more = {"free_bytes": free, "needed_bytes": START_BYTES}
+    logger.warning("waiting for room", extra=more)
     standby = Standby(config, WAITING, why, lambda: free)
     await standby.start()
     try:
@@ -148,4 +147,4 @@ async def wait_for_room(disk: Disk, config: NodeConfig) -> None:
             free = await asyncio.to_thread(disk.free_bytes, config.data)
     finally:
         await standby.stop()
-    logger.warning("the disk has room again: %d bytes free", free)
+    logger.warning("the disk has room again", extra={"free_bytes": free})

@@ -75,7 +75,7 @@ class Scrubber:
             self.damage = str(damage or "")
             if damage is not None:
                 hope = "with no other node to heal it from" if self._alone else "to be healed"
-                logger.error("the scrub found damage, %s: %s", hope, damage)
+                logger.error("the scrub found damage, %s", hope, extra={"error": damage})
                 await self._heal(damage)
             await asyncio.sleep(max(0.0, next_s - loop.time()))
 
@@ -107,7 +107,7 @@ class Scrubber:
         while why := self._why_wait(await self._others()):
             if why != said:
                 said = why
-                logger.warning("the repair of damaged files waits: %s", why)
+                logger.warning("the repair of damaged files waits", extra={"reason": why})
             await asyncio.sleep(ASK_AGAIN_S)
         with contextlib.suppress(EngineError):
             await self._hand_over()

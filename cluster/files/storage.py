@@ -114,7 +114,7 @@ def give_back(disk: Disk, config: NodeConfig) -> None:
             disk, config.data, cluster_id=config.cluster_id, name=config.name
         )
     except StorageError as error:
-        logger.warning("no files were deleted from the full disk: %s", error)
+        logger.warning("no files were deleted from the full disk", extra={"error": error})
         return
 
     def end_fetching() -> None:
@@ -134,7 +134,7 @@ def give_back(disk: Disk, config: NodeConfig) -> None:
         try:
             step()
         except StorageError as error:
-            logger.warning("some unneeded files stay on the full disk: %s", error)
+            logger.warning("some unneeded files stay on the full disk", extra={"error": error})
     directory.close()
 
 
@@ -165,7 +165,7 @@ def _open(
 ) -> NodeFiles:
     installed = _prepared(disk, directory)
     if installed is not None:
-        logger.info("installed the snapshot at %d", installed.index)
+        logger.info("installed the snapshot", extra={"log_index": installed.index})
     PromiseFile.load(disk, directory.promise)  # first: without it the node can't heal
     try:
         _check_note(disk, directory.damaged)
@@ -180,7 +180,7 @@ def _open(
     directory.raise_level(engine.machine.level)  # an installed snapshot may be of a higher one
     promise = PromiseFile.load(disk, directory.promise, last_epoch=log.last_epoch)
     if log.torn_bytes:
-        logger.warning("the log's tail was torn: %d bytes cut", log.torn_bytes)
+        logger.warning("the log's tail was torn", extra={"cut_bytes": log.torn_bytes})
     if log.tail_was_cut:
         logger.warning("acknowledged entries may be lost: unsure until a leader matches this log")
         promise.set_unsure(unsure=True)

@@ -116,7 +116,7 @@ class Node:
 
     def on_role(self, role: object, epoch: Epoch) -> None:
         """Report to the controller at once."""
-        logger.info("role %s in epoch %d", role, epoch)
+        logger.info("the role changed", extra={"role": str(role), "epoch": epoch})
         self._parts.control.report_now()
 
     def on_lead(self, epoch: Epoch) -> None:

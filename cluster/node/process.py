@@ -135,7 +135,7 @@ def _begin_anew(
 ) -> BaseException:
     """Restart if that helps against `error`; else return the error that ends the process."""
     if _curable(config, error):
-        logger.error("fatal, to be healed: %s", error, exc_info=error)
+        logger.error("fatal, to be healed", exc_info=error, extra={"error": error})
         try:
             if not _was_a_moment(error):
                 note_damage(disk, config, error)
@@ -144,7 +144,7 @@ def _begin_anew(
         except DiskFailedError as failed:  # the next start finds the damage again
             error = failed
     if is_full(error) and not ending.asked:
-        logger.error("no room, to be waited for: %s", error, exc_info=error)
+        logger.error("no room, to be waited for", exc_info=error, extra={"error": error})
         start_again()
     return error
 
@@ -157,7 +157,7 @@ async def _run(
     def fatal(error: BaseException) -> None:
         """End or restart at once: the state in memory can't be trusted."""
         error = _begin_anew(disk, config, ending, error)
-        logger.critical("fatal: %s", error, exc_info=error)
+        logger.critical("fatal", exc_info=error, extra={"error": error})
         for handler in logging.getLogger().handlers:
             handler.flush()
         os._exit(exit_code(error))

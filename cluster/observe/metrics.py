@@ -329,11 +329,12 @@ class _Build(Collector):
 class ExpiryDates(Collector):
     """The dates at which certificates or tokens in use expire."""
 
-    def __init__(self, name: str, text: str, label: str) -> None:
-        """Name, text and label of the metric."""
+    def __init__(self, name: str, text: str, label: str, registry: CollectorRegistry) -> None:
+        """Name, text and label of the metric, which is made in a registry."""
         self._name, self._text, self._label = name, text, label
         self.not_after_s: Callable[[], Mapping[str, float]] = dict
         """Returns value of the label -> Unix time; without TLS there are none."""
+        registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
         """Yield the dates."""
@@ -341,6 +342,18 @@ class ExpiryDates(Collector):
         for value, end_s in self.not_after_s().items():
             family.add_metric([value], end_s)
         yield family
+
+
+_CERTIFICATES: Final = (
+    "timer_tls_not_after_seconds",
+    "Unix time at which the certificate expires; of authorities the earliest",
+    "which",
+)
+_TOKENS: Final = (
+    "timer_token_not_after_seconds",
+    "Unix time at which the bearer token expires; of two with one name the later",
+    "token",
+)
 
 
 class Telemetry:
@@ -406,18 +419,8 @@ class Telemetry:
         self.memory_limit_bytes = self._gauge(
             "memory_limit_bytes", "Limit of memory: limits.memory_bytes_max"
         )
-        self.certificates = ExpiryDates(
-            "timer_tls_not_after_seconds",
-            "Unix time at which the certificate expires; of authorities the earliest",
-            "which",
-        )
-        self.tokens = ExpiryDates(
-            "timer_token_not_after_seconds",
-            "Unix time at which the bearer token expires; of two with one name the later",
-            "token",
-        )
-        self.registry.register(self.certificates)
-        self.registry.register(self.tokens)
+        self.certificates = ExpiryDates(*_CERTIFICATES, self.registry)
+        self.tokens = ExpiryDates(*_TOKENS, self.registry)
         self.insecure = self._gauge("insecure", "1: ports beyond loopback are open without TLS")
         self.memory_high = self._gauge(
             "memory_high", "1: new work is rejected because memory is above the limit"

@@ -234,7 +234,8 @@ class StatePlane:
 
     def on_lead(self, epoch: Epoch) -> None:
         """Apply the committed entries, then serve."""
-        logger.info("promoted: epoch %d, applied %d", epoch, self.engine.machine.applied_index)
+        more = {"epoch": epoch, "applied_index": self.engine.machine.applied_index}
+        logger.info("promoted", extra=more)
         self._promoting = epoch
         self._fold()
 
@@ -248,7 +249,7 @@ class StatePlane:
 
     def on_stepdown(self, epoch: Epoch) -> None:
         """Stop serving at once."""
-        logger.info("leadership of epoch %d is over", epoch)
+        logger.info("the leadership is over", extra={"epoch": epoch})
         self._promoting = None
         self.engine.step_down(NotLeaderError(self._io.leader_address()))
         self._clock = None
@@ -321,12 +322,8 @@ class StatePlane:
         machine = self.engine.machine
         self._clock = self._io.make_clock(max(self._io.last_time_ms(), machine.last_read_time_ms))
         leader = self.engine.lead(epoch, self._io.append, self.now())
-        logger.info(
-            "serving: epoch %d, %d pending, next due %s",
-            epoch,
-            machine.store.pending,
-            machine.store.next_due(),
-        )
+        figures = {"pending": machine.store.pending, "next_due_ms": machine.store.next_due()}
+        logger.info("serving", extra={"epoch": epoch, **figures})
         assert leader.closed is None
         self._io.leading_changed()
 

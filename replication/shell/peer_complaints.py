@@ -19,13 +19,15 @@ class Complaints:
 
     """Peer -> (time of the last logged warning, number left out since)."""
 
-    def say(self, peer: str, text: str) -> None:
-        """Log `text`, except within EVERY_S seconds after another warning about this peer."""
+    def say(self, peer: str, text: str, /, **fields: object) -> None:
+        """Log a line, except within EVERY_S seconds after another warning about this peer.
+
+        `repeated` of the line: warnings about the peer that were left out since the one before.
+        """
         now_s = self._clock()
         said_s, unsaid = self._said.get(peer, (float("-inf"), 0))
         if now_s - said_s < EVERY_S:
             self._said[peer] = said_s, unsaid + 1
             return
         self._said[peer] = now_s, 0
-        more = f" ({unsaid} more like it in the last {now_s - said_s:.0f} s)" if unsaid else ""
-        self._logger.warning("%s%s", text, more)
+        self._logger.warning("%s", text, extra=fields | ({"repeated": unsaid} if unsaid else {}))

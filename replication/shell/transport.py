@@ -201,7 +201,7 @@ class Transport:
             if certified != who[0]:
                 who = f"name = {who[0]!r}: the certificate is that of {certified!r}"
         if isinstance(who, str):
-            self._complaints.say("", f"refused a stream from {context.peer()}: {who:.400}")
+            self._complaints.say("", "refused a stream", peer=context.peer(), error=f"{who:.400}")
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, who)
         name, sender = who
         inbound = self._inbound[name] = _Inbound(sender)
@@ -216,7 +216,8 @@ class Transport:
             except ValueError as error:
                 inbound.refused = str(error)
             if inbound.refused:
-                self._complaints.say(name, f"bad message from {name}: {inbound.refused:.400}")
+                more = {"peer_name": name, "error": f"{inbound.refused:.400}"}
+                self._complaints.say(name, "bad message", **more)
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, inbound.refused[:400])
 
 
@@ -319,7 +320,8 @@ class _Outbound:
     def _complain(self, why: str) -> None:
         """Log once why no stream to this peer is possible. Attempts go on."""
         if why != self._complaint:
-            logger.warning("%s %s", self._peer, why)
+            more = {"peer_name": self._peer, "error": why}
+            logger.warning("no stream to a peer is possible", extra=more)
             self._complaint = why
 
     def _check_silence(self) -> None:
