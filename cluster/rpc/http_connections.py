@@ -82,6 +82,10 @@ class HttpConnections:
         made = self._all[protocol] = HttpConnection(accepted)
         return made
 
+    def forget(self, protocol: RequestHandler) -> None:
+        """Forget a connection whose handshake failed, so that its socket is held no longer."""
+        self._all.pop(protocol, None)
+
     def opened(self) -> Sequence[HttpConnection]:
         """Return the connections after their handshakes, closing ones too, the oldest first."""
         for protocol in [each for each, found in self._all.items() if found.is_closed]:

@@ -109,6 +109,9 @@ class HttpListener:
         except OSError:  # the connection is closed
             if context is not None:
                 self._on_failed()
+        finally:
+            if begun.transport is None:
+                self._connections.forget(protocol)
 
     def _make_room(self) -> None:
         """If there are too many, close the oldest handshake or connection: of the more frequent."""

@@ -1,6 +1,10 @@
-"""Open connections end with the certificate of their handshake, and with its authority."""
+"""Open connections end with the certificate of their handshake, and with its authority.
+
+A withdrawn token ends at a follower, too.
+"""
 
 import contextlib
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -15,7 +19,8 @@ import pytest
 from cluster.security.identities import IdentityKind
 from deploy.certificate_store import CertificateStore
 from deploy.local_tls import FOLDER
-from tests.cluster.running import Running, code_of, take, until
+from tests.cluster.running import Running, code_of, columns, schedule, take, until
+from tests.hostile.test_token_port import RULE, WithTokens
 from timerclient.proto import timer_pb2
 from timerclient.proto import timer_pb2_grpc as rpc
 
@@ -29,8 +34,9 @@ ROUNDS: Final = 3
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with Running(tmp_path_factory.mktemp("trust"), tls=True).cleaned() as running:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WithTokens]:
+    running = WithTokens(tmp_path_factory.mktemp("trust"), nodes=3)
+    with running.cleaned():
         yield running
 
 
@@ -147,3 +153,53 @@ def epoch_of(cluster: Running, name: str) -> tuple[str, int]:
     """Return a node's role and epoch. The controller may be another node at any time."""
     state = until(lambda: cluster.state(name))
     return state.role, state.epoch
+
+
+def test_a_token_at_a_follower_is_itself_at_the_leader_and_nothing_after_its_withdrawal(
+    cluster: WithTokens, store: CertificateStore
+) -> None:
+    leader, follower = cluster.wait_for_leader(), cluster.followers()[0]
+    rules = store.access.read_text()
+    store.access.write_text(rules + RULE)
+    cluster.allow(ci=time.time() + 3_600)
+    with (
+        cluster.client() as admin,
+        grpc.secure_channel(
+            cluster.token_ports[follower], grpc.ssl_channel_credentials(cluster.ca.read_bytes())
+        ) as channel,
+    ):
+
+        def reload_all() -> None:
+            for name in cluster.nodes:
+                admin.reload_files(name)
+
+        reload_all()
+        own: Any = {"metadata": (("authorization", "Bearer ci"),), "timeout": CALL_S}
+        create, asked = rpc.AdminServiceStub(channel).CreateTopic, timer_pb2.CreateTopicRequest
+        assert create(asked(topic="payments/by-token"), **own).topic_id
+        denied = schedule(columns("by-token", [b"x"]))
+        with pytest.raises(grpc.RpcError) as caught:
+            rpc.TimerServiceStub(channel).Schedule(denied, **own)
+        assert code_of(caught.value) is grpc.StatusCode.PERMISSION_DENIED
+        cluster.allow()
+        reload_all()
+        with pytest.raises(grpc.RpcError) as caught:
+            create(asked(topic="payments/by-token"), **own)
+        assert code_of(caught.value) is grpc.StatusCode.UNAUTHENTICATED
+        store.access.write_text(rules)
+        reload_all()
+
+    def audited(name: str) -> list[tuple[str, str, bool]]:
+        lines = [line for line in audit_lines(cluster, name) if "/token/" in f"/{line['identity']}"]
+        return [(each["method"], each["result"], "log_index" in each) for each in lines]
+
+    assert audited(leader) == [("CreateTopic", "OK", True)], "denied calls are not sent on"
+    assert audited(follower) == [("CreateTopic", "OK", False), ("Schedule", "DENIED", False)]
+    unnamed = [line for line in audit_lines(cluster, follower) if not line["identity"]]
+    assert ("CreateTopic", "DENIED") in {(each["method"], each["result"]) for each in unnamed}
+
+
+def audit_lines(cluster: Running, name: str) -> list[Any]:
+    """Return the lines of a node's audit log."""
+    lines = [line for line in cluster.log(name).splitlines() if "logger=cluster.audit" in line]
+    return [json.loads(json.loads(line.partition("msg=")[2])) for line in lines]

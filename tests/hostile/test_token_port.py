@@ -37,18 +37,20 @@ BOUND_S: Final = 10.0
 
 
 class WithTokens(Running):
-    """A node with TLS and a port for tokens."""
+    """Nodes with TLS and a port for tokens each."""
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory, nodes=1, tls=True)
-        self.token_port = f"127.0.0.1:{free_ports(1)[0]}"
+    def __init__(self, directory: Path, nodes: int = 1) -> None:
+        super().__init__(directory, nodes=nodes, tls=True)
+        ports = enumerate(free_ports(nodes), 1)
+        self.token_ports = {f"n{number}": f"127.0.0.1:{port}" for number, port in ports}
+        self.token_port = self.token_ports["n1"]
         self.tokens = directory / FOLDER / "tokens.toml"
 
     def _config(self, cluster_id: str, node: LocalNode, nodes: Sequence[LocalNode]) -> str:
         self.allow()
         text = super()._config(cluster_id, node, nodes)
         tls = f'[tls]\ntokens = "{self.tokens}"'
-        return f'tokens = "{self.token_port}"\n' + text.replace("[tls]", tls)
+        return f'tokens = "{self.token_ports[node.name]}"\n' + text.replace("[tls]", tls)
 
     def allow(self, **expires_s: float) -> None:
         """Put these tokens in the file: name, which is the token too, and when it expires."""
