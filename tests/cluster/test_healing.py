@@ -117,6 +117,7 @@ def test_damage_on_a_majority_stops_them_and_throws_nothing_away(tmp_path: Path)
         cluster.kill_together(*cluster.nodes)
 
 
+@pytest.mark.long  # outgrows a segment of 64 MiB under load; damaged nodes fetch snapshots, too
 def test_node_that_fell_behind_the_kept_log_gets_a_snapshot_while_load_goes_on(
     cluster: Running,
 ) -> None:
