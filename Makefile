@@ -76,6 +76,7 @@ test: setup  ## check, 4 simulated worlds, the tests; without Java the Spark tes
 	timeout 1h nice -n 19 $(MAKE) --no-print-directory beside >build/beside.txt 2>&1 & \
 	  beside=$$!; failed=0; trap "kill $$beside 2>/dev/null || true" EXIT; \
 	  $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS) || failed=$$?; \
+	  [[ $$failed -ne 2 ]] || exit 2; \
 	  wait $$beside || failed=$$?; \
 	  cat build/beside.txt; exit $$failed
 
