@@ -141,14 +141,20 @@ class PayloadReader:
         """Return the value of the payload.
 
         Raises:
-            UndecodablePayload: The header `content-type` names another type than the codec's, or
-                the codec can't decode the payload. A message without the header is decoded.
+            UndecodablePayload: The header `content-type` names another type than the codec's, apart
+                from parameters such as a charset, or the codec can't decode the payload. A message
+                without the header is decoded.
         """
         given = self.headers.get(CONTENT_TYPE, codec.content_type)
-        if given != codec.content_type:
+        if given != codec.content_type and _media_type(given) != _media_type(codec.content_type):
             text = f"content-type = {given!r}: the codec is of {codec.content_type}"
             raise UndecodablePayload(text)
         return _decoded(codec, self.payload)
+
+
+def _media_type(content_type: str) -> str:
+    """Return a content type without its parameters."""
+    return content_type.partition(";")[0].strip().lower()
 
 
 def _decoded(codec: Codec, payload: bytes) -> Any:

@@ -103,7 +103,7 @@ class HandlerRunner:
         options, client = self.handler.options, self.handler.app.client
         wanted: GroupOptions = {}
         if options.retry is not None:
-            wanted.update(options.retry.settings())  # type: ignore[typeddict-item]
+            wanted |= options.retry.settings()
         if options.lease is not None:
             wanted["lease"] = options.lease
         self._letters = letters_topic(options.topic, options.group, "")

@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from timerclient.rows import rows
 from timerclient.values.errors import InvalidRequest
+
+if TYPE_CHECKING:  # loads gRPC
+    from timerclient.client.group_calls import GroupOptions
 
 ATTEMPTS_MAX: Final = 1000
 """Highest `max_attempts` of a group."""
@@ -40,8 +43,8 @@ class Backoff:
     def _ms(self, name: str) -> int:
         return rows.span_ms(name, getattr(self, name), BACKOFF_S_MAX * 1000)
 
-    def settings(self) -> dict[str, Any]:
-        """Return the settings of a group, as arguments of `create_group`."""
+    def settings(self) -> "GroupOptions":
+        """Return the settings of a group."""
         return {
             "backoff_min": self._ms("first") / 1000,
             "backoff_max": self._ms("max") / 1000,
