@@ -1,5 +1,6 @@
 """Planted bugs in pauses (see tests/chaos/planted/planted.py)."""
 
+from collections.abc import Iterable
 from typing import Any, Final
 from unittest import mock
 
@@ -57,9 +58,10 @@ def _end_in_memory(self: Store, rows: RowArray) -> None:
         _end(self, rows)
 
 
-def _made_firing(self: Pauses, topic: Topic) -> None:
-    """Ignore the pause of a namespace for a topic that is created later."""
-    self._note(topic)
+def _made_firing(self: Pauses, topics: Iterable[Topic]) -> None:
+    """Ignore the pause of a namespace for topics that are created later."""
+    for topic in topics:
+        self._note(topic)
 
 
 _release = Pauses._release
