@@ -28,7 +28,7 @@ LONGEST: Final = (
     "spark",
     "tests/conformance",
     "tests/chaos/test_sim_planted.py",
-    "tests/chaos/test_suite_nemeses.py",
+    "tests/chaos/test_suite_failing.py",
     "tests/hostile",
     "tests/cluster/test_healing.py",
     "tests/cluster/test_failures.py",
