@@ -1,7 +1,6 @@
 """Leases of ordered groups: random histories against a model of the order, then single cases."""
 
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -99,17 +98,20 @@ class OrderedPlay(Play):
 
     def check_order(self, lease: Lease) -> None:
         """Check that earlier messages of a key are done, or leased to the same consumer."""
-        ended = self.done | self.acking
-        open_of: dict[object, list[int]] = {}
-        for offset in range(1 + max(lease.offsets.tolist())):
-            if offset not in ended:
-                open_of.setdefault(self.keys[offset], []).append(offset)
-        for offset in lease.offsets.tolist():
-            for earlier in takewhile(lambda each: each < offset, open_of[self.keys[offset]]):  # noqa: B023
-                holder = self.in_flight.get(earlier)
-                assert holder is lease.consumer, f"{offset} before {earlier}"
+        offsets: list[int] = lease.offsets.tolist()
+        passed, leased = self.done | self.acking, {*offsets}
+        others: dict[object, int] = {}  # key -> the first message that the consumer does not have
+        for offset in range(1 + max(offsets)):
+            mine = offset in leased or self.in_flight.get(offset) is lease.consumer
+            if not mine and offset not in passed:
+                others.setdefault(self.keys[offset], offset)
+        last: dict[object, int] = {}
+        for offset in offsets:
+            key = self.keys[offset]
+            assert others.get(key, offset) >= offset, f"{offset} before {others[key]}"
+            assert last.get(key, -1) < offset, f"{last[key]} before {offset}"
             assert offset not in self.in_flight
-            self.in_flight[offset] = lease.consumer
+            last[key], self.in_flight[offset] = offset, lease.consumer
 
     def next_epoch(self) -> None:
         super().next_epoch()

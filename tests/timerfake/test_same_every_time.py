@@ -9,7 +9,7 @@ from timerclient.client.sync import Consumer
 from timerfake import FakeCluster
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-RUNS = 10
+RUNS = 5
 JOBS = 24
 
 
