@@ -141,11 +141,11 @@ class AsyncFakeCluster:
 
         Acks have then taken effect, and consumers have received all messages that can be delivered.
         """
-        await self.quiet()
+        await self._quiet()
         while any([await work() for work in self.works]):
-            await self.quiet()
+            await self._quiet()
 
-    async def quiet(self) -> None:
+    async def _quiet(self) -> None:
         """Wait as `settle`, without the work of applications."""
         node, quiet = self._running(), 0
         while quiet < QUIET_TURNS:
@@ -219,7 +219,7 @@ class ThreadCluster:
 
     def __init__(self, cluster: AsyncFakeCluster) -> None:
         self._cluster = cluster
-        cluster.dial.clock.settle = cluster.quiet
+        cluster.dial.clock.settle = cluster._quiet  # noqa: SLF001 -- one module
         self.dial = cluster.dial
         """The clients' argument `dial`. Its channels lead to this cluster, for any address."""
         self._background = Background()

@@ -90,7 +90,7 @@ queues_of = st.lists(
 
 
 @pytest.mark.parametrize(("rows", "size"), [(1, 100), (3, 100), (4096, 7), (4096, 1 << 20)])
-@settings(derandomize=True, deadline=None, max_examples=20)
+@settings(derandomize=True, deadline=None, max_examples=40)
 @given(queues=queues_of)
 def test_messages_come_back_whatever_blocks_they_were_in(
     rows: int, size: int, queues: list[Queue]
