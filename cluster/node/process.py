@@ -118,6 +118,21 @@ def _curable(config: NodeConfig, error: BaseException) -> bool:
     )
 
 
+def _as_damage(data: Path, error: BaseException) -> BaseException:
+    """Return a missing file of the data directory as damage; another error as it is.
+
+    Threads that read on during a merge expect files to go. A missing file that ends the process is
+    in use: something else removed it.
+    """
+    if not isinstance(error, FileNotFoundError) or not isinstance(error.filename, str):
+        return error
+    if not Path(error.filename).is_relative_to(data):
+        return error
+    damage = CorruptFileError(error.filename, 0, "the file is missing")
+    damage.__cause__ = error
+    return damage
+
+
 def _was_a_moment(error: BaseException) -> bool:
     """Return whether a file that could not be read is readable now."""
     if not isinstance(error, UnreadableFileError):
@@ -134,6 +149,7 @@ def _begin_anew(
     disk: Disk, config: NodeConfig, ending: Ending, error: BaseException
 ) -> BaseException:
     """Restart if that helps against `error`; else return the error that ends the process."""
+    error = _as_damage(config.data, error)
     if _curable(config, error):
         logger.error("fatal, to be healed", exc_info=error, extra={"error": error})
         try:

@@ -1,6 +1,7 @@
 """A node's files at start: damage, and deleted files of a full disk."""
 
 import asyncio
+import errno
 import logging
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from chaos.sim.world.simdisk import SimDisk
 from cluster.files.disk_room import wait_for_room
 from cluster.files.storage import Damaged, NodeFiles, give_back, open_storage
+from cluster.node import process
 from cluster.settings.config import NodeConfig, build_config
 from replication.core.promise import NEVER_GIVEN, Promise
 from tests.timer.machines import Log, catch_up
@@ -61,6 +63,20 @@ def lived(disk: SimDisk, log: Log) -> None:
     kept = TimerLog.open(disk, DATA / "log", segment_size=600)
     kept.append([frame_of(log, index) for index in range(len(log.entries))])
     kept.close()
+
+
+def test_file_that_was_removed_while_in_use_is_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, restarts = SimDisk(), list[str]()
+    lived(disk, busy_log())
+    monkeypatch.setattr(process, "start_again", lambda: restarts.append("again"))
+    for path in ("/etc/elsewhere", str(DATA / "state/runs/0000000001.arrow")):
+        assert not restarts
+        process._begin_anew(
+            disk, node(), process.Ending(), FileNotFoundError(errno.ENOENT, "gone", path)
+        )
+    assert restarts == ["again"]
+    with pytest.raises(Damaged, match=r"0000000001\.arrow: .* the file is missing"):
+        opened(disk)
 
 
 def test_manifest_that_is_missing_is_damage_once_the_log_begins_after_it() -> None:
