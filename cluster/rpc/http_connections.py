@@ -25,7 +25,8 @@ logger = logging.getLogger(__name__)
 ANSWERS_BYTES_MAX: Final = 64 << 20
 """Bytes of all answers under way. With more, the connection of the oldest one is ended."""
 WAIT_S: Final = 10.0
-"""Seconds for which a client may leave a full buffer, and those for the bytes at PACE."""
+"""Seconds for which a client may leave a buffer full. A client gets more for its answer's bytes, by
+PACE."""
 PACE: Final = 32 << 10
 """Bytes a second that a client must read."""
 BUFFER_BYTES: Final = 64 << 10

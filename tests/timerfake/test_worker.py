@@ -6,6 +6,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -19,7 +20,9 @@ from timerclient import (
     Worker,
 )
 from timerclient.worker import handler_arguments
-from timerclient.worker.handler_runner import HandlerRunner
+from timerclient.worker.handler_runner import LOG, HandlerRunner
+from timerclient.worker.rejected_letters import letter_headers
+from timerclient.worker.worker_metrics import Outcome
 from timerclient.worker.worker_port import WorkerPort
 from timerfake import AsyncFakeApp, AsyncFakeCluster, FakeApp
 
@@ -160,6 +163,20 @@ def test_rejection_that_is_repeated_after_a_lost_ack_writes_one_letter(
     assert reasons == ["rejected", "nacked"]
 
 
+def test_headers_of_earlier_deaths_get_a_prefix_more() -> None:
+    names = {
+        "dead-letter-reason": "nacked",
+        "prior-dead-letter-reason": "expired",
+        "prior-art": "x",
+    }
+    message: Any = SimpleNamespace(headers=names, topic="t", id="i", queue_offset=3, failures=0)
+    headers = letter_headers(message, "g")
+    assert headers["dead-letter-reason"] == "rejected"
+    assert headers["prior-dead-letter-reason"] == "nacked"
+    assert headers["prior-prior-dead-letter-reason"] == "expired"
+    assert headers["prior-art"] == "x"
+
+
 def test_generator_that_ends_in_a_handler_is_an_error_like_others(timer_app: Run) -> None:
     app = TimerApp()
 
@@ -280,9 +297,13 @@ def test_handler_that_can_not_be_called_by_names_is_refused() -> None:
 
 
 async def test_drain_waits_for_handlers_and_returns_the_rest_at_once(
-    async_timer_app: type[AsyncFakeApp],
+    async_timer_app: type[AsyncFakeApp], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app, begun, ended, go = TimerApp(), [], [], asyncio.Event()
+
+    def on_info(text: str, *_: object) -> None:
+        if text.startswith("draining"):
+            asyncio.get_running_loop().call_soon(go.set)
 
     @app.timer("jobs", group="g", concurrency=2)
     async def job(number: int) -> None:
@@ -303,8 +324,8 @@ async def test_drain_waits_for_handlers_and_returns_the_rest_at_once(
             await job.schedule(number=number)
         while len(begun) < 2:
             await timers.cluster.settle()
+        monkeypatch.setattr(LOG, "info", on_info)
         worker.stop()
-        go.set()
         await running
         assert (begun, ended, worker.left_running) == ([0, 1], [0], 1)
         [topic] = await client.topics()
@@ -351,6 +372,8 @@ def test_port_shows_health_readiness_and_metrics(timer_app: Run) -> None:
         assert f"timers_worker_connected{{{label}}} 1\n" in text
         worker._beat_s -= 60
         assert get(port.port, "/healthz") == (503, "event loop blocked\n")
+        worker._stops = 1
+        assert get(port.port, "/readyz") == (503, "not ready\n")
 
 
 async def test_lease_that_is_lost_under_a_handler_is_a_warning_and_another_has_the_message(
@@ -377,5 +400,7 @@ async def test_lease_that_is_lost_under_a_handler_is_a_warning_and_another_has_t
             await timers.settle()
         timers.cluster.works.append(timers._until_idle)
         await timers.settle()
+        assert timers._worker is not None
+        assert timers._worker.runners[0].metrics.outcomes[Outcome.LOST] == 1
     assert f"ack failed, the timer may run again: handler={slow.name}" in caplog.text
     assert "LeaseLost" in caplog.text

@@ -257,8 +257,10 @@ class Queue:
             return
         assert offset <= self.end, (offset, self.end)
         self.begin = offset
-        while len(self.marks) > 1 and self.marks[1][1] <= offset:
-            del self.marks[0]
+        passed = 0
+        while passed + 1 < len(self.marks) and self.marks[passed + 1][1] <= offset:
+            passed += 1
+        del self.marks[:passed]
         gone = 0
         while gone < len(self.blocks) and self.blocks[gone].end <= offset:
             self.pages.remove(self.blocks[gone])

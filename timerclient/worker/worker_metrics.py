@@ -75,7 +75,10 @@ def _lines(handlers: list[HandlerMetrics]) -> Iterator[str]:
             yield f'timers_worker_handler_seconds_bucket{{{label},le="{bound}"}} {total}'
         yield f"timers_worker_handler_seconds_sum{{{label}}} {each.seconds}"
         yield f"timers_worker_handler_seconds_count{{{label}}} {total}"
-    for name, text in (("running", "Handlers that run."), ("connected", "1: its consumer is.")):
+    for name, text in (
+        ("running", "Handlers that run."),
+        ("connected", "1: the consumer is connected."),
+    ):
         yield f"# HELP timers_worker_{name} {text}"
         yield f"# TYPE timers_worker_{name} gauge"
         for each, label in both:
