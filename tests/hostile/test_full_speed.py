@@ -53,11 +53,11 @@ def test_timers_fire_on_time_during_a_flood(
             flood.stdin.close()
         asked, batch_ms = flood.stdout.read().splitlines()
     late_ms = np.array([message.fired_at_ms - message.due_ms for message in messages])
-    p50, p99 = np.percentile(late_ms, [50, 99])
+    p50, p90, p99 = np.percentile(late_ms, [50, 90, 99])
     figures(
-        f"flood: late p50 {p50:.0f}, p99 {p99:.0f}, max {late_ms.max()} ms; a batch takes"
-        f" {float(batch_ms):.0f} ms; memory {highest / MIB:.0f} MiB at most; {asked}"
+        f"flood: late p50 {p50:.0f}, p90 {p90:.0f}, p99 {p99:.0f}, max {late_ms.max()} ms; a batch"
+        f" takes {float(batch_ms):.0f} ms; memory {highest / MIB:.0f} MiB at most; {asked}"
     )
     assert highest < 700 * MIB
-    assert p50 < float(batch_ms), "both share the leader and the machine, however busy it is"
+    assert p90 < float(batch_ms), "both share the leader and the machine, however busy it is"
     client.delete_topic("flood")
