@@ -62,9 +62,11 @@ class HandlerArguments:
         for name in arguments:
             if name not in self._parameters:
                 known = ", ".join(self._parameters) or "none"
-                raise InvalidRequest.of(str(name), "given", f"{self._name} has: {known}")
+                limit = f"{self._name} has no such argument; it has: {known}"
+                raise InvalidRequest.of("arguments", str(name), limit)
         for name in sorted(self._required - arguments.keys()):
-            raise InvalidRequest.of(name, "missing", f"{self._name} needs it")
+            limit = f"{self._name} also needs {name}"
+            raise InvalidRequest.of("arguments", ", ".join(map(str, arguments)), limit)
         for name, value in arguments.items():
             wanted = self._annotations().get(name, Any)
             if not fits(value, wanted):
