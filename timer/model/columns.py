@@ -389,15 +389,19 @@ def gather(rows: RowArray, bufs: Buffers, name: str) -> Binary:
     return Binary(sizes=sizes, blob=b"".join([bufs[b][s:e] for b, s, e in pieces]))
 
 
+HELD_PARTS: Final = 3
+"""Bytes of buffers that a row's own byte may keep in memory."""
+
+
 def compact(rows: RowArray, bufs: Buffers) -> tuple[RowArray, Buffers]:
-    """Return the rows with buffers of at most about twice the rows' own bytes.
+    """Return the rows with buffers of at most HELD_PARTS times the rows' own bytes.
 
     Rows of one entry end at different times. The last one must not keep the whole entry in memory.
     """
     if len(bufs) > 1:
         bufs = {number: bufs[number] for number in np.unique(rows["buf"]).tolist()}
     own = int(row_bytes(rows).sum())
-    if 2 * own >= sum(map(len, bufs.values())):
+    if HELD_PARTS * own >= sum(map(len, bufs.values())):
         return rows, bufs
     out = rows.copy()
     out["buf"] = 0

@@ -26,27 +26,31 @@ class TopicRows(NamedTuple):
     topic: int
     rows: RowArray
     sum: int
-    """Sum of the rows' hashes: see `row_sum`."""
+    """Sum of the rows' hashes: see `row_sum`. 0 without sums."""
     payload_bytes: int
+    """0 without sums."""
 
 
-def shares_of(rows: RowArray) -> Iterator[TopicRows]:
-    """Yield the rows by topic, at least one row in each share."""
+def shares_of(rows: RowArray, *, sums: bool) -> Iterator[TopicRows]:
+    """Yield the rows by topic, at least one row in each share; `sums`: with their sums."""
     topics = rows["topic"]
     if not len(rows):
         return
     if len(rows) == 1 or (topics == topics[0]).all():
-        yield TopicRows(int(topics[0]), rows, row_sum(rows), payload_bytes(rows))
+        own = (row_sum(rows), payload_bytes(rows)) if sums else (0, 0)
+        yield TopicRows(int(topics[0]), rows, *own)
         return
     order = stable_order(topics.astype(np.int64))
     rows = raw(rows).take(order).view(rows.dtype)
     topics = rows["topic"]
     starts = np.concatenate([[0], np.flatnonzero(topics[1:] != topics[:-1]) + 1])
-    sums = np.add.reduceat(row_hashes(rows), starts).tolist()
-    sizes = np.add.reduceat(rows["payload_size"].astype(np.int64), starts).tolist()
     ids, first = topics[starts].tolist(), starts.tolist()
+    totals = sizes = [0] * len(ids)
+    if sums:
+        totals = np.add.reduceat(row_hashes(rows), starts).tolist()
+        sizes = np.add.reduceat(rows["payload_size"].astype(np.int64), starts).tolist()
     for topic, start, stop, total, size in zip(
-        ids, first, [*first[1:], len(rows)], sums, sizes, strict=True
+        ids, first, [*first[1:], len(rows)], totals, sizes, strict=True
     ):
         yield TopicRows(topic, rows[start:stop], total, size)
 

@@ -52,19 +52,19 @@ class Ledger:
     def schedule(self, rows: RowArray, *, pending: bool) -> None:
         """Count rows as scheduled; `pending`: they come into the store."""
         self._state.counts.scheduled += len(rows)
-        for topic, share in self._state.by_topic(rows):
+        for topic, share in self._state.by_topic(rows, sums=pending):
             topic.counts.scheduled += len(share.rows)
             if pending:
                 topic.add_pending(share)
 
     def add_pending(self, rows: RowArray) -> None:
         """Record that scheduled rows come into the store."""
-        for topic, share in self._state.by_topic(rows):
+        for topic, share in self._state.by_topic(rows, sums=True):
             topic.add_pending(share)
 
     def hold(self, rows: RowArray) -> None:
         """Record that pending rows are held from now on."""
-        for topic, share in self._state.by_topic(rows):
+        for topic, share in self._state.by_topic(rows, sums=False):
             self._hold(topic, share.rows, 1)
 
     # ---- end
@@ -74,7 +74,7 @@ class Ledger:
     ) -> Moved:
         """Append rows, in firing order, to their topics' queues."""
         state = self._state
-        shares = state.by_topic(rows)
+        shares = state.by_topic(rows, sums=were_pending)
         for topic, share in shares:
             if were_pending:
                 topic.end_pending(share)
@@ -95,7 +95,7 @@ class Ledger:
         state = self._state
         past = self.past(rows)
         any_past = bool(past.any())
-        for topic, share in state.by_topic(rows):
+        for topic, share in state.by_topic(rows, sums=were_pending):
             topic.counts.cancelled += len(share.rows)
             if were_pending:
                 topic.end_pending(share)
@@ -111,7 +111,7 @@ class Ledger:
         """Count held rows of a topic as dropped: they never fire."""
         state = self._state
         self._hold(topic, rows, -1)
-        for _, share in state.by_topic(rows):
+        for _, share in state.by_topic(rows, sums=True):
             topic.end_pending(share)
             state.trace.dropped(state.applied_index, topic.topic_id, share.rows)
         topic.counts.dropped += len(rows)

@@ -222,7 +222,7 @@ class Pauses:
         gone: list[RowArray] = []
         swept = np.array([*self._swept_for], np.uint32)
         mine = part.rows[np.isin(part.rows["topic"], swept)]
-        for topic, share in state.by_topic(mine):
+        for topic, share in state.by_topic(mine, sums=False):
             assert topic.release is not None
             rows = self._release(topic, topic.release, share.rows, part.bufs, fired, dropped)
             gone.append(rows)

@@ -86,9 +86,12 @@ class State:
         self.changes.note(TopicId(topic_id))
         return self.topics[TopicId(topic_id)]
 
-    def by_topic(self, rows: RowArray) -> list[tuple[Topic, TopicRows]]:
-        """Split rows by topic, each part in the order of `rows`; note the topics as changing."""
-        shares = [(self.changing(share.topic), share) for share in shares_of(rows)]
+    def by_topic(self, rows: RowArray, *, sums: bool) -> list[tuple[Topic, TopicRows]]:
+        """Split rows by topic, each part in the order of `rows`; note the topics as changing.
+
+        `sums`: the parts have their sums, as a change of what is pending needs them.
+        """
+        shares = [(self.changing(share.topic), share) for share in shares_of(rows, sums=sums)]
         self.topics_split = max(self.topics_split, len(shares))
         return shares
 

@@ -24,9 +24,9 @@ _drop_topic = Store.drop_topic
 _find = Runs.find
 
 
-def _of_those_there(self: Machine, rows: RowArray) -> list[tuple[Topic, TopicRows]]:
+def _of_those_there(self: Machine, rows: RowArray, *, sums: bool) -> list[tuple[Topic, TopicRows]]:
     """Leave out rows of deleted topics when rows are grouped by topic."""
-    return _by_topic(self, rows[~self.store.gone.of(rows["topic"])])
+    return _by_topic(self, rows[~self.store.gone.of(rows["topic"])], sums=sums)
 
 
 def _all_that_is_due(self: Store, *args: Any) -> Any:
