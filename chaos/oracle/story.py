@@ -223,7 +223,7 @@ class LogStory:
             self.held.policy(item.time_ms, self._there(), self.last_read_time_ms, self.seqs + 1)
         elif item.kind is EntryKind.TOPIC:
             said = payloads.decode_topic(item.payload)
-            self._delete(item, said) if isinstance(said, DeleteTopic) else self._topic_of(said)
+            self._delete(item, said) if isinstance(said, DeleteTopic) else self._topic_of(said.name)
         else:
             self._intake.producer(item)
 

@@ -88,7 +88,9 @@ class GroupDesk:
         at = GroupStart.LATEST if start == pb.LATEST else GroupStart.EARLIEST
         create = CreateGroup(of.topic_id, group, at, settings)
         try:
-            made = await self._host.ask(lambda done: leader.groups.create(create, done))
+            made = await self._host.ask(
+                lambda done: self._timers.creations.group(leader, create, done)
+            )
         except TopicDeletedError:
             raise TopicDeletedError(of.name) from None  # the original error has only the id
         assert isinstance(made, Group)

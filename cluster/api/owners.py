@@ -1,4 +1,4 @@
-"""Owners of request ids and producers: with TLS, those of one identity are no other identity's.
+"""Owners: with TLS, request ids and producers belong to an identity. Topics have a creator.
 
 The state knows texts only, so the owner is mixed into them before the log. Without TLS they stay as
 the client sent them.
@@ -7,16 +7,21 @@ the client sent them.
     token        -> identity, a zero byte, token: the producer is of the identity that registered it
 """
 
+import functools
 import hashlib
 from collections.abc import Callable
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, TypeAlias
 
 from cluster.rpc.rpc_caller import CALLER
+from timer.entries.payloads import CreateGroup
 from timer.leader.leader import Leader
+from timer.model.feature_level import LEVEL_OF_CREATORS
 from timer.model.timer_errors import (
     CallerLimitError,
     EngineError,
     InvalidRequestError,
+    LimitReachedError,
     UnknownProducerError,
 )
 from timer.model.units import Now, ProducerId
@@ -24,14 +29,21 @@ from timer.state.producers import owner_of
 
 FULL_RETRY_MS: Final = 10_000
 """A producer is forgotten only after it was idle for long, or if it ends itself."""
+Done: TypeAlias = Callable[[Any], None]
 _HASH_SIZE: Final = 24
 """Bytes. Two requests of one hash would need 2 ** 96 tries."""
 
 
+def _identity() -> str:
+    """Return the identity of the present caller. Empty: there is no TLS."""
+    caller = CALLER.get()
+    return "" if caller is None else str(caller.identity)
+
+
 def _owner() -> bytes:
     """Return the identity of the present caller and a zero byte. Empty: there is no TLS."""
-    caller = CALLER.get()
-    return b"" if caller is None else f"{caller.identity}\0".encode()
+    identity = _identity()
+    return f"{identity}\0".encode() if identity else b""
 
 
 def owned_request_id(text: str) -> bytes:
@@ -54,49 +66,98 @@ def owned_token(token: bytes) -> bytes:
     return _owner() + token
 
 
-class RegistrationLimit:
-    """The limit `most.producers` of the rules of access. The leader counts."""
+class CreationLimits:
+    """The limits `most.producers`, `most.topics` and `most.groups` of the rules of access.
+
+    The leader counts. A topic or group counts for the identity that created it
+    (timer/state/creators.py).
+    """
 
     def __init__(self) -> None:
-        self._under_way: dict[bytes, set[bytes]] = {}
-        """Tokens of registrations that the log has not answered, by owner. A registration goes on
-        when its call has ended."""
+        self._under_way: dict[tuple[str, str], set[object]] = {}
+        """New objects that the log has not answered, by kind and owner. A creation goes on when its
+        call has ended."""
 
     def register(
-        self, leader: Leader, token: bytes, drawn: ProducerId, now: Now, done: Callable[[Any], None]
+        self, leader: Leader, token: bytes, drawn: ProducerId, now: Now, done: Done
     ) -> None:
         """Register a producer of the present caller; see Leader. A known token adds none.
 
         Raises:
             EngineError: see Leader; CallerLimitError: the caller has as many as it may have.
         """
-        caller, producers = CALLER.get(), leader.machine.producers
-        most = None if caller is None else caller.usages.limits(caller.identity).producers
-        owner = owner_of(token)
-        under_way = self._under_way.get(owner, set())
-        if caller is None or most is None or producers.knows(token) or token in under_way:
-            leader.register(token, drawn, now, done)
+        producers = leader.machine.producers
+        propose = functools.partial(leader.register, token, drawn, now)
+        new = None if producers.knows(token) else token
+        self._propose("producers", new, producers.owned(owner_of(token)), propose, done)
+
+    def topic(self, leader: Leader, name: str, now: Now, done: Done) -> None:
+        """Create a topic for the present caller, if it does not exist; see Leader.
+
+        Raises:
+            EngineError: see Leader; LimitReachedError: the caller created as many as it may.
+        """
+        creator = _creator(leader)
+        propose = functools.partial(leader.topic, name, now, creator=creator)
+        new = None if leader.topic_named(name) is not None else name
+        self._propose("topics", new, leader.machine.creators.topics[creator], propose, done)
+
+    def group(self, leader: Leader, create: CreateGroup, done: Done) -> None:
+        """Create a group for the present caller, if it does not exist; see Serving.
+
+        Raises:
+            EngineError: see Serving; LimitReachedError: the caller created as many as it may.
+        """
+        creator, topic = _creator(leader), leader.machine.topics.get(create.topic)
+        propose = functools.partial(leader.groups.create, replace(create, creator=creator))
+        is_known = topic is None or create.name in topic.groups
+        new = None if is_known else (create.topic, create.name)
+        self._propose("groups", new, leader.machine.creators.groups[creator], propose, done)
+
+    def _propose(
+        self, kind: str, new: object, there: int, propose: Callable[[Done], None], done: Done
+    ) -> None:
+        """Propose an object of the present caller. `new`: None: it exists already."""
+        caller = CALLER.get()
+        key = kind, _identity()
+        under_way = self._under_way.get(key, set())
+        most: int | None = None
+        if caller is not None:
+            most = getattr(caller.usages.limits(caller.identity), kind)
+        if most is None or new is None or new in under_way:
+            propose(done)
             return
-        there = producers.owned(owner) + len(under_way)
-        if there >= most:
-            limit = f"{there} are registered: must be at most {most}"
-            raise CallerLimitError(f"most.producers of {caller.identity}", limit, FULL_RETRY_MS)
+        if there + len(under_way) >= most:
+            raise _limit_error(kind, most, key[1], there + len(under_way))
 
         def answered(result: object) -> None:
-            self._end(owner, token)
+            self._end(key, new)
             done(result)
 
-        self._under_way.setdefault(owner, set()).add(token)
+        self._under_way.setdefault(key, set()).add(new)
         try:
-            leader.register(token, drawn, now, answered)
+            propose(answered)
         except EngineError:
-            self._end(owner, token)
+            self._end(key, new)
             raise
 
-    def _end(self, owner: bytes, token: bytes) -> None:
-        self._under_way[owner].discard(token)
-        if not self._under_way[owner]:
-            del self._under_way[owner]
+    def _end(self, key: tuple[str, str], new: object) -> None:
+        self._under_way[key].discard(new)
+        if not self._under_way[key]:
+            del self._under_way[key]
+
+
+def _creator(leader: Leader) -> str:
+    """Return the creator in a new entry: the present caller, if the feature level has creators."""
+    return _identity() if leader.machine.level >= LEVEL_OF_CREATORS else ""
+
+
+def _limit_error(kind: str, most: int, identity: str, there: int) -> EngineError:
+    """Return the error of a limit. Idle producers end by themselves, so a later try may succeed."""
+    if kind != "producers":
+        return LimitReachedError(f"most.{kind}", most, identity, there)
+    limit = f"{there} are registered: must be at most {most}"
+    return CallerLimitError(f"most.producers of {identity}", limit, FULL_RETRY_MS)
 
 
 def owns_producer(leader: Leader, producer_id: ProducerId) -> bool:

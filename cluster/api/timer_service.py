@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 from cluster.api import wire_rows, wire_timers
 from cluster.api.owners import (
-    RegistrationLimit,
+    CreationLimits,
     as_sent,
     check_producer_owner,
     owned_token,
@@ -74,7 +74,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         self._auto_create_topics = auto_create_topics
         self._topic_name_bytes_max = topic_name_bytes_max
         key_bytes_max = limits.key_bytes_max
-        self._registrations = RegistrationLimit()
+        self.creations = CreationLimits()
         self.looking_in = LookingIn(host, salt=salt, key_bytes_max=key_bytes_max, threads=threads)
         self.stories = Stories(host, self.looking_in, salt=salt)
         self._changes = TimerChanges(host, self.looking_in, salt=salt, key_bytes_max=key_bytes_max)
@@ -91,7 +91,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         leader, now = self._host.require_leader(), self._host.now()
         drawn = ProducerId(self._host.draw_id(ID_BITS) or 1)
         token = owned_token(request.token)
-        register = functools.partial(self._registrations.register, leader, token, drawn, now)
+        register = functools.partial(self.creations.register, leader, token, drawn, now)
         producer_id = await within(self._host.ask(register), context)
         assert isinstance(producer_id, int)
         if not producer_id:
@@ -252,7 +252,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
             return known
         wire_rows.check_name("topic", name, bytes_max=self._topic_name_bytes_max)
         now = self._host.now()
-        topic = await self._host.ask(lambda done: leader.topic(name, now, done))
+        topic = await self._host.ask(lambda done: self.creations.topic(leader, name, now, done))
         assert isinstance(topic, Topic)
         return topic
 

@@ -14,8 +14,9 @@ from timer.model.timer_errors import CallerLimitError, ConfigError
 LIMIT_MAX: Final = 1_000_000_000_000
 RATES: Final = ("requests", "rows", "bytes")
 """Keys of `rate`: requests a second, timers scheduled by them, and bytes of them."""
-COUNTS: Final = ("connections", "streams", "producers")
-"""Keys of `most`: connections with open calls and open calls on each node, and producers."""
+COUNTS: Final = ("connections", "streams", "producers", "topics", "groups")
+"""Keys of `most`: connections with open calls, and open calls, on each node; what there is of the
+identity in the cluster."""
 OPEN_RETRY_MS: Final = 1_000
 
 
@@ -30,6 +31,10 @@ class CallerLimits:
     streams: int | None = None
     producers: int | None = None
     """Registered producers, of the cluster."""
+    topics: int | None = None
+    """Topics of the cluster that the identity created."""
+    groups: int | None = None
+    """Groups of the cluster that it created."""
 
     def lesser(self, other: "CallerLimits") -> "CallerLimits":
         """Return the lesser of both limits, for each."""

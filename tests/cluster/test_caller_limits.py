@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from cluster.api.owners import RegistrationLimit, owned_token
+from cluster.api.owners import CreationLimits, owned_token
 from cluster.rpc.access_file import AccessFile
 from cluster.rpc.caller_usages import CallerUsages
 from cluster.rpc.rpc_caller import CALLER, Caller
@@ -17,10 +17,19 @@ from cluster.security.access_rules import parse_rules
 from cluster.security.caller_limits import CallerLimits, CallerUsage
 from cluster.security.identities import CallerIdentity, IdentityKind
 from cluster.security.method_rules import METHOD_RULES
-from timer.model.timer_errors import CallerLimitError, ConfigError
+from tests.timer.leading import Play
+from timer.entries.payloads import CreateGroup, GroupSettings, GroupStart
+from timer.model.feature_level import LEVEL_OF_CREATORS
+from timer.model.timer_errors import (
+    CallerLimitError,
+    ConfigError,
+    LimitReachedError,
+    OverloadedError,
+)
 from timer.model.units import MonoMs, Now, ProducerId, UnixMs
 from timer.state.producers import Producers
 
+CREATE = "/timer.v1.AdminService/CreateTopic"
 REGISTER = "/timer.v1.TimerService/RegisterProducer"
 
 BEGIN = '[[rule]]\nwho = ["client/*"]\nmay = ["produce"]\n'
@@ -100,7 +109,7 @@ class Registering:
 def test_producers_of_an_identity_are_limited_with_those_under_way(tmp_path: Path) -> None:
     (tmp_path / "access.toml").write_text(f"{BEGIN}most = {{ producers = 2 }}\n")
     access, ids = AccessFile(str(tmp_path / "access.toml")), count(1)
-    limit, leader = RegistrationLimit(), Registering()
+    limit, leader = CreationLimits(), Registering()
     done: dict[bytes, object] = {}
 
     def register(name: str, token: bytes) -> None:
@@ -131,10 +140,68 @@ def test_producers_of_an_identity_are_limited_with_those_under_way(tmp_path: Pat
     register("b", b"3")
     leader.machine.producers.end(ProducerId(cast("int", first)))
     register("a", b"3")
-    assert [*limit._under_way] == [b"client/b", b"client/a"]
+    assert [*limit._under_way] == [("producers", "client/b"), ("producers", "client/a")]
     leader.commit()
     assert limit._under_way == {}
     CALLER.set(None)
     now = Now(MonoMs(1), UnixMs(1))
     for each in range(3):  # without TLS
         limit.register(cast("Any", leader), b"a\0%d" % each, ProducerId(90), now, lambda _: None)
+
+
+def test_topics_and_groups_count_for_their_creator_with_those_under_way(tmp_path: Path) -> None:
+    rule = BEGIN.replace("produce", "manage")
+    (tmp_path / "access.toml").write_text(f"{rule}most = {{ topics = 2, groups = 1 }}\n")
+    access, limits, play = AccessFile(str(tmp_path / "access.toml")), CreationLimits(), Play()
+    usages = CallerUsages(access)
+
+    def call(name: str, create: Callable[[Callable[[Any], None]], None]) -> None:
+        identity = CallerIdentity(IdentityKind.CLIENT, name)
+        caller = Caller(identity, CREATE, METHOD_RULES[CREATE], lambda: access.rules, "", usages)
+        called = CALLER.set(caller)
+        try:
+            create(lambda _: None)
+        finally:
+            CALLER.reset(called)
+
+    def topic(name: str, title: str) -> None:
+        call(name, partial(limits.topic, play.leader, title, play.now))
+
+    def group(name: str, title: str) -> None:
+        settings = GroupSettings(lease_ms=1_000)
+        create = CreateGroup(play.topic_id, title, GroupStart.EARLIEST, settings)
+        call(name, partial(limits.group, play.leader, create))
+
+    topic("a", "zero")
+    group("a", "f")
+    play.settle()
+    assert not play.machine.creators.topics + play.machine.creators.groups, "at level 1"
+    play.machine.level = LEVEL_OF_CREATORS
+    topic("a", "one")
+    topic("a", "one")
+    topic("a", "two")
+    full = r"most.topics: client/a has 2: must be at most 2"
+    with pytest.raises(LimitReachedError, match=full):  # both are under way
+        topic("a", "three")
+    topic("b", "three")
+    play.commit()
+    topic("a", "one")  # is there
+    topic("a", "three")
+    with pytest.raises(LimitReachedError, match=full):
+        topic("a", "four")
+    play.leader.delete_topic(play.machine.topic_by_name["one"].topic_id, play.now, lambda _: None)
+    play.commit()
+    topic("a", "four")
+    group("a", "g")
+    with pytest.raises(LimitReachedError, match=r"most.groups: client/a has 1: must be at most 1"):
+        group("a", "h")
+    play.settle()
+    group("a", "g")
+    with pytest.raises(LimitReachedError, match=r"most.groups: client/a has 1: must be at most 1"):
+        group("a", "h")
+    group("b", "h")
+    play.settle()
+    assert limits._under_way == {}
+    play.full = OverloadedError("the log is full", retry_after_ms=1)
+    topic("b", "five")
+    assert limits._under_way == {}, "nothing was appended"

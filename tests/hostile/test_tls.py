@@ -35,6 +35,7 @@ from timerclient.values.errors import (
     InvalidRequest,
     NotFound,
     PermissionDenied,
+    QuotaReached,
     TimerError,
     Unreachable,
 )
@@ -472,13 +473,15 @@ def test_request_ids_producers_and_successors_of_others_are_out_of_reach(
             client.schedule(topic, b"other", delay=3_600, request_id="next")
 
 
-def test_a_rate_of_the_rules_slows_its_client_and_names_the_limit(
+def test_limits_of_the_rules_slow_or_reject_their_client_and_are_named(
     cluster: Running, store: CertificateStore, shop: ClientTls
 ) -> None:
     rule = store.access.read_text()
     counts = {name: renewals(cluster, name) for name in cluster.nodes}
     with store.access.open("a") as rules:
-        rules.write("rate = { requests = 5 }\nmost = { streams = 4 }\n")  # of the last rule
+        rules.write(
+            "rate = { requests = 5 }\nmost = { streams = 4, topics = 1, groups = 1 }\n"
+        )  # of the last rule
     for name in cluster.nodes:
         cluster.kill(name, signal.SIGHUP)
     until(lambda: all(renewals(cluster, name) > n for name, n in counts.items()))
@@ -500,6 +503,14 @@ def test_a_rate_of_the_rules_slows_its_client_and_names_the_limit(
         with cluster.client(credentials=shop) as client:  # it waits, without an error
             for _ in range(10):
                 client.schedule(topic, b"x", delay=3_600)
+            client.schedule("payments/own", b"x", delay=3_600)
+            with pytest.raises(QuotaReached, match=r"most.topics: client/shop has 1: must be"):
+                client.schedule("payments/more", b"x", delay=3_600)
+            client.consumer("payments/own", "g").close()
+            with pytest.raises(QuotaReached, match=r"most.groups: client/shop has 1: must be"):
+                next(iter(client.consumer("payments/own", "h")))
+            admin.delete_topic("payments/own")
+            client.schedule("payments/more", b"x", delay=3_600)
         consume = rpc.ConsumeServiceStub(channel).Consume
         queue: SimpleQueue[Any] = SimpleQueue()
         calls: list[Any] = [consume(iter(queue.get, None)) for _ in range(5)]

@@ -157,10 +157,15 @@ class Log:
         return self.append(EntryKind.GROUP, payloads.encode_group(ops))
 
     def create_group(
-        self, topic: int, name: str, start: GroupStart = GroupStart.EARLIEST, **settings: Any
+        self,
+        topic: int,
+        name: str,
+        start: GroupStart = GroupStart.EARLIEST,
+        creator: str = "",
+        **settings: Any,
     ) -> Entry:
         how = GroupSettings(lease_ms=1000, **settings)
-        return self.group(CreateGroup(TopicId(topic), name, start, how))
+        return self.group(CreateGroup(TopicId(topic), name, start, how, creator))
 
     def op(self, op: Op, topic: int, group: int, offsets: Iterable[int]) -> Entry:
         return self.group(GroupOp(op, TopicId(topic), GroupId(group), u64(offsets)))
@@ -181,8 +186,8 @@ class Log:
         ids = TopicId(topic), GroupId(group)
         return self.group(Move(Op.MOVE, *ids, u64(offsets), to, to_group, rows))
 
-    def topic(self, name: str) -> Entry:
-        return self.append(EntryKind.TOPIC, [payloads.encode_topic(name)])
+    def topic(self, name: str, creator: str = "") -> Entry:
+        return self.append(EntryKind.TOPIC, [payloads.encode_topic(name, creator)])
 
     def delete_topic(self, topic: int) -> Entry:
         return self.append(EntryKind.TOPIC, [payloads.encode_delete_topic(TopicId(topic))])

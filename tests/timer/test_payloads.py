@@ -184,7 +184,9 @@ def test_group_gives_back_its_ops_in_order(ops: list[AnyOp]) -> None:
 
 
 def test_topic_and_producer_give_back_what_was_encoded() -> None:
-    assert payloads.decode_topic(memoryview(payloads.encode_topic("größe"))) == "größe"
+    for creator in ("", "client/a"):
+        payload = memoryview(payloads.encode_topic("größe", creator))
+        assert payloads.decode_topic(payload) == payloads.CreateTopic("größe", creator)
     said = b"\0\xff", ProducerId(1 << 62)
     assert payloads.decode_producer(memoryview(payloads.encode_producer(*said))) == said
 
@@ -253,6 +255,7 @@ def test_any_bytes_are_a_payload_or_a_value_error(kind: str, data: bytes) -> Non
         (payloads.decode_topic, {"name": 7}),
         (payloads.decode_topic, {"name": b"raw"}),
         (payloads.decode_topic, {"name": "a", "more": 1}),
+        (payloads.decode_topic, {"name": "a", "creator": 1}),
         (payloads.decode_topic, ["name"]),
         (payloads.decode_producer, {"token": 1 << 40, "id": 1}),
         (payloads.decode_producer, {"token": [1, 2], "id": 1}),

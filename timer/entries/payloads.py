@@ -9,7 +9,7 @@ a msgpack map with exactly the keys of its dataclass.
     RESCHEDULE  targets, due_ms n x i64 (effective), requested_ms n x i64
     FIRE        read_time_ms i64, rows_max u32, bytes_max u32, topics_max u32
     GROUP       ops, each: op u8, 3 x 0, topic u32, group u32, n u32, then by op:
-                  CREATE    n bytes of msgpack {name, start, settings}, padded to 8 with zeros
+                  CREATE    n bytes of msgpack {name, start, settings, creator}, padded to 8
                   ACK       n x u64 queue offsets: done, never delivered again
                   ENDED     n x u64 queue offsets: their lease ended unacked; attempts rise
                   RECALL    n x u64 queue offsets: taken back, because an earlier message failed;
@@ -28,12 +28,14 @@ a msgpack map with exactly the keys of its dataclass.
                   MOVE      n bytes of msgpack {to, to_group, offsets, rows}, padded to 8: unacked
                             messages of these offsets are acked, and added to the topic `to` as new
                             messages, which fire at once; it uses n seqs, as rows do
-    TOPIC       msgpack {name}: the topic is created if it does not exist; or
+    TOPIC       msgpack {name, creator}: the topic is created if it does not exist; or
                 msgpack {delete}: the topic of this id is deleted with all its objects
     PRODUCER    msgpack {token, id}: the id that the leader drew, void if it is in use; or
                 msgpack {end}: the producer of this id has ended
     CHECKPOINT  producer_idle_ms u64: producers idle for longer are removed; or empty: the time is
                 that of timer/state/producers.py
+
+`creator` is an identity. It is absent if there is none, and at feature level 1.
 
 Targets name n timers, by id (by = 0) or by topic and key (by = 1):
 
@@ -336,6 +338,8 @@ class CreateGroup:
     name: str
     start: GroupStart
     settings: GroupSettings
+    creator: str = ""
+    """See timer/state/creators.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,6 +407,7 @@ def encode_group(ops: Sequence[AnyOp]) -> list[bytes]:
                     "name": op.name,
                     "start": str(op.start),
                     "settings": asdict(op.settings),
+                    **_creator(op.creator),
                 }
                 pieces += _map(Op.CREATE, op.topic, 0, body)
             case AlterGroup():
@@ -473,9 +478,10 @@ def decode_group(payload: memoryview) -> Iterator[AnyOp]:
 
 def _create_group(topic: TopicId, group: GroupId, body: memoryview) -> CreateGroup:
     del group
-    read = _unpack(body, {"name": str, "start": str, "settings": dict})
+    read = _unpack_created(body, {"name": str, "start": str, "settings": dict})
     settings = GroupSettings(**_typed(read["settings"], _SETTINGS)).check()
-    return CreateGroup(topic, _name(read["name"]), GroupStart(read["start"]), settings)
+    name, start = _name(read["name"]), GroupStart(read["start"])
+    return CreateGroup(topic, name, start, settings, read["creator"])
 
 
 def _alter_group(topic: TopicId, group: GroupId, body: memoryview) -> AlterGroup:
@@ -511,9 +517,32 @@ def _name(name: str) -> str:
     return name
 
 
-def encode_topic(name: str) -> bytes:
+@dataclass(frozen=True, slots=True)
+class CreateTopic:
+    """A new topic, if none has the name."""
+
+    name: str
+    creator: str = ""
+    """See timer/state/creators.py."""
+
+
+def encode_topic(name: str, creator: str = "") -> bytes:
     """Return the payload of a TOPIC entry that creates `name`."""
-    return bytes(msgpack.packb({"name": name}))
+    return bytes(msgpack.packb({"name": name, **_creator(creator)}))
+
+
+def _creator(creator: str) -> dict[str, str]:
+    return {"creator": creator} if creator else {}
+
+
+def _unpack_created(payload: memoryview, types: dict[str, type]) -> dict[str, Any]:
+    """Return a map with these keys and `creator`, which is empty if it is absent."""
+    read = msgpack.unpackb(payload)
+    has_creator = isinstance(read, dict) and "creator" in read
+    typed = _typed(read, types | ({"creator": str} if has_creator else {}))
+    if has_creator:
+        _name(typed["creator"])
+    return {"creator": "", **typed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -528,8 +557,8 @@ def encode_delete_topic(topic: TopicId) -> bytes:
     return bytes(msgpack.packb({"delete": topic}))
 
 
-def decode_topic(payload: memoryview) -> str | DeleteTopic:
-    """Return the name of the topic to create, or the deletion.
+def decode_topic(payload: memoryview) -> CreateTopic | DeleteTopic:
+    """Return the creation or the deletion.
 
     Raises:
         ValueError: the payload is malformed.
@@ -537,7 +566,8 @@ def decode_topic(payload: memoryview) -> str | DeleteTopic:
     said = msgpack.unpackb(payload)
     if isinstance(said, dict) and "delete" in said:
         return DeleteTopic(TopicId(_typed(said, {"delete": int})["delete"]))
-    return _name(_typed(said, {"name": str})["name"])
+    read = _unpack_created(payload, {"name": str})
+    return CreateTopic(_name(read["name"]), read["creator"])
 
 
 def encode_producer(token: bytes, producer_id: ProducerId) -> bytes:

@@ -413,8 +413,10 @@ class Leader:
             self.groups.doom(topic_id)
             self.admission.change(Scope("", topic_id), ScopePolicy())
 
-    def topic(self, name: str, now: Now, done: Done) -> None:
+    def topic(self, name: str, now: Now, done: Done, creator: str = "") -> None:
         """Create a topic if it does not exist; `done` gets the Topic.
+
+        `creator`: see timer/state/creators.py; only from feature level 2 on.
 
         Raises:
             LimitReachedError: the cluster has the most topics that it may have.
@@ -435,7 +437,7 @@ class Leader:
                 for waiter in waiters:
                     waiter(applied)
 
-            self._propose(EntryKind.TOPIC, [payloads.encode_topic(name)], now, answer)
+            self._propose(EntryKind.TOPIC, [payloads.encode_topic(name, creator)], now, answer)
 
     # ---- time
 

@@ -2,7 +2,8 @@
 
     level   since    at this level
     1       0.1.0    the formats of 0.1.0
-    2       0.2.0    a manifest's checksum covers its version (timer/recovery/manifest.py)
+    2       0.2.0    a manifest's checksum covers its version (timer/recovery/manifest.py);
+                     TOPIC and CREATE name the creator (timer/state/creators.py)
 
 Each EPOCH entry names the level of its epoch, so all replicas reach a level at the same entry. The
 level never falls. A program announces the levels that it supports. The controller proposes a higher
@@ -17,6 +18,7 @@ LEVEL_MIN: Final = 1
 """The lowest level that this program supports."""
 LEVEL_MAX: Final = 2
 """The highest one."""
+LEVEL_OF_CREATORS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)

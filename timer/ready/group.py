@@ -88,6 +88,8 @@ class Group:
     """Messages that expired before they were acked."""
     expired_to: QueueOffset = QueueOffset(0)
     """Done messages below this offset were acked or expired."""
+    creator: str = ""
+    """See timer/state/creators.py."""
     deleted: bool = False
     """The group was deleted and is not in the state."""
     deleted_with: str = ""

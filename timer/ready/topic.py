@@ -62,6 +62,8 @@ class Topic:
     """Sum of hashes of (due, seq, payload size) of the pending rows, modulo 2 ** 64."""
     pending_bytes: int = 0
     """Bytes of the pending rows' payloads."""
+    creator: str = ""
+    """See timer/state/creators.py."""
     deleted_in: Epoch = Epoch(0)
     """Epoch of the last deletion of a group here; at first, of the last deletion of any topic."""
     expired: int = 0

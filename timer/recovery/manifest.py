@@ -478,7 +478,13 @@ def _topic_state(topic: Topic) -> State:
         "marks": [list(mark) for mark in queue.marks],
         "blocks": [_block_state(block) for block in queue.blocks if block.spill is not None],
         "groups": [_group_state(group) for group in topic.groups.values()],
+        **_creator_state(topic),
     }
+
+
+def _creator_state(of: Topic | Group) -> State:
+    """Return the creator's field, which feature level 1 does not have."""
+    return {"creator": of.creator} if of.creator else {}
 
 
 def _block_state(block: Block) -> list[Any]:
@@ -504,6 +510,7 @@ def _topic(fields: State, pages: Pages) -> Topic:
         fields["id"],
         fields["name"],
         queue,
+        creator=fields.get("creator", ""),
         counts=Counts(*fields["counts"]),
         pending_sum=fields["pending_sum"],
         pending_bytes=fields["pending_bytes"],
@@ -573,6 +580,7 @@ def _group_state(group: Group) -> State:
         "later": _column(group.later, skip),
         "recalled": _column(group.recalled, skip),
         "moved": group.moved if len(group.moved) else b"",
+        **_creator_state(group),
     }
 
 
@@ -634,6 +642,7 @@ def _group(fields: State) -> Group:
         expired_to=QueueOffset(fields["expired"][1]),
         recalled_sum=recalled_sum,
         base=fields["cursor"],
+        creator=fields.get("creator", ""),
     )
     if fields["moved"]:
         group.moved = np.frombuffer(fields["moved"], np.uint64)

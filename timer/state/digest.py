@@ -52,6 +52,8 @@ def _topic_hash(group_hash: Callable[[Group], int], topic: Topic) -> int:
     ]
     if release is not None:
         words += (release.catch_up, release.until_ms, release.seq_end, release.last, release.waits)
+    if topic.creator:
+        words.append(topic.creator)
     groups = topic.groups
     words.append(sum(map(group_hash, groups.values())) & MASK if groups else 0)
     return _hash_of(words)
@@ -70,7 +72,7 @@ def _group_hash(group: Group) -> int:
         *(group.recalled_sum, group.later_sum, group.expired, group.expired_to, group.moved_sum),
         _words_of(group.settings),
     )
-    return _hash_of(words)
+    return _hash_of((*words, group.creator) if group.creator else words)
 
 
 def _hash_of(words: Sequence[object]) -> int:

@@ -386,7 +386,9 @@ class Machine(State):
 
     def _topic(self, entry: Entry) -> Topic | DeleteTopicApplied:
         said = payloads.decode_topic(entry.payload)
-        return self._delete_topic(said) if isinstance(said, DeleteTopic) else self._topic_of(said)
+        if isinstance(said, DeleteTopic):
+            return self._delete_topic(said)
+        return self._topic_of(said.name, said.creator)
 
     def _delete_topic(self, op: DeleteTopic) -> DeleteTopicApplied:
         """Delete a topic with everything in it. Later entries with its id find no topic."""
@@ -395,6 +397,7 @@ class Machine(State):
         topic = self.changing(op.topic)
         del self.topics[op.topic], self.topic_by_name[topic.name]
         self.groups -= len(topic.groups)
+        self.creators.remove(topic)
         self.namespaces[namespace := namespace_of(topic.name)] -= 1
         if not self.namespaces[namespace]:
             del self.namespaces[namespace]
@@ -410,11 +413,11 @@ class Machine(State):
         topic.close()
         return applied
 
-    def _topic_of(self, name: str) -> Topic:
+    def _topic_of(self, name: str, creator: str = "") -> Topic:
         """Return the topic of this name; create it if it does not exist."""
         topic = self.topic_by_name.get(name)
         if topic is None:
-            topic = Topic(self.next_topic_id, name, Queue(pages=self.pages))
+            topic = Topic(self.next_topic_id, name, Queue(pages=self.pages), creator=creator)
             topic.deleted_in = self.topic_deleted_in  # a deleted topic may have had this name
             assert topic.topic_id < TOMBSTONE
             self.next_topic_id = TopicId(topic.topic_id + 1)
@@ -428,6 +431,7 @@ class Machine(State):
         for topic in topics:
             self.topics[topic.topic_id] = self.topic_by_name[topic.name] = topic
             self.groups += len(topic.groups)
+            self.creators.add(topic)
         self.namespaces.update(namespace_of(topic.name) for topic in topics)
         self.ledger.restore(topics)
         self.pauses.made(topics)
@@ -513,6 +517,7 @@ class Machine(State):
         topic = self.topics[op.topic]
         topic.remove(group)
         self.groups -= 1
+        self.creators.remove_group(group)
         topic.deleted_in = self.applied_epoch
         topic.trim()
         return DeleteApplied(op, group)
@@ -550,9 +555,11 @@ class Machine(State):
                 reserved=cursor,
                 base=cursor,
                 since=topic.deleted_in,
+                creator=create.creator,
             )
             topic.add(group)
             self.groups += 1
+            self.creators.add_group(group)
             self.next_group_id = GroupId(self.next_group_id + 1)
         return topic.groups[create.name]
 

@@ -26,6 +26,7 @@ from timer.ready.topic import Counts, Topic
 from timer.ready.topic_shares import TopicRows, shares_of
 from timer.state.apply_results import Checkpoint
 from timer.state.cancel_outcomes import Outcomes
+from timer.state.creators import Creators
 from timer.state.dirty_topics import DirtyTopics
 from timer.state.firing_trace import Trace
 from timer.state.producers import Producers
@@ -57,6 +58,7 @@ class State:
         """Number of topics in each namespace."""
         self.groups = 0
         """Number of groups in all topics."""
+        self.creators = Creators()
         self.topic_deleted_in = Epoch(0)
         """Epoch of the last deletion of a topic."""
         self.policies = Policies()
