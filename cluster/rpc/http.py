@@ -30,10 +30,11 @@ from cluster.rpc import openapi
 from cluster.rpc.access_file import AccessFile, TokenFile
 from cluster.rpc.aiohttp_server import web
 from cluster.rpc.audit_log import AuditLog
-from cluster.rpc.http_api import BODY_BYTES_MAX, certificate_uris, peer_of
+from cluster.rpc.http_api import certificate_uris, peer_of
 from cluster.rpc.http_connections import HttpConnections
 from cluster.rpc.http_listener import HttpListener
 from cluster.rpc.http_routes import READERS, RPC_PATHS
+from cluster.rpc.json_bodies import SMALL_BYTES_MAX
 from cluster.rpc.problem_details import ProblemError, problem_of, problems
 from cluster.security.access_rules import CLUSTER, Permission
 from cluster.security.identities import (
@@ -256,7 +257,7 @@ class HttpServer:
         connections = HttpConnections(self._hooks.on_ended)
         admission = [self._tls.admit] if self._tls is not None else []
         middlewares = [connections.deliver, problems, *admission]
-        app = web.Application(middlewares=middlewares, client_max_size=BODY_BYTES_MAX)
+        app = web.Application(middlewares=middlewares, client_max_size=SMALL_BYTES_MAX)
         readers: dict[str, Handler] = {
             "status": self._status,
             "checkpoint": self._checkpoint,
@@ -356,6 +357,6 @@ async def json_answer(read: Callable[[], Awaitable[Mapping[str, object]]]) -> we
     except EngineError as error:
         return problem_of(error)
     except ProblemError as refused:
-        return problem_of(refused.error)
+        return problem_of(refused.error, refused.status)
     except TimeoutError:
         return problem_of(NotReadyError(f"no answer within {ANSWER_TIMEOUT_S:g} s"))

@@ -1,6 +1,6 @@
 """The RPC routes of the HTTP port: JSON becomes the request of a public method.
 
-    path, query, body --checked--> request --LocalCalls--> answer, or problem+json
+    path, query, body --checked, by form--> request --LocalCalls--> answer, or problem+json
 
 A web page of another origin must not change a cluster through the browser of an operator, nor read
 payloads and stacks. So a change needs the content type application/json, which browsers send to
@@ -25,10 +25,13 @@ from google.protobuf.message_factory import GetMessageClass
 from cluster.rpc.aiohttp_server import web
 from cluster.rpc.connections import grpc_address
 from cluster.rpc.http_call import HttpContext, LocalCalls
+from cluster.rpc.http_form import HttpForm
 from cluster.rpc.http_routes import RPC_ROUTES, HttpRoute
+from cluster.rpc.json_bodies import SMALL_BYTES_MAX, BodyAccount, BodyCharge, parsed
 from cluster.rpc.peek_form import peek_answer
 from cluster.rpc.problem_details import HEADERS, ProblemError, problem_of
 from cluster.rpc.relay import METHODS
+from cluster.rpc.route_forms import FORMS
 from timer.model.timer_errors import (
     CommitTimeoutError,
     EngineError,
@@ -38,12 +41,13 @@ from timer.model.timer_errors import (
 )
 from timerclient.rows.message_json import as_dict
 
-BODY_BYTES_MAX: Final = 64 << 10
-"""Bytes of the body of a request; a longer one gets 413."""
 PEEK_BYTES_MAX: Final = 2 << 20
 """Bytes of an answer of Peek over HTTP; JSON may need six times as many."""
-BODY_S: Final = 5.0
-"""Seconds for the body of a request."""
+IDEMPOTENCY_KEY: Final = "Idempotency-Key"
+KEY_SIZE_MAX: Final = 64
+"""Characters of an Idempotency-Key: those of a request id."""
+ANSWER_BYTES: Final = 64 << 10
+"""Bytes of a message of the contract. The JSON of a longer one is made in a thread."""
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -53,6 +57,7 @@ class HttpApi:
     def __init__(self, calls: LocalCalls, own_host: str, *, secure: bool) -> None:
         """`own_host`: of the setting `http`. `secure`: the port uses TLS."""
         self._calls, self._secure = calls, secure
+        self._bodies = BodyAccount()
         self._hosts = _LOOPBACK | {own_host.strip("[]").lower()}
 
     def routes(self) -> Sequence[web.RouteDef]:
@@ -60,44 +65,60 @@ class HttpApi:
         return [web.route(each.verb, each.path, self._handler(each)) for each in RPC_ROUTES]
 
     def _handler(self, route: HttpRoute) -> Callable[[web.Request], Awaitable[web.Response]]:
+        form = FORMS.get(route.form)
+
         async def handle(request: web.Request) -> web.Response:
             try:
-                answer = await self._answer(route, request)
+                with self._bodies.charging() as charge:
+                    text = await self._answer(route, form, request, charge)
             except EngineError as error:
                 wrong_type = isinstance(error, InvalidRequestError) and error.field == _TYPE
                 return problem_of(error, 415 if wrong_type else 0)
             except ProblemError as refused:
-                return problem_of(refused.error)
-            # In a thread: a message of megabytes would hold the event loop.
-            text = await asyncio.to_thread(json.dumps, answer)
+                return problem_of(refused.error, refused.status)
             return web.json_response(text=text, headers=HEADERS)
 
         return handle
 
-    async def _answer(self, route: HttpRoute, request: web.Request) -> Mapping[str, Any]:
+    async def _answer(
+        self, route: HttpRoute, form: HttpForm | None, request: web.Request, charge: BodyCharge
+    ) -> str:
         if route.is_change:
             _check_type(request)
         if route.is_change or route.is_private:
             self._check_origin(request)
-        message = await _message(route, request)
+        message = await _message(route, form, request, charge)
+        answer = await self._called(route, message, request)
+        if route.rpc == "Peek" and (size := answer.ByteSize()) > PEEK_BYTES_MAX:
+            limit = f"at most {PEEK_BYTES_MAX} over HTTP; `timerctl peek` shows it"
+            raise InvalidRequestError("bytes of the messages", size, limit)
+
+        def text() -> str:
+            return json.dumps(_document(route, form, message, answer))
+
+        if form is not None and answer.ByteSize() < ANSWER_BYTES:
+            return text()
+        # In a thread: a message of megabytes would hold the event loop.
+        return await asyncio.to_thread(text)
+
+    async def _called(self, route: HttpRoute, message: Message, request: web.Request) -> Any:
+        """Return the answer of a route's method.
+
+        Raises:
+            EngineError: there was none in time.
+            ProblemError: the call was refused.
+        """
         context = context_of(request, route.timeout_s)
         # A task of its own: the guard notes the caller in the task's context, and may cancel it.
         call = asyncio.create_task(self._calls.unary(route.rpc, message, context))
         try:
             async with asyncio.timeout(route.timeout_s):
-                answer = await call
+                return await call
         except TimeoutError:
             late = f"no answer within {route.timeout_s:g} s"
             if route.is_change:
                 raise CommitTimeoutError(f"{late}; the change may still be applied") from None
             raise NotReadyError(late) from None
-        if route.rpc == "Peek":
-            if (size := answer.ByteSize()) > PEEK_BYTES_MAX:
-                limit = f"at most {PEEK_BYTES_MAX} over HTTP; `timerctl peek` shows it"
-                raise InvalidRequestError("bytes of the messages", size, limit)
-            return await asyncio.to_thread(peek_answer, answer)
-        found = getattr(answer, route.first_of)[0] if route.first_of else answer
-        return as_dict(found)
 
     def _check_origin(self, request: web.Request) -> None:
         """Check that no web page of another origin sends a request; see the module.
@@ -177,21 +198,41 @@ def _own(request: web.Request) -> Iterator[str]:
         yield str(getattr(address, "ipv4_mapped", None) or address)
 
 
-async def _message(route: HttpRoute, request: web.Request) -> Message:
+def _document(
+    route: HttpRoute, form: HttpForm | None, message: Message, answer: Any
+) -> Mapping[str, Any]:
+    """Return the answer of a route for JSON.
+
+    Raises:
+        EngineError: the answer refuses the request.
+    """
+    if form is not None:
+        return form.answer(message, answer)
+    if route.rpc == "Peek":
+        return peek_answer(answer)
+    return as_dict(getattr(answer, route.first_of)[0] if route.first_of else answer)
+
+
+async def _message(
+    route: HttpRoute, form: HttpForm | None, request: web.Request, charge: BodyCharge
+) -> Message:
     """Return the RPC's request of an HTTP request.
 
     Raises:
         InvalidRequestError: a field is unknown, given twice, or has a wrong type.
-        HTTPRequestEntityTooLarge: the body is too long.
+        OverloadedError, ProblemError: see `BodyCharge.read`.
     """
-    made = GetMessageClass(METHODS[route.rpc].input_type)()
-    fields = await _body(request) if route.is_change else {}
-    named = {**request.match_info, **_query(route, request)}
+    bytes_max = form.bytes_max if form is not None else SMALL_BYTES_MAX
+    fields = parsed(await charge.read(request, bytes_max)) if route.is_change else {}
+    named = {**request.match_info, **_query(route, form, request), **_request_id(form, request)}
     for name in named:
         if name in fields:
             raise InvalidRequestError(
                 name, fields[name], "is in the path: leave it out of the body"
             )
+    if form is not None:
+        return form.message(named, fields)
+    made = GetMessageClass(METHODS[route.rpc].input_type)()
     try:
         return ParseDict(fields | named, made)
     except (ParseError, ValueError, TypeError, RecursionError) as error:
@@ -199,8 +240,21 @@ async def _message(route: HttpRoute, request: web.Request) -> Message:
         raise InvalidRequestError("request", fields | named, why[:500]) from None
 
 
-def _query(route: HttpRoute, request: web.Request) -> dict[str, Any]:
-    declared = METHODS[route.rpc].input_type.fields_by_name
+def _request_id(form: HttpForm | None, request: web.Request) -> dict[str, str]:
+    """Return the field `request_id` of the header Idempotency-Key, if the request has one."""
+    given = request.headers.getall(IDEMPOTENCY_KEY, ())
+    if not given:
+        return {}
+    if form is None or not form.takes_request_id:
+        raise InvalidRequestError(IDEMPOTENCY_KEY, given[0], "only new timers take it")
+    key = given[0]
+    if len(given) > 1 or not (1 <= len(key) <= KEY_SIZE_MAX and key.isascii()):
+        limit = f"must be given once, with 1 to {KEY_SIZE_MAX} characters of ASCII"
+        raise InvalidRequestError(IDEMPOTENCY_KEY, ascii(key), limit)
+    return {"request_id": key}
+
+
+def _query(route: HttpRoute, form: HttpForm | None, request: web.Request) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for name, value in request.query.items():
         if name not in route.query:
@@ -208,29 +262,11 @@ def _query(route: HttpRoute, request: web.Request) -> dict[str, Any]:
             raise InvalidRequestError(name, value, f"is not known: this path takes {known}")
         if name in fields:
             raise InvalidRequestError(name, value, "must be given once")
-        is_flag = declared[name].cpp_type == FieldDescriptor.CPPTYPE_BOOL
+        is_flag = form is None and _is_flag(route, name)
         fields[name] = {"true": True, "false": False}.get(value, value) if is_flag else value
     return fields
 
 
-async def _body(request: web.Request) -> dict[str, Any]:
-    try:
-        async with asyncio.timeout(BODY_S):
-            data = await request.read()
-    except TimeoutError:
-        limit = f"must arrive within {BODY_S:g} s"
-        raise InvalidRequestError("body", "incomplete", limit) from None
-    try:
-        found = json.loads(data or b"{}", object_pairs_hook=_once)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequestError("body", data, f"must be JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise InvalidRequestError("body", data, "must be a JSON object")
-    return found
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        raise ValueError("a name is given twice")
-    return made
+def _is_flag(route: HttpRoute, name: str) -> bool:
+    declared = METHODS[route.rpc].input_type.fields_by_name[name]
+    return bool(declared.cpp_type == FieldDescriptor.CPPTYPE_BOOL)

@@ -1,8 +1,9 @@
 """The paths under /v1 of the HTTP port, as one table. Routes and the OpenAPI document come from it.
 
 A route has either an RPC or a reader. An RPC route builds the request of its gRPC method from the
-path, the query and the body, and passes the same rules, limits, relay and audit log as over gRPC. A
-reader answers from the state of the node at hand: it needs `observe` with all topics.
+path, the query and the body, and passes the same rules, limits, relay and audit log as over gRPC.
+Its JSON is that of the contract, or that of its form: those for applications have forms. A reader
+answers from the state of the node at hand: it needs `observe` with all topics.
 """
 
 from collections.abc import Mapping
@@ -26,6 +27,8 @@ class HttpRoute:
     summary: str
     rpc: str = ""
     """Method of the public services; empty: `reader` answers."""
+    form: str = ""
+    """Name of its form in route_forms.py; empty: JSON of the contract's messages."""
     reader: str = ""
     query: Mapping[str, str] = field(default_factory=dict)
     """Name of a parameter -> its description. Of an RPC: fields of the request."""
@@ -36,6 +39,11 @@ class HttpRoute:
     timeout_s: float = CHANGE_S
     is_private: bool = False
     """A page of another origin must not read the answer; see http_api.py."""
+
+    @property
+    def operation(self) -> str:
+        """The name of the operation, which no other route has."""
+        return self.form or self.rpc or self.reader
 
     @property
     def is_change(self) -> bool:
@@ -52,6 +60,7 @@ class HttpRoute:
 
 _TOPIC: Final = "/v1/topics/{topic}"
 _GROUP: Final = f"{_TOPIC}/groups/{{group}}"
+_TIMERS: Final = f"{_TOPIC}/timers"
 _SCOPE: Final = {"scope": "cluster: with the answers of all nodes; default: this node"}
 
 READERS: Final = (
@@ -114,7 +123,7 @@ PAGE_READERS: Final = (
     ),
 )
 """Answered by the status page."""
-RPC_ROUTES: Final = (
+ADMIN_ROUTES: Final = (
     HttpRoute(
         verb="GET",
         path="/v1/members",
@@ -229,6 +238,18 @@ RPC_ROUTES: Final = (
         summary="Send dead letters back to the topics from which they came",
     ),
 )
+"""Answered by the methods of the public services: the administration."""
+APPLICATION_ROUTES: Final = (
+    HttpRoute(
+        verb="POST",
+        path=_TIMERS,
+        rpc="Schedule",
+        form="ScheduleTimer",
+        summary="Schedule a timer",
+    ),
+)
+"""As the others, for applications: schedule, look up, change and consume."""
+RPC_ROUTES: Final = (*ADMIN_ROUTES, *APPLICATION_ROUTES)
 """Answered by the methods of the public services."""
 ROUTES: Final = (*READERS, *PAGE_READERS, *RPC_ROUTES)
 RPC_PATHS: Final = frozenset((each.verb, each.path) for each in RPC_ROUTES)

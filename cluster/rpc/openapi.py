@@ -7,6 +7,7 @@ import functools
 import json
 import re
 import sys
+from collections.abc import Mapping
 from typing import Any, Final
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -15,6 +16,7 @@ from cluster.rpc import peek_form
 from cluster.rpc.http_routes import ROUTES, HttpRoute
 from cluster.rpc.problem_details import PROBLEM
 from cluster.rpc.relay import METHODS
+from cluster.rpc.route_forms import FORMS
 from timerclient.proto import timer_pb2 as pb
 
 _PROBLEM_SCHEMA: Final[dict[str, Any]] = {
@@ -41,6 +43,15 @@ _PROBLEM_SCHEMA: Final[dict[str, Any]] = {
 }
 
 
+_IDEMPOTENCY: Final[dict[str, Any]] = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "description": "1 to 64 characters that no other request has: a repetition of the request gets"
+    " the first one's answer",
+    "schema": {"type": "string", "maxLength": 64},
+}
+
+
 def document() -> dict[str, Any]:
     """Return the OpenAPI 3.1 document."""
     schemas: dict[str, Any] = {"Problem": _PROBLEM_SCHEMA, "PeekedMessages": peek_form.SCHEMA}
@@ -52,9 +63,9 @@ def document() -> dict[str, Any]:
         "info": {
             "title": "timer cluster",
             "version": "1",
-            "description": "Administration of a timer cluster. Any node answers; changes and topics"
-            " are sent on to the leader. Counts and times are numbers, times in Unix milliseconds;"
-            " 64-bit ids are text.",
+            "description": "Timers, messages and administration of a timer cluster. Any node"
+            " answers, and sends on to the leader what only the leader can do. Counts and times are"
+            " numbers, times in Unix milliseconds; 64-bit ids are text.",
         },
         "paths": paths,
         "components": {"schemas": dict(sorted(schemas.items()))},
@@ -69,9 +80,11 @@ def text() -> str:
 
 def _operation(route: HttpRoute, schemas: dict[str, Any]) -> dict[str, Any]:
     in_path = re.findall(r"{(\w+)}", route.path)
+    form = FORMS.get(route.form)
     answer = route.answer or (METHODS[route.rpc].output_type.name if route.rpc else "")
+    told = _object(form.answered) if form is not None else _answer(answer, schemas)
     operation: dict[str, Any] = {
-        "operationId": route.rpc or route.reader,
+        "operationId": route.operation,
         "summary": route.summary,
         "description": f"Needs {route.permission} (with TLS).",
         "parameters": [
@@ -85,7 +98,7 @@ def _operation(route: HttpRoute, schemas: dict[str, Any]) -> dict[str, Any]:
         "responses": {
             "200": {
                 "description": "done",
-                "content": {"application/json": {"schema": _answer(answer, schemas)}},
+                "content": {"application/json": {"schema": told}},
             },
             "default": {
                 "description": "refused or failed",
@@ -93,12 +106,22 @@ def _operation(route: HttpRoute, schemas: dict[str, Any]) -> dict[str, Any]:
             },
         },
     }
+    if form is not None and form.takes_request_id:
+        operation["parameters"].append(_IDEMPOTENCY)
     if route.is_change:
-        schema = _message(METHODS[route.rpc].input_type, schemas, answered=False)
-        for name in in_path:
-            del schema["properties"][name]
+        if form is not None:
+            schema = _object(form.body) | {"additionalProperties": False}
+            schema |= {"required": [*form.required]} if form.required else {}
+        else:
+            schema = _message(METHODS[route.rpc].input_type, schemas, answered=False)
+            for name in in_path:
+                del schema["properties"][name]
         operation["requestBody"] = {"content": {"application/json": {"schema": schema}}}
     return operation
+
+
+def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": dict(properties)}
 
 
 def _answer(name: str, schemas: dict[str, Any]) -> dict[str, Any]:

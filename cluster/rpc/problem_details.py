@@ -41,11 +41,12 @@ _PLAIN: Final = {403: pb.PERMISSION_DENIED, 404: pb.NOT_FOUND}
 
 
 class ProblemError(Exception):
-    """The refusal of an RPC, as the wire has it."""
+    """The refusal of a request, as the wire has it."""
 
-    def __init__(self, error: pb.Error) -> None:
+    def __init__(self, error: pb.Error, status: int = 0) -> None:
+        """`status`: HTTP status; 0: that of the reason."""
         super().__init__(error.message)
-        self.error = error
+        self.error, self.status = error, status
 
 
 def problem_of(error: pb.Error | EngineError, status: int = 0) -> web.Response:

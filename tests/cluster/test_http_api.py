@@ -9,7 +9,7 @@ from urllib.parse import quote
 import grpc
 import pytest
 
-from cluster.rpc import http_api, openapi, peek_form
+from cluster.rpc import http_api, json_bodies, openapi, peek_form
 from cluster.rpc.http_call import HttpContext
 from cluster.rpc.http_routes import ROUTES
 from cluster.rpc.problem_details import problem_of
@@ -144,7 +144,7 @@ def test_refusals_have_the_reasons_of_grpc(cluster: Running, *, follower: bool) 
         ("POST", "/v1/status", {}, 405, "INVALID_REQUEST"),
         ("OPTIONS", "/v1/policies", None, 405, "INVALID_REQUEST"),
         ("GET", "/v1/none", None, 404, "NOT_FOUND"),
-        ("PATCH", "/v1/policies", "x" * (http_api.BODY_BYTES_MAX + 1), 413, "INVALID_REQUEST"),
+        ("PATCH", "/v1/policies", "x" * (json_bodies.SMALL_BYTES_MAX + 1), 413, "INVALID_REQUEST"),
     ):
         found = send(cluster, node, verb, path, body)
         assert (found.status, found.body["reason"]) == (status, reason), (verb, path, found.body)
@@ -174,3 +174,41 @@ def test_no_page_of_another_origin_changes_the_cluster(cluster: Running, topic: 
         for headers in ({"Host": "rebound.example:80"}, {"Origin": "http://evil.example"}):
             assert send(cluster, node, "GET", path, headers=headers).status == 403, headers
         assert send(cluster, node, "GET", path).status == 200
+
+
+def test_follower_schedules_a_timer_once(cluster: Running, client: TimerClient, topic: str) -> None:
+    node, at = cluster.followers()[0], f"/v1/topics/{topic}/timers"
+    named = JSON | {"Idempotency-Key": "order-4711"}
+    timer = {"json": {"order": 4711}, "delay": 3600, "key": "4711", "headers": {"a": "b"}}
+    made = send(cluster, node, "POST", at, timer, named).body
+    assert (made["result"], made["other_id"], made["duplicate"]) == ("SCHEDULED", None, False)
+    again = send(cluster, cluster.wait_for_leader(), "POST", at, timer, named).body
+    assert again == made | {"duplicate": True}
+    found = client.get_timer(made["id"])
+    assert (found.payload, found.key, found.due_ms) == (b'{"order":4711}', "4711", made["due_ms"])
+    assert found.headers == {"a": "b", "content-type": "application/json"}
+    replaced = send(cluster, node, "POST", at, timer | {"on_conflict": "replace"}).body
+    assert (replaced["result"], replaced["other_id"]) == ("REPLACED", made["id"])
+    kept = send(cluster, node, "POST", at, timer | {"on_conflict": "keep"}).body
+    assert (kept["result"], kept["id"], kept["due_ms"]) == (
+        "KEPT",
+        replaced["id"],
+        replaced["due_ms"],
+    )
+    for body, headers, status, reason, detail in (
+        (timer, JSON, 409, "ALREADY_EXISTS", replaced["id"]),
+        ({"key": "none", "on_conflict": "update"}, JSON, 404, "NOT_FOUND", "none"),
+        (timer | {"delay": 1}, named, 400, "INVALID_REQUEST", "order-4711"),
+        ({}, JSON | {"Idempotency-Key": "x" * 65}, 400, "INVALID_REQUEST", "64"),
+        ({}, JSON | {"Idempotency-Key": "ä"}, 400, "INVALID_REQUEST", "ASCII"),
+        ({"dealy": 1}, JSON, 400, "INVALID_REQUEST", "dealy"),
+        ("x" * (json_bodies.LARGE_BYTES_MAX + 1), JSON, 413, "INVALID_REQUEST", "at most"),
+    ):
+        refused = send(cluster, node, "POST", at, body, headers)
+        assert (refused.status, refused.body["reason"]) == (status, reason), refused.body
+        assert detail in refused.body["detail"]
+    assert send(cluster, node, "PUT", at[:-7], {}, named).status == 400  # no request id there
+    large = {"payload_base64": "AAAA" * (1 << 20), "delay": 3600}
+    assert client.get_timer(send(cluster, node, "POST", at, large).body["id"]).payload == bytes(
+        3 << 20
+    )

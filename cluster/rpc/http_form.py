@@ -1,0 +1,42 @@
+"""The form of a route: the JSON of its requests and answers, in place of that of the contract."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.protobuf.message import Message
+
+from cluster.rpc.json_bodies import SMALL_BYTES_MAX
+from cluster.rpc.json_fields import Fields, check_known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpForm:
+    """How the JSON of one route becomes a request of the contract, and the answer becomes JSON."""
+
+    request: Callable[[Fields], Message]
+    """Returns the request of the fields of path, query and body. All names are known.
+
+    Raises InvalidRequestError.
+    """
+    answer: Callable[[Any, Any], Mapping[str, Any]]
+    """Returns the answer, of the contract's request and answer. Raises EngineError."""
+    body: Mapping[str, Any] = field(default_factory=dict)
+    """Field of the body -> its schema."""
+    required: Sequence[str] = ()
+    """Fields of the body that must be there."""
+    answered: Mapping[str, Any] = field(default_factory=dict)
+    """Field of the answer -> its schema."""
+    bytes_max: int = SMALL_BYTES_MAX
+    """Bytes of a body, at most."""
+    takes_request_id: bool = False
+    """The header `Idempotency-Key` is the field `request_id`."""
+
+    def message(self, named: Fields, body: Fields) -> Message:
+        """Return the request. `named`: fields of path and query.
+
+        Raises:
+            InvalidRequestError: a field is wrong, absent or not known.
+        """
+        check_known(body, self.body)
+        return self.request({**body, **named})

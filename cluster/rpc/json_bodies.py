@@ -1,0 +1,150 @@
+"""Bodies of requests to the HTTP port: read within bounds, and parsed strictly.
+
+    headers --> BodyCharge.read: size, time, bytes of all --> parsed: values, UTF-8 --> object
+
+A body above SMALL_BYTES_MAX is charged to the account of the port until its request is answered.
+So many large requests at once are refused, and small ones are not.
+
+JSON of a few bytes for a value takes many times its size in memory, and its parser holds the
+interpreter. So the separators of a larger body are counted first. Each value but the first of a
+body follows one.
+"""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NoReturn
+
+from cluster.rpc.aiohttp_server import web
+from cluster.rpc.grpc_errors import to_wire
+from cluster.rpc.problem_details import ProblemError
+from timer.model.timer_errors import InvalidRequestError, OverloadedError
+
+SMALL_BYTES_MAX: Final = 64 << 10
+"""Bytes of the body of a request, for most paths; a longer one gets 413."""
+LARGE_BYTES_MAX: Final = 8 << 20
+"""Bytes of the body of a request with payloads."""
+ACCOUNT_BYTES_MAX: Final = 64 << 20
+"""Bytes of all bodies above SMALL_BYTES_MAX, until their requests are answered."""
+BODY_S: Final = 5.0
+"""Seconds for the body of a request. A large one gets more, by PACE."""
+PACE: Final = 1 << 20
+"""Bytes a second that the body of a large request must have."""
+VALUES_MAX: Final = 100_000
+"""Values of a body above SMALL_BYTES_MAX, about: its commas and opening brackets. Parsing so many
+takes about 20 ms."""
+RETRY_AFTER_MS: Final = 500
+TOO_LARGE: Final = 413
+
+
+class BodyAccount:
+    """The bytes of the large bodies under way on one port."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    @contextmanager
+    def charging(self) -> Iterator["BodyCharge"]:
+        """Return the charge of one request; it is paid back at the end."""
+        charge = BodyCharge(self)
+        try:
+            yield charge
+        finally:
+            self.bytes -= charge.bytes
+
+
+class BodyCharge:
+    """The charge of one request."""
+
+    __slots__ = ("_account", "bytes")
+
+    def __init__(self, account: BodyAccount) -> None:
+        self._account, self.bytes = account, 0
+
+    async def read(self, request: web.Request, bytes_max: int) -> bytes:
+        """Return the body of a request.
+
+        Raises:
+            ProblemError: it is longer than `bytes_max`.
+            InvalidRequestError: it did not arrive in time.
+            OverloadedError: all large bodies together have too many bytes.
+        """
+        declared = request.content_length
+        if declared is not None and declared > bytes_max:
+            raise too_large(declared, bytes_max)
+        large = bytes_max > SMALL_BYTES_MAX
+        limit_s = BODY_S + (min(declared or bytes_max, bytes_max) / PACE if large else 0.0)
+        if request.content.is_eof():  # as a rule a small body arrives with its headers
+            return await self._pieces(request, bytes_max)
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._pieces(request, bytes_max)
+        except TimeoutError:
+            limit = f"must arrive within {limit_s:g} s"
+            raise InvalidRequestError("body", "incomplete", limit) from None
+
+    async def _pieces(self, request: web.Request, bytes_max: int) -> bytes:
+        pieces: list[bytes] = []
+        size = 0
+        while piece := await request.content.readany():
+            pieces.append(piece)
+            size += len(piece)
+            if size > bytes_max:
+                raise too_large(size, bytes_max)
+            if size > SMALL_BYTES_MAX:
+                self._take(size - self.bytes)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _take(self, size: int) -> None:
+        account = self._account
+        if account.bytes + size > ACCOUNT_BYTES_MAX:
+            what = f"room for large bodies ({ACCOUNT_BYTES_MAX} bytes)"
+            raise OverloadedError(what, retry_after_ms=RETRY_AFTER_MS)
+        self.bytes += size
+        account.bytes += size
+
+
+def too_large(size: int, bytes_max: int) -> ProblemError:
+    """Return the refusal of a body of `size` bytes or more."""
+    limit = f"must have at most {bytes_max} bytes"
+    return ProblemError(to_wire(InvalidRequestError("body", f"{size} bytes", limit)), TOO_LARGE)
+
+
+def parsed(data: bytes, name: str = "body") -> dict[str, Any]:
+    """Return a JSON object. `name`: of the body, for errors. An empty body is an empty object.
+
+    Raises:
+        InvalidRequestError: it has too many values, or is no JSON object in UTF-8. NaN, infinities
+            and names that are given twice are refused.
+    """
+    if len(data) > SMALL_BYTES_MAX:
+        values = 1 + data.count(b",") + data.count(b"[") + data.count(b"{")
+        if values > VALUES_MAX:
+            limit = f"must have at most {VALUES_MAX}: give text with many as payload_base64"
+            raise InvalidRequestError(name, f"{values} commas and opening brackets", limit)
+    try:
+        found = _DECODER.decode(data.decode() or "{}")
+    except RecursionError:
+        raise InvalidRequestError(name, f"{len(data)} bytes", "is nested too deeply") from None
+    except ValueError as error:  # of UTF-8, too
+        raise InvalidRequestError(name, f"{len(data)} bytes", f"must be JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidRequestError(name, f"{len(data)} bytes", "must be a JSON object")
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"the name {twice[:64]!r} is given twice")
+    return made
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON")
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_number)

@@ -1,0 +1,193 @@
+"""Fields of requests in JSON, checked. An error names the field, the value and the limit.
+
+Fields of the path and the query are texts. A number may therefore come as text. JSON's null is as
+if the field were absent.
+
+    a time        `NAME`: text as in RFC 3339, with its offset; or `NAME_ms`: Unix milliseconds
+    a duration    seconds as a number, or text as in ISO 8601 without years and months: PT1H30M
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from timer.model.timer_errors import InvalidRequestError
+from timer.model.units import DUE_MS_MAX
+
+Fields = Mapping[str, Any]
+"""Path, query and body of one request."""
+SHOWN_MAX: Final = 64
+"""Characters of a value in an error."""
+_DURATION: Final = re.compile(
+    r"P(?:(\d{1,9})W)?(?:(\d{1,9})D)?"
+    r"(?:T(?=\d)(?:(\d{1,9})H)?(?:(\d{1,9})M)?(?:(\d{1,12}(?:\.\d{1,9})?)S)?)?"
+)
+_UNITS_S: Final = (604_800, 86_400, 3_600, 60, 1)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MS: Final = timedelta(milliseconds=1)
+
+
+def refused(field: str, value: object, limit: str) -> InvalidRequestError:
+    """Return the error of a field. A long value is cut."""
+    if isinstance(value, dict | list):
+        value = f"{type(value).__name__} of {len(value)}"
+    elif isinstance(value, str) and len(value) > SHOWN_MAX:
+        value = value[:SHOWN_MAX] + "…"
+    elif isinstance(value, int) and abs(value) >= 1 << 64:
+        value = "a number of more than 64 bits"
+    return InvalidRequestError(field, value, limit)
+
+
+def check_known(fields: Iterable[str], known: Iterable[str], where: str = "") -> None:
+    """Check the names of all fields. `where`: of the fields, before their names.
+
+    Raises:
+        InvalidRequestError: one is not known.
+    """
+    for name in fields:
+        if name not in known:
+            raise InvalidRequestError(
+                f"{where}{name[:SHOWN_MAX]}", "given", f"is not known; known: {', '.join(known)}"
+            )
+
+
+def text(fields: Fields, name: str, default: str = "") -> str:
+    """Return a text.
+
+    Raises:
+        InvalidRequestError: it is another value, or has no form in UTF-8.
+    """
+    value = fields.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, str):
+        raise refused(name, value, "must be a text")
+    utf8(name, value)
+    return value
+
+
+def utf8(name: str, value: str) -> bytes:
+    """Return a text in UTF-8.
+
+    Raises:
+        InvalidRequestError: it has a lone surrogate.
+    """
+    try:
+        return value.encode()
+    except UnicodeEncodeError:
+        limit = "must have a form in UTF-8, without lone surrogates"
+        raise InvalidRequestError(name, ascii(value[:SHOWN_MAX]), limit) from None
+
+
+def whole(fields: Fields, name: str, least: int, most: int, default: int = 0) -> int:
+    """Return a whole number.
+
+    Raises:
+        InvalidRequestError: it is another value, or not in least .. most.
+    """
+    value = fields.get(name)
+    if value is None:
+        return default
+    if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,20}", value):
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise refused(name, value, "must be a whole number")
+    if not least <= value <= most:
+        raise refused(name, value, f"must be in {least} .. {most}")
+    return value
+
+
+def choice(fields: Fields, name: str, choices: Mapping[str, int], default: str) -> int:
+    """Return the number of a word in `choices`.
+
+    Raises:
+        InvalidRequestError: the word is none of them.
+    """
+    word = text(fields, name, default)
+    if word not in choices:
+        raise refused(name, word, f"must be one of {', '.join(choices)}")
+    return choices[word]
+
+
+def flag(fields: Fields, name: str) -> bool:
+    """Return true or false; absent: false.
+
+    Raises:
+        InvalidRequestError: it is another value.
+    """
+    value = fields.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise refused(name, value, "must be true or false")
+    return bool(value)
+
+
+def wholes(fields: Fields, name: str, most: int, count_max: int) -> list[int]:
+    """Return a list of 1 to `count_max` whole numbers from 0 to `most`.
+
+    Raises:
+        InvalidRequestError: it is another value.
+    """
+    values = fields.get(name)
+    if not isinstance(values, list) or not 1 <= len(values) <= count_max:
+        raise refused(name, values, f"must be a list of 1 to {count_max} whole numbers")
+    return [whole({name: value}, name, 0, most, -1) for value in values]
+
+
+def span_ms(fields: Fields, name: str, most_ms: int = DUE_MS_MAX) -> int | None:
+    """Return a duration in milliseconds; absent: None.
+
+    Raises:
+        InvalidRequestError: it is none, or not in 0 .. `most_ms`.
+    """
+    value = fields.get(name)
+    if value is None:
+        return None
+    if isinstance(value, str):
+        seconds = _seconds(value)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = value
+    else:
+        seconds = None
+    if seconds is None:
+        limit = "must be seconds as a number, or a duration of weeks to seconds such as PT1H30M"
+        raise refused(name, value, limit)
+    ms = round(max(-1.0, min(seconds, DUE_MS_MAX)) * 1000)
+    if not 0 <= ms <= most_ms:
+        raise refused(name, value, f"must be 0 to {most_ms / 1000:.15g} s")
+    return ms
+
+
+def _seconds(duration: str) -> float | None:
+    found = _DURATION.fullmatch(duration)
+    if found is None or not any(found.groups()):
+        return None
+    parts = zip(found.groups(), _UNITS_S, strict=True)
+    return sum(float(number) * unit for number, unit in parts if number)
+
+
+def instant_ms(fields: Fields, name: str) -> int | None:
+    """Return the time `NAME` or `NAME_ms` in Unix milliseconds; absent: None.
+
+    Raises:
+        InvalidRequestError: both are given, or the time is malformed or out of range.
+    """
+    in_ms = f"{name}_ms"
+    value = fields.get(name)
+    if value is None:
+        return whole(fields, in_ms, 0, DUE_MS_MAX) if fields.get(in_ms) is not None else None
+    if fields.get(in_ms) is not None:
+        raise refused(name, value, f"give {name} or {in_ms}, not both")
+    limit = f"must be a time as in RFC 3339, such as 2026-11-25T09:00:00Z; Unix time is {in_ms}"
+    if not isinstance(value, str):
+        raise refused(name, value, limit)
+    try:
+        found = datetime.fromisoformat(value)
+    except ValueError:
+        raise refused(name, value, limit) from None
+    if found.utcoffset() is None:
+        raise refused(name, value, "must have an offset from UTC, such as Z or +01:00")
+    ms = -(-(found - _EPOCH) // _MS)
+    if ms < 0:
+        raise refused(name, value, "must be 1970 or later")
+    return ms

@@ -1,0 +1,171 @@
+"""New timers as JSON: one object is one row of a ScheduleRequest.
+
+    {"json": {"order": 4711}, "delay": 1800, "key": "order-4711", "headers": {"a": "b"}}
+
+The payload is a JSON value (`json`), a text (`payload`) or bytes in base64 (`payload_base64`);
+without any, it is empty. A JSON value gets the header `content-type: application/json`, as from the
+Python client. The due time is `due`, `due_ms`, `delay` or `delay_level`; without any, the timer is
+due at once.
+"""
+
+import base64
+import binascii
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from cluster.rpc import json_fields
+from cluster.rpc.json_fields import Fields, refused, utf8
+from timer.model.timer_errors import InvalidRequestError
+from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.rows import LEVEL_MAX, MODES, TEXT_SIZE_MAX, Columns, Way
+from timerclient.values.codecs import CONTENT_TYPE, JSON
+
+PAYLOADS: Final = ("json", "payload", "payload_base64")
+TIMES: Final = ("due", "due_ms", "delay", "delay_level")
+ROW: Final = (*PAYLOADS, *TIMES, "key", "headers")
+"""The fields of a new timer."""
+
+TIME_SCHEMA: Final[dict[str, Any]] = {
+    "due": {"type": "string", "format": "date-time"},
+    "due_ms": {"type": "integer", "description": "Unix milliseconds"},
+    "delay": {
+        "type": ["number", "string"],
+        "description": "seconds, or a duration of ISO 8601 such as PT1H30M",
+    },
+    "delay_level": {"type": "integer", "description": "n: the topic's nth delay; 0: at once"},
+}
+ROW_SCHEMA: Final[dict[str, Any]] = {
+    "json": {"description": "the payload, as any JSON value"},
+    "payload": {"type": "string", "description": "the payload, as text"},
+    "payload_base64": {"type": "string", "description": "the payload, in base64"},
+    **TIME_SCHEMA,
+    "key": {"type": ["string", "null"]},
+    "headers": {"type": "object", "additionalProperties": {"type": "string"}},
+}
+MODE_SCHEMA: Final[dict[str, Any]] = {
+    "type": "string",
+    "enum": [*MODES],
+    "description": "if a pending timer has the key; default: reject",
+}
+
+
+class TimerRow(NamedTuple):
+    """One new timer."""
+
+    payload: bytes
+    way: Way
+    value: int
+    """Of the due time, in the unit of `way`."""
+    key: bytes
+    headers: bytes
+    """Encoded; empty: none."""
+
+
+def row_of(fields: Fields) -> TimerRow:
+    """Return a new timer. The names of the fields are known.
+
+    Raises:
+        InvalidRequestError: a field is wrong.
+    """
+    headers = fields.get("headers")
+    if headers is not None and not isinstance(headers, dict):
+        raise refused("headers", headers, "must be an object of texts")
+    payload = b""
+    given = [name for name in PAYLOADS if name in fields]
+    if len(given) > 1:
+        raise refused(given[0], "given", f"give it or {given[1]}, not both")
+    if given:
+        payload = _PAYLOAD_OF[given[0]](fields[given[0]])
+        if given[0] == "json":
+            headers = {CONTENT_TYPE: JSON.content_type, **(headers or {})}
+    way, value = way_of(fields) or ("delay_ms", 0)
+    key = json_fields.text(fields, "key").encode()
+    return TimerRow(payload, way, value, key, _headers(headers) if headers else b"")
+
+
+def _of_json(value: Any) -> bytes:
+    try:
+        return JSON.encode(value)
+    except (ValueError, RecursionError) as error:
+        why = "is nested too deeply" if isinstance(error, RecursionError) else f"{error}"
+        limit = f"must be JSON in UTF-8: {why[:200]}".encode(errors="backslashreplace").decode()
+        raise InvalidRequestError("json", type(value).__name__, limit) from None
+
+
+def _of_text(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise refused("payload", value, "must be a text; any other value is `json`")
+    return utf8("payload", value)
+
+
+def _of_base64(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise refused("payload_base64", value, "must be a text")
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise refused("payload_base64", value, f"must be base64: {error}") from None
+
+
+_PAYLOAD_OF: Final[dict[str, Callable[[Any], bytes]]] = {
+    "json": _of_json,
+    "payload": _of_text,
+    "payload_base64": _of_base64,
+}
+
+
+def way_of(fields: Fields) -> tuple[Way, int] | None:
+    """Return the due time, and the way in which it is given; None: there is none.
+
+    Raises:
+        InvalidRequestError: it is wrong, or given in several ways.
+    """
+    given = [name for name in TIMES if fields.get(name) is not None]
+    if not given:
+        return None
+    if len(given) > 1:
+        raise refused(given[0], "given", f"give only one of {', '.join(given)}")
+    if given[0] == "delay":
+        return "delay_ms", json_fields.span_ms(fields, "delay") or 0
+    if given[0] == "delay_level":
+        return "delay_level", json_fields.whole(fields, "delay_level", 0, LEVEL_MAX)
+    return "due_ms", json_fields.instant_ms(fields, "due") or 0
+
+
+def _headers(headers: dict[str, Any]) -> bytes:
+    out = bytearray()
+    for name, value in headers.items():
+        for each in (name, value):
+            if not isinstance(each, str):
+                raise refused(f"headers.{name[:64]}", each, "must be a text")
+            encoded = utf8("headers", each)
+            if len(encoded) > TEXT_SIZE_MAX:
+                limit = f"a name or value has at most {TEXT_SIZE_MAX} bytes"
+                raise InvalidRequestError("headers", f"{len(encoded)} bytes", limit)
+            out += len(encoded).to_bytes(2, "little") + encoded
+    return bytes(out)
+
+
+def request_of(topic: str, rows: Sequence[TimerRow], fields: Fields) -> pb.ScheduleRequest:
+    """Return the request for new timers of one topic. `fields`: of the request.
+
+    Raises:
+        InvalidRequestError: `on_conflict` is wrong.
+    """
+    request = pb.ScheduleRequest(
+        on_conflict=json_fields.choice(fields, "on_conflict", MODES, "reject"),  # type: ignore[arg-type]
+        request_id=fields.get("request_id", ""),
+    )
+    columns: Columns | None = None
+    for row in rows:
+        if columns is None or columns.way != row.way:
+            if columns is not None:
+                columns.write(request.timers.add())
+            columns = Columns(topic, row.way)
+        columns.values.append(row.value)
+        columns.payloads.append(row.payload)
+        columns.keys.append(row.key)
+        columns.headers.append(row.headers)
+    if columns is not None:
+        columns.write(request.timers.add())
+    return request

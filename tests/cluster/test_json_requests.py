@@ -1,0 +1,126 @@
+"""Requests in JSON: what is read of them, and the field and limit of each refusal."""
+
+import json
+from typing import Any
+
+import pytest
+
+from cluster.rpc import json_bodies
+from cluster.rpc.json_bodies import parsed
+from cluster.rpc.route_forms import FORMS
+from timer.model.timer_errors import InvalidRequestError
+from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.rows import DUE_MS_MAX, decode_headers
+
+TOPIC = {"topic": "orders"}
+
+
+def scheduled(body: str | bytes | dict[str, Any]) -> pb.ScheduleRequest:
+    data = json.dumps(body) if isinstance(body, dict) else body
+    fields = parsed(data.encode() if isinstance(data, str) else data)
+    message = FORMS["ScheduleTimer"].message(TOPIC, fields)
+    assert isinstance(message, pb.ScheduleRequest)
+    return message
+
+
+def refusal(body: str | bytes | dict[str, Any]) -> InvalidRequestError:
+    with pytest.raises(InvalidRequestError) as refused:
+        scheduled(body)
+    assert len(str(refused.value)) < 500
+    return refused.value
+
+
+def test_timer_of_each_kind_of_payload_and_time() -> None:
+    row = scheduled(
+        {"json": {"ä": [1, None]}, "delay": 1.5, "key": "k", "headers": {"a": "b"}}
+    ).timers[0]
+    assert (row.payloads.decode(), [*row.payload_sizes]) == ('{"ä":[1,null]}', [15])
+    assert decode_headers(row.headers) == {"content-type": "application/json", "a": "b"}
+    assert (row.topic, [*row.delay_ms], row.keys) == ("orders", [1_500], b"k")
+    assert scheduled({"json": None}).timers[0].payloads == b"null"
+    text = scheduled({"payload": "ä", "due": "2026-11-25T09:00:00.0005+01:00"}).timers[0]
+    assert (text.payloads, text.headers) == ("ä".encode(), b"")
+    assert [*text.due_ms] == [1_764_057_600_001 + 31_536_000_000]  # never early
+    raw = scheduled({"payload_base64": "AP8=", "due_ms": DUE_MS_MAX}).timers[0]
+    assert (raw.payloads, [*raw.due_ms]) == (b"\x00\xff", [DUE_MS_MAX])
+    empty = scheduled({"key": None}).timers[0]
+    assert (empty.payloads, [*empty.delay_ms], [*empty.key_sizes]) == (b"", [0], [])
+    assert [*scheduled({"delay_level": 3}).timers[0].delay_level] == [3]
+    assert scheduled({"on_conflict": "update", "key": "k"}).on_conflict == pb.UPDATE
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("PT1H30M", 5_400_000),
+        ("P1W", 604_800_000),
+        ("P1DT0.25S", 86_400_250),
+        ("PT0S", 0),
+    ],
+)
+def test_delay_is_seconds_or_a_duration(text: str, ms: int) -> None:
+    assert [*scheduled({"delay": text}).timers[0].delay_ms] == [ms]
+    assert [*scheduled({"delay": ms / 1000}).timers[0].delay_ms] == [ms]
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "limit"),
+    [
+        ("{", "body", "must be JSON"),
+        ("[]", "body", "JSON object"),
+        ('{"payload": NaN}', "body", "NaN is no JSON"),
+        ('{"json": [-Infinity]}', "body", "-Infinity is no JSON"),
+        ('{"json": 1e999}', "json", "JSON"),
+        ('{"json": "\\ud800"}', "json", "UTF-8"),
+        ('{"payload": "\\ud800"}', "payload", "lone surrogates"),
+        ('{"key": "\\udfff"}', "key", "lone surrogates"),
+        ('{"headers": {"\\udfff": "a"}}', "headers", "lone surrogates"),
+        (b'{"payload": "\xff"}', "body", "utf-8"),
+        (b'{"payload": "\xed\xa0\x80"}', "body", "utf-8"),
+        (b'\xef\xbb\xbf{"payload": "a"}', "body", "must be JSON"),
+        ('{"a": 1}'.encode("utf-16"), "body", "must be JSON"),
+        ('{"json": {"a": 1, "a": 2}}', "body", "'a' is given twice"),
+        ('{"json": ' + "[" * 30_000 + "]" * 30_000 + "}", "body", "too deeply"),
+        ('{"json": ' + "9" * 5_000 + "}", "body", "4300"),
+        ('{"json": [' + "0," * json_bodies.VALUES_MAX + "0]}", "body", "at most 100000"),
+        ('{"payload": "' + "," * 200_000 + '"}', "body", "payload_base64"),
+        ({"payload": 1}, "payload", "any other value is `json`"),
+        ({"payload": None}, "payload", "must be a text"),
+        ({"payload": "a", "json": 1}, "json", "not both"),
+        ({"payload_base64": "a"}, "payload_base64", "must be base64"),
+        ({"payload_base64": "Äa=="}, "payload_base64", "must be base64"),
+        ({"payload_base64": 7}, "payload_base64", "must be a text"),
+        ({"delay": -1}, "delay", "must be 0 to"),
+        ({"delay": 10**400}, "delay", "must be 0 to"),
+        ({"delay": "PT"}, "delay", "duration"),
+        ({"delay": "P1M"}, "delay", "duration"),
+        ({"delay": "1"}, "delay", "duration"),
+        ({"delay": True}, "delay", "must be seconds"),
+        ({"delay": {}}, "delay", "must be seconds"),
+        ({"delay": 1, "due_ms": 2}, "due_ms", "only one of due_ms, delay"),
+        ({"due": "2026-11-25T09:00:00"}, "due", "offset"),
+        ({"due": "soon"}, "due", "RFC 3339"),
+        ({"due": 1}, "due", "Unix time is due_ms"),
+        ({"due": "1960-01-01T00:00:00Z"}, "due", "1970"),
+        ({"due_ms": -1}, "due_ms", f"must be in 0 .. {DUE_MS_MAX}"),
+        ({"due_ms": DUE_MS_MAX + 1}, "due_ms", f"must be in 0 .. {DUE_MS_MAX}"),
+        ({"due_ms": 10**300}, "due_ms", "must be in 0"),
+        ({"due_ms": 1.5}, "due_ms", "whole number"),
+        ({"due_ms": True}, "due_ms", "whole number"),
+        ({"delay_level": 1 << 31}, "delay_level", "must be in 0"),
+        ({"key": 4711}, "key", "must be a text"),
+        ({"headers": []}, "headers", "object of texts"),
+        ({"headers": {"a": 1}}, "headers.a", "must be a text"),
+        ({"headers": {"a": "b" * 65_536}}, "headers", "at most 65535 bytes"),
+        ({"on_conflict": "drop"}, "on_conflict", "one of reject, replace, keep, update"),
+        ({"on_conflict": 1}, "on_conflict", "must be a text"),
+        ({"dealy": 1}, "dealy", "is not known; known: json, payload"),
+        ({"topic": "other"}, "topic", "is not known"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_refusal_names_the_field_and_the_limit(
+    body: str | bytes | dict[str, Any], field: str, limit: str
+) -> None:
+    error = refusal(body)
+    assert (error.field, limit in error.limit) == (field, True), error
