@@ -131,7 +131,7 @@ def steps(form: Form) -> Series:
     """Return the longest step of each crowd, in milliseconds of CPU."""
     series: Series = {}
     enabled = gc.isenabled()
-    gc.disable()  # as a node does (cluster/node/garbage.py)
+    gc.disable()  # as a node does (cluster/node/python_garbage.py)
     try:
         for name, play in CROWDS.items():
             directory = Path(tempfile.mkdtemp(prefix="bench-steps-"))

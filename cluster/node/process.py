@@ -18,8 +18,8 @@ from cluster.files.replacement import is_replaceable, wait_for_replacement
 from cluster.files.storage import Damaged, note_damage
 from cluster.node import signal_handlers
 from cluster.node.allocator import give_back_large_blocks, use_system_memory_for_arrow
-from cluster.node.garbage import Sweeper
 from cluster.node.node import Node
+from cluster.node.python_garbage import Sweeper
 from cluster.rpc.open_files import raise_limit
 from cluster.settings.config import NodeConfig
 from cluster.settings.exit_codes import Diverged, exit_code

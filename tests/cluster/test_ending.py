@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster.node import process
-from cluster.node.garbage import Sweeper
+from cluster.node.python_garbage import Sweeper
 from cluster.settings.config import load_config
 from timer.model.timer_errors import CorruptFileError, DiskFailedError, UnreadableFileError
 

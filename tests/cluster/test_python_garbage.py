@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from cluster.node import garbage, process
-from cluster.node.garbage import (
+from cluster.node import process, python_garbage
+from cluster.node.node import Node
+from cluster.node.python_garbage import (
     ALL_EVERY_S,
     LEFT_MAX,
     NEVER,
@@ -22,7 +23,6 @@ from cluster.node.garbage import (
     YOUNG_ROUNDS,
     Sweeper,
 )
-from cluster.node.node import Node
 
 
 @dataclass
@@ -124,7 +124,7 @@ def test_once_in_a_long_time_all_is_looked_at() -> None:
 async def test_nothing_is_swept_while_much_is_there_that_soon_goes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(garbage, "SWEEP_S", 0)
+    monkeypatch.setattr(python_garbage, "SWEEP_S", 0)
     collector, answers = FakeCollector(), [True, True, False]
     sweeper = Sweeper(collector, lambda: 0)
     collector.make(7)
@@ -204,9 +204,9 @@ async def test_node_sets_aside_what_the_disk_held_before_anybody_can_ask(
 async def test_free_pages_return_after_a_burst_and_once_more_when_the_rest_of_it_is_freed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(garbage, "SWEEP_S", 0)
+    monkeypatch.setattr(python_garbage, "SWEEP_S", 0)
     rounds, trims = [0], list[int]()
-    monkeypatch.setattr(garbage, "give_back_free_pages", lambda: trims.append(rounds[0]))
+    monkeypatch.setattr(python_garbage, "give_back_free_pages", lambda: trims.append(rounds[0]))
     burst = range(300, 320)
 
     def resident() -> int:

@@ -1,4 +1,4 @@
-"""Collection of cyclic garbage without visits to all objects of a node.
+"""Python's garbage collector, without repeated visits to all objects of a node.
 
     made --young--> old --sweep: collected--> (more than 20,000 left?) --> frozen, visited no more
                                               (twice as many frozen?) ---> all are visited, once
