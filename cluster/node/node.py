@@ -220,14 +220,21 @@ class Node:
     async def _resign(self) -> None:
         """Hand the leadership over if a node can take it, then release it.
 
-        The timeout of the drain limits the wait.
+        The wait ends when no other node is left, and at the timeout of the drain.
         """
         control, replica = self._parts.control, self._parts.replica
-        answer = await control.request_transfer(None)
-        if answer.outcome is CommandOutcome.OK:
-            # The successor's fence makes this replica commit its tail and release the epoch.
-            while replica.serving and not control.is_alone:  # noqa: ASYNC110
+        asked = asyncio.ensure_future(control.request_transfer(None))
+        try:
+            while not asked.done() and not control.is_alone:  # noqa: ASYNC110
                 await asyncio.sleep(DRAIN_POLL_S)
-        else:
-            logger.warning("nobody takes over: %s", answer.why)
+            if not asked.done():
+                logger.warning("no node takes over: no other one is running")
+            elif (answer := asked.result()).outcome is CommandOutcome.OK:
+                # The successor's fence makes this replica commit its tail and release the epoch.
+                while replica.serving and not control.is_alone:  # noqa: ASYNC110
+                    await asyncio.sleep(DRAIN_POLL_S)
+            else:
+                logger.warning("no node takes over: %s", answer.why)
+        finally:
+            asked.cancel()
         await replica.release()

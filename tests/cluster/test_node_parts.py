@@ -15,6 +15,7 @@ from cluster.control.replica_report import ReportSource
 from cluster.node import checkpoint_publisher, digest_comparison
 from cluster.node.checkpoint_publisher import CheckpointPublisher
 from cluster.node.digest_comparison import DigestComparison
+from cluster.node.node import Node
 from cluster.node.ports import GrpcServers, Ports
 from cluster.observe.apply_metrics import PromotionMetrics
 from cluster.observe.metrics import Levels, Telemetry
@@ -255,6 +256,33 @@ async def test_voters_are_published_if_all_have_names_and_the_control_plane_has_
     plane = Plane(**state)
     await publisher_of(plane, names, [])._publish_members()
     assert plane.members == ([(4, {"a": A, "b": B})] if published else [])
+
+
+# ---- the end
+
+
+async def test_leader_that_stops_waits_for_no_successor_when_it_is_the_last_node() -> None:
+    control, is_asked = SimpleNamespace(is_alone=False), asyncio.Event()
+    released = []
+
+    async def request_transfer(target: None) -> None:
+        is_asked.set()
+        await asyncio.Event().wait()  # the appointed node has ended
+
+    async def release() -> None:
+        released.append(control.is_alone)
+
+    control.request_transfer = request_transfer
+    node: Any = SimpleNamespace(
+        _parts=SimpleNamespace(control=control, replica=SimpleNamespace(release=release))
+    )
+    resigning = asyncio.create_task(Node._resign(node))
+    await is_asked.wait()
+    assert not released
+    control.is_alone = True
+    async with asyncio.timeout(30):
+        await resigning
+    assert released == [True]
 
 
 # ---- metrics, health and reports
