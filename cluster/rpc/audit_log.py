@@ -2,11 +2,12 @@
 
     {"time": "2026-01-31T12:00:00.123Z", "node": "n1", "identity": "admin/alice",
      "address": "ipv4:10.0.0.9:50112", "method": "DeleteTopic", "request": {"topic": "orders"},
-     "result": "OK", "log_index": 4711}
+     "result": "OK", "epoch": 3, "log_index": 4711}
 
-`log_index` is the log entry of the change, if there is one; of a relayed call the leader has it. A
-call that ends before its answer has `"outcome": "unknown"`: the change may be made later. Its line
-has the index only if the entry was appended at once: changes of groups wait for their entry.
+`epoch` and `log_index` name the log entry of the change, if there is one; of a relayed call the
+leader has it. After a lost leadership a later epoch may have another entry at the index. A call that
+ends before its answer has `"outcome": "unknown"`: the change may be made later, or not at all. Its
+line has the index only if the entry was appended at once: changes of groups wait for their entry.
 A denied call has the result DENIED and the reason as `why`. Floods of them are cut: a line with
 `left_out` follows.
 
@@ -76,7 +77,7 @@ class AuditLog:
             request=request,
             result=result,
             **({"outcome": "unknown"} if result in _UNKNOWN else {}),
-            **({"log_index": caller.log_index} if caller.log_index else {}),
+            **({"epoch": caller.epoch, "log_index": caller.log_index} if caller.log_index else {}),
         )
         audit.info("%s", line)
 

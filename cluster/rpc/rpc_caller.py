@@ -37,8 +37,15 @@ class Caller:
     """Raises TokenRejectedError once the caller's token is withdrawn or has expired."""
     log_index: int = 0
     """Index of the last log entry that the RPC appended; 0: there is none, or it is not known."""
+    epoch: int = 0
+    """Epoch of that entry."""
     kept: list[AccessTarget] = field(default_factory=list)
     """Targets of the requests so far, to be checked again with new rules."""
+
+    def note(self, epoch: int, log_index: int) -> None:
+        """Note a log entry of the RPC. 0: it appended none."""
+        if log_index:
+            self.epoch, self.log_index = max((self.epoch, self.log_index), (epoch, log_index))
 
     def admit(self) -> None:
         """Check that the caller may call the method for some target.

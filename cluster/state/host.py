@@ -165,7 +165,7 @@ class Host:
             if future.done():
                 return
             if caller is not None and self.engine.leader is not None:
-                caller.log_index = max(caller.log_index, self.engine.leader.answering)
+                caller.note(self.engine.leader.epoch, self.engine.leader.answering)
             if isinstance(result, EngineError):
                 future.set_exception(result)
             else:
@@ -173,7 +173,7 @@ class Host:
 
         start(done)
         if caller and leader and not future.done() and leader.proposed > before:
-            caller.log_index = max(caller.log_index, leader.proposed)
+            caller.note(leader.epoch, leader.proposed)
         self.kick()
         return await future
 

@@ -83,12 +83,15 @@ async def test_call_that_fails_is_not_logged_as_ok_and_only_the_owner_reads_the_
         _ = 1 / 0
     with guard._admitted(DELETE, object(), context):
         pass
-    caller.log_index = 7
+    caller.note(3, 7)
+    caller.note(3, 0)
     with pytest.raises(asyncio.CancelledError), guard._admitted(DELETE, object(), context):
         raise asyncio.CancelledError
     assert results_and_mode(file) == (["UNKNOWN", "OK", "CANCELLED"], 0o600)
-    outcomes = [(line.get("outcome"), line.get("log_index")) for line in lines_of(file)]
-    assert outcomes == [("unknown", None), (None, None), ("unknown", 7)]
+    outcomes = [
+        (line.get("outcome"), line.get("epoch"), line.get("log_index")) for line in lines_of(file)
+    ]
+    assert outcomes == [("unknown", None, None), (None, None, None), ("unknown", 3, 7)]
 
 
 def results_and_mode(file: Path) -> tuple[list[str], int]:
