@@ -5,7 +5,7 @@
      "result": "OK", "epoch": 3, "log_index": 4711}
 
 `epoch` and `log_index` name the log entry of the change, if there is one; of a relayed call the
-leader has it. After a lost leadership a later epoch may have another entry at the index. A call that
+leader has it. A later epoch may have another entry at the index, and this one is lost. A call that
 ends before its answer has `"outcome": "unknown"`: the change may be made later, or not at all. Its
 line has the index only if the entry was appended at once: changes of groups wait for their entry.
 A denied call has the result DENIED and the reason as `why`. Floods of them are cut: a line with
