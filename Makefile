@@ -26,12 +26,15 @@ START ?= $(shell printf '%d' "0x$$(git rev-parse 'HEAD^{tree}' 2>/dev/null | cut
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.made-from-lock
 PACKAGES := timer replication cluster timerclient timerfake deploy chaos bench tests
-PROTOS = $(wildcard timerclient/proto/*.proto replication/*.proto replication/proto/*.proto)
+PUBLIC := timerclient/proto/timer/v1/timer.proto
+PROTOS = $(PUBLIC) $(wildcard replication/proto/*.proto)
 
 SERVICES = $(shell grep -lE '^service ' $(PROTOS))
 
-# protoc finds its mypy plug-in on the PATH.
-PROTOC = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I .
+# protoc finds its mypy plug-in on the PATH. The public contract lies at timer/v1, as its package
+# demands, while its stubs for Python are modules of timerclient.proto.
+PROTOC = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc \
+  -I timerclient/proto=timerclient/proto/timer/v1 -I .
 define GENERATE
 $(PROTOC) --python_out=$(1) --mypy_out=quiet:$(1) $(PROTOS)
 $(PROTOC) --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) $(SERVICES)
@@ -41,7 +44,7 @@ GENERATED := build/proto
 LOCK := $(VENV)/uv/bin/uv pip compile --quiet pyproject.toml --universal --python-version 3.11 \
   --generate-hashes --upgrade --no-emit-index-url --no-emit-find-links --no-annotate --no-header
 
-.PHONY: help setup check test test-long demo sim chaos chaos-short audit bench docs proto recipes lock dist sbom deploy-tools deploy-check deploy-hosts image fmt clean java
+.PHONY: help setup check test test-long demo sim chaos chaos-short audit bench docs proto proto-lint proto-keep recipes lock dist sbom deploy-tools deploy-check deploy-hosts image fmt clean java
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -70,6 +73,7 @@ check: setup  ## formatting, lint, types, layers, code map, generated code
 	@for f in $$(cd $(GENERATED) && find . -name '*_pb2*'); do \
 	  diff -q "$(GENERATED)/$$f" "$$f" || { echo "$$f is not current: make proto" >&2; exit 1; }; \
 	done; echo "generated stubs are current"
+	@if command -v $(BUF) >/dev/null; then $(MAKE) --no-print-directory proto-lint; fi
 
 test: setup  ## check, 4 simulated worlds, the tests; without Java the Spark tests are skipped, loudly
 	@mkdir -p build
@@ -109,6 +113,16 @@ bench: setup  ## the benchmarks
 
 proto: setup  ## regenerate the stubs from the .proto files
 	$(call GENERATE,.)
+
+# tests/test_contract.py checks the same rules where buf is absent, and finds changes that break clients.
+BUF := buf
+KEPT := tests/data/timer.v1.binpb
+proto-lint:  ## buf's rules for the names of the public contract; needs buf
+	$(BUF) lint timerclient/proto
+
+proto-keep: setup  ## at a release: keep the public contract, with which later ones are compared
+	$(BIN)/python -m grpc_tools.protoc -I timerclient/proto --descriptor_set_out=$(KEPT) \
+	  $(PUBLIC:timerclient/proto/%=%)
 
 docs: setup  ## the documentation's site, into build/site
 	@[[ -x $(VENV)/docs/bin/mkdocs ]] || $(PYTHON) -m venv $(VENV)/docs

@@ -21,6 +21,7 @@ from timer.model.units import LogIndex
 from timer.ready.topic import Topic
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
+from timerclient.values.same_fields import as_type
 
 
 class View(Protocol):
@@ -76,9 +77,9 @@ class View(Protocol):
 
 
 _CHANGES: Final = {
-    pb.ChangeMembersRequest.ADD: Change.ADD,
-    pb.ChangeMembersRequest.REPLACE: Change.REPLACE,
-    pb.ChangeMembersRequest.REMOVE: Change.REMOVE,
+    pb.ChangeMembersRequest.CHANGE_ADD: Change.ADD,
+    pb.ChangeMembersRequest.CHANGE_REPLACE: Change.REPLACE,
+    pb.ChangeMembersRequest.CHANGE_REMOVE: Change.REMOVE,
 }
 
 
@@ -204,28 +205,28 @@ class AdminService(Service, rpc.AdminServiceServicer):
     @answered
     async def CreateGroup(  # noqa: N802
         self, request: pb.CreateGroupRequest, context: Context
-    ) -> pb.GroupStatus:
+    ) -> pb.CreateGroupResponse:
         """Create a group; an existing one stays as it is."""
         made = self._groups.open(request.topic, request.group, request.start, request.settings)
         await within(made, context)
-        return self._view.group(request.topic, request.group)
+        return as_type(pb.CreateGroupResponse, self._view.group(request.topic, request.group))
 
     @answered
     async def AlterGroup(  # noqa: N802
         self, request: pb.AlterGroupRequest, context: Context
-    ) -> pb.GroupStatus:
+    ) -> pb.AlterGroupResponse:
         """Change settings of a group; return the group."""
         altered = self._groups.alter(request.topic, request.group, request.settings)
         await within(altered, context)
-        return self._view.group(request.topic, request.group)
+        return as_type(pb.AlterGroupResponse, self._view.group(request.topic, request.group))
 
     @answered
     async def SeekGroup(  # noqa: N802
         self, request: pb.SeekGroupRequest, context: Context
-    ) -> pb.GroupStatus:
+    ) -> pb.SeekGroupResponse:
         """Move a group to another position of its topic."""
         await within(self._groups.seek(request), context)
-        return self._view.group(request.topic, request.group)
+        return as_type(pb.SeekGroupResponse, self._view.group(request.topic, request.group))
 
     @answered
     async def DeleteGroup(  # noqa: N802
@@ -315,7 +316,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
                 pb.ReloadFilesResponse.File(
                     setting=each.setting,
                     path=each.path,
-                    result=pb.ReloadFilesResponse.Result.Value(each.result),
+                    result=pb.ReloadFilesResponse.Result.Value(f"RESULT_{each.result}"),
                     why=each.why,
                 )
                 for each in await self._reload()
@@ -398,7 +399,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
     @answered
     async def ChangeMembers(  # noqa: N802
         self, request: pb.ChangeMembersRequest, context: Context
-    ) -> pb.ListMembersResponse:
+    ) -> pb.ChangeMembersResponse:
         """Change one voter; the answer comes when the change is committed."""
         del context
         known = {self._view.name, *self._view.peers()}
@@ -408,16 +409,16 @@ class AdminService(Service, rpc.AdminServiceServicer):
         if request.name not in known:
             raise NotFoundError("node", request.name)
         await self._view.change_members(change, request.name)
-        return await self._view.members()
+        return as_type(pb.ChangeMembersResponse, await self._view.members())
 
     @answered
     async def AlterPolicies(  # noqa: N802
         self, request: pb.AlterPoliciesRequest, context: Context
-    ) -> pb.DescribePoliciesResponse:
+    ) -> pb.AlterPoliciesResponse:
         """Set and unset fields of one scope; the answer comes when the change is committed."""
         done = await within(self._policies.alter(request), context)
         assert isinstance(done, pb.DescribePoliciesResponse)
-        return done
+        return as_type(pb.AlterPoliciesResponse, done)
 
     @answered
     async def DescribePolicies(  # noqa: N802

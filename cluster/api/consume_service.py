@@ -51,6 +51,7 @@ from timer.model.units import Epoch, LeaseId, Now, QueueOffset
 from timer.ready.group import Group
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
+from timerclient.values.same_fields import as_type
 
 CREDIT_MAX: Final = 1_000_000
 """Messages of credit that a consumer may have, at most."""
@@ -76,15 +77,20 @@ WAIT_S_MIN: Final = 0.25
 """Seconds that a Receive waits at least: messages may have to be reserved or read from disk."""
 
 _REFUSALS: Final = [
-    *(pb.ALREADY_ACKED, pb.ACK_LEASE_LOST, pb.ACK_NOT_DELIVERED, pb.ACK_EXPIRED),
-    pb.ACK_DEAD_LETTERED,
+    *(
+        pb.ACK_RESULT_ALREADY_ACKED,
+        pb.ACK_RESULT_LEASE_LOST,
+        pb.ACK_RESULT_NOT_DELIVERED,
+        pb.ACK_RESULT_EXPIRED,
+    ),
+    pb.ACK_RESULT_DEAD_LETTERED,
 ]
 _RESULTS: Final = {
     kind: np.array([pb.ACK_RESULT_UNSPECIFIED, accepted, *_REFUSALS])
     for kind, accepted in (
-        (pb.AckRequest, pb.ACKED),
-        (pb.NackRequest, pb.NACKED),
-        (pb.ExtendRequest, pb.EXTENDED),
+        (pb.AckRequest, pb.ACK_RESULT_ACKED),
+        (pb.NackRequest, pb.ACK_RESULT_NACKED),
+        (pb.ExtendRequest, pb.ACK_RESULT_EXTENDED),
     )
 }
 """By request: index, a verdict of timer.leader.groups.group_leases; value, AckResult."""
@@ -190,7 +196,7 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
     @answered
     async def Receive(  # noqa: N802
         self, request: pb.ReceiveRequest, context: Context
-    ) -> pb.Deliveries:
+    ) -> pb.ReceiveResponse:
         """Lease ready messages, or the first that become ready within `wait_ms`."""
         check = ("max_messages", request.max_messages, RECEIVE_MAX)
         for field, value, most in (check, ("wait_ms", request.wait_ms, WAIT_MS_MAX)):
@@ -201,7 +207,7 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
             leader, group = await self._open_group(
                 request.topic, request.group, request.start, request.lease_ms
             )
-            return await self._receive(leader, group, request)
+            return as_type(pb.ReceiveResponse, await self._receive(leader, group, request))
 
     @contextmanager
     def _place(self, caller: str) -> Iterator[None]:
@@ -278,16 +284,16 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
     @answered
     async def Nack(  # noqa: N802
         self, request: pb.NackRequest, context: Context
-    ) -> pb.AckResponse:
+    ) -> pb.NackResponse:
         """Return messages to the group."""
-        return await self._settle(request, context)
+        return as_type(pb.NackResponse, await self._settle(request, context))
 
     @answered
     async def Extend(  # noqa: N802
         self, request: pb.ExtendRequest, context: Context
-    ) -> pb.AckResponse:
+    ) -> pb.ExtendResponse:
         """Extend the lease of messages."""
-        return await self._settle(request, context)
+        return as_type(pb.ExtendResponse, await self._settle(request, context))
 
     async def _settle(self, request: Settlement, context: Context) -> pb.AckResponse:
         leader, _, group = self._desk.find(request.topic, request.group)

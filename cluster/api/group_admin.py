@@ -33,6 +33,7 @@ from timer.ready.group import Group
 from timer.ready.topic import Topic
 from timer.state.apply_results import MoveApplied
 from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.enum_names import short_names
 
 ATTEMPTS_MAX: Final = 1000
 DELAY_MS_MAX: Final = 30 * 86_400_000
@@ -85,7 +86,7 @@ class GroupDesk:
         settings = self._changed(settings, topic, group, changes)
         leader = self._host.require_leader()
         of = await self._timers.topic(leader, topic)
-        at = GroupStart.LATEST if start == pb.LATEST else GroupStart.EARLIEST
+        at = GroupStart.LATEST if start == pb.GROUP_START_LATEST else GroupStart.EARLIEST
         create = CreateGroup(of.topic_id, group, at, settings)
         try:
             made = await self._host.ask(
@@ -164,7 +165,7 @@ class GroupDesk:
             await self._ask(found, lambda done: groups.seek_time(found, at, done))
             return
         check_start(request.start)
-        offset = queue.end if request.start == pb.LATEST else queue.begin
+        offset = queue.end if request.start == pb.GROUP_START_LATEST else queue.begin
         offset = QueueOffset(request.offset) if to == "offset" else offset
         await self._ask(found, lambda done: groups.seek(found, offset, done))
 
@@ -326,7 +327,7 @@ def check_start(start: int) -> None:
         InvalidRequestError: the value is unknown.
     """
     if start not in pb.GroupStart.values():
-        known = ", ".join(pb.GroupStart.keys())
+        known = ", ".join(short_names(pb.GroupStart.DESCRIPTOR))
         raise InvalidRequestError("start", start, f"must be one of {known}")
 
 

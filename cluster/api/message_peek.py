@@ -108,7 +108,7 @@ def _put_states(
         answer.messages.failures.extend(failures.tolist())
     states = leader.groups.states(group, offsets)
     waits = states.free | states.waiting
-    shown = np.where(states.leased, pb.PEEK_LEASED, pb.PEEK_ENDING)
-    shown[waits] = pb.PEEK_READY
-    shown[waits & (group.not_before(offsets) > clock_ms)] = pb.PEEK_DELAYED
+    shown = np.where(states.leased, pb.PEEK_STATE_LEASED, pb.PEEK_STATE_ENDING)
+    shown[waits] = pb.PEEK_STATE_READY
+    shown[waits & (group.not_before(offsets) > clock_ms)] = pb.PEEK_STATE_DELAYED
     answer.states.extend(shown.tolist())

@@ -58,9 +58,9 @@ CUTS_MAX: Final = 3
 """Cuts that a query may take. It takes a new one if a merge has deleted files of the last."""
 
 STATES: Final = {
-    ALREADY_FIRED: pb.TIMER_FIRED,
-    ALREADY_CANCELLED: pb.TIMER_CANCELLED,
-    DROPPED: pb.TIMER_DROPPED,
+    ALREADY_FIRED: pb.TIMER_STATE_FIRED,
+    ALREADY_CANCELLED: pb.TIMER_STATE_CANCELLED,
+    DROPPED: pb.TIMER_STATE_DROPPED,
 }
 _T = TypeVar("_T")
 
@@ -97,17 +97,17 @@ class LookingIn:
                 raise NotFoundError("timer", timer_id.to_text(request.timer_id))
             timer = wire_timers.pending_of(whole, self._salt)
             return pb.GetTimerResponse(
-                state=pb.TIMER_PENDING,
+                state=pb.TIMER_STATE_PENDING,
                 topic=topic.name,
                 timer=timer,
                 held=bool(machine.ledger.past(whole.rows)[0]),
             )
         state = STATES.get(int(machine.judge(target)[0]))
         successor = b""
-        if state in (None, pb.TIMER_CANCELLED):
+        if state in (None, pb.TIMER_STATE_CANCELLED):
             last = await self.shown(await self.successors(machine, target.seq))
             if last.seq[0]:
-                state = pb.TIMER_CANCELLED
+                state = pb.TIMER_STATE_CANCELLED
                 successor = timer_id.encode(last.due_ms, last.seq, self._salt)
         if state is None or not (successor or await self._may_see_ended(machine, target)):
             raise NotFoundError("timer", timer_id.to_text(request.timer_id))

@@ -18,7 +18,7 @@ from cluster.api.owners import (
 from cluster.api.timer_changes import TimerChanges
 from cluster.api.timer_queries import LookingIn
 from cluster.api.timer_stories import Stories
-from cluster.api.wire_rows import RequestLimits
+from cluster.api.wire_rows import AnyScheduling, RequestLimits
 from cluster.rpc import grpc_errors
 from cluster.rpc.handlers import (
     NO_HOOKS,
@@ -47,6 +47,7 @@ from timer.state.apply_results import Accepted, DeleteTopicApplied, Repeated
 from timer.state.producers import ANSWER_ROWS_MAX, ANSWERS_MAX, ID_BITS
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
+from timerclient.values.same_fields import as_type
 
 UNREAD_ANSWERS_MAX: Final = 1024
 """Unread answers of a stream. Above this its requests are not read."""
@@ -123,8 +124,8 @@ class TimerService(Service, rpc.TimerServiceServicer):
 
     @streamed
     async def ScheduleStream(  # noqa: N802
-        self, requests: AsyncIterator[pb.ScheduleRequest], context: Context
-    ) -> AsyncGenerator[pb.ScheduleResponse, None]:
+        self, requests: AsyncIterator[pb.ScheduleStreamRequest], context: Context
+    ) -> AsyncGenerator[pb.ScheduleStreamResponse, None]:
         """Schedule timers in the order of the stream; answer each request once."""
         unread: list[EngineError] = []
         answers: asyncio.Queue[tuple[float, _Answering] | None] = asyncio.Queue()
@@ -156,7 +157,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
                 code = grpc_errors.code_in(answer.error)
                 self.hooks.on_answer("ScheduleStream", code, "no", time.perf_counter() - began)
                 del waiting
-                yield answer
+                yield as_type(pb.ScheduleStreamResponse, answer)
                 room.release()
             if unread:
                 raise unread.pop()
@@ -168,7 +169,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
                     left[1].cancel()
 
     async def _take(
-        self, request: pb.ScheduleRequest, whose: str
+        self, request: AnyScheduling, whose: str
     ) -> "asyncio.Future[pb.ScheduleResponse]":
         """Pass a request to the leader; the future gets its answer, or an EngineError.
 
@@ -188,7 +189,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         raise refused
 
     async def _pass_on(
-        self, leader: Leader, request: pb.ScheduleRequest, whose: str
+        self, leader: Leader, request: AnyScheduling, whose: str
     ) -> "asyncio.Future[pb.ScheduleResponse]":
         """See `_take`; the request is checked."""
         topics = self._known_topics(leader, request)
@@ -220,9 +221,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         self._host.kick()
         return future
 
-    def _known_topics(
-        self, leader: Leader, request: pb.ScheduleRequest
-    ) -> dict[str, TopicId] | None:
+    def _known_topics(self, leader: Leader, request: AnyScheduling) -> dict[str, TopicId] | None:
         topics: dict[str, TopicId] = {}
         for timers in request.timers:
             topic = leader.topic_named(timers.topic)
@@ -231,9 +230,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
             topics[timers.topic] = topic.topic_id
         return topics
 
-    async def _create_topics(
-        self, leader: Leader, request: pb.ScheduleRequest
-    ) -> dict[str, TopicId]:
+    async def _create_topics(self, leader: Leader, request: AnyScheduling) -> dict[str, TopicId]:
         names = dict.fromkeys(timers.topic for timers in request.timers)
         return {name: (await self.topic(leader, name)).topic_id for name in names}
 

@@ -65,7 +65,7 @@ class Stories:
             if events:
                 yield pb.TellStoryResponse(events=[self._event(machine, each) for each in events])
         if story.dropped:
-            state = pb.TIMER_DROPPED
+            state = pb.TIMER_STATE_DROPPED
         begin = await self._looking_in.in_turn(self._log_begin)
         end = pb.StoryEnd(
             state=state,
@@ -98,9 +98,11 @@ class Stories:
         groups = frozenset[GroupId]()
         if fired is not None and there is not None:
             groups = frozenset(there.group_by_id)
-        state = pb.TIMER_PENDING if pending else STATES.get(judged, pb.TIMER_STATE_UNSPECIFIED)
+        state = (
+            pb.TIMER_STATE_PENDING if pending else STATES.get(judged, pb.TIMER_STATE_UNSPECIFIED)
+        )
         if fired is not None:
-            state = pb.TIMER_FIRED
+            state = pb.TIMER_STATE_FIRED
         return StoryReader(key, known, marks, groups), state
 
     def _portion(self, story: StoryReader, last: LogIndex) -> list[StoryEvent]:
@@ -157,7 +159,7 @@ def _gaps(
         if not story.located and first <= story.marks[0].entry:
             why = "its place in the log is no longer known"
         gaps.append(f"how it began: {why}")
-    if state == pb.TIMER_FIRED and story.known.fired is None:
+    if state == pb.TIMER_STATE_FIRED and story.known.fired is None:
         gaps.append(
             "its queue offset, and the deliveries to groups: too many timers have fired since; its"
             " firing is shown at the first entry that could have fired it"
@@ -168,9 +170,9 @@ def _gaps(
             f"the firing, entry {fired.entry}, to queue offset {fired.offset}: the log begins"
             f" later, with entry {first} of {first_ms} ms"
         )
-    if state == pb.TIMER_CANCELLED and not story.over:
+    if state == pb.TIMER_STATE_CANCELLED and not story.over:
         gaps.append("the cancel: not found in the log; perhaps by key, which is not known")
-    if state == pb.TIMER_DROPPED and not story.over:
+    if state == pb.TIMER_STATE_DROPPED and not story.over:
         gaps.append("the drop: not found in the log, or no longer known")
     if cut:
         gaps.append(f"the events after the first {EVENTS_MAX}")

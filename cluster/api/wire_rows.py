@@ -1,4 +1,4 @@
-"""Conversions between the API's messages (timerclient/proto/timer.proto) and columns.
+"""Conversions between the API's messages (timerclient/proto/timer/v1/timer.proto) and columns.
 
 All client input is checked here before anything takes effect. An error names the field, the value
 and the limit.
@@ -9,7 +9,7 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +51,7 @@ BYTES: Final = ("payload", "key", "headers")
 NO_TOPIC: Final = TopicId(0)
 """Stands for the deleted topic of a repeated request, which gets its first answer again."""
 
+AnyScheduling: TypeAlias = pb.ScheduleRequest | pb.ScheduleStreamRequest
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
@@ -98,7 +99,7 @@ def topic_name(name: str, bytes_max: int = 255) -> str:
     return check_name("topic", plain, bytes_max=bytes_max)
 
 
-def check_request(request: pb.ScheduleRequest, limits: RequestLimits) -> None:
+def check_request(request: AnyScheduling, limits: RequestLimits) -> None:
     """Check the limits that do not depend on the topic; write topics' names in their plain form.
 
     Raises:
@@ -149,7 +150,7 @@ def check_count(field: str, column: Sized, *counts: int) -> None:
         raise InvalidRequestError(field, f"{len(column)} values", limit)
 
 
-def _check_request_id(request: pb.ScheduleRequest) -> None:
+def _check_request_id(request: AnyScheduling) -> None:
     size = len(request.request_id.encode())
     if size > REQUEST_ID_BYTES_MAX:
         limit = f"must have at most {REQUEST_ID_BYTES_MAX} bytes"
@@ -161,7 +162,7 @@ def _check_request_id(request: pb.ScheduleRequest) -> None:
         raise InvalidRequestError("request_id", request.request_id, limit)
 
 
-def body_of(request: pb.ScheduleRequest) -> int:
+def body_of(request: AnyScheduling) -> int:
     """Return a hash of a checked request's content, 64 bits, the same for each encoding."""
     digest = hashlib.blake2b(bytes([request.on_conflict]), digest_size=8)
     for timers in request.timers:
@@ -175,13 +176,13 @@ def body_of(request: pb.ScheduleRequest) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def _request_id_of(request: pb.ScheduleRequest, leader: Leader, now: Now) -> RequestId | None:
+def _request_id_of(request: AnyScheduling, leader: Leader, now: Now) -> RequestId | None:
     if not request.request_id:
         return None
     return leader.request_id(owned_request_id(request.request_id), body_of(request), now)
 
 
-def is_repeated(request: pb.ScheduleRequest, leader: Leader, now: Now) -> bool:
+def is_repeated(request: AnyScheduling, leader: Leader, now: Now) -> bool:
     """Return whether a request was applied before; it then needs no topic.
 
     Raises:
@@ -192,7 +193,7 @@ def is_repeated(request: pb.ScheduleRequest, leader: Leader, now: Now) -> bool:
 
 
 def part_of(
-    request: pb.ScheduleRequest,
+    request: AnyScheduling,
     topics: Mapping[str, TopicId],
     limits: RequestLimits,
     leader: Leader,
@@ -230,7 +231,7 @@ def part_of(
     )
 
 
-def _checksum(request: pb.ScheduleRequest, pieces: Sequence["_Columns"]) -> int:
+def _checksum(request: AnyScheduling, pieces: Sequence["_Columns"]) -> int:
     """Return 64 bits of a producer's request: a CRC-32 of the payloads, and one of the rest.
 
     It detects a sequence that a client uses twice by mistake, so a cheap checksum is enough.
@@ -395,7 +396,7 @@ def _optional(columns: list[Binary]) -> Binary | None:
 
 
 def response_of(
-    request: pb.ScheduleRequest, part: Part, answer: RequestAnswer, *, duplicate: bool, salt: int
+    request: AnyScheduling, part: Part, answer: RequestAnswer, *, duplicate: bool, salt: int
 ) -> pb.ScheduleResponse:
     """Return the answer to an applied request."""
     due_ms = answer.due_ms

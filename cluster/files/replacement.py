@@ -75,7 +75,7 @@ async def ask_to_replace(stub: Stub, cluster_id: str, name: str) -> None:
     with contextlib.suppress(grpc.aio.AioRpcError):
         status = stub.GetStatus(pb.GetStatusRequest(local=True), timeout=PART_S)
         nonce = dict(await status.initial_metadata()).get(NONCE_KEY, "")
-        request = pb.ChangeMembersRequest(change=pb.ChangeMembersRequest.REPLACE, name=name)
+        request = pb.ChangeMembersRequest(change=pb.ChangeMembersRequest.CHANGE_REPLACE, name=name)
         said = ((CLUSTER_KEY, cluster_id), (NONCE_KEY, str(nonce)))
         await stub.ChangeMembers(request, timeout=PART_S, metadata=said)
 

@@ -121,7 +121,7 @@ class Standby:
         """
         sent = dict(context.invocation_metadata() or ())
         meant = sent.get(CLUSTER_KEY), sent.get(NONCE_KEY), request.change, request.name
-        config, replace = self._config, pb.ChangeMembersRequest.REPLACE
+        config, replace = self._config, pb.ChangeMembersRequest.CHANGE_REPLACE
         if meant != (config.cluster_id, self._nonce, replace, config.name):
             await abort(context, NotReadyError(self._waits_for()))
         assert self._on_replace is not None

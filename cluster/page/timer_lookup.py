@@ -11,6 +11,7 @@ from cluster.rpc.http_call import HttpContext, LocalCalls
 from cluster.rpc.problem_details import ProblemError
 from timer.model import timer_id as ids
 from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.enum_names import short_name
 
 STORY_S: Final = 3.0
 """Seconds for the reading of a story."""
@@ -18,12 +19,16 @@ EVENTS_MAX: Final = 1_000
 """Events in an answer."""
 
 _STATES: Final = {
-    pb.TIMER_PENDING: "pending",
-    pb.TIMER_FIRED: "fired",
-    pb.TIMER_CANCELLED: "cancelled",
-    pb.TIMER_DROPPED: "dropped",
+    pb.TIMER_STATE_PENDING: "pending",
+    pb.TIMER_STATE_FIRED: "fired",
+    pb.TIMER_STATE_CANCELLED: "cancelled",
+    pb.TIMER_STATE_DROPPED: "dropped",
 }
-_WITH_OFFSET: Final = (pb.StoryEvent.FIRED, pb.StoryEvent.MOVED_FROM, pb.StoryEvent.SOUGHT)
+_WITH_OFFSET: Final = (
+    pb.StoryEvent.WHAT_FIRED,
+    pb.StoryEvent.WHAT_MOVED_FROM,
+    pb.StoryEvent.WHAT_SOUGHT,
+)
 
 
 class TimerLookup:
@@ -47,12 +52,12 @@ class TimerLookup:
         try:
             found = await self._calls.unary("GetTimer", request, context)
         except ProblemError as refused:
-            if not raw or refused.error.reason != pb.NOT_FOUND:
+            if not raw or refused.error.reason != pb.REASON_NOT_FOUND:
                 raise
             found = pb.GetTimerResponse()  # forgotten; the log may still tell its story
         timer, raw = found.timer, raw or found.timer.timer_ids
         due_ms, _, _ = ids.decode(raw, self._salt)
-        pending = found.state == pb.TIMER_PENDING
+        pending = found.state == pb.TIMER_STATE_PENDING
         return {
             "timer_id": ids.to_text(raw),
             "state": _STATES.get(found.state, "unknown"),
@@ -95,7 +100,7 @@ class TimerLookup:
 def _event(event: pb.StoryEvent) -> dict[str, Any]:
     """Return an event; fields that do not apply are absent."""
     out: dict[str, Any] = {
-        "what": pb.StoryEvent.What.Name(event.what).lower(),
+        "what": short_name(pb.StoryEvent.What.DESCRIPTOR, event.what).lower(),
         "index": event.index,
         "time_ms": event.time_ms,
         "epoch": event.epoch,

@@ -31,6 +31,7 @@ from google.protobuf.json_format import MessageToDict
 from cluster.rpc.rpc_caller import Caller
 from cluster.settings.log_format import AUDIT
 from timer.model.timer_errors import EngineError
+from timerclient.rows.enum_names import with_short_names
 
 audit: Final = logging.getLogger(AUDIT)
 
@@ -147,7 +148,8 @@ def shown(request: Any) -> object:
     size = known.ByteSize()
     if size > REQUEST_BYTES_MAX:
         return {**_targets(known), "size": f"{size} bytes"}
-    return MessageToDict(known, preserving_proto_field_name=True)
+    fields = MessageToDict(known, preserving_proto_field_name=True, use_integers_for_enums=True)
+    return with_short_names(fields, known.DESCRIPTOR)
 
 
 def _targets(request: Any) -> dict[str, str]:

@@ -13,6 +13,7 @@ import grpc.aio
 
 from timer.model import timer_errors
 from timerclient.proto import timer_pb2
+from timerclient.rows.enum_names import short_name
 
 TRAILER: Final = "timer-error-bin"
 """Trailing metadata that carries a serialised `timer.v1.Error`."""
@@ -29,32 +30,36 @@ class Status(NamedTuple):
 
 
 _C: Final = grpc.StatusCode
-_STORAGE: Final = Status(_C.INTERNAL, timer_pb2.STORAGE_FAILED)
+_STORAGE: Final = Status(_C.INTERNAL, timer_pb2.REASON_STORAGE_FAILED)
 
 STATUSES: Final[dict[type[timer_errors.EngineError], Status]] = {
-    timer_errors.InvalidRequestError: Status(_C.INVALID_ARGUMENT, timer_pb2.INVALID_REQUEST),
-    timer_errors.NotFoundError: Status(_C.NOT_FOUND, timer_pb2.NOT_FOUND),
-    timer_errors.GroupDeletedError: Status(_C.NOT_FOUND, timer_pb2.NOT_FOUND),
-    timer_errors.TopicDeletedError: Status(_C.NOT_FOUND, timer_pb2.NOT_FOUND),
-    timer_errors.AlreadyExistsError: Status(_C.ALREADY_EXISTS, timer_pb2.ALREADY_EXISTS),
-    timer_errors.NotLeaderError: Status(_C.FAILED_PRECONDITION, timer_pb2.NOT_LEADER),
-    timer_errors.NotReadyError: Status(_C.UNAVAILABLE, timer_pb2.NOT_READY),
-    timer_errors.FencedError: Status(_C.ABORTED, timer_pb2.FENCED),
-    timer_errors.OverloadedError: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.OVERLOADED),
-    timer_errors.CallerLimitError: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.OVERLOADED),
-    timer_errors.DiskFullError: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.DISK_FULL),
-    timer_errors.QuotaReachedError: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.QUOTA_REACHED),
-    timer_errors.LimitReachedError: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.QUOTA_REACHED),
-    timer_errors.CommitTimeoutError: Status(_C.DEADLINE_EXCEEDED, timer_pb2.COMMIT_TIMEOUT),
-    timer_errors.LeadershipLostError: Status(_C.ABORTED, timer_pb2.LEADERSHIP_LOST),
-    timer_errors.SequenceGapError: Status(_C.OUT_OF_RANGE, timer_pb2.SEQUENCE_GAP),
-    timer_errors.OutcomeForgottenError: Status(_C.DATA_LOSS, timer_pb2.OUTCOME_FORGOTTEN),
-    timer_errors.PermissionDeniedError: Status(_C.PERMISSION_DENIED, timer_pb2.PERMISSION_DENIED),
-    timer_errors.TokenRejectedError: Status(_C.UNAUTHENTICATED, timer_pb2.TOKEN_REJECTED),
-    timer_errors.UnknownProducerError: Status(_C.UNAUTHENTICATED, timer_pb2.UNKNOWN_PRODUCER),
-    timer_errors.LeaseLostError: Status(_C.FAILED_PRECONDITION, timer_pb2.LEASE_LOST),
-    timer_errors.GroupHeldError: Status(_C.FAILED_PRECONDITION, timer_pb2.GROUP_HELD),
-    timer_errors.ShuttingDownError: Status(_C.UNAVAILABLE, timer_pb2.SHUTTING_DOWN),
+    timer_errors.InvalidRequestError: Status(_C.INVALID_ARGUMENT, timer_pb2.REASON_INVALID_REQUEST),
+    timer_errors.NotFoundError: Status(_C.NOT_FOUND, timer_pb2.REASON_NOT_FOUND),
+    timer_errors.GroupDeletedError: Status(_C.NOT_FOUND, timer_pb2.REASON_NOT_FOUND),
+    timer_errors.TopicDeletedError: Status(_C.NOT_FOUND, timer_pb2.REASON_NOT_FOUND),
+    timer_errors.AlreadyExistsError: Status(_C.ALREADY_EXISTS, timer_pb2.REASON_ALREADY_EXISTS),
+    timer_errors.NotLeaderError: Status(_C.FAILED_PRECONDITION, timer_pb2.REASON_NOT_LEADER),
+    timer_errors.NotReadyError: Status(_C.UNAVAILABLE, timer_pb2.REASON_NOT_READY),
+    timer_errors.FencedError: Status(_C.ABORTED, timer_pb2.REASON_FENCED),
+    timer_errors.OverloadedError: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.REASON_OVERLOADED),
+    timer_errors.CallerLimitError: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.REASON_OVERLOADED),
+    timer_errors.DiskFullError: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.REASON_DISK_FULL),
+    timer_errors.QuotaReachedError: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.REASON_QUOTA_REACHED),
+    timer_errors.LimitReachedError: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.REASON_QUOTA_REACHED),
+    timer_errors.CommitTimeoutError: Status(_C.DEADLINE_EXCEEDED, timer_pb2.REASON_COMMIT_TIMEOUT),
+    timer_errors.LeadershipLostError: Status(_C.ABORTED, timer_pb2.REASON_LEADERSHIP_LOST),
+    timer_errors.SequenceGapError: Status(_C.OUT_OF_RANGE, timer_pb2.REASON_SEQUENCE_GAP),
+    timer_errors.OutcomeForgottenError: Status(_C.DATA_LOSS, timer_pb2.REASON_OUTCOME_FORGOTTEN),
+    timer_errors.PermissionDeniedError: Status(
+        _C.PERMISSION_DENIED, timer_pb2.REASON_PERMISSION_DENIED
+    ),
+    timer_errors.TokenRejectedError: Status(_C.UNAUTHENTICATED, timer_pb2.REASON_TOKEN_REJECTED),
+    timer_errors.UnknownProducerError: Status(
+        _C.UNAUTHENTICATED, timer_pb2.REASON_UNKNOWN_PRODUCER
+    ),
+    timer_errors.LeaseLostError: Status(_C.FAILED_PRECONDITION, timer_pb2.REASON_LEASE_LOST),
+    timer_errors.GroupHeldError: Status(_C.FAILED_PRECONDITION, timer_pb2.REASON_GROUP_HELD),
+    timer_errors.ShuttingDownError: Status(_C.UNAVAILABLE, timer_pb2.REASON_SHUTTING_DOWN),
     timer_errors.StorageError: _STORAGE,
     timer_errors.CorruptFileError: _STORAGE,
     timer_errors.UnreadableFileError: _STORAGE,
@@ -63,7 +68,7 @@ STATUSES: Final[dict[type[timer_errors.EngineError], Status]] = {
     timer_errors.PromiseLostError: _STORAGE,
     timer_errors.WrongDirectoryError: _STORAGE,
     timer_errors.DiskFailedError: _STORAGE,
-    timer_errors.ConfigError: Status(_C.INVALID_ARGUMENT, timer_pb2.CONFIG),
+    timer_errors.ConfigError: Status(_C.INVALID_ARGUMENT, timer_pb2.REASON_CONFIG),
 }
 
 
@@ -88,7 +93,7 @@ def code_of(error: timer_errors.EngineError) -> grpc.StatusCode:
 
 def reason_of(error: timer_errors.EngineError) -> str:
     """Return the name of the error's reason, such as NOT_LEADER: a label in metrics and logs."""
-    return timer_pb2.Reason.Name(STATUSES[type(error)].reason)
+    return short_name(timer_pb2.Reason.DESCRIPTOR, STATUSES[type(error)].reason)
 
 
 def code_in(error: timer_pb2.Error) -> str:

@@ -39,6 +39,7 @@ from timer.model.timer_errors import (
     NotReadyError,
     PermissionDeniedError,
 )
+from timerclient.rows.enum_names import with_numbers
 from timerclient.rows.message_json import as_dict
 
 PEEK_BYTES_MAX: Final = 2 << 20
@@ -234,7 +235,7 @@ async def _message(
         return form.message(named, fields)
     made = GetMessageClass(METHODS[route.rpc].input_type)()
     try:
-        return ParseDict(fields | named, made)
+        return ParseDict(with_numbers(fields | named, made.DESCRIPTOR), made)
     except (ParseError, ValueError, TypeError, RecursionError) as error:
         why = str(error).partition("\n")[0]
         raise InvalidRequestError("request", fields | named, why[:500]) from None

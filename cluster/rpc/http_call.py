@@ -24,9 +24,9 @@ from cluster.rpc.relay import METHODS, PATHS
 from timerclient.proto import timer_pb2 as pb
 
 _REASONS: Final = {
-    grpc.StatusCode.DEADLINE_EXCEEDED: pb.COMMIT_TIMEOUT,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: pb.OVERLOADED,
-    grpc.StatusCode.UNAVAILABLE: pb.NOT_READY,
+    grpc.StatusCode.DEADLINE_EXCEEDED: pb.REASON_COMMIT_TIMEOUT,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: pb.REASON_OVERLOADED,
+    grpc.StatusCode.UNAVAILABLE: pb.REASON_NOT_READY,
 }
 """Status code of an error without a reason -> the reason."""
 

@@ -18,6 +18,7 @@ from cluster.rpc.problem_details import PROBLEM
 from cluster.rpc.relay import METHODS
 from cluster.rpc.route_forms import FORMS
 from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.enum_names import short_names
 
 _PROBLEM_SCHEMA: Final[dict[str, Any]] = {
     "type": "object",
@@ -27,7 +28,7 @@ _PROBLEM_SCHEMA: Final[dict[str, Any]] = {
         "title": {"type": "string"},
         "status": {"type": "integer"},
         "detail": {"type": "string"},
-        "reason": {"type": "string", "enum": [each.name for each in pb.Reason.DESCRIPTOR.values]},
+        "reason": {"type": "string", "enum": [*short_names(pb.Reason.DESCRIPTOR)]},
         "retryable": {
             "type": "boolean",
             "description": "the identical request may succeed later",
@@ -165,7 +166,7 @@ def _field(field: FieldDescriptor, schemas: dict[str, Any], *, answered: bool) -
 
 def _scalar(field: FieldDescriptor, *, answered: bool) -> dict[str, Any]:
     if field.enum_type is not None:
-        return {"type": "string", "enum": [each.name for each in field.enum_type.values]}
+        return {"type": "string", "enum": [*short_names(field.enum_type)]}
     kind = {
         FieldDescriptor.CPPTYPE_BOOL: "boolean",
         FieldDescriptor.CPPTYPE_STRING: "string",

@@ -3,8 +3,8 @@
     {"type": "about:blank", "title": "NOT_FOUND", "status": 404, "detail": "no such topic: 'x'",
      "reason": "NOT_FOUND", "retryable": false, "outcome_known": true}
 
-`reason` is the name in timer.proto. `field`, `limit` and `retry_after_ms` are there if they are
-known.
+`reason` is the short name of a reason in timer.proto. `field`, `limit` and `retry_after_ms` are
+there if they are known.
 """
 
 from typing import Any, Final
@@ -13,31 +13,32 @@ from cluster.rpc.aiohttp_server import web
 from cluster.rpc.grpc_errors import to_wire
 from timer.model.timer_errors import EngineError
 from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.enum_names import short_name
 
 UNAUTHORIZED: Final = 401
 PROBLEM: Final = "application/problem+json"
 HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 """Of each JSON answer under /v1."""
 _CODES: Final = {
-    pb.INVALID_REQUEST: 400,
-    pb.NOT_FOUND: 404,
-    pb.ALREADY_EXISTS: 409,
-    pb.NOT_LEADER: 503,
-    pb.NOT_READY: 503,
-    pb.OVERLOADED: 429,
-    pb.COMMIT_TIMEOUT: 504,
-    pb.LEADERSHIP_LOST: 504,
-    pb.LEASE_LOST: 409,
-    pb.SHUTTING_DOWN: 503,
-    pb.DISK_FULL: 507,
-    pb.GROUP_HELD: 409,
-    pb.QUOTA_REACHED: 429,
-    pb.PERMISSION_DENIED: 403,
-    pb.TOKEN_REJECTED: 401,
-    pb.CONFIG: 400,
+    pb.REASON_INVALID_REQUEST: 400,
+    pb.REASON_NOT_FOUND: 404,
+    pb.REASON_ALREADY_EXISTS: 409,
+    pb.REASON_NOT_LEADER: 503,
+    pb.REASON_NOT_READY: 503,
+    pb.REASON_OVERLOADED: 429,
+    pb.REASON_COMMIT_TIMEOUT: 504,
+    pb.REASON_LEADERSHIP_LOST: 504,
+    pb.REASON_LEASE_LOST: 409,
+    pb.REASON_SHUTTING_DOWN: 503,
+    pb.REASON_DISK_FULL: 507,
+    pb.REASON_GROUP_HELD: 409,
+    pb.REASON_QUOTA_REACHED: 429,
+    pb.REASON_PERMISSION_DENIED: 403,
+    pb.REASON_TOKEN_REJECTED: 401,
+    pb.REASON_CONFIG: 400,
 }
 """Reason -> HTTP status; 500 for the others."""
-_PLAIN: Final = {403: pb.PERMISSION_DENIED, 404: pb.NOT_FOUND}
+_PLAIN: Final = {403: pb.REASON_PERMISSION_DENIED, 404: pb.REASON_NOT_FOUND}
 
 
 class ProblemError(Exception):
@@ -52,7 +53,7 @@ class ProblemError(Exception):
 def problem_of(error: pb.Error | EngineError, status: int = 0) -> web.Response:
     """Return the answer for an error. `status`: HTTP status; 0: that of the reason."""
     wire = to_wire(error) if isinstance(error, EngineError) else error
-    reason = pb.Reason.Name(wire.reason)
+    reason = short_name(pb.Reason.DESCRIPTOR, wire.reason)
     code = status or _CODES.get(wire.reason, 500)
     document: dict[str, Any] = {
         "type": "about:blank",
@@ -84,7 +85,7 @@ async def problems(request: web.Request, handler: Any) -> web.StreamResponse:
         if refused.status < 400 or not request.path.startswith("/v1/"):
             raise
         error = pb.Error(
-            reason=_PLAIN.get(refused.status, pb.INVALID_REQUEST),
+            reason=_PLAIN.get(refused.status, pb.REASON_INVALID_REQUEST),
             message=refused.reason,
             outcome_known=True,
         )

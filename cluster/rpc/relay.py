@@ -287,7 +287,7 @@ class _Refused:
             grpc.aio.AbortError: the leader's own refusal.
         """
         if self._trailer is not None:
-            if pb.Error.FromString(self._trailer).reason == pb.NOT_LEADER:
+            if pb.Error.FromString(self._trailer).reason == pb.REASON_NOT_LEADER:
                 raise NotReadyError("the leadership is moving to another node: retry")
         elif self._code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             lost = f"the node {self._target} did not answer: {self._details:.200}"

@@ -214,11 +214,11 @@ def test_producer_writes_down_every_outcome(
     books = Books()
     producer = RecordingProducer(run, "p", client, books, topic="t")
     assert len(producer.batch([1, 2], [NOW_MS, NOW_MS])) == 2
-    fake.cluster.on_schedule = lambda _: wire_error(pb.INVALID_REQUEST, "no")
+    fake.cluster.on_schedule = lambda _: wire_error(pb.REASON_INVALID_REQUEST, "no")
     assert producer.single(3, 0.5) == []
-    fake.cluster.on_schedule = lambda _: wire_error(pb.QUOTA_REACHED)
+    fake.cluster.on_schedule = lambda _: wire_error(pb.REASON_QUOTA_REACHED)
     assert producer.batch([6], [NOW_MS]) == []  # at once, though it may succeed later
-    fake.cluster.on_schedule = lambda _: wire_error(pb.COMMIT_TIMEOUT)
+    fake.cluster.on_schedule = lambda _: wire_error(pb.REASON_COMMIT_TIMEOUT)
     assert producer.batch([4], [NOW_MS], timeout_s=0.2) == []
     future = producer.submit([5], [NOW_MS], timeout_s=0.2)
     assert future is not None
@@ -251,7 +251,7 @@ def test_cancels_end_what_they_ended_and_no_more(
     producer.cancel(ids[:1], marks[:1])
     producer.cancel(ids[:2], marks[:2])
     assert books.missing == 3  # the second fired, and is to come
-    fake.cluster.on_cancel = lambda: wire_error(pb.INVALID_REQUEST, "no")
+    fake.cluster.on_cancel = lambda: wire_error(pb.REASON_INVALID_REQUEST, "no")
     producer.cancel(ids[2:3], marks[2:3])
     assert books.missing == 3  # refused: it had no effect
     producer.close()
@@ -460,7 +460,7 @@ def test_ack_of_what_expired_is_an_end_and_says_of_which(
 def test_ack_that_died_unanswered_is_unknown_and_nothing_is_missing(
     fake: Threaded, client: TimerClient, run: RunFolder
 ) -> None:
-    fake.cluster.on_ack = lambda _: wire_error(pb.OVERLOADED, retry_after_ms=1)
+    fake.cluster.on_ack = lambda _: wire_error(pb.REASON_OVERLOADED, retry_after_ms=1)
     lives = iter([False])
 
     def habit(ack: Callable[[], None]) -> bool:

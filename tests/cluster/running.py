@@ -26,6 +26,7 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 from timerclient.rows.messages import Message
 from timerclient.values.errors import OutcomeUnknown
+from timerclient.values.same_fields import as_type
 from timerclient.values.wire_errors import TRAILER
 
 WAIT_S: Final = 60.0
@@ -359,3 +360,7 @@ def columns(topic: str, payloads: list[bytes], **more: Any) -> pb.TimerColumns:
 
 def schedule(*timers: pb.TimerColumns, **more: Any) -> pb.ScheduleRequest:
     return pb.ScheduleRequest(timers=timers, **more)
+
+
+def streamed(*requests: pb.ScheduleRequest) -> Iterator[pb.ScheduleStreamRequest]:
+    return iter([as_type(pb.ScheduleStreamRequest, request) for request in requests])

@@ -215,4 +215,4 @@ def test_change_says_which_field_breaks_which_limit(cluster: Running, client: Ti
             timeout=RPC_S,
             metadata=DIRECT,
         )
-    assert error_of(refused.value).reason == pb.NOT_LEADER
+    assert error_of(refused.value).reason == pb.REASON_NOT_LEADER

@@ -25,6 +25,7 @@ from tests.cluster.running import (
     nothing_comes,
     now_ms,
     schedule,
+    streamed,
     take,
     until,
 )
@@ -223,7 +224,7 @@ def test_raw_ids_that_are_garbage_are_not_found_or_refused(cluster: Running) -> 
     timers = cluster.timers()
     garbage = bytes(15) + b"\xff" * 15 + bytes(range(15))
     assert [*timers.Cancel(pb.CancelRequest(timer_ids=garbage), timeout=RPC_S).results] == [
-        pb.TIMER_NOT_FOUND
+        pb.CANCEL_RESULT_NOT_FOUND
     ] * 3
     for raw in (b"", b"x", b"x" * 16, bytes(15 * (ROWS_MAX + 1))):
         refused = refusal(partial(timers.Cancel, pb.CancelRequest(timer_ids=raw), timeout=RPC_S))
@@ -238,7 +239,7 @@ def refusal(call: Callable[[], object]) -> pb.Error:
     with pytest.raises(grpc.RpcError) as failed:
         call()
     error = error_of(failed.value)
-    assert error.reason == pb.INVALID_REQUEST, error
+    assert error.reason == pb.REASON_INVALID_REQUEST, error
     assert code_of(failed.value) is grpc.StatusCode.INVALID_ARGUMENT
     assert error.outcome_known
     assert not error.retryable
@@ -296,8 +297,8 @@ def test_a_malformed_schedule_is_refused_whole_on_both_ways(
     error = refusal(lambda: stub.Schedule(schedule(good, timers), timeout=RPC_S))
     assert error.field.startswith(field), error
     requests = [schedule(timers, request_no=1), schedule(good, request_no=2)]
-    refused, taken = stub.ScheduleStream(iter(requests), timeout=RPC_S)
-    assert (refused.request_no, refused.error.reason) == (1, pb.INVALID_REQUEST)
+    refused, taken = stub.ScheduleStream(streamed(*requests), timeout=RPC_S)
+    assert (refused.request_no, refused.error.reason) == (1, pb.REASON_INVALID_REQUEST)
     assert (taken.request_no, len(taken.timer_ids)) == (2, 15)
     assert cluster.counts_add_up().scheduled == before + 1
 
@@ -364,11 +365,11 @@ def test_direct_requests_to_a_follower_get_the_leaders_address(cluster: Running)
             call()
         error = error_of(failed.value)
         assert code_of(failed.value) is grpc.StatusCode.FAILED_PRECONDITION
-        assert (error.reason, error.leader) == (pb.NOT_LEADER, cluster.node(leader).grpc)
+        assert (error.reason, error.leader) == (pb.REASON_NOT_LEADER, cluster.node(leader).grpc)
         assert error.outcome_known
         assert error.retryable
     (answer,) = timers.ScheduleStream(
-        iter([schedule(columns("t", [b""]), request_no=9)]), timeout=10, metadata=DIRECT
+        streamed(schedule(columns("t", [b""]), request_no=9)), timeout=10, metadata=DIRECT
     )
     assert (answer.request_no, answer.error.leader) == (9, cluster.node(leader).grpc)
 
@@ -392,9 +393,9 @@ def test_tokens_and_sequences_are_checked(cluster: Running, topic: str) -> None:
     assert (again.timer_ids, again.duplicate) == (first.timer_ids, True)
     other = schedule(columns(topic, [b"y"]), producer_id=producer, sequence=1)
     for request, reason, code in (
-        (other, pb.INVALID_REQUEST, grpc.StatusCode.INVALID_ARGUMENT),
-        (sent(3), pb.SEQUENCE_GAP, grpc.StatusCode.OUT_OF_RANGE),
-        (sent(1, 1 << 60), pb.UNKNOWN_PRODUCER, grpc.StatusCode.UNAUTHENTICATED),
+        (other, pb.REASON_INVALID_REQUEST, grpc.StatusCode.INVALID_ARGUMENT),
+        (sent(3), pb.REASON_SEQUENCE_GAP, grpc.StatusCode.OUT_OF_RANGE),
+        (sent(1, 1 << 60), pb.REASON_UNKNOWN_PRODUCER, grpc.StatusCode.UNAUTHENTICATED),
     ):
         with pytest.raises(grpc.RpcError) as failed:
             stub.Schedule(request, timeout=RPC_S)
@@ -471,7 +472,7 @@ def test_acks_of_what_was_never_handed_out_are_told_and_change_nothing(
     for _ in range(9):
         acked = next(answers).acked
         assert acked.request_no == 7
-        assert acked.HasField("error") or pb.ACKED not in acked.results, acked
+        assert acked.HasField("error") or pb.ACK_RESULT_ACKED not in acked.results, acked
     hold.end()
     assert [*answers] == []
     with client.consumer(topic, group="g") as consumer:

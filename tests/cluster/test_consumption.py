@@ -102,10 +102,14 @@ def test_simple_client_receives_and_settles_by_unary_calls(
     assert not stub.Receive(pb.ReceiveRequest(**asked, wait_ms=100)).queue_offsets, "they are held"
     held = asked | {"lease_id": got.lease_id, "epoch": got.epoch}
     extended = stub.Extend(pb.ExtendRequest(**held, offsets=[0, 9], lease_ms=60_000))
-    assert list(extended.results) == [pb.EXTENDED, pb.ACK_NOT_DELIVERED]
-    assert list(stub.Ack(pb.AckRequest(**held, offsets=[0])).results) == [pb.ACKED]
+    assert list(extended.results) == [pb.ACK_RESULT_EXTENDED, pb.ACK_RESULT_NOT_DELIVERED]
+    assert list(stub.Ack(pb.AckRequest(**held, offsets=[0])).results) == [pb.ACK_RESULT_ACKED]
     nacked = stub.Nack(pb.NackRequest(**held, offsets=[0, 1, 1], delay_ms=0))
-    assert list(nacked.results) == [pb.ALREADY_ACKED, pb.NACKED, pb.ACK_LEASE_LOST]
+    assert list(nacked.results) == [
+        pb.ACK_RESULT_ALREADY_ACKED,
+        pb.ACK_RESULT_NACKED,
+        pb.ACK_RESULT_LEASE_LOST,
+    ]
     again = stub.Receive(pb.ReceiveRequest(**asked, wait_ms=5_000, max_messages=3))
     assert (again.payloads, list(again.attempts)) == (b"b", [2])
     assert again.handed_out_ms >= got.handed_out_ms > 0

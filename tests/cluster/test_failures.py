@@ -21,6 +21,7 @@ from tests.cluster.running import (
     nothing_comes,
     now_ms,
     schedule,
+    streamed,
     take,
     until,
 )
@@ -295,7 +296,7 @@ def test_more_than_the_disks_take_is_refused_as_overloaded_and_the_client_gets_a
     requests = [schedule(columns(topic, block), request_no=at) for at in range(60)]
     for name in followers:  # no disk but the leader's: nothing commits
         cluster.kill(name, signal.SIGSTOP)
-    answers = stub.ScheduleStream(iter(requests), timeout=CALL_S)
+    answers = stub.ScheduleStream(streamed(*requests), timeout=CALL_S)
     with cluster.client() as client:
         futures = [client.submit_batch(topic, block, delay=3600) for _ in range(60)]
         # Answers come in order, and the first has to wait for the followers.
@@ -305,7 +306,7 @@ def test_more_than_the_disks_take_is_refused_as_overloaded_and_the_client_gets_a
         answered = [*answers]
         assert [answer.request_no for answer in answered] == [*range(60)]
         taken = sum(bool(answer.timer_ids) for answer in answered)
-        overloaded = [a for a in answered if a.error.reason == pb.OVERLOADED]
+        overloaded = [a for a in answered if a.error.reason == pb.REASON_OVERLOADED]
         assert overloaded, {pb.Reason.Name(a.error.reason) for a in answered}
         for each in overloaded:
             assert each.error.retry_after_ms > 0
@@ -314,7 +315,7 @@ def test_more_than_the_disks_take_is_refused_as_overloaded_and_the_client_gets_a
         assert len({i for future in futures for i in future.result().ids}) == 480
     cluster.wait_for_leader()
     after = cluster.counts_add_up()
-    unknown = sum(a.error.reason == pb.LEADERSHIP_LOST for a in answered)
+    unknown = sum(a.error.reason == pb.REASON_LEADERSHIP_LOST for a in answered)
     more = (after.scheduled - before.scheduled) // 8 - 60
     assert taken <= more <= taken + unknown
     figures(

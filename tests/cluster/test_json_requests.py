@@ -46,7 +46,7 @@ def test_timer_of_each_kind_of_payload_and_time() -> None:
     empty = scheduled({"key": None}).timers[0]
     assert (empty.payloads, [*empty.delay_ms], [*empty.key_sizes]) == (b"", [0], [])
     assert [*scheduled({"delay_level": 3}).timers[0].delay_level] == [3]
-    assert scheduled({"on_conflict": "update", "key": "k"}).on_conflict == pb.UPDATE
+    assert scheduled({"on_conflict": "update", "key": "k"}).on_conflict == pb.ON_CONFLICT_UPDATE
 
 
 @pytest.mark.parametrize(

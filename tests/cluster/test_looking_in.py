@@ -68,7 +68,7 @@ async def test_timer_is_got_by_id_and_by_key_wherever_it_lies(where: str) -> Non
     look, host = looking(engine)
     for request in (by_id(2), by_key("b")):
         answer = await look.get(request)
-        assert (answer.state, answer.topic) == (pb.TIMER_PENDING, "t")
+        assert (answer.state, answer.topic) == (pb.TIMER_STATE_PENDING, "t")
         assert (answer.timer.payloads, answer.timer.keys) == (b"p1", b"b")
     for nobody in (by_id(4), by_key("z")):
         with pytest.raises(NotFoundError):

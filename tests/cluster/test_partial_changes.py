@@ -82,11 +82,11 @@ async def test_what_did_not_fit_of_a_reschedule_is_left_and_moved_once_when_aske
     entries_max(monkeypatch, 2)
     answer = await call(ids(*range(N)))
     results = [*answer.results]
-    left = [at for at in range(N) if results[at] == pb.RESCHEDULE_LEFT]
+    left = [at for at in range(N) if results[at] == pb.RESCHEDULE_RESULT_LEFT]
     assert left == [*range(2 * RESCHEDULE_ROWS_MAX, N)]
-    assert results.count(pb.RESCHEDULED) == answer.rescheduled == N - len(left)
+    assert results.count(pb.RESCHEDULE_RESULT_RESCHEDULED) == answer.rescheduled == N - len(left)
     again = await call(ids(*left))
-    assert [*again.results] == [pb.RESCHEDULED] * len(left)
+    assert [*again.results] == [pb.RESCHEDULE_RESULT_RESCHEDULED] * len(left)
     assert moved(call) == {*range(N)}
     assert call.host.engine.machine.counts.scheduled == 2 * N
 
@@ -105,7 +105,7 @@ async def test_reschedule_that_a_deposed_log_refused_in_part_is_left_in_part(cal
     call.host.refuse = lambda kind: next(taken) if kind is EntryKind.RESCHEDULE else None
     answer = await call(ids(*range(N)))
     assert answer.rescheduled == RESCHEDULE_ROWS_MAX
-    assert [*answer.results].count(pb.RESCHEDULE_LEFT) == N - RESCHEDULE_ROWS_MAX
+    assert [*answer.results].count(pb.RESCHEDULE_RESULT_LEFT) == N - RESCHEDULE_ROWS_MAX
 
 
 async def test_reschedule_in_flight_when_the_leader_is_lost_has_an_unknown_outcome(
@@ -218,7 +218,7 @@ async def test_reschedule_by_id_that_a_policy_overtakes_is_refused_not_decided_w
     asyncio.get_running_loop().call_soon(alter)  # before any entry is appended
     with pytest.raises(NotReadyError, match="a policy changed meanwhile; retry"):
         await moving
-    assert [*(await call(ids(0))).results] == [pb.RESCHEDULED]
+    assert [*(await call(ids(0))).results] == [pb.RESCHEDULE_RESULT_RESCHEDULED]
     assert moved(call) == set()
     assert call.host.pending()[0] == call.host.now().clock_ms + 10  # by the tick
 

@@ -124,7 +124,7 @@ async def test_redrive_of_which_some_fails_says_how_many_went_back_and_why_no_mo
     desk = GroupDesk(host, host, host, 100)  # type: ignore[arg-type]
     answer = await desk.redrive("letters", 0)
     assert (answer.redriven, answer.left) == (LETTERS, 0)
-    assert (answer.error.reason, answer.error.outcome_known) == (pb.LEADERSHIP_LOST, False)
+    assert (answer.error.reason, answer.error.outcome_known) == (pb.REASON_LEADERSHIP_LOST, False)
 
 
 async def test_redrive_that_meets_a_bug_of_ours_fails_alone(

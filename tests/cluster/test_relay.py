@@ -10,9 +10,10 @@ import pytest
 
 from cluster.rpc import relay as relay_module
 from cluster.rpc.relay import DIRECT, LOOK_UPS, PATHS, SERVED_HERE, Relay
-from tests.cluster.running import RPC_S, Running, until
+from tests.cluster.running import RPC_S, Running, streamed, until
 from timer.model.timer_errors import LeadershipLostError, NotReadyError
 from timerclient.proto import timer_pb2 as pb
+from timerclient.values.reasons import Reason
 from timerclient.values.wire_errors import TRAILER
 
 NOW = 1  # a due time that has passed
@@ -27,7 +28,7 @@ def one_timer(topic: str, payload: bytes = b"x") -> pb.ScheduleRequest:
 
 def reason(failed: Any) -> str:
     trailer = dict(failed.trailing_metadata())[TRAILER]
-    return pb.Reason.Name(pb.Error.FromString(trailer).reason)
+    return Reason(pb.Error.FromString(trailer).reason).name
 
 
 def test_each_method_has_its_place() -> None:
@@ -45,7 +46,7 @@ def test_a_follower_sends_requests_on(cluster: Running, topic: str) -> None:
 
     asked = pb.ReceiveRequest(topic=topic, group="g", wait_ms=1_000)
 
-    def receive() -> pb.Deliveries | None:
+    def receive() -> pb.ReceiveResponse | None:
         taken = consuming.Receive(asked, timeout=RPC_S)
         return taken if taken.queue_offsets else None
 
@@ -58,7 +59,7 @@ def test_a_follower_sends_requests_on(cluster: Running, topic: str) -> None:
         lease_id=received.lease_id,
         offsets=received.queue_offsets,
     )
-    assert list(consuming.Ack(ack, timeout=RPC_S).results) == [pb.ACKED]
+    assert list(consuming.Ack(ack, timeout=RPC_S).results) == [pb.ACK_RESULT_ACKED]
     assert cluster.metric(follower, "timer_relayed_total") >= before + 4
 
 
@@ -86,7 +87,7 @@ def test_rpcs_are_measured_where_they_arrive_and_where_they_are_answered(
 
     before = numbers()
     cluster.timers(follower).Schedule(one_timer(topic), timeout=RPC_S)
-    assert [*cluster.timers(follower).ScheduleStream(iter([one_timer(topic)]), timeout=RPC_S)]
+    assert [*cluster.timers(follower).ScheduleStream(streamed(one_timer(topic)), timeout=RPC_S)]
     with pytest.raises(grpc.RpcError):
         cluster.timers(follower).GetTimer(
             pb.GetTimerRequest(topic=topic, key="none"), timeout=RPC_S
@@ -102,7 +103,7 @@ def test_streams_pass_a_follower(cluster: Running, topic: str) -> None:
     requests = [one_timer(topic, b"%d" % n) for n in range(5)]
     for number, request in enumerate(requests, 1):
         request.request_no = number
-    answers = [*cluster.timers(follower).ScheduleStream(iter(requests), timeout=RPC_S)]
+    answers = [*cluster.timers(follower).ScheduleStream(streamed(*requests), timeout=RPC_S)]
     assert [each.request_no for each in answers] == [1, 2, 3, 4, 5]
 
     opening = pb.OpenConsumer(topic=topic, group="g", credit=10)
@@ -185,7 +186,7 @@ async def test_two_nodes_that_name_each_other_end_at_the_second() -> None:
         del request
         second = Relay("n2", lambda: "n1", lambda _: pytest.fail("sent on twice"))
         assert second.target("GetTimer", context) is None
-        trailer = pb.Error(reason=pb.NOT_LEADER).SerializeToString()
+        trailer = pb.Error(reason=pb.REASON_NOT_LEADER).SerializeToString()
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "", ((TRAILER, trailer),))
         return b""
 

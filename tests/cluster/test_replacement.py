@@ -20,7 +20,9 @@ async def test_waiting_node_is_replaced_only_by_an_answer_to_its_status_from_its
     config, asked = build_config(BASE, ports), asyncio.Event()
     standby = Standby(config, "waiting", lambda: "its promise is lost", on_replace=asked.set)
     await standby.start()
-    request = pb.ChangeMembersRequest(change=pb.ChangeMembersRequest.REPLACE, name=config.name)
+    request = pb.ChangeMembersRequest(
+        change=pb.ChangeMembersRequest.CHANGE_REPLACE, name=config.name
+    )
     async with grpc.aio.insecure_channel(config.grpc) as channel:
         stub = rpc.AdminServiceStub(channel)
         status = stub.GetStatus(pb.GetStatusRequest(local=True))

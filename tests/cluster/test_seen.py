@@ -26,6 +26,7 @@ from timer.model.units import ProducerId
 from timer.state.producers import name_of
 from timerclient import NewTimer, TimerClient
 from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.enum_names import short_name
 from timerclient.values import errors
 
 pytestmark = pytest.mark.slow
@@ -126,11 +127,11 @@ def test_story_is_told_over_a_failover_from_schedule_to_ack(
         message.nack(delay=0).result(WAIT_S)
         take(consumer, 1)
     story = client.tell_story(timer)
-    name = pb.StoryEvent.What.Name
+    name = partial(short_name, pb.StoryEvent.What.DESCRIPTOR)
     assert [name(event.what) for event in story.events] == ["SCHEDULED", "FIRED", "NACKED", "ACKED"]
     assert [event.group for event in story.events[2:]] == ["g", "g"]
     assert story.events[0].request_id == topic
-    assert story.end.state == pb.TIMER_FIRED
+    assert story.end.state == pb.TIMER_STATE_FIRED
     assert not story.end.gaps
     pending = client.schedule(topic, b"y", delay=600, key="k")
     moved = client.reschedule(pending, delay=700)
@@ -223,7 +224,7 @@ def test_idle_producer_expires_is_told_so_and_its_client_goes_on(
         request = schedule(columns(topic, [b"raw"]), producer_id=issued.producer_id, sequence=1)
         with pytest.raises(grpc.RpcError) as caught:
             cluster.timers().Schedule(request)
-        assert error_of(caught.value).reason == pb.UNKNOWN_PRODUCER
+        assert error_of(caught.value).reason == pb.REASON_UNKNOWN_PRODUCER
         assert "was idle" in error_of(caught.value).message
         assert error_of(caught.value).outcome_known
         assert until(partial(used, mine)) != status.producer

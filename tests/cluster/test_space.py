@@ -112,7 +112,7 @@ def test_refused_schedule_says_what_is_free_and_what_is_kept(nearly: Nearly) -> 
         client.schedule_batch("soon", [b"y"] * 10, delay=1)
         with nearly.full():
             error = until(lambda: refusal_of(cluster))
-            assert error.reason == pb.DISK_FULL
+            assert error.reason == pb.REASON_DISK_FULL
             assert (error.retryable, error.outcome_known) == (True, True)
             assert f"free, below its storage.reserve_bytes = {nearly.reserve}" in error.message
             until(lambda: refused_for_room(lambda: client.schedule("far", b"z", timeout=4)))

@@ -24,7 +24,7 @@ from timerclient.proto import timer_pb2
 from timerclient.values import errors as client_errors
 from timerclient.values.reasons import Reason
 
-PROTO = Path(timer_pb2.__file__).with_name("timer.proto")
+PROTO = Path(timer_pb2.__file__).parent / "timer" / "v1" / "timer.proto"
 INSTANCES: list[timer_errors.EngineError] = [
     timer_errors.InvalidRequestError("due_ms", -1, "at least 0"),
     timer_errors.NotFoundError("topic", "bills"),
@@ -78,7 +78,9 @@ def test_every_reason_stands_for_some_error() -> None:
 
 @pytest.mark.parametrize("error", INSTANCES, ids=lambda each: type(each).__name__)
 def test_status_code_is_the_one_the_proto_promises(error: timer_errors.EngineError) -> None:
-    promised = dict(re.findall(r"^  (\w+) = \d+; +// ([A-Z_]+)", PROTO.read_text(), re.MULTILINE))
+    promised = dict(
+        re.findall(r"^  REASON_(\w+) = \d+; +// ([A-Z_]+)", PROTO.read_text(), re.MULTILINE)
+    )
     assert code_of(error).name == promised[reason_of(error)]
 
 

@@ -18,6 +18,7 @@ from timer.model import timer_id
 from timer.model.timer_errors import InvalidRequestError, NotFoundError
 from timer.model.units import LogIndex
 from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.enum_names import short_name
 
 SALT = 5
 DUE = START_MS + 50
@@ -60,7 +61,9 @@ class Teller:
         events, end = [], pb.StoryEnd()
         async for answer in self.stories.tell(pb.TellStoryRequest(timer_id=raw)):
             assert not end.log_last, "nothing comes after the end"
-            events += [(What.Name(event.what), event.index) for event in answer.events]
+            events += [
+                (short_name(What.DESCRIPTOR, event.what), event.index) for event in answer.events
+            ]
             if answer.HasField("end"):
                 end = answer.end
         return events, end
@@ -82,11 +85,11 @@ async def test_story_names_what_the_log_and_the_machine_do_not_tell_any_more() -
     acked = it.applied()
     whole = [("SCHEDULED", scheduled), ("FIRED", fired), ("ACKED", acked)]
     events, end = await it.tell(DUE, 1)
-    assert (events, list(end.gaps), end.state) == (whole, [], pb.TIMER_FIRED)
+    assert (events, list(end.gaps), end.state) == (whole, [], pb.TIMER_STATE_FIRED)
     assert (end.log_first, end.log_last) == (1, acked)
     events, end = await it.tell(DUE + 999_000, 3)
     assert events == [("SCHEDULED", scheduled), ("CANCELLED", cancelled)]
-    assert end.state == pb.TIMER_CANCELLED
+    assert end.state == pb.TIMER_STATE_CANCELLED
 
     it.kept.first_index = LogIndex(fired)
     it.kept.reads = 0
@@ -95,7 +98,7 @@ async def test_story_names_what_the_log_and_the_machine_do_not_tell_any_more() -
     [gap] = end.gaps
     assert f"log begins later, with entry {fired}" in gap
     events, end = await it.tell(DUE + 999_000, 2)
-    assert (events, end.state, len(end.gaps)) == ([], pb.TIMER_PENDING, 1)
+    assert (events, end.state, len(end.gaps)) == ([], pb.TIMER_STATE_PENDING, 1)
 
     it.kept.first_index = LogIndex(acked)
     events, end = await it.tell(DUE, 1)

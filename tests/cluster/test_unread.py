@@ -95,7 +95,7 @@ def test_stream_of_a_deleted_group_ends_behind_the_answers_to_its_acks(
             answer = await stream.next()
             assert answer is not None
             assert answer.acked.request_no == request_no
-            assert answer.acked.error.reason == pb.NOT_FOUND
+            assert answer.acked.error.reason == pb.REASON_NOT_FOUND
         assert await stream.next() is None
         assert stream.ended is gone
         reading.cancel()

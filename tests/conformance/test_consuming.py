@@ -336,10 +336,17 @@ def test_message_is_received_and_settled_by_plain_calls(world: World, topic: str
     assert not world.unary("Receive", pb.ReceiveRequest(**asked)).queue_offsets
     held = asked | {"lease_id": got.lease_id, "epoch": got.epoch}
     longer = pb.ExtendRequest(**held, offsets=[0, 9], lease_ms=60_000)
-    assert world.unary("Extend", longer).results == [pb.EXTENDED, pb.ACK_NOT_DELIVERED]
-    assert world.unary("Ack", pb.AckRequest(**held, offsets=[0])).results == [pb.ACKED]
+    assert world.unary("Extend", longer).results == [
+        pb.ACK_RESULT_EXTENDED,
+        pb.ACK_RESULT_NOT_DELIVERED,
+    ]
+    assert world.unary("Ack", pb.AckRequest(**held, offsets=[0])).results == [pb.ACK_RESULT_ACKED]
     back = world.unary("Nack", pb.NackRequest(**held, offsets=[0, 1, 1], delay_ms=0))
-    assert back.results == [pb.ALREADY_ACKED, pb.NACKED, pb.ACK_LEASE_LOST]
+    assert back.results == [
+        pb.ACK_RESULT_ALREADY_ACKED,
+        pb.ACK_RESULT_NACKED,
+        pb.ACK_RESULT_LEASE_LOST,
+    ]
     again = world.unary("Receive", pb.ReceiveRequest(**asked, wait_ms=20_000, max_messages=3))
     assert (again.payloads, list(again.attempts)) == (b"b", [2])
 
@@ -355,6 +362,6 @@ def test_plain_call_beyond_a_limit_names_it(world: World, topic: str) -> None:
         ("Extend", pb.ExtendRequest(**asked, offsets=[1], lease_ms=1 << 31), "lease_ms"),
     ):
         error = refusal(world, method, request)
-        assert (error.reason, error.field) == (pb.INVALID_REQUEST, field)
+        assert (error.reason, error.field) == (pb.REASON_INVALID_REQUEST, field)
     nobody = pb.AckRequest(topic=topic, group="nobody", offsets=[1])
-    assert refusal(world, "Ack", nobody).reason == pb.NOT_FOUND
+    assert refusal(world, "Ack", nobody).reason == pb.REASON_NOT_FOUND

@@ -91,5 +91,5 @@ def test_story_of_a_dropped_timer_tells_that_its_topic_was_deleted(
     client.delete_topic(topic)
     story = client.tell_story(timer)
     told = [event.what for event in story.events]
-    assert told == [pb.StoryEvent.SCHEDULED, pb.StoryEvent.TOPIC_DELETED]
-    assert story.end.state == pb.TIMER_DROPPED
+    assert told == [pb.StoryEvent.WHAT_SCHEDULED, pb.StoryEvent.WHAT_TOPIC_DELETED]
+    assert story.end.state == pb.TIMER_STATE_DROPPED

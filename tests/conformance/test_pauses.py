@@ -124,10 +124,10 @@ def test_catch_up_by_dropping_lets_only_later_ones_fire(world: World, topic: str
     assert world.client.get_timer(timer).state is TimerState.DROPPED
     story = world.client.tell_story(timer)
     assert [event.what for event in story.events] == [
-        pb.StoryEvent.SCHEDULED,
-        pb.StoryEvent.DROPPED,
+        pb.StoryEvent.WHAT_SCHEDULED,
+        pb.StoryEvent.WHAT_DROPPED,
     ]
-    assert story.end.state == pb.TIMER_DROPPED
+    assert story.end.state == pb.TIMER_STATE_DROPPED
     assert not story.end.gaps
 
 

@@ -1,12 +1,14 @@
 """Lag, lateness, stories, producers, and requests that are sent more than once."""
 
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
 from tests.conformance.worlds import World
 from timerclient import InvalidRequest, NewTimer
 from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.enum_names import short_name
 
 HOUR = 3600.0
 
@@ -38,7 +40,7 @@ def test_timers_of_several_topics_are_scheduled_at_once_or_not_at_all(
 
 
 def test_story_tells_what_became_of_a_timer(world: World, topic: str) -> None:
-    client, name = world.client, pb.StoryEvent.What.Name
+    client, name = world.client, partial(short_name, pb.StoryEvent.What.DESCRIPTOR)
     timer = client.schedule(topic, b"x", key="k")
     with client.consumer(topic, "g") as consumer:
         [message] = world.receive(consumer, 1)
@@ -51,7 +53,10 @@ def test_story_tells_what_became_of_a_timer(world: World, topic: str) -> None:
         ["SCHEDULED", "FIRED", "NACKED", "ACKED"],
         ["RESCHEDULED_FROM", "CANCELLED"],
     ]
-    assert [story.end.state for story in stories] == [pb.TIMER_FIRED, pb.TIMER_CANCELLED]
+    assert [story.end.state for story in stories] == [
+        pb.TIMER_STATE_FIRED,
+        pb.TIMER_STATE_CANCELLED,
+    ]
 
 
 def test_lag_is_the_age_of_what_waits_though_nothing_moves(world: World, topic: str) -> None:

@@ -62,9 +62,9 @@ def test_the_lease_of_another_consumer_is_not_guessed(town: Victim, client: Time
     }
     for guess in (*range(40), held.lease_id - 1, held.lease_id + 1):
         request = pb.AckRequest(lease_id=guess, **settle)
-        assert [*stub.Ack(request, timeout=CALL_S).results] == [pb.ACK_LEASE_LOST], guess
+        assert [*stub.Ack(request, timeout=CALL_S).results] == [pb.ACK_RESULT_LEASE_LOST], guess
     request = pb.AckRequest(lease_id=held.lease_id, **settle)
-    assert [*stub.Ack(request, timeout=CALL_S).results] == [pb.ACKED]
+    assert [*stub.Ack(request, timeout=CALL_S).results] == [pb.ACK_RESULT_ACKED]
 
 
 def test_groups_end_at_their_limit(client: TimerClient) -> None:

@@ -400,7 +400,7 @@ def test_a_client_works_on_the_topics_of_its_rules_only(cluster: Running, shop: 
             stub = rpc.TimerServiceStub(channel)
             asked = timer_pb2.CancelRequest(timer_ids=foreign.raw)
             answer = stub.Cancel(asked, timeout=STREAM_S * 4)
-            assert [*answer.results] == [timer_pb2.TIMER_NOT_FOUND]
+            assert [*answer.results] == [timer_pb2.CANCEL_RESULT_NOT_FOUND]
             count = timer_pb2.CountTimersRequest(topic="orders")
             with pytest.raises(grpc.RpcError) as caught:
                 stub.CountTimers(count, timeout=STREAM_S * 4)

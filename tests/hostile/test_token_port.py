@@ -92,7 +92,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WithTokens]:
         with running.client() as admin:
             files = admin.reload_files("n1").files
             named = {each.setting: each.result for each in files}
-            taken = timer_pb2.ReloadFilesResponse.TAKEN
+            taken = timer_pb2.ReloadFilesResponse.RESULT_TAKEN
             assert named["tls.tokens"] == named["tls.access"] == taken
         yield running
 
@@ -137,7 +137,7 @@ def test_other_callers_are_denied_counted_and_their_token_is_in_no_log(cluster: 
             with pytest.raises(grpc.RpcError) as caught:
                 rpc.AdminServiceStub(opened).GetStatus(status, timeout=RPC_S, metadata=metadata)
             assert code_of(caught.value) is grpc.StatusCode.UNAUTHENTICATED
-            assert error_of(caught.value).reason == timer_pb2.TOKEN_REJECTED
+            assert error_of(caught.value).reason == timer_pb2.REASON_TOKEN_REJECTED
     with channel(cluster, cluster.token_port) as opened:  # denied before a message is read
         unsent: Any = opened.stream_stream("/timer.v1.TimerService/Schedule")
         queue: SimpleQueue[Any] = SimpleQueue()

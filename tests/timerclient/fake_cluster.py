@@ -17,25 +17,26 @@ import grpc
 from tests.timerclient.fake_timers import Row, Timers, columns, slices
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
+from timerclient.values.reasons import Reason
 
 RETRYABLE = {
-    pb.DISK_FULL,
-    pb.GROUP_HELD,
-    pb.NOT_LEADER,
-    pb.NOT_READY,
-    pb.OVERLOADED,
-    pb.QUOTA_REACHED,
-    pb.COMMIT_TIMEOUT,
-    pb.LEADERSHIP_LOST,
+    pb.REASON_DISK_FULL,
+    pb.REASON_GROUP_HELD,
+    pb.REASON_NOT_LEADER,
+    pb.REASON_NOT_READY,
+    pb.REASON_OVERLOADED,
+    pb.REASON_QUOTA_REACHED,
+    pb.REASON_COMMIT_TIMEOUT,
+    pb.REASON_LEADERSHIP_LOST,
 }
-UNKNOWN = {pb.COMMIT_TIMEOUT, pb.LEADERSHIP_LOST}
+UNKNOWN = {pb.REASON_COMMIT_TIMEOUT, pb.REASON_LEADERSHIP_LOST}
 NOW_MS = 1_700_000_000_000
 
 
 def wire_error(reason: int, message: str = "", **detail: Any) -> pb.Error:
     return pb.Error(
         reason=reason,  # type: ignore[arg-type]
-        message=message or pb.Reason.Name(reason),  # type: ignore[arg-type]
+        message=message or Reason(reason).name,
         retryable=reason in RETRYABLE,
         outcome_known=reason not in UNKNOWN,
         **detail,
@@ -172,21 +173,21 @@ class Cluster:
             producer = self.named.setdefault(request.request_id, Producer())
             request.sequence = 1
         if producer is None:
-            answer.error.CopyFrom(wire_error(pb.UNKNOWN_PRODUCER))
+            answer.error.CopyFrom(wire_error(pb.REASON_UNKNOWN_PRODUCER))
         elif request.sequence in producer.answers:
             answer.CopyFrom(producer.answers[request.sequence])
             answer.request_no = request.request_no
             answer.duplicate = True
         elif request.sequence <= producer.last:
-            answer.error.CopyFrom(wire_error(pb.OUTCOME_FORGOTTEN))
+            answer.error.CopyFrom(wire_error(pb.REASON_OUTCOME_FORGOTTEN))
         elif request.sequence > producer.last + 1:
-            gap = wire_error(pb.SEQUENCE_GAP, expected_sequence=producer.last + 1)
+            gap = wire_error(pb.REASON_SEQUENCE_GAP, expected_sequence=producer.last + 1)
             answer.error.CopyFrom(gap)
         else:
             rows = [row for columns in request.timers for row in unpack(columns)]
             if any(row.payload == b"BAD" for row in rows):
                 refused = wire_error(
-                    pb.INVALID_REQUEST, "payload = BAD", field="payload", limit="x"
+                    pb.REASON_INVALID_REQUEST, "payload = BAD", field="payload", limit="x"
                 )
                 answer.error.CopyFrom(refused)
             else:
@@ -194,7 +195,7 @@ class Cluster:
                 done = [self.timers.schedule(row, request.on_conflict) for row in rows]
                 results, ids, others = zip(*done, strict=True)
                 answer.timer_ids = b"".join(ids)
-                if {*results} != {pb.SCHEDULED}:
+                if {*results} != {pb.SCHEDULE_RESULT_SCHEDULED}:
                     answer.results.extend(results)
                     answer.other_ids = b"".join(others)
                 producer.answers[request.sequence] = answer
@@ -271,7 +272,7 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
         leader = self.cluster.leader
         known = self.hint and leader is not None
         return wire_error(
-            pb.NOT_LEADER,
+            pb.REASON_NOT_LEADER,
             leader=self.cluster.nodes[leader].address if known else "",  # type: ignore[index]
         )
 
@@ -350,7 +351,7 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
         await self._must_lead(context)
         answer = self.cluster.timers.get(request)
         if answer is None:
-            missing = wire_error(pb.NOT_FOUND, "no such timer")
+            missing = wire_error(pb.REASON_NOT_FOUND, "no such timer")
             await refuse(context, missing, grpc.StatusCode.NOT_FOUND)
         return answer
 
@@ -376,13 +377,13 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
         opening = (await anext(aiter(requests))).open
         cluster.opened.append(opening)
         if opening.group == "FORBIDDEN":
-            refused = wire_error(pb.INVALID_REQUEST, "group = FORBIDDEN", field="group")
+            refused = wire_error(pb.REASON_INVALID_REQUEST, "group = FORBIDDEN", field="group")
             await refuse(context, refused, grpc.StatusCode.INVALID_ARGUMENT)
         if opening.existing and cluster.gone is not None:
             await refuse(context, cluster.gone, grpc.StatusCode.NOT_FOUND)
         if cluster.held_for > 0:
             cluster.held_for -= 1
-            held = wire_error(pb.GROUP_HELD, "consumer 'other' has it")
+            held = wire_error(pb.REASON_GROUP_HELD, "consumer 'other' has it")
             await refuse(context, held, grpc.StatusCode.FAILED_PRECONDITION)
         group = cluster.groups.setdefault((opening.topic, opening.group), Group())
         session = Session(cluster, group, opening, epoch)
@@ -474,7 +475,7 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
         wanted = request.topic.removeprefix("default/")
         found = [topic for topic in topics if wanted in ("", topic.name)]
         if not found:
-            missing = wire_error(pb.NOT_FOUND, f"no such topic: {wanted!r}")
+            missing = wire_error(pb.REASON_NOT_FOUND, f"no such topic: {wanted!r}")
             await refuse(context, missing, grpc.StatusCode.NOT_FOUND)
         return pb.ListTopicsResponse(topics=found)
 
@@ -484,7 +485,7 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
 
     async def DeleteTopic(self, request: Any, context: Any) -> Any:  # noqa: N802
         if request.topic == "nothing" or request.topic in self.cluster.deleted:
-            missing = wire_error(pb.NOT_FOUND, f"no such topic: {request.topic!r}")
+            missing = wire_error(pb.REASON_NOT_FOUND, f"no such topic: {request.topic!r}")
             await refuse(context, missing, grpc.StatusCode.NOT_FOUND)
         self.cluster.deleted.append(request.topic)
         if self.cluster.lose_alters:
@@ -499,7 +500,7 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
 
     async def AlterGroup(self, request: Any, context: Any) -> Any:  # noqa: N802
         if request.group == "nobody":
-            missing = wire_error(pb.NOT_FOUND, "no such group: 'nobody'")
+            missing = wire_error(pb.REASON_NOT_FOUND, "no such group: 'nobody'")
             await refuse(context, missing, grpc.StatusCode.NOT_FOUND)
         return await self.CreateGroup(request, context)
 
@@ -510,7 +511,7 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
 
     async def DeleteGroup(self, request: Any, context: Any) -> Any:  # noqa: N802
         if request.group == "nobody" or request.group in self.cluster.deleted:
-            missing = wire_error(pb.NOT_FOUND, f"no such group: {request.group!r}")
+            missing = wire_error(pb.REASON_NOT_FOUND, f"no such group: {request.group!r}")
             await refuse(context, missing, grpc.StatusCode.NOT_FOUND)
         self.cluster.deleted.append(request.group)
         if self.cluster.lose_alters:
@@ -538,13 +539,13 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
         await self._must_lead(context)
         self.cluster.transfers.append(request.target)
         if request.target == "nobody":
-            missing = wire_error(pb.NOT_FOUND, "no such node: 'nobody'")
+            missing = wire_error(pb.REASON_NOT_FOUND, "no such node: 'nobody'")
             await refuse(context, missing, grpc.StatusCode.NOT_FOUND)
         return pb.TransferLeadershipResponse(unchanged=request.target == "n1")
 
     async def ListMembers(self, request: Any, context: Any) -> Any:  # noqa: N802
         del request, context
-        added = self.cluster.changes[-1:] == [(pb.ChangeMembersRequest.ADD, "n4")]
+        added = self.cluster.changes[-1:] == [(pb.ChangeMembersRequest.CHANGE_ADD, "n4")]
         rows = [
             pb.Member(name=name, replica_id=number, voter=name != "n4" or added, role="follower")
             for number, name in enumerate(("n1", "n2", "n3", "n4"), 1)
@@ -562,19 +563,19 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
 
     async def SetLogLevel(self, request: Any, context: Any) -> Any:  # noqa: N802
         if request.node == "n3":
-            silent = wire_error(pb.NOT_READY, "the node n3 did not answer")
+            silent = wire_error(pb.REASON_NOT_READY, "the node n3 did not answer")
             await refuse(context, silent, grpc.StatusCode.UNAVAILABLE)
         return pb.SetLogLevelResponse(node=request.node, before="info")
 
     async def ReloadFiles(self, request: Any, context: Any) -> Any:  # noqa: N802
         if request.node == "n3":
-            silent = wire_error(pb.NOT_READY, "the node n3 did not answer")
+            silent = wire_error(pb.REASON_NOT_READY, "the node n3 did not answer")
             await refuse(context, silent, grpc.StatusCode.UNAVAILABLE)
         if request.node == "n4":
-            denied = wire_error(pb.PERMISSION_DENIED, "no rule for operate")
+            denied = wire_error(pb.REASON_PERMISSION_DENIED, "no rule for operate")
             await refuse(context, denied, grpc.StatusCode.PERMISSION_DENIED)
         kept = request.node == "n2"
-        result = pb.ReloadFilesResponse.KEPT if kept else pb.ReloadFilesResponse.TAKEN
+        result = pb.ReloadFilesResponse.RESULT_KEPT if kept else pb.ReloadFilesResponse.RESULT_TAKEN
         file = pb.ReloadFilesResponse.File(
             setting="tls.access", path="access.toml", result=result, why="not TOML" * kept
         )
@@ -598,7 +599,7 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
         await self._must_lead(context)
         self.cluster.alters.append(request)
         if self.cluster.lose_alters:
-            lost = wire_error(pb.LEADERSHIP_LOST, "it may be so")
+            lost = wire_error(pb.REASON_LEADERSHIP_LOST, "it may be so")
             await refuse(context, lost, grpc.StatusCode.ABORTED)
         return pb.DescribePoliciesResponse(
             scope=request.scope, own=request.set, effective=request.set
@@ -615,10 +616,14 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
 
     async def TellStory(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         await self._must_lead(context)
-        fired = pb.StoryEvent(what=pb.StoryEvent.FIRED, index=9, queue_offset=4, topic="orders")
-        yield pb.TellStoryResponse(events=[pb.StoryEvent(what=pb.StoryEvent.SCHEDULED, index=3)])
+        fired = pb.StoryEvent(
+            what=pb.StoryEvent.WHAT_FIRED, index=9, queue_offset=4, topic="orders"
+        )
+        yield pb.TellStoryResponse(
+            events=[pb.StoryEvent(what=pb.StoryEvent.WHAT_SCHEDULED, index=3)]
+        )
         yield pb.TellStoryResponse(events=[fired])
-        end = pb.StoryEnd(state=pb.TIMER_FIRED, log_first=2, log_last=12, gaps=["a gap"])
+        end = pb.StoryEnd(state=pb.TIMER_STATE_FIRED, log_first=2, log_last=12, gaps=["a gap"])
         yield pb.TellStoryResponse(end=end)
 
     async def DescribePolicies(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -688,25 +693,25 @@ class Session:
     def _judge(self, ack: Settlement, offset: int) -> Any:
         group = self.group
         if offset in group.acked:
-            return pb.ALREADY_ACKED
+            return pb.ACK_RESULT_ALREADY_ACKED
         if offset in group.expired:
-            return pb.ACK_EXPIRED
+            return pb.ACK_RESULT_EXPIRED
         if offset >= group.next:
-            return pb.ACK_NOT_DELIVERED
+            return pb.ACK_RESULT_NOT_DELIVERED
         if group.held.get(offset, (ack.epoch, ack.lease_id)) != (ack.epoch, ack.lease_id):
-            return pb.ACK_LEASE_LOST
+            return pb.ACK_RESULT_LEASE_LOST
         if isinstance(ack, pb.ExtendRequest):
-            return pb.EXTENDED if offset in group.held else pb.ACK_LEASE_LOST
+            return pb.ACK_RESULT_EXTENDED if offset in group.held else pb.ACK_RESULT_LEASE_LOST
         held = group.held.pop(offset, None)
         if isinstance(ack, pb.NackRequest):
             if held is None:
-                return pb.ACK_LEASE_LOST
+                return pb.ACK_RESULT_LEASE_LOST
             group.back.append(offset)
-            return pb.NACKED
+            return pb.ACK_RESULT_NACKED
         group.acked.add(offset)
         if ack.cumulative:
             group.acked.update(range(offset))
-        return pb.ACKED
+        return pb.ACK_RESULT_ACKED
 
     def ready(self) -> bool:
         group = self.group

@@ -59,16 +59,16 @@ class Timers:
     def schedule(self, row: Row, mode: int) -> tuple[int, bytes, bytes]:
         """Return (result, id, other id)."""
         held = self.holder(row.topic, row.key)
-        if held is None and mode == pb.UPDATE:
-            return pb.NOT_PENDING, bytes(15), bytes(15)
+        if held is None and mode == pb.ON_CONFLICT_UPDATE:
+            return pb.SCHEDULE_RESULT_NOT_PENDING, bytes(15), bytes(15)
         if held is None:
-            return pb.SCHEDULED, self.add(row), bytes(15)
-        if mode in (pb.REPLACE, pb.UPDATE):
+            return pb.SCHEDULE_RESULT_SCHEDULED, self.add(row), bytes(15)
+        if mode in (pb.ON_CONFLICT_REPLACE, pb.ON_CONFLICT_UPDATE):
             held.cancelled = True
-            return pb.REPLACED, self.add(row), held.raw
-        if mode == pb.KEEP:
-            return pb.KEPT, held.raw, held.raw
-        return pb.REJECTED, bytes(15), held.raw
+            return pb.SCHEDULE_RESULT_REPLACED, self.add(row), held.raw
+        if mode == pb.ON_CONFLICT_KEEP:
+            return pb.SCHEDULE_RESULT_KEPT, held.raw, held.raw
+        return pb.SCHEDULE_RESULT_REJECTED, bytes(15), held.raw
 
     def find(self, raw: bytes) -> Row | None:
         return next((row for row in self.rows if row.raw == raw), None)
@@ -130,7 +130,7 @@ class Timers:
             result, raw = self.state(row), bytes(15)
             if row is not None and row.pending:
                 if answer.rescheduled == self.moves_max:
-                    result = pb.RESCHEDULE_LEFT
+                    result = pb.RESCHEDULE_RESULT_LEFT
                 else:
                     row.cancelled = True
                     raw = self.add(Row(row.topic, due_ms, row.payload, row.key, row.headers))
@@ -146,8 +146,10 @@ class Timers:
             row = self.holder(request.topic, request.key.encode())
         if row is None:
             return None
-        state = {1: pb.TIMER_PENDING, 2: pb.TIMER_CANCELLED, 3: pb.TIMER_FIRED}[self.state(row)]
-        if state != pb.TIMER_PENDING:
+        state = {1: pb.TIMER_STATE_PENDING, 2: pb.TIMER_STATE_CANCELLED, 3: pb.TIMER_STATE_FIRED}[
+            self.state(row)
+        ]
+        if state != pb.TIMER_STATE_PENDING:
             return pb.GetTimerResponse(state=state)
         return pb.GetTimerResponse(state=state, topic=row.topic, timer=columns([row]))
 

@@ -15,7 +15,11 @@ from timerclient.values.results import AckResult
 
 OFFSETS_MAX, REQUESTS_MAX = 3, 2
 WORDS = {"ack": ACK, "up to": ACK_UP_TO, "nack": nack_after(1.0), "extend": extend_by(2.0)}
-RESULTS = {"ack": pb.ACKED, "nack": pb.NACKED, "extend": pb.EXTENDED}
+RESULTS = {
+    "ack": pb.ACK_RESULT_ACKED,
+    "nack": pb.ACK_RESULT_NACKED,
+    "extend": pb.ACK_RESULT_EXTENDED,
+}
 
 
 class Play:
@@ -142,7 +146,7 @@ def test_answer_of_another_length_breaks_the_stream_and_loses_no_ack() -> None:
     play.send()
     for call in play.wire:
         with pytest.raises(ConnectionLost):
-            play.pipeline.answered(call.request.request_no, [pb.ACKED] * 2)
+            play.pipeline.answered(call.request.request_no, [pb.ACK_RESULT_ACKED] * 2)
     play.new_stream()
     [(_, acked), (_, nacked)] = play.acks
     assert isinstance(nacked.exception(0), OutcomeUnknown)

@@ -266,11 +266,11 @@ def test_members_are_listed_and_changed_only_when_somebody_agrees(
     code, _, err = ctl("members", "replace")
     assert (code, "required: NAME" in err) == (2, True)
     change = pb.ChangeMembersRequest
-    assert threaded.cluster.changes == [(change.ADD, "n4"), (change.REMOVE, "n4")]
+    assert threaded.cluster.changes == [(change.CHANGE_ADD, "n4"), (change.CHANGE_REMOVE, "n4")]
 
 
 def test_unknown_outcome_exits_4(ctl: Ctl, threaded: Threaded) -> None:
-    threaded.cluster.on_schedule = lambda _: wire_error(pb.COMMIT_TIMEOUT)
+    threaded.cluster.on_schedule = lambda _: wire_error(pb.REASON_COMMIT_TIMEOUT)
     code, _, err = ctl("schedule", "orders", "x", "--timeout", "4s")
     assert code == 4
     assert err.startswith("timerctl: no answer within 4 s")
@@ -503,9 +503,9 @@ def test_groups_are_sought_reset_and_deleted(ctl: Ctl, threaded: Threaded) -> No
         assert (code, "needs --yes" in err, len(cluster.seeks)) == (2, True, 4)
     places = [(each.WhichOneof("to"), each.time_ms, each.start) for each in cluster.seeks]
     assert places[1:] == [
-        ("time_ms", 2_000, pb.EARLIEST),
-        ("start", 0, pb.LATEST),
-        ("start", 0, pb.EARLIEST),
+        ("time_ms", 2_000, pb.GROUP_START_UNSPECIFIED),
+        ("start", 0, pb.GROUP_START_LATEST),
+        ("start", 0, pb.GROUP_START_UNSPECIFIED),
     ]
     for wrong in ((), ("--offset", "7", "--latest"), ("--time", "2030-01-01")):
         assert ctl(*seek, *wrong)[0] == 2
@@ -533,7 +533,9 @@ def test_redrive_of_a_topic_without_dead_letters_names_the_topic(
     ctl: Ctl, threaded: Threaded
 ) -> None:
     threaded.cluster.dead_letters = 0
-    threaded.cluster.redrive_errors = [wire_error(pb.NOT_FOUND, "no such group: 'dead-letters'")]
+    threaded.cluster.redrive_errors = [
+        wire_error(pb.REASON_NOT_FOUND, "no such group: 'dead-letters'")
+    ]
     code, _, err = ctl("deadletters", "redrive", "orders")
     text = "'orders' has no dead letters: give the topic of dead letters, such as TOPIC.GROUP.dead"
     assert (code, err) == (1, f"timerctl: {text}\n")
@@ -574,7 +576,10 @@ def test_redrive_ends_though_it_meets_the_same_letters_again_and_again(
 def test_redrive_that_fails_on_the_way_says_how_many_went_back(
     ctl: Ctl, threaded: Threaded
 ) -> None:
-    threaded.cluster.redrive_errors = [None, wire_error(pb.INVALID_REQUEST, "no more of them")]
+    threaded.cluster.redrive_errors = [
+        None,
+        wire_error(pb.REASON_INVALID_REQUEST, "no more of them"),
+    ]
     code, _, err = ctl("deadletters", "redrive", "orders.billing.dead")
     assert code == cli_errors.UNKNOWN
     assert err == "timerctl: no more of them (at least 200 were done before the error)\n"

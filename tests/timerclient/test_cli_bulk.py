@@ -84,7 +84,7 @@ def test_a_failed_command_continues_where_the_hint_says(
 ) -> None:
     monkeypatch.setattr(cli_bulk, "LINES", 2)
     path = lines(*({"payload": str(number)} for number in range(5)))
-    requests = iter((None, wire_error(pb.QUOTA_REACHED, "enough")))
+    requests = iter((None, wire_error(pb.REASON_QUOTA_REACHED, "enough")))
     threaded.cluster.on_schedule = lambda _: next(requests, None)
     code, _, err = ctl("schedule", "orders", "--from", path)
     assert code == 1

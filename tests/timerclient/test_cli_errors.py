@@ -58,7 +58,9 @@ def test_wrong_value_is_named_by_its_option(ctl: Ctl, argv: tuple[str, ...], tex
 def test_value_that_the_cluster_rejects_is_named_by_its_option(
     ctl: Ctl, threaded: Threaded
 ) -> None:
-    refused = wire_error(pb.INVALID_REQUEST, "delay_ms = 5000: must be at most 1", field="delay_ms")
+    refused = wire_error(
+        pb.REASON_INVALID_REQUEST, "delay_ms = 5000: must be at most 1", field="delay_ms"
+    )
     threaded.cluster.on_schedule = lambda _: refused
     code, _, err = ctl("schedule", "orders", "p", "--delay", "5s")
     assert (code, err) == (2, "timerctl: --delay in ms = 5000: must be at most 1\n")

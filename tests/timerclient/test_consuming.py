@@ -371,7 +371,7 @@ async def test_redrive_of_so_many_is_not_sent_again_once_an_answer_was_lost(
     with pytest.raises(errors.OutcomeUnknown):
         await client.redrive("orders.g.dead", 30)
     assert cluster.dead_letters == 220
-    cluster.redrive_errors = [wire_error(pb.COMMIT_TIMEOUT)]
+    cluster.redrive_errors = [wire_error(pb.REASON_COMMIT_TIMEOUT)]
     with pytest.raises(errors.OutcomeUnknown) as caught:
         await client.redrive("orders.g.dead", 150)
     assert (caught.value.done, cluster.dead_letters) == (100, 120)
@@ -442,7 +442,9 @@ async def test_ack_that_is_overloaded_is_sent_again(
 ) -> None:
     cluster.seed("orders", numbers(1))
     cluster.on_ack = once(
-        wire_error(pb.OVERLOADED, retry_after_ms=1), wire_error(pb.LEADERSHIP_LOST), None
+        wire_error(pb.REASON_OVERLOADED, retry_after_ms=1),
+        wire_error(pb.REASON_LEADERSHIP_LOST),
+        None,
     )
     async with client.consumer("orders", "g") as consumer:
         [message] = await consumer.receive()
@@ -452,7 +454,7 @@ async def test_ack_that_is_overloaded_is_sent_again(
 
 async def test_ack_that_is_refused_raises(cluster: Cluster, client: AsyncTimerClient) -> None:
     cluster.seed("orders", numbers(1))
-    cluster.on_ack = once(wire_error(pb.NOT_FOUND, "no such group"))
+    cluster.on_ack = once(wire_error(pb.REASON_NOT_FOUND, "no such group"))
     async with client.consumer("orders", "g") as consumer:
         [message] = await consumer.receive()
         with pytest.raises(errors.NotFound):
@@ -463,7 +465,7 @@ async def test_acks_of_a_group_that_is_deleted_say_so_and_its_close_has_nothing_
     cluster: Cluster, client: AsyncTimerClient
 ) -> None:
     cluster.seed("orders", numbers(3))
-    cluster.gone = wire_error(pb.NOT_FOUND, "group 'g' of topic 'orders' was deleted")
+    cluster.gone = wire_error(pb.REASON_NOT_FOUND, "group 'g' of topic 'orders' was deleted")
     consumer = client.consumer("orders", "g")
     one, two, three = await consumer.receive(3)
     cluster.on_ack = once("lose")
@@ -482,7 +484,7 @@ async def test_block_of_a_deleted_group_ends_in_peace_without_acks(
     cluster: Cluster, client: AsyncTimerClient
 ) -> None:
     cluster.seed("orders", numbers(1))
-    cluster.gone = wire_error(pb.NOT_FOUND, "group 'g' of topic 'orders' was deleted")
+    cluster.gone = wire_error(pb.REASON_NOT_FOUND, "group 'g' of topic 'orders' was deleted")
     async with client.consumer("orders", "g") as consumer:
         [message] = await consumer.receive()
         cluster.on_ack = once("lose")
@@ -503,7 +505,7 @@ async def test_flush_waits_for_answers_and_says_when_they_don_t_come(
         acking = first.ack()
         await consumer.flush()
         assert acking.done()
-        cluster.on_ack = lambda _: wire_error(pb.OVERLOADED, retry_after_ms=1)
+        cluster.on_ack = lambda _: wire_error(pb.REASON_OVERLOADED, retry_after_ms=1)
         acking = second.ack()
         with pytest.raises(errors.OutcomeUnknown):
             await consumer.flush(0.05)
@@ -517,7 +519,7 @@ async def test_closing_without_answers_fails_the_acks(cluster: Cluster) -> None:
     async with client:
         consumer = client.consumer("orders", "g")
         [message] = await consumer.receive()
-        cluster.on_ack = lambda _: wire_error(pb.OVERLOADED, retry_after_ms=1)
+        cluster.on_ack = lambda _: wire_error(pb.REASON_OVERLOADED, retry_after_ms=1)
         acking = message.ack()
         with pytest.raises(errors.OutcomeUnknown):
             await consumer.close(0.05)
@@ -533,7 +535,7 @@ async def test_client_closes_all_consumers_though_one_raises(cluster: Cluster) -
     client = AsyncTimerClient(cluster.address, timeout=60, settings=QUICK)
     bad, good = client.consumer("orders", "bad"), client.consumer("quiet", "good")
     async with good, bad:
-        cluster.on_ack = lambda _: wire_error(pb.OVERLOADED, retry_after_ms=1)
+        cluster.on_ack = lambda _: wire_error(pb.REASON_OVERLOADED, retry_after_ms=1)
         [message] = await bad.receive()
         acking = message.ack()
         with pytest.raises(errors.OutcomeUnknown):

@@ -4,13 +4,14 @@ import grpc
 import pytest
 
 from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.enum_names import short_names
 from timerclient.values import errors
 from timerclient.values.reasons import Reason
 from timerclient.values.wire_errors import from_rpc, from_wire
 
 
 def test_reasons_are_those_of_the_contract() -> None:
-    assert {reason.name: reason.value for reason in Reason} == dict(pb.Reason.items())
+    assert {reason.name: reason.value for reason in Reason} == short_names(pb.Reason.DESCRIPTOR)
 
 
 def test_every_reason_has_one_class() -> None:
@@ -28,10 +29,10 @@ def test_error_of_the_wire_keeps_reason_and_flags(reason: Reason) -> None:
 
 
 def test_details_arrive_with_their_errors() -> None:
-    invalid = from_wire(pb.Error(reason=pb.INVALID_REQUEST, field="f", limit="l"))
+    invalid = from_wire(pb.Error(reason=pb.REASON_INVALID_REQUEST, field="f", limit="l"))
     assert isinstance(invalid, errors.InvalidRequest)
     assert (invalid.field, invalid.limit) == ("f", "l")
-    moved = from_wire(pb.Error(reason=pb.NOT_LEADER, leader="h:1", retry_after_ms=9))
+    moved = from_wire(pb.Error(reason=pb.REASON_NOT_LEADER, leader="h:1", retry_after_ms=9))
     assert isinstance(moved, errors.NotLeader)
     assert (moved.leader, moved.retry_after_ms) == ("h:1", 9)
 
@@ -51,7 +52,7 @@ def rpc_error(code: grpc.StatusCode, trailer: bytes | None = None) -> grpc.aio.A
 
 
 def test_rpc_that_failed_is_read_by_its_trailer() -> None:
-    trailer = pb.Error(reason=pb.NOT_FOUND, message="no such topic", outcome_known=True)
+    trailer = pb.Error(reason=pb.REASON_NOT_FOUND, message="no such topic", outcome_known=True)
     error = from_rpc(rpc_error(grpc.StatusCode.NOT_FOUND, trailer.SerializeToString()))
     assert isinstance(error, errors.NotFound)
 

@@ -144,7 +144,8 @@ async def test_cancel_by_key_whose_answer_is_lost_leaves_the_next_timer_of_the_k
         await client.cancel(key="k", topic="t")
     assert await client.cancel(old) == CancelResult.ALREADY_CANCELLED  # the second call
     assert (await client.get_timer(key="k", topic="t")).payload == b"2"
-    cluster.on_cancel = once_of(wire_error(pb.NOT_READY))  # that had no effect: it is sent again
+    # The error had no effect: the request is sent again.
+    cluster.on_cancel = once_of(wire_error(pb.REASON_NOT_READY))
     assert await client.cancel_keys("t", ["k"]) == [CancelResult.CANCELLED]
 
 
@@ -197,7 +198,7 @@ async def test_failure_after_the_first_part_is_no_certainty(
     monkeypatch.setattr("timerclient.client.timer_calls.CANCEL_IDS_MAX", 2)
 
     def refused_later() -> Callable[[], pb.Error | None]:
-        orders = [wire_error(pb.INVALID_REQUEST), None]
+        orders = [wire_error(pb.REASON_INVALID_REQUEST), None]
         return orders.pop
 
     for call in (

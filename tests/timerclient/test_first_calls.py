@@ -27,7 +27,7 @@ def refused(cluster: Cluster, times: int) -> list[object]:
 
     def order(request: object) -> pb.Error | None:
         sent.append(request)
-        return wire_error(pb.NOT_READY) if len(sent) <= times else None
+        return wire_error(pb.REASON_NOT_READY) if len(sent) <= times else None
 
     cluster.on_schedule = order
     return sent
@@ -76,7 +76,7 @@ async def test_first_call_whose_answers_are_lost_is_not_repeated_beyond_its_ids_
 
 
 async def test_first_call_with_too_many_ids_about_goes_to_a_producer(cluster: Cluster) -> None:
-    cluster.on_schedule = once(wire_error(pb.OVERLOADED, retry_after_ms=600_000))
+    cluster.on_schedule = once(wire_error(pb.REASON_OVERLOADED, retry_after_ms=600_000))
     async with AsyncTimerClient(cluster.address, settings=QUICK, timeout=60) as client:
         await client.schedule("orders", b"p")
         assert cluster.registrations == 1
@@ -84,7 +84,7 @@ async def test_first_call_with_too_many_ids_about_goes_to_a_producer(cluster: Cl
 
 
 async def test_calls_at_the_same_time_keep_their_order_behind_the_first(cluster: Cluster) -> None:
-    cluster.on_schedule = once(wire_error(pb.NOT_READY))  # the first one is sent twice
+    cluster.on_schedule = once(wire_error(pb.REASON_NOT_READY))  # the first one is sent twice
     async with AsyncTimerClient(cluster.address, settings=QUICK, timeout=60) as client:
         await asyncio.gather(
             *(client.schedule("orders", b"%d" % number) for number in range(5)),

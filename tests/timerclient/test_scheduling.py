@@ -16,6 +16,7 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.streams import producer
 from timerclient.streams.nodes import Nodes, tcp
 from timerclient.values import errors
+from timerclient.values.reasons import Reason
 from timerclient.values.wire_errors import from_wire
 
 QUICK = ClientSettings(stall_s=0.2, probe_s=1, pause_s_min=0.002, pause_s_max=0.05)
@@ -217,7 +218,9 @@ async def test_lost_answer_is_repeated_and_marked_as_duplicate(
     assert [request.sequence for request in cluster.requests] == [1, 1]
 
 
-@pytest.mark.parametrize("reason", [pb.COMMIT_TIMEOUT, pb.LEADERSHIP_LOST, pb.SHUTTING_DOWN])
+@pytest.mark.parametrize(
+    "reason", [pb.REASON_COMMIT_TIMEOUT, pb.REASON_LEADERSHIP_LOST, pb.REASON_SHUTTING_DOWN]
+)
 async def test_answers_that_call_for_another_try_are_tried_again(
     cluster: Cluster, client: AsyncTimerClient, reason: int
 ) -> None:
@@ -229,7 +232,7 @@ async def test_answers_that_call_for_another_try_are_tried_again(
 async def test_overload_backs_off_as_long_as_asked_and_keeps_the_order(
     cluster: Cluster, client: AsyncTimerClient
 ) -> None:
-    cluster.on_schedule = once(wire_error(pb.OVERLOADED, retry_after_ms=80))
+    cluster.on_schedule = once(wire_error(pb.REASON_OVERLOADED, retry_after_ms=80))
     begun = time.monotonic()
     await asyncio.gather(*(client.schedule_batch("orders", [b"%d" % i]) for i in range(5)))
     assert time.monotonic() - begun >= 0.08
@@ -240,7 +243,7 @@ async def test_overload_until_the_time_is_up_is_known_to_have_done_nothing(
     cluster: Cluster, client: AsyncTimerClient
 ) -> None:
     await client.schedule("orders", b"first")  # what follows takes no time for the way there
-    cluster.on_schedule = lambda _: wire_error(pb.OVERLOADED, retry_after_ms=4_000)
+    cluster.on_schedule = lambda _: wire_error(pb.REASON_OVERLOADED, retry_after_ms=4_000)
     with pytest.raises(errors.Overloaded) as caught:
         await client.schedule("orders", b"p", timeout=3)
     assert caught.value.outcome_known
@@ -252,7 +255,7 @@ async def test_overload_until_the_time_is_up_is_known_to_have_done_nothing(
 async def test_refusal_is_not_named_once_the_leader_has_accepted_something(
     cluster: Cluster, client: AsyncTimerClient
 ) -> None:
-    cluster.on_schedule = once(wire_error(pb.OVERLOADED, retry_after_ms=1))
+    cluster.on_schedule = once(wire_error(pb.REASON_OVERLOADED, retry_after_ms=1))
     await client.schedule("orders", b"p")
     cluster.hold = asyncio.Event()
     with pytest.raises(errors.OutcomeUnknown) as caught:
@@ -265,7 +268,7 @@ async def test_refusal_by_a_leader_that_is_gone_is_not_named(
     cluster: Cluster, client: AsyncTimerClient
 ) -> None:
     await client.schedule("orders", b"p")
-    cluster.on_schedule = once(wire_error(pb.OVERLOADED, retry_after_ms=1))
+    cluster.on_schedule = once(wire_error(pb.REASON_OVERLOADED, retry_after_ms=1))
     cluster.leader = None
     call = asyncio.ensure_future(client.schedule("orders", b"q", timeout=3))
     nodes = client._nodes
@@ -276,7 +279,7 @@ async def test_refusal_by_a_leader_that_is_gone_is_not_named(
         await call
 
 
-@pytest.mark.parametrize("reason", [pb.DISK_FULL, pb.OVERLOADED])
+@pytest.mark.parametrize("reason", [pb.REASON_DISK_FULL, pb.REASON_OVERLOADED])
 async def test_refusal_is_named_by_all_that_it_holds_up_and_leaves_no_gap(
     cluster: Cluster, client: AsyncTimerClient, reason: int
 ) -> None:
@@ -292,7 +295,7 @@ async def test_refusal_is_named_by_all_that_it_holds_up_and_leaves_no_gap(
         calls = [client.schedule_batch("orders", [name], timeout=3) for name in names]
         results = await asyncio.gather(*calls, return_exceptions=True)
     assert {type(each) for each in results} == {from_wire(wire_error(reason)).__class__}
-    assert all(pb.Reason.Name(reason) in str(each) for each in results)  # type: ignore[arg-type]
+    assert all(Reason(reason).name in str(each) for each in results)
 
     calls = [client.schedule_batch("orders", [name]) for name in (b"d", b"e", b"f")]
     cluster.on_schedule = once()
@@ -305,7 +308,7 @@ async def test_quota_is_told_at_once_of_each_of_the_calls_that_were_put_together
 ) -> None:
     def full(request: pb.ScheduleRequest) -> pb.Error | None:
         sizes = request.timers[0].payload_sizes
-        refused = wire_error(pb.QUOTA_REACHED, field="pending_max", limit="at most 1")
+        refused = wire_error(pb.REASON_QUOTA_REACHED, field="pending_max", limit="at most 1")
         return refused if len(sizes) > 1 or sizes[0] > 1 else None
 
     cluster.on_schedule = full
@@ -374,7 +377,7 @@ async def test_forgotten_producer_registers_again(
 
 
 async def test_forgotten_outcome_surfaces(cluster: Cluster, client: AsyncTimerClient) -> None:
-    cluster.on_schedule = once(wire_error(pb.OUTCOME_FORGOTTEN))
+    cluster.on_schedule = once(wire_error(pb.REASON_OUTCOME_FORGOTTEN))
     with pytest.raises(errors.OutcomeForgotten):
         await client.schedule("orders", b"a")
 
@@ -398,7 +401,7 @@ async def test_row_of_a_call_that_is_over_unsent_is_not_sent_for_the_others(
 ) -> None:
     certain: list[bytes] = []
     for number in range(100):
-        busy = wire_error(pb.OVERLOADED)
+        busy = wire_error(pb.REASON_OVERLOADED)
         cluster.on_schedule = lambda _, busy=busy: busy  # type: ignore[misc]
         name = str(number).encode()
         gone = asyncio.ensure_future(client.schedule("orders", b"gone" + name, timeout=0.03))

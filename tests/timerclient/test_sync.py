@@ -89,7 +89,7 @@ def test_failover_goes_unnoticed(threaded: Threaded) -> None:
 def test_timeout_is_an_unknown_outcome(threaded: Threaded) -> None:
     with connect(threaded) as client:
         client.schedule("orders", b"first")  # what follows takes no time for the way there
-        threaded.cluster.on_schedule = lambda _: wire_error(pb.COMMIT_TIMEOUT)
+        threaded.cluster.on_schedule = lambda _: wire_error(pb.REASON_COMMIT_TIMEOUT)
         with pytest.raises(errors.OutcomeUnknown):
             client.schedule("orders", b"p", timeout=3)
         threaded.cluster.on_schedule = lambda _: None
@@ -143,7 +143,7 @@ def test_refused_consumer_raises_at_once(threaded: Threaded) -> None:
 
 def test_error_in_the_block_is_not_replaced_by_the_closing(threaded: Threaded) -> None:
     threaded.cluster.seed("orders", [b"p"])
-    threaded.cluster.on_ack = lambda _: wire_error(pb.OVERLOADED, retry_after_ms=1)
+    threaded.cluster.on_ack = lambda _: wire_error(pb.REASON_OVERLOADED, retry_after_ms=1)
 
     def work() -> None:
         with (
@@ -327,7 +327,7 @@ def _after(event: threading.Event) -> None:
 def test_time_that_a_full_budget_took_is_the_calls_own(
     threaded: Threaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threaded.cluster.on_schedule = lambda _: wire_error(pb.COMMIT_TIMEOUT)
+    threaded.cluster.on_schedule = lambda _: wire_error(pb.REASON_COMMIT_TIMEOUT)
     with connect(threaded) as client:
         monkeypatch.setattr(client._budget, "take", lambda *_: 60.0)
         held_up = client.submit("orders", b"p", timeout=60)
@@ -340,7 +340,7 @@ def test_close_closes_all_consumers_though_one_raises(threaded: Threaded) -> Non
     threaded.cluster.seed("orders", [b"p"])
     client = connect(threaded)
     bad, good = client.consumer("orders", "bad"), client.consumer("quiet", "good")
-    threaded.cluster.on_ack = lambda _: wire_error(pb.OVERLOADED, retry_after_ms=1)
+    threaded.cluster.on_ack = lambda _: wire_error(pb.REASON_OVERLOADED, retry_after_ms=1)
     acking = next(bad).ack()
     with pytest.raises(errors.OutcomeUnknown):
         client.close(0.2)

@@ -135,8 +135,8 @@ async def test_message_acked_twice_leaves_the_others_of_its_batch_held() -> None
                 await cluster.advance(LEASE_S)
             assert await slow.ack() is AckResult.ACKED
             told = [event.what for event in (await client.tell_story(slow.id)).events]
-        assert pb.StoryEvent.ACKED in told
-        assert pb.StoryEvent.LEASE_ENDED not in told
+        assert pb.StoryEvent.WHAT_ACKED in told
+        assert pb.StoryEvent.WHAT_LEASE_ENDED not in told
 
 
 def test_acks_of_single_messages_that_wait_together_each_get_their_answer(

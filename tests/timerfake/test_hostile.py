@@ -70,9 +70,9 @@ def test_messages_of_another_consumer_are_not_settled_by_their_lease_id(
         said["offsets"] = [0]
         for lease_id in (batch.lease_id, *range(100)):
             got = ask(cluster, "Ack", pb.AckRequest(**said, lease_id=lease_id))
-            assert list(got.results) == [pb.ACK_LEASE_LOST], lease_id
+            assert list(got.results) == [pb.ACK_RESULT_LEASE_LOST], lease_id
         got = ask(cluster, "Nack", pb.NackRequest(**said, lease_id=batch.lease_id))
-        assert list(got.results) == [pb.ACK_LEASE_LOST]
+        assert list(got.results) == [pb.ACK_RESULT_LEASE_LOST]
         assert mine.ack().result(5) is AckResult.ACKED
 
 

@@ -36,7 +36,7 @@ class Servicer(rpc.TimerServiceServicer):
 
     async def ScheduleStream(  # noqa: N802
         self, requests: Any, context: Any
-    ) -> AsyncIterator[pb.ScheduleResponse]:
+    ) -> AsyncIterator[pb.ScheduleStreamResponse]:
         try:
             async for request in requests:
                 self.taken += 1
@@ -44,7 +44,7 @@ class Servicer(rpc.TimerServiceServicer):
                     await context.abort(grpc.StatusCode.ABORTED, "99")
                 if request.sequence == 98:
                     raise ZeroDivisionError
-                yield pb.ScheduleResponse(request_no=request.sequence)
+                yield pb.ScheduleStreamResponse(request_no=request.sequence)
         finally:
             self.ended.set()
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import Commands
+from timerclient.rows.enum_names import short_name
 from timerclient.rows.message_json import as_dict
 from timerclient.values import ids
 from timerclient.values.errors import InvalidRequest
@@ -105,7 +106,7 @@ def story_document(story: TimerStory) -> dict[str, Any]:
 def _what(event: pb.StoryEvent) -> str:
     from timerclient.proto import timer_pb2 as pb
 
-    return pb.StoryEvent.What.Name(event.what)
+    return short_name(pb.StoryEvent.What.DESCRIPTOR, event.what)
 
 
 def _details(event: pb.StoryEvent) -> str:
@@ -113,7 +114,11 @@ def _details(event: pb.StoryEvent) -> str:
     from timerclient.proto import timer_pb2 as pb
 
     said: dict[str, Any] = {"topic": event.topic, "group": event.group}
-    if event.what in (pb.StoryEvent.FIRED, pb.StoryEvent.MOVED_FROM, pb.StoryEvent.SOUGHT):
+    if event.what in (
+        pb.StoryEvent.WHAT_FIRED,
+        pb.StoryEvent.WHAT_MOVED_FROM,
+        pb.StoryEvent.WHAT_SOUGHT,
+    ):
         said["offset"] = str(event.queue_offset)
     said["other"] = ids.to_text(event.other_id) if event.other_id else ""
     said["producer"] = f"{event.producer:016x}/{event.sequence}" if event.producer else ""

@@ -62,15 +62,16 @@ from timerclient.values.cluster_url import ClusterUrl, is_url
 from timerclient.values.codecs import NO_VALUE, EncodedValue, Payload, payload_of
 from timerclient.values.errors import Closed, InvalidRequest, Overloaded, TimerError
 from timerclient.values.policy_names import NOTHING, PolicyFields
+from timerclient.values.same_fields import as_type
 
 T = TypeVar("T")
 
 Change = Literal["add", "replace", "remove"]
 """A change of the voters."""
 CHANGES: dict[str, pb.ChangeMembersRequest.Change.ValueType] = {
-    "add": pb.ChangeMembersRequest.ADD,
-    "replace": pb.ChangeMembersRequest.REPLACE,
-    "remove": pb.ChangeMembersRequest.REMOVE,
+    "add": pb.ChangeMembersRequest.CHANGE_ADD,
+    "replace": pb.ChangeMembersRequest.CHANGE_REPLACE,
+    "remove": pb.ChangeMembersRequest.CHANGE_REMOVE,
 }
 REPEAT_NAMED_S = 240.0
 """Seconds in which a request with an id is retried; below the default limits.request_window_ms."""
@@ -490,11 +491,12 @@ class AsyncTimerClient(TopicCalls):
         """
         rows.utf8("name", name)
         request = pb.ChangeMembersRequest(change=rows.choice("change", change, CHANGES), name=name)
-        return await self.nodes().call(
+        answer = await self.nodes().call(
             lambda node, left_s: node.admin.ChangeMembers(request, timeout=left_s),
             within_s=self._call_s,
             repeatable=False,
         )
+        return as_type(pb.ListMembersResponse, answer)
 
     async def describe_policies(
         self, *, namespace: str | None = None, topic: str | None = None
@@ -537,11 +539,12 @@ class AsyncTimerClient(TopicCalls):
         scope = policy_fields.altered(namespace, topic, cluster=cluster)
         policy = policy_fields.policy(said)
         request = pb.AlterPoliciesRequest(scope=scope, set=policy, unset=unset)
-        return await self.nodes().call(
+        answer = await self.nodes().call(
             lambda node, left_s: node.admin.AlterPolicies(request, timeout=left_s),
             within_s=self._call_s,
             repeatable=False,
         )
+        return as_type(pb.DescribePoliciesResponse, answer)
 
     async def _anywhere(self, method: Method[T]) -> T:
         return await self.nodes().anywhere(method, within_s=self._call_s)

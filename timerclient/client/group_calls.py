@@ -9,6 +9,7 @@ from timerclient.rows import rows
 from timerclient.rows.pending_timers import Redriven
 from timerclient.streams.nodes import Method
 from timerclient.values.errors import InvalidRequest, NotFound
+from timerclient.values.same_fields import as_type
 from timerclient.values.wire_errors import from_wire
 
 T = TypeVar("T")
@@ -16,7 +17,10 @@ T = TypeVar("T")
 Start = Literal["earliest", "latest"]
 """First message of a group."""
 GroupType = Literal["shared", "key_shared", "exclusive", "failover"]
-STARTS: Final[dict[str, pb.GroupStart.ValueType]] = {"earliest": pb.EARLIEST, "latest": pb.LATEST}
+STARTS: Final[dict[str, pb.GroupStart.ValueType]] = {
+    "earliest": pb.GROUP_START_UNSPECIFIED,
+    "latest": pb.GROUP_START_LATEST,
+}
 REDRIVE_MAX: Final = 256
 """Dead letters in one request."""
 
@@ -90,9 +94,10 @@ class GroupCalls(Existing):
             start=rows.choice("start", start, STARTS),
             settings=encode_options(options),
         )
-        return await self._admin(
+        answer = await self._admin(
             lambda node, left_s: node.admin.CreateGroup(request, timeout=left_s)
         )
+        return as_type(pb.GroupStatus, answer)
 
     async def alter_group(
         self, topic: str, group: str, **options: Unpack[GroupOptions]
@@ -108,9 +113,10 @@ class GroupCalls(Existing):
             group=rows.utf8("group", group).decode(),
             settings=encode_options(options),
         )
-        return await self._admin(
+        answer = await self._admin(
             lambda node, left_s: node.admin.AlterGroup(request, timeout=left_s)
         )
+        return as_type(pb.GroupStatus, answer)
 
     async def seek_group(
         self,
@@ -145,7 +151,10 @@ class GroupCalls(Existing):
             request.time_ms = rows.instant_ms("time", time)
         else:
             request.start = rows.choice("start", start, STARTS)
-        return await self._admin(lambda node, left_s: node.admin.SeekGroup(request, timeout=left_s))
+        answer = await self._admin(
+            lambda node, left_s: node.admin.SeekGroup(request, timeout=left_s)
+        )
+        return as_type(pb.GroupStatus, answer)
 
     async def reset_group(self, topic: str, group: str) -> pb.GroupStatus:
         """Move a group to the earliest message that its topic keeps; see `seek_group`."""

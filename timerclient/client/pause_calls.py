@@ -7,6 +7,7 @@ from timerclient.client.node_calls import OneNodeCalls
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import policy_fields, rows
 from timerclient.values.policy_names import CatchUp
+from timerclient.values.same_fields import as_type
 
 
 class PauseCalls(OneNodeCalls):
@@ -47,8 +48,9 @@ class PauseCalls(OneNodeCalls):
         request = pb.AlterPoliciesRequest(
             scope=scope, set=policy_fields.policy(said), existing=True
         )
-        return await self.nodes().call(
+        answer = await self.nodes().call(
             lambda node, left_s: node.admin.AlterPolicies(request, timeout=left_s),
             within_s=self.within_s(None),
             repeatable=False,
         )
+        return as_type(pb.DescribePoliciesResponse, answer)

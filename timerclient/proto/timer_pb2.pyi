@@ -12,6 +12,9 @@ A failed RPC carries an `Error` (below) in the trailing metadata `timer-error-bi
 Any node takes any request and sends it on to the leader, except with the metadata `timer-direct`
 (any value): then a node that does not lead answers NOT_LEADER, for clients that go to the leader
 themselves.
+
+Comments name the values of an enum without its prefix. In requests of HTTP and of timerctl, in
+their answers and in errors, the values have these short names too.
 """
 
 from collections import abc as _abc
@@ -37,47 +40,55 @@ class _Reason:
 class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     REASON_UNSPECIFIED: _Reason.ValueType  # 0
-    INVALID_REQUEST: _Reason.ValueType  # 1
+    REASON_INVALID_REQUEST: _Reason.ValueType  # 1
     """INVALID_ARGUMENT: names field, value and limit"""
-    NOT_FOUND: _Reason.ValueType  # 2
+    REASON_NOT_FOUND: _Reason.ValueType  # 2
     """NOT_FOUND"""
-    ALREADY_EXISTS: _Reason.ValueType  # 3
+    REASON_ALREADY_EXISTS: _Reason.ValueType  # 3
     """ALREADY_EXISTS"""
-    NOT_LEADER: _Reason.ValueType  # 4
-    """FAILED_PRECONDITION: with timer-direct, or while no leader is known"""
-    NOT_READY: _Reason.ValueType  # 5
-    """UNAVAILABLE: no leader, no majority, or the node is starting"""
-    OVERLOADED: _Reason.ValueType  # 6
+    REASON_NOT_LEADER: _Reason.ValueType  # 4
+    """FAILED_PRECONDITION: with timer-direct, or while no leader is"""
+    REASON_NOT_READY: _Reason.ValueType  # 5
+    """known
+    UNAVAILABLE: no leader, no majority, or the node is starting
+    """
+    REASON_OVERLOADED: _Reason.ValueType  # 6
     """RESOURCE_EXHAUSTED: retry after `retry_after_ms`"""
-    COMMIT_TIMEOUT: _Reason.ValueType  # 7
+    REASON_COMMIT_TIMEOUT: _Reason.ValueType  # 7
     """DEADLINE_EXCEEDED: outcome unknown"""
-    LEADERSHIP_LOST: _Reason.ValueType  # 8
+    REASON_LEADERSHIP_LOST: _Reason.ValueType  # 8
     """ABORTED: outcome unknown"""
-    SEQUENCE_GAP: _Reason.ValueType  # 9
-    """OUT_OF_RANGE: the producer's sequence does not follow its last one"""
-    OUTCOME_FORGOTTEN: _Reason.ValueType  # 10
-    """DATA_LOSS: the sequence was applied; its ids are no longer kept"""
-    UNKNOWN_PRODUCER: _Reason.ValueType  # 11
+    REASON_SEQUENCE_GAP: _Reason.ValueType  # 9
+    """OUT_OF_RANGE: the producer's sequence does not follow its last"""
+    REASON_OUTCOME_FORGOTTEN: _Reason.ValueType  # 10
+    """one
+    DATA_LOSS: the sequence was applied; its ids are no longer kept
+    """
+    REASON_UNKNOWN_PRODUCER: _Reason.ValueType  # 11
     """UNAUTHENTICATED: register again"""
-    LEASE_LOST: _Reason.ValueType  # 12
-    """FAILED_PRECONDITION: another consumer has the message, or it is acked"""
-    SHUTTING_DOWN: _Reason.ValueType  # 13
-    """UNAVAILABLE: the node is stopping and accepts no new requests"""
-    STORAGE_FAILED: _Reason.ValueType  # 14
+    REASON_LEASE_LOST: _Reason.ValueType  # 12
+    """FAILED_PRECONDITION: another consumer has the message, or it is"""
+    REASON_SHUTTING_DOWN: _Reason.ValueType  # 13
+    """acked
+    UNAVAILABLE: the node is stopping and accepts no new requests
+    """
+    REASON_STORAGE_FAILED: _Reason.ValueType  # 14
     """INTERNAL: the node's disk failed; the node stops"""
-    FENCED: _Reason.ValueType  # 15
+    REASON_FENCED: _Reason.ValueType  # 15
     """ABORTED: between nodes only"""
-    CONFIG: _Reason.ValueType  # 16
+    REASON_CONFIG: _Reason.ValueType  # 16
     """INVALID_ARGUMENT: between operator and node only"""
-    DISK_FULL: _Reason.ValueType  # 17
+    REASON_DISK_FULL: _Reason.ValueType  # 17
     """RESOURCE_EXHAUSTED: as OVERLOADED, until the disks have room"""
-    GROUP_HELD: _Reason.ValueType  # 18
+    REASON_GROUP_HELD: _Reason.ValueType  # 18
     """FAILED_PRECONDITION: the exclusive group already has a consumer"""
-    QUOTA_REACHED: _Reason.ValueType  # 20
-    """RESOURCE_EXHAUSTED: the topic is at a quota; names field and limit"""
-    PERMISSION_DENIED: _Reason.ValueType  # 21
-    """PERMISSION_DENIED: not allowed for the client's certificate"""
-    TOKEN_REJECTED: _Reason.ValueType  # 22
+    REASON_QUOTA_REACHED: _Reason.ValueType  # 20
+    """RESOURCE_EXHAUSTED: the topic is at a quota; names field and"""
+    REASON_PERMISSION_DENIED: _Reason.ValueType  # 21
+    """limit
+    PERMISSION_DENIED: not allowed for the client's certificate
+    """
+    REASON_TOKEN_REJECTED: _Reason.ValueType  # 22
     """UNAUTHENTICATED: the bearer token is absent, unknown or expired"""
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
@@ -87,47 +98,55 @@ class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
     """
 
 REASON_UNSPECIFIED: Reason.ValueType  # 0
-INVALID_REQUEST: Reason.ValueType  # 1
+REASON_INVALID_REQUEST: Reason.ValueType  # 1
 """INVALID_ARGUMENT: names field, value and limit"""
-NOT_FOUND: Reason.ValueType  # 2
+REASON_NOT_FOUND: Reason.ValueType  # 2
 """NOT_FOUND"""
-ALREADY_EXISTS: Reason.ValueType  # 3
+REASON_ALREADY_EXISTS: Reason.ValueType  # 3
 """ALREADY_EXISTS"""
-NOT_LEADER: Reason.ValueType  # 4
-"""FAILED_PRECONDITION: with timer-direct, or while no leader is known"""
-NOT_READY: Reason.ValueType  # 5
-"""UNAVAILABLE: no leader, no majority, or the node is starting"""
-OVERLOADED: Reason.ValueType  # 6
+REASON_NOT_LEADER: Reason.ValueType  # 4
+"""FAILED_PRECONDITION: with timer-direct, or while no leader is"""
+REASON_NOT_READY: Reason.ValueType  # 5
+"""known
+UNAVAILABLE: no leader, no majority, or the node is starting
+"""
+REASON_OVERLOADED: Reason.ValueType  # 6
 """RESOURCE_EXHAUSTED: retry after `retry_after_ms`"""
-COMMIT_TIMEOUT: Reason.ValueType  # 7
+REASON_COMMIT_TIMEOUT: Reason.ValueType  # 7
 """DEADLINE_EXCEEDED: outcome unknown"""
-LEADERSHIP_LOST: Reason.ValueType  # 8
+REASON_LEADERSHIP_LOST: Reason.ValueType  # 8
 """ABORTED: outcome unknown"""
-SEQUENCE_GAP: Reason.ValueType  # 9
-"""OUT_OF_RANGE: the producer's sequence does not follow its last one"""
-OUTCOME_FORGOTTEN: Reason.ValueType  # 10
-"""DATA_LOSS: the sequence was applied; its ids are no longer kept"""
-UNKNOWN_PRODUCER: Reason.ValueType  # 11
+REASON_SEQUENCE_GAP: Reason.ValueType  # 9
+"""OUT_OF_RANGE: the producer's sequence does not follow its last"""
+REASON_OUTCOME_FORGOTTEN: Reason.ValueType  # 10
+"""one
+DATA_LOSS: the sequence was applied; its ids are no longer kept
+"""
+REASON_UNKNOWN_PRODUCER: Reason.ValueType  # 11
 """UNAUTHENTICATED: register again"""
-LEASE_LOST: Reason.ValueType  # 12
-"""FAILED_PRECONDITION: another consumer has the message, or it is acked"""
-SHUTTING_DOWN: Reason.ValueType  # 13
-"""UNAVAILABLE: the node is stopping and accepts no new requests"""
-STORAGE_FAILED: Reason.ValueType  # 14
+REASON_LEASE_LOST: Reason.ValueType  # 12
+"""FAILED_PRECONDITION: another consumer has the message, or it is"""
+REASON_SHUTTING_DOWN: Reason.ValueType  # 13
+"""acked
+UNAVAILABLE: the node is stopping and accepts no new requests
+"""
+REASON_STORAGE_FAILED: Reason.ValueType  # 14
 """INTERNAL: the node's disk failed; the node stops"""
-FENCED: Reason.ValueType  # 15
+REASON_FENCED: Reason.ValueType  # 15
 """ABORTED: between nodes only"""
-CONFIG: Reason.ValueType  # 16
+REASON_CONFIG: Reason.ValueType  # 16
 """INVALID_ARGUMENT: between operator and node only"""
-DISK_FULL: Reason.ValueType  # 17
+REASON_DISK_FULL: Reason.ValueType  # 17
 """RESOURCE_EXHAUSTED: as OVERLOADED, until the disks have room"""
-GROUP_HELD: Reason.ValueType  # 18
+REASON_GROUP_HELD: Reason.ValueType  # 18
 """FAILED_PRECONDITION: the exclusive group already has a consumer"""
-QUOTA_REACHED: Reason.ValueType  # 20
-"""RESOURCE_EXHAUSTED: the topic is at a quota; names field and limit"""
-PERMISSION_DENIED: Reason.ValueType  # 21
-"""PERMISSION_DENIED: not allowed for the client's certificate"""
-TOKEN_REJECTED: Reason.ValueType  # 22
+REASON_QUOTA_REACHED: Reason.ValueType  # 20
+"""RESOURCE_EXHAUSTED: the topic is at a quota; names field and"""
+REASON_PERMISSION_DENIED: Reason.ValueType  # 21
+"""limit
+PERMISSION_DENIED: not allowed for the client's certificate
+"""
+REASON_TOKEN_REJECTED: Reason.ValueType  # 22
 """UNAUTHENTICATED: the bearer token is absent, unknown or expired"""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
@@ -137,26 +156,26 @@ class _OnConflict:
 
 class _OnConflictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OnConflict.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    REJECT: _OnConflict.ValueType  # 0
-    """the row is not scheduled"""
-    REPLACE: _OnConflict.ValueType  # 1
+    ON_CONFLICT_UNSPECIFIED: _OnConflict.ValueType  # 0
+    """reject: the row is not scheduled"""
+    ON_CONFLICT_REPLACE: _OnConflict.ValueType  # 1
     """the pending timer is cancelled"""
-    KEEP: _OnConflict.ValueType  # 2
+    ON_CONFLICT_KEEP: _OnConflict.ValueType  # 2
     """the row is not scheduled; the pending timer's id is returned"""
-    UPDATE: _OnConflict.ValueType  # 3
-    """the pending timer is replaced; if there is none, the row is not scheduled"""
+    ON_CONFLICT_UPDATE: _OnConflict.ValueType  # 3
+    """the pending timer is replaced; if there is none, the row is not"""
 
 class OnConflict(_OnConflict, metaclass=_OnConflictEnumTypeWrapper):
     """A key is unique among the pending timers of its topic. Rows are processed in their order."""
 
-REJECT: OnConflict.ValueType  # 0
-"""the row is not scheduled"""
-REPLACE: OnConflict.ValueType  # 1
+ON_CONFLICT_UNSPECIFIED: OnConflict.ValueType  # 0
+"""reject: the row is not scheduled"""
+ON_CONFLICT_REPLACE: OnConflict.ValueType  # 1
 """the pending timer is cancelled"""
-KEEP: OnConflict.ValueType  # 2
+ON_CONFLICT_KEEP: OnConflict.ValueType  # 2
 """the row is not scheduled; the pending timer's id is returned"""
-UPDATE: OnConflict.ValueType  # 3
-"""the pending timer is replaced; if there is none, the row is not scheduled"""
+ON_CONFLICT_UPDATE: OnConflict.ValueType  # 3
+"""the pending timer is replaced; if there is none, the row is not"""
 Global___OnConflict: _TypeAlias = OnConflict  # noqa: Y015
 
 class _ScheduleResult:
@@ -166,28 +185,40 @@ class _ScheduleResult:
 class _ScheduleResultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ScheduleResult.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     SCHEDULE_RESULT_UNSPECIFIED: _ScheduleResult.ValueType  # 0
-    SCHEDULED: _ScheduleResult.ValueType  # 1
-    REPLACED: _ScheduleResult.ValueType  # 2
-    """scheduled; other_ids: the timer that it replaced, now cancelled"""
-    KEPT: _ScheduleResult.ValueType  # 3
-    """not scheduled; timer_ids and other_ids: the pending timer with its key"""
-    REJECTED: _ScheduleResult.ValueType  # 4
-    """not scheduled; other_ids: the pending timer with its key; timer_ids: zeros"""
-    NOT_PENDING: _ScheduleResult.ValueType  # 5
-    """UPDATE only: not scheduled, no pending timer has its key; both ids: zeros"""
+    SCHEDULE_RESULT_SCHEDULED: _ScheduleResult.ValueType  # 1
+    SCHEDULE_RESULT_REPLACED: _ScheduleResult.ValueType  # 2
+    """scheduled; other_ids: the timer that it replaced, now"""
+    SCHEDULE_RESULT_KEPT: _ScheduleResult.ValueType  # 3
+    """cancelled
+    not scheduled; timer_ids and other_ids: the pending timer
+    """
+    SCHEDULE_RESULT_REJECTED: _ScheduleResult.ValueType  # 4
+    """with its key
+    not scheduled; other_ids: the pending timer with its key;
+    """
+    SCHEDULE_RESULT_NOT_PENDING: _ScheduleResult.ValueType  # 5
+    """timer_ids: zeros
+    UPDATE only: not scheduled, no pending timer has its key;
+    """
 
 class ScheduleResult(_ScheduleResult, metaclass=_ScheduleResultEnumTypeWrapper): ...
 
 SCHEDULE_RESULT_UNSPECIFIED: ScheduleResult.ValueType  # 0
-SCHEDULED: ScheduleResult.ValueType  # 1
-REPLACED: ScheduleResult.ValueType  # 2
-"""scheduled; other_ids: the timer that it replaced, now cancelled"""
-KEPT: ScheduleResult.ValueType  # 3
-"""not scheduled; timer_ids and other_ids: the pending timer with its key"""
-REJECTED: ScheduleResult.ValueType  # 4
-"""not scheduled; other_ids: the pending timer with its key; timer_ids: zeros"""
-NOT_PENDING: ScheduleResult.ValueType  # 5
-"""UPDATE only: not scheduled, no pending timer has its key; both ids: zeros"""
+SCHEDULE_RESULT_SCHEDULED: ScheduleResult.ValueType  # 1
+SCHEDULE_RESULT_REPLACED: ScheduleResult.ValueType  # 2
+"""scheduled; other_ids: the timer that it replaced, now"""
+SCHEDULE_RESULT_KEPT: ScheduleResult.ValueType  # 3
+"""cancelled
+not scheduled; timer_ids and other_ids: the pending timer
+"""
+SCHEDULE_RESULT_REJECTED: ScheduleResult.ValueType  # 4
+"""with its key
+not scheduled; other_ids: the pending timer with its key;
+"""
+SCHEDULE_RESULT_NOT_PENDING: ScheduleResult.ValueType  # 5
+"""timer_ids: zeros
+UPDATE only: not scheduled, no pending timer has its key;
+"""
 Global___ScheduleResult: _TypeAlias = ScheduleResult  # noqa: Y015
 
 class _CancelResult:
@@ -197,37 +228,41 @@ class _CancelResult:
 class _CancelResultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CancelResult.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     CANCEL_RESULT_UNSPECIFIED: _CancelResult.ValueType  # 0
-    CANCELLED: _CancelResult.ValueType  # 1
+    CANCEL_RESULT_CANCELLED: _CancelResult.ValueType  # 1
     """the timer was pending and will never fire"""
-    ALREADY_CANCELLED: _CancelResult.ValueType  # 2
-    ALREADY_FIRED: _CancelResult.ValueType  # 3
-    """or the due time has passed and the topic was deleted: then the cluster"""
-    TIMER_NOT_FOUND: _CancelResult.ValueType  # 4
-    """does not know whether the timer had fired
-    never existed; or was due or ended more than ten minutes ago; or its
+    CANCEL_RESULT_ALREADY_CANCELLED: _CancelResult.ValueType  # 2
+    CANCEL_RESULT_ALREADY_FIRED: _CancelResult.ValueType  # 3
+    """or the due time has passed and the topic was deleted:"""
+    CANCEL_RESULT_NOT_FOUND: _CancelResult.ValueType  # 4
+    """then the cluster does not know whether the timer had
+    fired
+    never existed; or was due or ended more than ten minutes
     """
-    DROPPED: _CancelResult.ValueType  # 5
-    """topic was deleted and its due time has not come; or the nodes had to
-    forget its end for want of memory (docs/guarantees.md)
-    dropped when its topic was resumed after a pause (Policy.catch_up)
+    CANCEL_RESULT_DROPPED: _CancelResult.ValueType  # 5
+    """ago; or its topic was deleted and its due time has not
+    come; or the nodes had to forget its end for want of
+    memory (docs/guarantees.md)
+    dropped when its topic was resumed after a pause
     """
 
 class CancelResult(_CancelResult, metaclass=_CancelResultEnumTypeWrapper): ...
 
 CANCEL_RESULT_UNSPECIFIED: CancelResult.ValueType  # 0
-CANCELLED: CancelResult.ValueType  # 1
+CANCEL_RESULT_CANCELLED: CancelResult.ValueType  # 1
 """the timer was pending and will never fire"""
-ALREADY_CANCELLED: CancelResult.ValueType  # 2
-ALREADY_FIRED: CancelResult.ValueType  # 3
-"""or the due time has passed and the topic was deleted: then the cluster"""
-TIMER_NOT_FOUND: CancelResult.ValueType  # 4
-"""does not know whether the timer had fired
-never existed; or was due or ended more than ten minutes ago; or its
+CANCEL_RESULT_ALREADY_CANCELLED: CancelResult.ValueType  # 2
+CANCEL_RESULT_ALREADY_FIRED: CancelResult.ValueType  # 3
+"""or the due time has passed and the topic was deleted:"""
+CANCEL_RESULT_NOT_FOUND: CancelResult.ValueType  # 4
+"""then the cluster does not know whether the timer had
+fired
+never existed; or was due or ended more than ten minutes
 """
-DROPPED: CancelResult.ValueType  # 5
-"""topic was deleted and its due time has not come; or the nodes had to
-forget its end for want of memory (docs/guarantees.md)
-dropped when its topic was resumed after a pause (Policy.catch_up)
+CANCEL_RESULT_DROPPED: CancelResult.ValueType  # 5
+"""ago; or its topic was deleted and its due time has not
+come; or the nodes had to forget its end for want of
+memory (docs/guarantees.md)
+dropped when its topic was resumed after a pause
 """
 Global___CancelResult: _TypeAlias = CancelResult  # noqa: Y015
 
@@ -238,28 +273,32 @@ class _RescheduleResult:
 class _RescheduleResultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RescheduleResult.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     RESCHEDULE_RESULT_UNSPECIFIED: _RescheduleResult.ValueType  # 0
-    RESCHEDULED: _RescheduleResult.ValueType  # 1
-    RESCHEDULE_ALREADY_CANCELLED: _RescheduleResult.ValueType  # 2
+    RESCHEDULE_RESULT_RESCHEDULED: _RescheduleResult.ValueType  # 1
+    RESCHEDULE_RESULT_ALREADY_CANCELLED: _RescheduleResult.ValueType  # 2
     """already cancelled, replaced or rescheduled"""
-    RESCHEDULE_ALREADY_FIRED: _RescheduleResult.ValueType  # 3
-    RESCHEDULE_NOT_FOUND: _RescheduleResult.ValueType  # 4
-    RESCHEDULE_LEFT: _RescheduleResult.ValueType  # 5
-    """unchanged: no entry had room for the timer; send it again"""
-    RESCHEDULE_DROPPED: _RescheduleResult.ValueType  # 6
-    """as CancelResult.DROPPED"""
+    RESCHEDULE_RESULT_ALREADY_FIRED: _RescheduleResult.ValueType  # 3
+    RESCHEDULE_RESULT_NOT_FOUND: _RescheduleResult.ValueType  # 4
+    RESCHEDULE_RESULT_LEFT: _RescheduleResult.ValueType  # 5
+    """unchanged: no entry had room for the timer; send it"""
+    RESCHEDULE_RESULT_DROPPED: _RescheduleResult.ValueType  # 6
+    """again
+    as CancelResult.DROPPED
+    """
 
 class RescheduleResult(_RescheduleResult, metaclass=_RescheduleResultEnumTypeWrapper): ...
 
 RESCHEDULE_RESULT_UNSPECIFIED: RescheduleResult.ValueType  # 0
-RESCHEDULED: RescheduleResult.ValueType  # 1
-RESCHEDULE_ALREADY_CANCELLED: RescheduleResult.ValueType  # 2
+RESCHEDULE_RESULT_RESCHEDULED: RescheduleResult.ValueType  # 1
+RESCHEDULE_RESULT_ALREADY_CANCELLED: RescheduleResult.ValueType  # 2
 """already cancelled, replaced or rescheduled"""
-RESCHEDULE_ALREADY_FIRED: RescheduleResult.ValueType  # 3
-RESCHEDULE_NOT_FOUND: RescheduleResult.ValueType  # 4
-RESCHEDULE_LEFT: RescheduleResult.ValueType  # 5
-"""unchanged: no entry had room for the timer; send it again"""
-RESCHEDULE_DROPPED: RescheduleResult.ValueType  # 6
-"""as CancelResult.DROPPED"""
+RESCHEDULE_RESULT_ALREADY_FIRED: RescheduleResult.ValueType  # 3
+RESCHEDULE_RESULT_NOT_FOUND: RescheduleResult.ValueType  # 4
+RESCHEDULE_RESULT_LEFT: RescheduleResult.ValueType  # 5
+"""unchanged: no entry had room for the timer; send it"""
+RESCHEDULE_RESULT_DROPPED: RescheduleResult.ValueType  # 6
+"""again
+as CancelResult.DROPPED
+"""
 Global___RescheduleResult: _TypeAlias = RescheduleResult  # noqa: Y015
 
 class _TimerState:
@@ -269,23 +308,23 @@ class _TimerState:
 class _TimerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TimerState.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     TIMER_STATE_UNSPECIFIED: _TimerState.ValueType  # 0
-    TIMER_PENDING: _TimerState.ValueType  # 1
-    TIMER_FIRED: _TimerState.ValueType  # 2
-    TIMER_CANCELLED: _TimerState.ValueType  # 3
+    TIMER_STATE_PENDING: _TimerState.ValueType  # 1
+    TIMER_STATE_FIRED: _TimerState.ValueType  # 2
+    TIMER_STATE_CANCELLED: _TimerState.ValueType  # 3
     """or replaced, or rescheduled"""
-    TIMER_DROPPED: _TimerState.ValueType  # 4
-    """dropped when its topic was resumed; in StoryEnd, also if it was deleted"""
+    TIMER_STATE_DROPPED: _TimerState.ValueType  # 4
+    """dropped when its topic was resumed; in StoryEnd, also if it was"""
 
 class TimerState(_TimerState, metaclass=_TimerStateEnumTypeWrapper):
     """---- queries: the leader answers from its applied state"""
 
 TIMER_STATE_UNSPECIFIED: TimerState.ValueType  # 0
-TIMER_PENDING: TimerState.ValueType  # 1
-TIMER_FIRED: TimerState.ValueType  # 2
-TIMER_CANCELLED: TimerState.ValueType  # 3
+TIMER_STATE_PENDING: TimerState.ValueType  # 1
+TIMER_STATE_FIRED: TimerState.ValueType  # 2
+TIMER_STATE_CANCELLED: TimerState.ValueType  # 3
 """or replaced, or rescheduled"""
-TIMER_DROPPED: TimerState.ValueType  # 4
-"""dropped when its topic was resumed; in StoryEnd, also if it was deleted"""
+TIMER_STATE_DROPPED: TimerState.ValueType  # 4
+"""dropped when its topic was resumed; in StoryEnd, also if it was"""
 Global___TimerState: _TypeAlias = TimerState  # noqa: Y015
 
 class _PeekState:
@@ -296,27 +335,27 @@ class _PeekStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PeekState.V
     DESCRIPTOR: _descriptor.EnumDescriptor
     PEEK_STATE_UNSPECIFIED: _PeekState.ValueType  # 0
     """of a request without a group"""
-    PEEK_READY: _PeekState.ValueType  # 1
+    PEEK_STATE_READY: _PeekState.ValueType  # 1
     """waits for a consumer"""
-    PEEK_LEASED: _PeekState.ValueType  # 2
+    PEEK_STATE_LEASED: _PeekState.ValueType  # 2
     """delivered: a consumer has it"""
-    PEEK_DELAYED: _PeekState.ValueType  # 3
+    PEEK_STATE_DELAYED: _PeekState.ValueType  # 3
     """returned by a nack with a delay, which is not over"""
-    PEEK_ENDING: _PeekState.ValueType  # 4
-    """its ack, its nack or the end of its lease is being committed, or it becomes a"""
+    PEEK_STATE_ENDING: _PeekState.ValueType  # 4
+    """its ack, its nack or the end of its lease is being committed, or"""
 
 class PeekState(_PeekState, metaclass=_PeekStateEnumTypeWrapper): ...
 
 PEEK_STATE_UNSPECIFIED: PeekState.ValueType  # 0
 """of a request without a group"""
-PEEK_READY: PeekState.ValueType  # 1
+PEEK_STATE_READY: PeekState.ValueType  # 1
 """waits for a consumer"""
-PEEK_LEASED: PeekState.ValueType  # 2
+PEEK_STATE_LEASED: PeekState.ValueType  # 2
 """delivered: a consumer has it"""
-PEEK_DELAYED: PeekState.ValueType  # 3
+PEEK_STATE_DELAYED: PeekState.ValueType  # 3
 """returned by a nack with a delay, which is not over"""
-PEEK_ENDING: PeekState.ValueType  # 4
-"""its ack, its nack or the end of its lease is being committed, or it becomes a"""
+PEEK_STATE_ENDING: PeekState.ValueType  # 4
+"""its ack, its nack or the end of its lease is being committed, or"""
 Global___PeekState: _TypeAlias = PeekState  # noqa: Y015
 
 class _GroupStart:
@@ -325,13 +364,17 @@ class _GroupStart:
 
 class _GroupStartEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GroupStart.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    EARLIEST: _GroupStart.ValueType  # 0
-    LATEST: _GroupStart.ValueType  # 1
+    GROUP_START_UNSPECIFIED: _GroupStart.ValueType  # 0
+    """earliest: the first message that the topic keeps"""
+    GROUP_START_LATEST: _GroupStart.ValueType  # 1
+    """the next message that fires"""
 
 class GroupStart(_GroupStart, metaclass=_GroupStartEnumTypeWrapper): ...
 
-EARLIEST: GroupStart.ValueType  # 0
-LATEST: GroupStart.ValueType  # 1
+GROUP_START_UNSPECIFIED: GroupStart.ValueType  # 0
+"""earliest: the first message that the topic keeps"""
+GROUP_START_LATEST: GroupStart.ValueType  # 1
+"""the next message that fires"""
 Global___GroupStart: _TypeAlias = GroupStart  # noqa: Y015
 
 class _AckResult:
@@ -341,40 +384,44 @@ class _AckResult:
 class _AckResultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AckResult.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     ACK_RESULT_UNSPECIFIED: _AckResult.ValueType  # 0
-    ACKED: _AckResult.ValueType  # 1
+    ACK_RESULT_ACKED: _AckResult.ValueType  # 1
     """committed: never delivered again"""
-    ALREADY_ACKED: _AckResult.ValueType  # 2
-    ACK_LEASE_LOST: _AckResult.ValueType  # 3
+    ACK_RESULT_ALREADY_ACKED: _AckResult.ValueType  # 2
+    ACK_RESULT_LEASE_LOST: _AckResult.ValueType  # 3
     """the lease has ended; another consumer may have the message"""
-    ACK_NOT_DELIVERED: _AckResult.ValueType  # 4
+    ACK_RESULT_NOT_DELIVERED: _AckResult.ValueType  # 4
     """no such message was delivered"""
-    NACKED: _AckResult.ValueType  # 5
+    ACK_RESULT_NACKED: _AckResult.ValueType  # 5
     """committed: delivered again, after its delay"""
-    EXTENDED: _AckResult.ValueType  # 6
+    ACK_RESULT_EXTENDED: _AckResult.ValueType  # 6
     """leased for longer, as long as this leader leads"""
-    ACK_EXPIRED: _AckResult.ValueType  # 7
-    """never delivered again: its ttl is over, or an earlier ack took effect"""
-    ACK_DEAD_LETTERED: _AckResult.ValueType  # 8
-    """not acked: the message is in a dead-letter topic, or was redriven from"""
+    ACK_RESULT_EXPIRED: _AckResult.ValueType  # 7
+    """never delivered again: its ttl is over, or an earlier ack took"""
+    ACK_RESULT_DEAD_LETTERED: _AckResult.ValueType  # 8
+    """effect
+    not acked: the message is in a dead-letter topic, or was
+    """
 
 class AckResult(_AckResult, metaclass=_AckResultEnumTypeWrapper): ...
 
 ACK_RESULT_UNSPECIFIED: AckResult.ValueType  # 0
-ACKED: AckResult.ValueType  # 1
+ACK_RESULT_ACKED: AckResult.ValueType  # 1
 """committed: never delivered again"""
-ALREADY_ACKED: AckResult.ValueType  # 2
-ACK_LEASE_LOST: AckResult.ValueType  # 3
+ACK_RESULT_ALREADY_ACKED: AckResult.ValueType  # 2
+ACK_RESULT_LEASE_LOST: AckResult.ValueType  # 3
 """the lease has ended; another consumer may have the message"""
-ACK_NOT_DELIVERED: AckResult.ValueType  # 4
+ACK_RESULT_NOT_DELIVERED: AckResult.ValueType  # 4
 """no such message was delivered"""
-NACKED: AckResult.ValueType  # 5
+ACK_RESULT_NACKED: AckResult.ValueType  # 5
 """committed: delivered again, after its delay"""
-EXTENDED: AckResult.ValueType  # 6
+ACK_RESULT_EXTENDED: AckResult.ValueType  # 6
 """leased for longer, as long as this leader leads"""
-ACK_EXPIRED: AckResult.ValueType  # 7
-"""never delivered again: its ttl is over, or an earlier ack took effect"""
-ACK_DEAD_LETTERED: AckResult.ValueType  # 8
-"""not acked: the message is in a dead-letter topic, or was redriven from"""
+ACK_RESULT_EXPIRED: AckResult.ValueType  # 7
+"""never delivered again: its ttl is over, or an earlier ack took"""
+ACK_RESULT_DEAD_LETTERED: AckResult.ValueType  # 8
+"""effect
+not acked: the message is in a dead-letter topic, or was
+"""
 Global___AckResult: _TypeAlias = AckResult  # noqa: Y015
 
 @_typing.final
@@ -559,6 +606,43 @@ class ScheduleRequest(_message.Message):
 Global___ScheduleRequest: _TypeAlias = ScheduleRequest  # noqa: Y015
 
 @_typing.final
+class ScheduleStreamRequest(_message.Message):
+    """The fields of ScheduleRequest."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    TIMERS_FIELD_NUMBER: _builtins.int
+    REQUEST_NO_FIELD_NUMBER: _builtins.int
+    ON_CONFLICT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    producer_id: _builtins.int
+    sequence: _builtins.int
+    request_no: _builtins.int
+    on_conflict: Global___OnConflict.ValueType
+    request_id: _builtins.str
+    @_builtins.property
+    def timers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TimerColumns]: ...
+    def __init__(
+        self,
+        *,
+        producer_id: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+        timers: _abc.Iterable[Global___TimerColumns] | None = ...,
+        request_no: _builtins.int = ...,
+        on_conflict: Global___OnConflict.ValueType = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["on_conflict", b"on_conflict", "producer_id", b"producer_id", "request_id", b"request_id", "request_no", b"request_no", "sequence", b"sequence", "timers", b"timers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScheduleStreamRequest: _TypeAlias = ScheduleStreamRequest  # noqa: Y015
+
+@_typing.final
 class TimerColumns(_message.Message):
     """Timers of one topic. Exactly one of due_ms, delay_ms and delay_level is set, with n values, or
     with one value for all n rows. payload_sizes has n values.
@@ -675,6 +759,48 @@ class ScheduleResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ScheduleResponse: _TypeAlias = ScheduleResponse  # noqa: Y015
+
+@_typing.final
+class ScheduleStreamResponse(_message.Message):
+    """The fields of ScheduleResponse."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_NO_FIELD_NUMBER: _builtins.int
+    TIMER_IDS_FIELD_NUMBER: _builtins.int
+    DUPLICATE_FIELD_NUMBER: _builtins.int
+    DUE_MS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    OTHER_IDS_FIELD_NUMBER: _builtins.int
+    request_no: _builtins.int
+    timer_ids: _builtins.bytes
+    duplicate: _builtins.bool
+    other_ids: _builtins.bytes
+    @_builtins.property
+    def due_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def error(self) -> Global___Error: ...
+    @_builtins.property
+    def results(self) -> _containers.RepeatedScalarFieldContainer[Global___ScheduleResult.ValueType]: ...
+    def __init__(
+        self,
+        *,
+        request_no: _builtins.int = ...,
+        timer_ids: _builtins.bytes = ...,
+        duplicate: _builtins.bool = ...,
+        due_ms: _abc.Iterable[_builtins.int] | None = ...,
+        error: Global___Error | None = ...,
+        results: _abc.Iterable[Global___ScheduleResult.ValueType] | None = ...,
+        other_ids: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "duplicate", b"duplicate", "error", b"error", "other_ids", b"other_ids", "request_no", b"request_no", "results", b"results", "timer_ids", b"timer_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScheduleStreamResponse: _TypeAlias = ScheduleStreamResponse  # noqa: Y015
 
 @_typing.final
 class TimerKeys(_message.Message):
@@ -794,7 +920,7 @@ class CancelResponse(_message.Message):
     """with ids: n x 15 bytes: the timer that fires instead of one that"""
     @_builtins.property
     def results(self) -> _containers.RepeatedScalarFieldContainer[Global___CancelResult.ValueType]:
-        """one per id or key. Per key: CANCELLED or TIMER_NOT_FOUND"""
+        """one per id or key. Per key: CANCELLED or NOT_FOUND"""
 
     def __init__(
         self,
@@ -1181,79 +1307,89 @@ class StoryEvent(_message.Message):
     class _WhatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[StoryEvent._What.ValueType], _builtins.type):
         DESCRIPTOR: _descriptor.EnumDescriptor
         WHAT_UNSPECIFIED: StoryEvent._What.ValueType  # 0
-        SCHEDULED: StoryEvent._What.ValueType  # 1
+        WHAT_SCHEDULED: StoryEvent._What.ValueType  # 1
         """by producer and sequence, or request_id, or neither"""
-        RESCHEDULED_FROM: StoryEvent._What.ValueType  # 2
-        """created by a reschedule of `other_id`, or of the timer with its key"""
-        MOVED_FROM: StoryEvent._What.ValueType  # 3
-        """created from the message at queue_offset of `topic`: a dead letter of"""
-        CANCELLED: StoryEvent._What.ValueType  # 4
-        """`group`, or a message that `group` redrove"""
-        REPLACED: StoryEvent._What.ValueType  # 5
+        WHAT_RESCHEDULED_FROM: StoryEvent._What.ValueType  # 2
+        """created by a reschedule of `other_id`, or of the timer with its"""
+        WHAT_MOVED_FROM: StoryEvent._What.ValueType  # 3
+        """key
+        created from the message at queue_offset of `topic`: a dead
+        """
+        WHAT_CANCELLED: StoryEvent._What.ValueType  # 4
+        """letter of `group`, or a message that `group` redrove"""
+        WHAT_REPLACED: StoryEvent._What.ValueType  # 5
         """by `other_id`, which has the same key"""
-        RESCHEDULED: StoryEvent._What.ValueType  # 6
+        WHAT_RESCHEDULED: StoryEvent._What.ValueType  # 6
         """`other_id` fires instead"""
-        FIRED: StoryEvent._What.ValueType  # 7
+        WHAT_FIRED: StoryEvent._What.ValueType  # 7
         """into the queue of `topic`, at queue_offset"""
-        NACKED: StoryEvent._What.ValueType  # 8
+        WHAT_NACKED: StoryEvent._What.ValueType  # 8
         """not delivered again before until_ms"""
-        LEASE_ENDED: StoryEvent._What.ValueType  # 9
-        ACKED: StoryEvent._What.ValueType  # 10
-        MOVED: StoryEvent._What.ValueType  # 11
-        """to `to_topic`, as a dead letter of `group` or as a redriven message"""
-        NEW_LEADER: StoryEvent._What.ValueType  # 12
-        """messages delivered before may be delivered again"""
-        RECALLED: StoryEvent._What.ValueType  # 13
-        """taken back, not counted as a failure: an earlier message of its order"""
-        SOUGHT: StoryEvent._What.ValueType  # 14
-        """returned, the leader handed over, or the consumer had not looked at it
+        WHAT_LEASE_ENDED: StoryEvent._What.ValueType  # 9
+        WHAT_ACKED: StoryEvent._What.ValueType  # 10
+        WHAT_MOVED: StoryEvent._What.ValueType  # 11
+        """to `to_topic`, as a dead letter of `group` or as a redriven"""
+        WHAT_NEW_LEADER: StoryEvent._What.ValueType  # 12
+        """message
+        messages delivered before may be delivered again
+        """
+        WHAT_RECALLED: StoryEvent._What.ValueType  # 13
+        """taken back, not counted as a failure: an earlier message of its"""
+        WHAT_SOUGHT: StoryEvent._What.ValueType  # 14
+        """order returned, the leader handed over, or the consumer had not
+        looked at it
         the group continues at queue_offset and has forgotten its acks
         """
-        GROUP_DELETED: StoryEvent._What.ValueType  # 15
-        TOPIC_DELETED: StoryEvent._What.ValueType  # 16
+        WHAT_GROUP_DELETED: StoryEvent._What.ValueType  # 15
+        WHAT_TOPIC_DELETED: StoryEvent._What.ValueType  # 16
         """with its timers, messages and groups"""
-        DROPPED: StoryEvent._What.ValueType  # 17
+        WHAT_DROPPED: StoryEvent._What.ValueType  # 17
         """dropped when its topic was resumed after a pause"""
-        EXPIRED: StoryEvent._What.ValueType  # 20
-        """not acked within its topic's ttl, in `group`; empty: in all groups that"""
+        WHAT_EXPIRED: StoryEvent._What.ValueType  # 20
+        """not acked within its topic's ttl, in `group`; empty: in all"""
 
     class What(_What, metaclass=_WhatEnumTypeWrapper): ...
     WHAT_UNSPECIFIED: StoryEvent.What.ValueType  # 0
-    SCHEDULED: StoryEvent.What.ValueType  # 1
+    WHAT_SCHEDULED: StoryEvent.What.ValueType  # 1
     """by producer and sequence, or request_id, or neither"""
-    RESCHEDULED_FROM: StoryEvent.What.ValueType  # 2
-    """created by a reschedule of `other_id`, or of the timer with its key"""
-    MOVED_FROM: StoryEvent.What.ValueType  # 3
-    """created from the message at queue_offset of `topic`: a dead letter of"""
-    CANCELLED: StoryEvent.What.ValueType  # 4
-    """`group`, or a message that `group` redrove"""
-    REPLACED: StoryEvent.What.ValueType  # 5
+    WHAT_RESCHEDULED_FROM: StoryEvent.What.ValueType  # 2
+    """created by a reschedule of `other_id`, or of the timer with its"""
+    WHAT_MOVED_FROM: StoryEvent.What.ValueType  # 3
+    """key
+    created from the message at queue_offset of `topic`: a dead
+    """
+    WHAT_CANCELLED: StoryEvent.What.ValueType  # 4
+    """letter of `group`, or a message that `group` redrove"""
+    WHAT_REPLACED: StoryEvent.What.ValueType  # 5
     """by `other_id`, which has the same key"""
-    RESCHEDULED: StoryEvent.What.ValueType  # 6
+    WHAT_RESCHEDULED: StoryEvent.What.ValueType  # 6
     """`other_id` fires instead"""
-    FIRED: StoryEvent.What.ValueType  # 7
+    WHAT_FIRED: StoryEvent.What.ValueType  # 7
     """into the queue of `topic`, at queue_offset"""
-    NACKED: StoryEvent.What.ValueType  # 8
+    WHAT_NACKED: StoryEvent.What.ValueType  # 8
     """not delivered again before until_ms"""
-    LEASE_ENDED: StoryEvent.What.ValueType  # 9
-    ACKED: StoryEvent.What.ValueType  # 10
-    MOVED: StoryEvent.What.ValueType  # 11
-    """to `to_topic`, as a dead letter of `group` or as a redriven message"""
-    NEW_LEADER: StoryEvent.What.ValueType  # 12
-    """messages delivered before may be delivered again"""
-    RECALLED: StoryEvent.What.ValueType  # 13
-    """taken back, not counted as a failure: an earlier message of its order"""
-    SOUGHT: StoryEvent.What.ValueType  # 14
-    """returned, the leader handed over, or the consumer had not looked at it
+    WHAT_LEASE_ENDED: StoryEvent.What.ValueType  # 9
+    WHAT_ACKED: StoryEvent.What.ValueType  # 10
+    WHAT_MOVED: StoryEvent.What.ValueType  # 11
+    """to `to_topic`, as a dead letter of `group` or as a redriven"""
+    WHAT_NEW_LEADER: StoryEvent.What.ValueType  # 12
+    """message
+    messages delivered before may be delivered again
+    """
+    WHAT_RECALLED: StoryEvent.What.ValueType  # 13
+    """taken back, not counted as a failure: an earlier message of its"""
+    WHAT_SOUGHT: StoryEvent.What.ValueType  # 14
+    """order returned, the leader handed over, or the consumer had not
+    looked at it
     the group continues at queue_offset and has forgotten its acks
     """
-    GROUP_DELETED: StoryEvent.What.ValueType  # 15
-    TOPIC_DELETED: StoryEvent.What.ValueType  # 16
+    WHAT_GROUP_DELETED: StoryEvent.What.ValueType  # 15
+    WHAT_TOPIC_DELETED: StoryEvent.What.ValueType  # 16
     """with its timers, messages and groups"""
-    DROPPED: StoryEvent.What.ValueType  # 17
+    WHAT_DROPPED: StoryEvent.What.ValueType  # 17
     """dropped when its topic was resumed after a pause"""
-    EXPIRED: StoryEvent.What.ValueType  # 20
-    """not acked within its topic's ttl, in `group`; empty: in all groups that"""
+    WHAT_EXPIRED: StoryEvent.What.ValueType  # 20
+    """not acked within its topic's ttl, in `group`; empty: in all"""
 
     WHAT_FIELD_NUMBER: _builtins.int
     INDEX_FIELD_NUMBER: _builtins.int
@@ -1838,6 +1974,83 @@ class Deliveries(_message.Message):
 Global___Deliveries: _TypeAlias = Deliveries  # noqa: Y015
 
 @_typing.final
+class ReceiveResponse(_message.Message):
+    """The fields of Deliveries."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    QUEUE_OFFSETS_FIELD_NUMBER: _builtins.int
+    TIMER_IDS_FIELD_NUMBER: _builtins.int
+    DUE_MS_FIELD_NUMBER: _builtins.int
+    FIRED_AT_MS_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    PAYLOAD_SIZES_FIELD_NUMBER: _builtins.int
+    PAYLOADS_FIELD_NUMBER: _builtins.int
+    KEY_SIZES_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    HEADERS_SIZES_FIELD_NUMBER: _builtins.int
+    HEADERS_FIELD_NUMBER: _builtins.int
+    HANDED_OUT_MS_FIELD_NUMBER: _builtins.int
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    lease_id: _builtins.int
+    lease_ms: _builtins.int
+    timer_ids: _builtins.bytes
+    payloads: _builtins.bytes
+    keys: _builtins.bytes
+    headers: _builtins.bytes
+    handed_out_ms: _builtins.int
+    group_id: _builtins.int
+    @_builtins.property
+    def queue_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def due_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def fired_at_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def attempts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def payload_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def key_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def headers_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def failures(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        lease_id: _builtins.int = ...,
+        lease_ms: _builtins.int = ...,
+        queue_offsets: _abc.Iterable[_builtins.int] | None = ...,
+        timer_ids: _builtins.bytes = ...,
+        due_ms: _abc.Iterable[_builtins.int] | None = ...,
+        fired_at_ms: _abc.Iterable[_builtins.int] | None = ...,
+        attempts: _abc.Iterable[_builtins.int] | None = ...,
+        payload_sizes: _abc.Iterable[_builtins.int] | None = ...,
+        payloads: _builtins.bytes = ...,
+        key_sizes: _abc.Iterable[_builtins.int] | None = ...,
+        keys: _builtins.bytes = ...,
+        headers_sizes: _abc.Iterable[_builtins.int] | None = ...,
+        headers: _builtins.bytes = ...,
+        handed_out_ms: _builtins.int = ...,
+        group_id: _builtins.int = ...,
+        failures: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "due_ms", b"due_ms", "epoch", b"epoch", "failures", b"failures", "fired_at_ms", b"fired_at_ms", "group_id", b"group_id", "handed_out_ms", b"handed_out_ms", "headers", b"headers", "headers_sizes", b"headers_sizes", "key_sizes", b"key_sizes", "keys", b"keys", "lease_id", b"lease_id", "lease_ms", b"lease_ms", "payload_sizes", b"payload_sizes", "payloads", b"payloads", "queue_offsets", b"queue_offsets", "timer_ids", b"timer_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReceiveResponse: _TypeAlias = ReceiveResponse  # noqa: Y015
+
+@_typing.final
 class AckResponse(_message.Message):
     """The answer to an ack, a nack or an extension."""
 
@@ -1869,6 +2082,64 @@ class AckResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AckResponse: _TypeAlias = AckResponse  # noqa: Y015
+
+@_typing.final
+class NackResponse(_message.Message):
+    """The fields of AckResponse."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_NO_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    request_no: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedScalarFieldContainer[Global___AckResult.ValueType]: ...
+    @_builtins.property
+    def error(self) -> Global___Error: ...
+    def __init__(
+        self,
+        *,
+        request_no: _builtins.int = ...,
+        results: _abc.Iterable[Global___AckResult.ValueType] | None = ...,
+        error: Global___Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "request_no", b"request_no", "results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NackResponse: _TypeAlias = NackResponse  # noqa: Y015
+
+@_typing.final
+class ExtendResponse(_message.Message):
+    """The fields of AckResponse."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_NO_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    request_no: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedScalarFieldContainer[Global___AckResult.ValueType]: ...
+    @_builtins.property
+    def error(self) -> Global___Error: ...
+    def __init__(
+        self,
+        *,
+        request_no: _builtins.int = ...,
+        results: _abc.Iterable[Global___AckResult.ValueType] | None = ...,
+        error: Global___Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "request_no", b"request_no", "results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExtendResponse: _TypeAlias = ExtendResponse  # noqa: Y015
 
 @_typing.final
 class GetStatusRequest(_message.Message):
@@ -2651,6 +2922,61 @@ class CreateGroupRequest(_message.Message):
 Global___CreateGroupRequest: _TypeAlias = CreateGroupRequest  # noqa: Y015
 
 @_typing.final
+class CreateGroupResponse(_message.Message):
+    """The fields of GroupStatus."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
+    UNACKED_FIELD_NUMBER: _builtins.int
+    LEASED_FIELD_NUMBER: _builtins.int
+    CONSUMERS_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    EXPIRED_FIELD_NUMBER: _builtins.int
+    UNDELIVERED_LAG_MS_FIELD_NUMBER: _builtins.int
+    UNACKED_LAG_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    group_id: _builtins.int
+    type: _builtins.str
+    cursor: _builtins.int
+    unacked: _builtins.int
+    leased: _builtins.int
+    consumers: _builtins.int
+    lease_ms: _builtins.int
+    expired: _builtins.int
+    undelivered_lag_ms: _builtins.int
+    unacked_lag_ms: _builtins.int
+    @_builtins.property
+    def settings(self) -> Global___GroupSettings: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        group_id: _builtins.int = ...,
+        type: _builtins.str = ...,
+        cursor: _builtins.int = ...,
+        unacked: _builtins.int = ...,
+        leased: _builtins.int = ...,
+        consumers: _builtins.int = ...,
+        lease_ms: _builtins.int = ...,
+        settings: Global___GroupSettings | None = ...,
+        expired: _builtins.int = ...,
+        undelivered_lag_ms: _builtins.int = ...,
+        unacked_lag_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumers", b"consumers", "cursor", b"cursor", "expired", b"expired", "group_id", b"group_id", "lease_ms", b"lease_ms", "leased", b"leased", "name", b"name", "settings", b"settings", "type", b"type", "unacked", b"unacked", "unacked_lag_ms", b"unacked_lag_ms", "undelivered_lag_ms", b"undelivered_lag_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateGroupResponse: _TypeAlias = CreateGroupResponse  # noqa: Y015
+
+@_typing.final
 class AlterGroupRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2675,6 +3001,61 @@ class AlterGroupRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AlterGroupRequest: _TypeAlias = AlterGroupRequest  # noqa: Y015
+
+@_typing.final
+class AlterGroupResponse(_message.Message):
+    """The fields of GroupStatus."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
+    UNACKED_FIELD_NUMBER: _builtins.int
+    LEASED_FIELD_NUMBER: _builtins.int
+    CONSUMERS_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    EXPIRED_FIELD_NUMBER: _builtins.int
+    UNDELIVERED_LAG_MS_FIELD_NUMBER: _builtins.int
+    UNACKED_LAG_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    group_id: _builtins.int
+    type: _builtins.str
+    cursor: _builtins.int
+    unacked: _builtins.int
+    leased: _builtins.int
+    consumers: _builtins.int
+    lease_ms: _builtins.int
+    expired: _builtins.int
+    undelivered_lag_ms: _builtins.int
+    unacked_lag_ms: _builtins.int
+    @_builtins.property
+    def settings(self) -> Global___GroupSettings: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        group_id: _builtins.int = ...,
+        type: _builtins.str = ...,
+        cursor: _builtins.int = ...,
+        unacked: _builtins.int = ...,
+        leased: _builtins.int = ...,
+        consumers: _builtins.int = ...,
+        lease_ms: _builtins.int = ...,
+        settings: Global___GroupSettings | None = ...,
+        expired: _builtins.int = ...,
+        undelivered_lag_ms: _builtins.int = ...,
+        unacked_lag_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumers", b"consumers", "cursor", b"cursor", "expired", b"expired", "group_id", b"group_id", "lease_ms", b"lease_ms", "leased", b"leased", "name", b"name", "settings", b"settings", "type", b"type", "unacked", b"unacked", "unacked_lag_ms", b"unacked_lag_ms", "undelivered_lag_ms", b"undelivered_lag_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterGroupResponse: _TypeAlias = AlterGroupResponse  # noqa: Y015
 
 @_typing.final
 class SeekGroupRequest(_message.Message):
@@ -2710,6 +3091,61 @@ class SeekGroupRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_to) -> _WhichOneofReturnType_to | None: ...
 
 Global___SeekGroupRequest: _TypeAlias = SeekGroupRequest  # noqa: Y015
+
+@_typing.final
+class SeekGroupResponse(_message.Message):
+    """The fields of GroupStatus."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
+    UNACKED_FIELD_NUMBER: _builtins.int
+    LEASED_FIELD_NUMBER: _builtins.int
+    CONSUMERS_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    EXPIRED_FIELD_NUMBER: _builtins.int
+    UNDELIVERED_LAG_MS_FIELD_NUMBER: _builtins.int
+    UNACKED_LAG_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    group_id: _builtins.int
+    type: _builtins.str
+    cursor: _builtins.int
+    unacked: _builtins.int
+    leased: _builtins.int
+    consumers: _builtins.int
+    lease_ms: _builtins.int
+    expired: _builtins.int
+    undelivered_lag_ms: _builtins.int
+    unacked_lag_ms: _builtins.int
+    @_builtins.property
+    def settings(self) -> Global___GroupSettings: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        group_id: _builtins.int = ...,
+        type: _builtins.str = ...,
+        cursor: _builtins.int = ...,
+        unacked: _builtins.int = ...,
+        leased: _builtins.int = ...,
+        consumers: _builtins.int = ...,
+        lease_ms: _builtins.int = ...,
+        settings: Global___GroupSettings | None = ...,
+        expired: _builtins.int = ...,
+        undelivered_lag_ms: _builtins.int = ...,
+        unacked_lag_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumers", b"consumers", "cursor", b"cursor", "expired", b"expired", "group_id", b"group_id", "lease_ms", b"lease_ms", "leased", b"leased", "name", b"name", "settings", b"settings", "type", b"type", "unacked", b"unacked", "unacked_lag_ms", b"unacked_lag_ms", "undelivered_lag_ms", b"undelivered_lag_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SeekGroupResponse: _TypeAlias = SeekGroupResponse  # noqa: Y015
 
 @_typing.final
 class DeleteGroupRequest(_message.Message):
@@ -3087,20 +3523,20 @@ class ReloadFilesResponse(_message.Message):
     class _ResultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[ReloadFilesResponse._Result.ValueType], _builtins.type):
         DESCRIPTOR: _descriptor.EnumDescriptor
         RESULT_UNSPECIFIED: ReloadFilesResponse._Result.ValueType  # 0
-        TAKEN: ReloadFilesResponse._Result.ValueType  # 1
+        RESULT_TAKEN: ReloadFilesResponse._Result.ValueType  # 1
         """the new content is in use"""
-        UNCHANGED: ReloadFilesResponse._Result.ValueType  # 2
+        RESULT_UNCHANGED: ReloadFilesResponse._Result.ValueType  # 2
         """the content in use is that of the file"""
-        KEPT: ReloadFilesResponse._Result.ValueType  # 3
+        RESULT_KEPT: ReloadFilesResponse._Result.ValueType  # 3
         """the file does not fit; the content in use stays"""
 
     class Result(_Result, metaclass=_ResultEnumTypeWrapper): ...
     RESULT_UNSPECIFIED: ReloadFilesResponse.Result.ValueType  # 0
-    TAKEN: ReloadFilesResponse.Result.ValueType  # 1
+    RESULT_TAKEN: ReloadFilesResponse.Result.ValueType  # 1
     """the new content is in use"""
-    UNCHANGED: ReloadFilesResponse.Result.ValueType  # 2
+    RESULT_UNCHANGED: ReloadFilesResponse.Result.ValueType  # 2
     """the content in use is that of the file"""
-    KEPT: ReloadFilesResponse.Result.ValueType  # 3
+    RESULT_KEPT: ReloadFilesResponse.Result.ValueType  # 3
     """the file does not fit; the content in use stays"""
 
     @_typing.final
@@ -3506,21 +3942,21 @@ class ChangeMembersRequest(_message.Message):
 
     class _ChangeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[ChangeMembersRequest._Change.ValueType], _builtins.type):
         DESCRIPTOR: _descriptor.EnumDescriptor
-        UNSPECIFIED: ChangeMembersRequest._Change.ValueType  # 0
-        ADD: ChangeMembersRequest._Change.ValueType  # 1
+        CHANGE_UNSPECIFIED: ChangeMembersRequest._Change.ValueType  # 0
+        CHANGE_ADD: ChangeMembersRequest._Change.ValueType  # 1
         """the learner of this name becomes a voter"""
-        REPLACE: ChangeMembersRequest._Change.ValueType  # 2
+        CHANGE_REPLACE: ChangeMembersRequest._Change.ValueType  # 2
         """the learner of this name replaces the voter of the same name"""
-        REMOVE: ChangeMembersRequest._Change.ValueType  # 3
+        CHANGE_REMOVE: ChangeMembersRequest._Change.ValueType  # 3
         """the voter of this name becomes a learner"""
 
     class Change(_Change, metaclass=_ChangeEnumTypeWrapper): ...
-    UNSPECIFIED: ChangeMembersRequest.Change.ValueType  # 0
-    ADD: ChangeMembersRequest.Change.ValueType  # 1
+    CHANGE_UNSPECIFIED: ChangeMembersRequest.Change.ValueType  # 0
+    CHANGE_ADD: ChangeMembersRequest.Change.ValueType  # 1
     """the learner of this name becomes a voter"""
-    REPLACE: ChangeMembersRequest.Change.ValueType  # 2
+    CHANGE_REPLACE: ChangeMembersRequest.Change.ValueType  # 2
     """the learner of this name replaces the voter of the same name"""
-    REMOVE: ChangeMembersRequest.Change.ValueType  # 3
+    CHANGE_REMOVE: ChangeMembersRequest.Change.ValueType  # 3
     """the voter of this name becomes a learner"""
 
     CHANGE_FIELD_NUMBER: _builtins.int
@@ -3540,6 +3976,34 @@ class ChangeMembersRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChangeMembersRequest: _TypeAlias = ChangeMembersRequest  # noqa: Y015
+
+@_typing.final
+class ChangeMembersResponse(_message.Message):
+    """The fields of ListMembersResponse."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    LEADER_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    leader: _builtins.str
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        leader: _builtins.str = ...,
+        members: _abc.Iterable[Global___Member] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "leader", b"leader", "members", b"members"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeMembersResponse: _TypeAlias = ChangeMembersResponse  # noqa: Y015
 
 @_typing.final
 class PolicyScope(_message.Message):
@@ -3765,6 +4229,64 @@ class AlterPoliciesRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AlterPoliciesRequest: _TypeAlias = AlterPoliciesRequest  # noqa: Y015
+
+@_typing.final
+class AlterPoliciesResponse(_message.Message):
+    """The fields of DescribePoliciesResponse."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SourcesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SCOPE_FIELD_NUMBER: _builtins.int
+    OWN_FIELD_NUMBER: _builtins.int
+    EFFECTIVE_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    NARROWER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def scope(self) -> Global___PolicyScope: ...
+    @_builtins.property
+    def own(self) -> Global___Policy: ...
+    @_builtins.property
+    def effective(self) -> Global___Policy: ...
+    @_builtins.property
+    def sources(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def narrower(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyScope]: ...
+    def __init__(
+        self,
+        *,
+        scope: Global___PolicyScope | None = ...,
+        own: Global___Policy | None = ...,
+        effective: Global___Policy | None = ...,
+        sources: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        narrower: _abc.Iterable[Global___PolicyScope] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["effective", b"effective", "own", b"own", "scope", b"scope"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective", b"effective", "narrower", b"narrower", "own", b"own", "scope", b"scope", "sources", b"sources"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterPoliciesResponse: _TypeAlias = AlterPoliciesResponse  # noqa: Y015
 
 @_typing.final
 class DescribePoliciesRequest(_message.Message):

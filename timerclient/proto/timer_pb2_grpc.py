@@ -53,8 +53,8 @@ class TimerServiceStub:
                 _registered_method=True)
         self.ScheduleStream = channel.stream_stream(
                 '/timer.v1.TimerService/ScheduleStream',
-                request_serializer=timerclient_dot_proto_dot_timer__pb2.ScheduleRequest.SerializeToString,
-                response_deserializer=timerclient_dot_proto_dot_timer__pb2.ScheduleResponse.FromString,
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.ScheduleStreamRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.ScheduleStreamResponse.FromString,
                 _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/timer.v1.TimerService/Cancel',
@@ -186,8 +186,8 @@ def add_TimerServiceServicer_to_server(servicer, server):
             ),
             'ScheduleStream': grpc.stream_stream_rpc_method_handler(
                     servicer.ScheduleStream,
-                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.ScheduleRequest.FromString,
-                    response_serializer=timerclient_dot_proto_dot_timer__pb2.ScheduleResponse.SerializeToString,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.ScheduleStreamRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.ScheduleStreamResponse.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
@@ -328,8 +328,8 @@ class TimerService:
             request_iterator,
             target,
             '/timer.v1.TimerService/ScheduleStream',
-            timerclient_dot_proto_dot_timer__pb2.ScheduleRequest.SerializeToString,
-            timerclient_dot_proto_dot_timer__pb2.ScheduleResponse.FromString,
+            timerclient_dot_proto_dot_timer__pb2.ScheduleStreamRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.ScheduleStreamResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -522,7 +522,7 @@ class ConsumeServiceStub:
         self.Receive = channel.unary_unary(
                 '/timer.v1.ConsumeService/Receive',
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.ReceiveRequest.SerializeToString,
-                response_deserializer=timerclient_dot_proto_dot_timer__pb2.Deliveries.FromString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.ReceiveResponse.FromString,
                 _registered_method=True)
         self.Ack = channel.unary_unary(
                 '/timer.v1.ConsumeService/Ack',
@@ -532,12 +532,12 @@ class ConsumeServiceStub:
         self.Nack = channel.unary_unary(
                 '/timer.v1.ConsumeService/Nack',
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.NackRequest.SerializeToString,
-                response_deserializer=timerclient_dot_proto_dot_timer__pb2.AckResponse.FromString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.NackResponse.FromString,
                 _registered_method=True)
         self.Extend = channel.unary_unary(
                 '/timer.v1.ConsumeService/Extend',
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.ExtendRequest.SerializeToString,
-                response_deserializer=timerclient_dot_proto_dot_timer__pb2.AckResponse.FromString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.ExtendResponse.FromString,
                 _registered_method=True)
         self.Peek = channel.unary_unary(
                 '/timer.v1.ConsumeService/Peek',
@@ -604,7 +604,7 @@ def add_ConsumeServiceServicer_to_server(servicer, server):
             'Receive': grpc.unary_unary_rpc_method_handler(
                     servicer.Receive,
                     request_deserializer=timerclient_dot_proto_dot_timer__pb2.ReceiveRequest.FromString,
-                    response_serializer=timerclient_dot_proto_dot_timer__pb2.Deliveries.SerializeToString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.ReceiveResponse.SerializeToString,
             ),
             'Ack': grpc.unary_unary_rpc_method_handler(
                     servicer.Ack,
@@ -614,12 +614,12 @@ def add_ConsumeServiceServicer_to_server(servicer, server):
             'Nack': grpc.unary_unary_rpc_method_handler(
                     servicer.Nack,
                     request_deserializer=timerclient_dot_proto_dot_timer__pb2.NackRequest.FromString,
-                    response_serializer=timerclient_dot_proto_dot_timer__pb2.AckResponse.SerializeToString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.NackResponse.SerializeToString,
             ),
             'Extend': grpc.unary_unary_rpc_method_handler(
                     servicer.Extend,
                     request_deserializer=timerclient_dot_proto_dot_timer__pb2.ExtendRequest.FromString,
-                    response_serializer=timerclient_dot_proto_dot_timer__pb2.AckResponse.SerializeToString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.ExtendResponse.SerializeToString,
             ),
             'Peek': grpc.unary_unary_rpc_method_handler(
                     servicer.Peek,
@@ -682,7 +682,7 @@ class ConsumeService:
             target,
             '/timer.v1.ConsumeService/Receive',
             timerclient_dot_proto_dot_timer__pb2.ReceiveRequest.SerializeToString,
-            timerclient_dot_proto_dot_timer__pb2.Deliveries.FromString,
+            timerclient_dot_proto_dot_timer__pb2.ReceiveResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -736,7 +736,7 @@ class ConsumeService:
             target,
             '/timer.v1.ConsumeService/Nack',
             timerclient_dot_proto_dot_timer__pb2.NackRequest.SerializeToString,
-            timerclient_dot_proto_dot_timer__pb2.AckResponse.FromString,
+            timerclient_dot_proto_dot_timer__pb2.NackResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -763,7 +763,7 @@ class ConsumeService:
             target,
             '/timer.v1.ConsumeService/Extend',
             timerclient_dot_proto_dot_timer__pb2.ExtendRequest.SerializeToString,
-            timerclient_dot_proto_dot_timer__pb2.AckResponse.FromString,
+            timerclient_dot_proto_dot_timer__pb2.ExtendResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -841,17 +841,17 @@ class AdminServiceStub:
         self.CreateGroup = channel.unary_unary(
                 '/timer.v1.AdminService/CreateGroup',
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.CreateGroupRequest.SerializeToString,
-                response_deserializer=timerclient_dot_proto_dot_timer__pb2.GroupStatus.FromString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.CreateGroupResponse.FromString,
                 _registered_method=True)
         self.AlterGroup = channel.unary_unary(
                 '/timer.v1.AdminService/AlterGroup',
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.AlterGroupRequest.SerializeToString,
-                response_deserializer=timerclient_dot_proto_dot_timer__pb2.GroupStatus.FromString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.AlterGroupResponse.FromString,
                 _registered_method=True)
         self.SeekGroup = channel.unary_unary(
                 '/timer.v1.AdminService/SeekGroup',
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.SeekGroupRequest.SerializeToString,
-                response_deserializer=timerclient_dot_proto_dot_timer__pb2.GroupStatus.FromString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.SeekGroupResponse.FromString,
                 _registered_method=True)
         self.DeleteGroup = channel.unary_unary(
                 '/timer.v1.AdminService/DeleteGroup',
@@ -876,12 +876,12 @@ class AdminServiceStub:
         self.ChangeMembers = channel.unary_unary(
                 '/timer.v1.AdminService/ChangeMembers',
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.ChangeMembersRequest.SerializeToString,
-                response_deserializer=timerclient_dot_proto_dot_timer__pb2.ListMembersResponse.FromString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.ChangeMembersResponse.FromString,
                 _registered_method=True)
         self.AlterPolicies = channel.unary_unary(
                 '/timer.v1.AdminService/AlterPolicies',
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.AlterPoliciesRequest.SerializeToString,
-                response_deserializer=timerclient_dot_proto_dot_timer__pb2.DescribePoliciesResponse.FromString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.AlterPoliciesResponse.FromString,
                 _registered_method=True)
         self.DescribePolicies = channel.unary_unary(
                 '/timer.v1.AdminService/DescribePolicies',
@@ -985,7 +985,7 @@ class AdminServiceServicer:
 
     def SeekGroup(self, request, context):
         """Moves a group to another message that its topic keeps. Its consumers stay connected. Acks of
-        deliveries from before the seek return ACK_LEASE_LOST.
+        deliveries from before the seek return LEASE_LOST.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -1130,17 +1130,17 @@ def add_AdminServiceServicer_to_server(servicer, server):
             'CreateGroup': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateGroup,
                     request_deserializer=timerclient_dot_proto_dot_timer__pb2.CreateGroupRequest.FromString,
-                    response_serializer=timerclient_dot_proto_dot_timer__pb2.GroupStatus.SerializeToString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.CreateGroupResponse.SerializeToString,
             ),
             'AlterGroup': grpc.unary_unary_rpc_method_handler(
                     servicer.AlterGroup,
                     request_deserializer=timerclient_dot_proto_dot_timer__pb2.AlterGroupRequest.FromString,
-                    response_serializer=timerclient_dot_proto_dot_timer__pb2.GroupStatus.SerializeToString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.AlterGroupResponse.SerializeToString,
             ),
             'SeekGroup': grpc.unary_unary_rpc_method_handler(
                     servicer.SeekGroup,
                     request_deserializer=timerclient_dot_proto_dot_timer__pb2.SeekGroupRequest.FromString,
-                    response_serializer=timerclient_dot_proto_dot_timer__pb2.GroupStatus.SerializeToString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.SeekGroupResponse.SerializeToString,
             ),
             'DeleteGroup': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteGroup,
@@ -1165,12 +1165,12 @@ def add_AdminServiceServicer_to_server(servicer, server):
             'ChangeMembers': grpc.unary_unary_rpc_method_handler(
                     servicer.ChangeMembers,
                     request_deserializer=timerclient_dot_proto_dot_timer__pb2.ChangeMembersRequest.FromString,
-                    response_serializer=timerclient_dot_proto_dot_timer__pb2.ListMembersResponse.SerializeToString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.ChangeMembersResponse.SerializeToString,
             ),
             'AlterPolicies': grpc.unary_unary_rpc_method_handler(
                     servicer.AlterPolicies,
                     request_deserializer=timerclient_dot_proto_dot_timer__pb2.AlterPoliciesRequest.FromString,
-                    response_serializer=timerclient_dot_proto_dot_timer__pb2.DescribePoliciesResponse.SerializeToString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.AlterPoliciesResponse.SerializeToString,
             ),
             'DescribePolicies': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribePolicies,
@@ -1381,7 +1381,7 @@ class AdminService:
             target,
             '/timer.v1.AdminService/CreateGroup',
             timerclient_dot_proto_dot_timer__pb2.CreateGroupRequest.SerializeToString,
-            timerclient_dot_proto_dot_timer__pb2.GroupStatus.FromString,
+            timerclient_dot_proto_dot_timer__pb2.CreateGroupResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1408,7 +1408,7 @@ class AdminService:
             target,
             '/timer.v1.AdminService/AlterGroup',
             timerclient_dot_proto_dot_timer__pb2.AlterGroupRequest.SerializeToString,
-            timerclient_dot_proto_dot_timer__pb2.GroupStatus.FromString,
+            timerclient_dot_proto_dot_timer__pb2.AlterGroupResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1435,7 +1435,7 @@ class AdminService:
             target,
             '/timer.v1.AdminService/SeekGroup',
             timerclient_dot_proto_dot_timer__pb2.SeekGroupRequest.SerializeToString,
-            timerclient_dot_proto_dot_timer__pb2.GroupStatus.FromString,
+            timerclient_dot_proto_dot_timer__pb2.SeekGroupResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1570,7 +1570,7 @@ class AdminService:
             target,
             '/timer.v1.AdminService/ChangeMembers',
             timerclient_dot_proto_dot_timer__pb2.ChangeMembersRequest.SerializeToString,
-            timerclient_dot_proto_dot_timer__pb2.ListMembersResponse.FromString,
+            timerclient_dot_proto_dot_timer__pb2.ChangeMembersResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1597,7 +1597,7 @@ class AdminService:
             target,
             '/timer.v1.AdminService/AlterPolicies',
             timerclient_dot_proto_dot_timer__pb2.AlterPoliciesRequest.SerializeToString,
-            timerclient_dot_proto_dot_timer__pb2.DescribePoliciesResponse.FromString,
+            timerclient_dot_proto_dot_timer__pb2.AlterPoliciesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -12,6 +12,9 @@ A failed RPC carries an `Error` (below) in the trailing metadata `timer-error-bi
 Any node takes any request and sends it on to the leader, except with the metadata `timer-direct`
 (any value): then a node that does not lead answers NOT_LEADER, for clients that go to the leader
 themselves.
+
+Comments name the values of an enum without its prefix. In requests of HTTP and of timerctl, in
+their answers and in errors, the values have these short names too.
 """
 
 from collections import abc as _abc
@@ -52,7 +55,7 @@ class TimerServiceStub:
     """
     Schedule: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ScheduleRequest, _timer_pb2.ScheduleResponse]
     """Schedules the rows of one request: all or none. Answered once a majority has them on disk."""
-    ScheduleStream: _grpc.StreamStreamMultiCallable[_timer_pb2.ScheduleRequest, _timer_pb2.ScheduleResponse]
+    ScheduleStream: _grpc.StreamStreamMultiCallable[_timer_pb2.ScheduleStreamRequest, _timer_pb2.ScheduleStreamResponse]
     """Schedule, pipelined. Requests are accepted in the order of the stream; each is answered once."""
     Cancel: _grpc.UnaryUnaryMultiCallable[_timer_pb2.CancelRequest, _timer_pb2.CancelResponse]
     """Cancels timers; returns one result per timer."""
@@ -84,7 +87,7 @@ class TimerServiceAsyncStub(TimerServiceStub):
     """
     Schedule: _aio.UnaryUnaryMultiCallable[_timer_pb2.ScheduleRequest, _timer_pb2.ScheduleResponse]  # type: ignore[assignment]
     """Schedules the rows of one request: all or none. Answered once a majority has them on disk."""
-    ScheduleStream: _aio.StreamStreamMultiCallable[_timer_pb2.ScheduleRequest, _timer_pb2.ScheduleResponse]  # type: ignore[assignment]
+    ScheduleStream: _aio.StreamStreamMultiCallable[_timer_pb2.ScheduleStreamRequest, _timer_pb2.ScheduleStreamResponse]  # type: ignore[assignment]
     """Schedule, pipelined. Requests are accepted in the order of the stream; each is answered once."""
     Cancel: _aio.UnaryUnaryMultiCallable[_timer_pb2.CancelRequest, _timer_pb2.CancelResponse]  # type: ignore[assignment]
     """Cancels timers; returns one result per timer."""
@@ -135,9 +138,9 @@ class TimerServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def ScheduleStream(
         self,
-        request_iterator: _MaybeAsyncIterator[_timer_pb2.ScheduleRequest],
+        request_iterator: _MaybeAsyncIterator[_timer_pb2.ScheduleStreamRequest],
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_timer_pb2.ScheduleResponse], _abc.AsyncIterator[_timer_pb2.ScheduleResponse]]:
+    ) -> _typing.Union[_abc.Iterator[_timer_pb2.ScheduleStreamResponse], _abc.AsyncIterator[_timer_pb2.ScheduleStreamResponse]]:
         """Schedule, pipelined. Requests are accepted in the order of the stream; each is answered once."""
 
     @_abc_1.abstractmethod
@@ -205,13 +208,13 @@ class ConsumeServiceStub:
     """One consumer of one group. The first request is `open`. The server then delivers at most as
     many messages as there is credit, and answers every ack, nack and extension.
     """
-    Receive: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ReceiveRequest, _timer_pb2.Deliveries]
+    Receive: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ReceiveRequest, _timer_pb2.ReceiveResponse]
     """For simple clients: returns messages that are available within wait_ms, or none. Leases are the
     same as those of Consume.
     """
     Ack: _grpc.UnaryUnaryMultiCallable[_timer_pb2.AckRequest, _timer_pb2.AckResponse]
-    Nack: _grpc.UnaryUnaryMultiCallable[_timer_pb2.NackRequest, _timer_pb2.AckResponse]
-    Extend: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ExtendRequest, _timer_pb2.AckResponse]
+    Nack: _grpc.UnaryUnaryMultiCallable[_timer_pb2.NackRequest, _timer_pb2.NackResponse]
+    Extend: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ExtendRequest, _timer_pb2.ExtendResponse]
     Peek: _grpc.UnaryUnaryMultiCallable[_timer_pb2.PeekRequest, _timer_pb2.PeekResponse]
     """Shows messages without delivering them: no lease, no failure, no effect. The answer is that of
     the leader, about a moment of the call.
@@ -226,13 +229,13 @@ class ConsumeServiceAsyncStub(ConsumeServiceStub):
     """One consumer of one group. The first request is `open`. The server then delivers at most as
     many messages as there is credit, and answers every ack, nack and extension.
     """
-    Receive: _aio.UnaryUnaryMultiCallable[_timer_pb2.ReceiveRequest, _timer_pb2.Deliveries]  # type: ignore[assignment]
+    Receive: _aio.UnaryUnaryMultiCallable[_timer_pb2.ReceiveRequest, _timer_pb2.ReceiveResponse]  # type: ignore[assignment]
     """For simple clients: returns messages that are available within wait_ms, or none. Leases are the
     same as those of Consume.
     """
     Ack: _aio.UnaryUnaryMultiCallable[_timer_pb2.AckRequest, _timer_pb2.AckResponse]  # type: ignore[assignment]
-    Nack: _aio.UnaryUnaryMultiCallable[_timer_pb2.NackRequest, _timer_pb2.AckResponse]  # type: ignore[assignment]
-    Extend: _aio.UnaryUnaryMultiCallable[_timer_pb2.ExtendRequest, _timer_pb2.AckResponse]  # type: ignore[assignment]
+    Nack: _aio.UnaryUnaryMultiCallable[_timer_pb2.NackRequest, _timer_pb2.NackResponse]  # type: ignore[assignment]
+    Extend: _aio.UnaryUnaryMultiCallable[_timer_pb2.ExtendRequest, _timer_pb2.ExtendResponse]  # type: ignore[assignment]
     Peek: _aio.UnaryUnaryMultiCallable[_timer_pb2.PeekRequest, _timer_pb2.PeekResponse]  # type: ignore[assignment]
     """Shows messages without delivering them: no lease, no failure, no effect. The answer is that of
     the leader, about a moment of the call.
@@ -256,7 +259,7 @@ class ConsumeServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _timer_pb2.ReceiveRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_timer_pb2.Deliveries, _abc.Awaitable[_timer_pb2.Deliveries]]:
+    ) -> _typing.Union[_timer_pb2.ReceiveResponse, _abc.Awaitable[_timer_pb2.ReceiveResponse]]:
         """For simple clients: returns messages that are available within wait_ms, or none. Leases are the
         same as those of Consume.
         """
@@ -273,14 +276,14 @@ class ConsumeServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _timer_pb2.NackRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_timer_pb2.AckResponse, _abc.Awaitable[_timer_pb2.AckResponse]]: ...
+    ) -> _typing.Union[_timer_pb2.NackResponse, _abc.Awaitable[_timer_pb2.NackResponse]]: ...
 
     @_abc_1.abstractmethod
     def Extend(
         self,
         request: _timer_pb2.ExtendRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_timer_pb2.AckResponse, _abc.Awaitable[_timer_pb2.AckResponse]]: ...
+    ) -> _typing.Union[_timer_pb2.ExtendResponse, _abc.Awaitable[_timer_pb2.ExtendResponse]]: ...
 
     @_abc_1.abstractmethod
     def Peek(
@@ -311,13 +314,13 @@ class AdminServiceStub:
     entry of the log. Its consumers' streams and their acks end with NOT_FOUND. A topic that is
     created later with the same name is a different topic.
     """
-    CreateGroup: _grpc.UnaryUnaryMultiCallable[_timer_pb2.CreateGroupRequest, _timer_pb2.GroupStatus]
+    CreateGroup: _grpc.UnaryUnaryMultiCallable[_timer_pb2.CreateGroupRequest, _timer_pb2.CreateGroupResponse]
     """Creates a group, and its topic, if it does not exist; returns its status."""
-    AlterGroup: _grpc.UnaryUnaryMultiCallable[_timer_pb2.AlterGroupRequest, _timer_pb2.GroupStatus]
+    AlterGroup: _grpc.UnaryUnaryMultiCallable[_timer_pb2.AlterGroupRequest, _timer_pb2.AlterGroupResponse]
     """Changes the settings that are set, with one entry of the log."""
-    SeekGroup: _grpc.UnaryUnaryMultiCallable[_timer_pb2.SeekGroupRequest, _timer_pb2.GroupStatus]
+    SeekGroup: _grpc.UnaryUnaryMultiCallable[_timer_pb2.SeekGroupRequest, _timer_pb2.SeekGroupResponse]
     """Moves a group to another message that its topic keeps. Its consumers stay connected. Acks of
-    deliveries from before the seek return ACK_LEASE_LOST.
+    deliveries from before the seek return LEASE_LOST.
     """
     DeleteGroup: _grpc.UnaryUnaryMultiCallable[_timer_pb2.DeleteGroupRequest, _timer_pb2.DeleteGroupResponse]
     """Deletes a group: its consumers' streams and their acks end with NOT_FOUND."""
@@ -328,9 +331,9 @@ class AdminServiceStub:
     leader serves. A target that lags too far is rejected. Answered when the successor serves.
     """
     ListMembers: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ListMembersRequest, _timer_pb2.ListMembersResponse]
-    ChangeMembers: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ChangeMembersRequest, _timer_pb2.ListMembersResponse]
+    ChangeMembers: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ChangeMembersRequest, _timer_pb2.ChangeMembersResponse]
     """Answered when the change is committed. If that takes too long, the outcome is unknown."""
-    AlterPolicies: _grpc.UnaryUnaryMultiCallable[_timer_pb2.AlterPoliciesRequest, _timer_pb2.DescribePoliciesResponse]
+    AlterPolicies: _grpc.UnaryUnaryMultiCallable[_timer_pb2.AlterPoliciesRequest, _timer_pb2.AlterPoliciesResponse]
     """Sets and unsets fields of one scope's policy. The change applies to timers that are scheduled
     later. Pauses, quotas, time to live and retention also apply to existing timers and messages.
     """
@@ -373,13 +376,13 @@ class AdminServiceAsyncStub(AdminServiceStub):
     entry of the log. Its consumers' streams and their acks end with NOT_FOUND. A topic that is
     created later with the same name is a different topic.
     """
-    CreateGroup: _aio.UnaryUnaryMultiCallable[_timer_pb2.CreateGroupRequest, _timer_pb2.GroupStatus]  # type: ignore[assignment]
+    CreateGroup: _aio.UnaryUnaryMultiCallable[_timer_pb2.CreateGroupRequest, _timer_pb2.CreateGroupResponse]  # type: ignore[assignment]
     """Creates a group, and its topic, if it does not exist; returns its status."""
-    AlterGroup: _aio.UnaryUnaryMultiCallable[_timer_pb2.AlterGroupRequest, _timer_pb2.GroupStatus]  # type: ignore[assignment]
+    AlterGroup: _aio.UnaryUnaryMultiCallable[_timer_pb2.AlterGroupRequest, _timer_pb2.AlterGroupResponse]  # type: ignore[assignment]
     """Changes the settings that are set, with one entry of the log."""
-    SeekGroup: _aio.UnaryUnaryMultiCallable[_timer_pb2.SeekGroupRequest, _timer_pb2.GroupStatus]  # type: ignore[assignment]
+    SeekGroup: _aio.UnaryUnaryMultiCallable[_timer_pb2.SeekGroupRequest, _timer_pb2.SeekGroupResponse]  # type: ignore[assignment]
     """Moves a group to another message that its topic keeps. Its consumers stay connected. Acks of
-    deliveries from before the seek return ACK_LEASE_LOST.
+    deliveries from before the seek return LEASE_LOST.
     """
     DeleteGroup: _aio.UnaryUnaryMultiCallable[_timer_pb2.DeleteGroupRequest, _timer_pb2.DeleteGroupResponse]  # type: ignore[assignment]
     """Deletes a group: its consumers' streams and their acks end with NOT_FOUND."""
@@ -390,9 +393,9 @@ class AdminServiceAsyncStub(AdminServiceStub):
     leader serves. A target that lags too far is rejected. Answered when the successor serves.
     """
     ListMembers: _aio.UnaryUnaryMultiCallable[_timer_pb2.ListMembersRequest, _timer_pb2.ListMembersResponse]  # type: ignore[assignment]
-    ChangeMembers: _aio.UnaryUnaryMultiCallable[_timer_pb2.ChangeMembersRequest, _timer_pb2.ListMembersResponse]  # type: ignore[assignment]
+    ChangeMembers: _aio.UnaryUnaryMultiCallable[_timer_pb2.ChangeMembersRequest, _timer_pb2.ChangeMembersResponse]  # type: ignore[assignment]
     """Answered when the change is committed. If that takes too long, the outcome is unknown."""
-    AlterPolicies: _aio.UnaryUnaryMultiCallable[_timer_pb2.AlterPoliciesRequest, _timer_pb2.DescribePoliciesResponse]  # type: ignore[assignment]
+    AlterPolicies: _aio.UnaryUnaryMultiCallable[_timer_pb2.AlterPoliciesRequest, _timer_pb2.AlterPoliciesResponse]  # type: ignore[assignment]
     """Sets and unsets fields of one scope's policy. The change applies to timers that are scheduled
     later. Pauses, quotas, time to live and retention also apply to existing timers and messages.
     """
@@ -468,7 +471,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _timer_pb2.CreateGroupRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_timer_pb2.GroupStatus, _abc.Awaitable[_timer_pb2.GroupStatus]]:
+    ) -> _typing.Union[_timer_pb2.CreateGroupResponse, _abc.Awaitable[_timer_pb2.CreateGroupResponse]]:
         """Creates a group, and its topic, if it does not exist; returns its status."""
 
     @_abc_1.abstractmethod
@@ -476,7 +479,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _timer_pb2.AlterGroupRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_timer_pb2.GroupStatus, _abc.Awaitable[_timer_pb2.GroupStatus]]:
+    ) -> _typing.Union[_timer_pb2.AlterGroupResponse, _abc.Awaitable[_timer_pb2.AlterGroupResponse]]:
         """Changes the settings that are set, with one entry of the log."""
 
     @_abc_1.abstractmethod
@@ -484,9 +487,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _timer_pb2.SeekGroupRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_timer_pb2.GroupStatus, _abc.Awaitable[_timer_pb2.GroupStatus]]:
+    ) -> _typing.Union[_timer_pb2.SeekGroupResponse, _abc.Awaitable[_timer_pb2.SeekGroupResponse]]:
         """Moves a group to another message that its topic keeps. Its consumers stay connected. Acks of
-        deliveries from before the seek return ACK_LEASE_LOST.
+        deliveries from before the seek return LEASE_LOST.
         """
 
     @_abc_1.abstractmethod
@@ -527,7 +530,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _timer_pb2.ChangeMembersRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_timer_pb2.ListMembersResponse, _abc.Awaitable[_timer_pb2.ListMembersResponse]]:
+    ) -> _typing.Union[_timer_pb2.ChangeMembersResponse, _abc.Awaitable[_timer_pb2.ChangeMembersResponse]]:
         """Answered when the change is committed. If that takes too long, the outcome is unknown."""
 
     @_abc_1.abstractmethod
@@ -535,7 +538,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _timer_pb2.AlterPoliciesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_timer_pb2.DescribePoliciesResponse, _abc.Awaitable[_timer_pb2.DescribePoliciesResponse]]:
+    ) -> _typing.Union[_timer_pb2.AlterPoliciesResponse, _abc.Awaitable[_timer_pb2.AlterPoliciesResponse]]:
         """Sets and unsets fields of one scope's policy. The change applies to timers that are scheduled
         later. Pauses, quotas, time to live and retention also apply to existing timers and messages.
         """

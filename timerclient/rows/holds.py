@@ -91,10 +91,12 @@ class Hold:
     def answered(self, offsets: Sequence[int], results: Sequence[int], until_s: float) -> list[int]:
         """Apply the answer to an extension; return the offsets of lost messages."""
         self.asked = False
-        lost = [o for o, r in zip(offsets, results, strict=True) if r == pb.ACK_LEASE_LOST]
-        if pb.EXTENDED in results:
+        lost = [o for o, r in zip(offsets, results, strict=True) if r == pb.ACK_RESULT_LEASE_LOST]
+        if pb.ACK_RESULT_EXTENDED in results:
             self.ends_s = max(self.ends_s, until_s)
-        self.settle([o for o, r in zip(offsets, results, strict=True) if r != pb.EXTENDED])
+        self.settle(
+            [o for o, r in zip(offsets, results, strict=True) if r != pb.ACK_RESULT_EXTENDED]
+        )
         self.lost.update(lost)
         return lost
 

@@ -3,12 +3,16 @@
 import base64
 from typing import TYPE_CHECKING, Any
 
+from timerclient.rows.enum_names import short_name
+
 if TYPE_CHECKING:  # a message comes with its module
     from google.protobuf.message import Message
 
 
 def as_dict(message: "Message") -> dict[str, Any]:
     """Return every field of a message by its name in the contract; absent ones are None.
+
+    Values of enums have their short names (timerclient/rows/enum_names.py).
 
     Counts and times are numbers, even with 64 bits, so that scripts can compare them. A 64-bit id
     is a string, because many JSON readers round large numbers. An id of 0 means none, and is None.
@@ -26,7 +30,7 @@ def _value(message: "Message", field: Any) -> Any:
     if field.name.endswith("_id") and isinstance(value, int):
         return str(value) if value else None
     if field.enum_type is not None and not field.is_repeated:
-        return field.enum_type.values_by_number[value].name
+        return short_name(field.enum_type, value)
     if field.message_type is None:
         return list(value) if field.is_repeated else value
     if field.message_type.GetOptions().map_entry:

@@ -178,7 +178,7 @@ def rescheduled(answer: pb.RescheduleResponse) -> list[Rescheduled | None]:
     out: list[Rescheduled | None] = []
     others = successors(answer.successor_ids, len(answer.results))
     for result, raw, other in zip(answer.results, pieces(answer.timer_ids), others, strict=True):
-        if result == pb.RESCHEDULE_LEFT:
+        if result == pb.RESCHEDULE_RESULT_LEFT:
             out.append(None)
             continue
         done = RescheduleResult(result)
@@ -233,7 +233,7 @@ def infos(topic: str, timers: pb.PendingTimers) -> Iterator[TimerInfo]:
 
 def info(answer: pb.GetTimerResponse, raw: bytes) -> TimerInfo:
     """Return one timer; `raw` is the id in the request."""
-    if answer.state == pb.TIMER_PENDING:
+    if answer.state == pb.TIMER_STATE_PENDING:
         return replace(next(infos(answer.topic, answer.timer)), held=answer.held)
     replaced_by = ids.to_text(answer.successor_id) if answer.successor_id else None
     return TimerInfo(raw, TimerState(answer.state), replaced_by=replaced_by)

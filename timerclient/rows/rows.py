@@ -285,10 +285,10 @@ def request_name(request_id: str) -> str:
 
 
 MODES: Final = {
-    "reject": pb.REJECT,
-    "replace": pb.REPLACE,
-    "keep": pb.KEEP,
-    "update": pb.UPDATE,
+    "reject": pb.ON_CONFLICT_UNSPECIFIED,
+    "replace": pb.ON_CONFLICT_REPLACE,
+    "keep": pb.ON_CONFLICT_KEEP,
+    "update": pb.ON_CONFLICT_UPDATE,
 }
 
 
@@ -307,7 +307,7 @@ def check_keyed(mode: pb.OnConflict.ValueType, keys: Iterable[object]) -> None:
     Raises:
         InvalidRequest: A row has none.
     """
-    if mode == pb.UPDATE and not all(keys):
+    if mode == pb.ON_CONFLICT_UPDATE and not all(keys):
         raise InvalidRequest.of("on_conflict", "update", "each timer needs a key")
 
 

@@ -44,14 +44,18 @@ class AwaitedAck:
             acking.set_result(word.results(results[0]))
             return
         lost = lost_of(offsets, results)
-        unknown = [o for o, r in zip(offsets, results, strict=True) if r == pb.ACK_NOT_DELIVERED]
+        unknown = [
+            o for o, r in zip(offsets, results, strict=True) if r == pb.ACK_RESULT_NOT_DELIVERED
+        ]
         if lost:
             acking.set_exception(LeaseLost.of(lost, len(offsets)))
         elif unknown:
             acking.set_exception(NotDelivered(f"queue_offset = {unknown[0]}: was never delivered"))
         else:
-            done = 0 if word.kind == "ack" else results.count(pb.ALREADY_ACKED)
-            done += results.count(pb.ACK_EXPIRED) + results.count(pb.ACK_DEAD_LETTERED)
+            done = 0 if word.kind == "ack" else results.count(pb.ACK_RESULT_ALREADY_ACKED)
+            done += results.count(pb.ACK_RESULT_EXPIRED) + results.count(
+                pb.ACK_RESULT_DEAD_LETTERED
+            )
             acking.set_result(len(offsets) - done)
 
     def failed(self, error: TimerError) -> None:
@@ -75,7 +79,7 @@ class ToldEach:
 
     def answered(self, offsets: Sequence[int], results: Sequence[int]) -> None:
         """Settle the futures."""
-        if results.count(pb.ACKED) == len(self._ackings):
+        if results.count(pb.ACK_RESULT_ACKED) == len(self._ackings):
             for acking in self._ackings:
                 acking.set_result(AckResult.ACKED)
             return
@@ -111,7 +115,7 @@ class Heard:
         self._failed()
 
 
-_REFUSED: Final = (pb.ACK_LEASE_LOST, pb.ACK_NOT_DELIVERED)
+_REFUSED: Final = (pb.ACK_RESULT_LEASE_LOST, pb.ACK_RESULT_NOT_DELIVERED)
 _REQUESTS: Final[dict[str, type[pb.AckRequest] | type[pb.NackRequest] | type[pb.ExtendRequest]]] = {
     "ack": pb.AckRequest,
     "nack": pb.NackRequest,
@@ -121,9 +125,9 @@ _REQUESTS: Final[dict[str, type[pb.AckRequest] | type[pb.NackRequest] | type[pb.
 
 def lost_of(offsets: Sequence[int], results: Sequence[int]) -> list[int]:
     """Return the offsets of messages whose leases had ended."""
-    if pb.ACK_LEASE_LOST not in results:
+    if pb.ACK_RESULT_LEASE_LOST not in results:
         return []
-    return [o for o, r in zip(offsets, results, strict=True) if r == pb.ACK_LEASE_LOST]
+    return [o for o, r in zip(offsets, results, strict=True) if r == pb.ACK_RESULT_LEASE_LOST]
 
 
 class AckCall:

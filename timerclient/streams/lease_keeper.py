@@ -91,7 +91,7 @@ class LeaseKeeper:
         lost = [o for o in lost_of(entry.offsets, results) if o not in hold.returned]
         if lost:
             self._lost(hold, lost)
-        elif word.kind == "extend" and word.ms is not None and pb.EXTENDED in results:
+        elif word.kind == "extend" and word.ms is not None and pb.ACK_RESULT_EXTENDED in results:
             hold.extended(sent_s, word.ms / 1000)
             self._look.set()
 

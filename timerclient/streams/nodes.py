@@ -133,7 +133,7 @@ class NodeChannel:
         self.consuming = rpc.ConsumeServiceStub(direct)
         self.schedule_stream: Any = direct.stream_stream(
             "/timer.v1.TimerService/ScheduleStream",
-            response_deserializer=pb.ScheduleResponse.FromString,
+            response_deserializer=pb.ScheduleStreamResponse.FromString,
         )
         """ScheduleStream; its requests are already encoded."""
         self.admin = rpc.AdminServiceStub(direct)

@@ -156,7 +156,7 @@ class SingleRow:
         """Milliseconds, or a level."""
         self.key = b""
         self.headers = b""
-        self.on_conflict: pb.OnConflict.ValueType = pb.REJECT
+        self.on_conflict: pb.OnConflict.ValueType = pb.ON_CONFLICT_UNSPECIFIED
         """For a row with a key."""
 
     @property
@@ -202,7 +202,7 @@ class CollectedRequest(CallsRequest):
         self.rows: list[SingleRow] = []
         self.ways: dict[str, Way] = {}
         """Per topic, the kind of its rows' due times: one kind per topic."""
-        self.on_conflict: pb.OnConflict.ValueType = pb.REJECT
+        self.on_conflict: pb.OnConflict.ValueType = pb.ON_CONFLICT_UNSPECIFIED
         self.keyed = 0
         """Number of rows with keys. All of them have the mode `on_conflict`."""
         self.add(row, call)
@@ -435,7 +435,7 @@ class ProducerStream:
             request_no, request = following
             if len(self._pipeline.wire) == 1:
                 self._progress_at = loop.time()
-            head = pb.ScheduleRequest(
+            head = pb.ScheduleStreamRequest(
                 producer_id=self._pipeline.producer_id,
                 sequence=request.sequence,
                 request_no=request_no,
@@ -449,7 +449,7 @@ class ProducerStream:
         while True:
             with converted():
                 answer = await stream.read()
-            if not isinstance(answer, pb.ScheduleResponse):
+            if not isinstance(answer, pb.ScheduleStreamResponse):
                 raise ConnectionLost("the node ended the stream")
             self._answered = True
             self._progress_at = loop.time()
@@ -491,7 +491,7 @@ class ProducerStream:
 
     # ---- settling
 
-    def _settle(self, step: Step[CallsRequest], answer: pb.ScheduleResponse | None) -> None:
+    def _settle(self, step: Step[CallsRequest], answer: pb.ScheduleStreamResponse | None) -> None:
         for request, error in step.settled:
             outcome: RequestOutcome | TimerError | None = error
             if outcome is None:

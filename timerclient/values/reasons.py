@@ -1,10 +1,10 @@
-"""Reasons why a request was rejected or failed: the contract's enum `timer.v1.Reason`."""
+"""Reasons why a request was rejected or failed: `timer.v1.Reason` by its short names."""
 
 from enum import IntEnum
 
 
 class Reason(IntEnum):
-    """The reason in an error on the wire. Each is explained in proto/timer.proto."""
+    """The reason in an error on the wire. Each is explained in proto/timer/v1/timer.proto."""
 
     REASON_UNSPECIFIED = 0
     """No reason was sent: the failure is one of the client or of the transport."""
