@@ -5,6 +5,7 @@ when its last byte is written. So a file that is there is complete.
 """
 
 import os
+import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +16,9 @@ from timerclient.values.errors import TimerError, Unavailable
 READ_SIZE: Final = 4 << 20
 """Bytes of one read from the store."""
 _TEMPORARY: Final = ".tmp"
+_FOLDER_MODE: Final = 0o750
+_FILE_MODE: Final = 0o640
+"""As in the data directory of a node: payloads are not for all users of a machine."""
 
 
 class BackupError(TimerError):
@@ -94,10 +98,13 @@ class BackupStore:
             StoreUnavailable: it can't be written.
         """
         path = self._path(name)
-        temporary = path + _TEMPORARY if self._is_local else path
+        # A name of its own: two backups may write the same part at the same time.
+        own = f".{secrets.token_hex(8)}{_TEMPORARY}"
+        temporary = path + own if self._is_local else path
         with self._reported(name):
             if self._is_local:
-                self._fs.create_dir(path.rpartition("/")[0], recursive=True)
+                _make_folder(Path(path).parent)
+                os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE))
             try:
                 with self._fs.open_output_stream(temporary) as out:
                     yield out
@@ -135,6 +142,17 @@ class BackupStore:
             while piece := source.read(READ_SIZE):
                 yield piece
 
+    def delete_incomplete(self, folder: str) -> None:
+        """Delete the rests of files in a folder and below, whose writers were killed.
+
+        Raises:
+            StoreUnavailable: a file can't be deleted.
+        """
+        with self._reported(folder):
+            rests = [*Path(self._path(folder)).rglob(f"*{_TEMPORARY}")] if self._is_local else []
+            for each in rests:
+                each.unlink(missing_ok=True)
+
     def delete(self, name: str) -> None:
         """Delete a file.
 
@@ -144,6 +162,13 @@ class BackupStore:
         """
         with self._reported(name):
             self._fs.delete_file(self._path(name))
+
+
+def _make_folder(path: Path) -> None:
+    """Make a directory and its missing parents; existing ones keep their modes."""
+    if not path.is_dir():
+        _make_folder(path.parent)
+        path.mkdir(_FOLDER_MODE, exist_ok=True)
 
 
 def _sync(path: str) -> None:

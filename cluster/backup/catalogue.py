@@ -96,10 +96,11 @@ class Catalogue:
         try:
             fields: dict[str, Any] = json.loads(data)
             sha256, format_ = fields.pop("sha256"), fields["format"]
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise BackupError(f"{name}: not a catalogue of a backup: {error!r}") from None
         if sha256 != _sha256(fields):
-            raise BackupError(f"{name}: the catalogue is damaged: checksum mismatch")
+            why = "checksum mismatch; --backup ID reads the catalogue of another backup"
+            raise BackupError(f"{name}: the catalogue is damaged: {why}")
         if format_ != FORMAT:
             raise BackupError(f"{name}: format = {format_}: this program reads {FORMAT}")
         del fields["format"]
@@ -149,15 +150,14 @@ def find_backup(
     Raises:
         BackupError: there is none.
     """
+    if backup is not None and (name := catalogue_name(backup)) in store.sizes(CATALOGUES):
+        return Catalogue.decode(name, b"".join(store.read(name)))  # others may be damaged
     found = read_catalogues(store)
     if not found:
         raise BackupError(f"{store.root} has no complete backup")
     span = f"the store has {len(found)} backups, {found[0].backup} to {found[-1].backup}"
     if backup is not None:
-        named = next((each for each in found if each.backup == backup), None)
-        if named is None:
-            raise BackupError(f"no such backup: {backup!r}; {span}")
-        return named
+        raise BackupError(f"no such backup: {backup!r}; {span}")
     if at_index is not None:
         found = [each for each in found if each.index <= at_index]
     if at is not None:

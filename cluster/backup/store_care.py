@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from cluster.backup.backup_run import PartDigest
 from cluster.backup.backup_store import BackupError, BackupStore
 from cluster.backup.catalogue import (
+    CATALOGUES,
     PARTS,
     Catalogue,
     catalogue_name,
@@ -50,7 +51,7 @@ def prune(store: BackupStore, keep: int) -> Pruned:
     """Delete all backups except the newest `keep`, then all parts that no backup needs.
 
     No backup into the same store may run meanwhile: its parts have no catalogue yet, so they would
-    be deleted.
+    be deleted, and so would the files that it writes.
 
     Raises:
         BackupError: a catalogue is damaged.
@@ -64,4 +65,6 @@ def prune(store: BackupStore, keep: int) -> Pruned:
     idle = {name: size for name, size in store.sizes(PARTS).items() if name not in needed}
     for name in idle:
         store.delete(name)
+    for folder in (CATALOGUES, PARTS):
+        store.delete_incomplete(folder)
     return Pruned(backups=[each.backup for each in old], parts=len(idle), size=sum(idle.values()))

@@ -32,6 +32,7 @@ from cluster.security.identities import (
     identity_of,
     node_host,
 )
+from cluster.security.plain_file import read_plain
 from cluster.security.reread_files import RereadFile, RereadResult
 from cluster.settings.config import NodeConfig
 from timer.model.timer_errors import ConfigError, PermissionDeniedError
@@ -186,8 +187,7 @@ class NodeTls:
 
     def _is_in_use(self, name: str) -> bool:
         try:
-            with open(getattr(self._files, name), "rb") as file:
-                found = file.read(FILE_BYTES_MAX + 1)
+            found = read_plain(getattr(self._files, name), FILE_BYTES_MAX)
         except OSError:
             return False
         return bool(found == getattr(self.certificate, name))

@@ -3,15 +3,15 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final, Generic, TypeVar
 
+from cluster.security.plain_file import read_plain
 from cluster.security.reread_files import RereadFile, RereadResult
 from timer.model.timer_errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-FILE_CHARS_MAX: Final = 4 << 20
+FILE_BYTES_MAX: Final = 4 << 20
 T = TypeVar("T")
 
 
@@ -24,39 +24,52 @@ class WatchedFile(Generic[T]):
         Raises:
             ConfigError: it cannot be read, or `parse` rejects it.
         """
-        self._setting, self._path, self._parse, self._plural = setting, Path(path), parse, plural
-        self.content = self._read()
+        self._setting, self._path, self._parse, self._plural = setting, path, parse, plural
+        self._rejected: tuple[bytes, ConfigError] = b"", ConfigError(setting, path, "")
+        """The bytes that were rejected last, and the error."""
+        self._data, self.content = self._read(b"")
         self.on_change: list[Callable[[], None]] = []
         """Called when another content is in force."""
         self._complaint = ""
 
-    def _read(self) -> T:
-        path = str(self._path)
+    def _read(self, before: bytes) -> tuple[bytes, T]:
+        """Return the file's bytes and content.
+
+        Bytes as `before` are not parsed: that may take a second of processor, every few seconds.
+        """
         try:
-            with self._path.open(encoding="utf-8") as file:
-                text = file.read(FILE_CHARS_MAX + 1)
-        except UnicodeDecodeError:
-            raise ConfigError(self._setting, path, "must be UTF-8") from None
+            data = read_plain(self._path, FILE_BYTES_MAX)
         except OSError as error:
-            raise ConfigError(self._setting, path, error.strerror or str(error)) from None
-        if len(text) > FILE_CHARS_MAX:
-            raise ConfigError(self._setting, path, f"at most {FILE_CHARS_MAX} characters")
-        return self._parse(text)
+            raise ConfigError(self._setting, self._path, error.strerror or str(error)) from None
+        if len(data) > FILE_BYTES_MAX:
+            raise ConfigError(self._setting, self._path, f"at most {FILE_BYTES_MAX} bytes")
+        if data and data == before:
+            return data, self.content
+        if data and data == self._rejected[0]:
+            raise self._rejected[1]
+        try:
+            return data, self._parse(data.decode())
+        except UnicodeDecodeError:
+            wrong = ConfigError(self._setting, self._path, "must be UTF-8")
+        except ConfigError as malformed:
+            wrong = malformed
+        self._rejected = data, wrong.with_traceback(None)
+        raise wrong from None
 
     async def reread(self) -> RereadFile:
         """Put the file's content in force; if it is malformed, warn once for each reason.
 
         No content of the file may end a node, so every error keeps the present content.
         """
-        path = str(self._path)
+        path = self._path
         try:
-            found = await asyncio.to_thread(self._read)
+            data, found = await asyncio.to_thread(self._read, self._data)
         except Exception as wrong:  # noqa: BLE001
             if str(wrong) != self._complaint:
                 logger.warning("the %s in force stay: %s", self._plural, wrong)
             self._complaint = str(wrong)
             return RereadFile(self._setting, path, RereadResult.KEPT, str(wrong))
-        self._complaint = ""
+        self._data, self._complaint = data, ""
         if found == self.content:
             return RereadFile(self._setting, path, RereadResult.UNCHANGED)
         self.content = found

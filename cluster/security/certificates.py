@@ -26,6 +26,7 @@ from cluster.security.identities import (
     identity_of,
     node_host,
 )
+from cluster.security.plain_file import read_plain
 from timer.model.timer_errors import ConfigError
 
 FILE_BYTES_MAX: Final = 1 << 20
@@ -125,8 +126,7 @@ def load_pair(context: ssl.SSLContext, pair: bytes) -> None:
 
 def _read(setting: str, path: str) -> bytes:
     try:
-        with open(path, "rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
+        data = read_plain(path, FILE_BYTES_MAX)
     except OSError as error:
         raise ConfigError(setting, path, error.strerror or str(error)) from None
     if len(data) > FILE_BYTES_MAX:

@@ -23,6 +23,8 @@ from timer.model.timer_errors import ConfigError, TokenRejectedError
 
 TOKENS_MAX: Final = 1_000
 TOKEN_CHARS_MAX: Final = 256
+EXPIRES_S_MAX: Final = 253_370_764_800
+"""The year 9999 in Unix seconds: later times have no date in each offset."""
 SCHEME: Final = "bearer"
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _KEYS: Final = ("name", "sha256", "expires")
@@ -127,4 +129,6 @@ def _token(key: str, table: Any) -> TokenHash:
         raise ConfigError(f"{key}: sha256", "", limit)
     if not isinstance(expires, datetime.datetime) or expires.utcoffset() is None:
         raise ConfigError(f"{key}: expires", "", "a time with its offset: 2027-01-31T00:00:00Z")
+    if not 0 <= expires.timestamp() < EXPIRES_S_MAX:
+        raise ConfigError(f"{key}: expires", "", "a time in the years 1970 to 9998")
     return TokenHash(name, bytes.fromhex(sha256), expires.timestamp())

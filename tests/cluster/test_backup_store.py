@@ -405,3 +405,38 @@ def test_export_has_the_rows_of_the_backup_with_the_ids_of_clients(
     assert json.loads((tmp_path / "export/export.json").read_text())["pending"]["rows"] == len(rows)
     with pytest.raises(BackupError, match="is not empty"):
         ParquetExport(DISK, tmp_path / "received", found).write(target)
+
+
+def test_two_writers_of_a_part_do_not_meet_and_its_file_is_not_for_others(tmp_path: Path) -> None:
+    store = BackupStore(str(tmp_path / "store"))
+
+    def cut() -> None:
+        with store.writing("parts/a") as slow:
+            slow.write(b"part")
+            store.put("parts/a", [b"parts"], 5)
+            assert b"".join(store.read("parts/a")) == b"parts"
+            raise OSError("the writer ends")
+
+    with pytest.raises(StoreUnavailable):
+        cut()
+    assert store.sizes("parts") == {"parts/a": 5}
+    modes = {each.name: each.stat().st_mode & 0o777 for each in tmp_path.rglob("*")}
+    assert all(not mode & 0o007 for mode in modes.values()), modes
+    rest = tmp_path / "store/parts/b.0.tmp"
+    rest.write_bytes(b"of a writer that was killed")
+    store.delete_incomplete("parts")
+    assert not rest.exists()
+
+
+def test_a_backup_is_found_by_its_id_though_the_catalogue_of_another_is_damaged(
+    tmp_path: Path,
+) -> None:
+    node, store = OneNode(tmp_path), BackupStore(str(tmp_path / "store"))
+    first = backed_up(node, store)
+    node.grow(3)
+    second = backed_up(node, store)
+    (tmp_path / "store" / catalogue_name(second.backup)).write_text("{}")
+    with pytest.raises(BackupError, match=second.backup):
+        find_backup(store)
+    assert find_backup(store, backup=first.backup) == first
+    assert damages_of(store, first.backup)[1] == []

@@ -1,6 +1,7 @@
 """Bearer tokens: their file, the check of a token, and where a client sends one."""
 
 import hashlib
+import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from cluster.rpc.access_file import AccessFile, TokenFile
 from cluster.rpc.call_guard import HttpGate, LinkGate, TokenGate
 from cluster.rpc.caller_usages import CallerUsages
 from cluster.rpc.rpc_caller import METADATA
+from cluster.rpc.watched_file import WatchedFile
 from cluster.security.token_hashes import TokenHash, TokenHashes, hash_in, parse_tokens
 from cluster.settings.config import build_config
 from timer.model.timer_errors import ConfigError, PermissionDeniedError, TokenRejectedError
@@ -42,6 +44,7 @@ LIST = "/timer.v1.AdminService/ListTopics"
         (ENTRY.replace(SHA256, SHA256.upper()), "in lower case"),
         (ENTRY.replace("00Z", "00"), "a time with its offset"),
         (ENTRY.replace("2030-01-31T00:00:00Z", "true"), "a time with its offset"),
+        (ENTRY.replace("2030-01-31T00:00:00Z", "0001-01-01T00:00:00+01:00"), "1970 to 9998"),
         (ENTRY + ENTRY, "two tokens have one sha256"),
         (f"{SECRET} = 1\n" + ENTRY, "has .*token.* only"),
     ],
@@ -213,3 +216,32 @@ def test_a_new_token_is_shown_with_its_line_of_the_file(
     assert "in force" in shown
     assert token not in shown
     assert main(["tokens", "show", str(tmp_path / "absent")]) == 1
+
+
+async def test_a_watched_file_is_parsed_when_it_changes_and_a_fifo_in_its_place_is_no_wait(
+    tmp_path: Path,
+) -> None:
+    path, parsed = tmp_path / "tokens.toml", list[str]()
+
+    def parse(text: str) -> str:
+        parsed.append(text)
+        if text == "wrong":
+            raise ConfigError("tokens", "", "wrong")
+        return text
+
+    path.write_text("a")
+    watched = WatchedFile("tls.tokens", str(path), parse, "tokens")
+    for text, results in (
+        ("a", ["UNCHANGED", "UNCHANGED"]),
+        ("wrong", ["KEPT", "KEPT"]),
+        ("b", ["TAKEN", "UNCHANGED"]),
+        ("wrong", ["KEPT", "KEPT"]),
+    ):
+        path.write_text(text)
+        assert [(await watched.reread()).result.name for _ in range(2)] == results
+    assert parsed == ["a", "wrong", "b"]
+    path.unlink()
+    os.mkfifo(path)
+    found = await watched.reread()
+    assert (found.result.name, watched.content) == ("KEPT", "b")
+    assert "not a regular file" in found.why

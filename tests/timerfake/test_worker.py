@@ -1,10 +1,13 @@
 """Handlers of timers on an in-memory cluster: what runs when, and what becomes of failures."""
 
 import asyncio
+import socket
+import struct
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -23,7 +26,7 @@ from timerclient.worker import handler_arguments
 from timerclient.worker.handler_runner import LOG, HandlerRunner
 from timerclient.worker.rejected_letters import letter_headers
 from timerclient.worker.worker_metrics import Outcome
-from timerclient.worker.worker_port import WorkerPort
+from timerclient.worker.worker_port import CONNECTIONS_MAX, WorkerPort
 from timerfake import AsyncFakeApp, AsyncFakeCluster, FakeApp
 
 Run = Callable[..., FakeApp]
@@ -374,6 +377,28 @@ def test_port_shows_health_readiness_and_metrics(timer_app: Run) -> None:
         assert get(port.port, "/healthz") == (503, "event loop blocked\n")
         worker._stops = 1
         assert get(port.port, "/readyz") == (503, "not ready\n")
+
+
+def test_idle_connections_and_broken_ones_do_not_keep_a_probe_from_its_answer(
+    timer_app: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    timers = timer_app(Shop().app)
+    timers.settle()
+    worker = timers._inner._worker
+    assert worker is not None
+    with WorkerPort(worker, "127.0.0.1", 0) as port, ExitStack() as stack:
+        address, before = ("127.0.0.1", port.port), threading.active_count()
+        for number in range(3 * CONNECTIONS_MAX):
+            idle = stack.enter_context(socket.create_connection(address, 10))
+            if number % 2:
+                idle.sendall(b"GET /healthz HT")
+        assert get(port.port, "/healthz") == (200, "ok\n")
+        assert threading.active_count() - before <= CONNECTIONS_MAX + 2
+        with socket.create_connection(address, 10) as broken:
+            broken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            broken.sendall(b"GET /metrics HTTP/1.1\r\n")
+        assert get(port.port, "/readyz") == (200, "ready\n")
+    assert "Traceback" not in capfd.readouterr().err
 
 
 async def test_lease_that_is_lost_under_a_handler_is_a_warning_and_another_has_the_message(

@@ -5,15 +5,66 @@
 /metrics   the counters, for Prometheus
 """
 
+import socket
+import sys
 import threading
+import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from timerclient.worker.worker import Worker
 from timerclient.worker.worker_metrics import exposition
 
 READ_S: Final = 5.0
-"""Longest wait for a request."""
+"""Longest time of a connection."""
+CONNECTIONS_MAX: Final = 64
+"""Open connections, each with a thread. A further one ends the oldest."""
+_POLL_S: Final = 0.5
+
+
+class _Server(ThreadingHTTPServer):
+    """Ends connections that are old, or too many: a scanner must not use up threads and files."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._open: dict[socket.socket, float] = {}
+        """Open connections, the oldest first, with the time of their end."""
+        self._lock = threading.Lock()
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection on a thread."""
+        with self._lock:
+            self._open[request] = time.monotonic() + READ_S
+            if len(self._open) > CONNECTIONS_MAX:
+                self._end(next(iter(self._open)))
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a served connection."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """End old connections."""
+        with self._lock:
+            now_s = time.monotonic()
+            for each in [each for each, end_s in self._open.items() if end_s <= now_s]:
+                self._end(each)
+
+    def _end(self, request: socket.socket) -> None:
+        """Wake the thread of a connection, which closes it. The lock is held."""
+        del self._open[request]
+        with suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing about a connection that broke."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 class WorkerPort:
@@ -39,12 +90,12 @@ class WorkerPort:
             def log_message(self, *_: object) -> None:
                 """Log no request: probes come every second."""
 
-        self._server = ThreadingHTTPServer((host, port), Request)
-        self._server.daemon_threads = True
+        self._server = _Server((host, port), Request)
         self.port: int = self._server.server_address[1]
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, name="worker-port", daemon=True).start()
+        serve = self._server.serve_forever
+        threading.Thread(target=serve, args=[_POLL_S], name="worker-port", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
