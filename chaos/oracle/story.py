@@ -28,6 +28,8 @@ and the machine disagree, one of them is wrong, and the audit reports `diverged`
     TOPIC     A topic is made or deleted. A deletion drops its pending rows and ends its groups.
               Later parts with a row of it, and later ops, change nothing; a MOVE takes its seqs.
               A later topic of the same name has the next number.
+    SERIES, OCCURRENCES  The rows of series that wait for them become timers (series_story.py). An
+              OCCURRENCES entry takes as many seqs as it has rows.
 
 A row's fate leaves memory for a table when the row ends, so one pass tells a story of any length.
 Memory holds pending rows (pending_rows.py spills them), per group the messages without an ack, and
@@ -38,6 +40,7 @@ them with a chance of one in a thousand; the audit would report that as a diverg
 import hashlib
 import json
 import zlib
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -53,6 +56,7 @@ from chaos.oracle.pending_rows import I64, ROW, ROWS_MAX, TOMBSTONE, Rows, Taken
 from chaos.oracle.policy_story import Said
 from chaos.oracle.queue_story import QueueStory
 from chaos.oracle.quota_story import QuotaStory
+from chaos.oracle.series_story import SeriesStory
 from timer.entries import payloads
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.payloads import (
@@ -70,6 +74,7 @@ from timer.entries.payloads import (
     Targets,
 )
 from timer.entries.policies import QUOTAS, Scope
+from timer.entries.series_payloads import decode_occurrences, decode_series
 from timer.model.columns import (
     U32,
     Binary,
@@ -179,6 +184,7 @@ class LogStory:
         self._key_of: dict[int, int] = {}
         """Seq of a timer with a key -> its key."""
         self.held = HeldStory(self.topics.__getitem__, self._said)
+        self.series = SeriesStory()
         self._undone: list[tuple[int, int]] = []
         """(due, seq) of rows of this entry that a later row of it replaced."""
 
@@ -199,6 +205,8 @@ class LogStory:
                 self._group(item)
             case EntryKind.TOPIC | EntryKind.PRODUCER | EntryKind.POLICY:
                 self._settings(item)
+            case EntryKind.SERIES | EntryKind.OCCURRENCES:
+                self._recurring(item)
             case EntryKind.EPOCH:
                 self.epoch_starts.append((item.index, item.epoch))
                 self.leaders.append(payloads.decode_epoch(item.payload))
@@ -232,6 +240,7 @@ class LogStory:
             return
         self.deleted[said.topic] = item.index, item.time_ms
         self._pending.drop(said.topic)
+        self.series.gone(said.topic)
         held = self.held.gone(said.topic)
         self._free(held["due_ms"], held["seq"])
         self._dropped(held)
@@ -331,6 +340,23 @@ class LogStory:
             modes = np.repeat(schedule.parts["on_conflict"], schedule.parts["rows"])[taken]
             new = self._decided(item, new, keyed, modes)
         self._admit(item, new)
+
+    def _recurring(self, item: Entry) -> None:
+        if item.kind is EntryKind.SERIES:
+            cancelled = self.series.change(decode_series(item.payload), self._there())
+            if cancelled is not None:
+                self._end(item, cancelled, CANCELLED)
+            return
+        planned = decode_occurrences(item.payload)
+        new = self._numbered(item, len(planned.series))
+        taken = self.series.occur(planned, int(new["seq"][0]))
+        for at in taken:
+            series, number = int(planned.series[at]), int(planned.number[at])
+            new["topic"][at] = self.series.series[series].topic
+            size, headers = self.series.sizes(series, number)
+            new["payload_size"][at], new["size"][at] = size, size + headers
+        new["due_ms"], new["mark"] = planned.due_ms, MARK_NONE
+        self._admit(item, new[taken])
 
     def _note_times(self, topic: int, at_ms: int) -> None:
         """Note a topic's policies about due times, from a moment on."""
@@ -460,6 +486,7 @@ class LogStory:
     def _ended_held(self, item: Entry, rows: Rows, end: int) -> None:
         """Write the end of held timers."""
         self._free(rows["due_ms"], rows["seq"])
+        self.series.ended(timers_of(rows))
         self._book.fates(
             rows, end=end, end_index=item.index, ended_at_ms=item.time_ms, queue_offset=NONE
         )
@@ -476,6 +503,7 @@ class LogStory:
             offsets[mine] = np.arange(start, start + count)
             self.quotas.touched.add(topic)
         self.fired += len(rows)
+        self.series.ended(timers_of(rows))
         self._book.fates(
             rows, end=FIRED, end_index=item.index, ended_at_ms=item.time_ms, queue_offset=offsets
         )
@@ -505,6 +533,7 @@ class LogStory:
             if moved and size > MOVED_BYTES_MAX:
                 continue
             moved.append(at)
+            self.series.moved(target, (int(order.due_ms[at]), int(new["seq"][at])))
             for name in ("mark", "key", "topic", "size", "payload_size"):
                 new[name][at] = old[name]
             new["old_due_ms"][at], new["other"][at] = target
@@ -538,6 +567,7 @@ class LogStory:
             self._ended_held(item, held, end)
             due_ms, seq = due_ms[others], seq[others]
         self._free(due_ms, seq)
+        self.series.ended(zip(due_ms.tolist(), seq.tolist(), strict=True))
         rows = np.zeros(len(seq), ROW)
         rows["due_ms"], rows["seq"], rows["mark"] = due_ms, seq, end
         rows["index"], rows["time_ms"], rows["topic"] = item.index, item.time_ms, TOMBSTONE
@@ -717,6 +747,11 @@ class LogStory:
             number, create.topic, create.name, start, start, start, base=start, kept=kept.begin,
             type=create.settings.type, again=bool(known), settings=[create.settings],
         )  # fmt: skip
+
+
+def timers_of(rows: Rows) -> Iterator[tuple[int, int]]:
+    """Return (due, seq) of each row."""
+    return zip(rows["due_ms"].tolist(), rows["seq"].tolist(), strict=True)
 
 
 def hashed(topic: U32, keys: Binary) -> I64:

@@ -141,6 +141,8 @@ class Stories:
             until_ms=event.until_ms,
             to_topic=event.to,
             attempt=event.attempt,
+            series=event.series,
+            number=event.number,
         )
         if event.other is not None:
             other = np.array([event.other.due_ms]), np.array([event.other.seq], np.uint64)

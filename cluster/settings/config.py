@@ -168,6 +168,9 @@ class LimitsConfig(_Part):
     pause until one ends. Some steps take one or two microseconds for each lease."""
     producers_max: int = _int(100_000, 1, 1_000_000)
     """Producers, at most. If a tenth or less is free, those idle for an hour are forgotten."""
+    series_max: int = _int(200_000, 0, 1_000_000)
+    """Series of recurring timers, at most. Every replica has each in memory, about 500 bytes and
+    its payload."""
     connections_max: int = _int(8_192, 16, 1_000_000)
     """Connections of clients and peers to the gRPC port; fewer if the open-file limit is low."""
     streams_max: int = _int(1_024, 8, 1_000_000)

@@ -30,6 +30,7 @@ from timer.entries.payloads import (
     Targets,
 )
 from timer.entries.policies import Policies, Scope, ScopePolicy, encode_policy
+from timer.entries.series_payloads import Planned, SeriesOp, encode_occurrences, encode_series
 from timer.files.disk import Disk
 from timer.leader.leader import LeaderConfig
 from timer.model.columns import Binary, OnConflict, Part, encode_schedule, gather
@@ -198,6 +199,16 @@ class Log:
     def producer(self, token: bytes) -> Entry:
         drawn = ProducerId(self.tokens.setdefault(token, len(self.tokens) + 1))
         return self.append(EntryKind.PRODUCER, [payloads.encode_producer(token, drawn)])
+
+    def series(self, op: SeriesOp) -> Entry:
+        return self.append(EntryKind.SERIES, [encode_series(op)])
+
+    def occur(self, rows: Sequence[tuple[int, int, int, int]]) -> Entry:
+        """Append occurrences: (series, number, planned, due), by ascending series."""
+        series, number, planned, due = zip(*rows, strict=True)
+        times = np.array(planned, np.int64), np.array(due, np.int64)
+        payload = encode_occurrences(Planned(u64(series), u64(number), *times))
+        return self.append(EntryKind.OCCURRENCES, payload)
 
     def checkpoint(self) -> Entry:
         return self.append(EntryKind.CHECKPOINT, [])
@@ -384,6 +395,11 @@ def state_of(machine: Machine) -> dict[str, Any]:
             )
             for producer_id, producer in machine.producers
         ],
+        "series": (
+            machine.series.next_id,
+            machine.series.views(machine.series.ids_of(0, 0, 1 << 30)),
+            sorted(machine.series.waiting),
+        ),
         "outcomes": machine.outcomes.pack(),
         "fire marks": list(machine.fire_marks),
         "checkpoint": machine.checkpoint,

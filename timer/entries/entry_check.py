@@ -21,6 +21,7 @@ from timer.entries.payloads import (
     decode_topic,
 )
 from timer.entries.policies import decode_policy
+from timer.entries.series_payloads import decode_occurrences, decode_series
 from timer.model.columns import check_schedule
 from timer.model.feature_level import LEVEL_MAX, LEVEL_MIN, is_supported
 from timer.model.timer_errors import InvalidRequestError
@@ -86,4 +87,6 @@ _CHECKS: Final[Mapping[EntryKind, Callable[[memoryview], object]]] = {
     EntryKind.CHECKPOINT: decode_checkpoint,
     EntryKind.RESCHEDULE: _check_reschedule,
     EntryKind.POLICY: lambda payload: decode_policy(payload)[1].check(),
+    EntryKind.SERIES: decode_series,
+    EntryKind.OCCURRENCES: decode_occurrences,
 }

@@ -13,7 +13,8 @@ to a learner have the same bytes: frames, one after the other.
     24  8  index         LogIndex, consecutive
     32  8  time_ms       UnixMs on the cluster's clock at append; never goes back
     40  n  payload       by kind: timer/model/columns.py (SCHEDULE),
-                         timer/entries/policies.py (POLICY), timer/entries/payloads.py (all others)
+                         timer/entries/policies.py (POLICY), timer/entries/series_payloads.py
+                         (SERIES, OCCURRENCES), timer/entries/payloads.py (all others)
 
 A change of this format needs VERSION += 1 and a reader for the old version.
 """
@@ -50,6 +51,9 @@ class EntryKind(enum.IntEnum):
     CHECKPOINT = 8
     RESCHEDULE = 9
     POLICY = 10
+    SERIES = 11
+    """Since feature level 2, as the next one."""
+    OCCURRENCES = 12
 
 
 _KINDS: Final = frozenset(int(kind) for kind in EntryKind)

@@ -5,6 +5,7 @@ leader appends an entry, waits until it is committed and applied, then answers.
 
     request --> waiting --append--> in flight --applied--> answer
     clock   --> FIRE when a timer is due, CHECKPOINT every few seconds
+    ended   --> OCCURRENCES of the series that wait (timer/leader/intake/occurrence_planner.py)
     fired   --> deliver, if the epoch's lease is held (timer/leader/groups/group_dispatch.py)
 
 While entries of a kind are in flight, requests of that kind gather and share the next entry (group
@@ -32,8 +33,11 @@ from timer.leader.intake.count_limits import (
     producer_idle_ms,
 )
 from timer.leader.intake.intake import Freshness, Intake
+from timer.leader.intake.occurrence_planner import NoCalendar
 from timer.leader.intake.quotas import Charge, Quotas
+from timer.leader.intake.series_intake import SeriesHooks, SeriesIntake
 from timer.model.columns import I64, U32, U64, Part, RequestId, encode_schedule
+from timer.model.recurrence import Calendar
 from timer.model.timer_errors import (
     EngineError,
     InvalidRequestError,
@@ -49,6 +53,7 @@ from timer.state.apply_results import (
     Checkpoint,
     DeleteTopicApplied,
     FireApplied,
+    OccurrencesApplied,
     RescheduleApplied,
     ScheduleApplied,
 )
@@ -98,6 +103,8 @@ class LeaderConfig:
     """Most topics, groups and producers."""
     fire_topics_max: int = FIRE_TOPICS_MAX
     """Topics with timers in one FIRE: some 10 µs for each, even with few timers."""
+    calendar: Calendar = field(default_factory=NoCalendar)
+    """Computes the times of cron expressions."""
     id_salt: int = 0
     """The cluster's salt of timer ids: the headers of a dead letter hold its first timer id."""
 
@@ -139,6 +146,13 @@ class Leader:
         self._fire_again = machine.swept is not None
         """A FIRE must follow even if no timer is due."""
         self._fire_refused = False
+        self.series = SeriesIntake(
+            machine,
+            self.admission,
+            config.calendar,
+            config.limits,
+            SeriesHooks(self._propose, self._change, self._check_series),
+        )
         self._checkpointing = False
         self._checkpoint_at_ms = MonoMs(now.mono_ms + config.checkpoint_interval_ms)
         self._topics_in_flight: dict[str, list[Done]] = {}
@@ -312,6 +326,14 @@ class Leader:
         if self._changes_in_flight >= CHANGES_MAX:
             raise OverloadedError("the leader's queue of changes", retry_after_ms=OVERLOAD_RETRY_MS)
 
+    def _check_series(self, topic: TopicId, *, new: bool) -> None:
+        """Check that a change of a topic's series may be appended. `new`: it creates one."""
+        self._check_changes(1, "series", 1)
+        if new:
+            self._check_room()
+        if topic:
+            self.groups.check_topic(topic)
+
     def _check_topics(self, targets: Targets) -> None:
         if isinstance(targets, Keys):
             for topic in np.unique(targets.topic).tolist():
@@ -447,6 +469,8 @@ class Leader:
             return
         self.groups.expire(now)
         self._step_fire(now)
+        if not self._refusing and self.full is None and self.series.step(now):
+            self._fire(now)  # so that occurrences due at once fire without a second commit
         self._flush_schedules(now)
         self._flush_cancels(now)
         self.groups.flush(now)
@@ -482,6 +506,10 @@ class Leader:
             # After a rejected FIRE the log is full. The next commit lets the shell step sooner.
             pause_ms = OVERLOAD_RETRY_MS if self._fire_refused else 0
             wake = min(wake, MonoMs(now.mono_ms + max(pause_ms, due - now.clock_ms)))
+        if self.series.wanted and not self._refusing and self.full is None:
+            # As after a rejected FIRE.
+            wait_ms = OVERLOAD_RETRY_MS if self.series.rejected else 0
+            wake = min(wake, MonoMs(now.mono_ms + wait_ms))
         return min(wake, self.groups.wake_at_ms(now))
 
     def hand_out(self, now: Now) -> list[Delivery]:
@@ -504,7 +532,7 @@ class Leader:
                 self.answering = LogIndex(0)
         if isinstance(applied, FireApplied):
             self.groups.feed(topic for topic, _ in (*applied.fired, *applied.released))
-        elif isinstance(applied, ScheduleApplied | RescheduleApplied):
+        elif isinstance(applied, ScheduleApplied | RescheduleApplied | OccurrencesApplied):
             self.groups.feed(applied.ready)
         elif isinstance(applied, Policies):
             self._fire_again |= self.machine.swept is not None

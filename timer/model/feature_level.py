@@ -3,7 +3,8 @@
     level   since    at this level
     1       0.1.0    the formats of 0.1.0
     2       0.2.0    a manifest's checksum covers its version (timer/recovery/manifest.py);
-                     TOPIC and CREATE name the creator (timer/state/creators.py)
+                     TOPIC and CREATE name the creator (timer/state/creators.py);
+                     recurring timers (timer/entries/series_payloads.py)
 
 Each EPOCH entry names the level of its epoch, so all replicas reach a level at the same entry. The
 level never falls. A program announces the levels that it supports. The controller proposes a higher

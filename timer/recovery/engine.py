@@ -41,6 +41,7 @@ from timer.state.apply_results import (
     ExpireApplied,
     FireApplied,
     GroupApplied,
+    OccurrencesApplied,
     RescheduleApplied,
     ScheduleApplied,
 )
@@ -74,6 +75,7 @@ _OP_BYTES: Final = 64 << 10  # of a group
 _KEY_BYTES: Final = 2048  # if a timer in a run has the key; else a tenth
 _CANCEL_BYTES: Final = 1024  # in runs; a tenth in memory
 _EXPIRED_BYTES: Final = 8192  # a group's cursor moves over some ten thousand messages
+_OCCURRENCE_BYTES: Final = 4096  # its payload and headers are copied one by one
 _TARGET_SIZE: Final = 16
 
 
@@ -152,6 +154,8 @@ def _work(entry: Entry, applied: Applied) -> int:
         case GroupApplied(ops):
             groups = sum(op.groups for op in ops if isinstance(op, ExpireApplied))
             work += _EXPIRED_BYTES * groups + _OP_BYTES * len(ops)
+        case OccurrencesApplied(new):
+            work += _OCCURRENCE_BYTES * len(new)
         case _:
             pass
     return work

@@ -232,6 +232,8 @@ def capture(machine: Machine, ahead: FlushSources) -> tuple[State, list[Spill]]:
     }
     if machine.level > 1:
         state["level"] = machine.level
+    if machine.series.used:
+        state["series"] = machine.series.pack()
     return state, fresh
 
 
@@ -353,6 +355,8 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
     )
     machine.trace.restore(state["trace"])
     machine.successors.restore(state["successors"])
+    if "series" in state:
+        machine.series.restore(state["series"])
     machine.outcomes.restore(state["outcomes"])
     machine.fire_marks = deque((UnixMs(a), UnixMs(b)) for a, b in state["fire_marks"])
     if state["checkpoint"] is not None:
@@ -605,7 +609,7 @@ def _pack(value: object) -> object:
         tail = [column.tobytes() for column in columns]
         return [value.sequence, value.first_seq, value.due_ms.tobytes(), value.body, *tail]
     assert isinstance(value, np.ndarray), type(value)
-    if value.dtype == np.uint64:  # seqs and due times of timers, offsets that moved
+    if value.dtype == np.uint64:  # seqs and due times of timers, offsets that moved, series
         return value.tobytes()
     used = np.flatnonzero(value)
     return zlib.compress(value[: int(used[-1]) + 1 if len(used) else 0].tobytes(), 1)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from timer.entries import payloads
 from timer.entries.payloads import AlterGroup, CreateGroup, DeleteTopic, GroupOp, Ids, Move
 from timer.entries.policies import Policies
+from timer.entries.series_payloads import SeriesOp
 from timer.model.columns import RowArray
 from timer.model.timer_errors import EngineError
 from timer.model.units import Epoch, LogIndex, ProducerId, QueueOffset, Seq, TopicId, UnixMs
@@ -198,6 +199,30 @@ class DeleteTopicApplied:
     """(Name, unacked messages) of each group."""
 
 
+@dataclass(frozen=True, slots=True)
+class SeriesApplied:
+    """A change of the series: its id, or the reason for which nothing changed."""
+
+    op: SeriesOp
+    series: int
+    """Id of the series; of the one that has the key if a creation was refused. 0: none."""
+    refused: EngineError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OccurrencesApplied:
+    """Which rows of an OCCURRENCES entry had an effect, each (n, bool)."""
+
+    new: npt.NDArray[np.bool_]
+    """Rows that became timers."""
+    over: npt.NDArray[np.bool_]
+    """Rows that ended their series."""
+    first_seq: Seq
+    """Seq of the first row; each row has one, used or not."""
+    ready: tuple[TopicId, ...]
+    """Topics with new messages: occurrences that were due already."""
+
+
 Applied: TypeAlias = (
     ScheduleApplied
     | CancelApplied
@@ -210,4 +235,6 @@ Applied: TypeAlias = (
     | DeleteTopicApplied
     | ProducerId
     | Checkpoint
+    | SeriesApplied
+    | OccurrencesApplied
 )

@@ -106,4 +106,7 @@ def digest_of(state: State, hashes: TopicSum, *, anew: bool = False) -> str:
     producers, requests = state.producers, state.requests
     digest.put(len(requests), requests.sum)
     digest.put(producers.sum_anew() if anew else producers.sum())
+    series = state.series
+    if series.used:  # so that programs without series compute the same digest
+        digest.put(series.next_id, len(series), series.sum_anew() if anew else series.sum())
     return digest.hex()

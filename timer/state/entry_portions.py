@@ -15,6 +15,7 @@ from typing import Final
 from timer.entries import payloads
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.policies import decode_policy
+from timer.entries.series_payloads import count_occurrences
 from timer.model.columns import rows_of
 from timer.model.feature_level import is_supported
 from timer.model.timer_errors import UnsupportedLevelError
@@ -67,6 +68,8 @@ class Portions:
         match entry.kind:
             case EntryKind.SCHEDULE:
                 return rows_of(entry.payload)
+            case EntryKind.OCCURRENCES:
+                return count_occurrences(entry.payload)
             case EntryKind.FIRE if self._state.store.memtable.holds:
                 return ROOM_ROWS
             case _:

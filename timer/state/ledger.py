@@ -81,6 +81,7 @@ class Ledger:
             topic.counts.fired += len(share.rows)
             state.trace.fired(state.applied_index, topic.topic_id, topic.queue.end, share.rows)
         append_all([(topic.queue, share.rows) for topic, share in shares], bufs, fired_at_ms)
+        state.series.ended(rows["seq"])
         state.counts.fired += len(rows)
         return [(topic.topic_id, share.rows) for topic, share in shares]
 
@@ -102,6 +103,7 @@ class Ledger:
                 if any_past:
                     self._hold(topic, share.rows[self.past(share.rows)], -1)
         state.counts.cancelled += len(rows)
+        state.series.ended(rows["seq"])
         until_ms = rows["due_ms"].astype(np.int64)
         if any_past:
             until_ms[past] = state.applied_time_ms
@@ -116,6 +118,7 @@ class Ledger:
             state.trace.dropped(state.applied_index, topic.topic_id, share.rows)
         topic.counts.dropped += len(rows)
         state.counts.dropped += len(rows)
+        state.series.ended(rows["seq"])
         self._remember(DROPPED, rows)
 
     def drop_topic(self, topic: Topic) -> int:

@@ -6,7 +6,7 @@ effects depend only on the state at the entry's index and on the entry's time.
 
     SCHEDULE --> store (pending) --FIRE--> queue of the topic --> groups --> gone
                   ^  |  CANCEL, a replaced key; for paused topics see timer/state/pauses.py
-       RESCHEDULE |  v
+       RESCHEDULE |  v                    recurring timers: see timer/state/recurring.py
                   cancelled                        deletion of a topic: its messages and groups are
                                                    deleted, its pending timers are dropped
 
@@ -93,6 +93,7 @@ from timer.state.key_conflicts import NEW_MAX, decide
 from timer.state.ledger import Ledger
 from timer.state.pauses import Pauses
 from timer.state.producers import RequestAnswer
+from timer.state.recurring import Recurring
 from timer.state.retention import Retention
 from timer.state.state import State
 
@@ -111,6 +112,7 @@ class Machine(State):
         super().__init__(store)
         self.ledger = Ledger(self)
         self.pauses = Pauses(self, self.ledger)
+        self.recurring = Recurring(self, self.ledger, self._admit)
         self.portions = Portions(self, self.pauses)
         """Work on the entry after `applied_index`, if it concerns many topics or producers."""
         self._hashes = topic_sum(self.changes.reader())
@@ -155,6 +157,8 @@ class Machine(State):
                 return self._checkpoint(entry)
             case EntryKind.EPOCH:
                 return self._epoch(entry)
+            case EntryKind.SERIES | EntryKind.OCCURRENCES:
+                return self.recurring.apply(entry)
 
     # ---- timers
 
@@ -324,6 +328,7 @@ class Machine(State):
         whole, left = self.store.read(targets.due_ms, targets.seq, RESCHEDULE_BYTES_MAX)
         moved = whole.rows["seq"] > 0
         rows = whole.rows[moved]
+        self.series.moved(targets.seq[moved], timers.due_ms[moved], timers.seq[moved])
         self.store.end(rows)
         self.ledger.cancel(rows)
         results = self.judge(targets)
@@ -407,6 +412,7 @@ class Machine(State):
         groups = [(group.name, group.unacked(queue.end)) for group in topic.groups.values()]
         applied = DeleteTopicApplied(op, topic, dropped, queue.end - queue.begin, tuple(groups))
         self.store.drop_topic(op.topic, dropped, topic.held)
+        self.series.drop_topic(op.topic)
         self.pauses.gone(topic)
         self.topic_deleted_in = self.applied_epoch
         self.policies = self.policies.changed(Scope("", op.topic), ScopePolicy())

@@ -31,6 +31,7 @@ from timer.state.dirty_topics import DirtyTopics
 from timer.state.firing_trace import Trace
 from timer.state.producers import Producers
 from timer.state.request_ids import RequestIds
+from timer.state.series_table import SeriesTable
 from timer.state.successors import Successors
 
 
@@ -66,6 +67,7 @@ class State:
         self.requests = RequestIds()
         self.trace = Trace()
         self.successors = Successors()
+        self.series = SeriesTable()
         self.outcomes = Outcomes()
         """Cancelled timers, and held ones that ended."""
         self.held = 0

@@ -1,7 +1,9 @@
 """The story of one timer, read from the entries of the log: a pure core fed with entries.
 
-    SCHEDULE, RESCHEDULE, MOVE    the timer begins    place of its seq: timer/state/firing_trace.py
-    CANCEL, RESCHEDULE, a key     it ends before its time
+    SCHEDULE, RESCHEDULE, MOVE,   the timer begins    place of its seq: timer/state/firing_trace.py
+    OCCURRENCES
+    CANCEL, RESCHEDULE, a key,    it ends before its time
+    SERIES
     TOPIC                         it ends with its topic, or its message does
     FIRE                          it fires            offset: timer/state/firing_trace.py
                                   it is dropped at its topic's resume, likewise
@@ -15,7 +17,7 @@ stretches of the log.
 
 import enum
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -23,6 +25,12 @@ import numpy as np
 from timer.entries import payloads
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.payloads import DeleteTopic, GroupOp, Ids, Move, Nack, Op, Targets
+from timer.entries.series_payloads import (
+    CreateSeries,
+    count_occurrences,
+    decode_occurrences,
+    decode_series,
+)
 from timer.model.columns import OnConflict, Schedule, decode_schedule, parts_of
 from timer.model.timer_id import TimerKey
 from timer.model.units import GroupId, LogIndex, QueueOffset, Seq, TopicId, UnixMs
@@ -50,6 +58,8 @@ class What(enum.IntEnum):
     TOPIC_DELETED = 16
     DROPPED = 17
     EXPIRED = 20
+    OCCURRENCE = 21
+    SERIES_CHANGED = 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +79,8 @@ class StoryEvent:
     until_ms: int = 0
     to: str = ""
     attempt: int = 0
+    series: int = 0
+    number: int = 0
 
 
 class Known(NamedTuple):
@@ -115,6 +127,8 @@ class StoryReader:
     """Seq that the next entry issues first. None: not known at this entry."""
     _topic: TopicId | None = None
     _key: bytes = b""
+    _series: int = 0
+    """Series of the timer, if it is an occurrence and the entry that made it was fed."""
     _marks: dict[int, SeqMark] = field(default_factory=dict)
     _failed: dict[GroupId, int] = field(default_factory=dict)
     _done: set[GroupId] = field(default_factory=set)
@@ -197,6 +211,10 @@ class StoryReader:
                 for op in payloads.decode_group(entry.payload):
                     if isinstance(op, Move):
                         yield from self._moved_here(entry, op)
+            case EntryKind.OCCURRENCES:
+                yield from self._occurrence(entry)
+            case EntryKind.SERIES:
+                yield from self._series_changed(entry)
             case EntryKind.TOPIC if self._deletes(entry) and self.known.fired is None:
                 self.dropped = True
                 yield self._ends(What.TOPIC_DELETED, entry)
@@ -289,6 +307,29 @@ class StoryReader:
             yield StoryEvent(
                 what=What.MOVED_FROM, entry=entry, topic=op.topic, group=op.group, offset=offset
             )
+
+    def _occurrence(self, entry: Entry) -> Iterator[StoryEvent]:
+        at = self._issued(count_occurrences(entry.payload))
+        if at is not None:
+            planned = decode_occurrences(entry.payload)
+            self._begin(self.known.topic, b"")
+            self._series = int(planned.series[at])
+            yield StoryEvent(
+                what=What.OCCURRENCE,
+                entry=entry,
+                topic=self._topic or TopicId(0),
+                requested_ms=int(planned.planned_ms[at]),
+                series=self._series,
+                number=int(planned.number[at]),
+            )
+
+    def _series_changed(self, entry: Entry) -> Iterator[StoryEvent]:
+        """Yield the end of an occurrence that a change or the deletion of its series cancels."""
+        op = decode_series(entry.payload)
+        if isinstance(op, CreateSeries) or op.series != self._series:
+            return
+        if self.begun and not (self.over or self.known.pending or self.known.goal is not None):
+            yield replace(self._ends(What.SERIES_CHANGED, entry), series=op.series)
 
     def _issued(self, count: int) -> int | None:
         """Count issued seqs; return the place of the timer's seq among them, or None."""

@@ -1347,6 +1347,12 @@ class StoryEvent(_message.Message):
         """dropped when its topic was resumed after a pause"""
         WHAT_EXPIRED: StoryEvent._What.ValueType  # 20
         """not acked within its topic's ttl, in `group`; empty: in all"""
+        WHAT_OCCURRENCE: StoryEvent._What.ValueType  # 21
+        """groups that had not acked it
+        occurrence `number` of `series`, planned for requested_ms
+        """
+        WHAT_SERIES_CHANGED: StoryEvent._What.ValueType  # 22
+        """`series` was changed, paused or deleted: this occurrence is cancelled"""
 
     class What(_What, metaclass=_WhatEnumTypeWrapper): ...
     WHAT_UNSPECIFIED: StoryEvent.What.ValueType  # 0
@@ -1390,6 +1396,12 @@ class StoryEvent(_message.Message):
     """dropped when its topic was resumed after a pause"""
     WHAT_EXPIRED: StoryEvent.What.ValueType  # 20
     """not acked within its topic's ttl, in `group`; empty: in all"""
+    WHAT_OCCURRENCE: StoryEvent.What.ValueType  # 21
+    """groups that had not acked it
+    occurrence `number` of `series`, planned for requested_ms
+    """
+    WHAT_SERIES_CHANGED: StoryEvent.What.ValueType  # 22
+    """`series` was changed, paused or deleted: this occurrence is cancelled"""
 
     WHAT_FIELD_NUMBER: _builtins.int
     INDEX_FIELD_NUMBER: _builtins.int
@@ -1406,6 +1418,8 @@ class StoryEvent(_message.Message):
     UNTIL_MS_FIELD_NUMBER: _builtins.int
     TO_TOPIC_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    SERIES_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     what: Global___StoryEvent.What.ValueType
     index: _builtins.int
     """of the log's entry"""
@@ -1427,6 +1441,10 @@ class StoryEvent(_message.Message):
     to_topic: _builtins.str
     attempt: _builtins.int
     """NACKED, LEASE_ENDED: attempts that have failed, this one included"""
+    series: _builtins.int
+    """OCCURRENCE, SERIES_CHANGED"""
+    number: _builtins.int
+    """OCCURRENCE: of the series, from 1 on"""
     def __init__(
         self,
         *,
@@ -1445,10 +1463,12 @@ class StoryEvent(_message.Message):
         until_ms: _builtins.int = ...,
         to_topic: _builtins.str = ...,
         attempt: _builtins.int = ...,
+        series: _builtins.int = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "epoch", b"epoch", "group", b"group", "index", b"index", "other_id", b"other_id", "producer", b"producer", "queue_offset", b"queue_offset", "request_id", b"request_id", "requested_ms", b"requested_ms", "sequence", b"sequence", "time_ms", b"time_ms", "to_topic", b"to_topic", "topic", b"topic", "until_ms", b"until_ms", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "epoch", b"epoch", "group", b"group", "index", b"index", "number", b"number", "other_id", b"other_id", "producer", b"producer", "queue_offset", b"queue_offset", "request_id", b"request_id", "requested_ms", b"requested_ms", "sequence", b"sequence", "series", b"series", "time_ms", b"time_ms", "to_topic", b"to_topic", "topic", b"topic", "until_ms", b"until_ms", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -168,6 +168,16 @@ class Rules:
         rounded = np.minimum(-(-wanted // tick) * tick, DUE_MS_MAX)  # an id holds no more
         return np.where(wanted <= clock_ms, np.maximum(wanted, floor_ms), rounded)
 
+    def ticked(self, planned: I64, now: Now, floor_ms: UnixMs) -> I64:
+        """Return the due times of occurrences (n,): rounded to the tick, and not past due.
+
+        No other policy holds: a fixed delay, or no delay at all, would let a series fire at once
+        and without end.
+        """
+        tick = self._tick_ms
+        rounded = np.minimum(-(-planned // tick) * tick, DUE_MS_MAX)
+        return np.where(planned <= now.clock_ms, np.maximum(planned, floor_ms), rounded)
+
 
 UNBOUNDED: Final = Rules(Policies().effective(DEFAULTS))
 """Rules of rows whose times have no effect."""

@@ -1,4 +1,4 @@
-"""Limits on the numbers of topics, groups, consumers and producers: new ones are rejected above.
+"""Limits on the numbers of topics, groups, producers and so on: new ones are rejected above.
 
 Every replica holds each of them in memory and in each manifest, used or not. As with quotas
 (timer/leader/intake/quotas.py), replicas check no limit at apply, and existing ones stay.
@@ -23,7 +23,7 @@ RARE_MS: Final = 3_600_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountLimits:
-    """Most topics, groups, consumers, leases and producers; the names are those of the settings."""
+    """Most topics, groups, consumers, leases, producers and series; named as in the settings."""
 
     topics_max: int = 100_000
     namespace_topics_max: int = 10_000
@@ -37,6 +37,8 @@ class CountLimits:
     group_leases_max: int = 8_192
     """In each group. At the limit its deliveries pause."""
     producers_max: int = 100_000
+    series_max: int = 200_000
+    """Series of recurring timers, in all topics together."""
 
 
 IDS_LEFT: Final = 1 << 20
@@ -122,6 +124,15 @@ def check_producer(limits: CountLimits, machine: Machine, on_the_way: int) -> No
     """
     there = len(machine.producers) + on_the_way
     _check("producers_max", limits.producers_max, "the cluster", there)
+
+
+def check_series(limits: CountLimits, machine: Machine, on_the_way: int) -> None:
+    """Check that one more series may be created.
+
+    Raises:
+        LimitReachedError: the cluster has the most series that it may have.
+    """
+    _check("series_max", limits.series_max, "the cluster", len(machine.series) + on_the_way)
 
 
 def producer_idle_ms(limits: CountLimits, machine: Machine, idle_ms: int) -> int:

@@ -1,0 +1,83 @@
+"""The calendar of a node: the times of cron expressions in IANA time zones.
+
+    five fields   minute hour day-of-month month day-of-week
+    six fields    second, then the five
+
+Daylight saving time, as in Debian's cron. Five fields whose minute and hour begin with no "*":
+
+    skipped hour   a time in it occurs once, right after it
+    doubled hour   a time in it occurs once, the first time
+
+All other expressions follow the clock: a skipped time does not occur, a doubled one occurs twice.
+The leader alone asks for times. They are in the log, so replicas need not agree on time zones.
+"""
+
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Final
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+
+from timer.model.timer_errors import InvalidRequestError
+from timer.model.units import DUE_MS_MAX, UnixMs
+
+TIMES_KEPT: Final = 16_384
+LAST_YEAR: Final = 9_000
+"""No time is later. The library looks fifty years ahead, and datetime ends with the year 9999."""
+LAST_MS: Final = int(datetime(LAST_YEAR, 1, 1, tzinfo=UTC).timestamp() * 1000)
+STEPS_MAX: Final = 10_000
+"""Times of an expression that one look passes, because they lie before `after_ms`: those of the
+doubled hour."""
+_FORMS: Final = "must have five fields (minute hour day month weekday), or six with seconds first"
+
+
+class CronCalendar:
+    """Computes the times of cron expressions; see the module."""
+
+    def check(self, cron: str, zone: str) -> None:
+        """Check an expression and a zone.
+
+        Raises:
+            InvalidRequestError: names field, value and limit.
+        """
+        if _next(cron, zone, 0) is None:
+            raise InvalidRequestError("cron", cron, "must occur at least once in fifty years")
+
+    def next_after(self, cron: str, zone: str, after_ms: UnixMs) -> UnixMs | None:
+        """Return the first time after `after_ms`; None: there is none in the next fifty years.
+
+        Raises:
+            InvalidRequestError: the expression or the zone is unknown here.
+        """
+        return _next(cron, zone, after_ms)
+
+
+@lru_cache(256)
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name or "UTC")
+    except (KeyError, OSError, ValueError):
+        limit = 'must be an IANA time zone, such as "Europe/Berlin"'
+        raise InvalidRequestError("zone", name, limit) from None
+
+
+@lru_cache(TIMES_KEPT)
+def _next(cron: str, zone: str, after_ms: int) -> UnixMs | None:
+    tzinfo = _zone(zone)
+    if not 0 <= after_ms < min(LAST_MS, DUE_MS_MAX):
+        return None
+    after = datetime.fromtimestamp(after_ms / 1000, tzinfo if zone else UTC)
+    try:
+        times = CronSim(cron, after)
+        for _ in range(STEPS_MAX):
+            found_ms = round(next(times).timestamp() * 1000)
+            if found_ms > after_ms:
+                return UnixMs(found_ms)
+    except StopIteration:
+        return None
+    except (CronSimError, AssertionError, TypeError, ValueError, RecursionError) as error:
+        # The library asserts on some combinations that it does not parse, such as "5L/2".
+        why = f" ({error})" if isinstance(error, CronSimError) else ""
+        raise InvalidRequestError("cron", cron, _FORMS + why) from None
+    return None

@@ -1,0 +1,83 @@
+"""Cron expressions: fields, time zones, and the hours that a change of the clock moves."""
+
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from cluster.settings.cron_calendar import CronCalendar
+from timer.model.recurrence import Misfire, SeriesSpec, planned_time
+from timer.model.timer_errors import InvalidRequestError
+from timer.model.units import UnixMs
+
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+def at(text: str) -> UnixMs:
+    """Return a local time of Berlin, the first one of a doubled hour."""
+    return UnixMs(int(datetime.fromisoformat(text).replace(tzinfo=BERLIN).timestamp() * 1000))
+
+
+def times(cron: str, after: str, count: int, zone: str = "Europe/Berlin") -> list[str]:
+    found, after_ms = [], at(after)
+    for _ in range(count):
+        next_ms = CronCalendar().next_after(cron, zone, after_ms)
+        assert next_ms is not None
+        assert next_ms > after_ms
+        after_ms = next_ms
+        found.append(datetime.fromtimestamp(after_ms / 1000, BERLIN).strftime("%d %H:%M:%S%z"))
+    return found
+
+
+def test_five_fields_have_minutes_and_six_have_seconds_first() -> None:
+    assert times("30 9 * * *", "2026-01-01", 2) == ["01 09:30:00+0100", "02 09:30:00+0100"]
+    assert times("*/20 * * * * *", "2026-01-01", 2) == ["01 00:00:20+0100", "01 00:00:40+0100"]
+    assert times("0 0 L * *", "2026-01-01", 1) == ["31 00:00:00+0100"]
+    assert times("0 0 * * *", "2026-01-01", 1, zone="") == ["01 01:00:00+0100"]
+
+
+def test_time_of_day_in_the_skipped_hour_occurs_once_right_after_it() -> None:
+    assert times("30 2 * * *", "2026-03-28T12:00", 2) == ["29 03:00:00+0200", "30 02:30:00+0200"]
+
+
+def test_time_of_day_in_the_doubled_hour_occurs_once() -> None:
+    assert times("30 2 * * *", "2026-10-24T12:00", 2) == ["25 02:30:00+0200", "26 02:30:00+0100"]
+
+
+def test_repeated_times_and_six_fields_follow_the_clock() -> None:
+    assert times("*/30 * * * *", "2026-10-25T02:20", 4) == [
+        *("25 02:30:00+0200", "25 02:00:00+0100", "25 02:30:00+0100", "25 03:00:00+0100"),
+    ]
+    assert times("*/30 * * * *", "2026-03-29T01:40", 1) == ["29 03:00:00+0200"]
+    assert times("0 30 2 * * *", "2026-03-28T12:00", 1) == ["30 02:30:00+0200"]
+    assert times("0 30 2 * * *", "2026-10-24T12:00", 2) == ["25 02:30:00+0200", "25 02:30:00+0100"]
+
+
+def test_latest_missed_time_is_found_by_halves() -> None:
+    spec = SeriesSpec(cron="0 9 * * MON", zone="Europe/Berlin", misfire=Misfire.FIRE_ONCE)
+    planned = planned_time(spec, at("2026-01-01"), at("2026-11-26T16:00"), CronCalendar())
+    assert planned == at("2026-11-23T09:00")
+    skip = SeriesSpec(cron=spec.cron, zone=spec.zone, misfire=Misfire.SKIP)
+    planned = planned_time(skip, at("2026-01-01"), at("2026-11-26T16:00"), CronCalendar())
+    assert planned == at("2026-11-30T09:00")
+
+
+@pytest.mark.parametrize(
+    ("cron", "zone", "begin", "end"),
+    [
+        ("* * * *", "", "cron = '* * * *': must have five fields", "(Wrong number of fields)"),
+        ("61 * * * *", "", "cron = ", "(Bad minute)"),
+        ("* * * * 5L/2", "", "cron = ", "(Bad day-of-week)"),
+        ("²,1 * * * *", "", "cron = ", "(Bad minute)"),
+        ("* * */20 * 1L", "", "cron = ", "must occur at least once in fifty years"),
+        ("* * * * *", "Mars/Olympus", "zone = 'Mars/Olympus': must be an IANA time zone", ""),
+        ("* * * * *", "../../etc/passwd", "zone = ", ""),
+    ],
+)
+def test_unknown_expression_or_zone_names_field_value_and_limit(
+    cron: str, zone: str, begin: str, end: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as why:
+        CronCalendar().check(cron, zone)
+    assert str(why.value).startswith(begin)
+    assert str(why.value).endswith(end)

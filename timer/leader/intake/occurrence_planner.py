@@ -1,0 +1,139 @@
+"""The next occurrences of series that wait: their times, by intervals, calendar and policy.
+
+    waiting series --at most 1,024--> planned times --tick of the topic--> OCCURRENCES entry
+
+Intervals are computed in columns. Cron expressions are computed one by one by the calendar, at most
+CRON_MAX in one entry: each takes some 50 µs. Series of equal expressions share the result.
+"""
+
+from itertools import islice
+from typing import Final
+
+import numpy as np
+
+from timer.entries.series_payloads import ENDED, OCCURRENCES_MAX, Planned
+from timer.leader.intake.admission import Admission
+from timer.model.columns import I64, U64, RowArray
+from timer.model.recurrence import Calendar, Misfire, SeriesSpec, planned_time
+from timer.model.timer_errors import InvalidRequestError
+from timer.model.units import DUE_MS_MAX, Now, UnixMs
+from timer.state.machine import Machine
+from timer.state.series_table import MISFIRE
+
+CRON_MAX: Final = 128
+"""Times that the calendar computes for one entry."""
+FIRST_LEVEL: Final = 2
+"""The feature level from which on there are series."""
+
+
+class NoCalendar:
+    """Stands for a calendar where none is needed: it knows no expression."""
+
+    def check(self, cron: str, zone: str) -> None:
+        """Refuse the expression."""
+        del zone
+        raise InvalidRequestError("cron", cron, "this program has no calendar; use every_ms")
+
+    def next_after(self, cron: str, zone: str, after_ms: UnixMs) -> UnixMs | None:
+        """Refuse the expression."""
+        del after_ms
+        self.check(cron, zone)
+        return None
+
+
+class OccurrencePlanner:
+    """Plans the next occurrences, for the leader of one epoch."""
+
+    def __init__(self, machine: Machine, admission: Admission, calendar: Calendar) -> None:
+        self._machine, self._admission, self._calendar = machine, admission, calendar
+        self.unplanned: set[int] = set()
+        """Series whose expression or zone this node's calendar does not know. Another leader may:
+        they wait."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether some series waits for an occurrence that can be planned."""
+        waiting = self._machine.series.waiting
+        if not self.unplanned:
+            return bool(waiting)
+        self.unplanned &= waiting.keys()
+        return len(waiting) > len(self.unplanned)
+
+    def next(self, now: Now) -> Planned | None:
+        """Return the next occurrences, at most one of a series; None: none is needed."""
+        if not self.wanted:
+            return None
+        ready = (each for each in self._machine.series.waiting if each not in self.unplanned)
+        ids = np.array(sorted(islice(ready, OCCURRENCES_MAX)), np.uint64)
+        rows, _ = self._machine.series.rows_of(ids)
+        planned = np.full(len(rows), ENDED, np.int64)
+        known = np.ones(len(rows), np.bool_)
+        every = rows["every_ms"] > 0
+        planned[every] = intervals(rows[every], now.clock_ms)
+        self._expressions(np.flatnonzero(~every), ids, planned, known, now)
+        planned[(rows["max_count"] > 0) & (rows["number"] >= rows["max_count"])] = ENDED
+        if not known.any():
+            return None
+        rows, ids, planned = rows[known], ids[known], planned[known]
+        return Planned(ids, rows["number"] + np.uint64(1), planned, self._due(rows, planned, now))
+
+    def _expressions(
+        self, places: "np.ndarray[tuple[int], np.dtype[np.intp]]", ids: U64, planned: I64,
+        known: "np.ndarray[tuple[int], np.dtype[np.bool_]]", now: Now,
+    ) -> None:  # fmt: skip
+        """Fill in the planned times of cron expressions; mark the others as unknown."""
+        computed: dict[tuple[SeriesSpec, int], UnixMs | None] = {}
+        for place in places.tolist():
+            view = self._machine.series.view(int(ids[place]))
+            assert view is not None, ids[place]
+            timing = SeriesSpec(
+                cron=view.spec.cron,
+                zone=view.spec.zone,
+                start_ms=view.spec.start_ms,
+                end_ms=view.spec.end_ms,
+                misfire=view.spec.misfire,
+            )
+            name = timing, int(view.last_ms)
+            if name not in computed and len(computed) < CRON_MAX:
+                try:
+                    computed[name] = planned_time(
+                        timing, view.last_ms, now.clock_ms, self._calendar
+                    )
+                except InvalidRequestError:
+                    self.unplanned.add(view.series_id)
+            if name not in computed:
+                known[place] = False
+            elif (time_ms := computed[name]) is not None:
+                planned[place] = time_ms
+
+    def _due(self, rows: RowArray, planned: I64, now: Now) -> I64:
+        """Return the due times: the topics' ticks hold, no other policy does."""
+        due = np.maximum(planned, 0)
+        floor_ms = self._machine.last_read_time_ms
+        for topic in np.unique(rows["topic"]).tolist():
+            mine = rows["topic"] == topic
+            due[mine] = self._admission.rules(topic).ticked(due[mine], now, floor_ms)
+        return due
+
+
+def intervals(rows: RowArray, now_ms: int) -> I64:
+    """Return the planned times of series with intervals, (n,); ENDED: past their end.
+
+    Equal to `planned_time` of each row.
+    """
+    every, start = rows["every_ms"], rows["start_ms"]
+    end = np.where(rows["end_ms"] > 0, rows["end_ms"], DUE_MS_MAX)
+    first = _nth(every, start, rows["last_ms"])
+    misfire = rows["flags"] & MISFIRE
+    late = first <= now_ms
+    latest = _nth(every, start, np.minimum(now_ms, end)) - every
+    planned = np.where(late & (misfire == Misfire.FIRE_ONCE), latest, first)
+    later = _nth(every, start, np.full(len(rows), now_ms, np.int64))
+    planned = np.where(late & (misfire == Misfire.SKIP), later, planned)
+    return np.where((first > end) | (planned > end), ENDED, planned)
+
+
+def _nth(every: I64, start: I64, after: I64) -> I64:
+    """Return the first of start, start + every, … after `after`, (n,)."""
+    later = start + ((after - start) // every + 1) * every
+    return np.where(after < start, start, later)

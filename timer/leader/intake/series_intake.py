@@ -1,0 +1,181 @@
+"""Series on the leader: creations, changes and deletions, and the entries with next occurrences.
+
+create, alter, delete --checks--> SERIES entry
+step --some series wait--> OCCURRENCES entry, one at a time --applied--> step
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+from timer.entries.entry_frame import EntryKind
+from timer.entries.series_payloads import (
+    AlterSeries,
+    CreateSeries,
+    DeleteSeries,
+    SeriesOp,
+    encode_occurrences,
+    encode_series,
+)
+from timer.leader.intake.admission import Admission
+from timer.leader.intake.count_limits import CountLimits, check_series
+from timer.leader.intake.occurrence_planner import FIRST_LEVEL, OccurrencePlanner
+from timer.model.recurrence import STARTED_MS, TIMING, Calendar, SeriesSpec
+from timer.model.timer_errors import EngineError, InvalidRequestError, NotFoundError
+from timer.model.units import Now, TopicId, UnixMs
+from timer.state.machine import Machine
+from timer.state.series_table import SeriesView
+
+Answer = Callable[[object], None]
+"""Gets the Applied of an entry, or the EngineError for which there is none."""
+Propose = Callable[[EntryKind, list[bytes], Now, Answer], bool]
+"""Appends an entry; returns whether the log accepted it."""
+
+
+class CheckChange(Protocol):
+    """Checks that a change of a topic's series may be appended now; raises an EngineError."""
+
+    def __call__(self, topic: TopicId, *, new: bool) -> None:
+        """`new`: it creates a series."""
+
+
+class SeriesHooks(NamedTuple):
+    """The leader's functions that series need."""
+
+    propose: Propose
+    change: Propose
+    """The same, counted as a request in flight."""
+    check: CheckChange
+
+
+class SeriesIntake:
+    """Changes of series, and their occurrences, for the leader of one epoch."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        admission: Admission,
+        calendar: Calendar,
+        limits: CountLimits,
+        hooks: SeriesHooks,
+    ) -> None:
+        self._machine, self._admission, self._calendar = machine, admission, calendar
+        self._limits, self._hooks = limits, hooks
+        self._planner = OccurrencePlanner(machine, admission, calendar)
+        self._creating = 0
+        self._in_flight = False
+        """Occurrences were appended and are not applied."""
+        self.rejected = False
+        """The log rejected the last entry with occurrences."""
+
+    # ---- requests
+
+    def create(self, topic: TopicId, key: bytes, spec: SeriesSpec, now: Now, done: Answer) -> None:
+        """Create a series; `done` gets the SeriesApplied.
+
+        Raises:
+            InvalidRequestError: names field, value and limit.
+            LimitReachedError: the cluster has the most series that it may have.
+            OverloadedError: too much is in flight already; the request was not accepted.
+            DiskFullError: there is no room for timers.
+            NotReadyError, TopicDeletedError: the topic is being deleted, or was deleted.
+        """
+        if self._machine.level < FIRST_LEVEL:
+            limit = f"recurring timers need {FIRST_LEVEL}: version 0.2 or later on all nodes"
+            raise InvalidRequestError("feature_level", self._machine.level, limit)
+        self._hooks.check(topic, new=True)
+        check_series(self._limits, self._machine, self._creating)
+        last_ms = _begun(spec.start_ms, now)
+        if spec.every_ms and not spec.start_ms:
+            spec = replace(spec, start_ms=now.clock_ms + spec.every_ms)
+        self._check(topic, key, spec)
+        self._creating += 1
+
+        def answer(applied: object) -> None:
+            self._creating -= 1
+            done(applied)
+
+        self._append(CreateSeries(topic, key, spec, last_ms), now, answer)
+
+    def alter(self, series_id: int, changes: Mapping[str, Any], now: Now, done: Answer) -> None:
+        """Change fields of a series (timer/model/recurrence.py); `done` gets the SeriesApplied.
+
+        Raises:
+            NotFoundError: no such series.
+            InvalidRequestError: names field, value and limit.
+            OverloadedError: too much is in flight already; the request was not accepted.
+            NotReadyError, TopicDeletedError: the topic is being deleted, or was deleted.
+        """
+        view = self.find(series_id)
+        self._hooks.check(view.topic, new=False)
+        changes = dict(changes)
+        if changes.get("every_ms") and not (changes.get("start_ms") or view.spec.start_ms):
+            changes["start_ms"] = now.clock_ms + changes["every_ms"]
+        self._check(view.topic, view.key, view.spec.changed(changes))
+        anew = bool(TIMING & changes.keys())
+        last_ms = _begun(changes.get("start_ms", 0), now) if anew else UnixMs(0)
+        self._append(AlterSeries(series_id, changes, last_ms), now, done)
+
+    def delete(self, series_id: int, now: Now, done: Answer) -> None:
+        """Delete a series, and cancel its pending occurrence; `done` gets the SeriesApplied.
+
+        Raises:
+            NotFoundError: no such series.
+            OverloadedError: too much is in flight already; the request was not accepted.
+        """
+        view = self.find(series_id)
+        self._hooks.check(view.topic, new=False)
+        self._append(DeleteSeries(series_id), now, done)
+
+    def find(self, series_id: int) -> SeriesView:
+        """Return a series.
+
+        Raises:
+            NotFoundError: no such series.
+        """
+        view = self._machine.series.view(series_id)
+        if view is None:
+            raise NotFoundError("series", series_id)
+        return view
+
+    def _check(self, topic: TopicId, key: bytes, spec: SeriesSpec) -> None:
+        spec.check()
+        if spec.cron:
+            self._calendar.check(spec.cron, spec.zone)
+        limit, whose = self._admission.rules(topic).payload_limit
+        if len(spec.payload) > limit:
+            value = f"{len(spec.payload)} bytes"
+            raise InvalidRequestError("payload", value, f"must have at most {limit} bytes{whose}")
+        spec.check_size(key)
+
+    def _append(self, op: SeriesOp, now: Now, done: Answer) -> None:
+        self._hooks.change(EntryKind.SERIES, [encode_series(op)], now, done)
+
+    # ---- occurrences
+
+    @property
+    def wanted(self) -> bool:
+        """Whether an entry with occurrences should be appended."""
+        return not self._in_flight and self._planner.wanted
+
+    def step(self, now: Now) -> bool:
+        """Append the next occurrences, if series wait; return whether some are due already."""
+        if not self.wanted:
+            return False
+        planned = self._planner.next(now)
+        if planned is None:
+            return False
+        self._in_flight, self.rejected = True, False
+        payload = encode_occurrences(planned)
+        appended = self._hooks.propose(EntryKind.OCCURRENCES, payload, now, self._applied)
+        due = planned.due_ms[planned.planned_ms >= 0]
+        return appended and bool((due <= now.clock_ms).any())
+
+    def _applied(self, applied: object) -> None:
+        self._in_flight = False
+        self.rejected = isinstance(applied, EngineError)
+
+
+def _begun(start_ms: int, now: Now) -> UnixMs:
+    """Return the time after which the occurrences of a series lie that begins now."""
+    return UnixMs(max(start_ms, now.clock_ms - STARTED_MS) - 1 if start_ms else now.clock_ms)
