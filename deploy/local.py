@@ -124,6 +124,20 @@ class NodeHost:
     """Additional lines for the node's TOML file."""
 
 
+def _listed(*, pid: int, **texts: str) -> LocalNode:
+    """Return a node of cluster.json.
+
+    Raises:
+        ValueError, TypeError: a field is of a wrong kind.
+    """
+    if type(pid) is not int or not all(isinstance(each, str) for each in texts.values()):
+        raise TypeError("pid: must be a whole number; all other fields: texts")
+    node = LocalNode(pid=pid, **texts)
+    for address in filter(None, (node.grpc, node.http, node.link)):
+        int(address.rpartition(":")[2])
+    return node
+
+
 class LocalCluster:
     """The nodes in one directory. Every method may be repeated; it does only the work left."""
 
@@ -174,7 +188,7 @@ class LocalCluster:
         if not path.exists():
             return {}
         try:
-            listed = [LocalNode(**each) for each in json.loads(path.read_text())["nodes"]]
+            listed = [_listed(**each) for each in json.loads(path.read_text())["nodes"]]
         except (ValueError, TypeError, LookupError) as error:
             raise LaunchError(f"{path} does not list a local cluster: {error!r}") from error
         return {node.name: node for node in listed}

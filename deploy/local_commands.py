@@ -5,6 +5,7 @@
 
 import argparse
 import os
+import shlex
 import sys
 import time
 from collections import deque
@@ -229,7 +230,8 @@ def _kill(cluster: "LocalCluster", args: argparse.Namespace) -> None:
     cluster.kill(args.node)
     _status(cluster, args)
     if args.output != "json":
-        print(f"\n{args.node} was killed. Start it: timerctl local restart {args.node}")
+        place = "" if args.dir == FOLDER else f" --dir {shlex.quote(str(args.dir))}"
+        print(f"\n{args.node} was killed. Start it: timerctl local restart {args.node}{place}")
 
 
 def _restart(cluster: "LocalCluster", args: argparse.Namespace) -> None:

@@ -54,6 +54,8 @@ class BackupStore:
         except OSError as error:
             raise StoreUnavailable(f"{root}: {error}") from None
         self._is_local = isinstance(self._fs, fs.LocalFileSystem)
+        if not self._base.strip("/") and not self._is_local:
+            raise BackupError(f"{root!r} names no bucket: s3://BUCKET/PREFIX")
 
     def _path(self, name: str) -> str:
         return f"{self._base.rstrip('/')}/{name}"

@@ -16,6 +16,7 @@ from cluster.control.control_plane import CommandOutcome
 from cluster.control.control_state import ControlState
 from cluster.node.build import build
 from cluster.settings.config import NodeConfig
+from replication.core.core_events import Role
 from timer.entries.entry_check import check_entry
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.payloads import decode_epoch
@@ -114,9 +115,9 @@ class Node:
         """Apply the log up to this index."""
         self._parts.host.on_commit(commit_index)
 
-    def on_role(self, role: object, epoch: Epoch) -> None:
+    def on_role(self, role: Role, epoch: Epoch) -> None:
         """Report to the controller at once."""
-        logger.info("the role changed", extra={"role": str(role), "epoch": epoch})
+        logger.info("the role changed", extra={"role": role.value, "epoch": epoch})
         self._parts.control.report_now()
 
     def on_lead(self, epoch: Epoch) -> None:

@@ -269,6 +269,8 @@ def test_damaged_or_foreign_catalogues_and_targets_in_use_are_refused(
 def test_unusable_stores_are_named(tmp_path: Path) -> None:
     with pytest.raises(BackupError, match="no URI of a store"):
         BackupStore("nonsense://x/y")
+    with pytest.raises(BackupError, match="names no bucket"):
+        BackupStore("s3://?region=eu-west-1")
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreUnavailable, match="file"):
         BackupStore(str(tmp_path / "file")).put("a/b", [b"x"], 1)

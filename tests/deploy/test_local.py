@@ -197,7 +197,9 @@ def test_commands_up_status_down(
     for nodes in ("-60", "0", "8"):
         assert run("up", "--nodes", nodes) == 2
         assert f"nodes = {nodes}: must be 1 .. 7" in capsys.readouterr().err
-    for listed in ("{", "{}", '{"nodes": [{"name": "n1"}]}', "[1]"):
+    node = {"name": "n1", "pid": 1, "grpc": "h:1", "http": "h:2", "data": "n1"}
+    wrong = [{"nodes": [{**node, **each}]} for each in ({"pid": "1"}, {"grpc": 1}, {"http": "h"})]
+    for listed in ("{", "{}", '{"nodes": [{"name": "n1"}]}', "[1]", *map(json.dumps, wrong)):
         (tmp_path / "d/cluster.json").write_text(listed)
         for action in ("status", "up", "down"):
             assert run(action) == 1

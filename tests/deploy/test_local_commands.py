@@ -42,7 +42,8 @@ def test_a_node_is_killed_restarted_followed_and_its_cluster_destroyed(
 ) -> None:
     assert local("up", "--nodes", "1")[0] == 0
     code, out, _ = local("kill", "n1")
-    assert (code, "n1 was killed. Start it: timerctl local restart n1" in out) == (0, True)
+    start = f"n1 was killed. Start it: timerctl local restart n1 --dir {folder}\n"
+    assert (code, start in out) == (0, True)
     code, _, err = local("kill", "n1")
     assert (code, err) == (1, "timerctl: n1 does not run\n")
     pid = LocalCluster(folder).nodes["n1"].pid
@@ -54,6 +55,7 @@ def test_a_node_is_killed_restarted_followed_and_its_cluster_destroyed(
     code, out, _ = local("logs", "n1", "--lines", "2")
     assert (code, out.count("\n")) == (0, 2)
     lines = json.loads(local("logs", "n1", "-o", "json", "--lines", "1000")[1])["lines"]
+    assert any("role=leader" in line for line in lines)
     assert {*out.splitlines()} <= {*lines}  # the node may have logged meanwhile
     with subprocess.Popen(
         [
