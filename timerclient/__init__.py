@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from timerclient.client.timer_client import TimerClient
     from timerclient.client.tracing import Tracing
     from timerclient.rows.messages import Acking, Batch, Message
-    from timerclient.rows.peeked_messages import Peeked, PeekedMessage, PeekState
+    from timerclient.rows.peeked_messages import MessagePage, Peeked, PeekedMessage, PeekState
     from timerclient.rows.pending_timers import (
         Changed,
         Redriven,
@@ -118,6 +118,7 @@ __all__ = [
     "LeaseLost",
     "LeasesLost",
     "Message",
+    "MessagePage",
     "NackResult",
     "NewTimer",
     "NotFound",
@@ -169,7 +170,7 @@ _NAMES_OF: Final = {
     "client.timer_client": "TimerClient",
     "client.tracing": "Tracing",
     "rows.messages": "Acking Batch Message",
-    "rows.peeked_messages": "Peeked PeekedMessage PeekState",
+    "rows.peeked_messages": "MessagePage Peeked PeekedMessage PeekState",
     "rows.pending_timers": "Changed Redriven Rescheduled TimerCounts TimerInfo Where",
     "rows.rows": "NewTimer OnConflict",
     "rows.scheduled_timers": "Timer Timers",

@@ -23,6 +23,7 @@ from cluster.api import wire_rows
 from cluster.api.group_admin import DELAY_MS_MAX, GroupDesk
 from cluster.api.lease_ids import LeaseIds
 from cluster.api.message_peek import peek
+from cluster.api.queue_reads import read_messages
 from cluster.rpc import grpc_errors
 from cluster.rpc.handlers import (
     NO_HOOKS,
@@ -71,7 +72,7 @@ RECEIVE_MAX: Final = 1000
 RECEIVES_MAX: Final = 2000
 """Receives that wait at the same time, at most. A caller may have as many as it leaves free."""
 PEEKS_MAX: Final = 32
-"""Peeks that are open at the same time, at most: each may wait for the disk."""
+"""Peeks and reads that are open at the same time, at most: each may wait for the disk."""
 WAIT_MS_MAX: Final = 20_000
 WAIT_S_MIN: Final = 0.25
 """Seconds that a Receive waits at least: messages may have to be reserved or read from disk."""
@@ -266,11 +267,30 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
     ) -> pb.PeekResponse:
         """Return messages without delivering them."""
         del context
+        with self._peeking():
+            return await peek(self._host, request, self._salt)
+
+    @answered
+    async def ReadMessages(  # noqa: N802
+        self, request: pb.ReadMessagesRequest, context: Context
+    ) -> pb.ReadMessagesResponse:
+        """Return messages by their offsets without delivering them."""
+        del context
+        with self._peeking():
+            return await read_messages(self._host, request, self._salt)
+
+    @contextmanager
+    def _peeking(self) -> Iterator[None]:
+        """Count one more peek or read.
+
+        Raises:
+            OverloadedError: too many are open.
+        """
         if self._peeks >= PEEKS_MAX:
             raise OverloadedError("the leader's open peeks", retry_after_ms=OVERLOAD_RETRY_MS)
         self._peeks += 1
         try:
-            return await peek(self._host, request, self._salt)
+            yield
         finally:
             self._peeks -= 1
 

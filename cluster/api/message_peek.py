@@ -64,10 +64,19 @@ async def peek(host: Host, request: pb.PeekRequest, salt: int) -> pb.PeekRespons
             wire_rows.put_messages(answer.messages, topic.queue, offsets, salt)
             _put_states(answer, leader, group, offsets, host.now().clock_ms)
             return answer
-        if asyncio.get_running_loop().time() >= until_s:
-            raise NotReadyError("the messages were not read from disk in time")
-        host.kick()
-        await asyncio.sleep(POLL_S)
+        await wait_for_disk(host, until_s)
+
+
+async def wait_for_disk(host: Host, until_s: float) -> None:
+    """Return when requested pages may have been read from disk.
+
+    Raises:
+        NotReadyError: the loop's time is past `until_s`.
+    """
+    if asyncio.get_running_loop().time() >= until_s:
+        raise NotReadyError("the messages were not read from disk in time")
+    host.kick()
+    await asyncio.sleep(POLL_S)
 
 
 def _find(leader: Leader, request: pb.PeekRequest) -> tuple[Topic, Group | None]:

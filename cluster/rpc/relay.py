@@ -41,7 +41,8 @@ SERVED_HERE: Final = frozenset(
 LOOK_UPS: Final = frozenset(
     {
         *("GetTimer", "ListTimers", "CountTimers", "TellStory"),
-        *("ListTopics", "ListProducers", "DescribePolicies", "Peek"),
+        *("ListTopics", "ListProducers", "DescribePolicies"),
+        *("Peek", "ReadMessages"),
     }
 )
 """Methods of the leader that change nothing."""

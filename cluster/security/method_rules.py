@@ -127,6 +127,7 @@ METHOD_RULES: Final[Mapping[str, MethodRule]] = {
     "/timer.v1.ConsumeService/Nack": MethodRule(_P.CONSUME, _group),
     "/timer.v1.ConsumeService/Extend": MethodRule(_P.CONSUME, _group),
     "/timer.v1.ConsumeService/Peek": MethodRule(_P.OBSERVE, _group_or_topic, look_up=True),
+    "/timer.v1.ConsumeService/ReadMessages": MethodRule(_P.OBSERVE, _topic, look_up=True),
     "/timer.v1.AdminService/GetStatus": MethodRule(None),
     "/timer.v1.AdminService/GetCheckpoint": MethodRule(_P.OBSERVE, _cluster),
     "/timer.v1.AdminService/ListTopics": MethodRule(_P.OBSERVE, _topic_or_all, look_up=True),

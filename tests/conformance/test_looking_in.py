@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+import grpc
 import pytest
 
 from tests.conformance.worlds import World
@@ -151,3 +152,44 @@ def test_status_names_the_leader_and_adds_up(world: World, topic: str) -> None:
     assert leader.scheduled == leader.pending + ended
     members = world.client.members()
     assert {each.name for each in members.members if each.voter} == {n.name for n in status.nodes}
+
+
+def test_messages_are_read_by_their_offsets_without_a_lease(world: World, topic: str) -> None:
+    client = world.client
+    client.create_group(topic, "g")
+    client.schedule_batch(
+        topic, [b"%d" % n for n in range(250)], keys=[f"k{n}" for n in range(250)]
+    )
+    world.until(lambda: world.unacked(topic, "g") == 250)
+    page = client.read_messages(topic, max_messages=100)
+    seen = page.messages
+    while page.next_offset < page.end_offset:
+        page = client.read_messages(topic, page.next_offset)
+        seen += page.messages
+    assert [(each.queue_offset, each.payload, each.key) for each in seen] == [
+        (n, b"%d" % n, f"k{n}") for n in range(250)
+    ]
+    assert (page.begin_offset, page.end_offset, world.leased(topic, "g")) == (0, 250, 0)
+    page = client.read_messages(topic, 7, end_offset=9, payloads=False)
+    assert [(each.queue_offset, each.payload) for each in page.messages] == [(7, b""), (8, b"")]
+    assert [*page.columns.payload_sizes] == [1, 1]
+    past = client.read_messages(topic, 900)
+    assert (len(past), past.next_offset, past.end_offset) == (0, 900, 250)
+    little = world.unary("ReadMessages", pb.ReadMessagesRequest(topic=topic, max_bytes=1))
+    assert ([*little.messages.queue_offsets], little.next_offset) == ([0], 1)
+    with client.consumer(topic, group="g") as consumer:
+        world.take(consumer, 250)
+    world.until(lambda: client.read_messages(topic).begin_offset == 250)
+    assert client.read_messages(topic, 3, end_offset=5).next_offset == 250
+    client.delete_topic(topic)
+    client.create_topic(topic)
+    assert client.read_messages(topic).topic_id != page.topic_id
+    with pytest.raises(InvalidRequest, match="end_offset"):
+        client.read_messages(topic, 5, end_offset=4)
+    with pytest.raises(NotFound):
+        client.read_messages(f"{topic}-nobody-knows")
+    for field, too_large in (("max_messages", 16_385), ("max_bytes", 4_194_305)):
+        request = pb.ReadMessagesRequest(topic=topic)
+        setattr(request, field, too_large)
+        with pytest.raises(grpc.RpcError, match=field):
+            world.unary("ReadMessages", request)

@@ -369,7 +369,7 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
     async def Receive(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise NotImplementedError  # the client uses streams only
 
-    Ack = Nack = Extend = Peek = Receive
+    Ack = Nack = Extend = Peek = ReadMessages = Receive
 
     async def Consume(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         await self._must_lead(context)

@@ -89,6 +89,8 @@ def test_peek_waits_for_the_disk_and_not_for_ever(
     monkeypatch.setattr(message_peek, "WAIT_S", 0.0)
     with pytest.raises(Unavailable, match="not read from disk in time"):
         client.peek("orders", timeout=0.3)
+    with pytest.raises(Unavailable, match="not read from disk in time"):
+        client.read_messages("orders", timeout=0.3)
 
 
 def test_timerctl_peek(

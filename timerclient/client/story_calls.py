@@ -6,9 +6,9 @@ from timerclient.client.pause_calls import PauseCalls
 from timerclient.client.timer_calls import Seconds, TimerLike, raw_ids
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
-from timerclient.rows.peeked_messages import Peeked, peeked
+from timerclient.rows.peeked_messages import MessagePage, Peeked, page_of, peeked
 from timerclient.streams.nodes import NodeChannel
-from timerclient.values.client_settings import PEEK_MAX
+from timerclient.values.client_settings import PEEK_MAX, READ_MAX
 
 
 class TimerStory(NamedTuple):
@@ -98,6 +98,51 @@ class SeenCalls(PauseCalls):
             within_s=self.within_s(timeout),
         )
         return peeked(answer)
+
+    async def read_messages(
+        self,
+        topic: str,
+        from_offset: int = 0,
+        *,
+        end_offset: int | None = None,
+        max_messages: int = READ_MAX,
+        payloads: bool = True,
+        timeout: Seconds | None = None,  # noqa: ASYNC109
+    ) -> MessagePage:
+        """Return fired messages by their queue offsets, for a reader that keeps its own position.
+
+        A call returns at most 4 MiB. Nothing is leased, and nothing changes. The message at an
+        offset never changes either. It is there until the topic's retention ends and all groups
+        have acked it.
+
+        Args:
+            topic: The topic.
+            from_offset: The first queue offset; `next_offset` of a result continues it. If the
+                messages from it on were deleted, the result begins with the oldest one kept, and
+                its `begin_offset` is greater.
+            end_offset: The offset after the last message; None: all messages that have fired.
+            max_messages: 1 to 16,384.
+            payloads: Whether the result has payloads; without them fewer bytes are sent.
+            timeout: Of the call; None: the client's.
+
+        Raises:
+            NotFound: There is no such topic.
+            InvalidRequest: An argument exceeds a limit.
+        """
+        request = pb.ReadMessagesRequest(
+            topic=rows.name("topic", topic),
+            from_offset=rows.whole("from_offset", from_offset, 0, rows.UINT64_MAX),
+            max_messages=rows.whole("max_messages", max_messages, 1, READ_MAX),
+            omit_payloads=not payloads,
+        )
+        if end_offset is not None:
+            least = max(from_offset, 1)  # on the wire, 0 is no limit
+            request.end_offset = rows.whole("end_offset", end_offset, least, rows.UINT64_MAX)
+        answer = await self.nodes().call(
+            lambda node, left_s: node.consuming.ReadMessages(request, timeout=left_s),
+            within_s=self.within_s(timeout),
+        )
+        return page_of(answer)
 
     async def producers(self) -> list[pb.ProducerStatus]:
         """Return all registered idempotent producers, in the order of their public names."""

@@ -19,7 +19,7 @@ from timerclient.client.tracing import Tracing
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import pending_timers
 from timerclient.rows.background import check_wait
-from timerclient.rows.peeked_messages import Peeked
+from timerclient.rows.peeked_messages import MessagePage, Peeked
 from timerclient.rows.pending_timers import (
     Changed,
     Redriven,
@@ -40,7 +40,7 @@ from timerclient.rows.rows import (
 from timerclient.rows.scheduled_timers import Timer, Timers
 from timerclient.streams.nodes import Dial
 from timerclient.values.client_events import OnEvent
-from timerclient.values.client_settings import PEEK_MAX, ClientSettings
+from timerclient.values.client_settings import PEEK_MAX, READ_MAX, ClientSettings
 from timerclient.values.client_tls import ClientTls
 from timerclient.values.codecs import NO_VALUE, Payload
 from timerclient.values.policy_names import NOTHING, CatchUp, PolicyFields
@@ -754,6 +754,47 @@ class TimerClient(ThreadClient):
         return self._call(
             self._client.peek(
                 topic, group, max_messages=max_messages, from_offset=from_offset, timeout=timeout
+            )
+        )
+
+    def read_messages(
+        self,
+        topic: str,
+        from_offset: int = 0,
+        *,
+        end_offset: int | None = None,
+        max_messages: int = READ_MAX,
+        payloads: bool = True,
+        timeout: Seconds | None = None,
+    ) -> MessagePage:
+        """Return fired messages by their queue offsets, for a reader that keeps its own position.
+
+        A call returns at most 4 MiB. Nothing is leased, and nothing changes. The message at an
+        offset never changes either. It is there until the topic's retention ends and all groups
+        have acked it.
+
+        Args:
+            topic: The topic.
+            from_offset: The first queue offset; `next_offset` of a result continues it. If the
+                messages from it on were deleted, the result begins with the oldest one kept, and
+                its `begin_offset` is greater.
+            end_offset: The offset after the last message; None: all messages that have fired.
+            max_messages: 1 to 16,384.
+            payloads: Whether the result has payloads; without them fewer bytes are sent.
+            timeout: Of the call; None: the client's.
+
+        Raises:
+            NotFound: There is no such topic.
+            InvalidRequest: An argument exceeds a limit.
+        """
+        return self._call(
+            self._client.read_messages(
+                topic,
+                from_offset,
+                end_offset=end_offset,
+                max_messages=max_messages,
+                payloads=payloads,
+                timeout=timeout,
             )
         )
 

@@ -1513,6 +1513,85 @@ class StoryEnd(_message.Message):
 Global___StoryEnd: _TypeAlias = StoryEnd  # noqa: Y015
 
 @_typing.final
+class ReadMessagesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    FROM_OFFSET_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    MAX_MESSAGES_FIELD_NUMBER: _builtins.int
+    MAX_BYTES_FIELD_NUMBER: _builtins.int
+    OMIT_PAYLOADS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    from_offset: _builtins.int
+    """the first queue offset. Below begin_offset: the read starts there"""
+    end_offset: _builtins.int
+    """only messages below this offset; 0: no limit"""
+    max_messages: _builtins.int
+    """1 to 16384; 0: 16384"""
+    max_bytes: _builtins.int
+    """1 to 4194304; 0: 4194304. At least one message. Counts payloads, keys and"""
+    omit_payloads: _builtins.bool
+    """headers, also omitted ones
+    payload_sizes are there, payloads are not
+    """
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        from_offset: _builtins.int = ...,
+        end_offset: _builtins.int = ...,
+        max_messages: _builtins.int = ...,
+        max_bytes: _builtins.int = ...,
+        omit_payloads: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "from_offset", b"from_offset", "max_bytes", b"max_bytes", "max_messages", b"max_messages", "omit_payloads", b"omit_payloads", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadMessagesRequest: _TypeAlias = ReadMessagesRequest  # noqa: Y015
+
+@_typing.final
+class ReadMessagesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    NEXT_OFFSET_FIELD_NUMBER: _builtins.int
+    BEGIN_OFFSET_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    next_offset: _builtins.int
+    """from_offset of a call that continues; at least begin_offset"""
+    begin_offset: _builtins.int
+    """of the oldest message that the topic keeps"""
+    end_offset: _builtins.int
+    """of the next message that will fire"""
+    topic_id: _builtins.int
+    """another one, with offsets from 0, after the topic was deleted and"""
+    @_builtins.property
+    def messages(self) -> Global___Deliveries:
+        """in the order of their offsets. Without lease and attempts"""
+
+    def __init__(
+        self,
+        *,
+        messages: Global___Deliveries | None = ...,
+        next_offset: _builtins.int = ...,
+        begin_offset: _builtins.int = ...,
+        end_offset: _builtins.int = ...,
+        topic_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_offset", b"begin_offset", "end_offset", b"end_offset", "messages", b"messages", "next_offset", b"next_offset", "topic_id", b"topic_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadMessagesResponse: _TypeAlias = ReadMessagesResponse  # noqa: Y015
+
+@_typing.final
 class PeekRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -544,6 +544,11 @@ class ConsumeServiceStub:
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.PeekRequest.SerializeToString,
                 response_deserializer=timerclient_dot_proto_dot_timer__pb2.PeekResponse.FromString,
                 _registered_method=True)
+        self.ReadMessages = channel.unary_unary(
+                '/timer.v1.ConsumeService/ReadMessages',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.ReadMessagesRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.ReadMessagesResponse.FromString,
+                _registered_method=True)
 
 
 class ConsumeServiceServicer:
@@ -593,6 +598,14 @@ class ConsumeServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadMessages(self, request, context):
+        """Reads fired messages by their queue offsets, for readers that keep their own position: no lease,
+        no ack, no effect. The answer is that of the leader. The message at an offset never changes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ConsumeServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -625,6 +638,11 @@ def add_ConsumeServiceServicer_to_server(servicer, server):
                     servicer.Peek,
                     request_deserializer=timerclient_dot_proto_dot_timer__pb2.PeekRequest.FromString,
                     response_serializer=timerclient_dot_proto_dot_timer__pb2.PeekResponse.SerializeToString,
+            ),
+            'ReadMessages': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadMessages,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.ReadMessagesRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.ReadMessagesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -791,6 +809,33 @@ class ConsumeService:
             '/timer.v1.ConsumeService/Peek',
             timerclient_dot_proto_dot_timer__pb2.PeekRequest.SerializeToString,
             timerclient_dot_proto_dot_timer__pb2.PeekResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadMessages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.ConsumeService/ReadMessages',
+            timerclient_dot_proto_dot_timer__pb2.ReadMessagesRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.ReadMessagesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -219,6 +219,10 @@ class ConsumeServiceStub:
     """Shows messages without delivering them: no lease, no failure, no effect. The answer is that of
     the leader, about a moment of the call.
     """
+    ReadMessages: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ReadMessagesRequest, _timer_pb2.ReadMessagesResponse]
+    """Reads fired messages by their queue offsets, for readers that keep their own position: no lease,
+    no ack, no effect. The answer is that of the leader. The message at an offset never changes.
+    """
 
 @_typing.type_check_only
 class ConsumeServiceAsyncStub(ConsumeServiceStub):
@@ -239,6 +243,10 @@ class ConsumeServiceAsyncStub(ConsumeServiceStub):
     Peek: _aio.UnaryUnaryMultiCallable[_timer_pb2.PeekRequest, _timer_pb2.PeekResponse]  # type: ignore[assignment]
     """Shows messages without delivering them: no lease, no failure, no effect. The answer is that of
     the leader, about a moment of the call.
+    """
+    ReadMessages: _aio.UnaryUnaryMultiCallable[_timer_pb2.ReadMessagesRequest, _timer_pb2.ReadMessagesResponse]  # type: ignore[assignment]
+    """Reads fired messages by their queue offsets, for readers that keep their own position: no lease,
+    no ack, no effect. The answer is that of the leader. The message at an offset never changes.
     """
 
 class ConsumeServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -293,6 +301,16 @@ class ConsumeServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_timer_pb2.PeekResponse, _abc.Awaitable[_timer_pb2.PeekResponse]]:
         """Shows messages without delivering them: no lease, no failure, no effect. The answer is that of
         the leader, about a moment of the call.
+        """
+
+    @_abc_1.abstractmethod
+    def ReadMessages(
+        self,
+        request: _timer_pb2.ReadMessagesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.ReadMessagesResponse, _abc.Awaitable[_timer_pb2.ReadMessagesResponse]]:
+        """Reads fired messages by their queue offsets, for readers that keep their own position: no lease,
+        no ack, no effect. The answer is that of the leader. The message at an offset never changes.
         """
 
 def add_ConsumeServiceServicer_to_server(servicer: ConsumeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,6 +1,6 @@
 """Messages that were shown and not delivered."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -65,18 +65,51 @@ class Peeked:
     """`from_offset` of a call that continues; 0: no message follows."""
 
 
+@dataclass(frozen=True, slots=True)
+class MessagePage:
+    """Messages of a range of queue offsets, as a call of `read_messages` returned them."""
+
+    columns: pb.Deliveries = field(repr=False)
+    """The messages as columns, without lease and attempts; `messages` has them as objects."""
+    next_offset: int
+    """`from_offset` of a call that continues."""
+    begin_offset: int
+    """Offset of the oldest message that the topic keeps. Messages below it were deleted."""
+    end_offset: int
+    """Offset of the next message that will fire."""
+    topic_id: int
+    """Another one, with offsets from 0, after the topic was deleted and created anew."""
+
+    def __len__(self) -> int:
+        return len(self.columns.queue_offsets)
+
+    @property
+    def messages(self) -> list[PeekedMessage]:
+        """The messages, in the order of their offsets. Omitted payloads are empty."""
+        return _messages_of(self.columns, [PeekState.UNKNOWN] * len(self))
+
+
 def peeked(answer: pb.PeekResponse) -> Peeked:
     """Return the messages of an answer."""
-    of = answer.messages
+    return Peeked(_messages_of(answer.messages, answer.states), answer.next_offset)
+
+
+def page_of(answer: pb.ReadMessagesResponse) -> MessagePage:
+    """Return the messages of an answer."""
+    offsets = answer.next_offset, answer.begin_offset, answer.end_offset
+    return MessagePage(answer.messages, *offsets, answer.topic_id)
+
+
+def _messages_of(of: pb.Deliveries, states: Sequence[int]) -> list[PeekedMessage]:
     count = len(of.queue_offsets)
     payloads = rows.slices(of.payload_sizes, of.payloads)
     keys = rows.slices(of.key_sizes, of.keys) or [b""] * count
     headers = rows.slices(of.headers_sizes, of.headers) or [b""] * count
-    messages = [
+    return [
         PeekedMessage(
             of.timer_ids[at * ids.SIZE : (at + 1) * ids.SIZE],
             of.queue_offsets[at],
-            PeekState(answer.states[at]),
+            PeekState(states[at]),
             of.due_ms[at],
             of.fired_at_ms[at],
             of.failures[at] if of.failures else 0,
@@ -86,7 +119,6 @@ def peeked(answer: pb.PeekResponse) -> Peeked:
         )
         for at in range(count)
     ]
-    return Peeked(messages, answer.next_offset)
 
 
 def document_of(message: PeekedMessage) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from timerclient.values.errors import InvalidRequest
 
 PEEK_MAX: Final = 100
 """Messages of one `peek`."""
+READ_MAX: Final = 16_384
+"""Messages of one `read_messages`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
