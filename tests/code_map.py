@@ -17,6 +17,8 @@ PACKAGES = (
     "cluster",
     "timerclient",
     "timerfake",
+    "timerspark",
+    "pyspark_timers",
     "deploy",
     "chaos",
     "bench",

@@ -64,7 +64,16 @@ CLIENT: Final = Distribution(
 SERVER: Final = Distribution(
     "timer-cluster",
     "deploy/packages/server.toml",
-    ("timer", "replication", "cluster", "timerfake", "deploy", "chaos"),
+    (
+        "timer",
+        "replication",
+        "cluster",
+        "timerfake",
+        "timerspark",
+        "pyspark_timers",
+        "deploy",
+        "chaos",
+    ),
     "README.md",
 )
 
@@ -84,7 +93,10 @@ def requirements(which: Distribution) -> dict[str, list[str]]:
         wanted = {name: extras[name] for name in ("cli", "otel")}
         return {"dependencies": project["dependencies"], **wanted}
     server = [f"{CLIENT.name}=={project_version()}", *extras["server"]]
-    return {"dependencies": server, **{name: extras[name] for name in ("audit", "certs", "otel")}}
+    return {
+        "dependencies": server,
+        **{name: extras[name] for name in ("audit", "certs", "otel", "spark")},
+    }
 
 
 def stage(which: Distribution) -> Path:

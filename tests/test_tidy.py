@@ -22,6 +22,8 @@ PACKAGES = (
     "cluster",
     "timerclient",
     "timerfake",
+    "timerspark",
+    "pyspark_timers",
     "deploy",
     "chaos",
     "bench",

@@ -1,0 +1,32 @@
+"""One node for all tests of the format "timers"."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from deploy.local import LocalCluster
+from timerclient import TimerClient
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a cluster of one node."""
+    running = LocalCluster(tmp_path_factory.mktemp("cluster"), 1)
+    try:
+        running.start()
+        running.wait_for_leader()
+        yield ",".join(running.endpoints)
+    finally:
+        running.destroy()
+
+
+@pytest.fixture(scope="module")
+def client(cluster: str) -> Iterator[TimerClient]:
+    with TimerClient(cluster) as client:
+        yield client
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A topic's name, unique to the test."""
+    return "".join(c if c.isalnum() else "-" for c in request.node.name)

@@ -1,0 +1,223 @@
+"""Readers and writers of the format "timers", as Spark's tasks call them. Without Spark."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import CaseInsensitiveDict
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import StructType
+
+from tests.cluster.running import until
+from timerclient import AlreadyExists, InvalidRequest, TimerClient
+from timerspark import timer_writers
+from timerspark.message_readers import MessagesLost
+from timerspark.timers_format import TimersFormat
+
+DUE = datetime(2026, 11, 1, 12, 0, 0, 1, tzinfo=UTC)
+COLUMNS = {
+    "topic": "string",
+    "payload": "binary",
+    "key": "string",
+    "headers": "map<string,string>",
+    "due": "timestamp",
+    "delay": "double",
+}
+ARROW = {
+    "topic": pa.string(),
+    "payload": pa.binary(),
+    "key": pa.string(),
+    "headers": pa.map_(pa.string(), pa.string()),
+    "due": pa.timestamp("us", "UTC"),
+    "delay": pa.float64(),
+}
+
+
+class Task:
+    def __init__(self, partition: int, **properties: str) -> None:
+        self.partition, self.properties = partition, properties
+
+    def partitionId(self) -> int:  # noqa: N802
+        return self.partition
+
+    def getLocalProperty(self, name: str) -> str | None:  # noqa: N802
+        return self.properties.get(name)
+
+
+def struct(**columns: str) -> StructType:
+    fields = [
+        {"name": name, "type": kind, "nullable": True, "metadata": {}}
+        for name, kind in columns.items()
+        if kind != "map<string,string>"
+    ]
+    found = StructType.fromJson({"type": "struct", "fields": fields})
+    if "headers" in columns:
+        from pyspark.sql.types import MapType, StringType
+
+        found = found.add("headers", MapType(StringType(), StringType()))
+    return found
+
+
+def source(cluster: str, topic: str, **options: Any) -> TimersFormat:
+    given = {"cluster": cluster, "path": topic, **{k: str(v) for k, v in options.items()}}
+    return TimersFormat(CaseInsensitiveDict(given))
+
+
+def batch(**columns: list[Any]) -> pa.RecordBatch:
+    arrays = [pa.array(values, ARROW[name]) for name, values in columns.items()]
+    return pa.RecordBatch.from_arrays(arrays, names=[*columns])
+
+
+def kinds(*names: str) -> StructType:
+    return struct(**{name: COLUMNS[name] for name in names})
+
+
+@pytest.fixture(autouse=True)
+def task(monkeypatch: pytest.MonkeyPatch) -> Task:
+    found = Task(3)
+    monkeypatch.setattr(timer_writers, "_task", lambda: found)
+    return found
+
+
+def read(reader: Any) -> Iterator[Any]:
+    for part in reader.partitions():
+        for found in reader.read(part):
+            yield from found.to_pylist()
+
+
+def all_columns(cluster: str, topic: str, **options: Any) -> list[dict[str, Any]]:
+    of = source(cluster, topic, **options)
+    names = [each.split()[0] for each in of.schema().replace(", STRING>", ">").split(", ")]
+    types = {"offset": "long", "due": "timestamp", "requested": "timestamp"}
+    types |= {"fired_at": "timestamp", "payload": "binary", "headers": "map<string,string>"}
+    schema = struct(**{name: types.get(name, "string") for name in names})
+    return [*read(of.reader(schema))]
+
+
+def test_rows_are_written_once_however_often_their_task_runs(
+    cluster: str, client: TimerClient, topic: str, task: Task
+) -> None:
+    rows = batch(
+        payload=[b"%d" % n for n in range(2_500)],
+        key=[None if n % 2 else f"k{n}" for n in range(2_500)],
+        headers=[{f"{m}": "b" for m in range(40)} if n == 7 else None for n in range(2_500)],
+        due=[DUE + timedelta(hours=n) for n in range(2_500)],
+    )
+    schema = kinds("payload", "key", "due", "headers")
+    of: Any = source(cluster, topic, job_id=topic)
+    first = of.writer(schema, False).write(iter([rows]))
+    assert (first.rows, first.repeated) == (2_500, 0)
+    again = of.writer(schema, False).write(iter([rows]))
+    assert (again.rows, again.repeated) == (2_500, 2_500)
+    with pytest.raises(InvalidRequest, match="sequence"):
+        of.writer(schema, False).write(iter([rows.slice(1)]))
+    task.partition = 4  # another partition is another producer; pending keys are taken
+    with pytest.raises(AlreadyExists, match="250 of 500 rows were not scheduled for their keys"):
+        of.writer(schema, False).write(iter([rows.slice(2_000)]))
+    status = client.describe_topic(topic)
+    assert status.scheduled == 2_500 + 250
+    found = next(each for each in client.list_timers(topic) if each.payload == b"2000")
+    assert (found.key, found.requested_ms) == (
+        "k2000",
+        # a microsecond more is the next millisecond: no timer fires early
+        round((DUE + timedelta(hours=2_000)).timestamp() * 1000) + 1,
+    )
+
+
+def test_micro_batch_is_written_once(
+    cluster: str, client: TimerClient, topic: str, task: Task
+) -> None:
+    rows = batch(payload=[b"a", b"b"], topic=[topic, topic + "-2"], delay=[0.0, 3600.5])
+    of = source(cluster, "", on_conflict="keep")
+    writer: Any = of.streamWriter(kinds("payload", "topic", "delay"), False)
+    with pytest.raises(InvalidRequest, match="must be set by Spark"):
+        writer.write(iter([rows]))
+    for number in ("0", "0", "1"):
+        task.properties = {timer_writers.QUERY_ID: topic, timer_writers.BATCH_ID: number}
+        writer.write(iter([rows]))
+    counts = [client.describe_topic(topic + more).scheduled for more in ("", "-2")]
+    assert counts == [2, 2]
+    [pending, _] = client.list_timers(topic + "-2")
+    assert pending.payload == b"b"
+
+
+def test_messages_are_read_in_ranges_of_offsets(
+    cluster: str, client: TimerClient, topic: str
+) -> None:
+    client.create_group(topic, "g")
+    headers = [{"a": "b", "c": ""} if n == 3 else {} for n in range(1_000)]
+    keys = [f"k{n}" if n % 3 == 0 else None for n in range(1_000)]
+    payloads = [b"%d" % n for n in range(1_000)]
+    timers = client.schedule_batch(topic, payloads, keys=keys, headers=headers, due_ms=1_000)
+    until(lambda: client.describe_topic(topic).queue_end == 1_000)
+    found = all_columns(cluster, topic, rows_per_partition=300)
+    assert [(each["offset"], each["payload"]) for each in found] == [*enumerate(payloads)]
+    assert [each["key"] for each in found] == keys
+    assert [each["id"] for each in found] == [timer.id for timer in timers]
+    assert (found[3]["headers"], found[4]["headers"]) == ([("a", "b"), ("c", "")], [])
+    assert found[0]["requested"] == datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
+    assert found[0]["due"] == timers[0].due
+    assert found[0]["due"] <= found[0]["fired_at"]
+    some = all_columns(cluster, topic, start_offset=10, end_offset=12, columns="offset, topic")
+    assert some == [{"offset": 10, "topic": topic}, {"offset": 11, "topic": topic}]
+    stream: Any = source(cluster, topic, rows_per_batch=400).streamReader(struct(key="string"))
+    first = stream.initialOffset()
+    second = stream.latestOffset(first, ReadMaxRows(400))
+    third = stream.latestOffset(second, ReadAllAvailable())
+    assert [int(each["offset"]) for each in (first, second, third)] == [0, 400, 1_000]
+    assert stream.latestOffset(third, ReadAllAvailable()) == third
+    parts = stream.partitions(first, second) + stream.partitions(second, third)
+    read_keys = [key for part in parts for b in stream.read(part) for key in b["key"].to_pylist()]
+    assert read_keys == keys
+    # a retention that is over
+    with client.consumer(topic, group="g") as consumer:
+        done = 0
+        while done < 1_000:
+            for message in consumer.receive(500, timeout=60):
+                _ = message.ack()
+                done += 1
+    until(lambda: client.read_messages(topic).begin_offset == 1_000)
+    with pytest.raises(MessagesLost, match="from offset 1000 on; 10 is below it"):
+        all_columns(cluster, topic, start_offset=10, end_offset=1_000)
+    with pytest.raises(MessagesLost):
+        [*stream.read(parts[0])]
+    assert all_columns(cluster, topic, start_offset=10, fail_on_loss="false") == []
+    client.delete_topic(topic)
+    client.create_topic(topic)
+    with pytest.raises(MessagesLost, match="created anew"):
+        stream.latestOffset(third, ReadAllAvailable())
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        (("payload",), {}, "column due or a column delay"),
+        (("due",), {}, "column payload"),
+        (("payload", "due", "topic"), {}, "not both"),
+        (("payload", "due"), {"on_conflict": "update"}, "column key"),
+        (("payload", "due"), {"on_conflict": "perhaps"}, "on_conflict"),
+        (("payload", "due"), {"colour": "red"}, "colour"),
+        (("payload", "due"), {"timeout": "0"}, "timeout"),
+        (("payload", "due"), {"columns": "key, key"}, "columns"),
+        (("payload", "due"), {"fail_on_loss": "perhaps"}, "fail_on_loss"),
+        (("payload", "due"), {"start_offset": "-1"}, "start_offset"),
+    ],
+)
+def test_wrong_columns_and_options_are_named(
+    columns: tuple[str, ...], options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        source("127.0.0.1:1", "orders", **options).writer(kinds(*columns), False)
+
+
+def test_nulls_and_values_out_of_range_are_named(cluster: str, topic: str) -> None:
+    writer: Any = source(cluster, topic).writer(kinds("payload", "delay"), False)
+    for row, message in (((None, 1.0), "payload"), ((b"", None), "delay"), ((b"", -1.0), "delay")):
+        with pytest.raises(InvalidRequest, match=f"{message} = "):
+            writer.write(iter([batch(payload=[row[0]], delay=[row[1]])]))
+    with pytest.raises(InvalidRequest, match="append"):
+        source(cluster, topic).writer(kinds("payload", "delay"), True)
+    with pytest.raises(InvalidRequest, match="schema = 'key bigint'"):
+        source(cluster, topic).reader(struct(key="long"))

@@ -1,0 +1,73 @@
+"""Pages of fired messages as Arrow batches: columns of the wire become columns of Spark."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from timerclient.rows import rows
+from timerclient.rows.peeked_messages import MessagePage
+from timerclient.values import ids
+
+_STAMP: Final = pa.timestamp("us", tz="UTC")
+_TEXTS: Final = pa.map_(pa.string(), pa.string())
+
+
+def batch_of(page: MessagePage, topic: str, columns: Sequence[str]) -> pa.RecordBatch:
+    """Return the wanted columns of a page that has messages."""
+    arrays = [_MAKE[name](page, topic) for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, names=[*columns])
+
+
+def _stamps(unix_ms: Sequence[int]) -> pa.Array:
+    return pa.array(np.array(unix_ms, np.int64) * 1000).cast(_STAMP)
+
+
+def _binary(sizes: Sequence[int], blob: bytes, kind: pa.DataType, *, nulls: bool) -> pa.Array:
+    ends = np.zeros(len(sizes) + 1, np.int32)
+    lengths = np.array(sizes, np.int32)
+    np.cumsum(lengths, out=ends[1:])
+    valid = None
+    if nulls and not lengths.all():
+        valid = pa.py_buffer(np.packbits(lengths > 0, bitorder="little"))
+    buffers = [valid, pa.py_buffer(ends), pa.py_buffer(blob)]
+    return pa.Array.from_buffers(kind, len(sizes), buffers)
+
+
+def _payloads(page: MessagePage, _: str) -> pa.Array:
+    of = page.columns
+    return _binary(of.payload_sizes, of.payloads, pa.binary(), nulls=False)
+
+
+def _keys(page: MessagePage, _: str) -> pa.Array:
+    of = page.columns
+    sizes = of.key_sizes if len(of.key_sizes) else [0] * len(page)
+    return _binary(sizes, of.keys, pa.string(), nulls=True)
+
+
+def _headers(page: MessagePage, _: str) -> pa.Array:
+    of = page.columns
+    if not of.headers:
+        return pa.array([[]] * len(page), _TEXTS)
+    each = rows.slices(of.headers_sizes, of.headers)
+    return pa.array([[*rows.decode_headers(one).items()] for one in each], _TEXTS)
+
+
+def _raw_ids(page: MessagePage) -> list[bytes]:
+    raw = page.columns.timer_ids
+    return [raw[at : at + ids.SIZE] for at in range(0, len(raw), ids.SIZE)]
+
+
+_MAKE: Final[Mapping[str, Callable[[MessagePage, str], Any]]] = {
+    "topic": lambda page, topic: pa.repeat(pa.scalar(topic, pa.string()), len(page)),
+    "offset": lambda page, _: pa.array([*page.columns.queue_offsets], pa.int64()),
+    "id": lambda page, _: pa.array([*map(ids.to_text, _raw_ids(page))], pa.string()),
+    "key": _keys,
+    "payload": _payloads,
+    "headers": _headers,
+    "due": lambda page, _: _stamps([*map(ids.due_ms_of, _raw_ids(page))]),
+    "requested": lambda page, _: _stamps(page.columns.due_ms),
+    "fired_at": lambda page, _: _stamps(page.columns.fired_at_ms),
+}
+"""Column -> its values of a page."""

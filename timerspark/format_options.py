@@ -1,0 +1,134 @@
+"""Options of the format "timers", checked where the query is planned."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from timerclient.rows.rows import UINT64_MAX, conflict_mode
+from timerclient.values.cluster_url import VARIABLE
+from timerclient.values.errors import InvalidRequest
+
+MESSAGE_COLUMNS: Final[Mapping[str, str]] = {
+    "topic": "STRING",
+    "offset": "BIGINT",
+    "id": "STRING",
+    "key": "STRING",
+    "payload": "BINARY",
+    "headers": "MAP<STRING, STRING>",
+    "due": "TIMESTAMP",
+    "requested": "TIMESTAMP",
+    "fired_at": "TIMESTAMP",
+}
+"""Column of a reader -> its type in SQL."""
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+PARTITION_ROWS: Final = 100_000
+"""Messages of one task, by default."""
+_KNOWN: Final = frozenset(
+    {
+        *("cluster", "topic", "path", "timeout", "columns", "job_id", "on_conflict"),
+        *("checkpointlocation", "queryname"),  # Spark's own, of streams
+        *("start_offset", "end_offset", "rows_per_partition", "rows_per_batch", "fail_on_loss"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FormatOptions:
+    """The options of one reader or writer."""
+
+    cluster: str
+    """A URL, or "host:port,host:port"."""
+    topic: str
+    """Empty: a writer's rows have the column `topic`."""
+    timeout_s: float
+    """Seconds of each call, failovers included."""
+    columns: tuple[str, ...]
+    start_offset: int | None
+    """None: the oldest message that the topic keeps."""
+    end_offset: int | None
+    """None: the messages that have fired when the query is planned."""
+    from_latest: bool
+    """A new stream begins with messages that fire after its start."""
+    rows_per_partition: int
+    rows_per_batch: int | None
+    """None: no limit."""
+    fail_on_loss: bool
+    """A query fails if messages in its range were deleted."""
+    job_id: str
+    """Name of a write that may be repeated; empty: each write is another one."""
+    on_conflict: str
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> "FormatOptions":
+        """Return the options of a query.
+
+        Raises:
+            InvalidRequest: An option is unknown, or its value is out of range.
+        """
+        given = {name.lower(): text for name, text in options.items()}
+        for name, text in given.items():
+            if name not in _KNOWN:
+                limit = f"is no option; one of {', '.join(sorted(_KNOWN))} is"
+                raise InvalidRequest.of(name, text, limit)
+        cluster = given.get("cluster") or os.environ.get(VARIABLE, "")
+        if not cluster:
+            limit = f"must be a URL or host:port,host:port; its default is ${VARIABLE}"
+            raise InvalidRequest.of("cluster", cluster, limit)
+        start, end = (given.get(f"{name}_offset") for name in ("start", "end"))
+        batch = given.get("rows_per_batch")
+        conflict_mode(conflict := given.get("on_conflict", "reject"))
+        return cls(
+            cluster=cluster,
+            topic=given.get("topic") or given.get("path") or "",
+            timeout_s=float(_whole("timeout", given.get("timeout", "60"), 1, 3_600)),
+            columns=_columns(given.get("columns")),
+            start_offset=None if start in (None, EARLIEST, LATEST) else _offset("start", start),
+            end_offset=None if end in (None, LATEST) else _offset("end", end),
+            from_latest=start == LATEST,
+            rows_per_partition=_whole(
+                "rows_per_partition", given.get("rows_per_partition", str(PARTITION_ROWS)), 1
+            ),
+            rows_per_batch=None if batch is None else _whole("rows_per_batch", batch, 1),
+            fail_on_loss=_is_true("fail_on_loss", given.get("fail_on_loss", "true")),
+            job_id=given.get("job_id", ""),
+            on_conflict=conflict,
+        )
+
+    def need_topic(self) -> str:
+        """Return the topic that a reader reads.
+
+        Raises:
+            InvalidRequest: None is named.
+        """
+        if not self.topic:
+            raise InvalidRequest.of("topic", self.topic, 'must be named, as in load("orders")')
+        return self.topic
+
+
+def _offset(name: str, text: str | None) -> int:
+    return _whole(f"{name}_offset", text or "", 0)
+
+
+def _whole(field: str, text: str, least: int, most: int = UINT64_MAX) -> int:
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise InvalidRequest.of(field, text, f"must be a whole number, {least} to {most}")
+    return int(text)
+
+
+def _is_true(field: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise InvalidRequest.of(field, text, "must be true or false")
+    return text.lower() == "true"
+
+
+def _columns(text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return tuple(MESSAGE_COLUMNS)
+    names = tuple(each.strip() for each in text.split(","))
+    for name in names:
+        if name not in MESSAGE_COLUMNS or names.count(name) > 1:
+            limit = f"must be different columns of {', '.join(MESSAGE_COLUMNS)}"
+            raise InvalidRequest.of("columns", text, limit)
+    return names

@@ -1,0 +1,173 @@
+"""Rows of a table as requests: Arrow columns become columns of the wire.
+
+A request takes consecutive rows. The same rows in the same batches give the same requests.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import (
+    BinaryType,
+    DayTimeIntervalType,
+    MapType,
+    NumericType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from timerclient.proto import timer_pb2 as pb
+from timerclient.rows import rows
+from timerclient.values.errors import InvalidRequest
+from timerspark.format_options import FormatOptions
+
+ROWS_MAX: Final = 16_384
+"""Rows of one request."""
+CAREFUL_ROWS_MAX: Final = 1_000
+"""Rows of one request whose rows have keys, headers or topics: the cluster limits each."""
+HEADERS_MAX: Final = 16_384
+"""Headers of one request: half of the names and values that the cluster takes."""
+BYTES_MAX: Final = 4 << 20
+"""Bytes of the payloads of one request, if a single one has no more."""
+_TYPES: Final[dict[str, tuple[type, ...]]] = {
+    "topic": (StringType,),
+    "payload": (BinaryType, StringType),
+    "key": (StringType,),
+    "headers": (MapType,),
+    "due": (TimestampType,),
+    "delay": (DayTimeIntervalType, NumericType),
+}
+_NULLABLE: Final = frozenset({"key", "headers"})
+
+
+def check_columns(schema: StructType, options: FormatOptions) -> None:
+    """Check the columns of a table that is to be written.
+
+    Raises:
+        InvalidRequest: A column is unknown, missing, or of the wrong type.
+    """
+    names = schema.names
+    for each in schema.fields:
+        kind = each.dataType.simpleString()
+        if each.name not in _TYPES:
+            raise InvalidRequest.of("column", each.name, f"must be one of {', '.join(_TYPES)}")
+        if not isinstance(each.dataType, _TYPES[each.name]):
+            known = " or ".join(one.__name__.removesuffix("Type") for one in _TYPES[each.name])
+            raise InvalidRequest.of(each.name, kind, f"the column must be of the type {known}")
+        if each.name == "headers" and kind != "map<string,string>":
+            raise InvalidRequest.of("headers", kind, "the column must be MAP<STRING, STRING>")
+    if "payload" not in names:
+        raise InvalidRequest.of("columns", names, "there must be a column payload")
+    if ("due" in names) == ("delay" in names):
+        raise InvalidRequest.of("columns", names, "there must be a column due or a column delay")
+    if ("topic" in names) == bool(options.topic):
+        limit = "there must be a column topic or the option topic, and not both"
+        raise InvalidRequest.of("topic", options.topic, limit)
+    if options.on_conflict == "update" and "key" not in names:
+        raise InvalidRequest.of("on_conflict", "update", "there must be a column key")
+
+
+def requests_of(
+    batches: Iterable[pa.RecordBatch], options: FormatOptions
+) -> Iterator[pb.ScheduleRequest]:
+    """Yield the requests of a partition's rows, without their heads.
+
+    Raises:
+        InvalidRequest: A value is null or out of range.
+    """
+    mode = rows.conflict_mode(options.on_conflict)
+    for batch in batches:
+        _check_nulls(batch)
+        for part in _parts(batch):
+            request = pb.ScheduleRequest(on_conflict=mode)
+            for topic, some in _by_topic(part, options.topic):
+                _put(request.timers.add(topic=topic), some)
+            yield request
+
+
+def _check_nulls(batch: pa.RecordBatch) -> None:
+    for name in batch.schema.names:
+        if name not in _NULLABLE and batch[name].null_count:
+            raise InvalidRequest.of(name, None, "no row may have a null here")
+
+
+def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield slices of a batch that fit into a request each."""
+    careful = {"key", "headers", "topic"} & {*batch.schema.names}
+    most = CAREFUL_ROWS_MAX if careful else ROWS_MAX
+    if "headers" in careful:
+        widest = int(np.diff(batch["headers"].offsets.to_numpy()).max(initial=1))
+        most = max(1, min(most, HEADERS_MAX // widest))
+    sizes = pc.binary_length(batch["payload"]).to_numpy(zero_copy_only=False)
+    ends = np.cumsum(sizes, dtype=np.int64)
+    start, rows_all = 0, batch.num_rows
+    while start < rows_all:
+        before = int(ends[start - 1]) if start else 0
+        fitting = int(np.searchsorted(ends, before + BYTES_MAX, side="right"))
+        stop = min(max(fitting, start + 1), start + most, rows_all)
+        yield batch.slice(start, stop - start)
+        start = stop
+
+
+def _by_topic(part: pa.RecordBatch, topic: str) -> Iterator[tuple[str, pa.RecordBatch]]:
+    if "topic" not in part.schema.names:
+        yield topic, part
+        return
+    names = part["topic"].unique().to_pylist()
+    for name in names:
+        yield name, part if len(names) == 1 else part.filter(pc.equal(part["topic"], name))
+
+
+def _put(to: pb.TimerColumns, part: pa.RecordBatch) -> None:
+    names = part.schema.names
+    if "due" in names:
+        stamps = part["due"].cast(pa.timestamp("us", part["due"].type.tz)).cast(pa.int64())
+        to.due_ms.extend(_checked("due", -(-_numbers(stamps) // 1000)))
+    else:
+        to.delay_ms.extend(_checked("delay", _delays_ms(part["delay"])))
+    sizes, to.payloads = _bytes_of(part["payload"])
+    to.payload_sizes.extend(sizes)
+    if "key" in names and part["key"].null_count < len(part):
+        sizes, to.keys = _bytes_of(part["key"].fill_null(""))
+        if to.keys:
+            to.key_sizes.extend(sizes)
+    if "headers" in names:
+        encoded = [rows.encode_headers(dict(each or ())) for each in part["headers"].to_pylist()]
+        if any(encoded):
+            to.headers_sizes.extend(map(len, encoded))
+            to.headers = b"".join(encoded)
+
+
+def _numbers(column: pa.Array) -> Any:
+    return column.to_numpy(zero_copy_only=False)
+
+
+def _delays_ms(column: pa.Array) -> Any:
+    if pa.types.is_duration(column.type):
+        micros = _numbers(column.cast(pa.duration("us")).cast(pa.int64()))
+        return -(-micros // 1000)
+    seconds = _numbers(column.cast(pa.float64(), safe=False))
+    if not np.isfinite(seconds).all():
+        raise InvalidRequest.of("delay", float("nan"), "must be a finite number of seconds")
+    return np.ceil(np.clip(seconds, -1, rows.DUE_MS_MAX / 1000) * 1000).astype(np.int64)
+
+
+def _checked(field: str, ms: Any) -> list[int]:
+    if len(ms) and not 0 <= int(ms.min()) <= int(ms.max()) <= rows.DUE_MS_MAX:
+        wrong = int(ms.min()) if ms.min() < 0 else int(ms.max())
+        raise InvalidRequest.of(field, f"{wrong} ms", f"must be 0 to {rows.DUE_MS_MAX} ms")
+    found: list[int] = ms.tolist()
+    return found
+
+
+def _bytes_of(column: pa.Array) -> tuple[list[int], bytes]:
+    """Return the sizes of a column's values, and the values, one after the other."""
+    column = column.cast(pa.large_binary())
+    ends = np.frombuffer(column.buffers()[1], np.int64)[column.offset :][: len(column) + 1]
+    data = column.buffers()[2]
+    blob = b"" if data is None else data[int(ends[0]) : int(ends[-1])].to_pybytes()
+    sizes: list[int] = np.diff(ends).tolist()
+    return sizes, blob
