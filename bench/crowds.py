@@ -19,7 +19,7 @@ from bench.loop import PORTION, START_MS, TOPICS, Loop
 from bench.measure import check
 from timer.entries.payloads import CreateGroup, GroupSettings, GroupStart
 from timer.entries.policies import Scope, ScopePolicy
-from timer.leader.groups.group_dispatch import Delivery
+from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.lease_table import ConsumerStream
 from timer.model.units import ProducerId, TopicId
 from timer.pending.memory.memtable import CAPACITY

@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn
 from timer.entries.entry_frame import HEADER_SIZE, Entry, EntryKind, encode, frame_at
 from timer.entries.payloads import EpochStart, encode_epoch
 from timer.files.disk import UNKNOWN_BOOT, AppendFile, Bytes, Disk, FileLock, MarkFile
+from timer.model.feature_level import LEVEL_MAX
 from timer.model.units import Epoch, LogIndex, MonoMs, ReplicaId, UnixMs
 
 REPLICA = ReplicaId(1)
@@ -100,7 +101,7 @@ class MemoryLog:
     def begin_epoch(self) -> Epoch:
         """Begin the next epoch: append its first entry, and return it."""
         self.epoch = Epoch(self.epoch + 1)
-        start = EpochStart(self.epoch, REPLICA, (REPLICA,))
+        start = EpochStart(self.epoch, REPLICA, (REPLICA,), LEVEL_MAX)
         self.propose(EntryKind.EPOCH, [encode_epoch(start)], self._last_time_ms)
         return self.epoch
 

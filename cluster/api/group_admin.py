@@ -17,7 +17,8 @@ from cluster.state.host import Host
 from timer.entries.payloads import TYPES, AlterGroup, CreateGroup, GroupSettings, GroupStart
 from timer.leader.groups import dead_letters
 from timer.leader.groups.group_batch import Done
-from timer.leader.groups.group_dispatch import OVERLOAD_RETRY_MS, Delivery
+from timer.leader.groups.group_delivery import Delivery
+from timer.leader.groups.group_dispatch import OVERLOAD_RETRY_MS
 from timer.leader.groups.lease_table import ConsumerStream
 from timer.leader.leader import Leader
 from timer.model.timer_errors import (

@@ -7,12 +7,14 @@ from cluster.state.host import Host
 from timer.entries.policies import (
     CLUSTER,
     FIELDS,
+    FIELDS_OF_LEVEL_2,
     LEVELS_MAX,
     Policies,
     Scope,
     ScopePolicy,
     namespace_of,
 )
+from timer.model.feature_level import LEVEL_OF_SMOOTHING
 from timer.model.timer_errors import InvalidRequestError, NotFoundError
 from timer.model.units import TopicId
 from timer.state.machine import Machine
@@ -134,6 +136,8 @@ class PolicyDesk:
         said = policy_of(request.set)
         if not said.pack() and not request.unset:
             raise InvalidRequestError("set, unset", "none", "at least one field must be given")
+        if fields := said.pack().keys() & set(FIELDS_OF_LEVEL_2):
+            wire_rows.check_level(min(fields), leader.machine.level, LEVEL_OF_SMOOTHING)
         if named.topic and said.pack() and not request.existing:
             await self._timers.topic(leader, named.topic)
         scope, now = scope_of(leader.machine, named), self._host.now()

@@ -20,7 +20,7 @@ from timer.entries.policies import DEFAULT_NAMESPACE
 from timer.leader.intake.admission import WAYS, Rules, WantedTimes
 from timer.leader.intake.admission import when_of as when_of_ways
 from timer.leader.leader import Delivery, Leader
-from timer.model import timer_id
+from timer.model import row_traits, timer_id
 from timer.model.columns import (
     I64,
     REQUEST_ID_BYTES_MAX,
@@ -32,6 +32,8 @@ from timer.model.columns import (
     RequestId,
     gather,
 )
+from timer.model.feature_level import LEVEL_OF_TRAITS
+from timer.model.row_traits import PRIORITY_DEFAULT, PRIORITY_MAX, Traits
 from timer.model.timer_errors import InvalidRequestError
 from timer.model.units import Now, ProducerId, TopicId, UnixMs
 from timer.ready.queue import Queue
@@ -86,6 +88,17 @@ def check_name(
     return name
 
 
+def check_level(field: str, level: int, needed: int) -> None:
+    """Check that the cluster has reached the feature level that a field needs.
+
+    Raises:
+        InvalidRequestError: some node may run a program that does not know the field.
+    """
+    if level < needed:
+        limit = f"needs feature level {needed} (docs/upgrade.md)"
+        raise InvalidRequestError(field, f"set at feature level {level}", limit)
+
+
 def topic_name(name: str, bytes_max: int = 255) -> str:
     """Return a topic's name in its plain form: without the default namespace.
 
@@ -120,7 +133,10 @@ def check_request(request: AnyScheduling, limits: RequestLimits) -> None:
     if not 1 <= rows <= limits.request_rows_max:
         limit = f"a request holds 1 to {limits.request_rows_max} timers"
         raise InvalidRequestError("timers", rows, limit)
-    size = sum(len(t.payloads) + len(t.keys) + len(t.headers) for t in request.timers)
+    size = sum(
+        len(t.payloads) + len(t.keys) + len(t.headers) + len(t.ordering_keys)
+        for t in request.timers
+    )
     if size > limits.request_bytes_max:
         limit = (
             f"payloads, keys and headers of a request have at most {limits.request_bytes_max} bytes"
@@ -135,7 +151,7 @@ def check_request(request: AnyScheduling, limits: RequestLimits) -> None:
             )
         for way in WAYS:
             check_count(way, getattr(timers, way), 0, 1, rows)
-        for sizes in ("key_sizes", "headers_sizes"):
+        for sizes in ("key_sizes", "headers_sizes", "ordering_key_sizes", "priorities"):
             check_count(sizes, getattr(timers, sizes), 0, rows)
 
 
@@ -173,6 +189,10 @@ def body_of(request: AnyScheduling) -> int:
             digest.update(np.array(getattr(timers, name), np.uint32).tobytes() + b"\0")
         for name in ("payloads", "keys", "headers"):
             digest.update(getattr(timers, name))
+        if _has_traits(timers):
+            for numbers in (timers.ordering_key_sizes, timers.priorities):
+                digest.update(np.array(numbers, np.uint32).tobytes() + b"\0")
+            digest.update(timers.ordering_keys)
     return int.from_bytes(digest.digest(), "little")
 
 
@@ -209,6 +229,8 @@ def part_of(
     pieces: list[_Columns] = []
     texts = 0
     for timers in request.timers:
+        if _has_traits(timers):
+            check_level("ordering_keys, priorities", leader.machine.level, LEVEL_OF_TRAITS)
         rules = leader.rules(topics[timers.topic], producer_id, request.sequence, request_id)
         pieces.append(_Columns.of(timers, limits, rules, now, floor_ms, texts))
         texts += pieces[-1].texts
@@ -276,12 +298,37 @@ class _Columns:
         headers = _binary("headers", timers.headers_sizes, timers.headers, rows)
         _limit_sizes("headers", headers, limits.headers_bytes_max)
         texts = _count_headers(headers, HEADERS_MAX - texts_before)
+        if _has_traits(timers):
+            headers = row_traits.join(headers, _traits(timers, rows, limits))
         payload = _binary("payload", timers.payload_sizes, timers.payloads, rows)
         _limit_sizes("payload", payload, *rules.payload_limit)
         key = checked_keys(timers.key_sizes, timers.keys, rows, limits.key_bytes_max)
         when = when_of(timers, rows)
         times = rules.times(when, rows, now, floor_ms)
         return cls(*times, payload, key, headers, texts, when)
+
+
+def _has_traits(timers: pb.TimerColumns) -> bool:
+    return bool(timers.ordering_key_sizes or timers.ordering_keys or timers.priorities)
+
+
+def _traits(timers: pb.TimerColumns, rows: int, limits: RequestLimits) -> Traits:
+    """Return ordering keys and priorities.
+
+    Raises:
+        InvalidRequestError: one is out of its limits.
+    """
+    sizes, blob = timers.ordering_key_sizes, timers.ordering_keys
+    ordering = _binary("ordering_key", sizes, blob, rows)
+    _limit_sizes("ordering_key", ordering, limits.key_bytes_max)
+    _check_keys(ordering, "ordering_keys")
+    priority = np.full(rows, PRIORITY_DEFAULT, np.uint8)
+    if timers.priorities:
+        given = np.array(timers.priorities, np.uint32)
+        if (high := int(given.max())) > PRIORITY_MAX:
+            raise InvalidRequestError("priority", high, f"must be in 0 .. {PRIORITY_MAX}")
+        priority = given.astype(np.uint8)
+    return Traits(ordering, priority)
 
 
 def when_of(request: pb.TimerColumns | pb.RescheduleRequest, rows: int) -> WantedTimes:
@@ -327,7 +374,7 @@ def _limit_sizes(name: str, column: Binary, bytes_max: int, whose: str = "") -> 
         )
 
 
-def _check_keys(column: Binary) -> None:
+def _check_keys(column: Binary, name: str = "keys") -> None:
     """Refuse keys that are not UTF-8: check the whole column, then the first byte of each key."""
     if not column.blob:
         return
@@ -338,9 +385,9 @@ def _check_keys(column: Binary) -> None:
         data.decode()
         split = (np.frombuffer(data, np.uint8)[starts] & 0xC0) == 0x80
     except UnicodeDecodeError:
-        raise InvalidRequestError("keys", "bytes", "must be UTF-8") from None
+        raise InvalidRequestError(name, "bytes", "must be UTF-8") from None
     if split.any():
-        raise InvalidRequestError("keys", "bytes", "each key must be UTF-8")
+        raise InvalidRequestError(name, "bytes", "each key must be UTF-8")
 
 
 def _count_headers(column: Binary, texts_max: int) -> int:
@@ -365,18 +412,21 @@ def count_texts(blob: bytes | memoryview, start: int, end: int, texts_max: int) 
     Raises:
         ValueError: the headers are malformed, or have more than `texts_max` texts.
     """
-    texts = 0
+    texts, unnamed = 0, False
     while start < end:
         texts += 1
         if texts > texts_max:
             raise ValueError(f"a request holds at most {HEADERS_MAX} names and values")
         size = int.from_bytes(blob[start : start + 2], "little")
+        unnamed |= not size and texts % 2 == 1
         start += 2 + size
         if start > end:
             raise ValueError(f"headers end at byte {end}, a text at {start}")
         bytes(blob[start - size : start]).decode()
     if texts % 2:
         raise ValueError("a header without a value")
+    if unnamed:
+        raise ValueError("the name of a header must not be empty")
     return texts
 
 
@@ -477,12 +527,18 @@ def put_messages(out: pb.Deliveries, queue: Queue, offsets: U64, salt: int) -> N
 def put_bytes(
     out: pb.Deliveries | pb.PendingTimers, payload: Binary, key: Binary, headers: Binary
 ) -> None:
-    """Put the columns of n rows into a message; keys and headers only if a row has one."""
+    """Put the columns of n rows into a message; keys, headers and traits only if a row has one."""
     out.payload_sizes.extend(payload.sizes.tolist())
     out.payloads = bytes(payload.blob)
     if key.blob:
         out.key_sizes.extend(key.sizes.tolist())
         out.keys = bytes(key.blob)
+    headers, traits = row_traits.split(headers)
+    if traits is not None:
+        out.priorities.extend(traits.priority.tolist())
+        if traits.ordering.blob:
+            out.ordering_key_sizes.extend(traits.ordering.sizes.tolist())
+            out.ordering_keys = bytes(traits.ordering.blob)
     if headers.blob:
         out.headers_sizes.extend(headers.sizes.tolist())
         out.headers = bytes(headers.blob)

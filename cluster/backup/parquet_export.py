@@ -12,6 +12,8 @@
     due           timestamp[ms, UTC]     effective due time
     requested     timestamp[ms, UTC]     requested due time
     key           string                 null: none
+    ordering_key  string                 null: none
+    priority      uint8, not null        0 to 9
     headers       map<string, string>    empty: none
     payload       binary, not null
     held          bool, not null         pending only: due, and its topic is paused
@@ -37,7 +39,7 @@ from cluster.api.wire_rows import id_salt
 from cluster.backup.backup_store import BackupError, BackupStore
 from cluster.backup.catalogue import Catalogue
 from timer.files.disk import Disk
-from timer.model import timer_id
+from timer.model import row_traits, timer_id
 from timer.model.columns import Binary, Buffers, RowArray, gather
 from timer.model.timer_errors import EngineError
 from timer.pending.memory.held_rows import ASIDE, plain
@@ -62,6 +64,8 @@ _COMMON: Final = (
     pa.field("due", _MOMENT, nullable=False),
     pa.field("requested", _MOMENT, nullable=False),
     pa.field("key", pa.string()),
+    pa.field("ordering_key", pa.string()),
+    pa.field("priority", pa.uint8(), nullable=False),
     pa.field("headers", pa.map_(pa.string(), pa.string()), nullable=False),
     pa.field("payload", pa.binary(), nullable=False),
 )
@@ -183,6 +187,8 @@ class ParquetExport:
         ids, topics = np.unique(rows["topic"], return_inverse=True)
         names = pa.array([self._topics[topic] for topic in ids.tolist()], pa.string())
         keys = gather(rows, bufs, "key")
+        headers, traits = row_traits.split(gather(rows, bufs, "headers"))
+        ordering, priority = traits or row_traits.none_of(len(rows))
         return [
             _id_column(timer_id.encode(due, seq, self._salt)),
             names.take(pa.array(topics.reshape(-1))),
@@ -190,7 +196,9 @@ class ParquetExport:
             pa.array(due).cast(_MOMENT),
             pa.array(rows["requested_ms"].copy()).cast(_MOMENT),
             _bytes_column(keys, pa.string(), keys.sizes > 0),
-            _headers_column(gather(rows, bufs, "headers")),
+            _bytes_column(ordering, pa.string(), ordering.sizes > 0),
+            pa.array(priority),
+            _headers_column(headers),
             _bytes_column(gather(rows, bufs, "payload"), pa.binary()),
         ]
 

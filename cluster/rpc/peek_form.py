@@ -19,6 +19,8 @@ _ONE: Final[dict[str, Any]] = {
     "fired_at_ms": _COUNT,
     "failures": _COUNT,
     "key": {"type": ["string", "null"]},
+    "ordering_key": {"type": ["string", "null"]},
+    "priority": _COUNT,
     "headers": {"type": "object", "additionalProperties": _TEXT},
     "payload": _TEXT,
     "payload_base64": {"type": "string", "description": "in place of payload, if it is no UTF-8"},

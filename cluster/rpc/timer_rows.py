@@ -17,12 +17,20 @@ from cluster.rpc import json_fields
 from cluster.rpc.json_fields import Fields, refused, utf8
 from timer.model.timer_errors import InvalidRequestError
 from timerclient.proto import timer_pb2 as pb
-from timerclient.rows.rows import LEVEL_MAX, MODES, TEXT_SIZE_MAX, Columns, Way
+from timerclient.rows.rows import (
+    LEVEL_MAX,
+    MODES,
+    PRIORITY_DEFAULT,
+    PRIORITY_MAX,
+    TEXT_SIZE_MAX,
+    Columns,
+    Way,
+)
 from timerclient.values.codecs import CONTENT_TYPE, JSON
 
 PAYLOADS: Final = ("json", "payload", "payload_base64")
 TIMES: Final = ("due", "due_ms", "delay", "delay_level")
-ROW: Final = (*PAYLOADS, *TIMES, "key", "headers")
+ROW: Final = (*PAYLOADS, *TIMES, "key", "ordering_key", "priority", "headers")
 """The fields of a new timer."""
 
 TIME_SCHEMA: Final[dict[str, Any]] = {
@@ -40,6 +48,8 @@ ROW_SCHEMA: Final[dict[str, Any]] = {
     "payload_base64": {"type": "string", "description": "the payload, in base64"},
     **TIME_SCHEMA,
     "key": {"type": ["string", "null"]},
+    "ordering_key": {"type": ["string", "null"], "description": "of key_shared groups"},
+    "priority": {"type": "integer", "minimum": 0, "maximum": PRIORITY_MAX, "default": 4},
     "headers": {"type": "object", "additionalProperties": {"type": "string"}},
 }
 MODE_SCHEMA: Final[dict[str, Any]] = {
@@ -59,6 +69,8 @@ class TimerRow(NamedTuple):
     key: bytes
     headers: bytes
     """Encoded; empty: none."""
+    ordering_key: bytes
+    priority: int
 
 
 def row_of(fields: Fields) -> TimerRow:
@@ -80,7 +92,10 @@ def row_of(fields: Fields) -> TimerRow:
             headers = {CONTENT_TYPE: JSON.content_type, **(headers or {})}
     way, value = way_of(fields) or ("delay_ms", 0)
     key = json_fields.text(fields, "key").encode()
-    return TimerRow(payload, way, value, key, _headers(headers) if headers else b"")
+    ordering_key = json_fields.text(fields, "ordering_key").encode()
+    priority = json_fields.whole(fields, "priority", 0, PRIORITY_MAX, PRIORITY_DEFAULT)
+    encoded = _headers(headers) if headers else b""
+    return TimerRow(payload, way, value, key, encoded, ordering_key, priority)
 
 
 def _of_json(value: Any) -> bytes:
@@ -166,6 +181,8 @@ def request_of(topic: str, rows: Sequence[TimerRow], fields: Fields) -> pb.Sched
         columns.payloads.append(row.payload)
         columns.keys.append(row.key)
         columns.headers.append(row.headers)
+        columns.ordering_keys.append(row.ordering_key)
+        columns.priorities.append(row.priority)
     if columns is not None:
         columns.write(request.timers.add())
     return request

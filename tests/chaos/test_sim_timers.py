@@ -15,7 +15,7 @@ from tests.chaos.planted.planted import calm
 from timer.entries import payloads
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.payloads import Fire, GroupOp, GroupSettings, Op
-from timer.leader.groups.group_dispatch import Delivery
+from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.lease_table import ConsumerStream, Lease
 from timer.model.columns import OnConflict
 from timer.model.units import (

@@ -22,10 +22,15 @@ from timer.leader.groups.group_leases import (
     ALREADY_ACKED,
     LEASE_LOST,
     NOT_DELIVERED,
-    RESERVE_AHEAD,
     Leases,
 )
-from timer.leader.groups.lease_table import DEADLINES_MIN, LEASE_WEIGHT, ConsumerStream, Lease
+from timer.leader.groups.lease_table import (
+    DEADLINES_MIN,
+    LEASE_WEIGHT,
+    RESERVE_AHEAD,
+    ConsumerStream,
+    Lease,
+)
 from timer.leader.groups.shared_order import SCAN_MAX, WAITING_MIN, SharedOrder
 from timer.model.columns import ROW, U64
 from timer.model.units import Epoch, GroupId, LeaseId, MonoMs, QueueOffset, TopicId, UnixMs

@@ -45,6 +45,9 @@ ALL = ScopePolicy(
     retention_ms=8,
     paused=True,
     catch_up="latest",
+    jitter_ms=3,
+    topic_rate_max=40,
+    group_rate_max=20,
 )
 
 

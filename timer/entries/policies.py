@@ -8,9 +8,10 @@ is another way to write "name". A namespace needs no making: it is there by its 
 One POLICY entry of the log holds the whole policy of one scope from there on, so that all replicas
 change at one point. Most fields take effect when a timer is scheduled
 (timer/leader/intake/admission.py): timers that are pending then keep their effective due. `ttl_ms`
-(timer/leader/groups/expiry.py) and `retention_ms` (timer/ready/topic.py) of fired messages are
-looked up each time. `paused` and `catch_up` take effect at once, for all pending timers
-(timer/state/pauses.py). These two, and retention, are no settings of a node.
+(timer/leader/groups/expiry.py) and `retention_ms` (timer/ready/topic.py) of fired messages, and the
+rates of delivery (timer/leader/groups/delivery_rates.py), are looked up each time. `paused` and
+`catch_up` take effect at once, for all pending timers (timer/state/pauses.py). These two,
+retention, the jitter and the rates are no settings of a node.
 
     POLICY, and each record of the manifest, as a msgpack map with exactly these keys:
         version    1
@@ -94,6 +95,12 @@ class ScopePolicy:
     """True: no timer fires. Timers that become due are held."""
     catch_up: str | None = None
     """The fate of held timers when the pause ends: one of CATCH_UPS."""
+    jitter_ms: int | None = None
+    """A new timer is due later than requested by a random time from 0 to this."""
+    topic_rate_max: int | None = None
+    """Deliveries of the topic's messages a second, at most, all groups together. 0: no limit."""
+    group_rate_max: int | None = None
+    """Deliveries a second to each group of the topic, at most. 0: no limit."""
 
     def check(self) -> "ScopePolicy":
         """Return itself.
@@ -159,6 +166,11 @@ class ScopePolicy:
 FIELDS: Final = tuple(each.name for each in fields(ScopePolicy))
 QUOTAS: Final = ("pending_max", "pending_bytes_max", "ready_max", "ready_bytes_max")
 QUOTA_MAX: Final = (1 << 63) - 1
+RATES: Final = ("topic_rate_max", "group_rate_max")
+RATE_MAX: Final = 1_000_000_000
+JITTER_MS_MAX: Final = 86_400_000
+FIELDS_OF_LEVEL_2: Final = ("jitter_ms", *RATES)
+"""Fields that programs without feature level 2 do not know (timer/model/feature_level.py)."""
 KINDS: Final = {"delayed_delivery": bool, "paused": bool, "catch_up": str}
 """Type of each field; all others are int."""
 RANGES: Final = {
@@ -170,6 +182,8 @@ RANGES: Final = {
     **dict.fromkeys(QUOTAS, (0, QUOTA_MAX)),
     "ttl_ms": (0, DUE_MS_MAX),
     "retention_ms": (0, DUE_MS_MAX),
+    "jitter_ms": (0, JITTER_MS_MAX),
+    **dict.fromkeys(RATES, (0, RATE_MAX)),
 }
 DEFAULTS: Final = ScopePolicy(
     delayed_delivery=True,
@@ -190,7 +204,7 @@ class Effective(NamedTuple):
     """The policy in force for a topic, or for new topics of a scope."""
 
     policy: ScopePolicy
-    """Every field is set, except a fixed delay, quotas, ttl and retention where there are none."""
+    """Every field is set, except those without a default: quotas, ttl and others."""
     sources: Mapping[str, str]
     """Field -> its source: node, cluster, namespace or topic."""
 
@@ -278,6 +292,11 @@ class Policies:
     def expires(self) -> bool:
         """Whether a policy sets a time to live."""
         return bool(self._counts["ttl_ms"])
+
+    @property
+    def paces(self) -> bool:
+        """Whether a policy sets a rate of delivery."""
+        return any(self._counts[name] for name in RATES)
 
     def said(self, field: str, name: str, topic: TopicId) -> Any:
         """Return the value of a field for the topic of this name; None: no policy sets it.

@@ -24,7 +24,8 @@ from timer.entries.entry_frame import PAYLOAD_SIZE_MAX, Entry, EntryKind
 from timer.entries.payloads import FIRE_TOPICS_MAX, Fire, Ids, Keys, Reschedule, Targets
 from timer.entries.policies import DEFAULTS, Policies, Scope, ScopePolicy, encode_policy
 from timer.leader.groups.group_batch import Done, fitting
-from timer.leader.groups.group_dispatch import OVERLOAD_RETRY_MS, Delivery, Serving
+from timer.leader.groups.group_delivery import Delivery
+from timer.leader.groups.group_dispatch import OVERLOAD_RETRY_MS, Serving
 from timer.leader.intake.admission import UNBOUNDED, Admission, Rules, WantedTimes
 from timer.leader.intake.count_limits import (
     CountLimits,
@@ -45,6 +46,7 @@ from timer.model.timer_errors import (
     NotFoundError,
     OverloadedError,
 )
+from timer.model.timer_id import mix_one
 from timer.model.units import DUE_MS_MAX, Epoch, LogIndex, MonoMs, Now, ProducerId, TopicId, UnixMs
 from timer.ready.topic import Topic
 from timer.state.apply_results import (
@@ -120,7 +122,7 @@ class Leader:
         self, machine: Machine, epoch: Epoch, append: Append, config: LeaderConfig, now: Now
     ) -> None:
         self.machine = machine
-        self.admission = Admission(machine, config.policy)
+        self.admission = Admission(machine, config.policy, config.id_salt ^ mix_one(epoch))
         self.epoch = epoch
         self._append = append
         self._config = config
@@ -174,6 +176,7 @@ class Leader:
             config.id_salt,
             self.admission.ttl_ms,
             lambda: self.admission.expires,
+            self.admission.rates,
             config.limits,
         )
 

@@ -20,7 +20,8 @@ producers ("parts"), their rows one after the other. Little-endian:
            headers_size    n x u32   only if present
            payloads        bytes, one after the other
            keys            bytes     only if present
-           headers         bytes     only if present; each in the form of `encode_headers`
+           headers         bytes     only if present; each in the form of `encode_headers`, perhaps
+                                     with a row's traits in front (timer/model/row_traits.py)
 In memory a row is one element of a numpy structured array (`ROW`). It points at its bytes by (buf,
 start, size). So one vectorised call sorts, filters or takes many rows. A payload is sliced out only
 when it is delivered or written to a run.

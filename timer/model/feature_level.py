@@ -4,7 +4,9 @@
     1       0.1.0    the formats of 0.1.0
     2       0.2.0    a manifest's checksum covers its version (timer/recovery/manifest.py);
                      TOPIC and CREATE name the creator (timer/state/creators.py);
-                     recurring timers (timer/entries/series_payloads.py)
+                     recurring timers (timer/entries/series_payloads.py);
+                     jitter and rates in policies (timer/entries/policies.py);
+                     ordering keys and priorities (timer/model/row_traits.py)
 
 Each EPOCH entry names the level of its epoch, so all replicas reach a level at the same entry. The
 level never falls. A program announces the levels that it supports. The controller proposes a higher
@@ -20,6 +22,8 @@ LEVEL_MIN: Final = 1
 LEVEL_MAX: Final = 2
 """The highest one."""
 LEVEL_OF_CREATORS: Final = 2
+LEVEL_OF_SMOOTHING: Final = 2
+LEVEL_OF_TRAITS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)

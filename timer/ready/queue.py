@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from timer.model.columns import ROW, U64, Buffers, RowArray, compact, gather, row_bytes
 from timer.model.firing_order import concat
+from timer.model.row_traits import kinds_of, ordering_keys, priorities
 from timer.model.timer_id import mix
 from timer.model.units import QueueOffset, UnixMs
 from timer.ready.page_cache import PAGE_OVERHEAD, Block, BlockRows, Pages, SpillRef, constant_ms
@@ -60,6 +62,10 @@ class Queue:
     blocks: list[Block] = field(default_factory=list)
     pages: Pages = field(default_factory=Pages)
     """The page cache, shared by all queues of the node."""
+    orders: bool = False
+    """A message had an ordering key, since the queue was last empty."""
+    prioritizes: bool = False
+    """A message had another priority than the default, since the queue was last empty."""
     _firsts: list[int] = field(default_factory=list)
     _payload_bytes: int = 0
     """Payload bytes of all blocks that were added here, dropped ones included."""
@@ -71,8 +77,18 @@ class Queue:
         hashes = mix(np.ascontiguousarray(rows["seq"])) * _POWERS[n - 1 :: -1][:n]
         rows, bufs = compact(rows, bufs)
         page = BlockRows(rows, bufs, constant_ms(fired_at_ms, n))
+        if self.orders or self.prioritizes or rows["headers_size"].any():
+            self._note_traits(page)
         tail = int(np.add.reduce(hashes, dtype=np.uint64))
         self._append(Block.of(self.end, page), n, tail, fired_at_ms)
+
+    def _note_traits(self, page: BlockRows) -> None:
+        """Note the traits of messages that are about to be added."""
+        if self.begin == self.end:
+            self.orders = self.prioritizes = False
+        orders, prioritizes = kinds_of(page.rows, page.bufs)
+        self.orders |= orders
+        self.prioritizes |= prioritizes
 
     def _append(self, block: Block, n: int, tail: int, fired_at_ms: UnixMs) -> None:
         """Add a block of n messages that fire now. `tail`: their part of the chain."""
@@ -209,9 +225,9 @@ class Queue:
         return max(1, int(np.searchsorted(np.cumsum(sizes), bytes_max, side="right")))
 
     def key_hashes(self, offsets: U64) -> U64:
-        """Return a hash of each message's key, (n, uint64), never 0.
+        """Return a hash of each message's ordering key, or else of its key, (n, uint64), never 0.
 
-        A message without a key has a hash of its own. `offsets` ascend, and all are in memory.
+        A message without both has a hash of its own. `offsets` ascend, and all are in memory.
         """
         hashes = [np.zeros(0, np.uint64)]
         for page, at in self.slices(offsets):
@@ -223,8 +239,20 @@ class Queue:
                 found = np.zeros(len(rows), np.uint64)
             alone = rows["key_size"] == 0
             found[alone] = mix(rows["seq"][alone])
+            if self.orders:
+                places, keys = ordering_keys(rows, page.bufs)
+                if len(places):
+                    topics = rows["topic"][places].astype(np.uint32)
+                    found[places] = self.pages.hasher(topics, keys)
             hashes.append(np.maximum(found, np.uint64(1)))
         return np.concatenate(hashes)
+
+    def priorities(self, offsets: U64) -> npt.NDArray[np.uint8]:
+        """Return the priority of each message, (n,). `offsets` ascend, and all are in memory."""
+        found = [np.zeros(0, np.uint8)]
+        for page, at in self.slices(offsets):
+            found.append(priorities(page.rows[at.astype(np.int64)], page.bufs))
+        return np.concatenate(found)
 
     def fired_from(self, time_ms: UnixMs) -> QueueOffset | None:
         """Return the offset of the first message that fired at or after a time, or `end`.
@@ -332,12 +360,14 @@ def _append_little(
         np.add.reduceat(payloads, starts).tolist(),
         np.add.reduceat(row_bytes(rows), starts).tolist(),
     )
-    fired = constant_ms(fired_at_ms, len(rows))
+    fired, headed = constant_ms(fired_at_ms, len(rows)), rows["headers_size"].any()
     for (queue, _), start, end, tail, due_min, due_max, payload, size in zip(
         parts, *columns, strict=True
     ):
         n = end - start
         page = BlockRows(rows[start:end], bufs, fired[:n], PAGE_OVERHEAD + n * _ROW_SIZE + size)
+        if headed or queue.orders or queue.prioritizes:
+            queue._note_traits(page)  # noqa: SLF001 -- this module's
         first, stop = queue.end, QueueOffset(queue.end + n)
         block = Block(first, stop, page, None, fired_at_ms, payload, 0, due_min, due_max)
         queue._append(block, n, tail, fired_at_ms)  # noqa: SLF001 -- this module's

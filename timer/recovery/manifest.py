@@ -483,6 +483,11 @@ def _topic_state(topic: Topic) -> State:
         "blocks": [_block_state(block) for block in queue.blocks if block.spill is not None],
         "groups": [_group_state(group) for group in topic.groups.values()],
         **_creator_state(topic),
+        **(
+            {"traits": [queue.orders, queue.prioritizes]}
+            if queue.orders or queue.prioritizes
+            else {}
+        ),
     }
 
 
@@ -510,6 +515,7 @@ def _topics(states: list[State], pages: Pages) -> list[Topic]:
 def _topic(fields: State, pages: Pages) -> Topic:
     marks = [*map(tuple, fields["marks"])]
     queue = Queue(fields["begin"], fields["end"], fields["chain"], marks, pages=pages)
+    queue.orders, queue.prioritizes = fields.get("traits", (False, False))
     topic = Topic(
         fields["id"],
         fields["name"],

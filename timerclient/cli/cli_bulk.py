@@ -45,7 +45,7 @@ AT_ONCE: Final = 16
 """Requests of single lines that are sent together."""
 _DUE: Final = ("due", "due_ms", "delay", "delay_level")
 _PAYLOADS: Final = ("payload", "payload_base64")
-_FIELDS: Final = (*_PAYLOADS, *_DUE, "key", "headers", "request_id")
+_FIELDS: Final = (*(*_PAYLOADS, *_DUE, "key", "ordering_key", "priority", "headers", "request_id"),)
 _DONE: Final = (ScheduleResult.SCHEDULED, ScheduleResult.REPLACED, ScheduleResult.KEPT)
 
 
@@ -101,14 +101,25 @@ def _line(number: int, text: bytes, args: argparse.Namespace) -> InputLine:
     if unknown := [name for name in said if name not in _FIELDS]:
         raise ValueError(f"unknown field {unknown[0]!r}; known: {', '.join(_FIELDS)}")
     key, own_id, headers = said.get("key"), said.get("request_id"), said.get("headers")
-    for name, value in (("key", key), ("request_id", own_id)):
+    ordering_key, priority = said.get("ordering_key"), said.get("priority")
+    for name, value in (("key", key), ("ordering_key", ordering_key), ("request_id", own_id)):
         if value is not None and not isinstance(value, str):
             raise ValueError(f"{name} = {value!r}: must be a text")
     if headers is not None and not _are_texts(headers):
         raise ValueError(f"headers = {headers!r}: must be an object of texts")
+    if priority is not None and type(priority) is not int:
+        raise ValueError(f"priority = {priority!r}: must be a whole number")
     when = _when(said) or {**when_of(args)}
     payload = _payload(said)
-    timer = NewTimer(args.topic, payload, key=key, headers=headers, **when)
+    timer = NewTimer(
+        args.topic,
+        payload,
+        key=key,
+        headers=headers,
+        ordering_key=ordering_key,
+        priority=priority,
+        **when,
+    )
     return InputLine(number, timer, len(payload), own_id)
 
 
@@ -243,6 +254,8 @@ class BulkSchedule:
                 key=timer.key,
                 on_conflict=self._args.on_conflict or "reject",
                 headers=timer.headers,
+                ordering_key=timer.ordering_key,
+                priority=timer.priority,
                 request_id=line.request_id,
                 **timer.when,
             )

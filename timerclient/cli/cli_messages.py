@@ -65,6 +65,8 @@ class MessageCommands(Commands):
                 key=args.key,
                 on_conflict=args.on_conflict or "reject",
                 headers=headers,
+                ordering_key=args.ordering_key,
+                priority=args.priority,
                 request_id=args.request_id
                 or secrets.token_hex(16),  # one request needs no producer
                 **when_of(args),
@@ -79,9 +81,11 @@ class MessageCommands(Commands):
     def _bulk(self, args: argparse.Namespace) -> int:
         from timerclient.cli.cli_bulk import ID_BYTES, BulkSchedule  # for this command only
 
-        if args.payload is not None or args.key or args.headers:
+        own = args.payload, args.key, args.ordering_key, args.priority
+        if any(each is not None for each in own) or args.headers:
             raise UsageError(
-                "--from takes no PAYLOAD, --key and --header: the lines have their own",
+                "--from takes no PAYLOAD, --key, --ordering-key, --priority and --header: the lines"
+                " have their own",
                 "timerctl schedule",
             )
         if args.skip < 0:
@@ -156,14 +160,25 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
         dest="source",
         metavar="FILE",
         help="schedule a message for each line, a JSON object: payload or payload_base64; delay, "
-        "delay_level, due or due_ms, else the option's; key, headers, request_id; - reads "
-        "standard input. With -o json one line for each",
+        "delay_level, due or due_ms, else the option's; key, ordering_key, priority, headers, "
+        "request_id; - reads standard input. With -o json one line for each",
     )
     parser.add_argument(
         "--skip", metavar="N", type=int, default=0, help="with --from: leave out the first N lines"
     )
     add_when(parser)
     parser.add_argument("--key", help="unique among the topic's pending timers")
+    parser.add_argument(
+        "--ordering-key",
+        metavar="KEY",
+        help="key_shared groups keep the order of messages with one; default: the key's",
+    )
+    parser.add_argument(
+        "--priority",
+        metavar="0..9",
+        type=int,
+        help="shared groups deliver ready messages of a higher one first; default: 4",
+    )
     parser.add_argument(
         "--on-conflict",
         choices=("reject", "replace", "keep", "update"),
@@ -249,6 +264,8 @@ def _document(message: Message) -> dict[str, Any]:
         "attempt": message.attempt,
         "failures": message.failures,
         "key": message.key,
+        "ordering_key": message.ordering_key,
+        "priority": message.priority,
         "headers": message.headers,
         **payload_fields(message.payload),
     }

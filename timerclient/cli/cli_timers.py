@@ -260,6 +260,8 @@ def _document(timer: TimerInfo) -> dict[str, Any]:
         "held": timer.held,
         "requested_ms": timer.requested_ms,
         "key": timer.key,
+        "ordering_key": timer.ordering_key,
+        "priority": timer.priority,
         "headers": dict(timer.headers or {}),
         **payload_fields(timer.payload),
     }

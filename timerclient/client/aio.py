@@ -77,13 +77,15 @@ REPEAT_NAMED_S = 240.0
 """Seconds in which a request with an id is retried; below the default limits.request_window_ms."""
 
 
-def make_row(
+def make_row(  # noqa: PLR0913 -- the arguments of one call
     topic: str,
     payload: Payload,
     key: str | None,
     headers: Headers | None,
     on_conflict: OnConflict,
     when: DueTime,
+    ordering_key: str | None = None,
+    priority: int | None = None,
 ) -> SingleRow:
     """Return the row of one call.
 
@@ -103,6 +105,10 @@ def make_row(
         row.key, row.on_conflict = rows.utf8("key", key), mode
     if headers:
         row.headers = rows.encode_headers(headers)
+    if ordering_key is not None:
+        row.ordering_key = rows.utf8("ordering_key", ordering_key)
+    if priority is not None:
+        row.priority = rows.priority(priority)
     if row.size > rows.REQUEST_SIZE_MAX:
         limit = f"at most {rows.REQUEST_SIZE_MAX} bytes"
         raise InvalidRequest.of("payload", f"{len(payload)} bytes", limit)
@@ -117,7 +123,10 @@ def encode_together(timers: Iterable[NewTimer], on_conflict: OnConflict) -> tupl
     """
     mode = rows.conflict_mode(on_conflict)
     made = [
-        make_row(t.topic, payload_of(t.payload, t.json), t.key, t.headers, on_conflict, t.when)
+        make_row(
+            *(t.topic, payload_of(t.payload, t.json), t.key, t.headers, on_conflict, t.when),
+            *(t.ordering_key, t.priority),
+        )
         for t in timers
     ]
     if not made:
@@ -190,6 +199,8 @@ class AsyncTimerClient(TopicCalls):
         key: str | None = None,
         on_conflict: OnConflict = "reject",
         headers: Headers | None = None,
+        ordering_key: str | None = None,
+        priority: int | None = None,
         request_id: str | None = None,
         timeout: Seconds | None = None,  # noqa: ASYNC109 -- it says what the error means, too
         **when: Unpack[DueTime],
@@ -209,6 +220,10 @@ class AsyncTimerClient(TopicCalls):
         last may just have fired), these three schedule the new timer. "update" replaces a pending
         timer; if there is none, it raises NotPending.
 
+        Groups of type key_shared keep the order of messages with one `ordering_key`, or without one
+        of those with one `key`. Any number of pending timers may share an ordering key. Shared
+        groups deliver ready messages of a higher `priority` first: 0 to 9, None: 4.
+
         A `request_id` (up to 64 bytes) lets any process repeat the call. Within the cluster's
         window (limits.request_window_ms, five minutes) the same call with the same id schedules
         nothing more and returns the same timer. The client retries for four minutes. If the window
@@ -224,7 +239,7 @@ class AsyncTimerClient(TopicCalls):
         """
         began_s = time.monotonic()
         payload = payload_of(payload, json)
-        row = make_row(topic, payload, key, headers, on_conflict, when)
+        row = make_row(topic, payload, key, headers, on_conflict, when, ordering_key, priority)
         if request_id is not None:
             body, _ = encode_rows([row], row.on_conflict)
             return (await self._schedule_named(body, request_id, timeout)).timer(key or "")
@@ -264,13 +279,16 @@ class AsyncTimerClient(TopicCalls):
         keys: Iterable[str | None] | None = None,
         on_conflict: OnConflict = "reject",
         headers: Headers | Iterable[Headers | None] | None = None,
+        ordering_keys: Iterable[str | None] | None = None,
+        priorities: int | Iterable[int | None] | None = None,
         request_id: str | None = None,
         timeout: Seconds | None = None,  # noqa: ASYNC109 -- it says what the error means, too
         **when: Unpack[WhenMany],
     ) -> Timers:
         """Schedule the timers of one request, all or none; return once a majority has them on disk.
 
-        The due time is one value for all, or one for each payload; see `schedule`. A key that a
+        The due time and `priorities` are one value for all, or one for each payload; see
+        `schedule`. A key that a
         pending timer has concerns its own timer only: see `on_conflict` there, and
         `Timers.results`. A `request_id` is of the whole batch. A request holds up to 65,536 timers,
         of which up to 1,024 have keys.
@@ -280,7 +298,9 @@ class AsyncTimerClient(TopicCalls):
             OutcomeUnknown: No answer in time; the timers may have been scheduled, or may still be.
             TimerError: The batch was rejected; no timer was scheduled.
         """
-        body, n = rows.encode_batch(topic, payloads, when, keys, headers, on_conflict)
+        body, n = rows.encode_batch(
+            topic, payloads, when, keys, headers, on_conflict, ordering_keys, priorities
+        )
         if request_id is not None:
             return Timers(await self._schedule_named(body, request_id, timeout))
         future: asyncio.Future[Timers] = asyncio.get_running_loop().create_future()

@@ -84,6 +84,8 @@ class ThreadClient:
         key: str | None = None,
         on_conflict: OnConflict = "reject",
         headers: Headers | None = None,
+        ordering_key: str | None = None,
+        priority: int | None = None,
         timeout: Seconds | None = None,
         **when: Unpack[DueTime],
     ) -> "Future[Timer]":
@@ -92,13 +94,13 @@ class ThreadClient:
         Blocks while `ClientSettings.submitted_bytes_max` bytes are unanswered.
         """
         payload = payload_of(payload, json)
-        row = make_row(topic, payload, key, headers, on_conflict, when)
+        row = make_row(topic, payload, key, headers, on_conflict, when, ordering_key, priority)
         future: Future[Timer] = GuardedFuture()
         make = partial(RequestOutcome.timer, key=key) if key else RequestOutcome.timer
         call = WaitingCall(future, 1, make, self._client.within_s(timeout))
         return self._submit(future, call, row.size, lambda p: p.submit_row(row, call))
 
-    def submit_batch(
+    def submit_batch(  # noqa: PLR0913 -- options, by keyword
         self,
         topic: str,
         payloads: Iterable[bytes],
@@ -106,6 +108,8 @@ class ThreadClient:
         keys: Iterable[str | None] | None = None,
         on_conflict: OnConflict = "reject",
         headers: Headers | Iterable[Headers | None] | None = None,
+        ordering_keys: Iterable[str | None] | None = None,
+        priorities: int | Iterable[int | None] | None = None,
         timeout: Seconds | None = None,
         **when: Unpack[WhenMany],
     ) -> "Future[Timers]":
@@ -114,7 +118,9 @@ class ThreadClient:
         Requests keep the order of submission. Blocks while `ClientSettings.submitted_bytes_max`
         bytes are unanswered.
         """
-        body, n = rows.encode_batch(topic, payloads, when, keys, headers, on_conflict)
+        body, n = rows.encode_batch(
+            topic, payloads, when, keys, headers, on_conflict, ordering_keys, priorities
+        )
         future: Future[Timers] = GuardedFuture()
         call = WaitingCall(future, n, Timers, self._client.within_s(timeout))
         return self._submit(future, call, len(body), lambda p: p.submit(body, call))

@@ -96,6 +96,8 @@ class TimerClient(ThreadClient):
         key: str | None = None,
         on_conflict: OnConflict = "reject",
         headers: Headers | None = None,
+        ordering_key: str | None = None,
+        priority: int | None = None,
         request_id: str | None = None,
         timeout: Seconds | None = None,
         **when: Unpack[DueTime],
@@ -114,6 +116,10 @@ class TimerClient(ThreadClient):
         "keep" returns the pending timer and schedules nothing. If no pending timer has the key (the
         last may just have fired), these three schedule the new timer. "update" replaces a pending
         timer; if there is none, it raises NotPending.
+
+        Groups of type key_shared keep the order of messages with one `ordering_key`, or without one
+        of those with one `key`. Any number of pending timers may share an ordering key. Shared
+        groups deliver ready messages of a higher `priority` first: 0 to 9, None: 4.
 
         A `request_id` (up to 64 bytes) lets any process repeat the call. Within the cluster's
         window (limits.request_window_ms, five minutes) the same call with the same id schedules
@@ -137,6 +143,8 @@ class TimerClient(ThreadClient):
                 key=key,
                 on_conflict=on_conflict,
                 headers=headers,
+                ordering_key=ordering_key,
+                priority=priority,
                 timeout=timeout,
                 **when,
             ).result()
@@ -148,6 +156,8 @@ class TimerClient(ThreadClient):
                 key=key,
                 on_conflict=on_conflict,
                 headers=headers,
+                ordering_key=ordering_key,
+                priority=priority,
                 request_id=request_id,
                 timeout=timeout,
                 **when,
@@ -162,13 +172,16 @@ class TimerClient(ThreadClient):
         keys: Iterable[str | None] | None = None,
         on_conflict: OnConflict = "reject",
         headers: Headers | Iterable[Headers | None] | None = None,
+        ordering_keys: Iterable[str | None] | None = None,
+        priorities: int | Iterable[int | None] | None = None,
         request_id: str | None = None,
         timeout: Seconds | None = None,
         **when: Unpack[WhenMany],
     ) -> Timers:
         """Schedule the timers of one request, all or none; return once a majority has them on disk.
 
-        The due time is one value for all, or one for each payload; see `schedule`. A key that a
+        The due time and `priorities` are one value for all, or one for each payload; see
+        `schedule`. A key that a
         pending timer has concerns its own timer only: see `on_conflict` there, and
         `Timers.results`. A `request_id` is of the whole batch. A request holds up to 65,536 timers,
         of which up to 1,024 have keys.
@@ -186,6 +199,8 @@ class TimerClient(ThreadClient):
                 keys=keys,
                 on_conflict=on_conflict,
                 headers=headers,
+                ordering_keys=ordering_keys,
+                priorities=priorities,
                 timeout=timeout,
                 **when,
             ).result()
@@ -196,6 +211,8 @@ class TimerClient(ThreadClient):
                 keys=at_hand(keys),
                 on_conflict=on_conflict,
                 headers=at_hand(headers),
+                ordering_keys=at_hand(ordering_keys),
+                priorities=at_hand(priorities),
                 request_id=request_id,
                 timeout=timeout,
                 **times_at_hand(when),

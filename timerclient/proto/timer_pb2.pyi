@@ -660,6 +660,9 @@ class TimerColumns(_message.Message):
     HEADERS_SIZES_FIELD_NUMBER: _builtins.int
     HEADERS_FIELD_NUMBER: _builtins.int
     DELAY_LEVEL_FIELD_NUMBER: _builtins.int
+    ORDERING_KEY_SIZES_FIELD_NUMBER: _builtins.int
+    ORDERING_KEYS_FIELD_NUMBER: _builtins.int
+    PRIORITIES_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """its namespace is the part before the first "/"; without "/": `default`"""
     payloads: _builtins.bytes
@@ -667,6 +670,8 @@ class TimerColumns(_message.Message):
     """UTF-8"""
     headers: _builtins.bytes
     """per row: (u16 size, UTF-8) of name, value, name, value, ...; little-endian"""
+    ordering_keys: _builtins.bytes
+    """UTF-8"""
     @_builtins.property
     def due_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Unix milliseconds; in the past = at once"""
@@ -689,6 +694,18 @@ class TimerColumns(_message.Message):
     def delay_level(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """n = the topic's nth delay (Policy.delay_levels_ms); beyond"""
 
+    @_builtins.property
+    def ordering_key_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the last = the last; 0 = at once
+        key_shared groups keep the order of the messages with one ordering key, or else with one key.
+        Any number of pending timers may share an ordering key. Needs feature level 2, as a priority.
+        none, or n; 0 = no ordering key
+        """
+
+    @_builtins.property
+    def priorities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """none: all 4; or n, 0 to 9. Shared groups deliver ready messages"""
+
     def __init__(
         self,
         *,
@@ -702,10 +719,13 @@ class TimerColumns(_message.Message):
         headers_sizes: _abc.Iterable[_builtins.int] | None = ...,
         headers: _builtins.bytes = ...,
         delay_level: _abc.Iterable[_builtins.int] | None = ...,
+        ordering_key_sizes: _abc.Iterable[_builtins.int] | None = ...,
+        ordering_keys: _builtins.bytes = ...,
+        priorities: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_level", b"delay_level", "delay_ms", b"delay_ms", "due_ms", b"due_ms", "headers", b"headers", "headers_sizes", b"headers_sizes", "key_sizes", b"key_sizes", "keys", b"keys", "payload_sizes", b"payload_sizes", "payloads", b"payloads", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_level", b"delay_level", "delay_ms", b"delay_ms", "due_ms", b"due_ms", "headers", b"headers", "headers_sizes", b"headers_sizes", "key_sizes", b"key_sizes", "keys", b"keys", "ordering_key_sizes", b"ordering_key_sizes", "ordering_keys", b"ordering_keys", "payload_sizes", b"payload_sizes", "payloads", b"payloads", "priorities", b"priorities", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1102,11 +1122,15 @@ class PendingTimers(_message.Message):
     KEYS_FIELD_NUMBER: _builtins.int
     HEADERS_SIZES_FIELD_NUMBER: _builtins.int
     HEADERS_FIELD_NUMBER: _builtins.int
+    ORDERING_KEY_SIZES_FIELD_NUMBER: _builtins.int
+    ORDERING_KEYS_FIELD_NUMBER: _builtins.int
+    PRIORITIES_FIELD_NUMBER: _builtins.int
     timer_ids: _builtins.bytes
     """n x 15 bytes"""
     payloads: _builtins.bytes
     keys: _builtins.bytes
     headers: _builtins.bytes
+    ordering_keys: _builtins.bytes
     @_builtins.property
     def due_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """as requested (effective due: in the timer id)"""
@@ -1121,6 +1145,14 @@ class PendingTimers(_message.Message):
     def headers_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """none, or n"""
 
+    @_builtins.property
+    def ordering_key_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """none, or n"""
+
+    @_builtins.property
+    def priorities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """none: all 4; or n"""
+
     def __init__(
         self,
         *,
@@ -1132,10 +1164,13 @@ class PendingTimers(_message.Message):
         keys: _builtins.bytes = ...,
         headers_sizes: _abc.Iterable[_builtins.int] | None = ...,
         headers: _builtins.bytes = ...,
+        ordering_key_sizes: _abc.Iterable[_builtins.int] | None = ...,
+        ordering_keys: _builtins.bytes = ...,
+        priorities: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "headers", b"headers", "headers_sizes", b"headers_sizes", "key_sizes", b"key_sizes", "keys", b"keys", "payload_sizes", b"payload_sizes", "payloads", b"payloads", "timer_ids", b"timer_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "headers", b"headers", "headers_sizes", b"headers_sizes", "key_sizes", b"key_sizes", "keys", b"keys", "ordering_key_sizes", b"ordering_key_sizes", "ordering_keys", b"ordering_keys", "payload_sizes", b"payload_sizes", "payloads", b"payloads", "priorities", b"priorities", "timer_ids", b"timer_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2001,6 +2036,9 @@ class Deliveries(_message.Message):
     HANDED_OUT_MS_FIELD_NUMBER: _builtins.int
     GROUP_ID_FIELD_NUMBER: _builtins.int
     FAILURES_FIELD_NUMBER: _builtins.int
+    ORDERING_KEY_SIZES_FIELD_NUMBER: _builtins.int
+    ORDERING_KEYS_FIELD_NUMBER: _builtins.int
+    PRIORITIES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """drop the deliveries if a later epoch was seen"""
     lease_id: _builtins.int
@@ -2015,6 +2053,7 @@ class Deliveries(_message.Message):
     """when the leader leased them, on the cluster's clock"""
     group_id: _builtins.int
     """a seek assigns a new one"""
+    ordering_keys: _builtins.bytes
     @_builtins.property
     def queue_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -2043,6 +2082,16 @@ class Deliveries(_message.Message):
     def failures(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """earlier nacks and ended leases, which max_attempts limits;"""
 
+    @_builtins.property
+    def ordering_key_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """empty: all are 0
+        none, or n
+        """
+
+    @_builtins.property
+    def priorities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """none: all 4; or n"""
+
     def __init__(
         self,
         *,
@@ -2063,10 +2112,13 @@ class Deliveries(_message.Message):
         handed_out_ms: _builtins.int = ...,
         group_id: _builtins.int = ...,
         failures: _abc.Iterable[_builtins.int] | None = ...,
+        ordering_key_sizes: _abc.Iterable[_builtins.int] | None = ...,
+        ordering_keys: _builtins.bytes = ...,
+        priorities: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "due_ms", b"due_ms", "epoch", b"epoch", "failures", b"failures", "fired_at_ms", b"fired_at_ms", "group_id", b"group_id", "handed_out_ms", b"handed_out_ms", "headers", b"headers", "headers_sizes", b"headers_sizes", "key_sizes", b"key_sizes", "keys", b"keys", "lease_id", b"lease_id", "lease_ms", b"lease_ms", "payload_sizes", b"payload_sizes", "payloads", b"payloads", "queue_offsets", b"queue_offsets", "timer_ids", b"timer_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "due_ms", b"due_ms", "epoch", b"epoch", "failures", b"failures", "fired_at_ms", b"fired_at_ms", "group_id", b"group_id", "handed_out_ms", b"handed_out_ms", "headers", b"headers", "headers_sizes", b"headers_sizes", "key_sizes", b"key_sizes", "keys", b"keys", "lease_id", b"lease_id", "lease_ms", b"lease_ms", "ordering_key_sizes", b"ordering_key_sizes", "ordering_keys", b"ordering_keys", "payload_sizes", b"payload_sizes", "payloads", b"payloads", "priorities", b"priorities", "queue_offsets", b"queue_offsets", "timer_ids", b"timer_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2095,6 +2147,9 @@ class ReceiveResponse(_message.Message):
     HANDED_OUT_MS_FIELD_NUMBER: _builtins.int
     GROUP_ID_FIELD_NUMBER: _builtins.int
     FAILURES_FIELD_NUMBER: _builtins.int
+    ORDERING_KEY_SIZES_FIELD_NUMBER: _builtins.int
+    ORDERING_KEYS_FIELD_NUMBER: _builtins.int
+    PRIORITIES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     lease_id: _builtins.int
     lease_ms: _builtins.int
@@ -2104,6 +2159,7 @@ class ReceiveResponse(_message.Message):
     headers: _builtins.bytes
     handed_out_ms: _builtins.int
     group_id: _builtins.int
+    ordering_keys: _builtins.bytes
     @_builtins.property
     def queue_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -2120,6 +2176,10 @@ class ReceiveResponse(_message.Message):
     def headers_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def failures(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def ordering_key_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def priorities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -2140,10 +2200,13 @@ class ReceiveResponse(_message.Message):
         handed_out_ms: _builtins.int = ...,
         group_id: _builtins.int = ...,
         failures: _abc.Iterable[_builtins.int] | None = ...,
+        ordering_key_sizes: _abc.Iterable[_builtins.int] | None = ...,
+        ordering_keys: _builtins.bytes = ...,
+        priorities: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "due_ms", b"due_ms", "epoch", b"epoch", "failures", b"failures", "fired_at_ms", b"fired_at_ms", "group_id", b"group_id", "handed_out_ms", b"handed_out_ms", "headers", b"headers", "headers_sizes", b"headers_sizes", "key_sizes", b"key_sizes", "keys", b"keys", "lease_id", b"lease_id", "lease_ms", b"lease_ms", "payload_sizes", b"payload_sizes", "payloads", b"payloads", "queue_offsets", b"queue_offsets", "timer_ids", b"timer_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "due_ms", b"due_ms", "epoch", b"epoch", "failures", b"failures", "fired_at_ms", b"fired_at_ms", "group_id", b"group_id", "handed_out_ms", b"handed_out_ms", "headers", b"headers", "headers_sizes", b"headers_sizes", "key_sizes", b"key_sizes", "keys", b"keys", "lease_id", b"lease_id", "lease_ms", b"lease_ms", "ordering_key_sizes", b"ordering_key_sizes", "ordering_keys", b"ordering_keys", "payload_sizes", b"payload_sizes", "payloads", b"payloads", "priorities", b"priorities", "queue_offsets", b"queue_offsets", "timer_ids", b"timer_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -4151,6 +4214,9 @@ class Policy(_message.Message):
     RETENTION_MS_FIELD_NUMBER: _builtins.int
     PAUSED_FIELD_NUMBER: _builtins.int
     CATCH_UP_FIELD_NUMBER: _builtins.int
+    JITTER_MS_FIELD_NUMBER: _builtins.int
+    TOPIC_RATE_MAX_FIELD_NUMBER: _builtins.int
+    GROUP_RATE_MAX_FIELD_NUMBER: _builtins.int
     delayed_delivery: _builtins.bool
     """false: new timers are due at once; the fields that change"""
     tick_ms: _builtins.int
@@ -4189,6 +4255,15 @@ class Policy(_message.Message):
     """
     catch_up: _builtins.str
     """when a pause ends: `all` overdue timers fire, only the `latest`"""
+    jitter_ms: _builtins.int
+    """fires, or none (`drop`); the others are dropped
+    Smoothing. A new timer is due later by a random time from 0 to jitter_ms, drawn when it is
+    accepted. A rate counts deliveries a second, repeated ones included; 0: no limit.
+    """
+    topic_rate_max: _builtins.int
+    """of the topic's messages, to all its groups together"""
+    group_rate_max: _builtins.int
+    """to each group of the topic"""
     @_builtins.property
     def delay_levels_ms(self) -> Global___DelayLevels: ...
     def __init__(
@@ -4209,10 +4284,13 @@ class Policy(_message.Message):
         retention_ms: _builtins.int | None = ...,
         paused: _builtins.bool | None = ...,
         catch_up: _builtins.str | None = ...,
+        jitter_ms: _builtins.int | None = ...,
+        topic_rate_max: _builtins.int | None = ...,
+        group_rate_max: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_catch_up", b"_catch_up", "_delay_ms_max", b"_delay_ms_max", "_delay_ms_min", b"_delay_ms_min", "_delayed_delivery", b"_delayed_delivery", "_fixed_delay_ms", b"_fixed_delay_ms", "_paused", b"_paused", "_payload_bytes_max", b"_payload_bytes_max", "_pending_bytes_max", b"_pending_bytes_max", "_pending_max", b"_pending_max", "_ready_bytes_max", b"_ready_bytes_max", "_ready_max", b"_ready_max", "_retention_ms", b"_retention_ms", "_tick_ms", b"_tick_ms", "_ttl_ms", b"_ttl_ms", "catch_up", b"catch_up", "delay_levels_ms", b"delay_levels_ms", "delay_ms_max", b"delay_ms_max", "delay_ms_min", b"delay_ms_min", "delayed_delivery", b"delayed_delivery", "fixed_delay_ms", b"fixed_delay_ms", "paused", b"paused", "payload_bytes_max", b"payload_bytes_max", "pending_bytes_max", b"pending_bytes_max", "pending_max", b"pending_max", "ready_bytes_max", b"ready_bytes_max", "ready_max", b"ready_max", "retention_ms", b"retention_ms", "tick_ms", b"tick_ms", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_catch_up", b"_catch_up", "_delay_ms_max", b"_delay_ms_max", "_delay_ms_min", b"_delay_ms_min", "_delayed_delivery", b"_delayed_delivery", "_fixed_delay_ms", b"_fixed_delay_ms", "_group_rate_max", b"_group_rate_max", "_jitter_ms", b"_jitter_ms", "_paused", b"_paused", "_payload_bytes_max", b"_payload_bytes_max", "_pending_bytes_max", b"_pending_bytes_max", "_pending_max", b"_pending_max", "_ready_bytes_max", b"_ready_bytes_max", "_ready_max", b"_ready_max", "_retention_ms", b"_retention_ms", "_tick_ms", b"_tick_ms", "_topic_rate_max", b"_topic_rate_max", "_ttl_ms", b"_ttl_ms", "catch_up", b"catch_up", "delay_levels_ms", b"delay_levels_ms", "delay_ms_max", b"delay_ms_max", "delay_ms_min", b"delay_ms_min", "delayed_delivery", b"delayed_delivery", "fixed_delay_ms", b"fixed_delay_ms", "group_rate_max", b"group_rate_max", "jitter_ms", b"jitter_ms", "paused", b"paused", "payload_bytes_max", b"payload_bytes_max", "pending_bytes_max", b"pending_bytes_max", "pending_max", b"pending_max", "ready_bytes_max", b"ready_bytes_max", "ready_max", b"ready_max", "retention_ms", b"retention_ms", "tick_ms", b"tick_ms", "topic_rate_max", b"topic_rate_max", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_catch_up", b"_catch_up", "_delay_ms_max", b"_delay_ms_max", "_delay_ms_min", b"_delay_ms_min", "_delayed_delivery", b"_delayed_delivery", "_fixed_delay_ms", b"_fixed_delay_ms", "_paused", b"_paused", "_payload_bytes_max", b"_payload_bytes_max", "_pending_bytes_max", b"_pending_bytes_max", "_pending_max", b"_pending_max", "_ready_bytes_max", b"_ready_bytes_max", "_ready_max", b"_ready_max", "_retention_ms", b"_retention_ms", "_tick_ms", b"_tick_ms", "_ttl_ms", b"_ttl_ms", "catch_up", b"catch_up", "delay_levels_ms", b"delay_levels_ms", "delay_ms_max", b"delay_ms_max", "delay_ms_min", b"delay_ms_min", "delayed_delivery", b"delayed_delivery", "fixed_delay_ms", b"fixed_delay_ms", "paused", b"paused", "payload_bytes_max", b"payload_bytes_max", "pending_bytes_max", b"pending_bytes_max", "pending_max", b"pending_max", "ready_bytes_max", b"ready_bytes_max", "ready_max", b"ready_max", "retention_ms", b"retention_ms", "tick_ms", b"tick_ms", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_catch_up", b"_catch_up", "_delay_ms_max", b"_delay_ms_max", "_delay_ms_min", b"_delay_ms_min", "_delayed_delivery", b"_delayed_delivery", "_fixed_delay_ms", b"_fixed_delay_ms", "_group_rate_max", b"_group_rate_max", "_jitter_ms", b"_jitter_ms", "_paused", b"_paused", "_payload_bytes_max", b"_payload_bytes_max", "_pending_bytes_max", b"_pending_bytes_max", "_pending_max", b"_pending_max", "_ready_bytes_max", b"_ready_bytes_max", "_ready_max", b"_ready_max", "_retention_ms", b"_retention_ms", "_tick_ms", b"_tick_ms", "_topic_rate_max", b"_topic_rate_max", "_ttl_ms", b"_ttl_ms", "catch_up", b"catch_up", "delay_levels_ms", b"delay_levels_ms", "delay_ms_max", b"delay_ms_max", "delay_ms_min", b"delay_ms_min", "delayed_delivery", b"delayed_delivery", "fixed_delay_ms", b"fixed_delay_ms", "group_rate_max", b"group_rate_max", "jitter_ms", b"jitter_ms", "paused", b"paused", "payload_bytes_max", b"payload_bytes_max", "pending_bytes_max", b"pending_bytes_max", "pending_max", b"pending_max", "ready_bytes_max", b"ready_bytes_max", "ready_max", b"ready_max", "retention_ms", b"retention_ms", "tick_ms", b"tick_ms", "topic_rate_max", b"topic_rate_max", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__catch_up: _TypeAlias = _typing.Literal["catch_up"]  # noqa: Y015
     _WhichOneofArgType__catch_up: _TypeAlias = _typing.Literal["_catch_up", b"_catch_up"]  # noqa: Y015
@@ -4224,6 +4302,10 @@ class Policy(_message.Message):
     _WhichOneofArgType__delayed_delivery: _TypeAlias = _typing.Literal["_delayed_delivery", b"_delayed_delivery"]  # noqa: Y015
     _WhichOneofReturnType__fixed_delay_ms: _TypeAlias = _typing.Literal["fixed_delay_ms"]  # noqa: Y015
     _WhichOneofArgType__fixed_delay_ms: _TypeAlias = _typing.Literal["_fixed_delay_ms", b"_fixed_delay_ms"]  # noqa: Y015
+    _WhichOneofReturnType__group_rate_max: _TypeAlias = _typing.Literal["group_rate_max"]  # noqa: Y015
+    _WhichOneofArgType__group_rate_max: _TypeAlias = _typing.Literal["_group_rate_max", b"_group_rate_max"]  # noqa: Y015
+    _WhichOneofReturnType__jitter_ms: _TypeAlias = _typing.Literal["jitter_ms"]  # noqa: Y015
+    _WhichOneofArgType__jitter_ms: _TypeAlias = _typing.Literal["_jitter_ms", b"_jitter_ms"]  # noqa: Y015
     _WhichOneofReturnType__paused: _TypeAlias = _typing.Literal["paused"]  # noqa: Y015
     _WhichOneofArgType__paused: _TypeAlias = _typing.Literal["_paused", b"_paused"]  # noqa: Y015
     _WhichOneofReturnType__payload_bytes_max: _TypeAlias = _typing.Literal["payload_bytes_max"]  # noqa: Y015
@@ -4240,6 +4322,8 @@ class Policy(_message.Message):
     _WhichOneofArgType__retention_ms: _TypeAlias = _typing.Literal["_retention_ms", b"_retention_ms"]  # noqa: Y015
     _WhichOneofReturnType__tick_ms: _TypeAlias = _typing.Literal["tick_ms"]  # noqa: Y015
     _WhichOneofArgType__tick_ms: _TypeAlias = _typing.Literal["_tick_ms", b"_tick_ms"]  # noqa: Y015
+    _WhichOneofReturnType__topic_rate_max: _TypeAlias = _typing.Literal["topic_rate_max"]  # noqa: Y015
+    _WhichOneofArgType__topic_rate_max: _TypeAlias = _typing.Literal["_topic_rate_max", b"_topic_rate_max"]  # noqa: Y015
     _WhichOneofReturnType__ttl_ms: _TypeAlias = _typing.Literal["ttl_ms"]  # noqa: Y015
     _WhichOneofArgType__ttl_ms: _TypeAlias = _typing.Literal["_ttl_ms", b"_ttl_ms"]  # noqa: Y015
     @_typing.overload
@@ -4252,6 +4336,10 @@ class Policy(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__delayed_delivery) -> _WhichOneofReturnType__delayed_delivery | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fixed_delay_ms) -> _WhichOneofReturnType__fixed_delay_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__group_rate_max) -> _WhichOneofReturnType__group_rate_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__jitter_ms) -> _WhichOneofReturnType__jitter_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__paused) -> _WhichOneofReturnType__paused | None: ...
     @_typing.overload
@@ -4268,6 +4356,8 @@ class Policy(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_ms) -> _WhichOneofReturnType__retention_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tick_ms) -> _WhichOneofReturnType__tick_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__topic_rate_max) -> _WhichOneofReturnType__topic_rate_max | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ttl_ms) -> _WhichOneofReturnType__ttl_ms | None: ...
 

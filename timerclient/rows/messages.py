@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, overload
 
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.background import GuardedFuture
-from timerclient.rows.rows import decode_headers, lease_ms, moment_of, span_ms
+from timerclient.rows.rows import (
+    PRIORITY_DEFAULT,
+    decode_headers,
+    lease_ms,
+    moment_of,
+    span_ms,
+)
 from timerclient.values import ids
 from timerclient.values.codecs import PayloadReader
 from timerclient.values.results import AckResult, ExtendResult, NackResult
@@ -177,6 +183,16 @@ class Message(PayloadReader):
         return self._batch.key(self._at)
 
     @property
+    def ordering_key(self) -> str | None:
+        """The ordering key of the timer. None: it has none, and `key` orders it."""
+        return self._batch.ordering_key(self._at)
+
+    @property
+    def priority(self) -> int:
+        """The priority of the timer, 0 to 9."""
+        return self._batch.priority(self._at)
+
+    @property
     def headers(self) -> dict[str, str]:
         """The headers of the timer."""
         return self._batch.headers(self._at)
@@ -261,6 +277,7 @@ class Batch(Sequence[Message]):
         "_ends",
         "_header_ends",
         "_key_ends",
+        "_ordering_ends",
         "attempts",
         "due_ms",
         "epoch",
@@ -309,6 +326,7 @@ class Batch(Sequence[Message]):
         self._ends: list[int] | None = None
         self._key_ends: list[int] | None = None
         self._header_ends: list[int] | None = None
+        self._ordering_ends: list[int] | None = None
 
     @property
     def payloads(self) -> list[bytes]:
@@ -347,6 +365,19 @@ class Batch(Sequence[Message]):
         if self._key_ends is None:
             self._key_ends = [0, *accumulate(self._columns.key_sizes)]
         return self._columns.keys[self._key_ends[at] : self._key_ends[at + 1]].decode() or None
+
+    def ordering_key(self, at: int) -> str | None:
+        """Return one row's ordering key. None: it has none."""
+        if not self._columns.ordering_key_sizes:
+            return None
+        if self._ordering_ends is None:
+            self._ordering_ends = [0, *accumulate(self._columns.ordering_key_sizes)]
+        ends = self._ordering_ends
+        return self._columns.ordering_keys[ends[at] : ends[at + 1]].decode() or None
+
+    def priority(self, at: int) -> int:
+        """Return one row's priority."""
+        return self._columns.priorities[at] if self._columns.priorities else PRIORITY_DEFAULT
 
     def headers(self, at: int) -> dict[str, str]:
         """Return one row's headers."""

@@ -43,6 +43,8 @@ class PeekedMessage(PayloadReader):
     key: str | None
     headers: Mapping[str, str] = field(repr=False)
     payload: bytes = field(repr=False)
+    ordering_key: str | None = None
+    priority: int = rows.PRIORITY_DEFAULT
 
     @property
     def id(self) -> str:
@@ -105,6 +107,7 @@ def _messages_of(of: pb.Deliveries, states: Sequence[int]) -> list[PeekedMessage
     payloads = rows.slices(of.payload_sizes, of.payloads)
     keys = rows.slices(of.key_sizes, of.keys) or [b""] * count
     headers = rows.slices(of.headers_sizes, of.headers) or [b""] * count
+    orders = rows.slices(of.ordering_key_sizes, of.ordering_keys) or [b""] * count
     return [
         PeekedMessage(
             of.timer_ids[at * ids.SIZE : (at + 1) * ids.SIZE],
@@ -116,6 +119,8 @@ def _messages_of(of: pb.Deliveries, states: Sequence[int]) -> list[PeekedMessage
             keys[at].decode() or None,
             rows.decode_headers(headers[at]),
             payloads[at],
+            orders[at].decode() or None,
+            of.priorities[at] if of.priorities else rows.PRIORITY_DEFAULT,
         )
         for at in range(count)
     ]
@@ -132,6 +137,8 @@ def document_of(message: PeekedMessage) -> dict[str, Any]:
         "fired_at_ms": message.fired_at_ms,
         "failures": message.failures,
         "key": message.key,
+        "ordering_key": message.ordering_key,
+        "priority": message.priority,
         "headers": dict(message.headers),
         **payload_fields(message.payload),
     }

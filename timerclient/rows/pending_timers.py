@@ -54,6 +54,9 @@ class TimerInfo:
     replaced_by: str | None = None
     """Of a CANCELLED timer that was rescheduled: id of the timer that fires instead. None: not
     known. After more than 1,024 reschedules, that timer may have been rescheduled, too."""
+    ordering_key: str | None = None
+    priority: int | None = None
+    """0 to 9, of a pending timer."""
 
     @property
     def id(self) -> str:
@@ -218,8 +221,11 @@ def infos(topic: str, timers: pb.PendingTimers) -> Iterator[TimerInfo]:
     payloads = rows.slices(timers.payload_sizes, timers.payloads)
     keys = rows.slices(timers.key_sizes, timers.keys) or [b""] * len(raw)
     headers = rows.slices(timers.headers_sizes, timers.headers) or [b""] * len(raw)
-    for row in zip(raw, timers.due_ms, payloads, keys, headers, strict=True):
-        one, due_ms, payload, key, texts = row
+    orders = rows.slices(timers.ordering_key_sizes, timers.ordering_keys) or [b""] * len(raw)
+    levels = timers.priorities or [rows.PRIORITY_DEFAULT] * len(raw)
+    columns = raw, timers.due_ms, payloads, keys, headers, orders, levels
+    for row in zip(*columns, strict=True):
+        one, due_ms, payload, key, texts, ordering_key, priority = row
         yield TimerInfo(
             one,
             TimerState.PENDING,
@@ -228,6 +234,8 @@ def infos(topic: str, timers: pb.PendingTimers) -> Iterator[TimerInfo]:
             payload,
             key.decode() or None,
             rows.decode_headers(texts),
+            ordering_key=ordering_key.decode() or None,
+            priority=priority,
         )
 
 

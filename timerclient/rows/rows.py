@@ -33,6 +33,8 @@ UINT64_MAX: Final = (1 << 64) - 1
 LEVEL_MAX: Final = (1 << 31) - 1
 """Limit of the contract's field. A level beyond the topic's last is the last."""
 REQUEST_ID_SIZE_MAX: Final = 64
+PRIORITY_MAX: Final = 9
+PRIORITY_DEFAULT: Final = 4
 TEXT_SIZE_MAX: Final = (1 << 16) - 1
 REQUEST_SIZE_MAX: Final = (64 << 20) - 1024
 """Bytes of one request's rows. A message has at most 64 MiB; its head is small."""
@@ -80,6 +82,9 @@ class NewTimer:
     due_ms: int | None = None
     json: Any = NO_VALUE
     """A value for JSON in place of `payload`."""
+    ordering_key: str | None = None
+    priority: int | None = None
+    """0 to 9. None: 4."""
 
     @property
     def when(self) -> DueTime:
@@ -365,7 +370,9 @@ def decode_headers(encoded: bytes) -> dict[str, str]:
 class Columns:
     """Rows of one topic that are being collected, one call of `schedule` each."""
 
-    __slots__ = ("headers", "keys", "payloads", "topic", "values", "way")
+    __slots__ = (
+        *("headers", "keys", "ordering_keys", "payloads", "priorities", "topic", "values", "way"),
+    )
 
     def __init__(self, topic: str, way: Way) -> None:
         self.topic = topic
@@ -374,6 +381,8 @@ class Columns:
         self.payloads: list[bytes] = []
         self.keys: list[bytes] = []
         self.headers: list[bytes] = []
+        self.ordering_keys: list[bytes] = []
+        self.priorities: list[int] = []
 
     def write(self, to: pb.TimerColumns) -> None:
         """Write the rows to a message of the contract."""
@@ -382,15 +391,18 @@ class Columns:
         to.payload_sizes.extend(map(len, self.payloads))
         to.payloads = b"".join(self.payloads)
         _write_optional(to, self.keys, self.headers)
+        _write_traits(to, self.ordering_keys, self.priorities)
 
 
-def encode_batch(
+def encode_batch(  # noqa: PLR0913 -- the columns of a batch
     topic: str,
     payloads: Iterable[bytes],
     when: Mapping[str, Any],
     keys: Iterable[str | None] | None,
     headers: Headers | Iterable[Headers | None] | None,
     on_conflict: OnConflict = "reject",
+    ordering_keys: Iterable[str | None] | None = None,
+    priorities: Iterable[int | None] | int | None = None,
 ) -> tuple[bytes, int]:
     """Return (a ScheduleRequest without its head, its rows n >= 1).
 
@@ -412,12 +424,34 @@ def encode_batch(
         header_list = [encode_headers(headers)] * n
     else:
         header_list = [] if headers is None else [encode_headers(row) for row in headers]
-    for name, column in (("keys", key_list), ("headers", header_list)):
+    orders = [
+        utf8("ordering_keys", key or "") for key in texts("ordering_keys", ordering_keys or [])
+    ]
+    levels = _priorities(priorities, n)
+    columns: dict[str, Sequence[object]] = {"keys": key_list, "headers": header_list}
+    columns |= {"ordering_keys": orders, "priorities": levels}
+    for name, column in columns.items():
         if len(column) not in (0, n):
             raise InvalidRequest.of(name, f"{len(column)} values", f"give none, or {n}")
     check_keyed(request.on_conflict, key_list or [b""])
     _write_optional(to, key_list, header_list)
+    _write_traits(to, orders, levels)
     return checked(request.SerializeToString()), n
+
+
+def priority(value: int | None) -> int:
+    """Return a priority.
+
+    Raises:
+        InvalidRequest: It is not in 0 .. 9.
+    """
+    return PRIORITY_DEFAULT if value is None else whole("priority", value, 0, PRIORITY_MAX)
+
+
+def _priorities(values: Iterable[int | None] | int | None, n: int) -> list[int]:
+    if isinstance(values, Iterable):
+        return [priority(value) for value in _listed(values)]
+    return [] if values is None else [priority(values)] * n
 
 
 def checked(body: bytes) -> bytes:
@@ -526,3 +560,11 @@ def _write_optional(to: pb.TimerColumns, keys: list[bytes], headers: list[bytes]
     if any(headers):
         to.headers_sizes.extend(map(len, headers))
         to.headers = b"".join(headers)
+
+
+def _write_traits(to: pb.TimerColumns, ordering_keys: list[bytes], priorities: list[int]) -> None:
+    if any(ordering_keys):
+        to.ordering_key_sizes.extend(map(len, ordering_keys))
+        to.ordering_keys = b"".join(ordering_keys)
+    if any(each != PRIORITY_DEFAULT for each in priorities):
+        to.priorities.extend(priorities)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from timerclient.proto import timer_pb2 as pb
-from timerclient.rows.rows import Columns, Way
+from timerclient.rows.rows import PRIORITY_DEFAULT, Columns, Way
 from timerclient.rows.scheduled_timers import RequestOutcome
 from timerclient.streams.nodes import (
     NodeChannel,
@@ -146,7 +146,10 @@ class BatchRequest(CallsRequest):
 class SingleRow:
     """The one row of a single call."""
 
-    __slots__ = ("headers", "key", "on_conflict", "payload", "topic", "value", "way")
+    __slots__ = (
+        *("headers", "key", "on_conflict", "ordering_key", "payload", "priority", "topic"),
+        *("value", "way"),
+    )
 
     def __init__(self, topic: str, payload: bytes, way: Way, value: int) -> None:
         self.topic = topic
@@ -156,13 +159,16 @@ class SingleRow:
         """Milliseconds, or a level."""
         self.key = b""
         self.headers = b""
+        self.ordering_key = b""
+        self.priority = PRIORITY_DEFAULT
         self.on_conflict: pb.OnConflict.ValueType = pb.ON_CONFLICT_UNSPECIFIED
         """For a row with a key."""
 
     @property
     def size(self) -> int:
         """Approximate bytes on the wire."""
-        return 20 + len(self.payload) + len(self.key) + len(self.headers)
+        texts = len(self.key) + len(self.headers) + len(self.ordering_key)
+        return 20 + len(self.payload) + texts
 
 
 def encode_rows(
@@ -184,6 +190,8 @@ def encode_rows(
         column.payloads.append(row.payload)
         column.keys.append(row.key)
         column.headers.append(row.headers)
+        column.ordering_keys.append(row.ordering_key)
+        column.priorities.append(row.priority)
         places[name].append(at)
     request = pb.ScheduleRequest(on_conflict=on_conflict)
     for column in columns.values():

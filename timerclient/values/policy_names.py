@@ -26,6 +26,9 @@ class PolicyFields(TypedDict, total=False):
     retention_ms: int
     paused: bool
     catch_up: CatchUp
+    jitter_ms: int
+    topic_rate_max: int
+    group_rate_max: int
 
 
 NOTHING: Final = cast("PolicyFields", MappingProxyType({}))

@@ -17,6 +17,8 @@ OPTIONS: Final = (
     "key",
     "on_conflict",
     "headers",
+    "ordering_key",
+    "priority",
     "request_id",
     "timeout",
     "delay",

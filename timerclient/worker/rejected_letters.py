@@ -53,6 +53,8 @@ async def write_letter(client: AsyncTimerClient, message: Message, group: str, t
             message.payload,
             key=message.key,
             headers=letter_headers(message, group),
+            ordering_key=message.ordering_key,
+            priority=message.priority,
             request_id=f"reject-{message.id}-{message.group_id}",
         )
     except InvalidRequest as error:

@@ -118,7 +118,7 @@ class TimerHandler(Generic[P, R]):
         """Schedule a timer for this handler, with its arguments by name; on an event loop.
 
         The options are those of `AsyncTimerClient.schedule`: delay, delay_level, due or due_ms;
-        key, on_conflict, headers, request_id and timeout.
+        key, on_conflict, headers, ordering_key, priority, request_id and timeout.
 
         Raises:
             InvalidRequest: An argument is missing, unknown or of another type, or an option

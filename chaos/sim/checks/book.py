@@ -25,7 +25,7 @@ from chaos.sim.world.referee import Broken
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.payloads import GroupOp, Move, Nack, Op, decode_fire, decode_group
 from timer.leader.groups import dead_letters
-from timer.leader.groups.group_dispatch import Delivery
+from timer.leader.groups.group_delivery import Delivery
 from timer.model import timer_id
 from timer.model.columns import decode_headers, decode_schedule
 from timer.model.units import Epoch, GroupId, LogIndex

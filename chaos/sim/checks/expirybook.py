@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from chaos.sim.checks.fatebook import FateBook
 from chaos.sim.checks.policybook import PolicyBook
 from chaos.sim.world.referee import Broken
-from timer.leader.groups.group_dispatch import Delivery
+from timer.leader.groups.group_delivery import Delivery
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from chaos.sim.world.referee import Broken
 from timer.entries.payloads import SHARED
-from timer.leader.groups.group_dispatch import Delivery
+from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.group_leases import ACCEPT
 from timer.leader.groups.lease_table import ConsumerStream
 from timer.ready.group import Group

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from chaos.sim.checks.keybook import TimerName
 from chaos.sim.world.referee import Broken
 from timer.entries.payloads import KEY_SHARED, SHARED, GroupOp, Op
-from timer.leader.groups.group_dispatch import Delivery
+from timer.leader.groups.group_delivery import Delivery
 from timer.state.machine import Machine
 
 

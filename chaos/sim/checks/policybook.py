@@ -90,18 +90,18 @@ class PolicyBook:
             if limit is not None and most > limit:
                 raise Broken("policy", f"{entry.index}: {most} bytes in {topic}, {rules}")
             times = list(zip(rows["requested_ms"].tolist(), rows["due_ms"].tolist(), strict=True))
-            if times not in [_times(rules, taken) for taken in takings]:
+            if not any(_fits(rules, taken, times) for taken in takings):
                 raise Broken("policy", f"{entry.index}: {times} in {topic}, {rules}, {takings}")
 
     def _check_moves(self, entry: Entry, applied: RescheduleApplied) -> None:
         order = decode_reschedule(entry.payload)
-        times = zip(order.requested_ms.tolist(), order.due_ms.tolist(), strict=True)
-        for at, (requested_ms, due_ms) in enumerate(times):
+        pairs = zip(order.requested_ms.tolist(), order.due_ms.tolist(), strict=True)
+        for at, (requested_ms, due_ms) in enumerate(pairs):
             takings = self.moves.get(self._target(order.targets, at), [])
             if applied.results[at] != RESCHEDULED or not takings:
                 continue
-            fits = [_times(self.at(entry.index, topic), taken) for topic, taken in takings]
-            if [(requested_ms, due_ms)] not in fits:
+            times = [(requested_ms, due_ms)]
+            if not any(_fits(self.at(entry.index, topic), one, times) for topic, one in takings):
                 said = self.at(entry.index, takings[0][0])
                 raise Broken("policy", f"{entry.index}: to {due_ms}, {said}, {takings}")
 
@@ -112,13 +112,17 @@ class PolicyBook:
         return topic, bytes(targets.key.blob)  # type: ignore[attr-defined] # one key a request
 
 
-def _times(rules: dict[str, Any], taken: TakenRequest) -> list[tuple[int, int]] | None:
-    """Return (requested, due) of each row. None: the request had to be rejected."""
-    times = [_time(rules, taken, value) for value in taken.values]
-    return None if None in times else [each for each in times if each is not None]
+def _fits(rules: dict[str, Any], taken: TakenRequest, times: list[tuple[int, int]]) -> bool:
+    """Return whether (requested, due) of each row follow from the policies."""
+    spans = [_time(rules, taken, value) for value in taken.values]
+    return len(spans) == len(times) and all(
+        span is not None and requested == span[0] and span[1] <= due <= span[2]
+        for span, (requested, due) in zip(spans, times, strict=True)
+    )
 
 
-def _time(rules: dict[str, Any], taken: TakenRequest, value: int) -> tuple[int, int] | None:
+def _time(rules: dict[str, Any], taken: TakenRequest, value: int) -> tuple[int, int, int] | None:
+    """Return (requested, first due, last due) of a row. None: it had to be rejected."""
     now, delay = taken.clock_ms, value
     if taken.way == "due_ms":
         delay = value - now
@@ -138,7 +142,11 @@ def _time(rules: dict[str, Any], taken: TakenRequest, value: int) -> tuple[int, 
     due, ttl_ms = now + delay, rules.get("ttl_ms")
     if ttl_ms and due + ttl_ms <= now:
         return None
-    if delay <= 0:
-        return requested, max(due, taken.floor_ms)
-    tick = rules["tick_ms"]
-    return requested, due + -due % tick
+    tick, jitter = rules["tick_ms"], rules.get("jitter_ms") or 0
+    jitter = jitter if rules["delayed_delivery"] else 0
+    last = max(due, now) + jitter
+    last += -last % tick
+    if delay > 0:
+        return requested, due + -due % tick, last
+    first = max(due, taken.floor_ms)
+    return requested, first, max(first, last) if jitter else first

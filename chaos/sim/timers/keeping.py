@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from timer.entries.payloads import AlterGroup
 from timer.leader.groups import dead_letters
-from timer.leader.groups.group_dispatch import Delivery
+from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.lease_table import ConsumerStream
 from timer.leader.leader import Leader
 from timer.model.timer_errors import EngineError

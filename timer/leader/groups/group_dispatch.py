@@ -14,11 +14,9 @@ module collects the ops that change it.
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from timer.entries import payloads
 from timer.entries.entry_frame import EntryKind
@@ -34,8 +32,10 @@ from timer.entries.payloads import (
 )
 from timer.leader.groups import dead_letters, group_batch
 from timer.leader.groups.deadlines import Alarms
+from timer.leader.groups.delivery_rates import DeliveryRates
 from timer.leader.groups.expiry import Expiry, Propose
 from timer.leader.groups.group_batch import Acks, Done, GroupBatch, PendingOp, Told, Verdicts
+from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.group_leases import ACCEPT, DEAD_LETTERED, ENDS_MAX, LEASE_LOST, Leases
 from timer.leader.groups.lease_table import FREE, ConsumerStream, Lease, OffsetStates
 from timer.leader.groups.turns import LEASE_WORK, Next, TurnResult, Turns
@@ -102,21 +102,6 @@ OVERLOAD_RETRY_MS: Final = 50
 _DOOMED: Final = "the topic is being deleted; retry"
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """A lease with its group and topic; the rows are in the topic's queue."""
-
-    epoch: Epoch
-    topic: Topic
-    group: Group
-    lease: Lease
-    attempts: npt.NDArray[np.uint32]
-    failures: npt.NDArray[np.uint32]
-    """Earlier nacks and ended leases of each message, (n,)."""
-    at_ms: UnixMs
-    """Time of the lease on the cluster's clock, Unix milliseconds."""
-
-
 class Serving:
     """The groups and their consumers, in one epoch."""
 
@@ -128,9 +113,13 @@ class Serving:
         id_salt: int,
         ttl_ms: Callable[[Topic], int] = lambda _: 0,
         expires: Callable[[], bool] = lambda: False,
+        rates: Callable[[Topic], tuple[int, int]] = lambda _: (0, 0),
         limits: CountLimits = CountLimits(),  # noqa: B008 -- immutable
     ) -> None:
-        """`ttl_ms`: a topic's time to live, 0 for none. `expires`: whether any topic has one."""
+        """`ttl_ms`: a topic's time to live, 0 for none. `expires`: whether any topic has one.
+
+        `rates`: see DeliveryRates.
+        """
         self.machine = machine
         self.epoch = epoch
         self.refusing: EngineError | None = None
@@ -155,6 +144,7 @@ class Serving:
         """Next ends of leases, on the monotonic clock."""
         self._returns: Alarms[GroupId] = Alarms()
         """Times at which delayed messages may return, on the cluster's clock."""
+        self._rates = DeliveryRates(rates)
         self.doomed: set[TopicId] = set()
         """Topics with a deletion in flight: requests that name them are rejected."""
         self._turns = Turns()
@@ -508,7 +498,8 @@ class Serving:
                 self._turns.want(group_id)  # messages that were not sent are free at once
             if room <= 0:
                 break
-        for group_id in itertools.islice(self._returns.due(now.clock_ms), EXPIRES_MAX):
+        again = self._returns.due(now.clock_ms), self._rates.alarms.due(now.mono_ms)
+        for group_id in itertools.chain(*(itertools.islice(due, EXPIRES_MAX) for due in again)):
             if group_id in self._leases:
                 self._turns.want(group_id)
         if self.refusing is None:
@@ -519,6 +510,8 @@ class Serving:
         wakes = [now.mono_ms + 1] if self._turns.cut_short else []
         if (ends := self._ends.next_ms()) is not None:
             wakes.append(MonoMs(ends))
+        if (paced := self._rates.alarms.next_ms()) is not None:
+            wakes.append(MonoMs(paced))
         if (returns := self._returns.next_ms()) is not None:
             wakes.append(MonoMs(now.mono_ms + max(0, returns - now.clock_ms)))
         if self.refusing is None and (expires := self.expiry.wake_at_ms(now)) is not None:
@@ -544,11 +537,13 @@ class Serving:
             if self.expiry.busy(topic):  # `feed` adds the group again after the entry is applied
                 return TurnResult(Next.DONE, 1)
             outlived_ms = self.expiry.outlived_ms(topic, now.clock_ms)
-            lease = leases.hand_out(
-                now.mono_ms, now.clock_ms, topic.queue, DELIVERY_ROWS_MAX, outlived_ms
-            )
+            most = self._rates.room(topic, group, DELIVERY_ROWS_MAX, now.mono_ms)
+            lease = leases.hand_out(now.mono_ms, now.clock_ms, topic.queue, most, outlived_ms)
+            self._rates.took(topic, group, most, len(lease.offsets) if lease else 0, now.mono_ms)
             if lease is not None:
                 out.append(self._deliver(topic, group, lease, now))
+                if leases.sorts:
+                    self._batch.add(leases.reserve())
                 result = TurnResult(Next.AGAIN, LEASE_WORK * leases.work)
             else:
                 more = self._look_further(leases, topic, now, room=room)
@@ -768,6 +763,8 @@ class Serving:
         """Drop a group's leases; end the streams of its consumers if it was deleted."""
         old = self._leases.pop(result.op.group, None)
         self._turns.drop(result.op.group)
+        if old is not None:
+            self._rates.forget(old.group.topic, old.group)
         for consumer in list(old.consumers) if old is not None else []:
             consumer.leases.clear()
             if isinstance(result, SeekApplied):
@@ -779,6 +776,7 @@ class Serving:
     def deleted(self, applied: DeleteTopicApplied) -> None:
         """Drop the leases of a deleted topic's groups, and end their consumers' streams."""
         self.doomed.discard(applied.op.topic)
+        self._rates.forget(applied.op.topic)
         for group in applied.topic.groups.values() if applied.topic is not None else ():
             old = self._leases.pop(group.group_id, None)
             self._turns.drop(group.group_id)

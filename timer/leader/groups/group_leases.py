@@ -35,6 +35,7 @@ from timer.leader.groups.lease_table import (
     ACKING,
     ENDING,
     FREE,
+    RESERVE_AHEAD,
     ConsumerStream,
     Lease,
     LeaseTable,
@@ -47,9 +48,6 @@ from timer.model.columns import U64
 from timer.model.units import Epoch, LeaseId, MonoMs, QueueOffset, UnixMs
 from timer.ready.group import Group
 from timer.ready.queue import Queue
-
-RESERVE_AHEAD: Final = 4096
-"""Offsets that the leader reserves ahead of deliveries: one RESERVE op serves so many messages."""
 
 ENDS_MAX: Final = 16_384
 """Weight of the leases that end in one step, about 3 ms: 1,820 leases of one message."""
@@ -71,6 +69,8 @@ class Order(Protocol):
     """Work units of the last look for free messages."""
     unfinished: bool
     """Whether `next` stopped before it had looked at everything. The caller resets it."""
+    ahead: int
+    """Offsets to be reserved beyond those that were looked at: RESERVE_AHEAD, or more."""
 
     def next(self, clock_ms: UnixMs, queue: Queue, limit: int) -> tuple[ConsumerStream, U64] | None:
         """Return up to `limit` free messages, of about a megabyte, and their consumer.
@@ -159,6 +159,11 @@ class Leases:
         return self._order.unfinished or self._exits.unfinished
 
     @property
+    def sorts(self) -> bool:
+        """Whether messages are sorted ahead of their delivery: reserve after each lease, too."""
+        return self._order.ahead > RESERVE_AHEAD
+
+    @property
     def in_flight(self) -> int:
         """Messages leased now."""
         return self._table.in_flight
@@ -203,11 +208,12 @@ class Leases:
         first of an epoch covers all offsets delivered in earlier epochs, as most may be acked.
         """
         fresh = max(self._table.fresh, int(self.group.cursor))
-        enough = int(self.group.reserved) >= fresh + RESERVE_AHEAD // 2
+        ahead = self._order.ahead
+        enough = int(self.group.reserved) >= fresh + ahead // 2
         if self._reserving or enough or not self.consumers or self.handing_over:
             return None
         self._reserving = True
-        offsets = np.array([max(fresh + RESERVE_AHEAD, self.group.delivered_to)], np.uint64)
+        offsets = np.array([max(fresh + ahead, self.group.delivered_to)], np.uint64)
         return GroupOp(Op.RESERVE, self.group.topic, self.group.group_id, offsets)
 
     def hand_over(self) -> list[GroupOp]:

@@ -3,7 +3,8 @@
     cursor                                queue end
       | L  A  L  W  f  f  .  .  .  .  .  .  |     one key: messages behind the wall W wait
 
-Messages of one key are delivered in the order of their queue offsets. Groups of types `exclusive`
+Messages of one ordering key, or without one of one key, are delivered in the order of their queue
+offsets. A priority has no effect. Groups of types `exclusive`
 and `failover` serve one consumer at a time and treat all messages as one key.
 
 A message is delivered only if every earlier message of its key is acked (A), or leased to the same
@@ -23,7 +24,12 @@ import numpy as np
 
 from timer.entries.payloads import KEY_SHARED
 from timer.leader.groups.exits import DELIVERY_BYTES, Exits
-from timer.leader.groups.lease_table import ENDING, ConsumerStream, LeaseTable
+from timer.leader.groups.lease_table import (
+    ENDING,
+    RESERVE_AHEAD,
+    ConsumerStream,
+    LeaseTable,
+)
 from timer.leader.groups.offset_column import Marks
 from timer.leader.groups.roster import Roster
 from timer.model.columns import I64, U64
@@ -60,12 +66,13 @@ class KeyOrder:
 
     __slots__ = (
         *("_exits", "_group", "_keys", "_moves", "_recalled", "_returns_at", "_roster", "_table"),
-        *("unfinished", "work"),
+        *("ahead", "unfinished", "work"),
     )
 
     def __init__(self, group: Group, table: LeaseTable, roster: Roster, exits: Exits) -> None:
         self._group, self._table, self._roster, self._exits = group, table, roster, exits
         self.unfinished = False
+        self.ahead = RESERVE_AHEAD
         self.work = LOOK_WORK
         self._keys = Marks(table.fresh)
         """Hashes of keys by offset. 0: not read yet."""

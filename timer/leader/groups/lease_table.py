@@ -31,6 +31,8 @@ ENDING: Final = np.uint64((1 << 64) - 2)
 WAITING: Final = np.uint64((1 << 64) - 3)
 DYING: Final = np.uint64((1 << 64) - 4)
 
+RESERVE_AHEAD: Final = 4096
+"""Offsets that the leader reserves ahead of deliveries: one RESERVE op serves so many messages."""
 DEADLINES_MIN: Final = 1024
 STALE_MAX: Final = 64
 """Deadlines of ended leases that one look for the next deadline removes."""

@@ -1,8 +1,11 @@
-"""Deliveries of a group of type `shared`, in any order.
+"""Deliveries of a group of type `shared`, in any order, by priority if messages have some.
 
 fresh offsets --scan--> free --> leased      Returned messages go first. Then come those that
 back: returned messages ----^                were never delivered in this epoch. A delayed
 waiting: delayed messages --> back           message waits for its time in a heap.
+
+While the queue has messages with priorities, free messages first go on a shelf, which decides
+(timer/leader/groups/priority_shelf.py).
 """
 
 import heapq
@@ -11,7 +14,14 @@ from typing import Final
 import numpy as np
 
 from timer.leader.groups.exits import DELIVERY_BYTES, Exits
-from timer.leader.groups.lease_table import FREE, WAITING, ConsumerStream, LeaseTable
+from timer.leader.groups.lease_table import (
+    FREE,
+    RESERVE_AHEAD,
+    WAITING,
+    ConsumerStream,
+    LeaseTable,
+)
+from timer.leader.groups.priority_shelf import FILL_MAX, SHELF_MAX, PriorityShelf
 from timer.leader.groups.roster import Roster
 from timer.model.columns import I64, U64
 from timer.model.units import QueueOffset, UnixMs
@@ -29,14 +39,16 @@ class SharedOrder:
     """The order of a group's deliveries: see the module, and `Order` in group_leases.py."""
 
     __slots__ = (
-        *("_back", "_exits", "_group", "_merge_at", "_roster", "_table", "_waiting"),
-        *("unfinished", "work"),
+        *("_back", "_exits", "_group", "_merge_at", "_roster", "_shelf", "_table", "_waiting"),
+        *("ahead", "unfinished", "work"),
     )
 
     def __init__(self, group: Group, table: LeaseTable, roster: Roster, exits: Exits) -> None:
         self._group, self._table, self._roster, self._exits = group, table, roster, exits
         self.unfinished = False
         self.work = 1
+        self.ahead = RESERVE_AHEAD
+        self._shelf = PriorityShelf()
         self._back: list[U64] = []
         """Offsets to be delivered again, each array ascending."""
         self._waiting: list[tuple[UnixMs, int, I64, U64]] = []
@@ -50,7 +62,14 @@ class SharedOrder:
         if consumer is None:
             return None
         self._release(clock_ms)
-        offsets = self._take(clock_ms, queue.end, min(limit, self._roster.allowed(consumer)))
+        limit = min(limit, self._roster.allowed(consumer))
+        if queue.prioritizes or self._shelf.count:
+            offsets = self._take_by_priority(clock_ms, queue, limit)
+            if len(offsets):
+                self._roster.served(consumer)
+            return (consumer, offsets) if len(offsets) else None
+        self.ahead = RESERVE_AHEAD
+        offsets = self._take(clock_ms, queue.end, limit)
         if not len(offsets):
             return None
         offsets = self._at_most(offsets, queue.at_hand(offsets))
@@ -88,6 +107,43 @@ class SharedOrder:
                 break
             scan = min(2 * scan, max(limit, SCAN_MAX))
         return np.zeros(0, np.uint64)
+
+    def _take_by_priority(self, clock_ms: UnixMs, queue: Queue, limit: int) -> U64:
+        """Return messages to be delivered, of about a megabyte at most; empty: none can be."""
+        self.ahead, shelf = SHELF_MAX, self._shelf
+        if not self._fill(clock_ms, queue):
+            self.unfinished = True
+            return np.zeros(0, np.uint64)
+        while shelf.count:
+            offsets = shelf.choose(limit)
+            free = self._free(clock_ms, offsets)
+            if len(free) < len(offsets):
+                shelf.remove(np.setdiff1d(offsets, free, assume_unique=True))
+                continue
+            offsets = offsets[: queue.at_hand(offsets)]
+            if not len(offsets):
+                break
+            offsets = offsets[: queue.fitting(offsets, DELIVERY_BYTES)]
+            shelf.take(offsets)
+            offsets = self._exits.alive(offsets, queue)
+            if len(offsets):
+                return offsets
+        return np.zeros(0, np.uint64)
+
+    def _fill(self, clock_ms: UnixMs, queue: Queue) -> bool:
+        """Put free messages on the shelf; return whether it has all that it can have now."""
+        room = FILL_MAX
+        while most := min(room, SHELF_MAX - self._shelf.count):
+            offsets = self._take(clock_ms, queue.end, most)
+            if not len(offsets):
+                return True
+            offsets = self._at_most(offsets, queue.at_hand(offsets))
+            if not len(offsets):
+                return True
+            self._shelf.put(offsets, queue.priorities(offsets))
+            self.work += 1
+            room -= len(offsets)
+        return self._shelf.count >= SHELF_MAX
 
     def _free(self, clock_ms: UnixMs, offsets: U64) -> U64:
         """Return the offsets that may be delivered; put the delayed and the dying ones aside."""
@@ -167,7 +223,7 @@ class SharedOrder:
         del clock_ms
         fresh = self._group.unacked_from(max(self._table.fresh, int(self._group.cursor)))
         found = [fresh] if fresh < queue_end else []
-        for offsets in self._back:
+        for offsets in (*self._back, *self._shelf.levels):
             for start in range(0, len(offsets), LOOK_ROWS):
                 some = offsets[start : start + LOOK_ROWS]
                 free = some[~self._group.is_acked(some) & self._table.of(some).free]

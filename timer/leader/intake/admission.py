@@ -1,12 +1,12 @@
 """Admission: the leader computes each timer's due time from the requested time and the policies.
 
-    due_ms, delay_ms, delay_level --+-- requested --- off, fixed, minimum, tick --> effective due
-                                    |
+    due_ms, delay_ms, delay_level --+-- requested -- off, fixed, minimum, jitter, tick -- effective
+                                    |                                                         due
                                     +-- beyond the maximum: rejected
 
-The entry holds both times, so no replica computes them again. The leader uses the policies at the
-end of its log: the applied ones, and those it has appended since. The next entry lies after them.
-A timer's times therefore follow the policies in force at its entry.
+The entry holds both times, so no replica computes them again, and the jitter is drawn once. The
+leader uses the policies at the end of its log: the applied ones, and those it has appended since.
+The next entry lies after them. A timer's times therefore follow the policies in force at its entry.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +20,7 @@ from timer.entries.policies import (
     NAMESPACES_MAX,
     NODE_BOUNDS,
     QUOTAS,
+    RATES,
     Effective,
     Policies,
     Scope,
@@ -28,12 +29,14 @@ from timer.entries.policies import (
 )
 from timer.model.columns import I64, U32
 from timer.model.timer_errors import InvalidRequestError, NotReadyError
+from timer.model.timer_id import mix, mix_one
 from timer.model.units import DUE_MS_MAX, Now, TopicId, UnixMs
 
 if TYPE_CHECKING:
     from timer.ready.topic import Topic
     from timer.state.machine import Machine
 
+UINT64_MAX: Final = (1 << 64) - 1
 WAYS: Final = ("due_ms", "delay_ms", "delay_level")
 
 
@@ -77,6 +80,19 @@ def when_of(given: Mapping[str, Sequence[int]], rows: int) -> WantedTimes:
     return WantedTimes(way, values)
 
 
+class Draws:
+    """Pseudo-random numbers from a seed. The core has no source of randomness of its own."""
+
+    def __init__(self, seed: int) -> None:
+        self._next = mix_one(seed & UINT64_MAX)
+
+    def up_to(self, most: int, count: int) -> I64:
+        """Return `count` numbers in 0 .. most, each as probable as any other, (count,)."""
+        places = np.arange(count, dtype=np.uint64) + np.uint64(self._next)
+        self._next = (self._next + count) & UINT64_MAX
+        return (mix(places) % np.uint64(most + 1)).astype(np.int64)
+
+
 class Quota(NamedTuple):
     """A topic's limit on one kind of usage (timer/leader/intake/quotas.py)."""
 
@@ -90,7 +106,8 @@ class Quota(NamedTuple):
 class Rules:
     """The policies of one topic, prepared for columns of rows."""
 
-    def __init__(self, effective: Effective) -> None:
+    def __init__(self, effective: Effective, draws: Draws | None = None) -> None:
+        """`draws`: the source of jitter. None: the timers get none."""
         policy = effective.policy
         assert policy.tick_ms is not None, policy
         assert policy.payload_bytes_max is not None, policy
@@ -109,6 +126,8 @@ class Rules:
         self._min_ms, self._max_ms = policy.delay_ms_min, policy.delay_ms_max
         self._fixed_ms = policy.fixed_delay_ms
         self._ttl_ms = policy.ttl_ms
+        self._draws = draws
+        self._jitter_ms = policy.jitter_ms if draws is not None and policy.delayed_delivery else 0
         self._levels_ms = np.array([0, *policy.delay_levels_ms], np.int64)
 
     def _whose(self, field: str) -> str:
@@ -125,10 +144,8 @@ class Rules:
             already have expired.
         """
         requested = self._requested(when, now)
-        due = self._due(requested, now, floor_ms)
-        if len(due) == rows:
-            return Times(requested, due)
-        return Times(np.full(rows, requested[0]), np.full(rows, due[0]))
+        due = self._due(requested, rows, now, floor_ms)
+        return Times(_for_each(requested, rows), _for_each(due, rows))
 
     def _requested(self, when: WantedTimes, now: Now) -> I64:
         values = when.values
@@ -152,7 +169,8 @@ class Rules:
             raise InvalidRequestError(when.way, asked, limit)
         return values + now.clock_ms
 
-    def _due(self, requested: I64, now: Now, floor_ms: UnixMs) -> I64:
+    def _due(self, requested: I64, rows: int, now: Now, floor_ms: UnixMs) -> I64:
+        """Return the effective due times: one for all rows, or with jitter one for each."""
         wanted, clock_ms = requested, now.clock_ms
         if not self._delayed:
             wanted = np.minimum(requested, clock_ms)
@@ -164,6 +182,8 @@ class Rules:
         if self._ttl_ms and oldest <= clock_ms - self._ttl_ms:
             limit = f"must be above {clock_ms - self._ttl_ms}{self._whose('ttl_ms')}"
             raise InvalidRequestError("due_ms", oldest, limit)
+        if self._jitter_ms and self._draws is not None:
+            wanted = np.maximum(wanted, clock_ms) + self._draws.up_to(self._jitter_ms, rows)
         tick = self._tick_ms
         rounded = np.minimum(-(-wanted // tick) * tick, DUE_MS_MAX)  # an id holds no more
         return np.where(wanted <= clock_ms, np.maximum(wanted, floor_ms), rounded)
@@ -179,6 +199,11 @@ class Rules:
         return np.where(planned <= now.clock_ms, np.maximum(planned, floor_ms), rounded)
 
 
+def _for_each(values: I64, rows: int) -> I64:
+    """Return one value for each row, of as many or of one."""
+    return values if len(values) == rows else np.full(rows, values[0])
+
+
 UNBOUNDED: Final = Rules(Policies().effective(DEFAULTS))
 """Rules of rows whose times have no effect."""
 
@@ -186,9 +211,13 @@ UNBOUNDED: Final = Rules(Policies().effective(DEFAULTS))
 class Admission:
     """The policies by which the leader computes its next entries."""
 
-    def __init__(self, machine: "Machine", node: ScopePolicy) -> None:
-        """`node`: the node's settings, which hold where no policy sets a value."""
+    def __init__(self, machine: "Machine", node: ScopePolicy, seed: int = 0) -> None:
+        """`node`: the node's settings, which hold where no policy sets a value.
+
+        `seed`: of the jitter, another one for each epoch.
+        """
         self._machine = machine
+        self._draws = Draws(seed)
         self._node = node
         self._policies = machine.policies
         self._rules: dict[int, Rules] = {}
@@ -200,12 +229,20 @@ class Admission:
             topic = self._machine.topics.get(TopicId(topic_id))
             namespace = namespace_of(topic.name) if topic is not None else ""
             effective = self._policies.effective(self._node, namespace, TopicId(topic_id))
-            rules = self._rules[topic_id] = Rules(effective)
+            rules = self._rules[topic_id] = Rules(effective, self._draws)
         return rules
 
     def ttl_ms(self, topic: "Topic") -> int:
         """Return a message's time to live after its due time, milliseconds; 0: no limit."""
         return self._policies.said("ttl_ms", topic.name, topic.topic_id) or 0
+
+    def rates(self, topic: "Topic") -> tuple[int, int]:
+        """Return a topic's most deliveries a second: of all groups, of each group. 0: no limit."""
+        if not self._policies.paces:
+            return 0, 0
+        policies, name, topic_id = self._policies, topic.name, topic.topic_id
+        of_topic, of_group = (policies.said(field, name, topic_id) or 0 for field in RATES)
+        return of_topic, of_group
 
     @property
     def differs(self) -> bool:

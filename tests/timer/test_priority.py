@@ -1,0 +1,124 @@
+"""Priority among the ready messages of a shared group, and its bound on starvation."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.timer.leading import Play
+from tests.timer.machines import Timer, part_of
+from timer.leader.groups.priority_shelf import OLDEST, RUN, SHELF_MAX, wait_max
+from timer.model.columns import Binary, encode_headers
+from timer.model.row_traits import Traits, join
+from timer.ready.group import Group
+
+
+def schedule(play: Play, priorities: Sequence[int], ordering: Sequence[bytes] = ()) -> None:
+    """Schedule due timers with these priorities."""
+    now_ms, n = int(play.now.clock_ms), len(priorities)
+    timers: list[Timer] = [(play.topic_id, now_ms, b"x")] * n
+    keys = [*ordering] or [b""] * n
+    headers = Binary.of([encode_headers({"a": "b"}) if at % 3 else b"" for at in range(n)])
+    traits = Traits(Binary.of(keys), np.array(priorities, np.uint8))
+    part = replace(part_of(timers), headers=join(headers, traits))
+    play.leader.schedule(part, play.done("schedule"), play.now)
+    play.settle()
+    del play.answers["schedule"]
+
+
+def delivered(play: Play, since: int = 0) -> list[int]:
+    """Return the offsets of all deliveries, in their order."""
+    leases = (each.lease.offsets.tolist() for each in play.deliveries[since:])
+    return [offset for offsets in leases for offset in offsets]
+
+
+def take_all(play: Play, group: Group, credit: int) -> list[int]:
+    """Return the offsets of all messages as a consumer gets them, `credit` at a time."""
+    consumer = play.join(group, credit=0)
+    start = len(play.deliveries)
+    while True:
+        before = len(play.deliveries)
+        play.leader.groups.credit(group, consumer, credit)
+        play.settle()
+        while play.leader.groups._turns.cut_short:  # the shelf fills in steps
+            play.settle()
+        for delivery in play.deliveries[before:]:
+            play.ack("ack", delivery)
+            play.settle()
+            del play.answers["ack"]
+        if len(play.deliveries) == before:
+            return delivered(play, start)
+
+
+def test_messages_of_a_higher_priority_come_first_and_equal_ones_in_their_order() -> None:
+    play = Play()
+    group = play.make_group()
+    schedule(play, [4, 0, 9, 4, 9, 0])
+    assert take_all(play, group, 10) == [2, 4, 0, 3, 1, 5]
+
+
+@pytest.mark.parametrize("kind", ["key_shared", "exclusive"])
+def test_priority_changes_nothing_where_an_order_holds(kind: str) -> None:
+    play = Play()
+    group = play.make_group(type=kind)
+    schedule(play, [4, 0, 9, 4, 9, 0], [b"k"] * 6)
+    assert take_all(play, group, 10) == [*range(6)]
+
+
+def test_message_that_becomes_ready_passes_a_backlog_of_lower_ones() -> None:
+    play = Play()
+    group = play.make_group(lease_ms=600_000)
+    schedule(play, [0, *[4] * 9_999])
+    consumer = play.join(group, credit=100)
+    play.settle()
+    schedule(play, [4, 8])
+    play.leader.groups.credit(group, consumer, 10)
+    play.settle()
+    assert delivered(play)[100] == 10_001
+
+
+@pytest.mark.parametrize("credit", [1, 5, 50, 2_000])
+def test_low_message_waits_no_longer_than_the_bound_while_higher_ones_come(credit: int) -> None:
+    play = Play()
+    group = play.make_group(lease_ms=600_000)
+    low, ahead = 20, 3
+    schedule(play, [*[0] * low, *[9] * 400])
+    consumer, got = play.join(group, credit=0), list[int]()
+    for _ in range(40_000 // credit):
+        play.leader.groups.credit(group, consumer, credit)
+        play.settle()
+        got = delivered(play)
+        if set(range(low)) <= set(got):
+            break
+        schedule(play, [9] * credit)
+    for offset in range(low):
+        assert got.index(offset) < wait_max(offset), (offset, got.index(offset))
+    assert got.index(ahead) >= RUN, "the lowest priority came before the highest"
+
+
+def test_returned_message_keeps_its_priority_and_a_new_leader_sorts_anew() -> None:
+    play = Play()
+    group = play.make_group(lease_ms=600_000)
+    schedule(play, [4, 4, 9])
+    consumer = play.join(group, credit=1)
+    play.settle()
+    assert play.last()[0] == [2]
+    play.nack("nack", play.deliveries[-1], delay_ms=0)
+    play.settle()
+    play.leader.groups.credit(group, consumer, 1)
+    play.settle()
+    assert play.last()[0] == [2]
+    play.restart()
+    assert take_all(play, group, 10) == [2, 0, 1]
+
+
+def test_backlog_beyond_the_shelf_is_delivered_whole_and_once() -> None:
+    play = Play()
+    group = play.make_group(lease_ms=600_000)
+    for _ in range(2):
+        schedule(play, ([4] * (OLDEST - 1) + [7]) * (SHELF_MAX // OLDEST // 2 + 1_000))
+    got = take_all(play, group, 20_000)
+    assert sorted(got) == [*range(len(got))]
+    assert len(got) == 2 * OLDEST * (SHELF_MAX // OLDEST // 2 + 1_000)
+    assert not play.leader.groups._leases[group.group_id]._order._shelf.count  # type: ignore[attr-defined]

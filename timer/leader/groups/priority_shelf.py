@@ -1,0 +1,95 @@
+"""Priority in a shared group: its first ready messages, sorted by priority.
+
+    ready --the first SHELF_MAX--> 9: o o o      RUN messages of the highest level, then
+                                   4: o o o o    the OLDEST of all levels, and again
+                                   0: o o
+
+A delivery has messages of one level, so that a consumer with a long inbox gets them in this order.
+While messages of several levels wait, each RUN messages of the highest one are followed by the
+OLDEST ones, by their queue offset. A message behind k earlier ready ones is therefore among the
+next WAIT_MAX(k) deliveries, whatever has a higher priority:
+
+    (k // OLDEST + 1) * (RUN + OLDEST)
+
+Messages beyond the first SHELF_MAX are not sorted. A pure core, in the leader's memory; a new
+leader fills it anew.
+"""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from timer.model.columns import U64
+from timer.model.row_traits import PRIORITY_MAX
+
+SHELF_MAX: Final = 65_536
+FILL_MAX: Final = 8_192
+"""Messages that one look for free messages adds: their priorities take about a millisecond."""
+RUN: Final = 64
+OLDEST: Final = 8
+
+
+class PriorityShelf:
+    """See the module. It may have messages that are not free any more; the caller removes them."""
+
+    __slots__ = ("_levels", "_owed", "_passed", "count")
+
+    def __init__(self) -> None:
+        self._levels = [np.zeros(0, np.uint64) for _ in range(PRIORITY_MAX + 1)]
+        """Offsets of each priority, ascending."""
+        self.count = 0
+        self._passed = 0
+        """Messages of the highest level taken since the oldest ones, while others waited."""
+        self._owed = 0
+        """Messages to be taken by their age now."""
+
+    @property
+    def levels(self) -> list[U64]:
+        """Offsets of each priority that has some, ascending; the highest priority first."""
+        return [offsets for offsets in reversed(self._levels) if len(offsets)]
+
+    def put(self, offsets: U64, priority: npt.NDArray[np.uint8]) -> None:
+        """Add messages, ascending, which are not on the shelf."""
+        for level in np.unique(priority).tolist():
+            old, new = self._levels[level], offsets[priority == level]
+            both = np.concatenate([old, new])
+            self._levels[level] = both if not len(old) or old[-1] < new[0] else np.sort(both)
+        self.count += len(offsets)
+
+    def choose(self, most: int) -> U64:
+        """Return up to `most` messages that are next, ascending. They stay on the shelf."""
+        levels = self.levels
+        if not levels:
+            return np.zeros(0, np.uint64)
+        if len(levels) == 1:
+            return levels[0][:most]
+        if not self._owed:
+            return levels[0][: min(most, RUN - self._passed)]
+        most = min(most, self._owed)
+        return np.sort(np.concatenate([offsets[:most] for offsets in levels]))[:most]
+
+    def take(self, offsets: U64) -> None:
+        """Remove messages that `choose` returned, or the first of them: they are delivered."""
+        if self._owed:
+            self._owed = max(0, self._owed - len(offsets))
+        elif len(self.levels) > 1:
+            self._passed += len(offsets)
+            if self._passed >= RUN:
+                self._passed, self._owed = 0, OLDEST
+        self.remove(offsets)
+
+    def remove(self, offsets: U64) -> None:
+        """Remove messages, ascending."""
+        for level, held in enumerate(self._levels):
+            if len(held):
+                place = np.searchsorted(held, offsets)
+                place = place[place < len(held)]
+                place = place[np.isin(held[place], offsets)]
+                self._levels[level] = np.delete(held, place)
+        self.count = sum(map(len, self._levels))
+
+
+def wait_max(earlier: int) -> int:
+    """Return how many deliveries may come before one behind so many earlier ready messages."""
+    return (earlier // OLDEST + 1) * (RUN + OLDEST)
