@@ -9,6 +9,7 @@ from chaos.sim.world.referee import CHECKERS, Broken
 from chaos.sim.world.world import World
 from tests.chaos.planted.control_mutations import CONTROL_MUTATIONS
 from tests.chaos.planted.core_mutations import CORE_MUTATIONS
+from tests.chaos.planted.delivery_mutations import DELIVERY_MUTATIONS
 from tests.chaos.planted.drop_mutations import DROP_MUTATIONS
 from tests.chaos.planted.expiry_mutations import EXPIRY_MUTATIONS
 from tests.chaos.planted.group_mutations import GROUP_MUTATIONS
@@ -55,6 +56,7 @@ SOON = {
     "log_overlaps_snapshot": 1002,
     "old_log_stays": 1002,
     "key_of_two_consumers": 1003,
+    "ordering_key_is_ignored": 1005,
     "no_guard": 1008,
     "topic_by_topic": 1017,
     "guard_under_lease": 1017,
@@ -94,6 +96,7 @@ QUICK = {
     "appoints_the_most_lagging",
     "asks_at_once",
     "cancelled_payloads_weigh_on",
+    "bucket_has_no_end",
     "commit_by_the_leaders_word",
     "credit_goes_on",
     "drain_forgets_waiting",
@@ -137,9 +140,11 @@ ALL = [
     *POLICY_MUTATIONS,
     *PAUSE_MUTATIONS,
     *GROUP_MUTATIONS,
+    *DELIVERY_MUTATIONS,
     *REQUEST_MUTATIONS,
     *QUOTA_MUTATIONS,
     *EXPIRY_MUTATIONS,
+    *DELIVERY_MUTATIONS,
     *DROP_MUTATIONS,
     *REDRIVE_MUTATIONS,
     *LATE_MUTATIONS,

@@ -18,6 +18,7 @@ from chaos.sim.checks.latebook import LateBook
 from chaos.sim.checks.leasebook import LeaseBook
 from chaos.sim.checks.letterbook import LetterBook
 from chaos.sim.checks.orderbook import OrderBook
+from chaos.sim.checks.pacebook import PaceBook
 from chaos.sim.checks.policybook import PolicyBook
 from chaos.sim.checks.quotabook import QuotaBook
 from chaos.sim.checks.requestbook import RequestBook
@@ -126,6 +127,7 @@ class PromiseBook:
     leases: LeaseBook = field(default_factory=LeaseBook)
     credit: CreditBook = field(default_factory=CreditBook)
     order: OrderBook = field(default_factory=OrderBook)
+    pace: PaceBook = field(default_factory=PaceBook)
     quotas: QuotaBook = field(init=False)
     expiry: ExpiryBook = field(init=False)
     letters: LetterBook = field(default_factory=LetterBook)

@@ -8,6 +8,7 @@ consumer, or acked, moved or expired, or perhaps about to be acked.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from chaos.sim.checks.expected_traits import ordering_of
 from chaos.sim.checks.keybook import TimerName
 from chaos.sim.world.referee import Broken
 from timer.entries.payloads import KEY_SHARED, SHARED, GroupOp, Op
@@ -34,6 +35,8 @@ class OrderBook:
     have been delivered."""
     unread: dict[int, int] = field(default_factory=dict)
     """Topic id -> an offset; those below were deleted while the topic had no group."""
+    has_traits: bool = False
+    """Timers have ordering keys, as chaos/sim/checks/expected_traits.py says."""
     checked: int = 0
     """Messages that were delivered after another one of their key."""
 
@@ -53,6 +56,10 @@ class OrderBook:
                 for row in block.page.rows[len(keys) - block.first :]:
                     start, size = int(row["key_start"]), int(row["key_size"])
                     key = bytes(block.page.bufs[int(row["buf"])][start : start + size])
+                    if self.has_traits:
+                        start, size = int(row["payload_start"]), int(row["payload_size"])
+                        payload = block.page.bufs[int(row["buf"])][start : start + size]
+                        key = ordering_of(bytes(payload)) or key
                     keys.append(key or b"/%d" % len(keys))
                     names.append(TimerName(int(row["due_ms"]), int(row["seq"])))
                     self.fired_names.add(names[-1])

@@ -16,6 +16,7 @@ import numpy as np
 
 from chaos.sim.checks import latebook, workbook
 from chaos.sim.checks.book import life_of
+from chaos.sim.checks.expected_traits import headers_of
 from chaos.sim.checks.fatebook import APART_MAX, SWEEP_ROWS, SWEEP_TOPICS
 from chaos.sim.checks.keybook import TimerName
 from chaos.sim.checks.policybook import LEVELS_MS, TakenRequest
@@ -35,7 +36,7 @@ from cluster.state.state_plane import FlushLimits, StatePlane
 from timer.entries.entry_check import check_entry
 from timer.entries.entry_frame import Entry
 from timer.entries.payloads import CreateGroup, GroupStart, Ids, Keys
-from timer.entries.policies import DEFAULTS, Scope, ScopePolicy
+from timer.entries.policies import CLUSTER, DEFAULTS, Scope, ScopePolicy
 from timer.files.disk import Disk
 from timer.leader.groups.lease_table import ConsumerStream
 from timer.leader.intake.admission import WantedTimes
@@ -256,6 +257,9 @@ class EngineApp(KeeperCalls):
         following = self.applied_index + 1 + self.engine.machine.portions.begun
         book.expiry.handed_out(delivery, following)
         book.leases.handed_out(leader, delivery, self.node.mono_ms())
+        if self._town.pacer is not None:
+            rate = self.engine.machine.policies.of(CLUSTER).group_rate_max or 0
+            book.pace.handed_out(delivery, rate, self.node.world.timeline.now_us)
 
     def may_hand_out(self) -> bool:
         """Return whether this node's leadership lease is valid now."""
@@ -330,6 +334,7 @@ class EngineApp(KeeperCalls):
                 topic=np.full(rows, topic.topic_id, np.uint32),
                 payload=payload,
                 key=Binary.of(request.keys) if request.keys else None,
+                headers=self._headers(request.payloads(producer_id)),
                 on_conflict=request.mode,
                 body=zlib.crc32(payload.blob),
             )
@@ -337,6 +342,9 @@ class EngineApp(KeeperCalls):
         except EngineError as refused:
             reply(refused)
         self._kick()
+
+    def _headers(self, payloads: list[bytes]) -> Binary | None:
+        return None if self._town.pacer is None else headers_of(payloads)
 
     def call(self, call: NamedRequest, reply: "Callable[[object], None]") -> None:
         """Schedule a request that has an id; the answer is the same as for `schedule`."""
@@ -369,6 +377,7 @@ class EngineApp(KeeperCalls):
                 requested_ms=np.concatenate([each.requested_ms for each in times]),
                 topic=np.array(ids, np.uint32),
                 payload=Binary.of(call.payloads),
+                headers=self._headers(call.payloads),
                 request=request,
             )
             self._take(leader, request[:2], part, now, reply)

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 from chaos.sim.checks.book import DeliveredRow, PromiseBook
 from chaos.sim.checks.keybook import TimerName, ToldRow
 from chaos.sim.timers.callers import SimCaller
+from chaos.sim.timers.pacer import SimPacer
 from chaos.sim.timers.pauser import SimPauser
 from chaos.sim.timers.redriver import SimRedriver
 from chaos.sim.timers.warden import SimWarden
@@ -634,6 +635,10 @@ class Town:
         self.redriver: SimRedriver | None = None
         if world.options.redrives:
             self.redriver = SimRedriver(self, aside(rng, "redriver"))
+        self.pacer: SimPacer | None = None
+        if world.options.traits:
+            self.pacer = SimPacer(self, aside(rng, "pacer"))
+            self.book.order.has_traits = True
         self._settings_seed = aside(rng, "settings").random()
         self.producers = [
             SimProducer(self, bytes([number]) * 16, random.Random(rng.getrandbits(64)))
@@ -702,6 +707,8 @@ class Town:
             self.remover.act()
         if self.redriver is not None:
             self.redriver.act()
+        if self.pacer is not None:
+            self.pacer.act()
 
     def settle(self) -> None:
         """Finish open requests of a healed world, wait for pending timers and check the book.

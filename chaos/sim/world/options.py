@@ -56,6 +56,7 @@ SHEDS: Final = 0.3
 PRESSED: Final = 0.2
 CROWDS: Final = 0.1
 STALLS: Final = 0.2
+TRAITS: Final = 0.2
 
 
 def aside(rng: random.Random, name: str) -> random.Random:
@@ -147,6 +148,9 @@ class WorldOptions:
     """Timers of many topics are due at the same instants, and many of them are cancelled. Entries
     and steps have small limits (chaos/sim/checks/workbook.py)."""
 
+    traits: bool = False
+    """Timers have ordering keys and priorities. Groups have a rate, and due times a jitter."""
+
     @classmethod
     def draw(cls, rng: random.Random) -> "WorldOptions":
         """Return randomly drawn options."""
@@ -155,7 +159,7 @@ class WorldOptions:
         shares |= {"redrives": REDRIVES, "crowds": CROWDS, "hasty": HASTY}
         shares |= {"controller": CONTROLLER, "again": AGAIN, "fleeting": FLEETING}
         shares |= {"slow_files": SLOW_FILES, "pressed": PRESSED, "sheds": SHEDS}
-        shares |= {"stalls": STALLS}
+        shares |= {"stalls": STALLS, "traits": TRAITS}
         extras = {name: aside(rng, name).random() < share for name, share in shares.items()}
         healing = [fault for fault in FAULTS if fault not in (*DAMAGE_FAULTS, *MOMENTS, *RARE)]
         faults = rng.sample(healing, rng.randint(2, len(healing)))

@@ -110,6 +110,7 @@ PLAIN: Final[dict[str, Any]] = dict.fromkeys(
         "pressed",
         "sheds",
         "stalls",
+        "traits",
     ),
     False,
 )
