@@ -24,6 +24,7 @@ from bench.busy_topics import S13
 from bench.churn import S15
 from bench.delivery import S4, S5, S6
 from bench.failover import S9
+from bench.http_singles import S16
 from bench.idle import S12
 from bench.idlers import S14
 from bench.ingest import S1, S2, S3
@@ -39,7 +40,7 @@ from timerclient import TimerError
 
 MEASURES: Final[dict[str, Measure]] = {
     measure.name: measure
-    for measure in (S1, S2, S3, S4, S5, S6, S7_S8_S10, S9, S11, S12, S13, S14, S15, P9, SIM)
+    for measure in (S1, S2, S3, S4, S5, S6, S7_S8_S10, S9, S11, S12, S13, S14, S15, S16, P9, SIM)
 }
 """Every measure, in the order of the table. A new measure is a function and one line here."""
 

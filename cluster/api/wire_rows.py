@@ -54,6 +54,8 @@ NO_TOPIC: Final = TopicId(0)
 """Stands for the deleted topic of a repeated request, which gets its first answer again."""
 
 AnyScheduling: TypeAlias = pb.ScheduleRequest | pb.ScheduleStreamRequest
+_MODES: Final = frozenset(pb.OnConflict.values())
+
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
@@ -122,7 +124,7 @@ def check_request(request: AnyScheduling, limits: RequestLimits) -> None:
         raise InvalidRequestError("sequence", request.sequence, "must be 1 or more")
     if request.request_id:
         _check_request_id(request)
-    if request.on_conflict not in pb.OnConflict.values():
+    if request.on_conflict not in _MODES:
         raise InvalidRequestError(
             "on_conflict", request.on_conflict, "must be REJECT, REPLACE, KEEP or UPDATE"
         )
@@ -357,8 +359,12 @@ def _binary(name: str, sizes: Sequence[int], blob: bytes, rows: int) -> Binary:
     if not len(sizes) and not blob:
         return Binary(sizes=np.zeros(rows, np.uint32), blob=b"")
     check_count(f"{name}_sizes", sizes, rows)
-    column: U32 = np.array(sizes, np.uint32)
-    total = int(column.sum(dtype=np.int64))
+    if rows == 1:  # numpy would take as long as all of this
+        total = sizes[0]
+        column: U32 = np.array((total,), np.uint32)
+    else:
+        column = np.array(sizes, np.uint32)
+        total = int(column.sum(dtype=np.int64))
     if total != len(blob):
         raise InvalidRequestError(
             f"{name}_sizes", f"{total} in all", f"there are {len(blob)} bytes"
@@ -367,7 +373,8 @@ def _binary(name: str, sizes: Sequence[int], blob: bytes, rows: int) -> Binary:
 
 
 def _limit_sizes(name: str, column: Binary, bytes_max: int, whose: str = "") -> None:
-    largest = int(column.sizes.max())
+    sizes = column.sizes
+    largest = int(sizes[0]) if len(sizes) == 1 else int(sizes.max())
     if largest > bytes_max:
         raise InvalidRequestError(
             name, f"{largest} bytes", f"must have at most {bytes_max} bytes{whose}"

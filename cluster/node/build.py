@@ -19,8 +19,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol
 
-import grpc
-
 from cluster.api import wire_rows
 from cluster.api.admin_service import no_files
 from cluster.api.backup_desk import BackupDesk
@@ -53,7 +51,7 @@ from cluster.rpc.handlers import ServiceHooks
 from cluster.rpc.health_service import HealthService
 from cluster.rpc.http import HttpHooks
 from cluster.rpc.http_api import HttpApi
-from cluster.rpc.http_call import LocalCalls
+from cluster.rpc.http_call import HttpContext, LocalCalls
 from cluster.rpc.memory import MemoryGuard
 from cluster.rpc.outboxes import Outboxes
 from cluster.rpc.relay import Relay
@@ -424,8 +422,9 @@ def _services(
             named = caller.identity.uri(config.cluster_id)
             basis.endpoints.audit.denied(method, named, caller.address, error)
 
-    def taken(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        connections.take(request, context)
+    def taken(request: Any, context: Any) -> None:
+        if not isinstance(context, HttpContext):  # it may have a connection for each request
+            connections.take(request, context)
         check_request(request)
 
     hooks = ServiceHooks(

@@ -274,7 +274,11 @@ class HttpServer:
         )
         app.add_routes(self._pages.routes() if self._pages else [web.get("/", self._index)])
         self._runner = runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=DRAIN_TIMEOUT_S, keepalive_timeout=IDLE_S
+            app,
+            access_log=None,
+            shutdown_timeout=DRAIN_TIMEOUT_S,
+            keepalive_timeout=IDLE_S,
+            handler_cancellation=True,  # a receive whose client has gone leases no message
         )
         await runner.setup()
         server = runner.server
@@ -357,6 +361,6 @@ async def json_answer(read: Callable[[], Awaitable[Mapping[str, object]]]) -> we
     except EngineError as error:
         return problem_of(error)
     except ProblemError as refused:
-        return problem_of(refused.error, refused.status)
+        return problem_of(refused)
     except TimeoutError:
         return problem_of(NotReadyError(f"no answer within {ANSWER_TIMEOUT_S:g} s"))

@@ -10,11 +10,12 @@ attacker's DNS points at the node (DNS rebinding) is none.
 """
 
 import asyncio
+import functools
 import ipaddress
 import json
 import ssl
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, TypeGuard
 from urllib.parse import urlsplit
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -26,12 +27,15 @@ from cluster.rpc.aiohttp_server import web
 from cluster.rpc.connections import grpc_address
 from cluster.rpc.http_call import HttpContext, LocalCalls
 from cluster.rpc.http_form import HttpForm
-from cluster.rpc.http_routes import RPC_ROUTES, HttpRoute
+from cluster.rpc.http_routes import NDJSON, RPC_ROUTES, HttpRoute
 from cluster.rpc.json_bodies import SMALL_BYTES_MAX, BodyAccount, BodyCharge, parsed
+from cluster.rpc.json_fields import refused
 from cluster.rpc.peek_form import peek_answer
 from cluster.rpc.problem_details import HEADERS, ProblemError, problem_of
 from cluster.rpc.relay import METHODS
 from cluster.rpc.route_forms import FORMS
+from cluster.rpc.schedule_batches import ScheduleBatches
+from cluster.rpc.timer_stream import KEY_SIZE_MAX, TimerLines
 from timer.model.timer_errors import (
     CommitTimeoutError,
     EngineError,
@@ -39,16 +43,19 @@ from timer.model.timer_errors import (
     NotReadyError,
     PermissionDeniedError,
 )
+from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.enum_names import with_numbers
 from timerclient.rows.message_json import as_dict
+from timerclient.rows.rows import REQUEST_ID_SIZE_MAX
 
 PEEK_BYTES_MAX: Final = 2 << 20
 """Bytes of an answer of Peek over HTTP; JSON may need six times as many."""
 IDEMPOTENCY_KEY: Final = "Idempotency-Key"
-KEY_SIZE_MAX: Final = 64
-"""Characters of an Idempotency-Key: those of a request id."""
 ANSWER_BYTES: Final = 64 << 10
 """Bytes of a message of the contract. The JSON of a longer one is made in a thread."""
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_Work = Callable[[web.Request, BodyCharge], Awaitable[web.StreamResponse]]
+"""Returns the answer to a request that no page of another origin sends."""
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -59,35 +66,49 @@ class HttpApi:
         """`own_host`: of the setting `http`. `secure`: the port uses TLS."""
         self._calls, self._secure = calls, secure
         self._bodies = BodyAccount()
+        self._batches = ScheduleBatches(calls)
         self._hosts = _LOOPBACK | {own_host.strip("[]").lower()}
 
     def routes(self) -> Sequence[web.RouteDef]:
         """Return all routes."""
-        return [web.route(each.verb, each.path, self._handler(each)) for each in RPC_ROUTES]
+        return [
+            web.route(each.verb, each.path, self._handler(each, self._work_of(each)))
+            for each in RPC_ROUTES
+        ]
 
-    def _handler(self, route: HttpRoute) -> Callable[[web.Request], Awaitable[web.Response]]:
-        form = FORMS.get(route.form)
-
-        async def handle(request: web.Request) -> web.Response:
+    def _handler(self, route: HttpRoute, work: _Work) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
             try:
+                if route.is_change:
+                    _check_type(request, route.media)
+                if route.is_change or route.is_private:
+                    self._check_origin(request)
                 with self._bodies.charging() as charge:
-                    text = await self._answer(route, form, request, charge)
+                    return await work(request, charge)
             except EngineError as error:
                 wrong_type = isinstance(error, InvalidRequestError) and error.field == _TYPE
                 return problem_of(error, 415 if wrong_type else 0)
-            except ProblemError as refused:
-                return problem_of(refused.error, refused.status)
-            return web.json_response(text=text, headers=HEADERS)
+            except ProblemError as error:
+                return problem_of(error)
 
         return handle
 
+    def _work_of(self, route: HttpRoute) -> _Work:
+        form = FORMS.get(route.form)
+        if form is not None and route.media == NDJSON:
+            return functools.partial(self._stream, form)
+        return functools.partial(self._answer, route, form)
+
+    async def _stream(
+        self, form: HttpForm, request: web.Request, charge: BodyCharge
+    ) -> web.StreamResponse:
+        key = _key_of(request, KEY_SIZE_MAX)
+        lines = TimerLines(form, request.match_info["topic"], key, request, charge)
+        return await lines.serve(self._calls, context_of(request, None))
+
     async def _answer(
         self, route: HttpRoute, form: HttpForm | None, request: web.Request, charge: BodyCharge
-    ) -> str:
-        if route.is_change:
-            _check_type(request)
-        if route.is_change or route.is_private:
-            self._check_origin(request)
+    ) -> web.Response:
         message = await _message(route, form, request, charge)
         answer = await self._called(route, message, request)
         if route.rpc == "Peek" and (size := answer.ByteSize()) > PEEK_BYTES_MAX:
@@ -97,10 +118,10 @@ class HttpApi:
         def text() -> str:
             return json.dumps(_document(route, form, message, answer))
 
-        if form is not None and answer.ByteSize() < ANSWER_BYTES:
-            return text()
         # In a thread: a message of megabytes would hold the event loop.
-        return await asyncio.to_thread(text)
+        is_small = form is not None and answer.ByteSize() < ANSWER_BYTES
+        made = text() if is_small else await asyncio.to_thread(text)
+        return web.json_response(text=made, headers=HEADERS)
 
     async def _called(self, route: HttpRoute, message: Message, request: web.Request) -> Any:
         """Return the answer of a route's method.
@@ -109,9 +130,12 @@ class HttpApi:
             EngineError: there was none in time.
             ProblemError: the call was refused.
         """
-        context = context_of(request, route.timeout_s)
-        # A task of its own: the guard notes the caller in the task's context, and may cancel it.
-        call = asyncio.create_task(self._calls.unary(route.rpc, message, context))
+        if self._is_single(message):
+            call: Awaitable[Any] = self._batches.schedule(message, peer_of(request))
+        else:
+            context = context_of(request, route.timeout_s)
+            # A task of its own: the guard notes the caller in its context, and may cancel it.
+            call = asyncio.create_task(self._calls.unary(route.rpc, message, context))
         try:
             async with asyncio.timeout(route.timeout_s):
                 return await call
@@ -120,6 +144,15 @@ class HttpApi:
             if route.is_change:
                 raise CommitTimeoutError(f"{late}; the change may still be applied") from None
             raise NotReadyError(late) from None
+
+    def _is_single(self, message: Message) -> TypeGuard[pb.ScheduleRequest]:
+        """Return whether a request is a new timer that may share a request with others."""
+        return (
+            isinstance(message, pb.ScheduleRequest)
+            and not self._calls.is_guarded
+            and not message.request_id
+            and [len(each.payload_sizes) for each in message.timers] == [1]
+        )
 
     def _check_origin(self, request: web.Request) -> None:
         """Check that no web page of another origin sends a request; see the module.
@@ -132,7 +165,8 @@ class HttpApi:
             raise PermissionDeniedError(f"Origin = {origin!r:.300}: a page of another origin")
         if site not in (None, "same-origin", "none"):  # such as an image of another page
             raise PermissionDeniedError(f"Sec-Fetch-Site = {site!r:.300}: a page of another origin")
-        if not self._secure and host_of(request.host) not in {*self._hosts, *_own(request)}:
+        host = host_of(request.host)
+        if not self._secure and host not in self._hosts and host != _own(request):
             limit = "without TLS this needs a loopback address, or the port's own address"
             raise PermissionDeniedError(f"Host = {request.host!r:.300}: {limit}")
 
@@ -148,16 +182,17 @@ def _host_in(origin: str) -> str:
 _TYPE: Final = "Content-Type"
 
 
-def _check_type(request: web.Request) -> None:
-    """Check the content type of a change; see the module.
+def _check_type(request: web.Request, media: str) -> None:
+    """Check the content type of a change; see the module. `media`: that of its route.
 
     Raises:
         InvalidRequestError: it is another one.
     """
-    if request.content_type != "application/json":
-        raise InvalidRequestError(_TYPE, request.content_type, "must be application/json")
+    if request.content_type != media:
+        raise InvalidRequestError(_TYPE, request.content_type, f"must be {media}")
 
 
+@functools.lru_cache(maxsize=64)
 def host_of(text: str) -> str:
     """Return the host in the value of a `Host` header, without port and brackets.
 
@@ -177,7 +212,7 @@ def certificate_uris(request: web.Request) -> list[str]:
     return [value for kind, value in peer.get("subjectAltName", ()) if kind == "URI"]
 
 
-def context_of(request: web.Request, timeout_s: float) -> HttpContext:
+def context_of(request: web.Request, timeout_s: float | None) -> HttpContext:
     """Return the context of a call for a request's caller."""
     connection = request.get_extra_info("ssl_object")
     der = connection.getpeercert(binary_form=True) if connection is not None else None
@@ -191,12 +226,16 @@ def peer_of(request: web.Request) -> str:
     return grpc_address(request.get_extra_info("peername") or ("", 0))
 
 
-def _own(request: web.Request) -> Iterator[str]:
-    """Yield the address of this node at which the request arrived."""
+def _own(request: web.Request) -> str | None:
+    """Return the address of this node at which the request arrived; None: it is not known."""
     name = request.get_extra_info("sockname")
-    if name:
-        address = ipaddress.ip_address(str(name[0]).partition("%")[0])
-        yield str(getattr(address, "ipv4_mapped", None) or address)
+    return _plain_address(str(name[0])) if name else None
+
+
+@functools.lru_cache(maxsize=64)
+def _plain_address(text: str) -> str:
+    address = ipaddress.ip_address(text.partition("%")[0])
+    return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 def _document(
@@ -226,16 +265,15 @@ async def _message(
     bytes_max = form.bytes_max if form is not None else SMALL_BYTES_MAX
     fields = parsed(await charge.read(request, bytes_max)) if route.is_change else {}
     named = {**request.match_info, **_query(route, form, request), **_request_id(form, request)}
-    for name in named:
+    for name in (route.inner,) if route.inner else named:
         if name in fields:
-            raise InvalidRequestError(
-                name, fields[name], "is in the path: leave it out of the body"
-            )
+            raise refused(name, fields[name], "is in the path: leave it out of the body")
     if form is not None:
         return form.message(named, fields)
     made = GetMessageClass(METHODS[route.rpc].input_type)()
     try:
-        return ParseDict(with_numbers(fields | named, made.DESCRIPTOR), made)
+        given = fields | ({route.inner: named} if route.inner else named)
+        return ParseDict(with_numbers(given, made.DESCRIPTOR), made)
     except (ParseError, ValueError, TypeError, RecursionError) as error:
         why = str(error).partition("\n")[0]
         raise InvalidRequestError("request", fields | named, why[:500]) from None
@@ -243,16 +281,27 @@ async def _message(
 
 def _request_id(form: HttpForm | None, request: web.Request) -> dict[str, str]:
     """Return the field `request_id` of the header Idempotency-Key, if the request has one."""
-    given = request.headers.getall(IDEMPOTENCY_KEY, ())
-    if not given:
+    if IDEMPOTENCY_KEY not in request.headers:
         return {}
     if form is None or not form.takes_request_id:
-        raise InvalidRequestError(IDEMPOTENCY_KEY, given[0], "only new timers take it")
+        raise InvalidRequestError(IDEMPOTENCY_KEY, "given", "only new timers take it")
+    return {"request_id": _key_of(request, REQUEST_ID_SIZE_MAX)}
+
+
+def _key_of(request: web.Request, size_max: int) -> str:
+    """Return the Idempotency-Key of a request; empty: it has none.
+
+    Raises:
+        InvalidRequestError: it is given twice, too long, empty, or not of ASCII.
+    """
+    given = request.headers.getall(IDEMPOTENCY_KEY, ())
+    if not given:
+        return ""
     key = given[0]
-    if len(given) > 1 or not (1 <= len(key) <= KEY_SIZE_MAX and key.isascii()):
-        limit = f"must be given once, with 1 to {KEY_SIZE_MAX} characters of ASCII"
+    if len(given) > 1 or not (1 <= len(key) <= size_max and key.isascii()):
+        limit = f"must be given once, with 1 to {size_max} characters of ASCII"
         raise InvalidRequestError(IDEMPOTENCY_KEY, ascii(key), limit)
-    return {"request_id": key}
+    return key
 
 
 def _query(route: HttpRoute, form: HttpForm | None, request: web.Request) -> dict[str, Any]:

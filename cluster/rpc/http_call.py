@@ -7,9 +7,11 @@ A call takes a context in place of gRPC's. So rules, audit log, limits, metrics 
 of gRPC.
 """
 
+import asyncio
+import inspect
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import aclosing, suppress
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -31,23 +33,30 @@ _REASONS: Final = {
 """Status code of an error without a reason -> the reason."""
 
 
+UNREAD_MAX: Final = 64
+"""Answers of a stream that are not read yet, at most."""
+
+
 class HttpContext:
     """The context of one call: the part of gRPC's `ServicerContext` that handlers use."""
 
     def __init__(
         self,
         peer: str,
-        timeout_s: float,
+        timeout_s: float | None,
         identities: Iterable[str] = (),
         pem: bytes = b"",
         authorization: Iterable[str] = (),
     ) -> None:
         """`peer`: address in gRPC's form. `pem`: the caller's certificate; empty: it has none.
 
+        `timeout_s`: None: there is no deadline.
+
         `identities`: URIs of that certificate. `authorization`: values of that header.
         """
         self._metadata = tuple(("authorization", value) for value in authorization)
-        self._peer, self._until_s = peer, time.monotonic() + timeout_s
+        self._peer = peer
+        self._until_s = None if timeout_s is None else time.monotonic() + timeout_s
         self._identities, self._pem = tuple(uri.encode() for uri in identities), pem
         self._code: Any = None
         self.error = pb.Error()
@@ -65,9 +74,32 @@ class HttpContext:
         """Return the bearer token, if the request has one."""
         return self._metadata
 
-    def time_remaining(self) -> float:
-        """Return the seconds until the deadline."""
-        return max(0.0, self._until_s - time.monotonic())
+    def time_remaining(self) -> float | None:
+        """Return the seconds until the deadline; None: there is none."""
+        return None if self._until_s is None else max(0.0, self._until_s - time.monotonic())
+
+    def begin_stream(self) -> None:
+        """Make room for the answers of a stream."""
+        self._answers: asyncio.Queue[Any] = asyncio.Queue()
+        self._room = asyncio.Semaphore(UNREAD_MAX)
+
+    async def send_initial_metadata(self, metadata: Any) -> None:
+        """Ignore the metadata: there is no stream of gRPC."""
+
+    async def write(self, answer: Any) -> None:
+        """Pass one answer of a stream on; wait while UNREAD_MAX are unread."""
+        await self._room.acquire()
+        self._answers.put_nowait(answer)
+
+    def end(self) -> None:
+        """Note that a stream has no further answers."""
+        self._answers.put_nowait(None)
+
+    async def read_answer(self) -> Any:
+        """Return the next answer of a stream. None: there is none."""
+        answer = await self._answers.get()
+        self._room.release()
+        return answer
 
     def code(self) -> Any:
         """Return the status code of a refused call."""
@@ -97,6 +129,8 @@ class LocalCalls:
     def __init__(self, services: Iterable[Service], guard: CallGuard | None) -> None:
         """`guard`: that of the public port. None: there is no TLS."""
         self._services, self._guard = tuple(services), guard
+        self.is_guarded = guard is not None
+        """Whether each call is checked, and counted for its caller."""
 
     async def unary(self, method: str, request: Message, context: HttpContext) -> Any:
         """Return the answer of a method with one request and one answer.
@@ -111,25 +145,45 @@ class LocalCalls:
         return _parsed(method, answer)
 
     async def stream(
-        self, method: str, request: Message, context: HttpContext
-    ) -> AsyncIterator[Any]:
-        """Yield the answers of a method with one request and a stream of answers.
+        self, method: str, request: Any, context: HttpContext
+    ) -> AsyncGenerator[Any, None]:
+        """Yield the answers of a method with a stream of answers.
+
+        `request`: one message, or an iterator of messages.
 
         Raises:
             ProblemError: the call was refused.
         """
+        context.begin_stream()
+        work = asyncio.create_task(_written(self._handler(method), request, context))
+        work.add_done_callback(lambda _: context.end())
         try:
-            async with aclosing(self._handler(method)(request, context)) as answers:
-                async for answer in answers:
-                    yield _parsed(method, answer)
+            while (answer := await context.read_answer()) is not None:
+                yield _parsed(method, answer)
+            await work
         except grpc.aio.AbortError:
             raise ProblemError(context.error) from None
+        finally:
+            work.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await work
 
     def _handler(self, method: str) -> Any:
         handler = next(
             found for each in self._services if (found := getattr(each, method, None)) is not None
         )
         return handler if self._guard is None else self._guard.guarded(PATHS[method], handler)
+
+
+async def _written(handler: Any, request: Any, context: HttpContext) -> None:
+    """Run a handler with a stream of answers, which go to the context. A guarded one writes them
+    itself."""
+    if inspect.iscoroutinefunction(handler):
+        await handler(request, context)
+        return
+    async with aclosing(handler(request, context)) as answers:
+        async for answer in answers:
+            await context.write(answer)
 
 
 def _parsed(method: str, answer: Any) -> Any:

@@ -16,6 +16,11 @@ from cluster.security.method_rules import METHOD_RULES
 CHANGE_S: Final = 15.0
 """Seconds for the answer of an RPC route, except where the table gives others."""
 
+JSON: Final = "application/json"
+NDJSON: Final = "application/x-ndjson"
+RECEIVE_S: Final = 35.0
+"""Likewise, for one that waits up to 20 s for messages."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpRoute:
@@ -32,18 +37,24 @@ class HttpRoute:
     reader: str = ""
     query: Mapping[str, str] = field(default_factory=dict)
     """Name of a parameter -> its description. Of an RPC: fields of the request."""
+    name: str = ""
+    """Name of the operation without a form, if another route has the same RPC."""
+    inner: str = ""
+    """The names in the path are fields of this field of the request. Empty: of the request."""
     answer: str = ""
     """Message of the answer; empty: that of the RPC, or any object."""
     first_of: str = ""
     """The answer is the first element of this field."""
     timeout_s: float = CHANGE_S
+    media: str = JSON
+    """Content type of the request and the answer."""
     is_private: bool = False
     """A page of another origin must not read the answer; see http_api.py."""
 
     @property
     def operation(self) -> str:
         """The name of the operation, which no other route has."""
-        return self.form or self.rpc or self.reader
+        return self.form or self.name or self.rpc or self.reader
 
     @property
     def is_change(self) -> bool:
@@ -61,6 +72,8 @@ class HttpRoute:
 _TOPIC: Final = "/v1/topics/{topic}"
 _GROUP: Final = f"{_TOPIC}/groups/{{group}}"
 _TIMERS: Final = f"{_TOPIC}/timers"
+_TIMER: Final = "/v1/timers/{id}"
+_KEY: Final = f"{_TOPIC}/keys/{{key}}"
 _SCOPE: Final = {"scope": "cluster: with the answers of all nodes; default: this node"}
 
 READERS: Final = (
@@ -247,10 +260,138 @@ APPLICATION_ROUTES: Final = (
         form="ScheduleTimer",
         summary="Schedule a timer",
     ),
+    HttpRoute(
+        verb="POST",
+        path=f"{_TIMERS}/batch",
+        rpc="Schedule",
+        form="ScheduleTimers",
+        summary="Schedule timers, all or none",
+    ),
+    HttpRoute(
+        verb="POST",
+        path=f"{_TIMERS}/stream",
+        rpc="ScheduleStream",
+        form="StreamTimers",
+        summary="Schedule a timer for each line; each has a line in the answer",
+        media=NDJSON,
+    ),
+    HttpRoute(
+        verb="GET",
+        path=_TIMERS,
+        rpc="ListTimers",
+        form="ListPendingTimers",
+        summary="Pending timers in the order in which they fire, page by page",
+        query={
+            "due_from": "effective due time at or after this one, as in RFC 3339",
+            "due_from_ms": "likewise, in Unix milliseconds",
+            "due_to": "before this time, as in RFC 3339",
+            "due_to_ms": "likewise, in Unix milliseconds",
+            "key_prefix": "the beginning of the keys",
+            "page_size": "1 to 1000; default: 100",
+            "page_token": "next_page_token of the page before, with the same filter",
+        },
+        is_private=True,
+    ),
+    HttpRoute(
+        verb="GET",
+        path=f"{_TIMERS}/count",
+        rpc="CountTimers",
+        form="CountPendingTimers",
+        summary="How many timers are pending, and how soon they are due",
+    ),
+    HttpRoute(
+        verb="GET",
+        path=_TIMER,
+        rpc="GetTimer",
+        form="ShowTimer",
+        summary="Show a timer by its id",
+        is_private=True,
+    ),
+    HttpRoute(
+        verb="DELETE",
+        path=_TIMER,
+        rpc="Cancel",
+        form="CancelTimer",
+        summary="Cancel a timer by its id",
+    ),
+    HttpRoute(
+        verb="PATCH",
+        path=_TIMER,
+        rpc="Reschedule",
+        form="RescheduleTimer",
+        summary="Give a timer by its id another due time, and a new id",
+    ),
+    HttpRoute(
+        verb="GET",
+        path=_KEY,
+        rpc="GetTimer",
+        form="ShowTimerByKey",
+        summary="Show the pending timer with a key",
+        is_private=True,
+    ),
+    HttpRoute(
+        verb="DELETE",
+        path=_KEY,
+        rpc="Cancel",
+        form="CancelTimerByKey",
+        summary="Cancel the pending timer with a key",
+    ),
+    HttpRoute(
+        verb="PATCH",
+        path=_KEY,
+        rpc="Reschedule",
+        form="RescheduleTimerByKey",
+        summary="Give the pending timer with a key another due time, and a new id",
+    ),
+    HttpRoute(
+        verb="POST",
+        path=f"{_GROUP}/receive",
+        rpc="Receive",
+        form="ReceiveMessages",
+        summary="Lease messages, or wait for the first; the group is created if it does not exist",
+        timeout_s=RECEIVE_S,
+    ),
+    HttpRoute(
+        verb="POST",
+        path=f"{_GROUP}/ack",
+        rpc="Ack",
+        form="AckMessages",
+        summary="Acknowledge messages of a receive",
+    ),
+    HttpRoute(
+        verb="POST",
+        path=f"{_GROUP}/nack",
+        rpc="Nack",
+        form="NackMessages",
+        summary="Return messages of a receive to their group",
+    ),
+    HttpRoute(
+        verb="POST",
+        path=f"{_GROUP}/extend",
+        rpc="Extend",
+        form="ExtendMessages",
+        summary="Extend the lease of messages of a receive",
+    ),
+    HttpRoute(
+        verb="GET",
+        path=f"{_TOPIC}/policies",
+        rpc="DescribePolicies",
+        summary="The policy of a topic, from the leader",
+        inner="scope",
+    ),
+    HttpRoute(
+        verb="PATCH",
+        path=f"{_TOPIC}/policies",
+        rpc="AlterPolicies",
+        name="AlterTopicPolicies",
+        summary="Set and unset fields of the policy of a topic",
+        inner="scope",
+    ),
 )
 """As the others, for applications: schedule, look up, change and consume."""
-RPC_ROUTES: Final = (*ADMIN_ROUTES, *APPLICATION_ROUTES)
-"""Answered by the methods of the public services."""
+RPC_ROUTES: Final = (*APPLICATION_ROUTES, *ADMIN_ROUTES)
+"""Answered by the methods of the public services. The server tries their paths in this order: the
+most frequent one comes first."""
 ROUTES: Final = (*READERS, *PAGE_READERS, *RPC_ROUTES)
 RPC_PATHS: Final = frozenset((each.verb, each.path) for each in RPC_ROUTES)
 """Routes that check the access rules of their method themselves."""

@@ -12,6 +12,7 @@ body follows one.
 
 import asyncio
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -94,16 +95,21 @@ class BodyCharge:
             if size > bytes_max:
                 raise too_large(size, bytes_max)
             if size > SMALL_BYTES_MAX:
-                self._take(size - self.bytes)
+                self.hold(size)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def _take(self, size: int) -> None:
-        account = self._account
-        if account.bytes + size > ACCOUNT_BYTES_MAX:
+    def hold(self, size: int) -> None:
+        """Charge `size` bytes in all.
+
+        Raises:
+            OverloadedError: all large bodies together have too many bytes.
+        """
+        account, more = self._account, size - self.bytes
+        if more > 0 and account.bytes + more > ACCOUNT_BYTES_MAX:
             what = f"room for large bodies ({ACCOUNT_BYTES_MAX} bytes)"
             raise OverloadedError(what, retry_after_ms=RETRY_AFTER_MS)
-        self.bytes += size
-        account.bytes += size
+        self.bytes = size
+        account.bytes += more
 
 
 def too_large(size: int, bytes_max: int) -> ProblemError:
@@ -119,13 +125,11 @@ def parsed(data: bytes, name: str = "body") -> dict[str, Any]:
         InvalidRequestError: it has too many values, or is no JSON object in UTF-8. NaN, infinities
             and names that are given twice are refused.
     """
-    if len(data) > SMALL_BYTES_MAX:
-        values = 1 + data.count(b",") + data.count(b"[") + data.count(b"{")
-        if values > VALUES_MAX:
-            limit = f"must have at most {VALUES_MAX}: give text with many as payload_base64"
-            raise InvalidRequestError(name, f"{values} commas and opening brackets", limit)
+    if too_many_values(data):
+        limit = f"must have at most {VALUES_MAX}: give text with many as payload_base64"
+        raise InvalidRequestError(name, "commas and opening brackets", limit)
     try:
-        found = _DECODER.decode(data.decode() or "{}")
+        found = decoded(data or b"{}")
     except RecursionError:
         raise InvalidRequestError(name, f"{len(data)} bytes", "is nested too deeply") from None
     except ValueError as error:  # of UTF-8, too
@@ -133,6 +137,23 @@ def parsed(data: bytes, name: str = "body") -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InvalidRequestError(name, f"{len(data)} bytes", "must be a JSON object")
     return found
+
+
+def too_many_values(data: bytes) -> bool:
+    """Return whether a JSON text may have too many values to be parsed at once."""
+    if len(data) <= SMALL_BYTES_MAX:
+        return False
+    return data.count(b",") + data.count(b"[") + data.count(b"{") >= VALUES_MAX
+
+
+def decoded(data: bytes) -> Any:
+    """Return the value of a JSON text in UTF-8, without NaN, infinities and names given twice.
+
+    Raises:
+        ValueError: it is none.
+        RecursionError: it is nested too deeply.
+    """
+    return _DECODER.decode(data.decode())
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -144,7 +165,14 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON")
+    raise ValueError(f"{text[:64]} is no number of JSON")
 
 
-_DECODER: Final = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_number)
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_number(text)
+
+
+_DECODER: Final = json.JSONDecoder(
+    object_pairs_hook=_once, parse_constant=_no_number, parse_float=_finite
+)

@@ -83,7 +83,7 @@ def _operation(route: HttpRoute, schemas: dict[str, Any]) -> dict[str, Any]:
     in_path = re.findall(r"{(\w+)}", route.path)
     form = FORMS.get(route.form)
     answer = route.answer or (METHODS[route.rpc].output_type.name if route.rpc else "")
-    told = _object(form.answered) if form is not None else _answer(answer, schemas)
+    answered = _object(form.answered) if form is not None else _answer(answer, schemas)
     operation: dict[str, Any] = {
         "operationId": route.operation,
         "summary": route.summary,
@@ -99,7 +99,7 @@ def _operation(route: HttpRoute, schemas: dict[str, Any]) -> dict[str, Any]:
         "responses": {
             "200": {
                 "description": "done",
-                "content": {"application/json": {"schema": told}},
+                "content": {route.media: {"schema": answered}},
             },
             "default": {
                 "description": "refused or failed",
@@ -115,9 +115,9 @@ def _operation(route: HttpRoute, schemas: dict[str, Any]) -> dict[str, Any]:
             schema |= {"required": [*form.required]} if form.required else {}
         else:
             schema = _message(METHODS[route.rpc].input_type, schemas, answered=False)
-            for name in in_path:
+            for name in (route.inner,) if route.inner else in_path:
                 del schema["properties"][name]
-        operation["requestBody"] = {"content": {"application/json": {"schema": schema}}}
+        operation["requestBody"] = {"content": {route.media: {"schema": schema}}}
     return operation
 
 

@@ -7,6 +7,7 @@
 there if they are known.
 """
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from cluster.rpc.aiohttp_server import web
@@ -44,21 +45,21 @@ _PLAIN: Final = {403: pb.REASON_PERMISSION_DENIED, 404: pb.REASON_NOT_FOUND}
 class ProblemError(Exception):
     """The refusal of a request, as the wire has it."""
 
-    def __init__(self, error: pb.Error, status: int = 0) -> None:
-        """`status`: HTTP status; 0: that of the reason."""
+    def __init__(
+        self, error: pb.Error, status: int = 0, more: Mapping[str, object] | None = None
+    ) -> None:
+        """`status`: HTTP status; 0: that of the reason. `more`: further fields of the document."""
         super().__init__(error.message)
-        self.error, self.status = error, status
+        self.error, self.status, self.more = error, status, more or {}
 
 
-def problem_of(error: pb.Error | EngineError, status: int = 0) -> web.Response:
-    """Return the answer for an error. `status`: HTTP status; 0: that of the reason."""
-    wire = to_wire(error) if isinstance(error, EngineError) else error
+def document_of_error(wire: pb.Error, status: int = 0) -> dict[str, Any]:
+    """Return an error for JSON. `status`: HTTP status; 0: that of the reason."""
     reason = short_name(pb.Reason.DESCRIPTOR, wire.reason)
-    code = status or _CODES.get(wire.reason, 500)
     document: dict[str, Any] = {
         "type": "about:blank",
         "title": reason,
-        "status": code,
+        "status": status or _CODES.get(wire.reason, 500),
         "detail": wire.message,
         "reason": reason,
         "retryable": wire.retryable,
@@ -67,6 +68,18 @@ def problem_of(error: pb.Error | EngineError, status: int = 0) -> web.Response:
     for name in ("field", "limit", "retry_after_ms"):
         if value := getattr(wire, name):
             document[name] = value
+    return document
+
+
+def problem_of(error: pb.Error | EngineError | ProblemError, status: int = 0) -> web.Response:
+    """Return the answer for an error. `status`: HTTP status; 0: that of the error."""
+    more: Mapping[str, object] = {}
+    if isinstance(error, ProblemError):
+        wire, status, more = error.error, status or error.status, error.more
+    else:
+        wire = to_wire(error) if isinstance(error, EngineError) else error
+    document = document_of_error(wire, status) | dict(more)
+    code = document["status"]
     answer = web.json_response(document, status=code, content_type=PROBLEM)
     answer.headers.update(HEADERS)
     if code == UNAUTHORIZED:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from cluster.rpc import timer_forms
+from cluster.rpc import message_forms, timer_forms
 from cluster.rpc.http_form import HttpForm
 
-FORMS: Final[Mapping[str, HttpForm]] = {**timer_forms.FORMS}
+FORMS: Final[Mapping[str, HttpForm]] = {**timer_forms.FORMS, **message_forms.FORMS}

@@ -1,7 +1,14 @@
 """Administration over HTTP: every node takes it, with the rules and errors of gRPC."""
 
+import collections
+import contextlib
+import functools
 import http.client
 import json
+import re
+import shutil
+import socket
+import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -9,7 +16,7 @@ from urllib.parse import quote
 import grpc
 import pytest
 
-from cluster.rpc import http_api, json_bodies, openapi, peek_form
+from cluster.rpc import http_api, json_bodies, openapi, peek_form, timer_stream
 from cluster.rpc.http_call import HttpContext
 from cluster.rpc.http_routes import ROUTES
 from cluster.rpc.problem_details import problem_of
@@ -212,3 +219,205 @@ def test_follower_schedules_a_timer_once(cluster: Running, client: TimerClient, 
     assert client.get_timer(send(cluster, node, "POST", at, large).body["id"]).payload == bytes(
         3 << 20
     )
+
+
+def test_follower_shows_moves_and_cancels_timers(cluster: Running, topic: str) -> None:
+    node, at = cluster.followers()[0], f"/v1/topics/{topic}"
+    rows = [
+        {"payload": "a", "delay": "PT1H", "key": "a/1"},
+        {"payload_base64": "/w==", "delay": 1e5},
+    ]
+    named = JSON | {"Idempotency-Key": topic}
+    made = send(cluster, node, "POST", f"{at}/timers/batch", {"timers": rows}, named).body
+    assert [each["result"] for each in made["timers"]] == ["SCHEDULED"] * 2
+    again = send(cluster, node, "POST", f"{at}/timers/batch", {"timers": rows}, named).body
+    assert again == made | {"duplicate": True}
+    first, second = (each["id"] for each in made["timers"])
+    shown = send(cluster, node, "GET", f"/v1/timers/{second}").body
+    assert (shown["state"], shown["payload_base64"], shown["key"]) == ("PENDING", "/w==", None)
+    by_key = send(cluster, node, "GET", f"{at}/keys/a%2F1").body
+    assert (by_key["id"], by_key["payload"], by_key["topic"]) == (first, "a", topic)
+    page = send(cluster, node, "GET", f"{at}/timers?page_size=1").body
+    assert [each["id"] for each in page["timers"]] == [first]
+    rest = f"{at}/timers?page_size=1&page_token={quote(page['next_page_token'])}"
+    assert [each["id"] for each in send(cluster, node, "GET", rest).body["timers"]] == [second]
+    within = f"{at}/timers?key_prefix=a&due_to_ms={shown['due_ms']}&due_from=2020-01-01T00:00:00Z"
+    assert [each["id"] for each in send(cluster, node, "GET", within).body["timers"]] == [first]
+    counted = send(cluster, node, "GET", f"{at}/timers/count").body
+    assert (counted["pending"], counted["within"][-1]["pending"]) == (2, 2)
+    moved = send(cluster, node, "PATCH", f"{at}/keys/a%2F1", {"delay": 7200}).body
+    assert (moved["result"], moved["due_ms"] > by_key["due_ms"]) == ("RESCHEDULED", True)
+    lost = send(cluster, node, "PATCH", f"/v1/timers/{first}", {"delay": 1})
+    assert (lost.status, lost.body["result"]) == (404, "ALREADY_CANCELLED")
+    assert lost.body["successor_id"] == moved["id"]
+    far = {"due": "2999-01-01T00:00:00Z"}
+    assert send(cluster, node, "PATCH", f"/v1/timers/{second}", far).status == 200
+    gone = send(cluster, node, "DELETE", f"{at}/keys/a%2F1").body
+    assert gone == {"result": "CANCELLED", "id": moved["id"], "successor_id": None}
+    assert send(cluster, node, "DELETE", f"{at}/keys/a%2F1").body["result"] == "NOT_FOUND"
+    assert send(cluster, node, "DELETE", f"/v1/timers/{moved['id']}").body["result"] == (
+        "ALREADY_CANCELLED"
+    )
+    assert send(cluster, node, "GET", f"/v1/timers/{moved['id']}").body["state"] == "CANCELLED"
+    for verb, path, body, status in (
+        ("GET", "/v1/timers/0", None, 400),
+        ("GET", f"/v1/timers/{'0' * 24}", None, 404),
+        ("GET", f"{at}/timers?page_token=x", None, 400),
+        ("GET", f"{at}/timers?page_size=0", None, 400),
+        ("GET", f"{at}/timers?size=1", None, 400),
+        ("GET", f"{at}/keys/none", None, 404),
+        ("PATCH", f"/v1/timers/{second}", {}, 400),
+        ("POST", f"{at}/timers/batch", {"timers": []}, 400),
+        ("POST", f"{at}/timers/batch", {"timers": [{}, {"a": 1}]}, 400),
+    ):
+        assert send(cluster, node, verb, path, body).status == status, path
+    set_ = send(cluster, node, "PATCH", f"{at}/policies", {"set": {"tick_ms": 100}})
+    assert (set_.status, set_.body["own"]["tick_ms"]) == (200, 100)
+    assert send(cluster, node, "GET", f"{at}/policies").body["own"]["tick_ms"] == 100
+    assert send(cluster, node, "PATCH", f"{at}/policies", {"scope": {}}).status == 400
+
+
+def test_follower_delivers_and_settles_messages(
+    cluster: Running, client: TimerClient, topic: str
+) -> None:
+    node, at = cluster.followers()[0], f"/v1/topics/{topic}/groups/g"
+    one = {"max_messages": 1, "wait": 20}
+    send(cluster, node, "PUT", at, {})
+
+    def consumers() -> int:
+        [group] = client.describe_topic(topic).groups
+        return group.consumers
+
+    host, _, port = cluster.node(node).http.rpartition(":")
+    with socket.create_connection((host, int(port)), RPC_S) as leaver:
+        body = json.dumps({"max_messages": 10, "wait": 20})
+        leaver.sendall(
+            f"POST {at}/receive HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
+        )
+        until(lambda: consumers() == 1)
+    until(lambda: consumers() == 0)  # a client that is gone gets no message
+    client.schedule_batch(topic, [b"0", b"1", b"2"], delay=0)
+    client.schedule(topic, json={"a": 1}, key="k", headers={"b": "c"}, delay=0)
+    seen: list[dict[str, Any]] = []
+    leases: list[str] = []
+    while len(seen) < 4:
+        got = send(cluster, node, "POST", f"{at}/receive", one | {"lease": "PT1H"}).body
+        seen += got["messages"]
+        leases += [got["lease_id"]] * len(got["messages"])
+    assert [each["payload"] for each in seen[:3]] == ["0", "1", "2"]
+    assert (seen[3]["json"], seen[3]["key"], seen[3]["headers"]["b"]) == ({"a": 1}, "k", "c")
+    assert [each["attempt"] for each in seen] == [1] * 4
+
+    def settle(word: str, at_: int, **more: Any) -> Any:
+        held = {"lease_id": leases[at_], "offsets": [seen[at_]["queue_offset"]]}
+        return send(cluster, node, "POST", f"{at}/{word}", held | more).body
+
+    assert settle("ack", 0)["results"] == ["ACKED"]
+    assert settle("ack", 0)["results"] == ["ALREADY_ACKED"]
+    assert settle("extend", 1, lease=60)["results"] == ["EXTENDED"]
+    assert settle("nack", 1, delay=0)["results"] == ["NACKED"]
+    again = send(cluster, node, "POST", f"{at}/receive", one).body
+    assert [(each["payload"], each["attempt"]) for each in again["messages"]] == [("1", 2)]
+    assert settle("ack", 1)["results"] == ["LEASE_LOST"]
+    none = send(cluster, node, "POST", f"{at}/receive", {}).body
+    assert none == {"lease_id": None, "lease_ms": None, "messages": []}
+    assert settle("ack", 2, cumulative=True)["reason"] == "INVALID_REQUEST"  # a shared group
+
+
+def test_lines_of_a_stream_have_results_of_their_own(
+    cluster: Running, client: TimerClient, topic: str
+) -> None:
+    node, at = cluster.followers()[0], f"/v1/topics/{topic}/timers/stream"
+    lines = [json.dumps({"payload": f"{n}", "delay": 3600, "key": f"{n % 50}"}) for n in range(100)]
+    lines[7] = "{"
+    lines[8] = '{"dealy": 1}'
+    lines[9] = ""
+    text = "\n".join(lines)
+    headers = {"Content-Type": "application/x-ndjson", "Idempotency-Key": topic}
+
+    def results() -> list[dict[str, Any]]:
+        connection = http.client.HTTPConnection(cluster.node(node).http, timeout=RPC_S)
+        with contextlib.closing(connection):
+            connection.request("POST", at, text, headers)
+            return [json.loads(line) for line in connection.getresponse().read().splitlines()]
+
+    found = results()
+    assert [each["line"] for each in found] == [n for n in range(1, 101) if n != 10]
+    refused = {each["line"]: each["error"]["field"] for each in found if "error" in each}
+    assert refused == {8: "line", 9: "dealy"}
+    kinds = collections.Counter(each.get("result") for each in found)
+    assert kinds == {"SCHEDULED": 50, "REJECTED": 47, None: 2}
+    again = [each | {"duplicate": True} if "result" in each else each for each in found]
+    assert results() == again
+    assert client.count_timers(topic).pending == 50
+    assert send(cluster, node, "POST", at, text).status == 415
+
+
+def test_stream_that_ends_early_says_so_after_its_results(cluster: Running, topic: str) -> None:
+    host, _, port = cluster.node(cluster.followers()[0]).http.rpartition(":")
+    seen = b""
+
+    def exchange(line: bytes, until_seen: bytes) -> None:
+        nonlocal seen
+        connection.sendall(b"%x\r\n%s\r\n" % (len(line), line))
+        while until_seen not in seen:
+            piece = connection.recv(65_536)
+            assert piece, seen
+            seen += piece
+
+    with socket.create_connection((host, int(port)), RPC_S) as connection:
+        connection.sendall(
+            f"POST /v1/topics/{topic}/timers/stream HTTP/1.1\r\nHost: localhost\r\n"
+            "Content-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+        )
+        exchange(b'{"delay": 3600}\n', b'{"line": 1, "result": "SCHEDULED"')
+        exchange(b"x" * (timer_stream.LINE_BYTES_MAX + 1), b'{"line": 2, "error": ')
+    assert b"1048576" in seen
+
+
+def test_client_of_plain_http_repeats_a_request_after_the_leader_is_killed(
+    cluster: Running, topic: str
+) -> None:
+    leader = cluster.wait_for_leader()
+    others = [name for name in cluster.nodes if name != leader]
+    at = f"/v1/topics/{topic}/timers"
+    first = send(cluster, others[0], "POST", at, {"delay": 3600}, JSON | {"Idempotency-Key": "1"})
+    cluster.kill(leader)
+
+    def scheduled(key: str, turn: list[str]) -> Any:
+        turn.append(turn.pop(0))
+        named = JSON | {"Idempotency-Key": key}
+        answer = send(cluster, turn[0], "POST", at, {"delay": 3600}, named)
+        if answer.status != 200:
+            assert answer.body["retryable"] or not answer.body["outcome_known"], answer.body
+        return answer.body if answer.status == 200 else None
+
+    try:
+        made = [until(functools.partial(scheduled, key, [*others])) for key in ("1", "2", "3")]
+        assert made[0] == first.body | {"duplicate": True}
+        assert len({each["id"] for each in made}) == 3
+        assert send(cluster, others[1], "GET", f"{at}/count").body["pending"] == 3
+    finally:
+        cluster.up()
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_examples_of_the_documents_work_as_they_stand(cluster: Running) -> None:
+    node = cluster.node(cluster.followers()[0]).http
+    root = Path(__file__).parents[2]
+    blocks = re.findall(r"```sh\n(.*?)```", (root / "docs/http.md").read_text(), re.S)
+    blocks += re.findall(r"```\n(curl .*?)```", (root / "README.md").read_text(), re.S)
+    assert len(blocks) >= 7
+    script = re.sub(r"127\.0\.0\.1:\d+", node, "\n".join(blocks)).replace("curl ", "curl -f ")
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=RPC_S * 4,
+    )
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert '{"results": ["ACKED"]}' in done.stdout
+    assert '"line": 2, "result": "SCHEDULED"' in done.stdout
+    assert '"result": "CANCELLED"' in done.stdout

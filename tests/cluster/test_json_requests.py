@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from cluster.rpc import json_bodies
-from cluster.rpc.json_bodies import parsed
+from cluster.rpc.json_bodies import BodyAccount, parsed
+from cluster.rpc.payload_json import payload_json
 from cluster.rpc.route_forms import FORMS
-from timer.model.timer_errors import InvalidRequestError
+from timer.model.timer_errors import InvalidRequestError, OverloadedError
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.rows import DUE_MS_MAX, decode_headers
 
@@ -68,9 +69,9 @@ def test_delay_is_seconds_or_a_duration(text: str, ms: int) -> None:
     [
         ("{", "body", "must be JSON"),
         ("[]", "body", "JSON object"),
-        ('{"payload": NaN}', "body", "NaN is no JSON"),
-        ('{"json": [-Infinity]}', "body", "-Infinity is no JSON"),
-        ('{"json": 1e999}', "json", "JSON"),
+        ('{"payload": NaN}', "body", "NaN is no number of JSON"),
+        ('{"json": [-Infinity]}', "body", "-Infinity is no number"),
+        ('{"json": 1e999}', "body", "1e999 is no number"),
         ('{"json": "\\ud800"}', "json", "UTF-8"),
         ('{"payload": "\\ud800"}', "payload", "lone surrogates"),
         ('{"key": "\\udfff"}', "key", "lone surrogates"),
@@ -124,3 +125,87 @@ def test_refusal_names_the_field_and_the_limit(
 ) -> None:
     error = refusal(body)
     assert (error.field, limit in error.limit) == (field, True), error
+
+
+def settled(operation: str, body: dict[str, Any]) -> Any:
+    named = {"topic": "orders", "group": "billing"}
+    return FORMS[operation].message(named, parsed(json.dumps(body).encode()))
+
+
+def test_durations_of_consumers_are_seconds_or_iso() -> None:
+    asked = settled("ReceiveMessages", {"max_messages": 5, "wait": "PT20S", "lease": 1.5})
+    assert (asked.max_messages, asked.wait_ms, asked.lease_ms) == (5, 20_000, 1_500)
+    assert settled("ReceiveMessages", {"start": "latest"}).start == pb.GROUP_START_LATEST
+    held = {"lease_id": "3-4611686018427387903", "offsets": ["0", 18_446_744_073_709_551_615]}
+    nack = settled("NackMessages", held | {"delay": "P1D"})
+    assert (nack.epoch, nack.lease_id, nack.delay_ms) == (3, (1 << 62) - 1, 86_400_000)
+    assert [*nack.offsets] == [0, (1 << 64) - 1]
+    assert not settled("NackMessages", held).HasField("delay_ms")
+    assert settled("AckMessages", held | {"cumulative": True}).cumulative
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "field"),
+    [
+        ("ReceiveMessages", {"max_messages": 1_001}, "max_messages"),
+        ("ReceiveMessages", {"wait": 21}, "wait"),
+        ("ReceiveMessages", {"lease": 0}, "lease"),
+        ("ReceiveMessages", {"start": "middle"}, "start"),
+        ("ReceiveMessages", {"group": "other"}, "group"),
+        ("AckMessages", {"offsets": [1]}, "lease_id"),
+        ("AckMessages", {"lease_id": 7, "offsets": [1]}, "lease_id"),
+        ("AckMessages", {"lease_id": "7", "offsets": [1]}, "lease_id"),
+        ("AckMessages", {"lease_id": "1-1"}, "offsets"),
+        ("AckMessages", {"lease_id": "1-1", "offsets": []}, "offsets"),
+        ("AckMessages", {"lease_id": "1-1", "offsets": [-1]}, "offsets"),
+        ("AckMessages", {"lease_id": "1-1", "offsets": [1.0]}, "offsets"),
+        ("AckMessages", {"lease_id": "1-1", "offsets": [1 << 64]}, "offsets"),
+        ("AckMessages", {"lease_id": "1-1", "offsets": [1], "cumulative": 1}, "cumulative"),
+        ("NackMessages", {"lease_id": "1-1", "offsets": [1], "delay": -1}, "delay"),
+    ],
+)
+def test_refusal_of_consumers_names_the_field(
+    operation: str, body: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        settled(operation, body)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("payload", "shown"),
+    [
+        (b'{"a":[1,2.5,null]}', {"json": {"a": [1, 2.5, None]}}),
+        (b"NaN", {"payload": "NaN"}),
+        (b"1e999", {"payload": "1e999"}),
+        (b"{", {"payload": "{"}),
+        (b'{"a":1,"a":2}', {"payload": '{"a":1,"a":2}'}),
+        (b'"\xff"', {"payload_base64": "Iv8i"}),
+        (b"[" * 101 + b"]" * 101, {"payload": "[" * 101 + "]" * 101}),
+    ],
+)
+def test_payload_is_shown_as_json_if_it_can_be(payload: bytes, shown: dict[str, Any]) -> None:
+    assert payload_json(payload, {"content-type": "application/json; charset=utf-8"}) == shown
+    assert "json" not in payload_json(payload, {})
+
+
+def test_error_of_a_timer_in_a_list_names_its_place() -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        FORMS["ScheduleTimers"].message(TOPIC, {"timers": [{}, {"delay": -1}]})
+    assert refused.value.field == "timers[1].delay"
+    several: Any = FORMS["ScheduleTimers"].message(
+        TOPIC, {"timers": [{"delay": 1}, {"payload": "b", "delay": 2, "key": "k"}, {"due_ms": 3}]}
+    )
+    assert [[*each.delay_ms, *each.due_ms] for each in several.timers] == [[1_000, 2_000], [3]]
+
+
+def test_large_bodies_share_one_account() -> None:
+    account = BodyAccount()
+    with account.charging() as first, account.charging() as second:
+        first.hold(json_bodies.ACCOUNT_BYTES_MAX)
+        with pytest.raises(OverloadedError):
+            second.hold(1)
+        first.hold(1)
+        second.hold(1)
+        assert account.bytes == 2
+    assert account.bytes == 0

@@ -69,13 +69,20 @@ class WithTokens(Running):
         tls = ClientTls(ca=self.ca)
         return TimerClient(self.token_port, credentials=tls, token=token, timeout=CALL_S)
 
-    def http(self, path: str, token: str = "") -> tuple[int, str, http.client.HTTPMessage]:
+    def http(
+        self,
+        path: str,
+        token: str = "",
+        verb: str = "GET",
+        body: str | None = None,
+        media: str = "application/json",
+    ) -> tuple[int, str, http.client.HTTPMessage]:
         context = ssl.create_default_context(cafile=str(self.ca))
         address = self.node("n1").http
         connection = http.client.HTTPSConnection(address, timeout=RPC_S, context=context)
         with contextlib.closing(connection):
             headers = {"Authorization": f"Bearer {token}"} if token else {}
-            connection.request("GET", path, headers=headers)
+            connection.request(verb, path, body, headers | {"Content-Type": media})
             answer = connection.getresponse()
             return answer.status, answer.read().decode(), answer.headers
 
@@ -174,6 +181,40 @@ def test_the_http_port_takes_tokens(cluster: WithTokens) -> None:
         assert [cluster.http(page, token)[0] for page in ("/metrics", "/v1/status")] == [401] * 2
         assert cluster.http("/healthz", token)[0] == 200
     assert [cluster.http(page, "ci")[0] for page in ("/metrics", "/v1/status")] == [403] * 2
+
+
+def test_timers_over_http_need_the_rules_of_their_methods(cluster: WithTokens) -> None:
+    own, other = (f"/v1/topics/{name}%2Fjson" for name in ("payments", "orders"))
+    timer = '{"json": 1, "delay": 0}'
+    status, made, _ = cluster.http(f"{own}/timers", "ci", "POST", timer)
+    assert (status, json.loads(made)["result"]) == (200, "SCHEDULED")
+    status, lines, _ = cluster.http(
+        f"{own}/timers/stream", "ci", "POST", f"{timer}\n{timer}\n", "application/x-ndjson"
+    )
+    assert (status, [json.loads(line)["line"] for line in lines.splitlines()]) == (200, [1, 2])
+    wanted = '{"max_messages": 3, "wait": 5}'
+    received = json.loads(cluster.http(f"{own}/groups/g/receive", "ci", "POST", wanted)[1])
+    offsets = [each["queue_offset"] for each in received["messages"]]
+    held = json.dumps({"lease_id": received["lease_id"], "offsets": offsets})
+    results = json.loads(cluster.http(f"{own}/groups/g/ack", "ci", "POST", held)[1])["results"]
+    assert results == ["ACKED"] * len(offsets)
+    assert cluster.http(f"{own}/policies", "ci")[0] == 200
+    for path, body in (("timers", timer), ("groups/g/receive", "{}"), ("groups/g/ack", held)):
+        status, refused, _ = cluster.http(f"{other}/{path}", "ci", "POST", body)
+        assert (status, json.loads(refused)["reason"]) == (403, "PERMISSION_DENIED")
+        assert cluster.http(f"{own}/{path}", "wrong", "POST", body)[0] == 401
+    status, lines, _ = cluster.http(
+        f"{other}/timers/stream", "ci", "POST", timer, "application/x-ndjson"
+    )
+    assert json.loads(lines)["error"]["reason"] == "PERMISSION_DENIED"
+    unknown = cluster.http(f"{own}/timers/stream", "wrong", "POST", timer, "application/x-ndjson")
+    assert unknown[0] == 401
+    assert cluster.http(f"{other}/timers/count", "ci")[0] == 404  # as if it were not there
+    assert cluster.tls is not None  # a certificate that may see all of the cluster
+    with contextlib.closing(open_http(cluster.node("n1").http, cluster.tls, RPC_S)) as page:
+        page.request("GET", f"/v1/timer?id={json.loads(made)['id']}")
+        answer = page.getresponse()
+        assert (answer.status, json.loads(answer.read())["state"]) == (200, "fired")
 
 
 @contextlib.contextmanager

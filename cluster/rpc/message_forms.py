@@ -1,0 +1,218 @@
+"""Forms of messages: receive, ack, nack and extend over HTTP.
+
+A receive answers its messages with one `lease_id`, a text of the leader's epoch and the lease. Acks
+name it, and the offsets of their messages. Durations of requests are seconds or ISO 8601.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from cluster.rpc import json_fields, payload_json
+from cluster.rpc.http_form import HttpForm
+from cluster.rpc.json_fields import Fields, refused
+from cluster.rpc.problem_details import ProblemError
+from timer.model import timer_id
+from timerclient.proto import timer_pb2 as pb
+from timerclient.rows import pending_timers, rows
+from timerclient.values import ids
+from timerclient.values.results import AckResult, ExtendResult, NackResult
+
+RECEIVE_MAX: Final = 1_000
+WAIT_MS_MAX: Final = 20_000
+OFFSETS_MAX: Final = 16_384
+_STARTS: Final = {"earliest": pb.GROUP_START_UNSPECIFIED, "latest": pb.GROUP_START_LATEST}
+_LEASE: Final = re.compile(r"([0-9]{1,19})-([0-9]{1,19})")
+"""The leader's epoch, and the lease."""
+RESULTS: Final[Mapping[int, str]] = {
+    **{each.value: each.name for kind in (AckResult, NackResult, ExtendResult) for each in kind},
+    pb.ACK_RESULT_LEASE_LOST: "LEASE_LOST",
+    pb.ACK_RESULT_NOT_DELIVERED: "NOT_DELIVERED",
+}
+_Settlement = TypeVar("_Settlement", pb.AckRequest, pb.NackRequest, pb.ExtendRequest)
+
+
+def _span(fields: Fields, name: str, most_ms: int) -> int:
+    return json_fields.span_ms(fields, name, most_ms) or 0
+
+
+def _lease_ms(fields: Fields) -> int:
+    """Return a lease in milliseconds; 0: that of the group."""
+    lease_ms = json_fields.span_ms(fields, "lease", rows.UINT32_MAX)
+    if lease_ms == 0:
+        raise refused("lease", fields["lease"], "must be a millisecond or more")
+    return lease_ms or 0
+
+
+def _receive(fields: Fields) -> pb.ReceiveRequest:
+    return pb.ReceiveRequest(
+        topic=json_fields.text(fields, "topic"),
+        group=json_fields.text(fields, "group"),
+        max_messages=json_fields.whole(fields, "max_messages", 1, RECEIVE_MAX, 1),
+        wait_ms=_span(fields, "wait", WAIT_MS_MAX),
+        lease_ms=_lease_ms(fields),
+        start=json_fields.choice(fields, "start", _STARTS, "earliest"),  # type: ignore[arg-type]
+    )
+
+
+def _received(_: Any, answer: pb.ReceiveResponse) -> Mapping[str, Any]:
+    count = len(answer.queue_offsets)
+    return {
+        "lease_id": f"{answer.epoch}-{answer.lease_id}" if count else None,
+        "lease_ms": answer.lease_ms if count else None,
+        "messages": _messages(answer, count),
+    }
+
+
+def _messages(of: pb.ReceiveResponse, count: int) -> list[dict[str, Any]]:
+    payloads = rows.slices(of.payload_sizes, of.payloads)
+    keys = rows.slices(of.key_sizes, of.keys) or [b""] * count
+    orders = rows.slices(of.ordering_key_sizes, of.ordering_keys) or [b""] * count
+    headers = rows.slices(of.headers_sizes, of.headers) or [b""] * count
+    made = []
+    for at, raw in enumerate(pending_timers.pieces(of.timer_ids)):
+        texts = rows.decode_headers(headers[at])
+        made.append(
+            {
+                "queue_offset": of.queue_offsets[at],
+                "id": timer_id.to_text(raw),
+                "due_ms": ids.due_ms_of(raw),
+                "requested_ms": of.due_ms[at],
+                "fired_at_ms": of.fired_at_ms[at],
+                "attempt": of.attempts[at],
+                "failures": of.failures[at] if of.failures else 0,
+                "key": keys[at].decode() or None,
+                "ordering_key": orders[at].decode() or None,
+                "priority": of.priorities[at] if of.priorities else rows.PRIORITY_DEFAULT,
+                "headers": texts,
+                **payload_json.payload_json(payloads[at], texts),
+            }
+        )
+    return made
+
+
+def _held(kind: type[_Settlement], fields: Fields) -> _Settlement:
+    """Return an ack, nack or extension with its messages.
+
+    Raises:
+        InvalidRequestError: the lease or an offset is malformed.
+    """
+    lease = json_fields.text(fields, "lease_id")
+    found = _LEASE.fullmatch(lease)
+    if found is None:
+        raise refused("lease_id", lease, "must be lease_id of a receive")
+    offsets = json_fields.wholes(fields, "offsets", rows.UINT64_MAX, OFFSETS_MAX)
+    epoch, lease_id = map(int, found.groups())
+    return kind(
+        topic=json_fields.text(fields, "topic"),
+        group=json_fields.text(fields, "group"),
+        epoch=epoch,
+        lease_id=lease_id,
+        offsets=offsets,
+    )
+
+
+def _ack(fields: Fields) -> pb.AckRequest:
+    request = _held(pb.AckRequest, fields)
+    request.cumulative = json_fields.flag(fields, "cumulative")
+    return request
+
+
+def _nack(fields: Fields) -> pb.NackRequest:
+    request = _held(pb.NackRequest, fields)
+    request.unseen = json_fields.flag(fields, "unseen")
+    if (delay_ms := json_fields.span_ms(fields, "delay")) is not None:
+        request.delay_ms = delay_ms
+    return request
+
+
+def _extend(fields: Fields) -> pb.ExtendRequest:
+    request = _held(pb.ExtendRequest, fields)
+    request.lease_ms = _lease_ms(fields)
+    return request
+
+
+def _settled(_: Any, answer: pb.AckResponse) -> Mapping[str, Any]:
+    if answer.HasField("error"):
+        raise ProblemError(answer.error)
+    return {"results": [RESULTS[each] for each in answer.results]}
+
+
+_SPAN: Final = {"type": ["number", "string"], "description": "seconds, or as in ISO 8601"}
+_COUNT: Final = {"type": "integer"}
+_HELD: Final[dict[str, Any]] = {
+    "lease_id": {"type": "string", "description": "of the receive"},
+    "offsets": {"type": "array", "items": _COUNT, "description": "queue offsets of its messages"},
+}
+_MESSAGE: Final[dict[str, Any]] = {
+    "queue_offset": _COUNT,
+    "id": {"type": "string"},
+    "due_ms": _COUNT,
+    "requested_ms": _COUNT,
+    "fired_at_ms": _COUNT,
+    "attempt": _COUNT,
+    "failures": _COUNT,
+    "key": {"type": ["string", "null"]},
+    "ordering_key": {"type": ["string", "null"]},
+    "priority": _COUNT,
+    "headers": {"type": "object", "additionalProperties": {"type": "string"}},
+    **payload_json.SCHEMA,
+}
+
+
+def _settling(request: Any, words: Mapping[str, Any], results: Sequence[str]) -> HttpForm:
+    lost = ["LEASE_LOST", "NOT_DELIVERED"]
+    return HttpForm(
+        request=request,
+        answer=_settled,
+        body={**_HELD, **words},
+        required=tuple(_HELD),
+        answered={
+            "results": {
+                "type": "array",
+                "items": {"type": "string", "enum": [*results, *lost]},
+                "description": "one for each offset",
+            }
+        },
+    )
+
+
+FORMS: Final[Mapping[str, HttpForm]] = {
+    "ReceiveMessages": HttpForm(
+        request=_receive,
+        answer=_received,
+        body={
+            "max_messages": _COUNT | {"description": f"1 to {RECEIVE_MAX}; default: 1"},
+            "wait": _SPAN | {"description": "for the first message; at most 20 s; default: 0"},
+            "lease": _SPAN | {"description": "default: that of the group"},
+            "start": {"type": "string", "enum": [*_STARTS]},
+        },
+        answered={
+            "lease_id": {"type": ["string", "null"]},
+            "lease_ms": {"type": ["integer", "null"]},
+            "messages": {
+                "type": "array",
+                "items": {"type": "object", "properties": _MESSAGE},
+            },
+        },
+    ),
+    "AckMessages": _settling(
+        _ack,
+        {"cumulative": {"type": "boolean", "description": "all up to the one offset"}},
+        [each.name for each in AckResult],
+    ),
+    "NackMessages": _settling(
+        _nack,
+        {
+            "delay": _SPAN | {"description": "default: the group's backoff"},
+            "unseen": {"type": "boolean", "description": "the failure does not count"},
+        },
+        [each.name for each in NackResult],
+    ),
+    "ExtendMessages": _settling(
+        _extend,
+        {"lease": _SPAN | {"description": "from now; default: that of the group"}},
+        [each.name for each in ExtendResult],
+    ),
+}
+"""Name of an operation -> its form."""

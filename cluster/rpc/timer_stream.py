@@ -1,0 +1,173 @@
+"""Timers as a stream: a JSON object in each line of a request, a result in each line of the answer.
+
+    lines --> checked --> ScheduleStream --> results, in the order of their lines --> client
+                  \\--refused-----------------/
+
+The lines are requests of their own, accepted in their order. A line that is refused does not end
+the stream. The answer begins with its first result, so that a stream that is refused as a whole
+gets a status.
+"""
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from typing import Any, Final
+
+from cluster.rpc.aiohttp_server import web
+from cluster.rpc.grpc_errors import to_wire
+from cluster.rpc.http_call import HttpContext, LocalCalls
+from cluster.rpc.http_form import HttpForm
+from cluster.rpc.http_routes import NDJSON
+from cluster.rpc.json_bodies import SMALL_BYTES_MAX, BodyCharge, parsed
+from cluster.rpc.problem_details import HEADERS, ProblemError, document_of_error
+from timer.model.timer_errors import EngineError, InvalidRequestError
+from timerclient.proto import timer_pb2 as pb
+from timerclient.values.same_fields import as_type
+
+LINE_BYTES_MAX: Final = 1 << 20
+"""Bytes of one line."""
+LINES_MAX: Final = 1_000
+"""Lines of a stream that were read and have no result that the client has read."""
+SILENCE_S: Final = 30.0
+"""Seconds without a byte, after which a stream ends."""
+KEY_SIZE_MAX: Final = 53
+"""Characters of a stream's Idempotency-Key: the number of a line follows it."""
+
+
+class TimerLines:
+    """The lines of a request, and their results."""
+
+    def __init__(
+        self, form: HttpForm, topic: str, key: str, request: web.Request, charge: BodyCharge
+    ) -> None:
+        """`form`: of a line. `key`: the Idempotency-Key; empty: there is none."""
+        self._form, self._topic, self._key = form, topic, key
+        self._request, self._charge = request, charge
+        self._room = asyncio.Semaphore(LINES_MAX)
+        self._waiting: deque[int] = deque()
+        """Numbers of lines without a written result."""
+        self._results: dict[int, Mapping[str, Any]] = {}
+        self._changed = asyncio.Event()
+        self._read = 0
+        """Lines that were read."""
+        self._ended = False
+        self._error: pb.Error | None = None
+
+    async def serve(self, calls: LocalCalls, context: HttpContext) -> web.StreamResponse:
+        """Schedule the lines, and return the answer with their results.
+
+        Raises:
+            ProblemError: the stream was refused before its first result.
+        """
+        response = web.StreamResponse(headers=HEADERS | {"Content-Type": NDJSON})
+        pump = asyncio.create_task(self._pump(calls, context))
+        try:
+            ended = False
+            while not ended:
+                await self._changed.wait()
+                self._changed.clear()
+                ended = self._ended
+                if self._error is not None and not response.prepared and not self._results:
+                    raise ProblemError(self._error)
+                lines = self._ready()
+                if ended and self._error is not None:
+                    number = self._waiting[0] if self._waiting else self._read + 1
+                    lines.append(_line(number, {"error": document_of_error(self._error)}))
+                if lines or ended:
+                    await response.prepare(self._request)
+                if lines:
+                    await response.write("".join(lines).encode())
+        finally:
+            pump.cancel()
+            await asyncio.gather(pump, return_exceptions=True)
+        return response
+
+    def _ready(self) -> list[str]:
+        """Return the lines of the answer that can be written."""
+        lines = []
+        while self._waiting and self._waiting[0] in self._results:
+            number = self._waiting.popleft()
+            lines.append(_line(number, self._results.pop(number)))
+            self._room.release()
+        return lines
+
+    async def _pump(self, calls: LocalCalls, context: HttpContext) -> None:
+        """Send the lines to the service, and note its answers."""
+        try:
+            requests = self._requests()
+            async with aclosing(calls.stream("ScheduleStream", requests, context)) as answers:
+                async for answer in answers:
+                    self._note(answer.request_no, self._result(answer))
+        except ProblemError as refused:
+            self._error = refused.error
+        except EngineError as error:
+            self._error = to_wire(error)
+        finally:
+            self._ended = True
+            self._changed.set()
+
+    def _note(self, number: int, result: Mapping[str, Any]) -> None:
+        self._results[number] = result
+        self._changed.set()
+
+    def _result(self, answer: pb.ScheduleStreamResponse) -> Mapping[str, Any]:
+        if answer.HasField("error"):
+            return {"error": document_of_error(answer.error)}
+        return self._form.answer(None, answer)
+
+    async def _requests(self) -> AsyncIterator[pb.ScheduleStreamRequest]:
+        async for line in self._lines():
+            self._read = number = self._read + 1
+            if not line.strip():
+                continue
+            await self._room.acquire()
+            self._waiting.append(number)
+            try:
+                request = self._message(number, line)
+            except InvalidRequestError as error:
+                self._note(number, {"error": document_of_error(to_wire(error))})
+            else:
+                yield request
+
+    def _message(self, number: int, line: bytes) -> pb.ScheduleStreamRequest:
+        named = {"topic": self._topic}
+        if self._key:
+            named["request_id"] = f"{self._key}/{number}"
+        made = self._form.message(named, parsed(line, "line"))
+        request = as_type(pb.ScheduleStreamRequest, made)
+        request.request_no = number
+        return request
+
+    async def _lines(self) -> AsyncIterator[bytes]:
+        """Yield the lines of the body, without their ends.
+
+        Raises:
+            InvalidRequestError: a line is too long, or the client is silent.
+        """
+        rest = bytearray()
+        while piece := await self._piece():
+            *lines, last = piece.split(b"\n")
+            for line in lines:
+                yield bytes(rest + line)
+                rest.clear()
+            rest += last
+            if len(rest) > LINE_BYTES_MAX:
+                limit = f"must have at most {LINE_BYTES_MAX} bytes"
+                raise InvalidRequestError("line", f"{len(rest)} bytes", limit)
+            self._charge.hold(len(rest) if len(rest) > SMALL_BYTES_MAX else 0)
+        if rest:
+            yield bytes(rest)
+
+    async def _piece(self) -> bytes:
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                return await self._request.content.readany()
+        except TimeoutError:
+            limit = f"a stream needs a byte within {SILENCE_S:g} s"
+            raise InvalidRequestError("line", "incomplete", limit) from None
+
+
+def _line(number: int, result: Mapping[str, Any]) -> str:
+    return json.dumps({"line": number, **result}) + "\n"

@@ -1,0 +1,104 @@
+"""Single schedules over HTTP that arrive together are one request, and fail one by one."""
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from cluster.rpc.http_call import HttpContext, LocalCalls
+from cluster.rpc.problem_details import ProblemError
+from cluster.rpc.schedule_batches import ROWS_MAX, ScheduleBatches
+from cluster.rpc.timer_rows import request_of, row_of
+from timerclient.proto import timer_pb2 as pb
+
+
+class Calls:
+    """Answers requests with the ids 1, 2, 3, …; refuses those with the payload `bad`."""
+
+    def __init__(self, reason: pb.Reason.ValueType = pb.REASON_INVALID_REQUEST) -> None:
+        self.requests: list[pb.ScheduleRequest] = []
+        self._reason, self._ids = reason, 0
+
+    async def unary(self, method: str, request: Any, context: HttpContext) -> Any:
+        assert (method, context.peer()) == ("Schedule", "ipv4:10.0.0.1:7")
+        self.requests.append(request)
+        await asyncio.sleep(0)
+        if any(b"bad" in each.payloads for each in request.timers):
+            raise ProblemError(pb.Error(reason=self._reason))
+        ids = range(self._ids + 1, self._ids + 1 + rows_of(request))
+        self._ids = ids.stop - 1
+        return pb.ScheduleResponse(timer_ids=b"".join(each.to_bytes(15, "big") for each in ids))
+
+
+def rows_of(request: pb.ScheduleRequest) -> int:
+    return sum(len(each.payload_sizes) for each in request.timers)
+
+
+async def scheduled(calls: Calls, *timers: dict[str, Any]) -> list[Any]:
+    """Return the id, or the error, of each timer; all are scheduled in one turn."""
+    batches = ScheduleBatches(cast("LocalCalls", calls))
+    requests = [request_of(each.pop("topic", "t"), [row_of(each)], each) for each in timers]
+    done = await asyncio.gather(
+        *(batches.schedule(each, "ipv4:10.0.0.1:7") for each in requests), return_exceptions=True
+    )
+    return [
+        int.from_bytes(each.timer_ids, "big") if isinstance(each, pb.ScheduleResponse) else each
+        for each in done
+    ]
+
+
+async def test_those_of_one_turn_are_one_request_in_their_order() -> None:
+    calls = Calls()
+    timers: list[dict[str, Any]] = [
+        {"payload": "a", "delay": 1, "key": "k", "headers": {"h": "v"}},
+        {"payload": "b", "delay": 2, "ordering_key": "o", "priority": 9},
+        {"payload": "c", "due_ms": 3},
+        {"topic": "other"},
+        {"on_conflict": "keep"},
+    ]
+    assert await scheduled(calls, *timers) == [1, 2, 3, 4, 5]
+    first, second, third = calls.requests
+    assert [rows_of(each) for each in calls.requests] == [3, 1, 1]
+    assert [[*each.delay_ms, *each.due_ms] for each in first.timers] == [[1_000, 2_000], [3]]
+    assert [each.payloads for each in first.timers] == [b"ab", b"c"]
+    assert ([*first.timers[0].ordering_key_sizes], [*first.timers[0].priorities]) == (
+        [0, 1],
+        [4, 9],
+    )
+    assert ([*first.timers[0].key_sizes], second.timers[0].topic) == ([1, 0], "other")
+    assert third.on_conflict == pb.ON_CONFLICT_KEEP
+
+
+async def test_a_refused_row_refuses_no_other() -> None:
+    calls = Calls()
+    found = await scheduled(calls, {"payload": "a"}, {"payload": "bad"}, {"payload": "c"})
+    assert found[::2] == [1, 2]
+    assert isinstance(found[1], ProblemError)
+    assert [rows_of(each) for each in calls.requests] == [3, 1, 1, 1]
+
+
+async def test_an_unknown_outcome_is_that_of_all_and_nothing_is_sent_again() -> None:
+    calls = Calls(pb.REASON_COMMIT_TIMEOUT)
+    found = await scheduled(calls, {"payload": "a"}, {"payload": "bad"})
+    assert [each.error.reason for each in found] == [pb.REASON_COMMIT_TIMEOUT] * 2
+    assert len(calls.requests) == 1
+
+
+async def test_a_request_has_a_limit_of_rows() -> None:
+    calls = Calls()
+    assert len(await scheduled(calls, *({} for _ in range(ROWS_MAX + 1)))) == ROWS_MAX + 1
+    assert [rows_of(each) for each in calls.requests] == [ROWS_MAX, 1]
+
+
+async def test_a_client_that_has_gone_holds_up_no_other() -> None:
+    calls = Calls()
+    batches = ScheduleBatches(cast("LocalCalls", calls))
+    requests = [request_of("t", [row_of({})], {}) for _ in range(2)]
+    gone, other = (
+        asyncio.create_task(batches.schedule(each, "ipv4:10.0.0.1:7")) for each in requests
+    )
+    await asyncio.sleep(0)
+    gone.cancel()
+    assert (await other).timer_ids == (2).to_bytes(15, "big")
+    with pytest.raises(asyncio.CancelledError):
+        await gone
