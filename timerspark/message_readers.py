@@ -74,11 +74,11 @@ class _Messages:
         """Return a page without messages: the bounds of the queue."""
         return client.read_messages(self._topic, UINT64_MAX, payloads=False)
 
-    def check(self, found: MessagePage, topic_id: int, start: int) -> None:
-        """Check that the messages from an offset on are there.
+    def check(self, found: MessagePage, topic_id: int, start: int, end: int) -> None:
+        """Check that the messages of a range, all of which had fired, are there.
 
         Raises:
-            MessagesLost: They were deleted, and the query must not go on without them.
+            MessagesLost: They are not, and the query must not go on without them.
         """
         if not self._options.fail_on_loss:
             return
@@ -89,6 +89,9 @@ class _Messages:
         if found.begin_offset > start:
             text = f"topic {self._topic!r} keeps messages from offset {found.begin_offset} on"
             raise MessagesLost(f"{text}; {start} is below it: {go_on}")
+        if found.end_offset < end:
+            text = f"topic {self._topic!r} ends at offset {found.end_offset}, below {end}"
+            raise MessagesLost(f"{text}, as after a restored backup: {go_on}")
 
     def read(self, of: OffsetRange) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a range."""
@@ -96,7 +99,7 @@ class _Messages:
         with self.client() as client:
             while at < of.end:
                 page = client.read_messages(self._topic, at, end_offset=of.end, payloads=payloads)
-                self.check(page, of.topic_id, at)
+                self.check(page, of.topic_id, at, of.end)
                 if page.topic_id != of.topic_id:
                     return  # its offsets are those of other messages
                 if len(page):
@@ -125,7 +128,7 @@ class MessageReader(DataSourceReader):
         if options.from_latest:
             start = end
         if start < end:
-            self._messages.check(found, found.topic_id, start)
+            self._messages.check(found, found.topic_id, start, end)
         start = max(start, found.begin_offset)
         return _ranges(found.topic_id, start, end, options.rows_per_partition)
 
@@ -171,8 +174,8 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with self._messages.client() as client:
             found = self._messages.bounds(client)
         topic_id, at = int(start["topic_id"]), int(start["offset"])
+        self._messages.check(found, topic_id, at, at)
         if found.topic_id != topic_id:
-            self._messages.check(found, topic_id, at)
             topic_id, at = found.topic_id, 0
         end = max(at, found.end_offset if self._last is None else self._last)
         if isinstance(limit, ReadMaxRows):

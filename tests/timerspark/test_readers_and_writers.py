@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from tests.cluster.running import until
 from timerclient import AlreadyExists, InvalidRequest, TimerClient
 from timerspark import timer_writers
-from timerspark.message_readers import MessagesLost
+from timerspark.message_readers import MessagesLost, OffsetRange
 from timerspark.timers_format import TimersFormat
 
 DUE = datetime(2026, 11, 1, 12, 0, 0, 1, tzinfo=UTC)
@@ -171,6 +171,10 @@ def test_messages_are_read_in_ranges_of_offsets(
     parts = stream.partitions(first, second) + stream.partitions(second, third)
     read_keys = [key for part in parts for b in stream.read(part) for key in b["key"].to_pylist()]
     assert read_keys == keys
+    with pytest.raises(MessagesLost, match="ends at offset 1000, below 1001"):
+        [*stream.read(OffsetRange(int(first["topic_id"]), 0, 1_001))]
+    with pytest.raises(MessagesLost, match="ends at offset 1000, below 1001"):
+        stream.latestOffset({**third, "offset": 1_001}, ReadAllAvailable())
     # a retention that is over
     with client.consumer(topic, group="g") as consumer:
         done = 0
