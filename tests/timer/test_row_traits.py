@@ -71,6 +71,11 @@ def test_traits_go_through_an_entry_and_leave_the_other_headers_as_they_are(
     assert dict(zip(places.tolist(), pieces(ordering), strict=True)) == {
         at: key for at, key in enumerate(keys) if key
     }
+    apart = found.copy()  # each row in a buffer of its own
+    apart["buf"] = np.arange(len(rows))
+    own = dict.fromkeys(range(len(rows)), payload)
+    assert priorities(apart, own).tolist() == levels
+    assert ordering_keys(apart, own)[1].blob == ordering.blob
     assert kinds_of(found, bufs) == (any(keys), any(each != PRIORITY_DEFAULT for each in levels))
     rest, traits = split(gather(found, bufs, "headers"))
     assert pieces(rest) == pieces(headers)

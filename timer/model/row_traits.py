@@ -11,12 +11,13 @@ format that has headers has traits: entries, runs, pages, spill files and snapsh
 heads are read at once; only the wire's edge and dead letters look at one row after the other.
 """
 
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from timer.model.columns import U32, Binary, Buffers, RowArray
+from timer.model.columns import I64, U32, Binary, Buffers, RowArray
 
 PRIORITY_MAX: Final = 9
 PRIORITY_DEFAULT: Final = 4
@@ -50,18 +51,54 @@ def _heads(heads: U8, sizes: U32) -> _Heads:
     return has, digit, value - np.uint32(1)
 
 
-def _of_rows(rows: RowArray, bufs: Buffers) -> tuple[RowArray, npt.NDArray[np.intp], _Heads] | None:
-    """Return the rows with headers, their places, and their heads. None: no row has headers."""
+class _Found(NamedTuple):
+    """Rows that have traits: their places, ascending (m,), and columns of m values."""
+
+    places: npt.NDArray[np.intp]
+    numbers: U32
+    """Numbers of the buffers with their headers."""
+    starts: I64
+    """Positions of their headers."""
+    priority: U8
+    sizes: U32
+    """Of the ordering keys; 0: none."""
+
+
+def _of_rows(rows: RowArray, bufs: Buffers) -> _Found | None:
+    """Return the rows that have traits. None: no row has any.
+
+    Of rows with other headers it reads one byte.
+    """
     places = np.flatnonzero(rows["headers_size"] >= HEAD_SIZE)
     if not len(places):
         return None
-    some = rows[places]
-    heads = np.empty((len(some), HEAD_SIZE), np.uint8)
-    for number in np.unique(some["buf"]).tolist():
-        mine = some["buf"] == number
-        starts = some["headers_start"][mine].astype(np.int64)
-        heads[mine] = np.frombuffer(bufs[number], np.uint8)[starts[:, None] + np.arange(HEAD_SIZE)]
-    return some, places, _heads(heads, some["headers_size"].astype(np.uint32))
+    starts = rows["headers_start"][places].astype(np.int64)
+    numbers = rows["buf"][places].astype(np.uint32)
+    maybe = np.flatnonzero(_first_bytes(numbers, starts, bufs) == 0)
+    if not len(maybe):
+        return None
+    places, starts, numbers = places[maybe], starts[maybe], numbers[maybe]
+    data = b"".join([bufs[b][at : at + HEAD_SIZE] for b, at in _pairs(numbers, starts)])
+    heads = np.frombuffer(data, np.uint8).reshape(-1, HEAD_SIZE)
+    has, priority, sizes = _heads(heads, rows["headers_size"][places].astype(np.uint32))
+    if not has.any():
+        return None
+    return _Found(places[has], numbers[has], starts[has], priority[has], sizes[has])
+
+
+def _first_bytes(numbers: U32, starts: I64, bufs: Buffers) -> U8:
+    """Return the byte at each position, (n,); one call for the rows of each buffer."""
+    if (numbers == numbers[0]).all():
+        return np.frombuffer(bufs[int(numbers[0])], np.uint8)[starts]
+    out = np.empty(len(starts), np.uint8)
+    order = np.argsort(numbers, kind="stable")
+    for part in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+        out[part] = np.frombuffer(bufs[int(numbers[part[0]])], np.uint8)[starts[part]]
+    return out
+
+
+def _pairs(numbers: U32, starts: I64) -> Iterator[tuple[int, int]]:
+    return zip(numbers.tolist(), starts.tolist(), strict=True)
 
 
 def kinds_of(rows: RowArray, bufs: Buffers) -> tuple[bool, bool]:
@@ -69,8 +106,7 @@ def kinds_of(rows: RowArray, bufs: Buffers) -> tuple[bool, bool]:
     found = _of_rows(rows, bufs)
     if found is None:
         return False, False
-    _, _, (has, priority, sizes) = found
-    return bool((sizes[has] > 0).any()), bool((priority[has] != PRIORITY_DEFAULT).any())
+    return bool(found.sizes.any()), bool((found.priority != PRIORITY_DEFAULT).any())
 
 
 def priorities(rows: RowArray, bufs: Buffers) -> U8:
@@ -78,23 +114,21 @@ def priorities(rows: RowArray, bufs: Buffers) -> U8:
     out = np.full(len(rows), PRIORITY_DEFAULT, np.uint8)
     found = _of_rows(rows, bufs)
     if found is not None:
-        _, places, (has, priority, _) = found
-        out[places[has]] = priority[has]
+        out[found.places] = found.priority
     return out
 
 
 def ordering_keys(rows: RowArray, bufs: Buffers) -> tuple[npt.NDArray[np.intp], Binary]:
     """Return the places of the rows with an ordering key, ascending (m,), and the keys."""
     found = _of_rows(rows, bufs)
-    if found is None:
+    if found is None or not found.sizes.any():
         return np.zeros(0, np.intp), Binary.of([])
-    some, places, (has, _, sizes) = found
-    has &= sizes > 0
-    starts = some["headers_start"][has].astype(np.int64) + HEAD_SIZE
-    ends, numbers = (starts + sizes[has]).tolist(), some["buf"][has].tolist()
-    pieces = zip(numbers, starts.tolist(), ends, strict=True)
-    keys = b"".join([bytes(bufs[b][start:end]) for b, start, end in pieces])
-    return places[has], Binary(sizes=sizes[has], blob=keys)
+    has = found.sizes > 0
+    sizes, starts = found.sizes[has], found.starts[has] + HEAD_SIZE
+    ends = (starts + sizes).tolist()
+    pieces = zip(_pairs(found.numbers[has], starts), ends, strict=True)
+    keys = b"".join([bytes(bufs[b][start:end]) for (b, start), end in pieces])
+    return found.places[has], Binary(sizes=sizes, blob=keys)
 
 
 def none_of(rows: int) -> Traits:
@@ -131,6 +165,7 @@ def split(headers: Binary) -> tuple[Binary, Traits | None]:
     ends = np.cumsum(sizes, dtype=np.int64)
     starts = ends - sizes
     places = np.flatnonzero(sizes >= HEAD_SIZE)
+    places = places[blob[starts[places]] == 0]
     heads = blob[starts[places][:, None] + np.arange(HEAD_SIZE)]
     has, digits, key_sizes = _heads(heads, sizes[places].astype(np.uint32))
     if not has.any():
