@@ -92,6 +92,21 @@ def test_request_with_too_many_headers_in_all_is_refused_though_no_row_has_too_m
         assert part.headers.blob == row * 4
 
 
+def test_traits_need_a_feature_level_that_all_nodes_know() -> None:
+    leader, now = Play().leader, Now(MonoMs(0), UnixMs(1))
+    request = pb.ScheduleRequest()
+    request.timers.add(topic="t", delay_ms=[0], payload_sizes=[0], priorities=[7])
+    assert leader.machine.level == 1
+    with pytest.raises(InvalidRequestError, match=r"set at feature level 1.*needs feature level 2"):
+        part_of(request, {"t": TopicId(1)}, LIMITS, leader, now)
+    leader.machine.level = 2
+    headers = part_of(request, {"t": TopicId(1)}, LIMITS, leader, now).headers
+    assert headers is not None
+    out = pb.Deliveries()
+    put_bytes(out, Binary.of([b""]), Binary.of([b""]), headers)
+    assert ([*out.priorities], out.headers) == ([7], b"")
+
+
 def test_request_of_too_many_columns_is_refused_by_field_value_and_limit() -> None:
     column = pb.TimerColumns(topic="t", delay_ms=[0], payload_sizes=[0])
     check_request(pb.ScheduleRequest(timers=[column] * COLUMNS_MAX), LIMITS)
