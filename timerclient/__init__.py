@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     )
     from timerclient.rows.rows import NewTimer, OnConflict
     from timerclient.rows.scheduled_timers import Timer, Timers
+    from timerclient.rows.series_fields import Occurrence, Series, SeriesOptions
     from timerclient.values.client_events import (
         Connected,
         Event,
@@ -123,6 +124,7 @@ __all__ = [
     "NewTimer",
     "NotFound",
     "NotPending",
+    "Occurrence",
     "OnConflict",
     "OutcomeUnknown",
     "Overloaded",
@@ -138,6 +140,8 @@ __all__ = [
     "RescheduleResult",
     "Rescheduled",
     "ScheduleResult",
+    "Series",
+    "SeriesOptions",
     "Start",
     "SubmitBlocked",
     "Timer",
@@ -174,6 +178,7 @@ _NAMES_OF: Final = {
     "rows.pending_timers": "Changed Redriven Rescheduled TimerCounts TimerInfo Where",
     "rows.rows": "NewTimer OnConflict",
     "rows.scheduled_timers": "Timer Timers",
+    "rows.series_fields": "Occurrence Series SeriesOptions",
     "values.client_events": "Connected Event LeaderChanged LeaderMissing LeasesLost SubmitBlocked",
     "values.client_settings": "ClientSettings",
     "values.client_tls": "ClientTls",

@@ -15,6 +15,7 @@ from cluster.api.owners import (
     owned_token,
     owns_producer,
 )
+from cluster.api.series_desk import SeriesDesk
 from cluster.api.timer_changes import TimerChanges
 from cluster.api.timer_queries import LookingIn
 from cluster.api.timer_stories import Stories
@@ -78,6 +79,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         self.creations = CreationLimits()
         self.looking_in = LookingIn(host, salt=salt, key_bytes_max=key_bytes_max, threads=threads)
         self.stories = Stories(host, self.looking_in, salt=salt)
+        self._series = SeriesDesk(host, self.topic, limits, salt=salt)
         self._changes = TimerChanges(host, self.looking_in, salt=salt, key_bytes_max=key_bytes_max)
 
     @answered
@@ -310,6 +312,46 @@ class TimerService(Service, rpc.TimerServiceServicer):
         """Return the number of pending timers."""
         del context
         return await self.looking_in.count(request)
+
+    @answered
+    async def CreateSeries(  # noqa: N802
+        self, request: pb.CreateSeriesRequest, context: Context
+    ) -> pb.CreateSeriesResponse:
+        """Create a series; it is committed on return."""
+        answer: pb.CreateSeriesResponse = await within(self._series.create(request), context)
+        return answer
+
+    @answered
+    async def AlterSeries(  # noqa: N802
+        self, request: pb.AlterSeriesRequest, context: Context
+    ) -> pb.AlterSeriesResponse:
+        """Change a series; committed on return."""
+        answer: pb.AlterSeriesResponse = await within(self._series.alter(request), context)
+        return answer
+
+    @answered
+    async def DeleteSeries(  # noqa: N802
+        self, request: pb.DeleteSeriesRequest, context: Context
+    ) -> pb.DeleteSeriesResponse:
+        """Delete a series; committed on return."""
+        answer: pb.DeleteSeriesResponse = await within(self._series.delete(request), context)
+        return answer
+
+    @answered
+    async def GetSeries(  # noqa: N802
+        self, request: pb.GetSeriesRequest, context: Context
+    ) -> pb.GetSeriesResponse:
+        """Return one series."""
+        del context
+        return self._series.get(request)
+
+    @answered
+    async def ListSeries(  # noqa: N802
+        self, request: pb.ListSeriesRequest, context: Context
+    ) -> pb.ListSeriesResponse:
+        """Return a page of series."""
+        del context
+        return self._series.list(request)
 
     @streamed
     async def TellStory(  # noqa: N802

@@ -43,6 +43,7 @@ LOOK_UPS: Final = frozenset(
         *("GetTimer", "ListTimers", "CountTimers", "TellStory"),
         *("ListTopics", "ListProducers", "DescribePolicies"),
         *("Peek", "ReadMessages"),
+        *("GetSeries", "ListSeries"),
     }
 )
 """Methods of the leader that change nothing."""

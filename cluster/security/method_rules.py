@@ -120,6 +120,11 @@ METHOD_RULES: Final[Mapping[str, MethodRule]] = {
         _P.OBSERVE, lambda request: _topic(request.filter), look_up=True
     ),
     "/timer.v1.TimerService/CountTimers": MethodRule(_P.OBSERVE, _topic, look_up=True),
+    "/timer.v1.TimerService/CreateSeries": MethodRule(_P.PRODUCE, _topic),
+    "/timer.v1.TimerService/AlterSeries": MethodRule(_P.CANCEL, _topic),
+    "/timer.v1.TimerService/DeleteSeries": MethodRule(_P.CANCEL, _topic),
+    "/timer.v1.TimerService/GetSeries": MethodRule(_P.OBSERVE, _topic, look_up=True),
+    "/timer.v1.TimerService/ListSeries": MethodRule(_P.OBSERVE, _topic_or_all, look_up=True),
     "/timer.v1.TimerService/TellStory": MethodRule(_P.OBSERVE, _cluster),
     "/timer.v1.ConsumeService/Consume": MethodRule(_P.CONSUME, _opening, paced=True),
     "/timer.v1.ConsumeService/Receive": MethodRule(_P.CONSUME, _group),

@@ -614,6 +614,11 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
             count=5,
         )
 
+    async def _unserved(self, request: Any, context: Any) -> Any:
+        raise NotImplementedError
+
+    CreateSeries = AlterSeries = DeleteSeries = GetSeries = ListSeries = _unserved
+
     async def TellStory(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         await self._must_lead(context)
         fired = pb.StoryEvent(

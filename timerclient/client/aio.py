@@ -35,8 +35,8 @@ from timerclient.client.consumers import (
     register,
 )
 from timerclient.client.group_calls import Start
+from timerclient.client.series_calls import SeriesCalls
 from timerclient.client.timer_calls import Seconds, timeout_s
-from timerclient.client.topic_calls import TopicCalls
 from timerclient.client.tracing import Tracing
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import policy_fields, rows
@@ -140,7 +140,7 @@ def in_order(order: Sequence[int], outcome: RequestOutcome) -> Timers:
     return Timers(outcome.ordered(order))
 
 
-class AsyncTimerClient(TopicCalls):
+class AsyncTimerClient(SeriesCalls):
     """A client of a cluster, for one event loop.
 
     Args:

@@ -38,6 +38,7 @@ from timerclient.rows.rows import (
     times_at_hand,
 )
 from timerclient.rows.scheduled_timers import Timer, Timers
+from timerclient.rows.series_fields import Series, SeriesOptions
 from timerclient.streams.nodes import Dial
 from timerclient.values.client_events import OnEvent
 from timerclient.values.client_settings import PEEK_MAX, READ_MAX, ClientSettings
@@ -864,3 +865,118 @@ class TimerClient(ThreadClient):
             NotReady: Topics are created in the namespace during the call; its policy is kept.
         """
         return self._call(self._client.delete_namespace(namespace))
+
+    def create_series(
+        self,
+        topic: str,
+        key: str,
+        payload: Payload | None = None,
+        *,
+        json: object = NO_VALUE,
+        **options: Unpack[SeriesOptions],
+    ) -> Series:
+        """Create a series of recurring timers; return it. A repeat returns the existing series.
+
+        Args:
+            topic: The topic of the occurrences. It is created if the cluster allows that.
+            key: One series of the topic has it. Keys of single timers are others.
+            payload: Payload of each occurrence, bytes. None: empty.
+            json: A value for the payload instead, encoded as JSON.
+            options: `every=` or `cron=`, and others: see SeriesOptions.
+
+        Raises:
+            InvalidRequest: An argument exceeds a limit.
+            AlreadyExists: A series with another definition has the key.
+            QuotaReached: The cluster has the most series that it may have.
+            OutcomeUnknown: No answer in time; call it again.
+        """
+        return self._call(self._client.create_series(topic, key, payload, json=json, **options))
+
+    def preview_series(
+        self, topic: str, count: int = 5, **options: Unpack[SeriesOptions]
+    ) -> list[datetime]:
+        """Return the next times of a series that is not created, 1 to 100.
+
+        Raises:
+            InvalidRequest: An argument exceeds a limit.
+        """
+        return self._call(self._client.preview_series(topic, count, **options))
+
+    def alter_series(
+        self,
+        topic: str,
+        key: str,
+        payload: Payload | None = None,
+        *,
+        json: object = NO_VALUE,
+        **options: Unpack[SeriesOptions],
+    ) -> Series:
+        """Change the given fields of a series; return it.
+
+        The pending occurrence is cancelled, and planned anew. No time before a change of `every`,
+        `cron`, `zone` or `start` counts as missed.
+
+        Args:
+            topic: Its topic.
+            key: Its key.
+            payload: Another payload, bytes. None: as it is.
+            json: A value for the payload instead, encoded as JSON.
+            options: See SeriesOptions. `cron` replaces `every`, and the reverse.
+
+        Raises:
+            InvalidRequest: An argument exceeds a limit, or none is given.
+            NotFound: There is no such topic or series.
+            OutcomeUnknown: No answer in time; the series may be changed.
+        """
+        return self._call(self._client.alter_series(topic, key, payload, json=json, **options))
+
+    def pause_series(self, topic: str, key: str) -> Series:
+        """Pause a series: its pending occurrence is cancelled. Return it.
+
+        Raises:
+            NotFound: There is no such topic or series.
+        """
+        return self._call(self._client.pause_series(topic, key))
+
+    def resume_series(self, topic: str, key: str) -> Series:
+        """Resume a series; its `misfire` decides about the times in the pause. Return it.
+
+        Raises:
+            NotFound: There is no such topic or series.
+        """
+        return self._call(self._client.resume_series(topic, key))
+
+    def delete_series(self, topic: str, key: str) -> None:
+        """Delete a series, and cancel its pending occurrence. Messages that fired stay.
+
+        Raises:
+            NotFound: There is no such topic or series.
+        """
+        self._call(self._client.delete_series(topic, key))
+
+    def get_series(self, topic: str, key: str) -> Series:
+        """Return a series.
+
+        Raises:
+            NotFound: There is no such topic or series.
+        """
+        return self._call(self._client.get_series(topic, key))
+
+    def next_occurrences(self, topic: str, key: str, count: int = 5) -> list[datetime]:
+        """Return the next times of a series, 1 to 100; the pending occurrence first.
+
+        A paused series shows the times that it would have.
+
+        Raises:
+            InvalidRequest: `count` is out of range.
+            NotFound: There is no such topic or series.
+        """
+        return self._call(self._client.next_occurrences(topic, key, count))
+
+    def list_series(self, topic: str = "") -> Sequence[Series]:
+        """Return the series of a topic, in the order of their creation; "": of all topics.
+
+        Raises:
+            NotFound: There is no such topic.
+        """
+        return self._call(self._client.list_series(topic))

@@ -327,6 +327,37 @@ TIMER_STATE_DROPPED: TimerState.ValueType  # 4
 """dropped when its topic was resumed; in StoryEnd, also if it was"""
 Global___TimerState: _TypeAlias = TimerState  # noqa: Y015
 
+class _Misfire:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _MisfireEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Misfire.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MISFIRE_UNSPECIFIED: _Misfire.ValueType  # 0
+    """FIRE_ONCE"""
+    MISFIRE_FIRE_ONCE: _Misfire.ValueType  # 1
+    """the latest missed time occurs"""
+    MISFIRE_FIRE_ALL: _Misfire.ValueType  # 2
+    """each missed time occurs, one after the other"""
+    MISFIRE_SKIP: _Misfire.ValueType  # 3
+    """none occurs"""
+
+class Misfire(_Misfire, metaclass=_MisfireEnumTypeWrapper):
+    """---- recurring timers
+
+    The treatment of times that a series missed, after a pause or an outage.
+    """
+
+MISFIRE_UNSPECIFIED: Misfire.ValueType  # 0
+"""FIRE_ONCE"""
+MISFIRE_FIRE_ONCE: Misfire.ValueType  # 1
+"""the latest missed time occurs"""
+MISFIRE_FIRE_ALL: Misfire.ValueType  # 2
+"""each missed time occurs, one after the other"""
+MISFIRE_SKIP: Misfire.ValueType  # 3
+"""none occurs"""
+Global___Misfire: _TypeAlias = Misfire  # noqa: Y015
+
 class _PeekState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -1546,6 +1577,400 @@ class StoryEnd(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StoryEnd: _TypeAlias = StoryEnd  # noqa: Y015
+
+@_typing.final
+class SeriesFields(_message.Message):
+    """The definition of a series. In a change, absent fields keep their values."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVERY_MS_FIELD_NUMBER: _builtins.int
+    CRON_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
+    START_MS_FIELD_NUMBER: _builtins.int
+    END_MS_FIELD_NUMBER: _builtins.int
+    MAX_COUNT_FIELD_NUMBER: _builtins.int
+    MISFIRE_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    HEADERS_FIELD_NUMBER: _builtins.int
+    every_ms: _builtins.int
+    """interval, 1000 or more. This or cron"""
+    cron: _builtins.str
+    """five fields, or six with seconds first"""
+    zone: _builtins.str
+    """IANA time zone of cron; empty: UTC"""
+    start_ms: _builtins.int
+    """No occurrence is earlier, and an interval counts from here. 0: every_ms after the creation"""
+    end_ms: _builtins.int
+    """no occurrence is later; 0: no end"""
+    max_count: _builtins.int
+    """occurrences at most; 0: no limit"""
+    misfire: Global___Misfire.ValueType
+    paused: _builtins.bool
+    payload: _builtins.bytes
+    """of each occurrence"""
+    headers: _builtins.bytes
+    """in the form of TimerColumns.headers, of one row"""
+    def __init__(
+        self,
+        *,
+        every_ms: _builtins.int | None = ...,
+        cron: _builtins.str | None = ...,
+        zone: _builtins.str | None = ...,
+        start_ms: _builtins.int | None = ...,
+        end_ms: _builtins.int | None = ...,
+        max_count: _builtins.int | None = ...,
+        misfire: Global___Misfire.ValueType | None = ...,
+        paused: _builtins.bool | None = ...,
+        payload: _builtins.bytes | None = ...,
+        headers: _builtins.bytes | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cron", b"_cron", "_end_ms", b"_end_ms", "_every_ms", b"_every_ms", "_headers", b"_headers", "_max_count", b"_max_count", "_misfire", b"_misfire", "_paused", b"_paused", "_payload", b"_payload", "_start_ms", b"_start_ms", "_zone", b"_zone", "cron", b"cron", "end_ms", b"end_ms", "every_ms", b"every_ms", "headers", b"headers", "max_count", b"max_count", "misfire", b"misfire", "paused", b"paused", "payload", b"payload", "start_ms", b"start_ms", "zone", b"zone"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cron", b"_cron", "_end_ms", b"_end_ms", "_every_ms", b"_every_ms", "_headers", b"_headers", "_max_count", b"_max_count", "_misfire", b"_misfire", "_paused", b"_paused", "_payload", b"_payload", "_start_ms", b"_start_ms", "_zone", b"_zone", "cron", b"cron", "end_ms", b"end_ms", "every_ms", b"every_ms", "headers", b"headers", "max_count", b"max_count", "misfire", b"misfire", "paused", b"paused", "payload", b"payload", "start_ms", b"start_ms", "zone", b"zone"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cron: _TypeAlias = _typing.Literal["cron"]  # noqa: Y015
+    _WhichOneofArgType__cron: _TypeAlias = _typing.Literal["_cron", b"_cron"]  # noqa: Y015
+    _WhichOneofReturnType__end_ms: _TypeAlias = _typing.Literal["end_ms"]  # noqa: Y015
+    _WhichOneofArgType__end_ms: _TypeAlias = _typing.Literal["_end_ms", b"_end_ms"]  # noqa: Y015
+    _WhichOneofReturnType__every_ms: _TypeAlias = _typing.Literal["every_ms"]  # noqa: Y015
+    _WhichOneofArgType__every_ms: _TypeAlias = _typing.Literal["_every_ms", b"_every_ms"]  # noqa: Y015
+    _WhichOneofReturnType__headers: _TypeAlias = _typing.Literal["headers"]  # noqa: Y015
+    _WhichOneofArgType__headers: _TypeAlias = _typing.Literal["_headers", b"_headers"]  # noqa: Y015
+    _WhichOneofReturnType__max_count: _TypeAlias = _typing.Literal["max_count"]  # noqa: Y015
+    _WhichOneofArgType__max_count: _TypeAlias = _typing.Literal["_max_count", b"_max_count"]  # noqa: Y015
+    _WhichOneofReturnType__misfire: _TypeAlias = _typing.Literal["misfire"]  # noqa: Y015
+    _WhichOneofArgType__misfire: _TypeAlias = _typing.Literal["_misfire", b"_misfire"]  # noqa: Y015
+    _WhichOneofReturnType__paused: _TypeAlias = _typing.Literal["paused"]  # noqa: Y015
+    _WhichOneofArgType__paused: _TypeAlias = _typing.Literal["_paused", b"_paused"]  # noqa: Y015
+    _WhichOneofReturnType__payload: _TypeAlias = _typing.Literal["payload"]  # noqa: Y015
+    _WhichOneofArgType__payload: _TypeAlias = _typing.Literal["_payload", b"_payload"]  # noqa: Y015
+    _WhichOneofReturnType__start_ms: _TypeAlias = _typing.Literal["start_ms"]  # noqa: Y015
+    _WhichOneofArgType__start_ms: _TypeAlias = _typing.Literal["_start_ms", b"_start_ms"]  # noqa: Y015
+    _WhichOneofReturnType__zone: _TypeAlias = _typing.Literal["zone"]  # noqa: Y015
+    _WhichOneofArgType__zone: _TypeAlias = _typing.Literal["_zone", b"_zone"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cron) -> _WhichOneofReturnType__cron | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__end_ms) -> _WhichOneofReturnType__end_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__every_ms) -> _WhichOneofReturnType__every_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__headers) -> _WhichOneofReturnType__headers | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_count) -> _WhichOneofReturnType__max_count | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__misfire) -> _WhichOneofReturnType__misfire | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__paused) -> _WhichOneofReturnType__paused | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__payload) -> _WhichOneofReturnType__payload | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__start_ms) -> _WhichOneofReturnType__start_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__zone) -> _WhichOneofReturnType__zone | None: ...
+
+Global___SeriesFields: _TypeAlias = SeriesFields  # noqa: Y015
+
+@_typing.final
+class Series(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERIES_ID_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    FIELDS_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    LAST_MS_FIELD_NUMBER: _builtins.int
+    TIMER_ID_FIELD_NUMBER: _builtins.int
+    PLANNED_MS_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    series_id: _builtins.int
+    topic: _builtins.str
+    key: _builtins.str
+    """one series of a topic has it"""
+    ended: _builtins.int
+    """occurrences that fired, were cancelled or were dropped"""
+    last_ms: _builtins.int
+    """planned time of the last one; before the first: the begin"""
+    timer_id: _builtins.bytes
+    """Of the pending occurrence, number `ended` + 1. Empty: none, or it is scheduled in a moment."""
+    planned_ms: _builtins.int
+    """its planned time; 0: none"""
+    finished: _builtins.bool
+    """its end or its count is reached"""
+    @_builtins.property
+    def fields(self) -> Global___SeriesFields:
+        """all are set"""
+
+    def __init__(
+        self,
+        *,
+        series_id: _builtins.int = ...,
+        topic: _builtins.str = ...,
+        key: _builtins.str = ...,
+        fields: Global___SeriesFields | None = ...,
+        ended: _builtins.int = ...,
+        last_ms: _builtins.int = ...,
+        timer_id: _builtins.bytes = ...,
+        planned_ms: _builtins.int = ...,
+        finished: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fields", b"fields"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "fields", b"fields", "finished", b"finished", "key", b"key", "last_ms", b"last_ms", "planned_ms", b"planned_ms", "series_id", b"series_id", "timer_id", b"timer_id", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Series: _TypeAlias = Series  # noqa: Y015
+
+@_typing.final
+class CreateSeriesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    FIELDS_FIELD_NUMBER: _builtins.int
+    PREVIEW_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    key: _builtins.str
+    preview: _builtins.int
+    """1 to 100: returns so many next times, and creates nothing"""
+    @_builtins.property
+    def fields(self) -> Global___SeriesFields: ...
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        key: _builtins.str = ...,
+        fields: Global___SeriesFields | None = ...,
+        preview: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fields", b"fields"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fields", b"fields", "key", b"key", "preview", b"preview", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateSeriesRequest: _TypeAlias = CreateSeriesRequest  # noqa: Y015
+
+@_typing.final
+class CreateSeriesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERIES_FIELD_NUMBER: _builtins.int
+    EXISTED_FIELD_NUMBER: _builtins.int
+    NEXT_MS_FIELD_NUMBER: _builtins.int
+    existed: _builtins.bool
+    """an equal series had the key"""
+    @_builtins.property
+    def series(self) -> Global___Series:
+        """absent in a preview"""
+
+    @_builtins.property
+    def next_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        series: Global___Series | None = ...,
+        existed: _builtins.bool = ...,
+        next_ms: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["series", b"series"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["existed", b"existed", "next_ms", b"next_ms", "series", b"series"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateSeriesResponse: _TypeAlias = CreateSeriesResponse  # noqa: Y015
+
+@_typing.final
+class AlterSeriesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    FIELDS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    key: _builtins.str
+    @_builtins.property
+    def fields(self) -> Global___SeriesFields: ...
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        key: _builtins.str = ...,
+        fields: Global___SeriesFields | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fields", b"fields"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fields", b"fields", "key", b"key", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterSeriesRequest: _TypeAlias = AlterSeriesRequest  # noqa: Y015
+
+@_typing.final
+class AlterSeriesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def series(self) -> Global___Series: ...
+    def __init__(
+        self,
+        *,
+        series: Global___Series | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["series", b"series"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["series", b"series"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterSeriesResponse: _TypeAlias = AlterSeriesResponse  # noqa: Y015
+
+@_typing.final
+class DeleteSeriesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    key: _builtins.str
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteSeriesRequest: _TypeAlias = DeleteSeriesRequest  # noqa: Y015
+
+@_typing.final
+class DeleteSeriesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteSeriesResponse: _TypeAlias = DeleteSeriesResponse  # noqa: Y015
+
+@_typing.final
+class GetSeriesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    NEXT_TIMES_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    key: _builtins.str
+    next_times: _builtins.int
+    """0 to 100"""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        key: _builtins.str = ...,
+        next_times: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "next_times", b"next_times", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSeriesRequest: _TypeAlias = GetSeriesRequest  # noqa: Y015
+
+@_typing.final
+class GetSeriesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERIES_FIELD_NUMBER: _builtins.int
+    NEXT_MS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def series(self) -> Global___Series: ...
+    @_builtins.property
+    def next_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """planned times that follow, the pending one first"""
+
+    def __init__(
+        self,
+        *,
+        series: Global___Series | None = ...,
+        next_ms: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["series", b"series"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_ms", b"next_ms", "series", b"series"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSeriesResponse: _TypeAlias = GetSeriesResponse  # noqa: Y015
+
+@_typing.final
+class ListSeriesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    AFTER_ID_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """empty: of all topics"""
+    after_id: _builtins.int
+    """series_id of the last one of the page before; 0: the first page"""
+    page_size: _builtins.int
+    """1 to 1000; 0: 100"""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        after_id: _builtins.int = ...,
+        page_size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_id", b"after_id", "page_size", b"page_size", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSeriesRequest: _TypeAlias = ListSeriesRequest  # noqa: Y015
+
+@_typing.final
+class ListSeriesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERIES_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    """a further page exists"""
+    @_builtins.property
+    def series(self) -> _containers.RepeatedCompositeFieldContainer[Global___Series]: ...
+    def __init__(
+        self,
+        *,
+        series: _abc.Iterable[Global___Series] | None = ...,
+        more: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["more", b"more", "series", b"series"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSeriesResponse: _TypeAlias = ListSeriesResponse  # noqa: Y015
 
 @_typing.final
 class ReadMessagesRequest(_message.Message):

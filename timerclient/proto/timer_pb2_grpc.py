@@ -86,6 +86,31 @@ class TimerServiceStub:
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.TellStoryRequest.SerializeToString,
                 response_deserializer=timerclient_dot_proto_dot_timer__pb2.TellStoryResponse.FromString,
                 _registered_method=True)
+        self.CreateSeries = channel.unary_unary(
+                '/timer.v1.TimerService/CreateSeries',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.CreateSeriesRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.CreateSeriesResponse.FromString,
+                _registered_method=True)
+        self.AlterSeries = channel.unary_unary(
+                '/timer.v1.TimerService/AlterSeries',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.AlterSeriesRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.AlterSeriesResponse.FromString,
+                _registered_method=True)
+        self.DeleteSeries = channel.unary_unary(
+                '/timer.v1.TimerService/DeleteSeries',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.DeleteSeriesRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.DeleteSeriesResponse.FromString,
+                _registered_method=True)
+        self.GetSeries = channel.unary_unary(
+                '/timer.v1.TimerService/GetSeries',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.GetSeriesRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.GetSeriesResponse.FromString,
+                _registered_method=True)
+        self.ListSeries = channel.unary_unary(
+                '/timer.v1.TimerService/ListSeries',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.ListSeriesRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.ListSeriesResponse.FromString,
+                _registered_method=True)
 
 
 class TimerServiceServicer:
@@ -166,6 +191,41 @@ class TimerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateSeries(self, request, context):
+        """Creates a series of recurring timers. A repeat of the same creation returns the series.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AlterSeries(self, request, context):
+        """Changes, pauses or resumes a series. Its pending occurrence is cancelled and planned anew.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteSeries(self, request, context):
+        """Deletes a series and cancels its pending occurrence. Occurrences that fired stay.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetSeries(self, request, context):
+        """Returns one series, and its next times.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSeries(self, request, context):
+        """Returns the series of a topic, or of all topics, in the order of their creation, page by page.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TimerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -218,6 +278,31 @@ def add_TimerServiceServicer_to_server(servicer, server):
                     servicer.TellStory,
                     request_deserializer=timerclient_dot_proto_dot_timer__pb2.TellStoryRequest.FromString,
                     response_serializer=timerclient_dot_proto_dot_timer__pb2.TellStoryResponse.SerializeToString,
+            ),
+            'CreateSeries': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateSeries,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.CreateSeriesRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.CreateSeriesResponse.SerializeToString,
+            ),
+            'AlterSeries': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterSeries,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.AlterSeriesRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.AlterSeriesResponse.SerializeToString,
+            ),
+            'DeleteSeries': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteSeries,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.DeleteSeriesRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.DeleteSeriesResponse.SerializeToString,
+            ),
+            'GetSeries': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSeries,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.GetSeriesRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.GetSeriesResponse.SerializeToString,
+            ),
+            'ListSeries': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSeries,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.ListSeriesRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.ListSeriesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -492,6 +577,141 @@ class TimerService:
             '/timer.v1.TimerService/TellStory',
             timerclient_dot_proto_dot_timer__pb2.TellStoryRequest.SerializeToString,
             timerclient_dot_proto_dot_timer__pb2.TellStoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateSeries(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.TimerService/CreateSeries',
+            timerclient_dot_proto_dot_timer__pb2.CreateSeriesRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.CreateSeriesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterSeries(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.TimerService/AlterSeries',
+            timerclient_dot_proto_dot_timer__pb2.AlterSeriesRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.AlterSeriesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteSeries(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.TimerService/DeleteSeries',
+            timerclient_dot_proto_dot_timer__pb2.DeleteSeriesRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.DeleteSeriesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSeries(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.TimerService/GetSeries',
+            timerclient_dot_proto_dot_timer__pb2.GetSeriesRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.GetSeriesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSeries(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.TimerService/ListSeries',
+            timerclient_dot_proto_dot_timer__pb2.ListSeriesRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.ListSeriesResponse.FromString,
             options,
             channel_credentials,
             insecure,

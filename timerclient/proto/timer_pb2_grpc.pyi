@@ -73,6 +73,16 @@ class TimerServiceStub:
     """Returns the events of one timer that the leader's log still holds, in the log's order, while it
     reads the log. The last response has the timer's present state.
     """
+    CreateSeries: _grpc.UnaryUnaryMultiCallable[_timer_pb2.CreateSeriesRequest, _timer_pb2.CreateSeriesResponse]
+    """Creates a series of recurring timers. A repeat of the same creation returns the series."""
+    AlterSeries: _grpc.UnaryUnaryMultiCallable[_timer_pb2.AlterSeriesRequest, _timer_pb2.AlterSeriesResponse]
+    """Changes, pauses or resumes a series. Its pending occurrence is cancelled and planned anew."""
+    DeleteSeries: _grpc.UnaryUnaryMultiCallable[_timer_pb2.DeleteSeriesRequest, _timer_pb2.DeleteSeriesResponse]
+    """Deletes a series and cancels its pending occurrence. Occurrences that fired stay."""
+    GetSeries: _grpc.UnaryUnaryMultiCallable[_timer_pb2.GetSeriesRequest, _timer_pb2.GetSeriesResponse]
+    """Returns one series, and its next times."""
+    ListSeries: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ListSeriesRequest, _timer_pb2.ListSeriesResponse]
+    """Returns the series of a topic, or of all topics, in the order of their creation, page by page."""
 
 @_typing.type_check_only
 class TimerServiceAsyncStub(TimerServiceStub):
@@ -105,6 +115,16 @@ class TimerServiceAsyncStub(TimerServiceStub):
     """Returns the events of one timer that the leader's log still holds, in the log's order, while it
     reads the log. The last response has the timer's present state.
     """
+    CreateSeries: _aio.UnaryUnaryMultiCallable[_timer_pb2.CreateSeriesRequest, _timer_pb2.CreateSeriesResponse]  # type: ignore[assignment]
+    """Creates a series of recurring timers. A repeat of the same creation returns the series."""
+    AlterSeries: _aio.UnaryUnaryMultiCallable[_timer_pb2.AlterSeriesRequest, _timer_pb2.AlterSeriesResponse]  # type: ignore[assignment]
+    """Changes, pauses or resumes a series. Its pending occurrence is cancelled and planned anew."""
+    DeleteSeries: _aio.UnaryUnaryMultiCallable[_timer_pb2.DeleteSeriesRequest, _timer_pb2.DeleteSeriesResponse]  # type: ignore[assignment]
+    """Deletes a series and cancels its pending occurrence. Occurrences that fired stay."""
+    GetSeries: _aio.UnaryUnaryMultiCallable[_timer_pb2.GetSeriesRequest, _timer_pb2.GetSeriesResponse]  # type: ignore[assignment]
+    """Returns one series, and its next times."""
+    ListSeries: _aio.UnaryUnaryMultiCallable[_timer_pb2.ListSeriesRequest, _timer_pb2.ListSeriesResponse]  # type: ignore[assignment]
+    """Returns the series of a topic, or of all topics, in the order of their creation, page by page."""
 
 class TimerServiceServicer(metaclass=_abc_1.ABCMeta):
     """---- scheduling"""
@@ -194,6 +214,46 @@ class TimerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Returns the events of one timer that the leader's log still holds, in the log's order, while it
         reads the log. The last response has the timer's present state.
         """
+
+    @_abc_1.abstractmethod
+    def CreateSeries(
+        self,
+        request: _timer_pb2.CreateSeriesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.CreateSeriesResponse, _abc.Awaitable[_timer_pb2.CreateSeriesResponse]]:
+        """Creates a series of recurring timers. A repeat of the same creation returns the series."""
+
+    @_abc_1.abstractmethod
+    def AlterSeries(
+        self,
+        request: _timer_pb2.AlterSeriesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.AlterSeriesResponse, _abc.Awaitable[_timer_pb2.AlterSeriesResponse]]:
+        """Changes, pauses or resumes a series. Its pending occurrence is cancelled and planned anew."""
+
+    @_abc_1.abstractmethod
+    def DeleteSeries(
+        self,
+        request: _timer_pb2.DeleteSeriesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.DeleteSeriesResponse, _abc.Awaitable[_timer_pb2.DeleteSeriesResponse]]:
+        """Deletes a series and cancels its pending occurrence. Occurrences that fired stay."""
+
+    @_abc_1.abstractmethod
+    def GetSeries(
+        self,
+        request: _timer_pb2.GetSeriesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.GetSeriesResponse, _abc.Awaitable[_timer_pb2.GetSeriesResponse]]:
+        """Returns one series, and its next times."""
+
+    @_abc_1.abstractmethod
+    def ListSeries(
+        self,
+        request: _timer_pb2.ListSeriesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.ListSeriesResponse, _abc.Awaitable[_timer_pb2.ListSeriesResponse]]:
+        """Returns the series of a topic, or of all topics, in the order of their creation, page by page."""
 
 def add_TimerServiceServicer_to_server(servicer: TimerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

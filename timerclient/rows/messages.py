@@ -20,6 +20,7 @@ from timerclient.rows.rows import (
     moment_of,
     span_ms,
 )
+from timerclient.rows.series_fields import Occurrence, occurrence_of
 from timerclient.values import ids
 from timerclient.values.codecs import PayloadReader
 from timerclient.values.results import AckResult, ExtendResult, NackResult
@@ -196,6 +197,11 @@ class Message(PayloadReader):
     def headers(self) -> dict[str, str]:
         """The headers of the timer."""
         return self._batch.headers(self._at)
+
+    @property
+    def occurrence(self) -> Occurrence | None:
+        """Series and number, if the message is an occurrence of a recurring timer; else None."""
+        return occurrence_of(self.headers)
 
     @property
     def epoch(self) -> int:

@@ -1,0 +1,252 @@
+"""Requests about series of recurring timers: create, change, delete, show, list.
+
+All client input about series is checked here and at the leader
+(timer/leader/intake/series_intake.py). An error names field, value and limit.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from cluster.api import wire_rows, wire_timers
+from cluster.api.wire_rows import RequestLimits
+from cluster.settings.cron_calendar import CronCalendar
+from cluster.state.host import Host
+from timer.leader.leader import Leader
+from timer.model import timer_id
+from timer.model.columns import decode_headers
+from timer.model.recurrence import Misfire, SeriesSpec, planned_time, times_after
+from timer.model.timer_errors import (
+    AlreadyExistsError,
+    InvalidRequestError,
+    NotFoundError,
+    TopicDeletedError,
+)
+from timer.model.units import DUE_MS_MAX
+from timer.ready.topic import Topic
+from timer.state.apply_results import SeriesApplied
+from timer.state.machine import Machine
+from timer.state.series_table import SeriesView
+from timerclient.proto import timer_pb2 as pb
+
+TIMES_MAX: Final = 100
+"""Next times of a series in one answer. The calendar takes up to ten milliseconds for them."""
+PAGE_SIZE: Final = 100
+PAGE_SIZE_MAX: Final = 1_000
+CalledTopic = Callable[[Leader, str], Awaitable[Topic]]
+_MISFIRES: Final = {
+    pb.MISFIRE_UNSPECIFIED: Misfire.FIRE_ONCE,
+    pb.MISFIRE_FIRE_ONCE: Misfire.FIRE_ONCE,
+    pb.MISFIRE_FIRE_ALL: Misfire.FIRE_ALL,
+    pb.MISFIRE_SKIP: Misfire.SKIP,
+}
+_ON_WIRE: Final = {
+    Misfire.FIRE_ONCE: pb.MISFIRE_FIRE_ONCE,
+    Misfire.FIRE_ALL: pb.MISFIRE_FIRE_ALL,
+    Misfire.SKIP: pb.MISFIRE_SKIP,
+}
+
+
+def changes_of(fields: pb.SeriesFields, limits: RequestLimits) -> dict[str, Any]:
+    """Return the fields that a message sets, by the names of SeriesSpec.
+
+    Raises:
+        InvalidRequestError: a number or the headers are out of range.
+    """
+    said: dict[str, Any] = {}
+    for field, value in fields.ListFields():
+        name = field.name
+        if isinstance(value, int) and not isinstance(value, bool) and not 0 <= value <= DUE_MS_MAX:
+            raise InvalidRequestError(name, value, f"must be in 0 .. {DUE_MS_MAX}")
+        said[name] = value
+    if "misfire" in said:
+        if said["misfire"] not in _MISFIRES:
+            limit = f"must be one of {', '.join(pb.Misfire.keys()[1:])}"
+            raise InvalidRequestError("misfire", said["misfire"], limit)
+        said["misfire"] = _MISFIRES[said["misfire"]]
+    if len(headers := said.get("headers", b"")) > limits.headers_bytes_max:
+        limit = f"must have at most {limits.headers_bytes_max} bytes"
+        raise InvalidRequestError("headers", f"{len(headers)} bytes", limit)
+    try:
+        decode_headers(headers)
+    except ValueError as malformed:
+        raise InvalidRequestError("headers", "bytes", str(malformed)) from None
+    return said
+
+
+class SeriesDesk:
+    """Creates, changes and shows series, on the leader."""
+
+    def __init__(self, host: Host, topic: CalledTopic, limits: RequestLimits, *, salt: int) -> None:
+        """`topic`: returns a topic by its name, and creates it if the settings allow that."""
+        self._host, self._topic, self._limits, self._salt = host, topic, limits, salt
+        self._calendar = CronCalendar()
+
+    async def create(self, request: pb.CreateSeriesRequest) -> pb.CreateSeriesResponse:
+        """Create a series, or return an equal one that has the key.
+
+        Raises:
+            AlreadyExistsError: a series of another definition has the key.
+            InvalidRequestError: names field, value and limit.
+        """
+        leader, name = self._host.require_leader(), wire_rows.topic_name(request.topic)
+        key, said = self._key(request.key), changes_of(request.fields, self._limits)
+        spec = SeriesSpec(**said)
+        if request.preview:
+            return pb.CreateSeriesResponse(next_ms=self._preview(spec, request.preview))
+        self._begun(spec).check_size(key)  # before a topic is created
+        topic = await self._topic(leader, name)
+        known = leader.machine.series.find(topic.topic_id, key)
+        if not known:
+            now = self._host.now()
+            applied = await self._host.ask(
+                lambda done: leader.series.create(topic.topic_id, key, spec, now, done)
+            )
+            assert isinstance(applied, SeriesApplied)
+            if not isinstance(applied.refused, AlreadyExistsError):
+                _check(applied, name)
+                return pb.CreateSeriesResponse(series=self._shown(leader.machine, applied.series))
+            known = applied.series
+        view = leader.series.find(known)
+        if not view.spec.same_as(spec, started=bool(spec.start_ms)):
+            raise AlreadyExistsError("series", request.key, "it differs; change or delete it")
+        return pb.CreateSeriesResponse(series=self._shown(leader.machine, known), existed=True)
+
+    async def alter(self, request: pb.AlterSeriesRequest) -> pb.AlterSeriesResponse:
+        """Change the given fields of a series.
+
+        Raises:
+            NotFoundError: no such topic or series.
+            InvalidRequestError: names field, value and limit; or no field is given.
+        """
+        leader, series_id = self._found(request.topic, request.key)
+        changes = changes_of(request.fields, self._limits)
+        if not changes:
+            raise InvalidRequestError("fields", "none", "at least one must be given")
+        now = self._host.now()
+        applied = await self._host.ask(
+            lambda done: leader.series.alter(series_id, changes, now, done)
+        )
+        assert isinstance(applied, SeriesApplied)
+        _check(applied, request.topic)
+        return pb.AlterSeriesResponse(series=self._shown(leader.machine, series_id))
+
+    async def delete(self, request: pb.DeleteSeriesRequest) -> pb.DeleteSeriesResponse:
+        """Delete a series.
+
+        Raises:
+            NotFoundError: no such topic or series.
+        """
+        leader, series_id = self._found(request.topic, request.key)
+        now = self._host.now()
+        applied = await self._host.ask(lambda done: leader.series.delete(series_id, now, done))
+        assert isinstance(applied, SeriesApplied)
+        _check(applied, request.topic)
+        return pb.DeleteSeriesResponse()
+
+    def get(self, request: pb.GetSeriesRequest) -> pb.GetSeriesResponse:
+        """Return one series and its next times.
+
+        Raises:
+            NotFoundError: no such topic or series.
+            InvalidRequestError: too many times are wanted.
+        """
+        leader, series_id = self._found(request.topic, request.key)
+        _check_times("next_times", request.next_times)
+        view = leader.series.find(series_id)
+        times = [int(view.planned_ms)] if view.seq and request.next_times else []
+        if not view.finished:
+            count = request.next_times - len(times)
+            if view.spec.max_count:
+                count = min(count, view.spec.max_count - view.number - len(times))
+            after_ms = max(view.planned_ms, view.last_ms)
+            times += times_after(view.spec, after_ms, count, self._calendar)
+        return pb.GetSeriesResponse(series=self._shown(leader.machine, series_id), next_ms=times)
+
+    def list(self, request: pb.ListSeriesRequest) -> pb.ListSeriesResponse:
+        """Return a page of series, in the order of their ids.
+
+        Raises:
+            NotFoundError: no such topic.
+            InvalidRequestError: the page is too large.
+        """
+        machine = self._host.require_lease().machine
+        if request.page_size > PAGE_SIZE_MAX:
+            raise InvalidRequestError("page_size", request.page_size, f"at most {PAGE_SIZE_MAX}")
+        topic = wire_timers.topic_of(machine.topic_by_name, request.topic) if request.topic else 0
+        size = request.page_size or PAGE_SIZE
+        after = min(request.after_id, (1 << 63) - 1)
+        ids = machine.series.ids_of(topic, after, size + 1)
+        shown = [self._message(machine, view) for view in machine.series.views(ids[:size])]
+        return pb.ListSeriesResponse(series=shown, more=len(ids) > size)
+
+    def _found(self, topic: str, key: str) -> tuple[Leader, int]:
+        """Return the leader with a lease, and the id of a series."""
+        leader = self._host.require_lease()
+        topic_id = wire_timers.topic_of(leader.machine.topic_by_name, topic)
+        series_id = leader.machine.series.find(topic_id, self._key(key))
+        if not series_id:
+            raise NotFoundError("series", key)
+        return leader, series_id
+
+    def _key(self, key: str) -> bytes:
+        data, most = key.encode(), self._limits.key_bytes_max
+        if not 1 <= len(data) <= most:
+            raise InvalidRequestError("key", f"{len(data)} bytes", f"must have 1 to {most} bytes")
+        return data
+
+    def _begun(self, spec: SeriesSpec) -> SeriesSpec:
+        """Return the definition of a series that is created now, checked."""
+        if spec.every_ms and not spec.start_ms:
+            spec = replace(spec, start_ms=self._host.now().clock_ms + spec.every_ms)
+        if spec.check().cron:
+            self._calendar.check(spec.cron, spec.zone)
+        return spec
+
+    def _preview(self, spec: SeriesSpec, count: int) -> Sequence[int]:
+        _check_times("preview", count)
+        spec, now_ms = self._begun(spec), self._host.now().clock_ms
+        count = min(count, spec.max_count or count)
+        return times_after(spec, max(spec.start_ms - 1, now_ms), count, self._calendar)
+
+    def _shown(self, machine: Machine, series_id: int) -> pb.Series:
+        view = machine.series.view(series_id)
+        if view is None:
+            raise NotFoundError("series", series_id)
+        shown = self._message(machine, view)
+        if not (view.seq or view.finished or view.spec.paused):  # it is planned in a moment
+            now_ms = self._host.now().clock_ms
+            shown.planned_ms = planned_time(view.spec, view.last_ms, now_ms, self._calendar) or 0
+        return shown
+
+    def _message(self, machine: Machine, view: SeriesView) -> pb.Series:
+        spec = view.spec
+        fields = spec.pack() | {"misfire": _ON_WIRE[spec.misfire]}
+        out = pb.Series(
+            series_id=view.series_id,
+            topic=machine.topics[view.topic].name,
+            key=view.key.decode(),
+            fields=pb.SeriesFields(**fields),
+            ended=view.number,
+            last_ms=view.last_ms,
+            finished=view.finished,
+        )
+        if view.seq:
+            row = np.array([view.due_ms], np.int64), np.array([view.seq], np.uint64)
+            out.timer_id, out.planned_ms = timer_id.encode(*row, self._salt), view.planned_ms
+        return out
+
+
+def _check_times(field: str, count: int) -> None:
+    if count > TIMES_MAX:
+        raise InvalidRequestError(field, count, f"must be at most {TIMES_MAX}")
+
+
+def _check(applied: SeriesApplied, topic: str) -> None:
+    """Raise the reason for which a change of the series had no effect."""
+    if isinstance(applied.refused, TopicDeletedError):
+        raise TopicDeletedError(topic)
+    if applied.refused is not None:
+        raise applied.refused

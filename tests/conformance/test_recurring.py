@@ -1,0 +1,152 @@
+"""Recurring timers: series, their occurrences, changes and misfire policies."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tests.conformance.worlds import World
+from timerclient import AlreadyExists, InvalidRequest, NotFound, TimerState
+from timerclient.rows.series_fields import Misfire, Occurrence
+
+
+def every(world: World) -> timedelta:
+    """Return an interval of four moments: on real nodes one second, the shortest."""
+    return timedelta(seconds=4 * world.moment)
+
+
+def test_occurrences_fire_with_their_number_over_a_change_of_the_leader(
+    world: World, topic: str
+) -> None:
+    series = world.client.create_series(
+        topic, "tick", b"p", every=every(world), max_count=4, headers={"h": "v"}
+    )
+    assert (series.every, series.ended, series.finished) == (every(world), 0, False)
+    with world.client.consumer(topic, "g") as consumer:
+        world.pass_time(4)
+        [message] = world.take(consumer, 1)
+        assert (message.payload, message.headers["h"]) == (b"p", "v")
+        assert message.occurrence == Occurrence(series.id, "tick", 1)
+        world.change_leader()
+        found = []
+        for _ in range(3):
+            world.pass_time(4)
+            found += world.take(consumer, 1)
+        assert [each.occurrence and each.occurrence.number for each in found] == [2, 3, 4]
+        world.pass_time(8)
+        world.nothing_waits(consumer, topic)
+    after = world.client.get_series(topic, "tick")
+    assert (after.ended, after.finished, after.timer_id, after.next) == (4, True, None, None)
+
+
+def planned(world: World, topic: str) -> str:
+    """Return the id of the pending occurrence of the series k."""
+    return world.until(lambda: world.client.get_series(topic, "k").timer_id)
+
+
+def test_pending_occurrence_is_an_ordinary_timer(world: World, topic: str) -> None:
+    client = world.client
+    series = client.create_series(topic, "k", b"p", every=3600.0)
+    timer_id = planned(world, topic)
+    info = client.get_timer(timer_id)
+    assert (info.state, info.payload, info.key) == (TimerState.PENDING, b"p", None)
+    assert [one.id for one in client.list_timers(topic)] == [timer_id]
+    client.cancel(timer_id)
+    world.until(lambda: client.get_series(topic, "k").ended == 1)
+    story = client.tell_story(planned(world, topic))
+    after = client.get_series(topic, "k")
+    assert after.ended == 1
+    assert after.next is not None
+    assert series.next is not None
+    assert after.next - series.next == timedelta(hours=1)
+    times = client.next_occurrences(topic, "k", 3)
+    assert times == [after.next + timedelta(hours=at) for at in range(3)]
+    assert [(event.series, event.number) for event in story.events] == [(series.id, 2)]
+
+
+def test_repeated_creation_returns_the_series_and_another_definition_is_refused(
+    world: World, topic: str
+) -> None:
+    client = world.client
+    first = client.create_series(topic, "k", json={"a": 1}, every=60)
+    assert client.create_series(topic, "k", json={"a": 1}, every=60).id == first.id
+    with pytest.raises(AlreadyExists):
+        client.create_series(topic, "k", json={"a": 2}, every=60)
+    client.schedule(topic, b"single", key="k", delay=3600)  # keys of single timers are others
+    client.create_series(topic, "other", every=60)
+    assert [each.key for each in client.list_series(topic)] == ["k", "other"]
+    assert {"k", "other"} <= {each.key for each in client.list_series()}
+
+
+@pytest.mark.parametrize(("misfire", "at_once"), [("fire_once", 1), ("fire_all", 3), ("skip", 0)])
+def test_pause_cancels_the_occurrence_and_the_resume_follows_the_policy(
+    world: World, topic: str, misfire: Misfire, at_once: int
+) -> None:
+    client = world.client
+    start_ms = world.clock_ms() + 3 * world.moment_ms
+    series = client.create_series(
+        topic, "k", every=every(world), start=start_ms, misfire=misfire, max_count=at_once + 1
+    )
+    paused = client.pause_series(topic, "k")
+    assert (paused.paused, paused.timer_id) == (True, None)
+    assert not [*client.list_timers(topic)]
+    world.pass_time(13)  # three times are missed; on a slow machine more
+    client.alter_series(topic, "k", end=client.next_occurrences(topic, "k", 3)[-1])
+    resumed = client.resume_series(topic, "k")
+    assert resumed.id == series.id
+    with client.consumer(topic, "g") as consumer:
+        world.until(lambda: client.get_series(topic, "k").finished)
+        found = world.take(consumer, at_once) if at_once else []
+        assert [each.occurrence and each.occurrence.number for each in found] == [
+            *range(1, at_once + 1)
+        ]
+        world.nothing_waits(consumer, topic)
+
+
+def test_change_and_deletion(world: World, topic: str) -> None:
+    client = world.client
+    client.create_series(topic, "k", b"old", every=3600)
+    cron = client.alter_series(topic, "k", b"new", cron="0 9 * * *", zone="Europe/Berlin")
+    assert (cron.every, cron.cron, cron.zone) == (None, "0 9 * * *", "Europe/Berlin")
+    assert cron.next is not None
+    assert cron.next.minute == 0
+    assert client.get_timer(planned(world, topic)).payload == b"new"
+    client.delete_series(topic, "k")
+    assert not [*client.list_timers(topic)]
+    for call in (client.get_series, client.pause_series, client.delete_series):
+        with pytest.raises(NotFound):
+            call(topic, "k")
+    client.create_series(topic, "k", every=3600)
+    client.delete_topic(topic)
+    with pytest.raises(NotFound):
+        client.list_series(topic)
+
+
+def test_preview_creates_nothing(world: World, topic: str) -> None:
+    client = world.client
+    client.create_topic(topic)
+    start = datetime(2100, 3, 27, 12, tzinfo=UTC)
+    times = client.preview_series(topic, 2, cron="30 2 * * *", zone="Europe/Berlin", start=start)
+    days = [datetime(2100, 3, 28, 1, tzinfo=UTC), datetime(2100, 3, 29, 0, 30, tzinfo=UTC)]
+    assert times == days  # the first one is in a skipped hour
+    assert not client.list_series(topic)
+
+
+def test_invalid_definitions_name_field_value_and_limit(world: World, topic: str) -> None:
+    client = world.client
+    for options, text in (
+        ({}, "every_ms, cron = 'neither'"),
+        ({"every": 0.5}, "every_ms = 500: must be in 1000"),
+        ({"every": 60, "cron": "* * * * *"}, "every_ms, cron = 'both'"),
+        ({"cron": "61 * * * *"}, "cron = '61 "),
+        ({"cron": "* * * * *", "zone": "Mars"}, "zone = 'Mars'"),
+        ({"every": 60, "misfire": "twice"}, "misfire = 'twice'"),
+        ({"every": 60, "max_count": 0}, "max_count = 0"),
+        ({"every": 60, "nothing": 1}, "option = 'nothing'"),
+        ({"every": 60, "start": 2000, "end": 1000}, "end_ms = 1000"),
+    ):
+        with pytest.raises(InvalidRequest) as why:
+            client.create_series(topic, "k", **options)
+        assert text in str(why.value)
+    for key, payload in (("", b""), ("k" * 5_000, b""), ("k", bytes(20_000))):
+        with pytest.raises(InvalidRequest):
+            client.create_series(topic, key, payload, every=60)

@@ -1,0 +1,203 @@
+"""`timerctl recurring …`: series of recurring timers.
+
+recurring list [TOPIC]
+recurring describe TOPIC KEY [--next COUNT]
+recurring create TOPIC KEY [PAYLOAD] (--every DURATION | --cron EXPRESSION) [--preview COUNT]
+recurring alter TOPIC KEY [--payload PAYLOAD] [--every … | --cron …]
+recurring pause TOPIC KEY
+recurring resume TOPIC KEY
+recurring delete TOPIC KEY [--yes]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from timerclient.cli import cli_args
+from timerclient.cli.cli_args import Commands, duration, duration_text
+from timerclient.rows.message_json import payload_fields
+
+if TYPE_CHECKING:  # the client is loaded by a command that connects
+    from collections.abc import Sequence
+
+    from timerclient.rows.series_fields import Series
+
+OK: Final = 0
+FAILED: Final = 1
+TIMES: Final = 5
+HEADINGS: Final = (
+    *("TOPIC", "KEY", "SERIES", "TIMES", "ENDED", "NEXT", "STATE"),
+    *("MISFIRE", "END", "COUNT"),
+)
+WIDE_ONLY: Final = frozenset(("SERIES", "MISFIRE", "END", "COUNT"))
+_OPTIONS: Final = ("every", "cron", "zone", "start", "end", "max_count", "misfire")
+
+
+class SeriesCommands(Commands):
+    """The commands of `recurring`."""
+
+    def register_recurring(
+        self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser
+    ) -> None:
+        """Add the commands to the parser of `recurring`."""
+        add = self.adding(parser, common, default=self._list)
+        parser.set_defaults(topic="")
+        listing = add("list", self._list, "show the series of a topic, or of all topics")
+        listing.add_argument("topic", metavar="TOPIC", nargs="?", default="")
+        describe = add("describe", self._describe, "show one series and its next times")
+        create = add("create", self._create, "create a series")
+        alter = add("alter", self._alter, "change the given fields of a series")
+        pause = add("pause", self._pause, "pause a series: its occurrences do not fire")
+        resume = add("resume", self._resume, "resume a series")
+        delete = add("delete", self._delete, "delete a series, and cancel its occurrence")
+        for command in (describe, create, alter, pause, resume, delete):
+            command.add_argument("topic", metavar="TOPIC")
+            command.add_argument("key", metavar="KEY", help="of the series")
+        create.add_argument("payload", metavar="PAYLOAD", nargs="?", help="of each occurrence")
+        alter.add_argument("--payload", metavar="PAYLOAD", help="another payload")
+        for command in (create, alter):
+            _add_definition(command)
+        describe.add_argument(
+            "--next", type=int, default=TIMES, metavar="COUNT", help=f"next times, default {TIMES}"
+        )
+        create.add_argument(
+            "--preview", type=int, metavar="COUNT", help="show so many next times; create nothing"
+        )
+        delete.add_argument("--yes", action="store_true", help="don't ask for confirmation")
+
+    def _list(self, args: argparse.Namespace) -> int:
+        with self._connect(args) as client:
+            self._show(args, client.list_series(args.topic))
+        return OK
+
+    def _describe(self, args: argparse.Namespace) -> int:
+        with self._connect(args) as client:
+            series = client.get_series(args.topic, args.key)
+            times = client.next_occurrences(args.topic, args.key, args.next)
+        self._show(args, [series], times)
+        return OK
+
+    def _create(self, args: argparse.Namespace) -> int:
+        with self._connect(args) as client:
+            if args.preview is not None:
+                times = client.preview_series(args.topic, args.preview, **_definition(args))
+                document = {"next": [each.isoformat() for each in times]}
+                self._put(args, document, "\n".join(document["next"]) or "no further time")
+                return OK
+            payload = None if args.payload is None else os.fsencode(args.payload)
+            series = client.create_series(args.topic, args.key, payload, **_definition(args))
+        self._show(args, [series])
+        return OK
+
+    def _alter(self, args: argparse.Namespace) -> int:
+        payload = None if args.payload is None else os.fsencode(args.payload)
+        with self._connect(args) as client:
+            series = client.alter_series(args.topic, args.key, payload, **_definition(args))
+        self._show(args, [series])
+        return OK
+
+    def _pause(self, args: argparse.Namespace) -> int:
+        with self._connect(args) as client:
+            self._show(args, [client.pause_series(args.topic, args.key)])
+        return OK
+
+    def _resume(self, args: argparse.Namespace) -> int:
+        with self._connect(args) as client:
+            self._show(args, [client.resume_series(args.topic, args.key)])
+        return OK
+
+    def _delete(self, args: argparse.Namespace) -> int:
+        what = f"delete series {args.key} of topic {args.topic}"
+        if not args.yes and not cli_args.agreed(what, "it occurs no more."):
+            return FAILED
+        with self._connect(args) as client:
+            client.delete_series(args.topic, args.key)
+        self._put(args, {"deleted": args.key}, f"series {args.key} deleted")
+        return OK
+
+    def _show(
+        self, args: argparse.Namespace, found: Sequence[Series], times: Sequence[datetime] = ()
+    ) -> None:
+        rows = [
+            (
+                *(each.topic, each.key, each.id, _times_of(each), each.ended),
+                *(_instant(each.next), _state(each), each.misfire),
+                *(_instant(each.end), each.max_count or ""),
+            )
+            for each in found
+        ]
+        text = cli_args.table(args, HEADINGS, rows, WIDE_ONLY) if rows else "no series"
+        if times:
+            text += "\n\nnext times:\n" + "\n".join(f"  {_instant(each)}" for each in times)
+        document = {"series": [_as_dict(each) for each in found]}
+        if times:
+            document["next"] = [each.isoformat() for each in times]  # type: ignore[misc]
+        self._put(args, document, text)
+
+
+def _add_definition(command: argparse.ArgumentParser) -> None:
+    way = command.add_mutually_exclusive_group()
+    way.add_argument("--every", type=duration, metavar="DURATION", help="interval, such as 10s")
+    way.add_argument(
+        "--cron", metavar="EXPRESSION", help="five fields, or six with seconds first, in quotes"
+    )
+    command.add_argument("--zone", help="IANA time zone of --cron; default: UTC")
+    command.add_argument("--start", type=_moment, metavar="TIME", help="ISO 8601, with its zone")
+    command.add_argument("--end", type=_moment, metavar="TIME", help="likewise: none is later")
+    command.add_argument("--max-count", type=int, metavar="COUNT", help="occurrences at most")
+    command.add_argument(
+        "--misfire",
+        choices=("fire_once", "fire_all", "skip"),
+        help="times missed in a pause or an outage; default: fire_once",
+    )
+
+
+def _definition(args: argparse.Namespace) -> dict[str, Any]:
+    given = {name: getattr(args, name) for name in _OPTIONS}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise argparse.ArgumentTypeError(f"{text!r} has no zone: add Z or +01:00")
+    return moment
+
+
+def _times_of(series: Series) -> str:
+    if series.every is not None:
+        return f"every {duration_text(series.every)}"
+    return f"{series.cron} {series.zone or 'UTC'}"
+
+
+def _state(series: Series) -> str:
+    return "finished" if series.finished else "paused" if series.paused else ""
+
+
+def _instant(moment: datetime | None) -> str:
+    return "" if moment is None else moment.isoformat(timespec="milliseconds")
+
+
+def _as_dict(series: Series) -> dict[str, Any]:
+    return {
+        "id": str(series.id),
+        "topic": series.topic,
+        "key": series.key,
+        "every_ms": None if series.every is None else round(series.every.total_seconds() * 1000),
+        "cron": series.cron,
+        "zone": series.zone,
+        "start": _instant(series.start) or None,
+        "end": _instant(series.end) or None,
+        "max_count": series.max_count,
+        "misfire": series.misfire,
+        "paused": series.paused,
+        "finished": series.finished,
+        "ended": str(series.ended),
+        "timer_id": series.timer_id,
+        "next": _instant(series.next) or None,
+        "headers": dict(series.headers),
+        **payload_fields(series.payload),
+    }

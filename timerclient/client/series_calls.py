@@ -1,0 +1,192 @@
+"""The client's calls about recurring timers: create, change, pause, delete and show series."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TypeVar, Unpack
+
+from timerclient.client.topic_calls import TopicCalls
+from timerclient.proto import timer_pb2 as pb
+from timerclient.rows import rows, series_fields
+from timerclient.rows.series_fields import Series, SeriesOptions
+from timerclient.streams.nodes import Method
+from timerclient.values.codecs import NO_VALUE, Payload
+from timerclient.values.errors import NotFound
+
+T = TypeVar("T")
+
+
+class SeriesCalls(TopicCalls):
+    """Calls about series, for an event loop. Topic and key name a series."""
+
+    async def create_series(
+        self,
+        topic: str,
+        key: str,
+        payload: Payload | None = None,
+        *,
+        json: object = NO_VALUE,
+        **options: Unpack[SeriesOptions],
+    ) -> Series:
+        """Create a series of recurring timers; return it. A repeat returns the existing series.
+
+        Args:
+            topic: The topic of the occurrences. It is created if the cluster allows that.
+            key: One series of the topic has it. Keys of single timers are others.
+            payload: Payload of each occurrence, bytes. None: empty.
+            json: A value for the payload instead, encoded as JSON.
+            options: `every=` or `cron=`, and others: see SeriesOptions.
+
+        Raises:
+            InvalidRequest: An argument exceeds a limit.
+            AlreadyExists: A series with another definition has the key.
+            QuotaReached: The cluster has the most series that it may have.
+            OutcomeUnknown: No answer in time; call it again.
+        """
+        fields = series_fields.fields_of(options, payload, json)
+        request = pb.CreateSeriesRequest(
+            topic=rows.name("topic", topic), key=rows.name("key", key), fields=fields
+        )
+        answer = await self._series_call(
+            lambda node, left_s: node.timers.CreateSeries(request, timeout=left_s)
+        )
+        return series_fields.series_of(answer.series)
+
+    async def preview_series(
+        self, topic: str, count: int = 5, **options: Unpack[SeriesOptions]
+    ) -> list[datetime]:
+        """Return the next times of a series that is not created, 1 to 100.
+
+        Raises:
+            InvalidRequest: An argument exceeds a limit.
+        """
+        request = pb.CreateSeriesRequest(
+            topic=rows.name("topic", topic),
+            key="preview",
+            fields=series_fields.fields_of(options),
+            preview=rows.whole("count", count, 1, 100),
+        )
+        answer = await self._series_call(
+            lambda node, left_s: node.timers.CreateSeries(request, timeout=left_s)
+        )
+        return [rows.moment_of(each) for each in answer.next_ms]
+
+    async def alter_series(
+        self,
+        topic: str,
+        key: str,
+        payload: Payload | None = None,
+        *,
+        json: object = NO_VALUE,
+        **options: Unpack[SeriesOptions],
+    ) -> Series:
+        """Change the given fields of a series; return it.
+
+        The pending occurrence is cancelled, and planned anew. No time before a change of `every`,
+        `cron`, `zone` or `start` counts as missed.
+
+        Args:
+            topic: Its topic.
+            key: Its key.
+            payload: Another payload, bytes. None: as it is.
+            json: A value for the payload instead, encoded as JSON.
+            options: See SeriesOptions. `cron` replaces `every`, and the reverse.
+
+        Raises:
+            InvalidRequest: An argument exceeds a limit, or none is given.
+            NotFound: There is no such topic or series.
+            OutcomeUnknown: No answer in time; the series may be changed.
+        """
+        return await self._alter(topic, key, series_fields.fields_of(options, payload, json))
+
+    async def pause_series(self, topic: str, key: str) -> Series:
+        """Pause a series: its pending occurrence is cancelled. Return it.
+
+        Raises:
+            NotFound: There is no such topic or series.
+        """
+        return await self._alter(topic, key, pb.SeriesFields(paused=True))
+
+    async def resume_series(self, topic: str, key: str) -> Series:
+        """Resume a series; its `misfire` decides about the times in the pause. Return it.
+
+        Raises:
+            NotFound: There is no such topic or series.
+        """
+        return await self._alter(topic, key, pb.SeriesFields(paused=False))
+
+    async def delete_series(self, topic: str, key: str) -> None:
+        """Delete a series, and cancel its pending occurrence. Messages that fired stay.
+
+        Raises:
+            NotFound: There is no such topic or series.
+        """
+        request = pb.DeleteSeriesRequest(topic=rows.name("topic", topic), key=rows.name("key", key))
+        doubts: list[None] = []
+        try:
+            await self.nodes().call(
+                lambda node, left_s: node.timers.DeleteSeries(request, timeout=left_s),
+                within_s=self.within_s(None),
+                on_doubt=lambda: doubts.append(None),
+            )
+        except NotFound:
+            if not doubts:  # else an earlier attempt has deleted it
+                raise
+
+    async def get_series(self, topic: str, key: str) -> Series:
+        """Return a series.
+
+        Raises:
+            NotFound: There is no such topic or series.
+        """
+        answer = await self._get_series(topic, key, 0)
+        return series_fields.series_of(answer.series)
+
+    async def next_occurrences(self, topic: str, key: str, count: int = 5) -> list[datetime]:
+        """Return the next times of a series, 1 to 100; the pending occurrence first.
+
+        A paused series shows the times that it would have.
+
+        Raises:
+            InvalidRequest: `count` is out of range.
+            NotFound: There is no such topic or series.
+        """
+        answer = await self._get_series(topic, key, rows.whole("count", count, 1, 100))
+        return [rows.moment_of(each) for each in answer.next_ms]
+
+    async def list_series(self, topic: str = "") -> Sequence[Series]:
+        """Return the series of a topic, in the order of their creation; "": of all topics.
+
+        Raises:
+            NotFound: There is no such topic.
+        """
+        found: list[Series] = []
+        request = pb.ListSeriesRequest(topic=rows.utf8("topic", topic).decode(), page_size=1_000)
+        while True:
+            answer = await self._series_call(
+                lambda node, left_s: node.timers.ListSeries(request, timeout=left_s)
+            )
+            found += map(series_fields.series_of, answer.series)
+            if not answer.more:
+                return found
+            request.after_id = answer.series[-1].series_id
+
+    async def _get_series(self, topic: str, key: str, times: int) -> pb.GetSeriesResponse:
+        request = pb.GetSeriesRequest(
+            topic=rows.name("topic", topic), key=rows.name("key", key), next_times=times
+        )
+        return await self._series_call(
+            lambda node, left_s: node.timers.GetSeries(request, timeout=left_s)
+        )
+
+    async def _alter(self, topic: str, key: str, fields: pb.SeriesFields) -> Series:
+        request = pb.AlterSeriesRequest(
+            topic=rows.name("topic", topic), key=rows.name("key", key), fields=fields
+        )
+        answer = await self._series_call(
+            lambda node, left_s: node.timers.AlterSeries(request, timeout=left_s)
+        )
+        return series_fields.series_of(answer.series)
+
+    async def _series_call(self, method: Method[T]) -> T:
+        """Call the leader; all of these calls may be repeated."""
+        return await self.nodes().call(method, within_s=self.within_s(None))

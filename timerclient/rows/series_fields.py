@@ -1,0 +1,161 @@
+"""Series of recurring timers: from an application's arguments to the contract, and back."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal, TypedDict
+
+from timerclient.proto import timer_pb2 as pb
+from timerclient.rows import rows
+from timerclient.values import ids
+from timerclient.values.codecs import NO_VALUE, EncodedValue, Payload, payload_of
+from timerclient.values.errors import InvalidRequest
+
+Misfire = Literal["fire_once", "fire_all", "skip"]
+MISFIRES: Final[Mapping[str, pb.Misfire.ValueType]] = {
+    "fire_once": pb.MISFIRE_FIRE_ONCE,
+    "fire_all": pb.MISFIRE_FIRE_ALL,
+    "skip": pb.MISFIRE_SKIP,
+}
+SERIES_HEADER: Final = "timer-series"
+SERIES_KEY_HEADER: Final = "timer-series-key"
+NUMBER_HEADER: Final = "timer-occurrence"
+UINT63_MAX: Final = (1 << 63) - 1
+
+
+class SeriesOptions(TypedDict, total=False):
+    """Fields of a series' definition. In a change, those that are absent keep their values."""
+
+    every: timedelta | float
+    """Interval, a timedelta or seconds; at least one second. This or `cron`."""
+    cron: str
+    """Five fields (minute hour day month weekday), or six with seconds first."""
+    zone: str
+    """IANA time zone of `cron`, such as "Europe/Berlin"; default: UTC."""
+    start: datetime | int
+    """No occurrence is earlier, and an interval counts from here. An aware datetime, or Unix
+    milliseconds. Default: one interval after the creation."""
+    end: datetime | int | None
+    """No occurrence is later. None: no end."""
+    max_count: int | None
+    """Occurrences at most. None: no limit."""
+    misfire: Misfire
+    """Times missed in a pause or an outage: the latest occurs ("fire_once", the default), all of
+    them ("fire_all"), or none ("skip")."""
+    headers: Mapping[str, str] | None
+    """Headers of each occurrence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A series of recurring timers, as it was at the call."""
+
+    id: int
+    topic: str
+    key: str
+    every: timedelta | None
+    cron: str | None
+    zone: str
+    """IANA time zone of `cron`; empty: UTC."""
+    start: datetime | None
+    end: datetime | None
+    max_count: int | None
+    misfire: str
+    paused: bool
+    payload: bytes = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)
+    ended: int
+    """Occurrences that fired, were cancelled or were dropped."""
+    timer_id: str | None
+    """Id of the pending occurrence, number `ended` + 1. None: there is none, or it is scheduled
+    in a moment, as after a creation."""
+    next: datetime | None
+    """Planned time of the next occurrence. None: the series is paused or finished."""
+    finished: bool
+    """The end or the count is reached."""
+
+
+def fields_of(
+    options: SeriesOptions, payload: Payload | None = None, json: object = NO_VALUE
+) -> pb.SeriesFields:
+    """Return the fields that an application gives. Without `payload` and `json`: no payload.
+
+    Raises:
+        InvalidRequest: A value is of the wrong type or out of range, or a name is unknown.
+    """
+    out = pb.SeriesFields()
+    given: dict[str, Any] = dict(options)
+    if payload is not None or json is not NO_VALUE:
+        value = payload_of(payload, json)
+        if isinstance(value, EncodedValue):
+            given["headers"] = value.headers(given.get("headers"))
+            value = value.payload()
+        out.payload = rows.payload_bytes(value)
+    for name, value in given.items():
+        if name not in SeriesOptions.__annotations__:
+            limit = f"must be one of {', '.join(SeriesOptions.__annotations__)}"
+            raise InvalidRequest.of("option", name, limit)
+        _put(out, name, value)
+    return out
+
+
+def _put(out: pb.SeriesFields, name: str, value: Any) -> None:
+    match name:
+        case "every":
+            out.every_ms = rows.span_ms("every", value)
+        case "start" | "end":
+            setattr(out, f"{name}_ms", 0 if value is None else rows.instant_ms(name, value))
+        case "max_count":
+            out.max_count = 0 if value is None else rows.whole(name, value, 1, UINT63_MAX)
+        case "misfire":
+            out.misfire = rows.choice(name, value, MISFIRES)
+        case "headers":
+            out.headers = rows.encode_headers(value)
+        case _:
+            rows.put(out, name, value)
+
+
+def series_of(message: pb.Series) -> Series:
+    """Return the series of an answer."""
+    fields = message.fields
+    every, zero = fields.every_ms, pb.MISFIRE_FIRE_ONCE
+    names = {number: name for name, number in MISFIRES.items()}
+    return Series(
+        id=message.series_id,
+        topic=message.topic,
+        key=message.key,
+        every=timedelta(milliseconds=every) if every else None,
+        cron=fields.cron or None,
+        zone=fields.zone,
+        start=rows.moment_of(fields.start_ms) if fields.start_ms else None,
+        end=rows.moment_of(fields.end_ms) if fields.end_ms else None,
+        max_count=fields.max_count or None,
+        misfire=names.get(fields.misfire, names[zero]),
+        paused=fields.paused,
+        payload=fields.payload,
+        headers=rows.decode_headers(fields.headers),
+        ended=message.ended,
+        timer_id=ids.to_text(message.timer_id) if message.timer_id else None,
+        next=rows.moment_of(message.planned_ms) if message.planned_ms else None,
+        finished=message.finished,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """The occurrence that a message is."""
+
+    series: int
+    """Id of the series."""
+    key: str
+    """Key of the series."""
+    number: int
+    """1, 2, 3, …"""
+
+
+def occurrence_of(headers: Mapping[str, str]) -> Occurrence | None:
+    """Return the occurrence that a message with these headers is; None: it is no occurrence."""
+    series, number = headers.get(SERIES_HEADER, ""), headers.get(NUMBER_HEADER, "")
+    if not (series.isascii() and series.isdigit() and number.isascii() and number.isdigit()):
+        return None
+    return Occurrence(int(series), headers.get(SERIES_KEY_HEADER, ""), int(number))
