@@ -16,7 +16,7 @@ from bench.feed import HOUR_MS, PAYLOAD_SIZE
 from bench.measure import Form, Measure, Series, check, cost, rate
 from bench.rig import Rig
 
-CONNECTIONS: Final = 64
+CONNECTIONS: Final = 200
 LASTING_S: Final = {Form.SHORT: 4.0, Form.FULL: 20.0}
 
 
