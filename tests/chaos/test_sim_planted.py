@@ -23,6 +23,7 @@ from tests.chaos.planted.protocol_mutations import MUTATIONS
 from tests.chaos.planted.quota_mutations import QUOTA_MUTATIONS
 from tests.chaos.planted.redrive_mutations import REDRIVE_MUTATIONS
 from tests.chaos.planted.request_mutations import REQUEST_MUTATIONS
+from tests.chaos.planted.series_mutations import SERIES_MUTATIONS
 from tests.chaos.planted.snapshot_mutations import SNAPSHOT_MUTATIONS
 from tests.chaos.planted.timer_mutations import TIMER_MUTATIONS
 from tests.chaos.planted.work_mutations import WORK_MUTATIONS
@@ -97,6 +98,7 @@ QUICK = {
     "asks_at_once",
     "cancelled_payloads_weigh_on",
     "bucket_has_no_end",
+    "change_uses_the_number",
     "commit_by_the_leaders_word",
     "credit_goes_on",
     "drain_forgets_waiting",
@@ -144,13 +146,13 @@ ALL = [
     *REQUEST_MUTATIONS,
     *QUOTA_MUTATIONS,
     *EXPIRY_MUTATIONS,
-    *DELIVERY_MUTATIONS,
     *DROP_MUTATIONS,
     *REDRIVE_MUTATIONS,
     *LATE_MUTATIONS,
     *HIDDEN_MUTATIONS,
     *CONTROL_MUTATIONS,
     *PLANE_MUTATIONS,
+    *SERIES_MUTATIONS,
 ]
 
 

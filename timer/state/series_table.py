@@ -106,6 +106,12 @@ class SeriesTable:
         """Whether there ever was a series."""
         return self.next_id > 1
 
+    @property
+    def idle(self) -> bool:
+        """Whether every series has reached its end or its count."""
+        rows = self._rows[: len(self._bodies)]
+        return bool(((rows["id"] == 0) | (rows["flags"] & FINISHED > 0)).all())
+
     # ---- look-ups
 
     def find(self, topic: int, key: bytes) -> int:

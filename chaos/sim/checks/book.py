@@ -88,6 +88,8 @@ class PromiseBook:
     """Timer -> (topic, queue offset), from consumers' messages."""
     payloads: dict[bytes, TimerName | None] = field(default_factory=dict)
     """Row of a request -> the one timer that it became. None: not known yet."""
+    series: set[bytes] = field(default_factory=set)
+    """Payloads of series: any number of timers have one."""
     repeatable: set[bytes] = field(default_factory=set)
     """Rows that may become a timer again, because their request's id is soon forgotten."""
     whole: list[list[bytes]] = field(default_factory=list)
@@ -347,13 +349,13 @@ class PromiseBook:
     def _check_timer(self, key: tuple[str, str, int], row: DeliveredRow) -> None:
         topic, _, offset = key
         name, fired_at = row.name, row.fired_at_ms
-        if row.payload not in self.payloads:
+        if row.payload not in self.payloads and row.payload not in self.series:
             raise Broken("phantom", f"nobody has scheduled {row}")
         home = self.letters.home.get(name)
         if home is not None:
             if home != row.payload:
                 raise Broken("redrive", f"{row} is {home!r}, redriven")
-        else:
+        elif row.payload not in self.series:
             self._check_name(row)
         if self.fired.setdefault(name, (topic, offset)) != (topic, offset):
             raise Broken("twice", f"{name} fired at {self.fired[name]} and {(topic, offset)}")

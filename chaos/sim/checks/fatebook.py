@@ -48,8 +48,10 @@ from timer.state.apply_results import (
     FireApplied,
     GroupApplied,
     MoveApplied,
+    OccurrencesApplied,
     RescheduleApplied,
     ScheduleApplied,
+    SeriesApplied,
 )
 from timer.state.machine import Machine
 
@@ -87,6 +89,8 @@ class EntryFate:
     paused: frozenset[int] = frozenset()
     resumed: frozenset[int] = frozenset()
     read_ms: int = 0
+    series: dict[int, tuple[int, tuple[int, int] | None]] = field(default_factory=dict)
+    """At an entry about series: series -> (ended occurrences, the pending one)."""
 
 
 class FateBook:
@@ -183,6 +187,9 @@ class FateBook:
         except (AssertionError, LookupError, ValueError) as error:
             text = f"{entry.index}: the oracle can't apply it: {error!r}"
             raise Broken("conservation", text) from error
+        if entry.kind in (EntryKind.SERIES, EntryKind.OCCURRENCES):
+            series = story.series.series
+            fate.series = {number: (one.ended, one.pending) for number, one in series.items()}
         fate.timers, fate.read_ms = story.timers, story.last_read_time_ms
         fate.paused, fate.resumed = frozenset(story.held.paused), frozenset(story.held.releases)
         there = [topic for topic in story.topics if topic not in story.deleted]
@@ -222,6 +229,8 @@ class FateBook:
         fate = self._fates.pop(entry.index, None)
         if fate is None:
             return
+        if isinstance(applied, SeriesApplied | OccurrencesApplied):
+            self._recurred(entry, fate, machine)
         match applied:
             case ScheduleApplied():
                 self._scheduled(entry, fate, machine)
@@ -256,6 +265,14 @@ class FateBook:
             checker = "request"
         found = f"{machine.counts.scheduled} timers, not {fate.timers}"
         raise Broken(checker, f"{entry.index}: {found}")
+
+    def _recurred(self, entry: Entry, fate: EntryFate, machine: Machine) -> None:
+        there = {
+            view.series_id: (view.number, (view.due_ms, view.seq) if view.seq else None)
+            for view in machine.series.views(machine.series.ids_of(0, 0, 1 << 30))
+        }
+        if there != fate.series or machine.counts.scheduled != fate.timers:
+            raise Broken("series", f"{entry.index}: {there}, not {fate.series}")
 
     def _changed(
         self, entry: Entry, fate: EntryFate, applied: CancelApplied | RescheduleApplied

@@ -1,16 +1,19 @@
-"""Calls of operators to a simulated node: seek, alter, delete and redrive a group; delete a topic.
+"""Calls of operators to a simulated node: about groups, dead letters, topics and series.
 
 A part of chaos/sim/timers/timers.py. The calls return no answer, because the log shows their
 effects and the book (chaos/sim/checks/book.py) reads them from the log.
 """
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from timer.entries.payloads import AlterGroup
+import numpy as np
+
+from timer.entries.payloads import AlterGroup, Ids
 from timer.leader.groups import dead_letters
 from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.lease_table import ConsumerStream
+from timer.leader.intake.admission import WantedTimes
 from timer.leader.leader import Leader
 from timer.model.timer_errors import EngineError
 from timer.model.units import Now, QueueOffset, UnixMs
@@ -36,6 +39,24 @@ class KeeperCalls:
 
     def _kick(self) -> None:
         raise NotImplementedError
+
+    def recur(self, method: str, *args: Any) -> None:
+        """Change a series, or cancel or move an occurrence; no answer."""
+        leader = self.engine.leader
+        if leader is None:
+            return
+        with suppress(EngineError):
+            if method in ("cancel", "move"):
+                due_ms, seq = np.array(args[:1]), np.array(args[1:], np.uint64)
+                if method == "cancel":
+                    leader.cancel(due_ms, seq, lambda _: None)
+                else:
+                    when = WantedTimes("delay_ms", np.array([700]))
+                    ids = Ids(due_ms, seq)
+                    leader.reschedule(ids, None, when, self._now(), lambda _: None)
+            else:
+                getattr(leader.series, method)(*args, self._now(), lambda _: None)
+        self._kick()
 
     def seek_group(self, topic: str, name: str, by: str, where: float) -> None:
         """Seek a group to an offset or a time.

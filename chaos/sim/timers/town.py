@@ -8,6 +8,7 @@
     SimOperator   policies   changes policies
     SimOperator   expiry     changes the times to live and the retention of messages
     SimPauser     policies   pauses topics and resumes them (chaos/sim/timers/pauser.py)
+    SimRecurrer   series     works on series of recurring timers (chaos/sim/timers/recurrer.py)
     SimCaller     requests   gives its requests ids (chaos/sim/timers/callers.py)
     SimWarden     quotas     sets quotas (chaos/sim/checks/quotabook.py)
     SimKeeper     types      seeks and deletes groups; with `redrives` alters them, too
@@ -30,6 +31,7 @@ from chaos.sim.checks.keybook import TimerName, ToldRow
 from chaos.sim.timers.callers import SimCaller
 from chaos.sim.timers.pacer import SimPacer
 from chaos.sim.timers.pauser import SimPauser
+from chaos.sim.timers.recurrer import SimRecurrer
 from chaos.sim.timers.redriver import SimRedriver
 from chaos.sim.timers.warden import SimWarden
 from chaos.sim.world.options import aside
@@ -618,6 +620,9 @@ class Town:
             self.operator = SimOperator(self, aside(rng, "operator"), POLICIES)
             self.pauser = SimPauser(self, aside(rng, "pauser"))
             self.topics = self.topics if self.crowds else NAMESPACED
+        self.recurrer: SimRecurrer | None = None
+        if world.options.series:
+            self.recurrer = SimRecurrer(self, aside(rng, "recurrer"))
         self.ager: SimOperator | None = None
         if world.options.expiry:
             self.ager = SimOperator(self, aside(rng, "ager"), AGES)
@@ -695,6 +700,8 @@ class Town:
             self.operator.act()
         if self.pauser is not None:
             self.pauser.act()
+        if self.recurrer is not None:
+            self.recurrer.act()
         if self.ager is not None:
             self.ager.act()
         for caller in self.callers:
@@ -728,6 +735,8 @@ class Town:
                 consumer.act()
             if self.pauser is not None:
                 self.pauser.finish()
+            if self.recurrer is not None:
+                self.recurrer.finish()
             if self.warden is not None:
                 self.warden.act()
             timeline.run_until(timeline.now_us + 200_000)
@@ -765,6 +774,7 @@ class Town:
     def _settled(self) -> bool:
         return not any(each.waiting for each in self.clients) and all(
             app.engine.machine.counts.pending == 0
+            and app.engine.machine.series.idle
             and all(
                 group.cursor == topic.queue.end or group.name == dead_letters.GROUP
                 for topic in app.engine.machine.topics.values()

@@ -225,5 +225,5 @@ class Control:
         delay_us = int(20_000 * self._rng.expovariate(1.0))
         if "late" in self.mischief and self._rng.random() < 0.1:
             delay_us += self._rng.randint(0, 5_000_000)
-        level = 1 + (epoch >= RAISED_IN)
+        level = 1 + (epoch >= RAISED_IN or self._world.options.series)
         self._world.timeline.after(delay_us, node.appointed, epoch, leader, voters, level)

@@ -57,6 +57,7 @@ PRESSED: Final = 0.2
 CROWDS: Final = 0.1
 STALLS: Final = 0.2
 TRAITS: Final = 0.2
+SERIES: Final = 0.15
 
 
 def aside(rng: random.Random, name: str) -> random.Random:
@@ -144,6 +145,8 @@ class WorldOptions:
     """Replicas flush every few timers, and folding waits while a flush is under way."""
     controller: bool = False
     """The real controller appoints (chaos/sim/world/appointing.py), in place of the model."""
+    series: bool = False
+    """A client works on series of recurring timers (chaos/sim/timers/recurrer.py)."""
     crowds: bool = False
     """Timers of many topics are due at the same instants, and many of them are cancelled. Entries
     and steps have small limits (chaos/sim/checks/workbook.py)."""
@@ -159,7 +162,7 @@ class WorldOptions:
         shares |= {"redrives": REDRIVES, "crowds": CROWDS, "hasty": HASTY}
         shares |= {"controller": CONTROLLER, "again": AGAIN, "fleeting": FLEETING}
         shares |= {"slow_files": SLOW_FILES, "pressed": PRESSED, "sheds": SHEDS}
-        shares |= {"stalls": STALLS, "traits": TRAITS}
+        shares |= {"stalls": STALLS, "traits": TRAITS, "series": SERIES}
         extras = {name: aside(rng, name).random() < share for name, share in shares.items()}
         healing = [fault for fault in FAULTS if fault not in (*DAMAGE_FAULTS, *MOMENTS, *RARE)]
         faults = rng.sample(healing, rng.randint(2, len(healing)))

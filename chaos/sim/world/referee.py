@@ -39,6 +39,7 @@ CHECKERS: Final = {
     "appoint": "the controller appoints a log as good as any, or adopts a leader with a lease",
     "liveness": "a healed cluster makes progress, and comes to rest, within a bound",
     "frames": "a message holds the entries that it names, and none that peers reject",
+    "series": "an occurrence becomes one timer, if its series waits for its number",
     "storage": "durable data can be read after a restart; damage gives an error with its place",
     "doubt": "a replica is unsure only after its machine went down or its disk was damaged",
     "pace": "a replica repeats a question at the heartbeat's pace, not at the speed of the link",

@@ -111,6 +111,7 @@ PLAIN: Final[dict[str, Any]] = dict.fromkeys(
         "sheds",
         "stalls",
         "traits",
+        "series",
     ),
     False,
 )

@@ -1,0 +1,78 @@
+"""A client of a simulated cluster that creates, changes and deletes series of recurring timers."""
+
+import random
+from typing import TYPE_CHECKING, Any, Final
+
+from chaos.sim.checks.expected_traits import headers_of
+from timer.model.recurrence import Misfire, SeriesSpec
+
+if TYPE_CHECKING:
+    from chaos.sim.timers.town import Town
+    from timer.state.series_table import SeriesView
+
+RECURRING: Final = 0.3
+"""Probability of an action at each action of the clients."""
+SERIES_MAX: Final = 12
+
+
+class SimRecurrer:
+    """Works on series; exists in worlds with `series`. All series end: they have a count."""
+
+    def __init__(self, town: "Town", rng: random.Random) -> None:
+        self._town, self._rng = town, rng
+        self._made = 0
+
+    def act(self) -> None:
+        """Create, change, pause, resume or delete a series, or cancel or move its occurrence."""
+        app, rng = self._town.leader(), self._rng
+        if app is None or self._town.closing or rng.random() > RECURRING:
+            return
+        machine = app.engine.machine
+        views = machine.series.views(machine.series.ids_of(0, 0, SERIES_MAX))
+        if len(views) < SERIES_MAX and (not views or rng.random() < 0.4):
+            self._made += 1
+            payload = b"series %d" % self._made
+            self._town.book.series.add(payload)
+            traits = self._town.world.options.traits
+            spec = SeriesSpec(
+                every_ms=rng.choice((1_000, 1_300, 3_000)),
+                max_count=rng.randint(1, 5),
+                misfire=rng.choice([*Misfire]),
+                payload=payload,
+                headers=bytes(headers_of([payload]).blob) if traits else b"",
+            )
+            topic = machine.topic_by_name.get(rng.choice(self._town.topics))
+            if topic is not None:
+                self._ask("create", topic.topic_id, b"k%d" % rng.randrange(20), spec)
+            return
+        one = rng.choice(views) if views else None
+        if one is not None:
+            self._change(one, rng)
+
+    def _change(self, one: "SeriesView", rng: random.Random) -> None:
+        match rng.choice(("pause", "resume", "resume", "every", "delete", "cancel", "move")):
+            case "pause":
+                self._ask("alter", one.series_id, {"paused": True})
+            case "resume":
+                self._ask("alter", one.series_id, {"paused": False})
+            case "every":
+                self._ask("alter", one.series_id, {"every_ms": 1_100})
+            case "delete":
+                self._ask("delete", one.series_id)
+            case kind if one.seq:
+                self._ask(kind, int(one.due_ms), int(one.seq))
+            case _:
+                pass
+
+    def finish(self) -> None:
+        """Resume what is paused."""
+        app = self._town.leader()
+        table = app.engine.machine.series if app is not None else None
+        for view in table.views(table.ids_of(0, 0, SERIES_MAX)) if table is not None else ():
+            if view.spec.paused:
+                self._ask("alter", view.series_id, {"paused": False})
+
+    def _ask(self, method: str, *args: Any) -> None:
+        app = self._town.leader()
+        if app is not None:
+            self._town.line.ask(app, app.recur, method, *args)

@@ -1,0 +1,83 @@
+"""Planted bugs in recurring timers (see tests/chaos/planted/planted.py)."""
+
+from typing import Any, Final
+
+from chaos.sim.timers.timers import TimerWorld
+from tests.chaos.planted.planted import ANY_WORLD, Planting, patch
+from timer.entries.series_payloads import AlterSeries
+from timer.leader.intake.series_intake import SeriesIntake
+from timer.model.columns import I64, U64
+from timer.state.apply_results import SeriesApplied
+from timer.state.recurring import Recurring
+from timer.state.series_table import SeriesTable
+
+_begin_leading = SeriesIntake.__init__
+
+
+def _begin_without_waiting(self: SeriesIntake, machine: Any, *parts: Any) -> None:
+    """Take only series that begin to wait in this epoch."""
+    _begin_leading(self, machine, *parts)
+    self._planner.unplanned |= machine.series.waiting.keys()
+
+
+def _not_moved(self: SeriesTable, old: U64, due_ms: I64, seq: U64) -> None:
+    """Take a rescheduled occurrence for one that has ended."""
+
+
+def _revoke_in_the_table(self: Recurring, series_id: int) -> None:
+    """Leave the pending occurrence of a changed series in the store."""
+    self._state.series.revoke(series_id)
+
+
+_alter = Recurring._alter
+
+
+def _alter_anew(self: Recurring, op: AlterSeries) -> SeriesApplied:
+    """Count the occurrence that a change cancels."""
+    view = self._state.series.view(op.series)
+    applied = _alter(self, op)
+    if view is not None and view.seq:
+        table = self._state.series
+        table._rows["number"][table._place(op.series)] += 1
+    return applied
+
+
+_mutation: Final = Planting(TimerWorld, series=True, mischief=())
+
+SERIES_MUTATIONS: Final = (
+    _mutation(
+        "series_of_the_last_leader",
+        "a new leader plans no occurrence of series that waited before: they are missed",
+        {"liveness"},
+        60,
+        "a leader is lost between the end of an occurrence and the entry with the next one",
+        patch(SeriesIntake, "__init__", _begin_without_waiting),
+        faults=("kill", "power"),
+        fault_gap_ms=1_500,
+    ),
+    _mutation(
+        "moved_occurrence_has_ended",
+        "a rescheduled occurrence is pending beside the next one: both fire",
+        {"series", "liveness"},
+        20,
+        f"{ANY_WORLD}: an occurrence is rescheduled",
+        patch(SeriesTable, "moved", _not_moved),
+    ),
+    _mutation(
+        "paused_occurrence_fires",
+        "a pause or a change leaves the pending occurrence, which fires afterwards",
+        {"series", "conservation", "cancel", "liveness"},
+        20,
+        f"{ANY_WORLD}: a pause while an occurrence is pending",
+        patch(Recurring, "_revoke", _revoke_in_the_table),
+    ),
+    _mutation(
+        "change_uses_the_number",
+        "a change counts the occurrence that it cancels: its number is missed",
+        {"series"},
+        20,
+        f"{ANY_WORLD}: a change while an occurrence is pending",
+        patch(Recurring, "_alter", _alter_anew),
+    ),
+)
+"""The list; tests/chaos/test_sim_planted.py hunts each of them."""
