@@ -15,15 +15,15 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import contextmanager
-from typing import Final, NamedTuple, TypeAlias
-
-import numpy as np
+from typing import Final, NamedTuple
 
 from cluster.api import wire_rows
-from cluster.api.group_admin import DELAY_MS_MAX, GroupDesk
+from cluster.api.group_admin import GroupDesk
 from cluster.api.lease_ids import LeaseIds
 from cluster.api.message_peek import peek
 from cluster.api.queue_reads import read_messages
+from cluster.api.row_messages import rows_beside
+from cluster.api.settlements import LeaseAsker, Settlement, answer_to, settle_all
 from cluster.rpc import grpc_errors
 from cluster.rpc.handlers import (
     NO_HOOKS,
@@ -38,7 +38,6 @@ from cluster.rpc.handlers import (
 )
 from cluster.rpc.outboxes import Outboxes
 from cluster.state.host import Host
-from timer.leader.groups.group_batch import Done
 from timer.leader.groups.group_dispatch import OVERLOAD_RETRY_MS
 from timer.leader.groups.lease_table import ConsumerStream
 from timer.leader.leader import Delivery, Leader
@@ -48,7 +47,7 @@ from timer.model.timer_errors import (
     NotLeaderError,
     OverloadedError,
 )
-from timer.model.units import Epoch, LeaseId, Now, QueueOffset
+from timer.model.units import Epoch, LeaseId
 from timer.ready.group import Group
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
@@ -58,10 +57,6 @@ CREDIT_MAX: Final = 1_000_000
 """Messages of credit that a consumer may have, at most."""
 CONSUMER_BYTES_MAX: Final = 255
 """Of a consumer's name. Errors carry it to other clients, in their trailing metadata."""
-ACK_OFFSETS_MAX: Final = 65_536
-"""Offsets in one ack, at most."""
-NACK_OFFSETS_MAX: Final = 16_384
-"""Offsets in one nack or extension, at most."""
 UNREAD_ACKS_MAX: Final = 1 << 20
 """Acked offsets with unread answers. Above this the consumer's requests are not read."""
 ANSWER_OFFSETS: Final = 256
@@ -76,28 +71,6 @@ PEEKS_MAX: Final = 32
 WAIT_MS_MAX: Final = 20_000
 WAIT_S_MIN: Final = 0.25
 """Seconds that a Receive waits at least: messages may have to be reserved or read from disk."""
-
-_REFUSALS: Final = [
-    *(
-        pb.ACK_RESULT_ALREADY_ACKED,
-        pb.ACK_RESULT_LEASE_LOST,
-        pb.ACK_RESULT_NOT_DELIVERED,
-        pb.ACK_RESULT_EXPIRED,
-    ),
-    pb.ACK_RESULT_DEAD_LETTERED,
-]
-_RESULTS: Final = {
-    kind: np.array([pb.ACK_RESULT_UNSPECIFIED, accepted, *_REFUSALS])
-    for kind, accepted in (
-        (pb.AckRequest, pb.ACK_RESULT_ACKED),
-        (pb.NackRequest, pb.ACK_RESULT_NACKED),
-        (pb.ExtendRequest, pb.ACK_RESULT_EXTENDED),
-    )
-}
-"""By request: index, a verdict of timer.leader.groups.group_leases; value, AckResult."""
-
-Settlement: TypeAlias = pb.AckRequest | pb.NackRequest | pb.ExtendRequest
-"""A consumer's decision on delivered messages."""
 
 
 class ConsumeService(Service, rpc.ConsumeServiceServicer):
@@ -153,6 +126,9 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
         reader = asyncio.create_task(stream.read(requests))
         try:
             while (response := await stream.next()) is not None:
+                if stream.takes_rows and response.HasField("deliveries"):
+                    rows = await rows_beside(response.deliveries)
+                    response = pb.ConsumeResponse(deliveries=rows)
                 yield response
         finally:
             self._streams.discard(stream)
@@ -182,6 +158,7 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
         stream = _Stream(
             self._host, leader, group, self._desk, self._salt, ids, self.outboxes, peer, self.hooks
         )
+        stream.takes_rows = opening.rows
         stream.join(opening.consumer or "?", opening.lease_ms or group.settings.lease_ms)
         stream.credit(opening.credit)
         return stream
@@ -208,7 +185,10 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
             leader, group = await self._open_group(
                 request.topic, request.group, request.start, request.lease_ms
             )
-            return as_type(pb.ReceiveResponse, await self._receive(leader, group, request))
+            found = await self._receive(leader, group, request)
+            if request.rows:
+                found = await rows_beside(found)
+            return as_type(pb.ReceiveResponse, found)
 
     @contextmanager
     def _place(self, caller: str) -> Iterator[None]:
@@ -317,78 +297,9 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
 
     async def _settle(self, request: Settlement, context: Context) -> pb.AckResponse:
         leader, _, group = self._desk.find(request.topic, request.group)
-        held = lease_of(request, self._ids_of(leader), leader, group, None)
-        asked = self._host.ask(
-            lambda done: settle(leader, group, request, held, self._desk, self._host.now(), done)
-        )
+        asker = LeaseAsker(leader, group, self._ids_of(leader), None, self._desk)
+        asked = self._host.ask(lambda done: settle_all(asker, request, self._host.now(), done))
         return answer_to(request, await within(asked, context))
-
-
-def lease_of(
-    request: Settlement, ids: LeaseIds, leader: Leader, group: Group, asker: ConsumerStream | None
-) -> LeaseId:
-    """Return the number of the lease that a request names; 0: no lease, or another consumer's.
-
-    `asker`: the consumer of the stream with the request. None: a unary request; its lease then
-    must be a Receive's.
-    """
-    number = ids.number_of(request.lease_id)
-    holder = leader.groups.holder(group, Epoch(request.epoch), number)
-    if holder is not None and (None if holder.once else holder) is not asker:
-        return LeaseId(0)
-    return number
-
-
-def settle(  # noqa: PLR0913 -- who asks what, and of whom
-    leader: Leader,
-    group: Group,
-    request: Settlement,
-    lease_id: LeaseId,
-    desk: GroupDesk,
-    now: Now,
-    done: Done,
-) -> None:
-    """Pass a consumer's request to the leader; `done` gets a verdict per offset.
-
-    Raises:
-        InvalidRequestError: the number of offsets or a time is out of range.
-        EngineError: the leader refused the request.
-    """
-    most = ACK_OFFSETS_MAX if isinstance(request, pb.AckRequest) else NACK_OFFSETS_MAX
-    if not 1 <= len(request.offsets) <= most:
-        raise InvalidRequestError("offsets", len(request.offsets), f"1 to {most} in one request")
-    offsets = np.array(request.offsets, np.uint64)
-    held = Epoch(request.epoch), lease_id, offsets
-    match request:
-        case pb.AckRequest() if request.cumulative:
-            if len(offsets) > 1:
-                raise InvalidRequestError("offsets", len(offsets), "one, in a cumulative ack")
-            last = QueueOffset(int(offsets[0]))
-            leader.groups.ack_up_to(group, held[0], held[1], last, done)
-        case pb.AckRequest():
-            leader.groups.ack(group, *held, done)
-        case pb.NackRequest() if request.unseen:
-            done(leader.groups.give_back(group, *held))
-        case pb.NackRequest():
-            delay_ms = request.delay_ms if request.HasField("delay_ms") else None
-            if (delay_ms or 0) > DELAY_MS_MAX:
-                raise InvalidRequestError("delay_ms", delay_ms, f"must be at most {DELAY_MS_MAX}")
-            leader.groups.nack(group, *held, delay_ms, now, done)
-        case _:
-            desk.check_lease(request.lease_ms)
-            lease_ms = request.lease_ms or group.settings.lease_ms
-            done(leader.groups.extend(group, *held, lease_ms, now))
-
-
-def answer_to(request: Settlement, result: object) -> pb.AckResponse:
-    """Return the answer to a request: the verdicts, or the error instead of them."""
-    answer = pb.AckResponse(request_no=request.request_no)
-    if isinstance(result, EngineError):
-        answer.error.CopyFrom(grpc_errors.to_wire(result))
-    else:
-        assert isinstance(result, np.ndarray), result
-        answer.results.extend(_RESULTS[type(request)][result].tolist())
-    return answer
 
 
 class _Bell:
@@ -469,6 +380,8 @@ class _Stream:
         """Rings when the consumer has read a response."""
         self._leaving = False
         """The client takes no more messages."""
+        self.takes_rows = False
+        """The client takes messages in place of columns."""
         self._last_lease = self._credit_ended = self._sent_lease = LeaseId(0)
         """The last lease delivered, the last one before the client ended its credit, and the last
         one that was taken from the outbox."""
@@ -544,7 +457,7 @@ class _Stream:
             self._put(None)
 
     def _settle(self, request: Settlement) -> None:
-        size = len(request.offsets) + ANSWER_OFFSETS
+        size = len(request.offsets) + len(request.leases) + ANSWER_OFFSETS
         self._acking += 1
         self._unread_acks += size
         began = time.perf_counter()
@@ -557,9 +470,9 @@ class _Stream:
             self._put(pb.ConsumeResponse(acked=answer), acks=size)
             self._end_if_answered()
 
-        held = lease_of(request, self._ids, self._leader, self._group, self._consumer)
+        asker = LeaseAsker(self._leader, self._group, self._ids, self._consumer, self._desk)
         try:
-            settle(self._leader, self._group, request, held, self._desk, self._host.now(), done)
+            settle_all(asker, request, self._host.now(), done)
             if isinstance(request, pb.NackRequest) and request.ends_credit and self._consumer:
                 # Else the consumer gets the same messages at once.
                 self._end_credit()

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import Executor
 from typing import Final, TypeAlias
 
-from cluster.api import wire_rows, wire_timers
+from cluster.api import row_messages, wire_rows, wire_timers
 from cluster.api.owners import (
     CreationLimits,
     as_sent,
@@ -123,6 +123,19 @@ class TimerService(Service, rpc.TimerServiceServicer):
         future = await self._take(request, caller_of(context))
         response: pb.ScheduleResponse = await within(future, context)
         return response
+
+    @answered
+    async def ScheduleTimer(  # noqa: N802
+        self, request: pb.ScheduleTimerRequest, context: Context
+    ) -> pb.ScheduleTimerResponse:
+        """Schedule one timer, given as a row."""
+        refused: InvalidRequestError
+        try:
+            future = await self._take(row_messages.columns_of(request), caller_of(context))
+            return row_messages.row_answer(await within(future, context), self._salt)
+        except InvalidRequestError as error:
+            refused = row_messages.named_as_sent(error)
+        raise refused
 
     @streamed
     async def ScheduleStream(  # noqa: N802

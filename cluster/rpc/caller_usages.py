@@ -12,6 +12,7 @@ from typing import Any, Final
 from cluster.rpc.access_file import AccessFile
 from cluster.security.caller_limits import CallerLimits, CallerUsage
 from cluster.security.identities import CallerIdentity
+from timerclient.proto import timer_pb2 as pb
 
 USAGES_MAX: Final = 4_096
 """Identities after which idle ones are forgotten."""
@@ -76,5 +77,6 @@ class CallerUsages:
 
 def _amounts(request: Any) -> dict[str, int]:
     rows = sum(len(timers.payload_sizes) for timers in getattr(request, "timers", ()))
+    rows += isinstance(request, pb.ScheduleTimerRequest)
     size = request.ByteSize() if hasattr(request, "ByteSize") else 0
     return {"requests": 1, "rows": rows, "bytes": size}

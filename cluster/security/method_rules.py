@@ -112,6 +112,7 @@ METHOD_RULES: Final[Mapping[str, MethodRule]] = {
     "/timer.v1.TimerService/RegisterProducer": MethodRule(_P.PRODUCE),
     "/timer.v1.TimerService/UnregisterProducer": MethodRule(_P.PRODUCE),
     "/timer.v1.TimerService/Schedule": MethodRule(_P.PRODUCE, _columns),
+    "/timer.v1.TimerService/ScheduleTimer": MethodRule(_P.PRODUCE, _topic),
     "/timer.v1.TimerService/ScheduleStream": MethodRule(_P.PRODUCE, _columns, each_answered=True),
     "/timer.v1.TimerService/Cancel": MethodRule(_P.CANCEL, _timers),
     "/timer.v1.TimerService/Reschedule": MethodRule(_P.CANCEL, _timers),

@@ -1,6 +1,7 @@
 """Any node takes any request: followers of a real cluster send on what only the leader can do."""
 
 import asyncio
+import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from cluster.rpc import relay as relay_module
 from cluster.rpc.relay import DIRECT, LOOK_UPS, PATHS, SERVED_HERE, Relay
-from tests.cluster.running import RPC_S, Running, streamed, until
+from tests.cluster.running import RPC_S, Running, error_of, streamed, until
 from timer.model.timer_errors import LeadershipLostError, NotReadyError
 from timerclient.proto import timer_pb2 as pb
 from timerclient.values.reasons import Reason
@@ -96,6 +97,49 @@ def test_rpcs_are_measured_where_they_arrive_and_where_they_are_answered(
     assert cluster.metric(leader, 'timer_connections{port="grpc"}') >= 1
     name = f'timer_topic_scheduled_total{{topic="{topic}"}}'
     until(lambda: all(cluster.metric(node, name) == 2 for node in counted))
+
+
+def test_a_follower_takes_rows(cluster: Running, topic: str) -> None:
+    follower = cluster.followers()[0]
+    timers, consuming = cluster.timers(follower), cluster.consuming(follower)
+    request = pb.ScheduleTimerRequest(
+        topic=topic, payload=b"paid", key="k", headers={"a": "b"}, request_id=topic
+    )
+    answer = timers.ScheduleTimer(request, timeout=RPC_S)
+    again = timers.ScheduleTimer(request, timeout=RPC_S)
+    assert (answer.duplicate, again.duplicate) == (False, True)
+    assert (again.timer_id, again.due) == (answer.timer_id, answer.due)
+    request.request_id, request.due.seconds = "", 1 << 62
+    with pytest.raises(grpc.RpcError) as refused:
+        timers.ScheduleTimer(request, timeout=RPC_S)
+    assert error_of(refused.value).field == "due.seconds"
+
+    def stream() -> Iterator[pb.ConsumeRequest]:
+        opening = pb.OpenConsumer(topic=topic, group="g", credit=1, rows=True)
+        yield pb.ConsumeRequest(open=opening)
+        yield pb.ConsumeRequest(nack=pb.NackRequest(leases=[leases.get()], delay_ms=0))
+
+    leases: queue.Queue[bytes] = queue.Queue()
+    responses = consuming.Consume(stream(), timeout=2 * RPC_S)
+    assert next(responses).HasField("opened")
+    [seen] = next(responses).deliveries.messages
+    leases.put(seen.lease)
+    assert [*next(responses).acked.results] == [pb.ACK_RESULT_NACKED]
+    responses.cancel()
+
+    asked = pb.ReceiveRequest(topic=topic, group="g", wait_ms=1_000, rows=True)
+    message = until(lambda: [*consuming.Receive(asked, timeout=RPC_S).messages])[0]
+    assert (message.payload, message.key, dict(message.headers)) == (b"paid", "k", {"a": "b"})
+    assert (message.timer_id, message.attempts, message.failures) == (answer.timer_id, 2, 1)
+    extension = pb.ExtendRequest(topic=topic, group="g", leases=[message.lease])
+    extended = consuming.Extend(extension, timeout=RPC_S)
+    assert [*extended.results] == [pb.ACK_RESULT_EXTENDED]
+    ack = pb.AckRequest(topic=topic, group="g", leases=[message.lease, seen.lease])
+    assert consuming.Ack(ack, timeout=RPC_S).results[0] == pb.ACK_RESULT_ACKED
+    ack.leases[0] += b"x"
+    with pytest.raises(grpc.RpcError) as refused:
+        consuming.Ack(ack, timeout=RPC_S)
+    assert error_of(refused.value).field == "leases"
 
 
 def test_streams_pass_a_follower(cluster: Running, topic: str) -> None:

@@ -34,8 +34,7 @@ def answered(*arguments: Any) -> None:
 def test_answers_that_nobody_reads_hold_up_the_requests(
     request_: pb.ConsumeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consume_service, "lease_of", lambda *_: 0)
-    monkeypatch.setattr(consume_service, "settle", answered)
+    monkeypatch.setattr(consume_service, "settle_all", answered)
     monkeypatch.setattr(_Stream, "_heard", lambda _: None)
     read = 0
 
@@ -70,8 +69,7 @@ def test_stream_of_a_deleted_group_ends_behind_the_answers_to_its_acks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waiting: list[Callable[[object], None]] = []
-    monkeypatch.setattr(consume_service, "lease_of", lambda *_: 0)
-    monkeypatch.setattr(consume_service, "settle", lambda *given: waiting.append(given[-1]))
+    monkeypatch.setattr(consume_service, "settle_all", lambda *given: waiting.append(given[-1]))
 
     async def requests() -> AsyncIterator[pb.ConsumeRequest]:
         for request_no in (1, 2):
@@ -104,8 +102,7 @@ def test_stream_of_a_deleted_group_ends_behind_the_answers_to_its_acks(
 
 
 def test_stream_of_a_deposed_leader_waits_for_no_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consume_service, "lease_of", lambda *_: 0)
-    monkeypatch.setattr(consume_service, "settle", lambda *_: None)
+    monkeypatch.setattr(consume_service, "settle_all", lambda *_: None)
 
     async def scenario() -> None:
         host: Any = SimpleNamespace(kick=lambda: None, now=lambda: None)

@@ -617,7 +617,7 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
     async def _unserved(self, request: Any, context: Any) -> Any:
         raise NotImplementedError
 
-    CreateSeries = AlterSeries = DeleteSeries = GetSeries = ListSeries = _unserved
+    CreateSeries = AlterSeries = DeleteSeries = GetSeries = ListSeries = ScheduleTimer = _unserved
 
     async def TellStory(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         await self._must_lead(context)

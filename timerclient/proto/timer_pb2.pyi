@@ -19,7 +19,9 @@ their answers and in errors, the values have these short names too.
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
@@ -672,6 +674,136 @@ class ScheduleStreamRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ScheduleStreamRequest: _TypeAlias = ScheduleStreamRequest  # noqa: Y015
+
+@_typing.final
+class ScheduleTimerRequest(_message.Message):
+    """One timer. Its limits are those of a row of Schedule."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class HeadersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    HEADERS_FIELD_NUMBER: _builtins.int
+    DUE_FIELD_NUMBER: _builtins.int
+    DELAY_FIELD_NUMBER: _builtins.int
+    DELAY_LEVEL_FIELD_NUMBER: _builtins.int
+    ON_CONFLICT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ORDERING_KEY_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    payload: _builtins.bytes
+    key: _builtins.str
+    """empty: none"""
+    delay_level: _builtins.int
+    """as in TimerColumns"""
+    on_conflict: Global___OnConflict.ValueType
+    """if a pending timer has the key"""
+    request_id: _builtins.str
+    """as in ScheduleRequest: with it, the request may be repeated"""
+    ordering_key: _builtins.str
+    """empty: none"""
+    priority: _builtins.int
+    """absent: 4"""
+    @_builtins.property
+    def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def due(self) -> _timestamp_pb2.Timestamp:
+        """parts of a millisecond are rounded up"""
+
+    @_builtins.property
+    def delay(self) -> _duration_pb2.Duration:
+        """from the time at which the leader accepts the request"""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        payload: _builtins.bytes = ...,
+        key: _builtins.str = ...,
+        headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        due: _timestamp_pb2.Timestamp | None = ...,
+        delay: _duration_pb2.Duration | None = ...,
+        delay_level: _builtins.int = ...,
+        on_conflict: Global___OnConflict.ValueType = ...,
+        request_id: _builtins.str = ...,
+        ordering_key: _builtins.str = ...,
+        priority: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "delay", b"delay", "delay_level", b"delay_level", "due", b"due", "priority", b"priority", "when", b"when"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "delay", b"delay", "delay_level", b"delay_level", "due", b"due", "headers", b"headers", "key", b"key", "on_conflict", b"on_conflict", "ordering_key", b"ordering_key", "payload", b"payload", "priority", b"priority", "request_id", b"request_id", "topic", b"topic", "when", b"when"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
+    _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
+    _WhichOneofReturnType_when: _TypeAlias = _typing.Literal["due", "delay", "delay_level"]  # noqa: Y015
+    _WhichOneofArgType_when: _TypeAlias = _typing.Literal["when", b"when"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_when) -> _WhichOneofReturnType_when | None: ...
+
+Global___ScheduleTimerRequest: _TypeAlias = ScheduleTimerRequest  # noqa: Y015
+
+@_typing.final
+class ScheduleTimerResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIMER_ID_FIELD_NUMBER: _builtins.int
+    DUE_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
+    OTHER_ID_FIELD_NUMBER: _builtins.int
+    DUPLICATE_FIELD_NUMBER: _builtins.int
+    timer_id: _builtins.bytes
+    """15 bytes, as Cancel, Reschedule and GetTimer take them. Of KEPT: the id of"""
+    result: Global___ScheduleResult.ValueType
+    other_id: _builtins.bytes
+    """of the timer that had the key; empty: none"""
+    duplicate: _builtins.bool
+    """a request with this request_id was applied before; this is its answer"""
+    @_builtins.property
+    def due(self) -> _timestamp_pb2.Timestamp:
+        """the pending timer. Empty: the timer was not scheduled
+        effective due time; absent without timer_id
+        """
+
+    def __init__(
+        self,
+        *,
+        timer_id: _builtins.bytes = ...,
+        due: _timestamp_pb2.Timestamp | None = ...,
+        result: Global___ScheduleResult.ValueType = ...,
+        other_id: _builtins.bytes = ...,
+        duplicate: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["due", b"due"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due", b"due", "duplicate", b"duplicate", "other_id", b"other_id", "result", b"result", "timer_id", b"timer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScheduleTimerResponse: _TypeAlias = ScheduleTimerResponse  # noqa: Y015
 
 @_typing.final
 class TimerColumns(_message.Message):
@@ -2166,6 +2298,7 @@ class ReceiveRequest(_message.Message):
     WAIT_MS_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     group: _builtins.str
     max_messages: _builtins.int
@@ -2176,6 +2309,8 @@ class ReceiveRequest(_message.Message):
     """0: the group's. If the call creates the group: the group's setting"""
     start: Global___GroupStart.ValueType
     """if the call creates the group: its first message"""
+    rows: _builtins.bool
+    """true: the answer has `messages` in place of columns"""
     def __init__(
         self,
         *,
@@ -2185,10 +2320,11 @@ class ReceiveRequest(_message.Message):
         wait_ms: _builtins.int = ...,
         lease_ms: _builtins.int = ...,
         start: Global___GroupStart.ValueType = ...,
+        rows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "lease_ms", b"lease_ms", "max_messages", b"max_messages", "start", b"start", "topic", b"topic", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "lease_ms", b"lease_ms", "max_messages", b"max_messages", "rows", b"rows", "start", b"start", "topic", b"topic", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2205,6 +2341,7 @@ class OpenConsumer(_message.Message):
     CONSUMER_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
     EXISTING_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     group: _builtins.str
     lease_ms: _builtins.int
@@ -2216,6 +2353,8 @@ class OpenConsumer(_message.Message):
     credit: _builtins.int
     existing: _builtins.bool
     """true: a missing group is not created; the call fails with NOT_FOUND"""
+    rows: _builtins.bool
+    """true: deliveries have `messages` in place of columns"""
     def __init__(
         self,
         *,
@@ -2226,10 +2365,11 @@ class OpenConsumer(_message.Message):
         consumer: _builtins.str = ...,
         credit: _builtins.int = ...,
         existing: _builtins.bool = ...,
+        rows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer", b"consumer", "credit", b"credit", "existing", b"existing", "group", b"group", "lease_ms", b"lease_ms", "start", b"start", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer", b"consumer", "credit", b"credit", "existing", b"existing", "group", b"group", "lease_ms", b"lease_ms", "rows", b"rows", "start", b"start", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2246,6 +2386,7 @@ class AckRequest(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
     CUMULATIVE_FIELD_NUMBER: _builtins.int
+    LEASES_FIELD_NUMBER: _builtins.int
     request_no: _builtins.int
     """echoed in the response"""
     lease_id: _builtins.int
@@ -2262,6 +2403,10 @@ class AckRequest(_message.Message):
     """ack everything up to the one offset; exclusive and failover groups only"""
     @_builtins.property
     def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def leases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """of DeliveredMessage, in place of lease_id, epoch and offsets"""
+
     def __init__(
         self,
         *,
@@ -2272,10 +2417,11 @@ class AckRequest(_message.Message):
         topic: _builtins.str = ...,
         group: _builtins.str = ...,
         cumulative: _builtins.bool = ...,
+        leases: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cumulative", b"cumulative", "epoch", b"epoch", "group", b"group", "lease_id", b"lease_id", "offsets", b"offsets", "request_no", b"request_no", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cumulative", b"cumulative", "epoch", b"epoch", "group", b"group", "lease_id", b"lease_id", "leases", b"leases", "offsets", b"offsets", "request_no", b"request_no", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2296,6 +2442,7 @@ class NackRequest(_message.Message):
     DELAY_MS_FIELD_NUMBER: _builtins.int
     UNSEEN_FIELD_NUMBER: _builtins.int
     ENDS_CREDIT_FIELD_NUMBER: _builtins.int
+    LEASES_FIELD_NUMBER: _builtins.int
     request_no: _builtins.int
     lease_id: _builtins.int
     epoch: _builtins.int
@@ -2312,6 +2459,10 @@ class NackRequest(_message.Message):
     """
     @_builtins.property
     def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def leases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """as in AckRequest"""
+
     def __init__(
         self,
         *,
@@ -2324,10 +2475,11 @@ class NackRequest(_message.Message):
         delay_ms: _builtins.int | None = ...,
         unseen: _builtins.bool = ...,
         ends_credit: _builtins.bool = ...,
+        leases: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "delay_ms", b"delay_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "delay_ms", b"delay_ms", "ends_credit", b"ends_credit", "epoch", b"epoch", "group", b"group", "lease_id", b"lease_id", "offsets", b"offsets", "request_no", b"request_no", "topic", b"topic", "unseen", b"unseen"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "delay_ms", b"delay_ms", "ends_credit", b"ends_credit", "epoch", b"epoch", "group", b"group", "lease_id", b"lease_id", "leases", b"leases", "offsets", b"offsets", "request_no", b"request_no", "topic", b"topic", "unseen", b"unseen"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__delay_ms: _TypeAlias = _typing.Literal["delay_ms"]  # noqa: Y015
     _WhichOneofArgType__delay_ms: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms"]  # noqa: Y015
@@ -2348,6 +2500,7 @@ class ExtendRequest(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
+    LEASES_FIELD_NUMBER: _builtins.int
     request_no: _builtins.int
     lease_id: _builtins.int
     epoch: _builtins.int
@@ -2357,6 +2510,10 @@ class ExtendRequest(_message.Message):
     """0: the group's default"""
     @_builtins.property
     def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def leases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """as in AckRequest"""
+
     def __init__(
         self,
         *,
@@ -2367,10 +2524,11 @@ class ExtendRequest(_message.Message):
         topic: _builtins.str = ...,
         group: _builtins.str = ...,
         lease_ms: _builtins.int = ...,
+        leases: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "group", b"group", "lease_id", b"lease_id", "lease_ms", b"lease_ms", "offsets", b"offsets", "request_no", b"request_no", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "group", b"group", "lease_id", b"lease_id", "lease_ms", b"lease_ms", "leases", b"leases", "offsets", b"offsets", "request_no", b"request_no", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2464,6 +2622,7 @@ class Deliveries(_message.Message):
     ORDERING_KEY_SIZES_FIELD_NUMBER: _builtins.int
     ORDERING_KEYS_FIELD_NUMBER: _builtins.int
     PRIORITIES_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """drop the deliveries if a later epoch was seen"""
     lease_id: _builtins.int
@@ -2517,6 +2676,10 @@ class Deliveries(_message.Message):
     def priorities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """none: all 4; or n"""
 
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeliveredMessage]:
+        """with `rows`: the columns are empty. epoch, lease_ms,"""
+
     def __init__(
         self,
         *,
@@ -2540,14 +2703,99 @@ class Deliveries(_message.Message):
         ordering_key_sizes: _abc.Iterable[_builtins.int] | None = ...,
         ordering_keys: _builtins.bytes = ...,
         priorities: _abc.Iterable[_builtins.int] | None = ...,
+        messages: _abc.Iterable[Global___DeliveredMessage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "due_ms", b"due_ms", "epoch", b"epoch", "failures", b"failures", "fired_at_ms", b"fired_at_ms", "group_id", b"group_id", "handed_out_ms", b"handed_out_ms", "headers", b"headers", "headers_sizes", b"headers_sizes", "key_sizes", b"key_sizes", "keys", b"keys", "lease_id", b"lease_id", "lease_ms", b"lease_ms", "ordering_key_sizes", b"ordering_key_sizes", "ordering_keys", b"ordering_keys", "payload_sizes", b"payload_sizes", "payloads", b"payloads", "priorities", b"priorities", "queue_offsets", b"queue_offsets", "timer_ids", b"timer_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "due_ms", b"due_ms", "epoch", b"epoch", "failures", b"failures", "fired_at_ms", b"fired_at_ms", "group_id", b"group_id", "handed_out_ms", b"handed_out_ms", "headers", b"headers", "headers_sizes", b"headers_sizes", "key_sizes", b"key_sizes", "keys", b"keys", "lease_id", b"lease_id", "lease_ms", b"lease_ms", "messages", b"messages", "ordering_key_sizes", b"ordering_key_sizes", "ordering_keys", b"ordering_keys", "payload_sizes", b"payload_sizes", "payloads", b"payloads", "priorities", b"priorities", "queue_offsets", b"queue_offsets", "timer_ids", b"timer_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Deliveries: _TypeAlias = Deliveries  # noqa: Y015
+
+@_typing.final
+class DeliveredMessage(_message.Message):
+    """One message of a delivery."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class HeadersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    LEASE_FIELD_NUMBER: _builtins.int
+    QUEUE_OFFSET_FIELD_NUMBER: _builtins.int
+    TIMER_ID_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    HEADERS_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    DUE_FIELD_NUMBER: _builtins.int
+    FIRED_AT_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    ORDERING_KEY_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    lease: _builtins.bytes
+    """for Ack, Nack and Extend. Valid until lease_ms after the delivery, and where"""
+    queue_offset: _builtins.int
+    """lease_id is: AckRequest"""
+    timer_id: _builtins.bytes
+    key: _builtins.str
+    payload: _builtins.bytes
+    attempts: _builtins.int
+    failures: _builtins.int
+    ordering_key: _builtins.str
+    """empty: none"""
+    priority: _builtins.int
+    @_builtins.property
+    def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """the last value of a name"""
+
+    @_builtins.property
+    def due(self) -> _timestamp_pb2.Timestamp:
+        """as requested"""
+
+    @_builtins.property
+    def fired_at(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        lease: _builtins.bytes = ...,
+        queue_offset: _builtins.int = ...,
+        timer_id: _builtins.bytes = ...,
+        key: _builtins.str = ...,
+        headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        payload: _builtins.bytes = ...,
+        due: _timestamp_pb2.Timestamp | None = ...,
+        fired_at: _timestamp_pb2.Timestamp | None = ...,
+        attempts: _builtins.int = ...,
+        failures: _builtins.int = ...,
+        ordering_key: _builtins.str = ...,
+        priority: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["due", b"due", "fired_at", b"fired_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "due", b"due", "failures", b"failures", "fired_at", b"fired_at", "headers", b"headers", "key", b"key", "lease", b"lease", "ordering_key", b"ordering_key", "payload", b"payload", "priority", b"priority", "queue_offset", b"queue_offset", "timer_id", b"timer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeliveredMessage: _TypeAlias = DeliveredMessage  # noqa: Y015
 
 @_typing.final
 class ReceiveResponse(_message.Message):
@@ -2575,6 +2823,7 @@ class ReceiveResponse(_message.Message):
     ORDERING_KEY_SIZES_FIELD_NUMBER: _builtins.int
     ORDERING_KEYS_FIELD_NUMBER: _builtins.int
     PRIORITIES_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     lease_id: _builtins.int
     lease_ms: _builtins.int
@@ -2605,6 +2854,8 @@ class ReceiveResponse(_message.Message):
     def ordering_key_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def priorities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeliveredMessage]: ...
     def __init__(
         self,
         *,
@@ -2628,10 +2879,11 @@ class ReceiveResponse(_message.Message):
         ordering_key_sizes: _abc.Iterable[_builtins.int] | None = ...,
         ordering_keys: _builtins.bytes = ...,
         priorities: _abc.Iterable[_builtins.int] | None = ...,
+        messages: _abc.Iterable[Global___DeliveredMessage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "due_ms", b"due_ms", "epoch", b"epoch", "failures", b"failures", "fired_at_ms", b"fired_at_ms", "group_id", b"group_id", "handed_out_ms", b"handed_out_ms", "headers", b"headers", "headers_sizes", b"headers_sizes", "key_sizes", b"key_sizes", "keys", b"keys", "lease_id", b"lease_id", "lease_ms", b"lease_ms", "ordering_key_sizes", b"ordering_key_sizes", "ordering_keys", b"ordering_keys", "payload_sizes", b"payload_sizes", "payloads", b"payloads", "priorities", b"priorities", "queue_offsets", b"queue_offsets", "timer_ids", b"timer_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "due_ms", b"due_ms", "epoch", b"epoch", "failures", b"failures", "fired_at_ms", b"fired_at_ms", "group_id", b"group_id", "handed_out_ms", b"handed_out_ms", "headers", b"headers", "headers_sizes", b"headers_sizes", "key_sizes", b"key_sizes", "keys", b"keys", "lease_id", b"lease_id", "lease_ms", b"lease_ms", "messages", b"messages", "ordering_key_sizes", b"ordering_key_sizes", "ordering_keys", b"ordering_keys", "payload_sizes", b"payload_sizes", "payloads", b"payloads", "priorities", b"priorities", "queue_offsets", b"queue_offsets", "timer_ids", b"timer_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2649,7 +2901,7 @@ class AckResponse(_message.Message):
     request_no: _builtins.int
     @_builtins.property
     def results(self) -> _containers.RepeatedScalarFieldContainer[Global___AckResult.ValueType]:
-        """one per offset of the request"""
+        """one per offset or lease of the request"""
 
     @_builtins.property
     def error(self) -> Global___Error:

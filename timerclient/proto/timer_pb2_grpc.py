@@ -51,6 +51,11 @@ class TimerServiceStub:
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.ScheduleRequest.SerializeToString,
                 response_deserializer=timerclient_dot_proto_dot_timer__pb2.ScheduleResponse.FromString,
                 _registered_method=True)
+        self.ScheduleTimer = channel.unary_unary(
+                '/timer.v1.TimerService/ScheduleTimer',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.ScheduleTimerRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.ScheduleTimerResponse.FromString,
+                _registered_method=True)
         self.ScheduleStream = channel.stream_stream(
                 '/timer.v1.TimerService/ScheduleStream',
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.ScheduleStreamRequest.SerializeToString,
@@ -135,6 +140,13 @@ class TimerServiceServicer:
 
     def Schedule(self, request, context):
         """Schedules the rows of one request: all or none. Answered once a majority has them on disk.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ScheduleTimer(self, request, context):
+        """Schedules one timer. The request is a row: the simplest way for clients in other languages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -243,6 +255,11 @@ def add_TimerServiceServicer_to_server(servicer, server):
                     servicer.Schedule,
                     request_deserializer=timerclient_dot_proto_dot_timer__pb2.ScheduleRequest.FromString,
                     response_serializer=timerclient_dot_proto_dot_timer__pb2.ScheduleResponse.SerializeToString,
+            ),
+            'ScheduleTimer': grpc.unary_unary_rpc_method_handler(
+                    servicer.ScheduleTimer,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.ScheduleTimerRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.ScheduleTimerResponse.SerializeToString,
             ),
             'ScheduleStream': grpc.stream_stream_rpc_method_handler(
                     servicer.ScheduleStream,
@@ -388,6 +405,33 @@ class TimerService:
             '/timer.v1.TimerService/Schedule',
             timerclient_dot_proto_dot_timer__pb2.ScheduleRequest.SerializeToString,
             timerclient_dot_proto_dot_timer__pb2.ScheduleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ScheduleTimer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.TimerService/ScheduleTimer',
+            timerclient_dot_proto_dot_timer__pb2.ScheduleTimerRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.ScheduleTimerResponse.FromString,
             options,
             channel_credentials,
             insecure,

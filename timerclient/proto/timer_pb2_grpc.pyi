@@ -55,6 +55,8 @@ class TimerServiceStub:
     """
     Schedule: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ScheduleRequest, _timer_pb2.ScheduleResponse]
     """Schedules the rows of one request: all or none. Answered once a majority has them on disk."""
+    ScheduleTimer: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ScheduleTimerRequest, _timer_pb2.ScheduleTimerResponse]
+    """Schedules one timer. The request is a row: the simplest way for clients in other languages."""
     ScheduleStream: _grpc.StreamStreamMultiCallable[_timer_pb2.ScheduleStreamRequest, _timer_pb2.ScheduleStreamResponse]
     """Schedule, pipelined. Requests are accepted in the order of the stream; each is answered once."""
     Cancel: _grpc.UnaryUnaryMultiCallable[_timer_pb2.CancelRequest, _timer_pb2.CancelResponse]
@@ -97,6 +99,8 @@ class TimerServiceAsyncStub(TimerServiceStub):
     """
     Schedule: _aio.UnaryUnaryMultiCallable[_timer_pb2.ScheduleRequest, _timer_pb2.ScheduleResponse]  # type: ignore[assignment]
     """Schedules the rows of one request: all or none. Answered once a majority has them on disk."""
+    ScheduleTimer: _aio.UnaryUnaryMultiCallable[_timer_pb2.ScheduleTimerRequest, _timer_pb2.ScheduleTimerResponse]  # type: ignore[assignment]
+    """Schedules one timer. The request is a row: the simplest way for clients in other languages."""
     ScheduleStream: _aio.StreamStreamMultiCallable[_timer_pb2.ScheduleStreamRequest, _timer_pb2.ScheduleStreamResponse]  # type: ignore[assignment]
     """Schedule, pipelined. Requests are accepted in the order of the stream; each is answered once."""
     Cancel: _aio.UnaryUnaryMultiCallable[_timer_pb2.CancelRequest, _timer_pb2.CancelResponse]  # type: ignore[assignment]
@@ -154,6 +158,14 @@ class TimerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.ScheduleResponse, _abc.Awaitable[_timer_pb2.ScheduleResponse]]:
         """Schedules the rows of one request: all or none. Answered once a majority has them on disk."""
+
+    @_abc_1.abstractmethod
+    def ScheduleTimer(
+        self,
+        request: _timer_pb2.ScheduleTimerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.ScheduleTimerResponse, _abc.Awaitable[_timer_pb2.ScheduleTimerResponse]]:
+        """Schedules one timer. The request is a row: the simplest way for clients in other languages."""
 
     @_abc_1.abstractmethod
     def ScheduleStream(

@@ -1,0 +1,124 @@
+// Schedules COUNT timers, receives and acks them, and continues through failovers of the cluster.
+//
+//   node client.js HOST:PORT,HOST:PORT,… TOPIC GROUP COUNT
+//
+// Prints "scheduled N" when N timers are scheduled, and "acked N" after N messages are acked.
+"use strict";
+
+const { randomUUID } = require("node:crypto");
+const path = require("node:path");
+const { setTimeout: sleep } = require("node:timers/promises");
+const grpc = require("@grpc/grpc-js");
+const loader = require("@grpc/proto-loader");
+
+const PROTO = process.env.TIMER_PROTO || path.join(__dirname, "../../timerclient/proto");
+const CALL_MS = 10_000; // the deadline of one attempt
+const GIVE_UP_MS = 60_000; // of all attempts of a call
+
+const definition = loader.loadSync("timer/v1/timer.proto", {
+  includeDirs: [PROTO],
+  keepCase: true,
+  longs: String,
+  enums: String,
+  defaults: true,
+});
+const { TimerService, ConsumeService } = grpc.loadPackageDefinition(definition).timer.v1;
+const PASSING = new Set([
+  grpc.status.UNAVAILABLE, // no leader, or the node is down
+  grpc.status.DEADLINE_EXCEEDED, // outcome unknown
+  grpc.status.ABORTED, // the leader changed: outcome unknown
+  grpc.status.RESOURCE_EXHAUSTED, // busy
+  grpc.status.FAILED_PRECONDITION, // no leader is known
+]);
+
+/** A cluster: each call goes to one node, and to the next one after a failure that may pass. */
+class Cluster {
+  constructor(addresses) {
+    const credentials = grpc.credentials.createInsecure();
+    this.nodes = addresses.map((address) => ({
+      timers: new TimerService(address, credentials),
+      consuming: new ConsumeService(address, credentials),
+    }));
+    this.at = 0;
+  }
+
+  /** Call a method whose request may be repeated. */
+  async call(service, method, request) {
+    const end = Date.now() + GIVE_UP_MS;
+    for (;;) {
+      const stub = this.nodes[this.at % this.nodes.length][service];
+      try {
+        return await new Promise((resolve, reject) => {
+          stub[method](request, { deadline: Date.now() + CALL_MS }, (error, answer) =>
+            error ? reject(error) : resolve(answer),
+          );
+        });
+      } catch (error) {
+        if (!PASSING.has(error.code) || Date.now() > end) throw error;
+        this.at += 1;
+        await sleep(200);
+      }
+    }
+  }
+
+  close() {
+    for (const node of this.nodes) {
+      node.timers.close();
+      node.consuming.close();
+    }
+  }
+}
+
+async function schedule(cluster, topic, count) {
+  for (let n = 0; n < count; n += 1) {
+    await cluster.call("timers", "ScheduleTimer", {
+      topic,
+      payload: Buffer.from(`timer ${n}`),
+      headers: { language: "javascript" },
+      delay: { seconds: 1 },
+      request_id: randomUUID(), // a repetition schedules nothing more
+    });
+    console.log(`scheduled ${n + 1}`);
+  }
+}
+
+async function consume(cluster, topic, group, count) {
+  const seen = new Set(); // messages may come again: each counts once
+  while (seen.size < count) {
+    const { messages } = await cluster.call("consuming", "Receive", {
+      topic,
+      group,
+      max_messages: 16,
+      wait_ms: 2_000,
+      rows: true,
+    });
+    if (!messages.length) continue;
+    const leases = messages.map((message) => message.lease);
+    const { results } = await cluster.call("consuming", "Ack", { topic, group, leases });
+    results.forEach((result, at) => {
+      if (result === "ACK_RESULT_ACKED" || result === "ACK_RESULT_ALREADY_ACKED") {
+        seen.add(messages[at].payload.toString());
+      }
+    });
+    console.log(`acked ${seen.size}`);
+  }
+}
+
+async function main() {
+  const [addresses, topic, group, count] = process.argv.slice(2);
+  if (!(Number(count) > 0)) throw new Error("usage: client.js HOST:PORT,… TOPIC GROUP COUNT");
+  const cluster = new Cluster(addresses.split(","));
+  try {
+    await Promise.all([
+      schedule(cluster, topic, Number(count)),
+      consume(cluster, topic, group, Number(count)),
+    ]);
+  } finally {
+    cluster.close();
+  }
+}
+
+main().catch((error) => {
+  console.error(error.message);
+  process.exitCode = 1;
+});
