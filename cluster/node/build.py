@@ -272,6 +272,7 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
         fatal=node.fatal,
     )
     view = NodeState(config, replica, host, control, basis.channels.stubs, mono_ms, scrubber)
+    view.not_after_s = basis.telemetry.certificates.not_after_s
     planes = _Planes(
         replica=replica,
         host=host,

@@ -78,6 +78,8 @@ class NodeState(TopicView):
         """Nodes that replaced lost voters as learners and do not vote yet."""
         self.drained = False
         """An operator wants this node not to lead."""
+        self.not_after_s: Callable[[], Mapping[str, float]] = dict
+        """Returns certificate or authority -> Unix time of its end; without TLS there are none."""
         self._lags: list[lag.GroupLag] = []
         self._quotas: tuple[Lag, ...] = ()
         self._topics = BusiestTopics(
@@ -421,6 +423,7 @@ class NodeState(TopicView):
             withholds_votes=self._control.withholds_votes,
             http_address=self._http_address(),
             drained=self.drained,
+            tls_not_after_ms=int(1000 * min(self.not_after_s().values(), default=0)),
         )
         status.MergeFrom(self.node_leadership())
         return status

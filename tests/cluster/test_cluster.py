@@ -77,7 +77,7 @@ def test_timers_fire_in_due_order_and_are_gone_once_acked(
             for at, delay in enumerate(delays)
         ]
         client.schedule(name, b"past", due_ms=start_ms - 60_000)
-        client.schedule(name, b"at once", key="ü", headers={"name": "wert €", "": ""})
+        client.schedule(name, b"at once", key="ü", headers={"name": "wert €", "empty": ""})
         client.schedule(name, b"delayed", delay=timedelta(milliseconds=start_ms + 800 - before_ms))
         return name, start_ms, timers
 
@@ -89,7 +89,7 @@ def test_timers_fire_in_due_order_and_are_gone_once_acked(
             b"past", b"at once", b"300", b"300", b"450", b"600", b"delayed",
         ]  # fmt: skip
         assert [m.key for m in messages[1:4]] == ["ü", "k1", "k3"]
-        assert messages[1].headers == {"name": "wert €", "": ""}
+        assert messages[1].headers == {"name": "wert €", "empty": ""}
         assert [m.queue_offset for m in messages] == [*range(7)]
         assert {m.attempt for m in messages} == {1}
         assert messages[2].id == timers[1].id

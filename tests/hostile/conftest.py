@@ -22,7 +22,7 @@ HEAPS: Final = 40 * MIB
 """Bytes allowed beside that ratio: a large request leaves them in the heaps of gRPC's threads."""
 BACK_S: Final = 60.0
 """Time until memory is back: twice the time after which a node returns free pages once more."""
-GROUPS_MAX: Final = 20
+GROUPS_MAX: Final = 40
 SETTINGS: Final = (
     f"limits.topic_groups_max = {GROUPS_MAX}",
     "limits.memory_bytes_max = 629_145_600",

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from tests.cluster.running import RPC_S, until
-from tests.hostile.conftest import MIB, Victim
+from tests.hostile.conftest import GROUPS_MAX, MIB, Victim
 from timerclient import TimerClient
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
@@ -119,7 +119,7 @@ def _pour(attacker: socket.socket, streams: list[int]) -> None:
 
 def test_consumers_that_never_read_have_one_limit(town: Victim, client: TimerClient) -> None:
     """Forty streams on one connection are given 8 MiB each by right; in all 64 MiB are allowed."""
-    leader, groups = town.wait_for_leader(), 40
+    leader, groups = town.wait_for_leader(), GROUPS_MAX
     payloads = [bytes(MIB)] * 12
     client.schedule_batch("unread", payloads, due_ms=[1] * len(payloads))
     with contextlib.ExitStack() as stack:

@@ -17,6 +17,7 @@ from timerclient.cli.cli_check import (
 )
 from timerclient.proto import timer_pb2 as pb
 
+DAY_MS = 86_400_000
 Change = Callable[[list[pb.NodeStatus], list[pb.NodeCheckpoint]], Any]
 
 
@@ -75,6 +76,9 @@ def test_a_healthy_cluster_is_ok() -> None:
         (lambda n, _: setattr(n[1], "disk_free_bytes", 2 << 30), 0, "disk", "2048 MiB free"),
         (lambda n, _: setattr(n[1], "disk_free_bytes", (2 << 30) - 1), 1, "disk", "2047 MiB"),
         (lambda n, _: setattr(n[1], "damage", "a.arrow"), 2, "files", "damaged: a.arrow"),
+        (lambda n, _: setattr(n[1], "tls_not_after_ms", DAY_MS), 1, "certificate", "in 1.0 days"),
+        (lambda n, _: setattr(n[1], "tls_not_after_ms", 14 * DAY_MS), 0, "certificate", "14.0"),
+        (lambda n, _: setattr(n[1], "tls_not_after_ms", -1), 2, "certificate", "has expired"),
         (lambda n, _: setattr(n[1], "unsure", True), 1, "files", "does not vote"),
         (lambda _, c: setattr(c[1], "lag_entries", 101), 1, "behind", "101 entries behind"),
         (lambda _, c: setattr(c[1], "digest", "bb"), 2, "state", "at the checkpoint 7"),

@@ -84,11 +84,9 @@ def test_example_of_workers_cancels_unpaid_orders_and_rejects_others(
 def test_example_of_the_readme_does_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     [example] = examples("README.md")
     with FakeCluster() as fake, fake.client() as client:
-        cancelled, payload, listed, within, count, *rest = played(example, fake, monkeypatch)
+        cancelled, listed, count, *rest = played(example, fake, monkeypatch)
         assert re.match(r"cancelled: \w{24} 20\d\d-", cancelled)
-        assert payload == "b'cancel 4711'"
         assert listed.endswith("+00:00 order-4711")
-        assert "timedelta(seconds=60): 2," in within
         assert (count, rest) == ("1", ["b'remind 1'", "b'remind 2'"])
         [topic] = client.topics()
         assert (topic.pending, topic.cancelled, topic.fired) == (0, 3, 2)

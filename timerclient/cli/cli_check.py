@@ -42,6 +42,8 @@ BEHIND: Final = 10_000
 """Log entries that a node may be behind, by default."""
 RESERVES: Final = 2
 """Free space below so many reserves is a warning."""
+EXPIRES: Final = timedelta(days=14)
+"""A certificate that expires sooner is a warning; as the alert TimerCertificateExpires."""
 
 
 class Level(enum.IntEnum):
@@ -58,7 +60,7 @@ class Finding:
     """One thing that was looked at."""
 
     check: str
-    """leader, nodes, behind, state, disk, files, overdue or unacked."""
+    """leader, nodes, behind, state, disk, files, certificate, overdue or unacked."""
     of: str
     """The node, topic or topic/group; empty: the cluster."""
     level: Level
@@ -94,6 +96,8 @@ def findings_of_nodes(
     )
     for node in there:
         yield _of_disk(node)
+        if node.tls_not_after_ms:
+            yield _of_certificates(node)
         if node.damage:
             yield Finding("files", node.name, Level.CRITICAL, f"damaged: {node.damage}")
         elif node.unsure:
@@ -112,6 +116,17 @@ def _of_disk(node: pb.NodeStatus) -> Finding:
     level = Level.WARNING if free < RESERVES * reserve else Level.OK
     text = f"{free >> 20} MiB free, reserve {reserve >> 20} MiB"
     return Finding("disk", node.name, Level.CRITICAL if node.disk_low else level, text, free)
+
+
+def _of_certificates(node: pb.NodeStatus) -> Finding:
+    """Judge the first end of a node's certificates and authorities, on the node's own clock."""
+    left = timedelta(milliseconds=node.tls_not_after_ms - node.clock_ms)
+    if left <= timedelta(0):
+        level, text = Level.CRITICAL, "a certificate or an authority has expired"
+    else:
+        level = Level.WARNING if left < EXPIRES else Level.OK
+        text = f"the first one expires in {left / timedelta(days=1):.1f} days"
+    return Finding("certificate", node.name, level, text, left.total_seconds())
 
 
 def _of_state(nodes: Sequence[pb.NodeCheckpoint]) -> Finding:

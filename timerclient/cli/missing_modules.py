@@ -8,14 +8,16 @@ from timerclient.cli.cli_errors import one_line
 DISTRIBUTION: Final = "timer-cluster"
 
 
-def why_missing(error: Exception, extras: str = "") -> str:
+def why_missing(error: Exception, extras: str = "", command: str = "") -> str:
     """Return why a command could not be loaded, and the extra that installs its module.
 
-    `extras`: those of the command, comma-separated; empty: all that have the module.
+    `extras`: those of the command, comma-separated; empty: all that have the module, or the one
+    with the name of the command.
     """
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return f"can't be loaded: {type(error).__name__}: {one_line(error)}"
     known = [extras] if extras else _extras_with(error.name.partition(".")[0])
+    known = [command] if command in known else known
     if known:
         wanted = " or ".join(f"'.[{extra}]'" for extra in known)
         return f"needs {error.name}: pip install {wanted} in a clone of {DISTRIBUTION}"

@@ -251,7 +251,7 @@ def add_plugins(commands: "argparse._SubParsersAction[Any]") -> None:
             entry.load()(commands)
         except Exception as error:  # noqa: BLE001 -- an edge: one bad package, not all commands
             if entry.name not in commands.choices:
-                _add_missing(commands, entry.name, why_missing(error))
+                _add_missing(commands, entry.name, why_missing(error, command=entry.name))
 
 
 def _add_missing(commands: "argparse._SubParsersAction[Any]", name: str, why: str) -> None:
