@@ -14,6 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from timer.model import timer_id
+from timer.model.columns import encode_headers
 from timer.model.row_traits import PRIORITY_DEFAULT
 from timer.model.timer_errors import InvalidRequestError
 from timerclient.proto import timer_pb2 as pb
@@ -83,14 +84,12 @@ def _milliseconds(field: str, value: Timestamp | Duration, seconds: range) -> in
 
 
 def _encoded(request: pb.ScheduleTimerRequest) -> bytes:
-    out = bytearray()
-    for name, value in sorted(request.headers.items()):  # equal maps are equal requests
-        for text in (name.encode(), value.encode()):
-            if len(text) > TEXT_BYTES_MAX:
-                limit = f"a name or value has at most {TEXT_BYTES_MAX} bytes"
-                raise InvalidRequestError("headers", f"{len(text)} bytes", limit)
-            out += len(text).to_bytes(2, "little") + text
-    return bytes(out)
+    pairs = sorted(request.headers.items())  # equal maps are equal requests
+    longest = max((len(text.encode()) for pair in pairs for text in pair), default=0)
+    if longest > TEXT_BYTES_MAX:
+        limit = f"a name or value has at most {TEXT_BYTES_MAX} bytes"
+        raise InvalidRequestError("headers", f"{longest} bytes", limit)
+    return encode_headers(dict(pairs))
 
 
 def named_as_sent(error: InvalidRequestError) -> InvalidRequestError:

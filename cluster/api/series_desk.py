@@ -5,7 +5,6 @@ All client input about series is checked here and at the leader
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -199,8 +198,7 @@ class SeriesDesk:
 
     def _begun(self, spec: SeriesSpec) -> SeriesSpec:
         """Return the definition of a series that is created now, checked."""
-        if spec.every_ms and not spec.start_ms:
-            spec = replace(spec, start_ms=self._host.now().clock_ms + spec.every_ms)
+        spec = spec.started(self._host.now().clock_ms)
         if spec.check().cron:
             self._calendar.check(spec.cron, spec.zone)
         return spec

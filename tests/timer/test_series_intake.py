@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,14 @@ from tests.timer.leading import Play
 from tests.timer.machines import queue_of
 from timer.entries.entry_frame import EntryKind
 from timer.entries.series_payloads import ENDED
+from timer.leader.intake.admission import UNBOUNDED
 from timer.leader.intake.count_limits import CountLimits
-from timer.leader.intake.occurrence_planner import NoCalendar, intervals
+from timer.leader.intake.occurrence_planner import (
+    CALLS_MAX,
+    NoCalendar,
+    OccurrencePlanner,
+    intervals,
+)
 from timer.leader.leader import LeaderConfig
 from timer.model.recurrence import Misfire, SeriesSpec, planned_time, times_after
 from timer.model.timer_errors import (
@@ -22,9 +29,9 @@ from timer.model.timer_errors import (
     NotFoundError,
     OverloadedError,
 )
-from timer.model.units import TopicId, UnixMs
+from timer.model.units import MonoMs, Now, TopicId, UnixMs
 from timer.state.apply_results import SeriesApplied
-from timer.state.series_table import SERIES, SeriesView
+from timer.state.series_table import SERIES, SeriesTable, SeriesView
 
 TEN_S = SeriesSpec(every_ms=10_000, payload=b"p")
 
@@ -204,6 +211,29 @@ def test_series_of_a_zone_that_this_node_does_not_know_waits_and_the_others_go_o
     play.lead()
     play.settle()
     assert play.machine.counts.pending == 2
+
+
+def test_an_entry_after_a_long_outage_calls_the_calendar_a_bounded_number_of_times() -> None:
+    """Each of the different expressions missed a month: a search for its latest time."""
+    table, calls = SeriesTable(), 0
+    for number in range(200):
+        spec = SeriesSpec(cron=f"{number}", zone="Z")
+        table.add(TopicId(1), b"%d" % number, spec, 0)
+
+    class Counted(Quarters):
+        def next_after(self, cron: str, zone: str, after_ms: UnixMs) -> UnixMs | None:
+            nonlocal calls
+            calls += 1
+            return super().next_after(cron, zone, after_ms)
+
+    machine: Any = SimpleNamespace(series=table, last_read_time_ms=UnixMs(0))
+    admission: Any = SimpleNamespace(rules=lambda _: UNBOUNDED)
+    planner = OccurrencePlanner(machine, admission, Counted())
+    now = Now(MonoMs(0), UnixMs(30 * 86_400_000))
+    planned = planner.next(now)
+    assert planned is not None
+    assert 0 < len(planned.series) < 200, "the others follow in later entries"
+    assert CALLS_MAX <= calls <= CALLS_MAX + 64
 
 
 def test_refused_requests_name_field_value_and_limit_and_append_nothing() -> None:

@@ -478,7 +478,8 @@ def decode_group(payload: memoryview) -> Iterator[AnyOp]:
 
 def _create_group(topic: TopicId, group: GroupId, body: memoryview) -> CreateGroup:
     del group
-    read = _unpack_created(body, {"name": str, "start": str, "settings": dict})
+    said = msgpack.unpackb(body)
+    read = _typed_created(said, {"name": str, "start": str, "settings": dict})
     settings = GroupSettings(**_typed(read["settings"], _SETTINGS)).check()
     name, start = _name(read["name"]), GroupStart(read["start"])
     return CreateGroup(topic, name, start, settings, read["creator"])
@@ -535,11 +536,10 @@ def _creator(creator: str) -> dict[str, str]:
     return {"creator": creator} if creator else {}
 
 
-def _unpack_created(payload: memoryview, types: dict[str, type]) -> dict[str, Any]:
+def _typed_created(said: Any, types: dict[str, type]) -> dict[str, Any]:
     """Return a map with these keys and `creator`, which is empty if it is absent."""
-    read = msgpack.unpackb(payload)
-    has_creator = isinstance(read, dict) and "creator" in read
-    typed = _typed(read, types | ({"creator": str} if has_creator else {}))
+    has_creator = isinstance(said, dict) and "creator" in said
+    typed = _typed(said, types | ({"creator": str} if has_creator else {}))
     if has_creator:
         _name(typed["creator"])
     return {"creator": "", **typed}
@@ -566,7 +566,7 @@ def decode_topic(payload: memoryview) -> CreateTopic | DeleteTopic:
     said = msgpack.unpackb(payload)
     if isinstance(said, dict) and "delete" in said:
         return DeleteTopic(TopicId(_typed(said, {"delete": int})["delete"]))
-    read = _unpack_created(payload, {"name": str})
+    read = _typed_created(said, {"name": str})
     return CreateTopic(_name(read["name"]), read["creator"])
 
 

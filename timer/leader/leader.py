@@ -334,8 +334,7 @@ class Leader:
         self._check_changes(1, "series", 1)
         if new:
             self._check_room()
-        if topic:
-            self.groups.check_topic(topic)
+        self.groups.check_topic(topic)
 
     def _check_topics(self, targets: Targets) -> None:
         if isinstance(targets, Keys):

@@ -22,6 +22,8 @@ LEVEL_MIN: Final = 1
 LEVEL_MAX: Final = 2
 """The highest one."""
 LEVEL_OF_CREATORS: Final = 2
+"""The level from which on entries have creators; the others likewise."""
+LEVEL_OF_SERIES: Final = 2
 LEVEL_OF_SMOOTHING: Final = 2
 LEVEL_OF_TRAITS: Final = 2
 

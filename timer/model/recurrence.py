@@ -99,9 +99,10 @@ class SeriesSpec:
             raise InvalidRequestError("zone", self.zone, "must be given with cron only")
         if self.every_ms and not self.start_ms:
             raise InvalidRequestError("start_ms", 0, "must be given with every_ms")
-        for name, most in (("start_ms", DUE_MS_MAX), ("end_ms", DUE_MS_MAX)):
-            if not 0 <= getattr(self, name) <= most:
-                raise InvalidRequestError(name, getattr(self, name), f"must be in 0 .. {most}")
+        for name in ("start_ms", "end_ms"):
+            if not 0 <= getattr(self, name) <= DUE_MS_MAX:
+                limit = f"must be in 0 .. {DUE_MS_MAX}"
+                raise InvalidRequestError(name, getattr(self, name), limit)
         if self.end_ms and self.end_ms < self.start_ms:
             limit = f"must be at least start_ms = {self.start_ms}"
             raise InvalidRequestError("end_ms", self.end_ms, limit)
@@ -120,6 +121,12 @@ class SeriesSpec:
         if size > SERIES_BYTES_MAX:
             limit = f"key, payload, headers, cron and zone have at most {SERIES_BYTES_MAX} bytes"
             raise InvalidRequestError("payload", f"{size} bytes in all", limit)
+
+    def started(self, now_ms: int) -> "SeriesSpec":
+        """Return the definition of a series that is created now: an interval has a start."""
+        if not self.every_ms or self.start_ms:
+            return self
+        return replace(self, start_ms=now_ms + self.every_ms)
 
     def changed(self, changes: Mapping[str, Any]) -> "SeriesSpec":
         """Return the definition with some fields changed, not checked.

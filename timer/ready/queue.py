@@ -6,8 +6,8 @@
 
 A block holds rows that fired one after the other, in (due, seq) order. It is in memory as a page,
 in a spill file, or in both (timer/ready/page_cache.py). Firing copies payloads only if the rows
-need less than half of their buffers. The division into blocks may differ between replicas. Blocks
-below `begin` are dropped: every group has acked them.
+need less than a third of their buffers. The division into blocks may differ between replicas.
+Blocks below `begin` are dropped: every group has acked them.
 """
 
 from bisect import bisect_right

@@ -81,7 +81,7 @@ class Ledger:
             topic.counts.fired += len(share.rows)
             state.trace.fired(state.applied_index, topic.topic_id, topic.queue.end, share.rows)
         append_all([(topic.queue, share.rows) for topic, share in shares], bufs, fired_at_ms)
-        state.series.ended(rows["seq"])
+        state.series.ended(rows["seq"][rows["headers_size"] > 0])  # an occurrence has headers
         state.counts.fired += len(rows)
         return [(topic.topic_id, share.rows) for topic, share in shares]
 

@@ -239,15 +239,15 @@ class SeriesTable:
         row["body"] = int.from_bytes(blake2b(body, digest_size=8).digest(), "little")
         self._rows[place] = row
         self._changed[place] = True
-        self._wait([int(row["id"])], pending=spec.paused)
+        self._note([int(row["id"])], waits=not spec.paused)
 
-    def _wait(self, series: Sequence[int], *, pending: bool) -> None:
+    def _note(self, series: Sequence[int], *, waits: bool) -> None:
         """Note whether these series need an occurrence."""
         for series_id in series:
-            if pending:
-                self.waiting.pop(series_id, None)
-            else:
+            if waits:
                 self.waiting[series_id] = None
+            else:
+                self.waiting.pop(series_id, None)
 
     def revoke(self, series_id: int) -> tuple[UnixMs, Seq] | None:
         """Forget the pending occurrence, whose number stays free; return its due time and seq."""
@@ -260,7 +260,7 @@ class SeriesTable:
         for name in ("seq", "due_ms", "planned_ms"):
             self._rows[name][place] = 0
         self._changed[place] = True
-        self._wait([series_id], pending=False)
+        self._note([series_id], waits=True)
         return due_ms, Seq(seq)
 
     def remove(self, series_id: int) -> None:
@@ -274,10 +274,11 @@ class SeriesTable:
     def drop_topic(self, topic: TopicId) -> None:
         """Remove the series of a topic that was deleted, and forget their pending occurrences."""
         rows = self._rows[: len(self._bodies)]
-        for place in np.flatnonzero((rows["topic"] == topic) & (rows["id"] > 0)).tolist():
-            view = self._view(place)
-            self._by_seq.pop(view.seq, None)
-            self._remove(place, topic, view.key)
+        places = np.flatnonzero((rows["topic"] == topic) & (rows["id"] > 0))
+        seqs, sizes = rows["seq"][places].tolist(), rows["key_size"][places].tolist()
+        for place, seq, size in zip(places.tolist(), seqs, sizes, strict=True):
+            self._by_seq.pop(seq, None)
+            self._remove(place, topic, self._bodies[place][:size])
         self._compact()
 
     def _remove(self, place: int, topic: TopicId, key: bytes) -> None:
@@ -297,13 +298,13 @@ class SeriesTable:
         self._changed[places] = True
         ids = self._ids[places].tolist()
         self._by_seq.update(zip(seq.tolist(), ids, strict=True))
-        self._wait(ids, pending=True)
+        self._note(ids, waits=False)
 
     def finish(self, places: npt.NDArray[np.intp]) -> None:
         """Note that the series at these places have no further occurrence."""
         self._rows["flags"][places] |= np.uint32(FINISHED)
         self._changed[places] = True
-        self._wait(self._ids[places].tolist(), pending=True)
+        self._note(self._ids[places].tolist(), waits=False)
 
     def ended(self, seq: U64) -> None:
         """Note timers that fired, were cancelled or were dropped: some may be occurrences."""
@@ -320,7 +321,7 @@ class SeriesTable:
         for name in ("seq", "due_ms", "planned_ms"):
             rows[name][places] = 0
         self._changed[places] = True
-        self._wait(ids, pending=False)
+        self._note(ids, waits=True)
 
     def moved(self, old: U64, due_ms: I64, seq: U64) -> None:
         """Note that timers were rescheduled: the occurrence `old` is now `seq`, (n,) each."""

@@ -184,19 +184,17 @@ class Rules:
             raise InvalidRequestError("due_ms", oldest, limit)
         if self._jitter_ms and self._draws is not None:
             wanted = np.maximum(wanted, clock_ms) + self._draws.up_to(self._jitter_ms, rows)
-        tick = self._tick_ms
-        rounded = np.minimum(-(-wanted // tick) * tick, DUE_MS_MAX)  # an id holds no more
-        return np.where(wanted <= clock_ms, np.maximum(wanted, floor_ms), rounded)
+        return self.ticked(wanted, now, floor_ms)
 
-    def ticked(self, planned: I64, now: Now, floor_ms: UnixMs) -> I64:
-        """Return the due times of occurrences (n,): rounded to the tick, and not past due.
+    def ticked(self, wanted: I64, now: Now, floor_ms: UnixMs) -> I64:
+        """Return due times (n,): rounded up to the tick, and not before `floor_ms`.
 
-        No other policy holds: a fixed delay, or no delay at all, would let a series fire at once
-        and without end.
+        For occurrences of series no other policy holds: a fixed delay, or no delay at all, would
+        let a series fire at once and without end.
         """
         tick = self._tick_ms
-        rounded = np.minimum(-(-planned // tick) * tick, DUE_MS_MAX)
-        return np.where(planned <= now.clock_ms, np.maximum(planned, floor_ms), rounded)
+        rounded = np.minimum(-(-wanted // tick) * tick, DUE_MS_MAX)  # an id holds no more
+        return np.where(wanted <= now.clock_ms, np.maximum(wanted, floor_ms), rounded)
 
 
 def _for_each(values: I64, rows: int) -> I64:

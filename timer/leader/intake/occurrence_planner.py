@@ -2,8 +2,9 @@
 
     waiting series --at most 1,024--> planned times --tick of the topic--> OCCURRENCES entry
 
-Intervals are computed in columns. Cron expressions are computed one by one by the calendar, at most
-CRON_MAX in one entry: each takes some 50 µs. Series of equal expressions share the result.
+Intervals are computed in columns. Cron expressions are computed one by one by the calendar. An
+entry begins none after CALLS_MAX calls of the calendar: each takes some 50 µs, and the latest of
+many missed times takes some thirty. Series of equal expressions share the result.
 """
 
 from itertools import islice
@@ -20,10 +21,8 @@ from timer.model.units import DUE_MS_MAX, Now, UnixMs
 from timer.state.machine import Machine
 from timer.state.series_table import MISFIRE
 
-CRON_MAX: Final = 128
-"""Times that the calendar computes for one entry."""
-FIRST_LEVEL: Final = 2
-"""The feature level from which on there are series."""
+CALLS_MAX: Final = 128
+"""Calls of the calendar in one entry, about."""
 
 
 class NoCalendar:
@@ -39,6 +38,19 @@ class NoCalendar:
         del after_ms
         self.check(cron, zone)
         return None
+
+
+class _CountedCalendar:
+    """A calendar that counts its calls."""
+
+    def __init__(self, calendar: Calendar) -> None:
+        self.check = calendar.check
+        self._calendar, self.calls = calendar, 0
+
+    def next_after(self, cron: str, zone: str, after_ms: UnixMs) -> UnixMs | None:
+        """See Calendar."""
+        self.calls += 1
+        return self._calendar.next_after(cron, zone, after_ms)
 
 
 class OccurrencePlanner:
@@ -83,6 +95,7 @@ class OccurrencePlanner:
     ) -> None:  # fmt: skip
         """Fill in the planned times of cron expressions; mark the others as unknown."""
         computed: dict[tuple[SeriesSpec, int], UnixMs | None] = {}
+        calendar = _CountedCalendar(self._calendar)
         for place in places.tolist():
             view = self._machine.series.view(int(ids[place]))
             assert view is not None, ids[place]
@@ -94,11 +107,9 @@ class OccurrencePlanner:
                 misfire=view.spec.misfire,
             )
             name = timing, int(view.last_ms)
-            if name not in computed and len(computed) < CRON_MAX:
+            if name not in computed and calendar.calls < CALLS_MAX:
                 try:
-                    computed[name] = planned_time(
-                        timing, view.last_ms, now.clock_ms, self._calendar
-                    )
+                    computed[name] = planned_time(timing, view.last_ms, now.clock_ms, calendar)
                 except InvalidRequestError:
                     self.unplanned.add(view.series_id)
             if name not in computed:

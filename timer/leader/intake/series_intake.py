@@ -5,7 +5,6 @@ step --some series wait--> OCCURRENCES entry, one at a time --applied--> step
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from timer.entries.entry_frame import EntryKind
@@ -19,7 +18,8 @@ from timer.entries.series_payloads import (
 )
 from timer.leader.intake.admission import Admission
 from timer.leader.intake.count_limits import CountLimits, check_series
-from timer.leader.intake.occurrence_planner import FIRST_LEVEL, OccurrencePlanner
+from timer.leader.intake.occurrence_planner import OccurrencePlanner
+from timer.model.feature_level import LEVEL_OF_SERIES
 from timer.model.recurrence import STARTED_MS, TIMING, Calendar, SeriesSpec
 from timer.model.timer_errors import EngineError, InvalidRequestError, NotFoundError
 from timer.model.units import Now, TopicId, UnixMs
@@ -80,14 +80,13 @@ class SeriesIntake:
             DiskFullError: there is no room for timers.
             NotReadyError, TopicDeletedError: the topic is being deleted, or was deleted.
         """
-        if self._machine.level < FIRST_LEVEL:
-            limit = f"recurring timers need {FIRST_LEVEL}: version 0.2 or later on all nodes"
+        if self._machine.level < LEVEL_OF_SERIES:
+            limit = f"recurring timers need {LEVEL_OF_SERIES}: version 0.2 or later on all nodes"
             raise InvalidRequestError("feature_level", self._machine.level, limit)
         self._hooks.check(topic, new=True)
         check_series(self._limits, self._machine, self._creating)
         last_ms = _begun(spec.start_ms, now)
-        if spec.every_ms and not spec.start_ms:
-            spec = replace(spec, start_ms=now.clock_ms + spec.every_ms)
+        spec = spec.started(now.clock_ms)
         self._check(topic, key, spec)
         self._creating += 1
 
