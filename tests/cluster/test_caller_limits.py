@@ -202,6 +202,9 @@ def test_topics_and_groups_count_for_their_creator_with_those_under_way(tmp_path
     group("b", "h")
     play.settle()
     assert limits._under_way == {}
+    play.leader.delete_topic(play.topic_id, play.now, lambda _: None)
+    play.settle()
+    assert not play.machine.creators.groups, "they were deleted with their topic"
     play.full = OverloadedError("the log is full", retry_after_ms=1)
     topic("b", "five")
     assert limits._under_way == {}, "nothing was appended"

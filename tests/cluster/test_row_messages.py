@@ -8,11 +8,12 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from cluster.api import row_messages
+from cluster.api import row_messages, settlements
 from cluster.api.row_messages import columns_of, lease_in, row_answer, rows_of
 from cluster.api.settlements import GatheredVerdicts, leases_in
 from timer.model import timer_id
 from timer.model.timer_errors import InvalidRequestError, NotReadyError
+from timer.model.units import MonoMs, Now, UnixMs
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.rows import decode_headers, encode_headers
 
@@ -127,6 +128,32 @@ def test_leases_of_several_deliveries_are_settled_apart_and_answered_in_order() 
     gathered.of([0])(NotReadyError("x"))
     gathered.of([1])(np.array([3]))
     assert isinstance(answers[1], NotReadyError)
+
+
+def test_a_refused_later_lease_answers_the_request_instead_of_raising(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first lease's ack is under way already."""
+    other = pb.Deliveries()
+    other.CopyFrom(COLUMNS)
+    other.lease_id = 10
+    leases = [rows_of(each).messages[0].lease for each in (COLUMNS, other)]
+    answers: list[Any] = []
+
+    def settled(_: object, part: pb.AckRequest, __: object, done: Any) -> None:
+        if part.lease_id == refused_id:
+            raise NotReadyError("x")
+        done(np.array([1]))
+
+    monkeypatch.setattr(settlements, "settle", settled)
+    asker: Any = None
+    refused_id = 10
+    request = pb.AckRequest(leases=leases, topic="t", group="g")
+    settlements.settle_all(asker, request, Now(MonoMs(0), UnixMs(0)), answers.append)
+    assert isinstance(answers[0], NotReadyError)
+    refused_id = 9
+    with pytest.raises(NotReadyError):
+        settlements.settle_all(asker, request, Now(MonoMs(0), UnixMs(0)), answers.append)
 
 
 @pytest.mark.parametrize(

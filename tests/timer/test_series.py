@@ -199,8 +199,10 @@ def test_refused_changes_name_their_reason() -> None:
     view = bench.machine.series.view(series)
     assert view is not None
     assert view.spec == EVERY
+    bench.occur((series, 1, START_MS + 1_000))
     bench.do("delete_topic", 1)
     assert (len(bench.machine.series), bench.waiting) == (0, [])
+    assert not bench.machine.series._by_seq, "nothing is kept for timers that never fire"
 
 
 @pytest.mark.parametrize("seed", range(4))

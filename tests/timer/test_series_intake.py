@@ -27,6 +27,7 @@ from timer.model.timer_errors import (
     InvalidRequestError,
     LimitReachedError,
     NotFoundError,
+    NotReadyError,
     OverloadedError,
 )
 from timer.model.units import MonoMs, Now, TopicId, UnixMs
@@ -263,6 +264,9 @@ def test_refused_requests_name_field_value_and_limit_and_append_nothing() -> Non
     play.leader.series.delete(series, play.now, play.done("delete"))
     play.settle()
     assert (len(play.machine.series), play.machine.counts.pending) == (0, 0)
+    play.leader.delete_topic(play.topic_id, play.now, lambda _: None)
+    with pytest.raises(NotReadyError, match="being deleted"):
+        play.leader.series.create(play.topic_id, b"k", TEN_S, play.now, lambda _: None)
 
 
 def test_columns_of_intervals_are_the_times_of_each_series() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,8 @@ from pyspark.sql.types import StructType
 
 from tests.cluster.running import until
 from timerclient import AlreadyExists, InvalidRequest, TimerClient
+from timerclient.proto import timer_pb2 as pb
+from timerclient.values.errors import OutcomeForgotten
 from timerspark import timer_writers
 from timerspark.message_readers import MessagesLost, OffsetRange
 from timerspark.timers_format import TimersFormat
@@ -124,6 +127,19 @@ def test_rows_are_written_once_however_often_their_task_runs(
         # a microsecond more is the next millisecond: no timer fires early
         round((DUE + timedelta(hours=2_000)).timestamp() * 1000) + 1,
     )
+
+
+async def test_request_of_a_task_whose_answer_is_forgotten_counts_as_written() -> None:
+    async def call(*_: object, **__: object) -> None:
+        raise OutcomeForgotten("x")
+
+    client: Any = SimpleNamespace(
+        nodes=lambda: SimpleNamespace(call=call), within_s=lambda seconds: seconds
+    )
+    written = timer_writers.WrittenRows(0, 0)
+    request = pb.ScheduleRequest(timers=[pb.TimerColumns(payload_sizes=[1, 1])])
+    assert await timer_writers._send(client, request, written) == 0
+    assert (written.rows, written.repeated) == (2, 2)
 
 
 def test_micro_batch_is_written_once(

@@ -23,10 +23,6 @@ SIZE: Final = 15
 TEXT_SIZE: Final = 24
 SEQ_MAX: Final = (1 << 48) - 1
 
-_DIGITS: Final = "0123456789abcdefghijklmnopqrstuv"
-_PAIRS: Final = [first + second for first in _DIGITS for second in _DIGITS]
-_SHIFTS: Final = range(SIZE * 8 - 10, -1, -10)
-
 _M1: Final = np.uint64(0xBF58476D1CE4E5B9)
 _M2: Final = np.uint64(0x94D049BB133111EB)
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -109,8 +105,7 @@ def _encode_one(due_ms: int, seq: int, salt: int) -> bytes:
 
 def to_text(raw: bytes) -> str:
     """Return one raw id as text."""
-    bits = int.from_bytes(raw, "big")
-    return "".join([_PAIRS[bits >> shift & 0x3FF] for shift in _SHIFTS])
+    return base64.b32hexencode(raw).decode().lower()
 
 
 def from_text(text: str) -> bytes:

@@ -138,15 +138,6 @@ class SeriesTable:
         ids: list[int] = rows["id"][np.flatnonzero(there)[:count]].tolist()
         return ids
 
-    def count_of(self, topic: int) -> int:
-        """Return the number of series of a topic."""
-        rows = self._rows[: len(self._bodies)]
-        return int(np.count_nonzero((rows["topic"] == topic) & (rows["id"] > 0)))
-
-    def of_seq(self, seq: int) -> int:
-        """Return the id of the series whose pending occurrence has this seq; 0: none."""
-        return self._by_seq.get(seq, 0)
-
     def rows_of(self, series: U64) -> tuple[npt.NDArray[np.void], npt.NDArray[np.intp]]:
         """Return copies of the rows of these series, (n,), and their places. id = 0: none."""
         n = len(self._bodies)

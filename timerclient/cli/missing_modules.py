@@ -9,10 +9,10 @@ DISTRIBUTION: Final = "timer-cluster"
 
 
 def why_missing(error: Exception, extras: str = "", command: str = "") -> str:
-    """Return why a command could not be loaded, and the extra that installs its module.
+    """Return the text about a command's missing module, with the extra to install.
 
-    `extras`: those of the command, comma-separated; empty: all that have the module, or the one
-    with the name of the command.
+    `extras`: those of the command, comma-separated; empty: all with the module, or the one with the
+    name of the command.
     """
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return f"can't be loaded: {type(error).__name__}: {one_line(error)}"
