@@ -4,9 +4,9 @@
     rows --> request 1, 2, 3, ...      an applied number is not applied again
 
 A task that Spark repeats, also on another machine or after the driver's restart, registers the same
-token and sends the same numbers. The cluster applies each once. It rejects a number whose rows
-differ from those of the first attempt, so a partition whose rows are not the same each time fails
-and writes nothing twice.
+token and sends the same numbers. The cluster applies each once. It rejects a number with other rows
+than at the first attempt. A partition that gives other rows each time therefore fails, and writes
+nothing twice.
 
 The producers stay registered: a late attempt of a task would otherwise begin anew. The cluster
 forgets a producer after seven days, or after an hour if it has many (`limits.producers_max`).

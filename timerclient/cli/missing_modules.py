@@ -1,4 +1,4 @@
-"""The text for a command whose module is not installed: the module, and how to install it."""
+"""The error text of a command with a missing module: the module, and the extra to install."""
 
 import re
 from typing import Final
@@ -9,7 +9,7 @@ DISTRIBUTION: Final = "timer-cluster"
 
 
 def why_missing(error: Exception, extras: str = "", command: str = "") -> str:
-    """Return the text about a command's missing module, with the extra to install.
+    """Return the text about an import error of a command, with the extra to install.
 
     `extras`: those of the command, comma-separated; empty: all with the module, or the one with the
     name of the command.
