@@ -15,10 +15,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from timer.model import timer_id
 from timer.model.columns import encode_headers
-from timer.model.row_traits import PRIORITY_DEFAULT
 from timer.model.timer_errors import InvalidRequestError
 from timerclient.proto import timer_pb2 as pb
-from timerclient.rows.rows import decode_headers, slices
+from timerclient.rows.peeked_messages import messages_of
 
 TEXT_BYTES_MAX: Final = 65_535
 """Of the name or the value of a header."""
@@ -127,26 +126,21 @@ def rows_of(columns: pb.Deliveries) -> pb.Deliveries:
         handed_out_ms=columns.handed_out_ms,
         group_id=columns.group_id,
     )
-    count = len(columns.queue_offsets)
-    payloads = slices(columns.payload_sizes, columns.payloads)
-    keys = slices(columns.key_sizes, columns.keys) or [b""] * count
-    headers = slices(columns.headers_sizes, columns.headers) or [b""] * count
-    ordering = slices(columns.ordering_key_sizes, columns.ordering_keys) or [b""] * count
-    for at, offset in enumerate(columns.queue_offsets):
+    for at, message in enumerate(messages_of(columns)):
         row = out.messages.add(
-            lease=_LEASE.pack(columns.epoch, columns.lease_id, offset),
-            queue_offset=offset,
-            timer_id=columns.timer_ids[at * timer_id.SIZE : (at + 1) * timer_id.SIZE],
-            key=keys[at].decode(),
-            headers=decode_headers(headers[at]),
-            payload=payloads[at],
+            lease=_LEASE.pack(columns.epoch, columns.lease_id, message.queue_offset),
+            queue_offset=message.queue_offset,
+            timer_id=message.raw,
+            key=message.key,
+            headers=message.headers,
+            payload=message.payload,
             attempts=columns.attempts[at],
-            failures=columns.failures[at] if columns.failures else 0,
-            ordering_key=ordering[at].decode(),
-            priority=columns.priorities[at] if columns.priorities else PRIORITY_DEFAULT,
+            failures=message.failures,
+            ordering_key=message.ordering_key,
+            priority=message.priority,
         )
-        _set_time(row.due, columns.due_ms[at])
-        _set_time(row.fired_at, columns.fired_at_ms[at])
+        _set_time(row.due, message.requested_ms)
+        _set_time(row.fired_at, message.fired_at_ms)
     return out
 
 

@@ -16,7 +16,7 @@ from cluster.state.host import Host
 from timer.leader.leader import Leader
 from timer.model import timer_id
 from timer.model.columns import decode_headers
-from timer.model.recurrence import Misfire, SeriesSpec, planned_time, times_after
+from timer.model.recurrence import TIMES_MAX, Misfire, SeriesSpec, planned_time, times_after
 from timer.model.timer_errors import (
     AlreadyExistsError,
     InvalidRequestError,
@@ -30,8 +30,6 @@ from timer.state.machine import Machine
 from timer.state.series_table import SeriesView
 from timerclient.proto import timer_pb2 as pb
 
-TIMES_MAX: Final = 100
-"""Next times of a series in one answer. The calendar takes up to ten milliseconds for them."""
 PAGE_SIZE: Final = 100
 PAGE_SIZE_MAX: Final = 1_000
 CalledTopic = Callable[[Leader, str], Awaitable[Topic]]

@@ -74,6 +74,11 @@ _GROUP: Final = f"{_TOPIC}/groups/{{group}}"
 _TIMERS: Final = f"{_TOPIC}/timers"
 _TIMER: Final = "/v1/timers/{id}"
 _KEY: Final = f"{_TOPIC}/keys/{{key}}"
+_ONE_SERIES: Final = f"{_TOPIC}/series/{{key}}"
+_SERIES_PAGE: Final = {
+    "page_size": "1 to 100; default: 100",
+    "page_token": "next_page_token of the page before",
+}
 _SCOPE: Final = {"scope": "cluster: with the answers of all nodes; default: this node"}
 
 READERS: Final = (
@@ -371,6 +376,74 @@ APPLICATION_ROUTES: Final = (
         rpc="Extend",
         form="ExtendMessages",
         summary="Extend the lease of messages of a receive",
+    ),
+    HttpRoute(
+        verb="GET",
+        path=f"{_TOPIC}/queue",
+        rpc="ReadMessages",
+        form="ReadMessages",
+        summary="Fired messages of a topic by their queue offsets, read without a lease",
+        query={
+            "from_offset": "the first queue offset; default: 0",
+            "end_offset": "only messages below this offset; default: no limit",
+            "max_messages": "1 to 1000; default: 100; about a mebibyte at most",
+        },
+        is_private=True,
+    ),
+    HttpRoute(
+        verb="PUT",
+        path=_ONE_SERIES,
+        rpc="CreateSeries",
+        form="CreateSeries",
+        summary="Create a series of recurring timers; an equal one stays as it is",
+    ),
+    HttpRoute(
+        verb="GET",
+        path=_ONE_SERIES,
+        rpc="GetSeries",
+        form="ShowSeries",
+        summary="Show a series and its next times",
+        query={"next_times": "how many next times to show: 0 to 100; default: 0"},
+        is_private=True,
+    ),
+    HttpRoute(
+        verb="PATCH",
+        path=_ONE_SERIES,
+        rpc="AlterSeries",
+        form="AlterSeries",
+        summary="Change, pause or resume a series",
+    ),
+    HttpRoute(
+        verb="DELETE",
+        path=_ONE_SERIES,
+        rpc="DeleteSeries",
+        form="DeleteSeries",
+        summary="Delete a series, and cancel its pending occurrence",
+    ),
+    HttpRoute(
+        verb="GET",
+        path=f"{_TOPIC}/series",
+        rpc="ListSeries",
+        form="ListSeries",
+        summary="The series of a topic in the order of their creation, page by page",
+        query=_SERIES_PAGE,
+        is_private=True,
+    ),
+    HttpRoute(
+        verb="GET",
+        path="/v1/series",
+        rpc="ListSeries",
+        form="ListAllSeries",
+        summary="The series of all topics in the order of their creation, page by page",
+        query=_SERIES_PAGE,
+        is_private=True,
+    ),
+    HttpRoute(
+        verb="POST",
+        path=f"{_TOPIC}/series/preview",
+        rpc="CreateSeries",
+        form="PreviewSeries",
+        summary="The next times of a series that is not created",
     ),
     HttpRoute(
         verb="GET",

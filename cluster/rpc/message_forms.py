@@ -1,4 +1,4 @@
-"""Forms of messages: receive, ack, nack and extend over HTTP.
+"""Forms of messages: receive, ack, nack, extend and read over HTTP.
 
 A receive answers its messages with one `lease_id`, a text of the leader's epoch and the lease. Acks
 name it, and the offsets of their messages. Durations of requests are seconds or ISO 8601.
@@ -12,13 +12,16 @@ from cluster.rpc import json_fields, payload_json
 from cluster.rpc.http_form import HttpForm
 from cluster.rpc.json_fields import Fields, refused
 from cluster.rpc.problem_details import ProblemError
-from timer.model import timer_id
 from timerclient.proto import timer_pb2 as pb
-from timerclient.rows import pending_timers, rows
-from timerclient.values import ids
+from timerclient.rows import rows
+from timerclient.rows.peeked_messages import PeekedMessage, messages_of
 from timerclient.values.results import AckResult, ExtendResult, NackResult
 
 RECEIVE_MAX: Final = 1_000
+READ_DEFAULT: Final = 100
+READ_BYTES_MAX: Final = 1 << 20
+"""Bytes of messages that are read by their offsets, at most, except a single one. JSON may need six
+times as many."""
 WAIT_MS_MAX: Final = 20_000
 OFFSETS_MAX: Final = 16_384
 _STARTS: Final = {"earliest": pb.GROUP_START_UNSPECIFIED, "latest": pb.GROUP_START_LATEST}
@@ -56,39 +59,51 @@ def _receive(fields: Fields) -> pb.ReceiveRequest:
 
 
 def _received(_: Any, answer: pb.ReceiveResponse) -> Mapping[str, Any]:
-    count = len(answer.queue_offsets)
+    found = messages_of(answer)
     return {
-        "lease_id": f"{answer.epoch}-{answer.lease_id}" if count else None,
-        "lease_ms": answer.lease_ms if count else None,
-        "messages": _messages(answer, count),
+        "lease_id": f"{answer.epoch}-{answer.lease_id}" if found else None,
+        "lease_ms": answer.lease_ms if found else None,
+        "messages": [
+            _document(each, attempt=attempt, failures=each.failures)
+            for each, attempt in zip(found, answer.attempts, strict=True)
+        ],
     }
 
 
-def _messages(of: pb.ReceiveResponse, count: int) -> list[dict[str, Any]]:
-    payloads = rows.slices(of.payload_sizes, of.payloads)
-    keys = rows.slices(of.key_sizes, of.keys) or [b""] * count
-    orders = rows.slices(of.ordering_key_sizes, of.ordering_keys) or [b""] * count
-    headers = rows.slices(of.headers_sizes, of.headers) or [b""] * count
-    made = []
-    for at, raw in enumerate(pending_timers.pieces(of.timer_ids)):
-        texts = rows.decode_headers(headers[at])
-        made.append(
-            {
-                "queue_offset": of.queue_offsets[at],
-                "id": timer_id.to_text(raw),
-                "due_ms": ids.due_ms_of(raw),
-                "requested_ms": of.due_ms[at],
-                "fired_at_ms": of.fired_at_ms[at],
-                "attempt": of.attempts[at],
-                "failures": of.failures[at] if of.failures else 0,
-                "key": keys[at].decode() or None,
-                "ordering_key": orders[at].decode() or None,
-                "priority": of.priorities[at] if of.priorities else rows.PRIORITY_DEFAULT,
-                "headers": texts,
-                **payload_json.payload_json(payloads[at], texts),
-            }
-        )
-    return made
+def _document(message: PeekedMessage, **more: int) -> dict[str, Any]:
+    return {
+        "queue_offset": message.queue_offset,
+        "id": message.id,
+        "due_ms": message.due_ms,
+        "requested_ms": message.requested_ms,
+        "fired_at_ms": message.fired_at_ms,
+        **more,
+        "key": message.key,
+        "ordering_key": message.ordering_key,
+        "priority": message.priority,
+        "headers": message.headers,
+        **payload_json.payload_json(message.payload, message.headers),
+    }
+
+
+def _read(fields: Fields) -> pb.ReadMessagesRequest:
+    return pb.ReadMessagesRequest(
+        topic=json_fields.text(fields, "topic"),
+        from_offset=json_fields.whole(fields, "from_offset", 0, rows.UINT64_MAX),
+        end_offset=json_fields.whole(fields, "end_offset", 0, rows.UINT64_MAX),
+        max_messages=json_fields.whole(fields, "max_messages", 1, RECEIVE_MAX, READ_DEFAULT),
+        max_bytes=READ_BYTES_MAX,
+    )
+
+
+def _were_read(_: Any, answer: pb.ReadMessagesResponse) -> Mapping[str, Any]:
+    return {
+        "messages": [_document(each) for each in messages_of(answer.messages)],
+        "next_offset": answer.next_offset,
+        "begin_offset": answer.begin_offset,
+        "end_offset": answer.end_offset,
+        "topic_id": str(answer.topic_id),
+    }
 
 
 def _held(kind: type[_Settlement], fields: Fields) -> _Settlement:
@@ -150,8 +165,6 @@ _MESSAGE: Final[dict[str, Any]] = {
     "due_ms": _COUNT,
     "requested_ms": _COUNT,
     "fired_at_ms": _COUNT,
-    "attempt": _COUNT,
-    "failures": _COUNT,
     "key": {"type": ["string", "null"]},
     "ordering_key": {"type": ["string", "null"]},
     "priority": _COUNT,
@@ -192,7 +205,28 @@ FORMS: Final[Mapping[str, HttpForm]] = {
             "lease_ms": {"type": ["integer", "null"]},
             "messages": {
                 "type": "array",
+                "items": {
+                    "type": "object",
+                    "properties": {**_MESSAGE, "attempt": _COUNT, "failures": _COUNT},
+                },
+            },
+        },
+    ),
+    "ReadMessages": HttpForm(
+        request=_read,
+        answer=_were_read,
+        answered={
+            "messages": {
+                "type": "array",
                 "items": {"type": "object", "properties": _MESSAGE},
+                "description": "in the order of their offsets",
+            },
+            "next_offset": _COUNT | {"description": "from_offset of a request that continues"},
+            "begin_offset": _COUNT | {"description": "of the oldest message that the topic keeps"},
+            "end_offset": _COUNT | {"description": "of the next message that will fire"},
+            "topic_id": {
+                "type": "string",
+                "description": "another one, with offsets from 0, if the topic was created anew",
             },
         },
     ),

@@ -3,7 +3,11 @@
 from collections.abc import Mapping
 from typing import Final
 
-from cluster.rpc import message_forms, timer_forms
+from cluster.rpc import message_forms, series_forms, timer_forms
 from cluster.rpc.http_form import HttpForm
 
-FORMS: Final[Mapping[str, HttpForm]] = {**timer_forms.FORMS, **message_forms.FORMS}
+FORMS: Final[Mapping[str, HttpForm]] = {
+    **timer_forms.FORMS,
+    **series_forms.FORMS,
+    **message_forms.FORMS,
+}

@@ -42,15 +42,18 @@ TIME_SCHEMA: Final[dict[str, Any]] = {
     },
     "delay_level": {"type": "integer", "description": "n: the topic's nth delay; 0: at once"},
 }
-ROW_SCHEMA: Final[dict[str, Any]] = {
+CONTENT_SCHEMA: Final[dict[str, Any]] = {
     "json": {"description": "the payload, as any JSON value"},
     "payload": {"type": "string", "description": "the payload, as text"},
     "payload_base64": {"type": "string", "description": "the payload, in base64"},
+    "headers": {"type": "object", "additionalProperties": {"type": "string"}},
+}
+ROW_SCHEMA: Final[dict[str, Any]] = {
+    **CONTENT_SCHEMA,
     **TIME_SCHEMA,
     "key": {"type": ["string", "null"]},
     "ordering_key": {"type": ["string", "null"], "description": "of key_shared groups"},
     "priority": {"type": "integer", "minimum": 0, "maximum": PRIORITY_MAX, "default": 4},
-    "headers": {"type": "object", "additionalProperties": {"type": "string"}},
 }
 MODE_SCHEMA: Final[dict[str, Any]] = {
     "type": "string",
@@ -79,10 +82,24 @@ def row_of(fields: Fields) -> TimerRow:
     Raises:
         InvalidRequestError: a field is wrong.
     """
+    payload, headers = content_of(fields)
+    way, value = way_of(fields) or ("delay_ms", 0)
+    key = json_fields.text(fields, "key").encode()
+    ordering_key = json_fields.text(fields, "ordering_key").encode()
+    priority = json_fields.whole(fields, "priority", 0, PRIORITY_MAX, PRIORITY_DEFAULT)
+    return TimerRow(payload or b"", way, value, key, headers or b"", ordering_key, priority)
+
+
+def content_of(fields: Fields) -> tuple[bytes | None, bytes | None]:
+    """Return the payload and the encoded headers; None: they are not given.
+
+    Raises:
+        InvalidRequestError: one is malformed, or several payloads are given.
+    """
     headers = fields.get("headers")
     if headers is not None and not isinstance(headers, dict):
         raise refused("headers", headers, "must be an object of texts")
-    payload = b""
+    payload = None
     given = [name for name in PAYLOADS if name in fields]
     if len(given) > 1:
         raise refused(given[0], "given", f"give it or {given[1]}, not both")
@@ -90,12 +107,7 @@ def row_of(fields: Fields) -> TimerRow:
         payload = _PAYLOAD_OF[given[0]](fields[given[0]])
         if given[0] == "json":
             headers = {CONTENT_TYPE: JSON.content_type, **(headers or {})}
-    way, value = way_of(fields) or ("delay_ms", 0)
-    key = json_fields.text(fields, "key").encode()
-    ordering_key = json_fields.text(fields, "ordering_key").encode()
-    priority = json_fields.whole(fields, "priority", 0, PRIORITY_MAX, PRIORITY_DEFAULT)
-    encoded = _headers(headers) if headers else b""
-    return TimerRow(payload, way, value, key, encoded, ordering_key, priority)
+    return payload, None if headers is None else _headers(headers)
 
 
 def _of_json(value: Any) -> bytes:

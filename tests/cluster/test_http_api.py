@@ -325,6 +325,106 @@ def test_follower_delivers_and_settles_messages(
     assert settle("ack", 2, cumulative=True)["reason"] == "INVALID_REQUEST"  # a shared group
 
 
+def test_follower_creates_changes_and_deletes_series(
+    cluster: Running, client: TimerClient, topic: str
+) -> None:
+    node, at = cluster.followers()[0], f"/v1/topics/{quote(f'space/{topic}', safe='')}/series"
+    daily = {"json": {"a": 1}, "cron": "0 7 * * *", "zone": "Europe/Berlin", "misfire": "skip"}
+    made = send(cluster, node, "PUT", f"{at}/preview", daily | {"end": "2999-01-01T00:00:00Z"}).body
+    assert (made["existed"], made["key"], made["json"]) == (False, "preview", {"a": 1})
+    assert (made["every_ms"], made["zone"], made["max_count"]) == (None, "Europe/Berlin", None)
+    daily["end_ms"] = made["end_ms"]
+    again = send(cluster, cluster.wait_for_leader(), "PUT", f"{at}/preview", daily).body
+    assert (again["existed"], again["id"]) == (True, made["id"])
+    hourly = {"payload": "x", "every": "PT1H", "max_count": 3, "headers": {"b": "c"}}
+    probe = send(cluster, node, "PUT", f"{at}/a%2Fb", hourly).body
+    assert (probe["every_ms"], probe["max_count"], probe["misfire"]) == (3_600_000, 3, "fire_once")
+    found = until(lambda: client.get_series(f"space/{topic}", "a/b").timer_id)
+    shown = send(cluster, node, "GET", f"{at}/a%2Fb?next_times=5").body
+    assert (shown["timer_id"], shown["payload"], shown["headers"]) == (found, "x", {"b": "c"})
+    first = shown["planned_ms"]
+    assert shown["next_times_ms"] == [first, first + 3_600_000, first + 7_200_000]
+    paused = send(cluster, node, "PATCH", f"{at}/a%2Fb", {"paused": True}).body
+    assert (paused["paused"], paused["timer_id"], paused["planned_ms"]) == (True, None, None)
+    change = {"paused": False, "every": 60, "max_count": 0, "start_ms": first, "payload": "y"}
+    moved = send(cluster, node, "PATCH", f"{at}/a%2Fb", change).body
+    assert (moved["paused"], moved["every_ms"], moved["max_count"]) == (False, 60_000, None)
+    assert (moved["start_ms"], moved["payload"], moved["headers"]) == (first, "y", {"b": "c"})
+    page = send(cluster, node, "GET", f"{at}?page_size=1").body
+    assert [each["key"] for each in page["series"]] == ["preview"]
+    rest = send(cluster, node, "GET", f"{at}?page_token={page['next_page_token']}").body
+    assert [[each["key"] for each in rest["series"]], rest["next_page_token"]] == [["a/b"], None]
+    every = {(each["topic"], each["key"]) for each in pages_of_series(cluster, node)}
+    assert {(f"space/{topic}", "preview"), (f"space/{topic}", "a/b")} <= every
+    times = send(cluster, node, "POST", f"{at}/preview", hourly | {"next_times": 2}).body
+    assert times["next_times_ms"][1] - times["next_times_ms"][0] == 3_600_000
+    for verb, path, body, status, detail in (
+        ("PUT", f"{at}/preview", daily | {"cron": "0 8 * * *"}, 409, "differs"),
+        ("PUT", f"{at}/c", {"every": 0.5}, 400, "every_ms"),
+        ("PUT", f"{at}/c", {"cron": "0 7 * * *", "zone": "Mars/Olympus"}, 400, "IANA"),
+        ("PUT", f"{at}/c", {"payload": "x" * 16_384, "every": 60}, 400, "at most 16384 bytes"),
+        ("PUT", f"{at}/c", {"evry": 60}, 400, "known: json"),
+        ("PUT", f"{at}/{'k' * 1_100}", {"every": 60}, 400, "key"),
+        ("PATCH", f"{at}/preview", {}, 400, "at least one"),
+        ("PATCH", f"{at}/none", {"paused": True}, 404, "none"),
+        ("DELETE", f"{at}/none", None, 404, "none"),
+        ("GET", f"{at}/preview?next_times=101", None, 400, "next_times"),
+        ("GET", f"{at}?page_size=101", None, 400, "page_size"),
+        ("GET", f"{at}?page_token=x", None, 400, "page_token"),
+        ("GET", "/v1/topics/none/series", None, 404, "none"),
+    ):
+        refused = send(cluster, node, verb, path, body)
+        assert (refused.status, detail in refused.body["detail"]) == (status, True), refused.body
+        assert refused.headers["Content-Type"].startswith("application/problem+json")
+    named = JSON | {"Idempotency-Key": "1"}
+    assert send(cluster, node, "PUT", f"{at}/c", {"every": 60}, named).status == 400
+    foreign = {"Origin": "http://evil.example"}
+    assert send(cluster, node, "GET", f"{at}/preview", headers=foreign).status == 403
+    assert send(cluster, node, "DELETE", f"{at}/a%2Fb").body == {}
+    assert send(cluster, node, "GET", f"{at}/a%2Fb").status == 404
+
+
+def pages_of_series(cluster: Running, node: str) -> list[dict[str, Any]]:
+    """Return the series of all topics, one on a page."""
+    found: list[dict[str, Any]] = []
+    at = "/v1/series?page_size=1"
+    page = send(cluster, node, "GET", at).body
+    while token := page["next_page_token"]:
+        found += page["series"]
+        page = send(cluster, node, "GET", f"{at}&page_token={token}").body
+    return [*found, *page["series"]]
+
+
+def test_follower_reads_messages_by_their_offsets(
+    cluster: Running, client: TimerClient, topic: str
+) -> None:
+    node, at = cluster.followers()[0], f"/v1/topics/{topic}/queue"
+    client.create_group(topic, "g")
+    timer = {"json": {"a": 1}, "delay": 0, "ordering_key": "o", "priority": 9, "key": "k"}
+    send(cluster, node, "POST", f"/v1/topics/{topic}/timers", timer)
+    client.schedule_batch(topic, [b"1", b"\xff"], delay=0)
+    read = until(lambda: (got := send(cluster, node, "GET", at).body)["end_offset"] == 3 and got)
+    first = next(each for each in read["messages"] if each["key"] == "k")
+    assert (first["json"], first["ordering_key"], first["priority"]) == ({"a": 1}, "o", 9)
+    assert [each["queue_offset"] for each in read["messages"]] == [0, 1, 2]
+    assert {"payload": "1", "payload_base64": "/w=="}.items() <= {
+        name: value for each in read["messages"] for name, value in each.items()
+    }.items()
+    assert (read["next_offset"], read["begin_offset"], read["topic_id"].isdecimal()) == (3, 0, True)
+    one = send(cluster, node, "GET", f"{at}?from_offset=1&end_offset=3&max_messages=1").body
+    assert [each["queue_offset"] for each in one["messages"]] == [1]
+    assert one["next_offset"] == 2
+    received: list[dict[str, Any]] = []
+    receive = {"max_messages": 10, "wait": 20}
+    while len(received) < 3:
+        path = f"/v1/topics/{topic}/groups/g/receive"
+        received += send(cluster, node, "POST", path, receive).body["messages"]
+    [leased] = [each for each in received if each["key"] == "k"]
+    assert leased == first | {"attempt": 1, "failures": 0}
+    for query in ("from_offset=2&end_offset=1", "max_messages=1001", "from=1"):
+        assert send(cluster, node, "GET", f"{at}?{query}").status == 400, query
+
+
 def test_lines_of_a_stream_have_results_of_their_own(
     cluster: Running, client: TimerClient, topic: str
 ) -> None:

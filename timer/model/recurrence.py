@@ -27,6 +27,8 @@ SERIES_BYTES_MAX: Final = 16_384
 """Bytes of key, payload, headers, cron expression and zone of one series. Each replica holds them
 in memory."""
 COUNT_MAX: Final = (1 << 48) - 1
+TIMES_MAX: Final = 100
+"""Next times of a series in one answer. The calendar takes up to ten milliseconds for them."""
 STARTED_MS: Final = 60_000
 """A start up to this long before the creation is no past start: its occurrence is due at once."""
 

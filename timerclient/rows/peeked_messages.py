@@ -88,12 +88,12 @@ class MessagePage:
     @property
     def messages(self) -> list[PeekedMessage]:
         """The messages, in the order of their offsets. Omitted payloads are empty."""
-        return _messages_of(self.columns, [PeekState.UNKNOWN] * len(self))
+        return messages_of(self.columns)
 
 
 def peeked(answer: pb.PeekResponse) -> Peeked:
     """Return the messages of an answer."""
-    return Peeked(_messages_of(answer.messages, answer.states), answer.next_offset)
+    return Peeked(messages_of(answer.messages, answer.states), answer.next_offset)
 
 
 def page_of(answer: pb.ReadMessagesResponse) -> MessagePage:
@@ -102,7 +102,10 @@ def page_of(answer: pb.ReadMessagesResponse) -> MessagePage:
     return MessagePage(answer.messages, *offsets, answer.topic_id)
 
 
-def _messages_of(of: pb.Deliveries, states: Sequence[int]) -> list[PeekedMessage]:
+def messages_of(
+    of: pb.Deliveries | pb.ReceiveResponse, states: Sequence[int] = ()
+) -> list[PeekedMessage]:
+    """Return the messages in columns. `states`: one for each; empty: they are not known."""
     count = len(of.queue_offsets)
     payloads = rows.slices(of.payload_sizes, of.payloads)
     keys = rows.slices(of.key_sizes, of.keys) or [b""] * count
@@ -112,7 +115,7 @@ def _messages_of(of: pb.Deliveries, states: Sequence[int]) -> list[PeekedMessage
         PeekedMessage(
             of.timer_ids[at * ids.SIZE : (at + 1) * ids.SIZE],
             of.queue_offsets[at],
-            PeekState(states[at]),
+            PeekState(states[at]) if states else PeekState.UNKNOWN,
             of.due_ms[at],
             of.fired_at_ms[at],
             of.failures[at] if of.failures else 0,

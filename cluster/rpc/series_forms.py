@@ -1,0 +1,222 @@
+"""Forms of series: recurring timers over HTTP.
+
+    {"json": {"kind": "sales"}, "cron": "0 7 * * MON-FRI", "zone": "Europe/Berlin"}
+
+The fields are those of SeriesFields. Requests have durations and times as new timers have them
+(timer_rows.py), answers have milliseconds. A change keeps the fields that it does not name.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from cluster.rpc import json_fields, payload_json
+from cluster.rpc.http_form import HttpForm
+from cluster.rpc.json_fields import Fields
+from cluster.rpc.timer_rows import CONTENT_SCHEMA, content_of
+from timer.model import timer_id
+from timer.model.recurrence import COUNT_MAX, TIMES_MAX
+from timerclient.proto import timer_pb2 as pb
+from timerclient.rows import rows
+from timerclient.rows.series_fields import MISFIRES
+
+PAGE_SIZE_MAX: Final = 100
+"""Series of one page. Each has up to 16 KiB, which JSON may make six times as long."""
+PREVIEW_DEFAULT: Final = 5
+_MISFIRE_NAMES: Final = {number: name for name, number in MISFIRES.items()}
+
+
+# ---- requests
+
+
+def _definition(fields: Fields) -> pb.SeriesFields:
+    """Return the fields that a request gives."""
+    payload, headers = content_of(fields)
+    out = pb.SeriesFields(
+        every_ms=json_fields.span_ms(fields, "every"),
+        start_ms=json_fields.instant_ms(fields, "start"),
+        end_ms=json_fields.instant_ms(fields, "end"),
+        payload=payload,
+        headers=headers,
+    )
+    for name, value in (
+        ("cron", json_fields.text(fields, "cron")),
+        ("zone", json_fields.text(fields, "zone")),
+        ("max_count", json_fields.whole(fields, "max_count", 0, COUNT_MAX)),
+        ("misfire", json_fields.choice(fields, "misfire", MISFIRES, "fire_once")),
+        ("paused", json_fields.flag(fields, "paused")),
+    ):
+        if fields.get(name) is not None:
+            setattr(out, name, value)
+    return out
+
+
+def _named(fields: Fields) -> tuple[str, str]:
+    """Return topic and key."""
+    return json_fields.text(fields, "topic"), json_fields.text(fields, "key")
+
+
+def _create(fields: Fields) -> pb.CreateSeriesRequest:
+    topic, key = _named(fields)
+    return pb.CreateSeriesRequest(topic=topic, key=key, fields=_definition(fields))
+
+
+def _alter(fields: Fields) -> pb.AlterSeriesRequest:
+    topic, key = _named(fields)
+    return pb.AlterSeriesRequest(topic=topic, key=key, fields=_definition(fields))
+
+
+def _delete(fields: Fields) -> pb.DeleteSeriesRequest:
+    topic, key = _named(fields)
+    return pb.DeleteSeriesRequest(topic=topic, key=key)
+
+
+def _preview(fields: Fields) -> pb.CreateSeriesRequest:
+    return pb.CreateSeriesRequest(
+        topic=json_fields.text(fields, "topic"),
+        key="preview",  # the contract requires one, and ignores it
+        fields=_definition(fields),
+        preview=json_fields.whole(fields, "next_times", 1, TIMES_MAX, PREVIEW_DEFAULT),
+    )
+
+
+def _get(fields: Fields) -> pb.GetSeriesRequest:
+    topic, key = _named(fields)
+    times = json_fields.whole(fields, "next_times", 0, TIMES_MAX)
+    return pb.GetSeriesRequest(topic=topic, key=key, next_times=times)
+
+
+def _list(fields: Fields) -> pb.ListSeriesRequest:
+    return pb.ListSeriesRequest(
+        topic=json_fields.text(fields, "topic"),
+        after_id=json_fields.whole(fields, "page_token", 0, rows.UINT64_MAX),
+        page_size=json_fields.whole(fields, "page_size", 1, PAGE_SIZE_MAX, PAGE_SIZE_MAX),
+    )
+
+
+# ---- answers
+
+
+def _document(series: pb.Series) -> dict[str, Any]:
+    fields = series.fields
+    headers = rows.decode_headers(fields.headers)
+    return {
+        "id": str(series.series_id),
+        "topic": series.topic,
+        "key": series.key,
+        "every_ms": fields.every_ms or None,
+        "cron": fields.cron or None,
+        "zone": fields.zone or None,
+        "start_ms": fields.start_ms or None,
+        "end_ms": fields.end_ms or None,
+        "max_count": fields.max_count or None,
+        "misfire": _MISFIRE_NAMES[fields.misfire],
+        "paused": fields.paused,
+        "finished": series.finished,
+        "ended": series.ended,
+        "timer_id": timer_id.to_text(series.timer_id) if series.timer_id else None,
+        "planned_ms": series.planned_ms or None,
+        "headers": headers,
+        **payload_json.payload_json(fields.payload, headers),
+    }
+
+
+def _listed(_: Any, answer: pb.ListSeriesResponse) -> Mapping[str, Any]:
+    return {
+        "series": [_document(each) for each in answer.series],
+        "next_page_token": str(answer.series[-1].series_id) if answer.more else None,
+    }
+
+
+# ---- schemas
+
+_MS_OR_NULL: Final = {"type": ["integer", "null"], "description": "Unix milliseconds"}
+_TEXT_OR_NULL: Final = {"type": ["string", "null"]}
+_MISFIRE: Final = {"type": "string", "enum": [*MISFIRES]}
+_DEFINITION: Final[dict[str, Any]] = {
+    **CONTENT_SCHEMA,
+    "every": {
+        "type": ["number", "string"],
+        "description": "interval: seconds, or a duration of ISO 8601 such as PT1H30M",
+    },
+    "cron": {"type": "string", "description": "five fields, or six with seconds first"},
+    "zone": {"type": "string", "description": "IANA time zone of cron; default: UTC"},
+    "start": {"type": "string", "format": "date-time"},
+    "start_ms": {"type": "integer", "description": "Unix milliseconds"},
+    "end": {"type": "string", "format": "date-time"},
+    "end_ms": {"type": "integer", "description": "Unix milliseconds; 0: no end"},
+    "max_count": {"type": "integer", "description": "occurrences at most; 0: no limit"},
+    "misfire": _MISFIRE,
+    "paused": {"type": "boolean"},
+}
+_SERIES: Final[dict[str, Any]] = {
+    "id": {"type": "string"},
+    "topic": {"type": "string"},
+    "key": {"type": "string"},
+    "every_ms": {"type": ["integer", "null"]},
+    "cron": _TEXT_OR_NULL,
+    "zone": _TEXT_OR_NULL,
+    "start_ms": _MS_OR_NULL,
+    "end_ms": _MS_OR_NULL,
+    "max_count": {"type": ["integer", "null"]},
+    "misfire": _MISFIRE,
+    "paused": {"type": "boolean"},
+    "finished": {"type": "boolean", "description": "its end or its count is reached"},
+    "ended": {"type": "integer", "description": "occurrences that are over"},
+    "timer_id": _TEXT_OR_NULL | {"description": "of the pending occurrence"},
+    "planned_ms": _MS_OR_NULL | {"description": "of the next occurrence, in Unix milliseconds"},
+    "headers": {"type": "object", "additionalProperties": {"type": "string"}},
+    **payload_json.SCHEMA,
+}
+_TIMES: Final = {
+    "next_times_ms": {
+        "type": "array",
+        "items": {"type": "integer"},
+        "description": "Unix milliseconds, the pending occurrence first",
+    }
+}
+_LIST: Final = HttpForm(
+    request=_list,
+    answer=_listed,
+    answered={
+        "series": {"type": "array", "items": {"type": "object", "properties": _SERIES}},
+        "next_page_token": _TEXT_OR_NULL,
+    },
+)
+FORMS: Final[Mapping[str, HttpForm]] = {
+    "CreateSeries": HttpForm(
+        request=_create,
+        answer=lambda _, answer: _document(answer.series) | {"existed": answer.existed},
+        body=_DEFINITION,
+        answered={
+            **_SERIES,
+            "existed": {"type": "boolean", "description": "an equal series had the key"},
+        },
+    ),
+    "PreviewSeries": HttpForm(
+        request=_preview,
+        answer=lambda _, answer: {"next_times_ms": [*answer.next_ms]},
+        body={
+            **_DEFINITION,
+            "next_times": {"type": "integer", "description": f"1 to {TIMES_MAX}; default: 5"},
+        },
+        answered=_TIMES,
+    ),
+    "ShowSeries": HttpForm(
+        request=_get,
+        answer=lambda _, answer: _document(answer.series) | {"next_times_ms": [*answer.next_ms]},
+        answered={**_SERIES, **_TIMES},
+    ),
+    "AlterSeries": HttpForm(
+        request=_alter,
+        answer=lambda _, answer: _document(answer.series),
+        body=_DEFINITION,
+        answered=_SERIES,
+    ),
+    "DeleteSeries": HttpForm(
+        request=_delete,
+        answer=lambda _, answer: {},
+    ),
+    "ListSeries": _LIST,
+    "ListAllSeries": _LIST,
+}
+"""Name of an operation -> its form."""
