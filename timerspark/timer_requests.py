@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import (
     BinaryType,
     DayTimeIntervalType,
+    IntegralType,
     MapType,
     NumericType,
     StringType,
@@ -27,7 +28,8 @@ from timerspark.format_options import FormatOptions
 ROWS_MAX: Final = 16_384
 """Rows of one request."""
 CAREFUL_ROWS_MAX: Final = 1_000
-"""Rows of one request whose rows have keys, headers or topics: the cluster limits each."""
+"""Rows of one request whose rows have keys, headers, topics, ordering keys or priorities. A node
+checks these one by one, and a step of its event loop must be short."""
 HEADERS_MAX: Final = 16_384
 """Headers of one request: half of the names and values that the cluster takes."""
 BYTES_MAX: Final = 4 << 20
@@ -39,8 +41,11 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
     "headers": (MapType,),
     "due": (TimestampType,),
     "delay": (DayTimeIntervalType, NumericType),
+    "ordering_key": (StringType,),
+    "priority": (IntegralType,),
 }
-_NULLABLE: Final = frozenset({"key", "headers"})
+_NULLABLE: Final = frozenset({"key", "headers", "ordering_key", "priority"})
+_CAREFUL: Final = frozenset({*_NULLABLE, "topic"})
 
 
 def check_columns(schema: StructType, options: FormatOptions) -> None:
@@ -96,7 +101,7 @@ def _check_nulls(batch: pa.RecordBatch) -> None:
 
 def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Yield slices of a batch that fit into a request each."""
-    careful = {"key", "headers", "topic"} & {*batch.schema.names}
+    careful = _CAREFUL & {*batch.schema.names}
     most = CAREFUL_ROWS_MAX if careful else ROWS_MAX
     if "headers" in careful:
         widest = int(np.diff(batch["headers"].offsets.to_numpy()).max(initial=1))
@@ -130,15 +135,44 @@ def _put(to: pb.TimerColumns, part: pa.RecordBatch) -> None:
         to.delay_ms.extend(_checked("delay", _delays_ms(part["delay"])))
     sizes, to.payloads = _bytes_of(part["payload"])
     to.payload_sizes.extend(sizes)
-    if "key" in names and part["key"].null_count < len(part):
+    if "key" in names:
         sizes, to.keys = _bytes_of(part["key"].fill_null(""))
-        if to.keys:
-            to.key_sizes.extend(sizes)
+        to.key_sizes.extend(sizes if to.keys else ())
     if "headers" in names:
-        encoded = [rows.encode_headers(dict(each or ())) for each in part["headers"].to_pylist()]
-        if any(encoded):
-            to.headers_sizes.extend(map(len, encoded))
-            to.headers = b"".join(encoded)
+        sizes, to.headers = _headers_of(part["headers"])
+        to.headers_sizes.extend(sizes if to.headers else ())
+    if "ordering_key" in names:
+        sizes, to.ordering_keys = _bytes_of(part["ordering_key"].fill_null(""))
+        to.ordering_key_sizes.extend(sizes if to.ordering_keys else ())
+    if "priority" in names:
+        levels = _numbers(part["priority"].fill_null(rows.PRIORITY_DEFAULT)).astype(np.int64)
+        if not 0 <= int(levels.min()) <= int(levels.max()) <= rows.PRIORITY_MAX:
+            wrong = int(levels.min()) if levels.min() < 0 else int(levels.max())
+            raise InvalidRequest.of("priority", wrong, f"must be in 0 .. {rows.PRIORITY_MAX}")
+        if (levels != rows.PRIORITY_DEFAULT).any():
+            to.priorities.extend(levels.tolist())
+
+
+def _headers_of(column: pa.MapArray) -> tuple[list[int], bytes]:
+    """Return the sizes of the rows' headers, and all headers, as `rows.encode_headers` does it."""
+    column = column.fill_null([])
+    ends = column.offsets.to_numpy()
+    begin, end = int(ends[0]), int(ends[-1])
+    pairs = [each[begin:end].cast(pa.binary()) for each in (column.keys, column.items)]
+    if pairs[1].null_count:
+        raise InvalidRequest.of("headers", None, "no value may be null")
+    names_and_values = np.arange(2 * (end - begin)).reshape(2, -1).T.ravel()
+    texts = pa.concat_arrays(pairs).take(pa.array(names_and_values))
+    sizes = np.diff(np.frombuffer(texts.buffers()[1], np.int32)[: len(texts) + 1])
+    if len(sizes) and int(sizes.max()) > rows.TEXT_SIZE_MAX:
+        limit = f"a name or value has at most {rows.TEXT_SIZE_MAX} bytes"
+        raise InvalidRequest.of("headers", f"{int(sizes.max())} bytes", limit)
+    heads = pa.py_buffer(sizes.astype("<u2").tobytes())
+    lengths = pa.Array.from_buffers(pa.binary(2), len(texts), [None, heads]).cast(pa.binary())
+    blob = pc.binary_join_element_wise(lengths, texts, b"")
+    before = np.concatenate([[0], np.cumsum(sizes + 2, dtype=np.int64)])
+    row_sizes: list[int] = np.diff(before[2 * (ends - begin)]).tolist()
+    return row_sizes, _bytes_of(blob)[1]
 
 
 def _numbers(column: pa.Array) -> Any:

@@ -2,6 +2,7 @@
 
     (job, partition) --hash--> token --RegisterProducer--> a producer's id, always the same
     rows --> request 1, 2, 3, ...      an applied number is not applied again
+             1 2 3 4 sent --> a gap, as 2 waits for a new leader: 3 and 4 are sent again after it
 
 A task that Spark repeats, also on another machine or after the driver's restart, registers the same
 token and sends the same numbers. The cluster applies each once. It rejects a number with other rows
@@ -15,6 +16,7 @@ forgets a producer after seven days, or after an hour if it has many (`limits.pr
 import asyncio
 import contextlib
 import hashlib
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -30,7 +32,13 @@ from pyspark.sql.types import StructType
 
 from timerclient.client.aio import AsyncTimerClient
 from timerclient.proto import timer_pb2 as pb
-from timerclient.values.errors import AlreadyExists, InvalidRequest, OutcomeForgotten, TimerError
+from timerclient.values.errors import (
+    AlreadyExists,
+    InvalidRequest,
+    OutcomeForgotten,
+    SequenceGap,
+    TimerError,
+)
 from timerclient.values.results import ScheduleResult
 from timerspark.format_options import FormatOptions
 from timerspark.timer_requests import check_columns, requests_of
@@ -39,7 +47,10 @@ QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
 """Spark's names for the properties of a task of a streaming query."""
 TOKEN_BYTES: Final = 16
-_NOT_SCHEDULED: Final = (ScheduleResult.REJECTED, ScheduleResult.NOT_PENDING)
+REQUESTS_IN_FLIGHT: Final = 16
+BYTES_IN_FLIGHT: Final = 8 << 20
+"""Unanswered requests of a partition, at most: two of the largest, if a payload is no larger."""
+_NOT_SCHEDULED: Final = (int(ScheduleResult.REJECTED), int(ScheduleResult.NOT_PENDING))
 
 
 @dataclass
@@ -115,28 +126,106 @@ async def _scheduled(
         AlreadyExists: Some rows were not scheduled for their keys; all others were.
         InvalidRequest: A value exceeds a limit, or an earlier attempt sent other rows.
     """
-    token = hashlib.blake2b(partition.encode(), digest_size=TOKEN_BYTES).digest()
-    written = WrittenRows(0, 0)
-    producer_id = refused = 0
     async with AsyncTimerClient(options.cluster, timeout=options.timeout_s) as client:
-        for number, request in enumerate(requests_of(batches, options), 1):
-            with _named(number, partition):
-                producer_id = producer_id or await _register(client, token)
-                request.producer_id, request.sequence = producer_id, number
-                refused += await _send(client, request, written)
-    if refused:
-        text = f"{refused} of {written.rows} rows were not scheduled for their keys"
+        sender = _Sender(client, partition)
+        written = await sender.run(requests_of(batches, options))
+    if sender.refused:
+        text = f"{sender.refused} of {written.rows} rows were not scheduled for their keys"
         raise AlreadyExists(f"on_conflict = {options.on_conflict}: {text}")
     return written
 
 
-async def _register(client: AsyncTimerClient, token: bytes) -> int:
-    request = pb.RegisterProducerRequest(token=token)
-    answer = await client.nodes().call(
-        lambda node, left_s: node.timers.RegisterProducer(request, timeout=left_s),
-        within_s=client.within_s(None),
-    )
-    return answer.producer_id
+class _Sender:
+    """Sends the requests of one partition: several at once, applied in their order."""
+
+    def __init__(self, client: AsyncTimerClient, partition: str) -> None:
+        self.written = WrittenRows(0, 0)
+        self.refused = 0
+        """Rows that were not scheduled for their keys."""
+        self._client = client
+        self._partition = partition
+        self._sent: deque[tuple[asyncio.Task[None], int]] = deque()
+        """Unanswered requests in their order, with their sizes in bytes."""
+        self._in_order = True
+        """No unanswered request overtook another one."""
+
+    async def run(self, requests: Iterator[pb.ScheduleRequest]) -> WrittenRows:
+        """Send all requests; return the number of their rows."""
+        producer_id = number = 0
+        previous: asyncio.Task[None] | None = None
+        try:
+            # In a thread, so that answers are read while Spark computes the next rows.
+            while (request := await asyncio.to_thread(next, requests, None)) is not None:
+                number += 1
+                with _named(number, self._partition):
+                    producer_id = producer_id or await self._register()
+                request.producer_id, request.sequence = producer_id, number
+                size = request.ByteSize()
+                await self._make_room(size)
+                previous = asyncio.create_task(self._send(request, previous))
+                self._sent.append((previous, size))
+            await self._answered(0)
+        finally:
+            for task, _ in self._sent:
+                task.cancel()
+            await asyncio.gather(*(task for task, _ in self._sent), return_exceptions=True)
+        return self.written
+
+    async def _register(self) -> int:
+        token = hashlib.blake2b(self._partition.encode(), digest_size=TOKEN_BYTES).digest()
+        request = pb.RegisterProducerRequest(token=token)
+        answer = await self._client.nodes().call(
+            lambda node, left_s: node.timers.RegisterProducer(request, timeout=left_s),
+            within_s=self._client.within_s(None),
+        )
+        return answer.producer_id
+
+    async def _make_room(self, size: int) -> None:
+        """Wait until a request of this size may be sent."""
+        await self._answered(REQUESTS_IN_FLIGHT - 1)
+        while self._sent and sum(each for _, each in self._sent) + size > BYTES_IN_FLIGHT:
+            await self._answered(len(self._sent) - 1)
+        if not self._in_order:  # each further request would be rejected, and sent again
+            await self._answered(0)
+            self._in_order = True
+
+    async def _answered(self, most: int) -> None:
+        """Wait until at most so many requests are unanswered.
+
+        Raises:
+            TimerError: The first that failed has this error.
+        """
+        while len(self._sent) > most:
+            await self._sent[0][0]
+            self._sent.popleft()
+
+    async def _send(self, request: pb.ScheduleRequest, previous: asyncio.Task[None] | None) -> None:
+        """Send a request until it is applied; count its rows."""
+        with _named(request.sequence, self._partition):
+            try:
+                await self._attempt(request)
+            except SequenceGap:  # it arrived before its predecessor
+                if previous is None:
+                    raise
+                self._in_order = False
+                await previous
+                await self._attempt(request)
+
+    async def _attempt(self, request: pb.ScheduleRequest) -> None:
+        count = sum(len(timers.payload_sizes) for timers in request.timers)
+        try:
+            answer = await self._client.nodes().call(
+                lambda node, left_s: node.timers.Schedule(request, timeout=left_s),
+                within_s=self._client.within_s(None),
+            )
+        except OutcomeForgotten:  # applied by an earlier attempt, whose answer is no longer kept
+            self.written.rows += count
+            self.written.repeated += count
+            return
+        self.written.rows += count
+        self.written.repeated += count if answer.duplicate else 0
+        results = [*map(int, answer.results)]
+        self.refused += sum(map(results.count, _NOT_SCHEDULED))
 
 
 @contextlib.contextmanager
@@ -145,21 +234,6 @@ def _named(number: int, partition: str) -> Iterator[None]:
     try:
         yield
     except TimerError as error:
-        error.add_note(f"request {number} of the partition {partition}")
+        if not getattr(error, "__notes__", None):
+            error.add_note(f"request {number} of the partition {partition}")
         raise
-
-
-async def _send(client: AsyncTimerClient, request: pb.ScheduleRequest, written: WrittenRows) -> int:
-    """Send a request until it is applied; count its rows. Return the number of refused rows."""
-    count = sum(len(timers.payload_sizes) for timers in request.timers)
-    written.rows += count
-    try:
-        answer = await client.nodes().call(
-            lambda node, left_s: node.timers.Schedule(request, timeout=left_s),
-            within_s=client.within_s(None),
-        )
-    except OutcomeForgotten:  # applied by an earlier attempt, whose answer is no longer kept
-        written.repeated += count
-        return 0
-    written.repeated += count if answer.duplicate else 0
-    return sum(ScheduleResult(result) in _NOT_SCHEDULED for result in answer.results)

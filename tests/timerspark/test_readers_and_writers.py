@@ -1,5 +1,6 @@
 """Readers and writers of the format "timers", as Spark's tasks call them. Without Spark."""
 
+import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -14,12 +15,12 @@ from pyspark.sql.types import StructType
 from tests.cluster.running import until
 from timerclient import AlreadyExists, InvalidRequest, TimerClient
 from timerclient.proto import timer_pb2 as pb
-from timerclient.values.errors import OutcomeForgotten
+from timerclient.values.errors import OutcomeForgotten, SequenceGap
 from timerspark import timer_writers
 from timerspark.message_readers import MessagesLost, OffsetRange
 from timerspark.timers_format import TimersFormat
 
-DUE = datetime(2026, 11, 1, 12, 0, 0, 1, tzinfo=UTC)
+DUE = datetime(2036, 11, 1, 12, 0, 0, 1, tzinfo=UTC)
 COLUMNS = {
     "topic": "string",
     "payload": "binary",
@@ -27,6 +28,8 @@ COLUMNS = {
     "headers": "map<string,string>",
     "due": "timestamp",
     "delay": "double",
+    "ordering_key": "string",
+    "priority": "integer",
 }
 ARROW = {
     "topic": pa.string(),
@@ -35,6 +38,8 @@ ARROW = {
     "headers": pa.map_(pa.string(), pa.string()),
     "due": pa.timestamp("us", "UTC"),
     "delay": pa.float64(),
+    "ordering_key": pa.string(),
+    "priority": pa.int32(),
 }
 
 
@@ -105,7 +110,7 @@ def test_rows_are_written_once_however_often_their_task_runs(
     rows = batch(
         payload=[b"%d" % n for n in range(2_500)],
         key=[None if n % 2 else f"k{n}" for n in range(2_500)],
-        headers=[{f"{m}": "b" for m in range(40)} if n == 7 else None for n in range(2_500)],
+        headers=[{f"{m}": "ü" for m in range(40)} if n == 7 else None for n in range(2_500)],
         due=[DUE + timedelta(hours=n) for n in range(2_500)],
     )
     schema = kinds("payload", "key", "due", "headers")
@@ -121,7 +126,9 @@ def test_rows_are_written_once_however_often_their_task_runs(
         of.writer(schema, False).write(iter([rows.slice(2_000)]))
     status = client.describe_topic(topic)
     assert status.scheduled == 2_500 + 250
-    found = next(each for each in client.list_timers(topic) if each.payload == b"2000")
+    pending = {each.payload: each for each in client.list_timers(topic)}
+    assert pending[b"7"].headers == {f"{m}": "ü" for m in range(40)}
+    found = pending[b"2000"]
     assert (found.key, found.requested_ms) == (
         "k2000",
         # a microsecond more is the next millisecond: no timer fires early
@@ -129,17 +136,90 @@ def test_rows_are_written_once_however_often_their_task_runs(
     )
 
 
-async def test_request_of_a_task_whose_answer_is_forgotten_counts_as_written() -> None:
-    async def call(*_: object, **__: object) -> None:
-        raise OutcomeForgotten("x")
+def sender(schedule: Any) -> timer_writers._Sender:
+    """A sender whose calls of Schedule are answered by a function of the request."""
+    timers = SimpleNamespace(
+        Schedule=lambda request, **_: schedule(request),
+        RegisterProducer=lambda _, **__: pb.RegisterProducerResponse(producer_id=7),
+    )
+
+    async def call(method: Any, **_: object) -> Any:
+        await asyncio.sleep(0)
+        return method(SimpleNamespace(timers=timers), 1.0)
 
     client: Any = SimpleNamespace(
         nodes=lambda: SimpleNamespace(call=call), within_s=lambda seconds: seconds
     )
-    written = timer_writers.WrittenRows(0, 0)
-    request = pb.ScheduleRequest(timers=[pb.TimerColumns(payload_sizes=[1, 1])])
-    assert await timer_writers._send(client, request, written) == 0
+    return timer_writers._Sender(client, "a partition")
+
+
+def requests(count: int, rows: int = 2) -> Iterator[pb.ScheduleRequest]:
+    for _ in range(count):
+        yield pb.ScheduleRequest(timers=[pb.TimerColumns(payload_sizes=[1] * rows)])
+
+
+async def test_request_of_a_task_whose_answer_is_forgotten_counts_as_written() -> None:
+    def schedule(_: pb.ScheduleRequest) -> None:
+        raise OutcomeForgotten("x")
+
+    written = await sender(schedule).run(requests(1))
     assert (written.rows, written.repeated) == (2, 2)
+
+
+async def test_requests_that_overtake_one_are_sent_again_after_it() -> None:
+    applied: list[int] = []
+    attempts: list[int] = []
+
+    def schedule(request: pb.ScheduleRequest) -> pb.ScheduleResponse:
+        attempts.append(request.sequence)
+        first = attempts.count(request.sequence) == 1
+        if request.sequence > len(applied) + 1 or (first and request.sequence in (3, 30)):
+            raise SequenceGap("x")  # as if another one had overtaken it, too
+        applied.append(request.sequence)
+        return pb.ScheduleResponse()
+
+    written = await sender(schedule).run(requests(50))
+    assert (applied, written.rows) == ([*range(1, 51)], 100)
+    again = [number for number in {*attempts} if attempts.count(number) > 1]
+    assert {3, 30} <= {*again}
+    assert len(again) <= 2 * timer_writers.REQUESTS_IN_FLIGHT
+
+
+async def test_failed_request_ends_the_task_with_its_own_error_and_nothing_after_it() -> None:
+    applied: list[int] = []
+
+    def schedule(request: pb.ScheduleRequest) -> pb.ScheduleResponse:
+        if request.sequence == 5:
+            raise InvalidRequest.of("payload", "x", "must be smaller")
+        if request.sequence > len(applied) + 1:
+            raise SequenceGap("x")
+        applied.append(request.sequence)
+        return pb.ScheduleResponse()
+
+    with pytest.raises(InvalidRequest, match="must be smaller") as failed:
+        await sender(schedule).run(requests(50))
+    assert failed.value.__notes__ == ["request 5 of the partition a partition"]
+    assert applied == [1, 2, 3, 4]
+
+
+def test_ordering_keys_and_priorities_are_columns(
+    cluster: str, client: TimerClient, topic: str
+) -> None:
+    rows = batch(
+        payload=[b"0", b"1", b"2"],
+        due=[DUE] * 3,
+        ordering_key=["a", None, ""],
+        priority=[9, None, 4],
+    )
+    writer: Any = source(cluster, topic).writer(
+        kinds("payload", "due", "ordering_key", "priority"), False
+    )
+    assert writer.write(iter([rows])).rows == 3
+    found = {each.payload: each for each in client.list_timers(topic)}
+    traits = [(found[name].ordering_key, found[name].priority) for name in (b"0", b"1", b"2")]
+    assert traits == [("a", 9), (None, 4), (None, 4)]
+    with pytest.raises(InvalidRequest, match="priority = 10: must be in"):
+        writer.write(iter([batch(payload=[b""], due=[DUE], ordering_key=[None], priority=[10])]))
 
 
 def test_micro_batch_is_written_once(
@@ -237,6 +317,10 @@ def test_nulls_and_values_out_of_range_are_named(cluster: str, topic: str) -> No
     for row, message in (((None, 1.0), "payload"), ((b"", None), "delay"), ((b"", -1.0), "delay")):
         with pytest.raises(InvalidRequest, match=f"{message} = "):
             writer.write(iter([batch(payload=[row[0]], delay=[row[1]])]))
+    nulls = batch(payload=[b""], delay=[1.0], headers=[[("a", None)]])
+    keyed: Any = source(cluster, topic).writer(kinds("payload", "delay", "headers"), False)
+    with pytest.raises(InvalidRequest, match="headers = None: no value may be null"):
+        keyed.write(iter([nulls]))
     with pytest.raises(InvalidRequest, match="append"):
         source(cluster, topic).writer(kinds("payload", "delay"), True)
     with pytest.raises(InvalidRequest, match="schema = 'key bigint'"):
