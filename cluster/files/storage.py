@@ -19,7 +19,7 @@ from typing import Final
 from cluster.api import wire_rows
 from cluster.api.backup_desk import pin_directories
 from cluster.settings.config import NodeConfig
-from cluster.settings.cron_calendar import CronCalendar
+from cluster.settings.cron_calendar import CronCalendar, warn_of_unplanned
 from replication.core.promise import PromiseFile
 from replication.shell.snapshot_install import install_if_ready
 from timer.entries.entry_frame import Entry
@@ -82,6 +82,7 @@ def leader_config(config: NodeConfig) -> LeaderConfig:
             **{each.name: getattr(config.limits, each.name) for each in fields(CountLimits)}
         ),
         calendar=CronCalendar(),
+        on_unplanned=warn_of_unplanned,
         id_salt=wire_rows.id_salt(config.cluster_id),
     )
 

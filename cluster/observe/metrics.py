@@ -168,6 +168,8 @@ class Levels:
     """Free space is below the reserve."""
     refusing: bool = False
     """This leader rejects new timers because disks have too little free space."""
+    unplanned_series: int = 0
+    """Series whose cron expression or time zone this leader does not know."""
     scrubbed_bytes: int = 0
     scrub_passes: int = 0
     damaged: bool = False
@@ -193,6 +195,7 @@ _GAUGES: Final = {
     "disk_reserve_bytes": "Free space below which new work is rejected: storage.reserve_bytes",
     "disk_low": "1: free space is below the reserve",
     "damaged": "1: the scrub has found a damaged file",
+    "unplanned_series": "Series whose cron expression or time zone this leader does not know",
     "refusing": "1: this leader rejects new timers because disks have too little free space",
 }
 _COUNTERS: Final = {

@@ -347,6 +347,7 @@ class NodeState(TopicView):
             disk_reserve_bytes=engine.room.reserve,
             disk_low=engine.room.low,
             refusing=leader is not None and leader.full is not None,
+            unplanned_series=leader.series.unplanned if leader is not None else 0,
             scrubbed_bytes=self._scrubber.bytes_read,
             scrub_passes=self._scrubber.passes,
             damaged=bool(self._scrubber.damage),

@@ -12,6 +12,7 @@ All other expressions follow the clock: a skipped time does not occur, a doubled
 The leader alone asks for times. They are in the log, so replicas need not agree on time zones.
 """
 
+import logging
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Final
@@ -21,6 +22,9 @@ from cronsim import CronSim, CronSimError
 
 from timer.model.timer_errors import InvalidRequestError
 from timer.model.units import DUE_MS_MAX, UnixMs
+from timer.state.series_table import SeriesView
+
+logger = logging.getLogger(__name__)
 
 TIMES_KEPT: Final = 16_384
 LAST_YEAR: Final = 9_000
@@ -51,6 +55,14 @@ class CronCalendar:
             InvalidRequestError: the expression or the zone is unknown here.
         """
         return _next(cron, zone, after_ms)
+
+
+def warn_of_unplanned(series: SeriesView, why: InvalidRequestError) -> None:
+    """Log a series that the calendar of this node, the leader, cannot plan."""
+    logger.warning(
+        "a series waits for a leader that knows its cron expression and time zone",
+        extra={"series": series.series_id, "key": series.key.decode(), "reason": why},
+    )
 
 
 @lru_cache(256)

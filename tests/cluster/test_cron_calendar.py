@@ -1,14 +1,19 @@
 """Cron expressions: fields, time zones, and the hours that a change of the clock moves."""
 
 from datetime import datetime
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
 
+from cluster.files.storage import leader_config
+from cluster.settings.config import NodeConfig
 from cluster.settings.cron_calendar import CronCalendar
+from cluster.settings.log_format import LineFormatter
 from timer.model.recurrence import Misfire, SeriesSpec, planned_time
 from timer.model.timer_errors import InvalidRequestError
-from timer.model.units import UnixMs
+from timer.model.units import TopicId, UnixMs
+from timer.state.series_table import SeriesTable
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -81,3 +86,21 @@ def test_unknown_expression_or_zone_names_field_value_and_limit(
         CronCalendar().check(cron, zone)
     assert str(why.value).startswith(begin)
     assert str(why.value).endswith(end)
+
+
+def test_series_that_a_leader_cannot_plan_has_a_line_in_its_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(InvalidRequestError) as unknown:
+        CronCalendar().next_after("0 7 * * *", "Mars/Olympus", UnixMs(0))
+    table = SeriesTable()
+    spec = SeriesSpec(cron="0 7 * * *", zone="Mars/Olympus")
+    view = table.view(table.add(TopicId(1), b"daily", spec, UnixMs(0)))
+    assert view is not None
+    node = NodeConfig(name="n1", cluster_id="c", data=Path("d"), peers={"n1": "127.0.0.1:1"})
+    leader_config(node).on_unplanned(view, unknown.value)
+    [line] = caplog.records
+    shown = LineFormatter("n1").format(line)
+    assert "level=warning" in shown
+    assert f"series={view.series_id} key=daily" in shown
+    assert "Mars/Olympus" in shown

@@ -200,18 +200,28 @@ def test_no_occurrence_is_appended_on_a_full_disk_or_log_and_they_follow_later()
 
 
 def test_series_of_a_zone_that_this_node_does_not_know_waits_and_the_others_go_on() -> None:
-    play = playing()
-    created(play, SeriesSpec(cron="q", zone="Z"))
+    noted: list[tuple[bytes, str]] = []
+    play = playing(on_unplanned=lambda view, why: noted.append((view.key, why.field)))
+    series = created(play, SeriesSpec(cron="q", zone="Z"))
     play.leader.series._calendar = play.leader.series._planner._calendar = NoCalendar()
     play.wait(15_000)
     play.settle()
     assert play.machine.counts.pending == 0
     created(play, TEN_S, b"other")
     assert play.machine.counts.pending == 1
+    assert (noted, play.leader.series.unplanned) == ([(b"k", "cron")], 1)
     play.leader.series._planner._calendar = Quarters()
     play.lead()
     play.settle()
     assert play.machine.counts.pending == 2
+    assert (len(noted), play.leader.series.unplanned) == (1, 0)
+    play.leader.series._planner._calendar = NoCalendar()
+    play.wait(15_000)
+    play.settle()
+    assert play.leader.series.unplanned == 1
+    play.leader.series.delete(series, play.now, play.done("delete"))
+    play.settle()
+    assert play.leader.series.unplanned == 0
 
 
 def test_an_entry_after_a_long_outage_calls_the_calendar_a_bounded_number_of_times() -> None:

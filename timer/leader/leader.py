@@ -34,7 +34,7 @@ from timer.leader.intake.count_limits import (
     producer_idle_ms,
 )
 from timer.leader.intake.intake import Freshness, Intake
-from timer.leader.intake.occurrence_planner import NoCalendar
+from timer.leader.intake.occurrence_planner import NoCalendar, NoteUnplanned
 from timer.leader.intake.quotas import Charge, Quotas
 from timer.leader.intake.series_intake import SeriesHooks, SeriesIntake
 from timer.model.columns import I64, U32, U64, Part, RequestId, encode_schedule
@@ -107,6 +107,8 @@ class LeaderConfig:
     """Topics with timers in one FIRE: some 10 µs for each, even with few timers."""
     calendar: Calendar = field(default_factory=NoCalendar)
     """Computes the times of cron expressions."""
+    on_unplanned: NoteUnplanned = lambda view, why: None
+    """Called once for each series that the calendar cannot plan."""
     id_salt: int = 0
     """The cluster's salt of timer ids: the headers of a dead letter hold its first timer id."""
 
@@ -153,7 +155,7 @@ class Leader:
             self.admission,
             config.calendar,
             config.limits,
-            SeriesHooks(self._propose, self._change, self._check_series),
+            SeriesHooks(self._propose, self._change, self._check_series, config.on_unplanned),
         )
         self._checkpointing = False
         self._checkpoint_at_ms = MonoMs(now.mono_ms + config.checkpoint_interval_ms)

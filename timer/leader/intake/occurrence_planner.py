@@ -7,8 +7,9 @@ entry begins none after CALLS_MAX calls of the calendar: each takes some 50 µs,
 many missed times takes some thirty. Series of equal expressions share the result.
 """
 
+from collections.abc import Callable
 from itertools import islice
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -19,10 +20,13 @@ from timer.model.recurrence import Calendar, Misfire, SeriesSpec, planned_time
 from timer.model.timer_errors import InvalidRequestError
 from timer.model.units import DUE_MS_MAX, Now, UnixMs
 from timer.state.machine import Machine
-from timer.state.series_table import MISFIRE
+from timer.state.series_table import MISFIRE, SeriesView
 
 CALLS_MAX: Final = 128
 """Calls of the calendar in one entry, about."""
+
+NoteUnplanned: TypeAlias = Callable[[SeriesView, InvalidRequestError], object]
+"""Gets a series that this node cannot plan, and the reason."""
 
 
 class NoCalendar:
@@ -56,8 +60,16 @@ class _CountedCalendar:
 class OccurrencePlanner:
     """Plans the next occurrences, for the leader of one epoch."""
 
-    def __init__(self, machine: Machine, admission: Admission, calendar: Calendar) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        admission: Admission,
+        calendar: Calendar,
+        on_unplanned: NoteUnplanned = lambda view, why: None,
+    ) -> None:
+        """`on_unplanned`: called once for each series that becomes unplanned."""
         self._machine, self._admission, self._calendar = machine, admission, calendar
+        self._on_unplanned = on_unplanned
         self.unplanned: set[int] = set()
         """Series whose expression or zone this node's calendar does not know. Another leader may:
         they wait."""
@@ -110,8 +122,9 @@ class OccurrencePlanner:
             if name not in computed and calendar.calls < CALLS_MAX:
                 try:
                     computed[name] = planned_time(timing, view.last_ms, now.clock_ms, calendar)
-                except InvalidRequestError:
+                except InvalidRequestError as why:
                     self.unplanned.add(view.series_id)
+                    self._on_unplanned(view, why)
             if name not in computed:
                 known[place] = False
             elif (time_ms := computed[name]) is not None:

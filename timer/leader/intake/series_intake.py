@@ -18,7 +18,7 @@ from timer.entries.series_payloads import (
 )
 from timer.leader.intake.admission import Admission
 from timer.leader.intake.count_limits import CountLimits, check_series
-from timer.leader.intake.occurrence_planner import OccurrencePlanner
+from timer.leader.intake.occurrence_planner import NoteUnplanned, OccurrencePlanner
 from timer.model.feature_level import LEVEL_OF_SERIES
 from timer.model.recurrence import STARTED_MS, TIMING, Calendar, SeriesSpec
 from timer.model.timer_errors import EngineError, InvalidRequestError, NotFoundError
@@ -46,6 +46,8 @@ class SeriesHooks(NamedTuple):
     change: Propose
     """The same, counted as a request in flight."""
     check: CheckChange
+    on_unplanned: NoteUnplanned
+    """See OccurrencePlanner."""
 
 
 class SeriesIntake:
@@ -61,7 +63,7 @@ class SeriesIntake:
     ) -> None:
         self._machine, self._admission, self._calendar = machine, admission, calendar
         self._limits, self._hooks = limits, hooks
-        self._planner = OccurrencePlanner(machine, admission, calendar)
+        self._planner = OccurrencePlanner(machine, admission, calendar, hooks.on_unplanned)
         self._creating = 0
         self._in_flight = False
         """Occurrences were appended and are not applied."""
@@ -151,6 +153,11 @@ class SeriesIntake:
         self._hooks.change(EntryKind.SERIES, [encode_series(op)], now, done)
 
     # ---- occurrences
+
+    @property
+    def unplanned(self) -> int:
+        """Number of series whose expression or zone this node's calendar does not know."""
+        return len(self._planner.unplanned)
 
     @property
     def wanted(self) -> bool:
