@@ -29,6 +29,7 @@ from cluster.rpc.audit_log import AuditLog, shown
 from cluster.rpc.caller_usages import CallerUsages
 from cluster.rpc.node_tls import caller_identity
 from cluster.rpc.rpc_caller import CALLER, METADATA, Caller
+from cluster.security.caller_limits import CallerLimits
 from cluster.security.certificate_dates import end_of_certificate_s
 from cluster.security.identities import (
     CallerIdentity,
@@ -279,11 +280,15 @@ class CallGuard(grpc.aio.ServerInterceptor):
         self, gate: Gate, access: AccessFile, audit: AuditLog, tokens: TokenFile | None = None
     ) -> None:
         """`tokens`: of the gate; None: it knows none."""
-        self._gate, self._audit = gate, audit
+        self._gate, self._access, self._audit = gate, access, audit
         self._open: set[_OpenRpc] = set()
         access.on_change.append(self.check_again)
         if tokens is not None:
             tokens.on_change.append(self.check_again)
+
+    def limits(self, identity: CallerIdentity) -> CallerLimits:
+        """Return the limits of a caller by the rules in force."""
+        return self._access.rules.limits(identity)
 
     def check_again(self) -> None:
         """End the open RPCs that the rules in force deny."""

@@ -15,6 +15,7 @@ healthy and ready.
 
 import asyncio
 import errno
+import functools
 import html
 import ssl
 import time
@@ -30,7 +31,7 @@ from cluster.rpc import openapi
 from cluster.rpc.access_file import AccessFile, TokenFile
 from cluster.rpc.aiohttp_server import web
 from cluster.rpc.audit_log import AuditLog
-from cluster.rpc.http_api import certificate_uris, peer_of
+from cluster.rpc.http_api import IDENTITY, certificate_uris, peer_of
 from cluster.rpc.http_connections import HttpConnections
 from cluster.rpc.http_listener import HttpListener
 from cluster.rpc.http_routes import READERS, RPC_PATHS
@@ -140,6 +141,9 @@ def why_not_ready(state: LocalState) -> str:
             return f"is {role}"
 
 
+_unix_s: Final = functools.lru_cache(maxsize=1_024)(ssl.cert_time_to_seconds)
+
+
 @dataclass(frozen=True, slots=True)
 class HttpTls:
     """TLS of the HTTP port. Probes need no certificate. RPC routes need one or a token before their
@@ -162,7 +166,7 @@ class HttpTls:
         is_rpc = resource is not None and (request.method, resource.canonical) in RPC_PATHS
         if request.path not in PROBES:
             try:
-                caller = self._caller(request)
+                caller = request[IDENTITY] = self._caller(request)
                 if not is_rpc:
                     self._check(caller)
             except EngineError as denied:
@@ -204,7 +208,7 @@ class HttpTls:
             bare = ", ".join(sorted(PROBES))
             raise PermissionDeniedError(f"{error}\nwithout a certificate: {bare}") from None
         until = (request.get_extra_info("peercert") or {}).get("notAfter", "")
-        if ssl.cert_time_to_seconds(until) <= time.time():
+        if _unix_s(until) <= time.time():
             raise PermissionDeniedError(f"the certificate expired at {until}")
         return caller
 

@@ -34,7 +34,7 @@ from cluster.rpc.peek_form import peek_answer
 from cluster.rpc.problem_details import HEADERS, ProblemError, problem_of
 from cluster.rpc.relay import METHODS
 from cluster.rpc.route_forms import FORMS
-from cluster.rpc.schedule_batches import ScheduleBatches
+from cluster.rpc.schedule_batches import BatchCaller, ScheduleBatches
 from cluster.rpc.timer_stream import KEY_SIZE_MAX, TimerLines
 from timer.model.timer_errors import (
     CommitTimeoutError,
@@ -52,6 +52,10 @@ PEEK_BYTES_MAX: Final = 2 << 20
 """Bytes of an answer with messages of a topic; JSON may need six times as many."""
 _SHOWN: Final = frozenset({"Peek", "ReadMessages"})
 IDEMPOTENCY_KEY: Final = "Idempotency-Key"
+SINGLE: Final = "ScheduleTimer"
+"""Form of a request with one new timer."""
+IDENTITY: Final = "identity"
+"""Name of a value of a request: the identity that TLS admitted. Absent: there is no TLS."""
 ANSWER_BYTES: Final = 64 << 10
 """Bytes of a message of the contract. The JSON of a longer one is made in a thread."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -84,7 +88,7 @@ class HttpApi:
                     _check_type(request, route.media)
                 if route.is_change or route.is_private:
                     self._check_origin(request)
-                with self._bodies.charging() as charge:
+                with BodyCharge(self._bodies) as charge:
                     return await work(request, charge)
             except EngineError as error:
                 wrong_type = isinstance(error, InvalidRequestError) and error.field == _TYPE
@@ -131,28 +135,30 @@ class HttpApi:
             EngineError: there was none in time.
             ProblemError: the call was refused.
         """
-        if self._is_single(message):
-            call: Awaitable[Any] = self._batches.schedule(message, peer_of(request))
-        else:
-            context = context_of(request, route.timeout_s)
-            # A task of its own: the guard notes the caller in its context, and may cancel it.
-            call = asyncio.create_task(self._calls.unary(route.rpc, message, context))
         try:
+            if self._is_single(message, route, request):
+                caller = BatchCaller(peer_of(request).rpartition(":")[0], request.get(IDENTITY))
+                context = functools.partial(context_of, request, route.timeout_s)
+                return await self._batches.schedule(message, caller, context)
             async with asyncio.timeout(route.timeout_s):
-                return await call
+                # A task of its own: the guard notes the caller in its context, and may cancel it.
+                call = self._calls.unary(route.rpc, message, context_of(request, route.timeout_s))
+                return await asyncio.create_task(call)
         except TimeoutError:
             late = f"no answer within {route.timeout_s:g} s"
             if route.is_change:
                 raise CommitTimeoutError(f"{late}; the change may still be applied") from None
             raise NotReadyError(late) from None
 
-    def _is_single(self, message: Message) -> TypeGuard[pb.ScheduleRequest]:
+    def _is_single(
+        self, message: Message, route: HttpRoute, request: web.Request
+    ) -> TypeGuard[pb.ScheduleRequest]:
         """Return whether a request is a new timer that may share a request with others."""
         return (
             isinstance(message, pb.ScheduleRequest)
-            and not self._calls.is_guarded
+            and route.form == SINGLE
             and not message.request_id
-            and [len(each.payload_sizes) for each in message.timers] == [1]
+            and self._calls.is_unlimited(request.get(IDENTITY))
         )
 
     def _check_origin(self, request: web.Request) -> None:

@@ -23,6 +23,8 @@ from cluster.rpc.grpc_errors import TRAILER
 from cluster.rpc.handlers import Service
 from cluster.rpc.problem_details import ProblemError
 from cluster.rpc.relay import METHODS, PATHS
+from cluster.security.caller_limits import CallerLimits
+from cluster.security.identities import CallerIdentity
 from timerclient.proto import timer_pb2 as pb
 
 _REASONS: Final = {
@@ -129,8 +131,12 @@ class LocalCalls:
     def __init__(self, services: Iterable[Service], guard: CallGuard | None) -> None:
         """`guard`: that of the public port. None: there is no TLS."""
         self._services, self._guard = tuple(services), guard
-        self.is_guarded = guard is not None
-        """Whether each call is checked, and counted for its caller."""
+
+    def is_unlimited(self, identity: CallerIdentity | None) -> bool:
+        """Return whether no limit counts the calls of a caller. None: there is no TLS."""
+        if self._guard is None:
+            return True
+        return identity is not None and self._guard.limits(identity) == CallerLimits()
 
     async def unary(self, method: str, request: Message, context: HttpContext) -> Any:
         """Return the answer of a method with one request and one answer.

@@ -14,9 +14,7 @@ import asyncio
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Self
 
 from cluster.rpc.aiohttp_server import web
 from cluster.rpc.grpc_errors import to_wire
@@ -46,23 +44,20 @@ class BodyAccount:
     def __init__(self) -> None:
         self.bytes = 0
 
-    @contextmanager
-    def charging(self) -> Iterator["BodyCharge"]:
-        """Return the charge of one request; it is paid back at the end."""
-        charge = BodyCharge(self)
-        try:
-            yield charge
-        finally:
-            self.bytes -= charge.bytes
-
 
 class BodyCharge:
-    """The charge of one request."""
+    """The charge of one request. It is paid back at the end of its context."""
 
     __slots__ = ("_account", "bytes")
 
     def __init__(self, account: BodyAccount) -> None:
         self._account, self.bytes = account, 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._account.bytes -= self.bytes
 
     async def read(self, request: web.Request, bytes_max: int) -> bytes:
         """Return the body of a request.

@@ -1,15 +1,16 @@
 """New timers that arrive one by one over HTTP: those of one turn of the event loop are one request.
 
-    requests --same topic, on_conflict and address--> one ScheduleRequest --> answers, row by row
+    requests --same topic, on_conflict and caller--> one ScheduleRequest --> answers, row by row
                                                               \\--refused for a row--> each alone
 
 A request costs the leader and a node that sends it on much more than a row does. A request with an
-id stays alone: its id is that of the whole request. Behind a guard each stays alone, too: the guard
-counts requests.
+id stays alone: its id is that of the whole request. So does a request of a caller with limits: they
+count requests.
 """
 
 import asyncio
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -17,6 +18,7 @@ from cluster.rpc.http_call import HttpContext, LocalCalls
 from cluster.rpc.http_routes import CHANGE_S
 from cluster.rpc.problem_details import ProblemError
 from cluster.rpc.timer_rows import TimerRow, request_of
+from cluster.security.identities import CallerIdentity
 from timer.model import timer_id
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.rows import PRIORITY_DEFAULT, Way
@@ -30,13 +32,21 @@ ALONE: Final = frozenset({pb.REASON_INVALID_REQUEST, pb.REASON_QUOTA_REACHED})
 _WAYS: Final[tuple[Way, ...]] = ("delay_ms", "due_ms", "delay_level")
 
 
+class BatchCaller(NamedTuple):
+    """The caller of a request."""
+
+    address: str
+    """Without its port."""
+    identity: CallerIdentity | None
+    """None: there is no TLS."""
+
+
 class _Key(NamedTuple):
     """Requests with the same key may be one."""
 
     topic: str
     on_conflict: int
-    address: str
-    """Of the caller, without its port."""
+    caller: BatchCaller
 
 
 @dataclass(eq=False, slots=True)
@@ -58,17 +68,22 @@ class ScheduleBatches:
         self._open: dict[_Key, _Batch] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def schedule(self, request: pb.ScheduleRequest, peer: str) -> pb.ScheduleResponse:
-        """Return the answer to a request with one row and no id. `peer`: address in gRPC's form.
+    async def schedule(
+        self, request: pb.ScheduleRequest, caller: BatchCaller, context: Callable[[], HttpContext]
+    ) -> pb.ScheduleResponse:
+        """Return the answer to a request with one row and no id.
+
+        `context`: returns the context of a call for the caller.
 
         Raises:
             ProblemError: it was refused.
+            TimeoutError: there was no answer within CHANGE_S.
         """
         loop = asyncio.get_running_loop()
-        key = _Key(request.timers[0].topic, request.on_conflict, peer.rpartition(":")[0])
+        key = _Key(request.timers[0].topic, request.on_conflict, caller)
         batch = self._open.get(key)
         if batch is None or len(batch.requests) >= ROWS_MAX or batch.bytes >= BYTES_MAX:
-            batch = self._open[key] = _Batch(HttpContext(peer, CHANGE_S))
+            batch = self._open[key] = _Batch(context())
             loop.call_soon(self._begin, key, batch)
         answer: asyncio.Future[pb.ScheduleResponse] = loop.create_future()
         batch.requests.append(request)
@@ -85,14 +100,15 @@ class ScheduleBatches:
 
     async def _send(self, batch: _Batch) -> None:
         try:
-            await self._send_together(batch)
+            async with asyncio.timeout(CHANGE_S):
+                await self._send_together(batch)
+        except TimeoutError:
+            _fail(batch, TimeoutError)
         except ProblemError as refused:
             if len(batch.requests) > 1 and refused.error.reason in ALONE:
                 await self._send_alone(batch)
-                return
-            for answer in batch.answers:
-                if not answer.done():
-                    answer.set_exception(ProblemError(refused.error))
+            else:
+                _fail(batch, functools.partial(ProblemError, refused.error))
         finally:
             for answer in batch.answers:  # of a bug, or of the end of the node
                 answer.cancel()
@@ -110,6 +126,13 @@ class ScheduleBatches:
         each = zip(batch.requests, batch.answers, strict=True)
         alone = [_Batch(batch.context, [request], [answer]) for request, answer in each]
         await asyncio.gather(*map(self._send, alone))
+
+
+def _fail(batch: _Batch, error: Callable[[], Exception]) -> None:
+    """End each request that waits with an error of its own."""
+    for answer in batch.answers:
+        if not answer.done():
+            answer.set_exception(error())
 
 
 def together(requests: list[pb.ScheduleRequest]) -> pb.ScheduleRequest:

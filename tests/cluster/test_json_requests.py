@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cluster.rpc import json_bodies
-from cluster.rpc.json_bodies import BodyAccount, parsed
+from cluster.rpc.json_bodies import BodyAccount, BodyCharge, parsed
 from cluster.rpc.payload_json import payload_json
 from cluster.rpc.route_forms import FORMS
 from timer.model.timer_errors import InvalidRequestError, OverloadedError
@@ -201,7 +201,7 @@ def test_error_of_a_timer_in_a_list_names_its_place() -> None:
 
 def test_large_bodies_share_one_account() -> None:
     account = BodyAccount()
-    with account.charging() as first, account.charging() as second:
+    with BodyCharge(account) as first, BodyCharge(account) as second:
         first.hold(json_bodies.ACCOUNT_BYTES_MAX)
         with pytest.raises(OverloadedError):
             second.hold(1)

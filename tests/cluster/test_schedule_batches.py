@@ -1,15 +1,24 @@
 """Single schedules over HTTP that arrive together are one request, and fail one by one."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from cluster.rpc.http_call import HttpContext, LocalCalls
 from cluster.rpc.problem_details import ProblemError
-from cluster.rpc.schedule_batches import ROWS_MAX, ScheduleBatches
+from cluster.rpc.schedule_batches import ROWS_MAX, BatchCaller, ScheduleBatches
 from cluster.rpc.timer_rows import request_of, row_of
+from cluster.security.caller_limits import CallerLimits
+from cluster.security.identities import CallerIdentity, IdentityKind
 from timerclient.proto import timer_pb2 as pb
+
+ANYONE = BatchCaller("ipv4:10.0.0.1", None)
+
+
+def context() -> HttpContext:
+    return HttpContext("ipv4:10.0.0.1:7", None)
 
 
 class Calls:
@@ -39,7 +48,7 @@ async def scheduled(calls: Calls, *timers: dict[str, Any]) -> list[Any]:
     batches = ScheduleBatches(cast("LocalCalls", calls))
     requests = [request_of(each.pop("topic", "t"), [row_of(each)], each) for each in timers]
     done = await asyncio.gather(
-        *(batches.schedule(each, "ipv4:10.0.0.1:7") for each in requests), return_exceptions=True
+        *(batches.schedule(each, ANYONE, context) for each in requests), return_exceptions=True
     )
     return [
         int.from_bytes(each.timer_ids, "big") if isinstance(each, pb.ScheduleResponse) else each
@@ -95,10 +104,31 @@ async def test_a_client_that_has_gone_holds_up_no_other() -> None:
     batches = ScheduleBatches(cast("LocalCalls", calls))
     requests = [request_of("t", [row_of({})], {}) for _ in range(2)]
     gone, other = (
-        asyncio.create_task(batches.schedule(each, "ipv4:10.0.0.1:7")) for each in requests
+        asyncio.create_task(batches.schedule(each, ANYONE, context)) for each in requests
     )
     await asyncio.sleep(0)
     gone.cancel()
     assert (await other).timer_ids == (2).to_bytes(15, "big")
     with pytest.raises(asyncio.CancelledError):
         await gone
+
+
+async def test_timers_of_two_identities_are_never_one_request() -> None:
+    calls = Calls()
+    batches = ScheduleBatches(cast("LocalCalls", calls))
+    callers = [
+        BatchCaller("ipv4:10.0.0.1", CallerIdentity(IdentityKind.CLIENT, name)) for name in "aab"
+    ]
+    requests = [request_of("t", [row_of({})], {}) for _ in callers]
+    work = [batches.schedule(*each, context) for each in zip(requests, callers, strict=True)]
+    await asyncio.gather(*work)
+    assert [rows_of(each) for each in calls.requests] == [2, 1]
+
+
+def test_timers_of_an_identity_with_limits_stay_alone() -> None:
+    limited, free = (CallerIdentity(IdentityKind.CLIENT, name) for name in "ab")
+    limits = {limited: CallerLimits(requests=5), free: CallerLimits()}
+    guard: Any = SimpleNamespace(limits=limits.get)
+    calls = LocalCalls((), guard)
+    assert [calls.is_unlimited(each) for each in (limited, free, None)] == [False, True, False]
+    assert LocalCalls((), None).is_unlimited(None)
