@@ -44,7 +44,7 @@ GENERATED := build/proto
 LOCK := $(VENV)/uv/bin/uv pip compile --quiet pyproject.toml --universal --python-version 3.11 \
   --generate-hashes --upgrade --no-emit-index-url --no-emit-find-links --no-annotate --no-header
 
-.PHONY: help setup check test test-long demo sim chaos chaos-short audit bench docs proto proto-lint proto-keep recipes lock dist sbom deploy-tools deploy-check deploy-hosts image fmt clean java
+.PHONY: help setup check test test-long demo sim chaos chaos-short audit bench bench-peers docs proto proto-lint proto-keep recipes lock dist sbom deploy-tools deploy-check deploy-hosts image fmt clean java
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -111,6 +111,15 @@ audit: java setup  ## re-check a run's folder: make audit RUN=run/demo
 bench: setup  ## the benchmarks
 	$(BIN)/python -m bench $(ARGS)
 
+# Clients of other systems are no part of the lock, so they are kept outside the tree, as the servers.
+PEERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/timer-cluster/peers
+bench-peers: setup  ## this system beside others, as ARGS="--only redis,nats --short"
+	@clients=$(PEERS)/clients-$$(sha256sum bench/peers/requirements.lock | cut -c1-12); \
+	[[ -d $$clients ]] || { rm -rf $$clients.part; \
+	  $(BIN)/python -m pip install --quiet --no-deps --require-hashes --target $$clients.part \
+	    -r bench/peers/requirements.lock; mv $$clients.part $$clients; }; \
+	PYTHONPATH=$$clients $(BIN)/python -m bench.peers $(ARGS)
+
 proto: setup  ## regenerate the stubs from the .proto files
 	$(call GENERATE,.)
 
@@ -137,10 +146,11 @@ recipes: setup  ## the recipes of docs/recipes.md, with FastAPI, Django and Cele
 	  mv build/recipes.part build/recipes; }
 	PYTHONPATH=build/recipes $(BIN)/python -m pytest tests/timerfake/test_recipes.py $(ARGS)
 
-lock: setup  ## resolve the three locks anew from pyproject.toml
+lock: setup  ## resolve the four locks anew from pyproject.toml
 	@[[ -x $(VENV)/uv/bin/uv ]] || { $(BIN)/python -m venv $(VENV)/uv; $(VENV)/uv/bin/pip install --quiet uv; }
 	$(LOCK) --extra server --extra audit --extra dev -o requirements.lock
 	$(LOCK) -c requirements.lock --extra server -o deploy/requirements-server.lock
+	$(LOCK) -c requirements.lock --extra peers -o bench/peers/requirements.lock
 	$(LOCK) --extra docs -o docs/site/requirements.lock
 	@touch -r pyproject.toml $(STAMP)  # older than the lock: the next habit installs it
 

@@ -1,0 +1,83 @@
+"""The outcome of a contest, as a JSON file.
+
+    {"format": 1, "utc": ..., "commit": ..., "form": "short", "machine": {...},
+     "versions": {"ours": ..., "redis": ...}, "left_out": {"pulsar": "mvn is needed"},
+     "turns": [{"peer": "ours", "figures": {"single_p50_ms": ...}, "samples": {...}, "errors": []},
+               {"peer": "redis", ...}]}
+
+The turns stand in the order in which they were taken. A figure of a peer is the median of its
+turns. Its ratio is to the median of ours in the same file.
+"""
+
+import json
+import os
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
+
+from bench.peers.contest import PeerResult
+from bench.peers.contestants import OURS
+
+FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PeerTurn:
+    """One turn of one peer."""
+
+    peer: str
+    result: PeerResult
+
+
+@dataclass(slots=True, kw_only=True)
+class ContestOutcome:
+    """The turns of one invocation."""
+
+    utc: str
+    commit: str
+    form: str
+    machine: dict[str, Any]
+    versions: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Peer -> reason why it could not be installed."""
+    turns: list[PeerTurn] = field(default_factory=list)
+
+    def values(self, peer: str, figure: str) -> list[float]:
+        """Return a figure of each turn of a peer that has it."""
+        return [
+            turn.result.figures[figure]
+            for turn in self.turns
+            if turn.peer == peer and figure in turn.result.figures
+        ]
+
+    def ratio(self, peer: str, figure: str) -> float | None:
+        """Return a peer's median over ours. None: one of them is missing, or ours is 0."""
+        own, other = self.values(OURS, figure), self.values(peer, figure)
+        if not own or not other or not statistics.median(own):
+            return None
+        return statistics.median(other) / statistics.median(own)
+
+    def save(self, path: Path) -> None:
+        """Write the file atomically."""
+        turns = [{"peer": turn.peer, **turn.result.to_json()} for turn in self.turns]
+        head = {name: getattr(self, name) for name in _HEAD}
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps({"format": FORMAT, **head, "turns": turns}) + "\n")
+        os.replace(temporary, path)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a file that `save` has written.
+
+        Raises:
+            ValueError: it has another format.
+        """
+        content = json.loads(path.read_text())
+        if content.pop("format") != FORMAT:
+            raise ValueError(f"{path} has another format")
+        turns = [PeerTurn(each.pop("peer"), PeerResult(**each)) for each in content.pop("turns")]
+        return cls(**content, turns=turns)
+
+
+_HEAD: Final = ("utc", "commit", "form", "machine", "versions", "left_out")

@@ -1,0 +1,171 @@
+"""The contest with a peer in memory, whose faults are known."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.feed import PAYLOAD_SIZE
+from bench.peers import peer_report, plots
+from bench.peers.contest import Contest, Length, PeerResult
+from bench.peers.contestants import OURS, ROSTER
+from bench.peers.deliveries import Deliveries, NumberedTimers, now_ms
+from bench.peers.outcome import ContestOutcome, PeerTurn
+from bench.peers.peer import Peer, Receipts
+
+pytestmark = pytest.mark.usefixtures("soon")
+TINY = Length(
+    singles_s=0.2, ingest=2_000, ingest_s=5, lateness_s=0.1, bursts=(2_000,), failover_s=5
+)
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.peers.contest.AHEAD_S", 0.8)
+
+
+class FakePeer(Peer):
+    """Keeps timers in a dict. It loses, doubles and hurries as its attributes tell it to."""
+
+    title = "fake"
+    lacks = ("durable",)
+    lost = doubled = hurried_ms = 0
+    """Of each call's timers: the number lost, doubled; and ms by which all are early."""
+
+    @classmethod
+    def install(cls) -> str:
+        return "1"
+
+    async def start(self) -> None:
+        self._pending: list[tuple[int, bytes]] = []
+
+    async def close(self) -> None:
+        pass
+
+    async def schedule_one(self, due_ms: int, payload: bytes) -> None:
+        await asyncio.sleep(0)
+        self._pending.append((due_ms, payload))
+
+    async def schedule_many(self, due_ms: Sequence[int], payloads: Sequence[bytes]) -> None:
+        await asyncio.sleep(0)
+        timers = list(zip(due_ms, payloads, strict=True))
+        self._pending += timers[self.lost :] + timers[len(timers) - self.doubled :]
+
+    async def consume(self, receipts: Receipts) -> None:
+        while True:
+            now = now_ms() + self.hurried_ms
+            due = [payload for due_ms, payload in self._pending if due_ms <= now]
+            self._pending = [timer for timer in self._pending if timer[0] > now]
+            if due:
+                receipts.received(due)
+                receipts.acked(len(due))
+            await asyncio.sleep(0.001)
+
+
+async def contest(directory: Path, **faults: int) -> PeerResult:
+    peer = FakePeer(directory)
+    for name, value in faults.items():
+        setattr(peer, name, value)
+    await peer.start()
+    turn = Contest(peer, TINY)
+    await turn.ingest()
+    await turn.lateness(10_000)
+    return turn.result
+
+
+async def test_a_faultless_peer_has_every_figure(tmp_path: Path) -> None:
+    peer = FakePeer(tmp_path)
+    await peer.start()
+    result = await Contest(peer, TINY).run()
+    assert result.errors == []
+    figures = {
+        name for column in (*peer_report.SPEED, *peer_report.LATENESS) for name in column.figures
+    }
+    assert figures - result.figures.keys() == {"burst_100000_s", "burst_1000000_s"}
+    faults = [f"{kind}_{rate}" for kind in ("early", "lost", "doubled") for rate in (2_000, 10_000)]
+    assert {result.figures[name] for name in faults} == {0}
+    assert 0 <= result.figures["late_2000_p50_ms"] < 1_000
+
+
+async def test_a_doubled_timer_is_found(tmp_path: Path) -> None:
+    result = await contest(tmp_path, doubled=3)
+    assert (result.figures["doubled_10000"], result.figures["lost_10000"]) == (3, 0)
+
+
+async def test_a_lost_timer_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.peers.deliveries._POLL_S", 0.01)
+    result = await contest(tmp_path, lost=2)
+    assert (result.figures["lost_10000"], result.figures["doubled_10000"]) == (2, 0)
+
+
+async def test_an_early_timer_is_found(tmp_path: Path) -> None:
+    result = await contest(tmp_path, hurried_ms=5_000)
+    assert result.figures["early_10000"] == 1_000
+
+
+def test_only_scheduled_timers_are_judged_and_lateness_needs_a_punctual_call() -> None:
+    seen, timers = Deliveries(), NumberedTimers()
+    long_due = round(now_ms()) - 60_000
+    known, late_call, failed = (timers.make([due]) for due in (long_due + 120_000, long_due, 1))
+    seen.scheduled(known)
+    seen.scheduled(late_call)
+    for payloads in (late_call, failed, failed):
+        assert len(payloads[0]) == PAYLOAD_SIZE
+        seen.received(payloads)
+    verdict = seen.verdict()
+    assert (verdict.scheduled, verdict.lost, verdict.late, verdict.worst_ms) == (2, 1, 0, 0)
+    assert verdict.doubled == 1
+
+
+def test_the_longest_gap_is_the_one_that_ends_after_the_kill(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen, timers = Deliveries(), NumberedTimers()
+    for at_ms in (0, 900, 1_000, 1_700, 1_800):
+        monkeypatch.setattr("bench.peers.deliveries.now_ms", lambda at=at_ms: float(at))
+        seen.received(timers.make([0]))
+    assert seen.longest_gap_ms(from_ms=1_000) == 700
+    assert seen.per_tenth(900, 200) == [1.0, 1.0]
+
+
+def test_an_outcome_is_stored_and_its_report_has_ratios_to_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ROSTER, "fake", "fake:Fake")
+    for module in (peer_report, plots):
+        monkeypatch.setattr(module, "peer_class", lambda name: FakePeer)
+    rates = {OURS: (100.0, 300.0), "fake": (50.0, 50.0)}
+    turns = [
+        PeerTurn(name, PeerResult({"single_per_s": rate, "batched_per_s": 10 * rate}))
+        for pair in zip(*rates.values(), strict=True)
+        for name, rate in zip(rates, pair, strict=True)
+    ]
+    outcome = ContestOutcome(
+        utc="20260301T120000Z",
+        commit="1a2b3c4",
+        form="short",
+        machine={"cores": 2, "cpu": "fast", "kernel": "6", "fdatasync_ms": 0.2},
+        versions={OURS: "1a2b3c4", "fake": "5:1-2"},
+        left_out={"absent": "mvn is needed"},
+        turns=turns,
+    )
+    path = tmp_path / "outcome.json"
+    outcome.save(path)
+    assert json.loads(path.read_text())["turns"][1]["peer"] == "fake"
+    text = peer_report.write(tmp_path, "peers", [ContestOutcome.load(path)]).read_text()
+    assert "| fake (1-2) | 50 (0.25x) | 500 (0.25x) |" in text
+    assert "- fake: durable." in text
+    assert "mvn is needed" in text
+    svg = (tmp_path / "peers-rates.svg").read_text()
+    assert svg.count("<circle") == 2 + 8  # the legend, and two figures of four turns
+
+
+def test_payloads_carry_their_number_and_due_time() -> None:
+    timers = NumberedTimers()
+    timers.make([5])
+    [payload] = timers.make([7])
+    number, due_ms = np.frombuffer(payload[:16], "<u8")
+    assert (number, due_ms) == (1, 7)
