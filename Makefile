@@ -25,7 +25,7 @@ START ?= $(shell printf '%d' "0x$$(git rev-parse 'HEAD^{tree}' 2>/dev/null | cut
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.made-from-lock
-PACKAGES := timer replication cluster timerclient timerfake timerspark pyspark_timers deploy chaos bench tests
+PACKAGES := timer replication cluster timerclient timerfake timerspark pyspark_timers pyspark_timerlog deploy chaos bench tests
 PUBLIC := timerclient/proto/timer/v1/timer.proto
 PROTOS = $(PUBLIC) $(wildcard replication/proto/*.proto)
 

@@ -19,6 +19,7 @@ PACKAGES = (
     "timerfake",
     "timerspark",
     "pyspark_timers",
+    "pyspark_timerlog",
     "deploy",
     "chaos",
     "bench",

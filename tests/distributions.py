@@ -71,6 +71,7 @@ SERVER: Final = Distribution(
         "timerfake",
         "timerspark",
         "pyspark_timers",
+        "pyspark_timerlog",
         "deploy",
         "chaos",
     ),

@@ -24,6 +24,7 @@ PACKAGES = (
     "timerfake",
     "timerspark",
     "pyspark_timers",
+    "pyspark_timerlog",
     "deploy",
     "chaos",
     "bench",

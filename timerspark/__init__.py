@@ -1,7 +1,7 @@
-"""Spark's format "timers": schedules tables and streams of timers, and reads fired messages.
+"""Spark's formats: "timers" schedules timers and reads fired ones; "timerlog" reads nodes' logs.
 
-Read `timers_format.py` first. Applications import it. It needs PySpark 4.2 or newer, and depends on
-the client only.
+Read `timers_format.py` first, then `timerlog_format.py`. Applications import it. It needs PySpark
+4.2 or newer. All but `log/` depends on the client only.
 """
 
 from typing import TYPE_CHECKING
@@ -11,17 +11,19 @@ if TYPE_CHECKING:
 
 
 def register(spark: "SparkSession") -> None:
-    """Register the format "timers" in a session.
+    """Register the formats "timers" and "timerlog" in a session.
 
-    Spark finds the format by itself if the distribution is installed for its Python. Then this
-    call changes nothing.
+    Spark finds them by itself if the distribution is installed for its Python. Then this call
+    changes nothing.
     """
     from pyspark.errors import AnalysisException
 
+    from timerspark.timerlog_format import TimerLogFormat
     from timerspark.timers_format import TimersFormat
 
-    try:
-        spark.dataSource.register(TimersFormat)
-    except AnalysisException as error:
-        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
-            raise
+    for source in (TimersFormat, TimerLogFormat):
+        try:
+            spark.dataSource.register(source)
+        except AnalysisException as error:
+            if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+                raise

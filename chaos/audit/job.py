@@ -52,11 +52,11 @@ from chaos.audit.rules import (
 from chaos.audit.rules.fault_windows import Fault, phases, windows
 from chaos.history import flat, history
 from chaos.history.history import RunFolder
-from chaos.history.nodelog import Piece
 from chaos.oracle import tables
 from chaos.oracle.story import ENDS
 from chaos.spark.timerstate import ManifestState
 from timer.model.units import LogIndex
+from timerspark.log.segment_files import Piece
 
 SMALL_SIZE: Final = 512 << 20
 """The most bytes of histories that are kept in memory, parsed."""
@@ -105,7 +105,7 @@ def _audit(spark: SparkSession, run: RunFolder, *, sift: bool) -> Report:
     said, timeline = about(run), history.read_faults(run.faults)
     lines = read_histories(spark, run)
     logs = run.logs()
-    entries = _kept(spark.read.format("timerlog").load(str(run.root)), run, "entries")
+    entries = _kept(_frames(spark, run), run, "entries")
     majority = len(logs) // 2 + 1
     begun = [life[0].first - 1 for lives in logs.values() for life in lives[1:] if life]
     common = _kept(node_logs.agreed(entries, majority, max(begun, default=0)), run, "common")
@@ -234,6 +234,10 @@ def _torn(history_file: Path) -> int:
     except ValueError:
         return 1
     return 0
+
+
+def _frames(spark: SparkSession, run: RunFolder) -> DataFrame:
+    return spark.read.format("timerlog").option("view", "entries").load(str(run.root))
 
 
 def _kept(table: DataFrame, run: RunFolder, name: str) -> DataFrame:

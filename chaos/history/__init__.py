@@ -1,4 +1,4 @@
-"""Histories: records of clients, their check, the archive of logs and readers of log files.
+"""Histories: records of clients, their check, and the archive of logs.
 
 `docs/history-format.md` is the contract. Workloads write histories, the audit reads them.
 """

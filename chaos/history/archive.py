@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Final
 
 from chaos.history.history import OWNER, RunFolder
-from chaos.history.nodelog import lives, segments
 from timer.files import segment
+from timerspark.log.segment_files import lives, segments
 
 POLL_S: Final = 0.25
 SOURCE: Final = "SOURCE"

@@ -92,10 +92,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from chaos.history.nodelog import Segment, lives, segments
 from timer.files.data_directory import read_identity
 from timer.files.disk import RealDisk
 from timer.model.timer_errors import StorageError
+from timerspark.log.node_folders import NodeFolders
 
 OWNER: Final = "HARNESS"
 """A file in the folder of a run of the suite, which its harness keeps locked."""
@@ -159,10 +159,8 @@ def mark_of(payload: bytes) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class RunFolder:
+class RunFolder(NodeFolders):
     """The paths in the folder of one run; see the module."""
-
-    root: Path
 
     @property
     def histories(self) -> Path:
@@ -197,11 +195,6 @@ class RunFolder:
     def states(self) -> Path:
         """The nodes' reports of their own states during the run."""
         return self.root / "states.jsonl"
-
-    @property
-    def listed(self) -> Path:
-        """The list of a local cluster's nodes and their data directories."""
-        return self.root / "cluster.json"
 
     @property
     def audit(self) -> Path:
@@ -241,25 +234,6 @@ class RunFolder:
         limit = f"must be an integer from 0 to {MS_MAX}, milliseconds"
         raise ValueError(f"{self.about}: {field} = {error_ms!r}: {limit}")
 
-    def kept(self, node: str) -> Path:
-        """The archive of a node's log, with its dropped segments; absent without an archive."""
-        return self.root / "nodes" / node / "kept"
-
-    def data(self) -> dict[str, Path]:
-        """Return node name -> its data directory.
-
-        Raises:
-            FileNotFoundError: the run has no node's data.
-            ValueError: cluster.json is damaged, or lists a node or a directory twice. One log would
-                then count as the logs of several nodes.
-        """
-        if self.listed.exists():
-            return self._listed_data()
-        found = {path.parent.name: path.parent for path in sorted(self.root.glob("*/log"))}
-        if not found:
-            raise FileNotFoundError(f"{self.root}: neither cluster.json nor <node>/log")
-        return found
-
     def replicas(self) -> set[str]:
         """Return the replica ids of all nodes, 16 hexadecimal digits; empty if one is unknown."""
         found = set[str]()
@@ -269,49 +243,6 @@ class RunFolder:
             except (FileNotFoundError, StorageError):
                 return set()
         return found
-
-    def _listed_data(self) -> dict[str, Path]:
-        try:
-            nodes = json.loads(self.listed.read_text())["nodes"]
-            pairs = [(str(node["name"]), self.root / node["data"]) for node in nodes]
-        except (ValueError, TypeError, LookupError) as error:
-            raise ValueError(f"{self.listed} names no nodes and their data: {error!r}") from error
-        names, places = {name for name, _ in pairs}, {data.resolve() for _, data in pairs}
-        if not len(names) == len(places) == len(pairs):
-            raise ValueError(f"{self.listed}: each node must have a name and data of its own")
-        if not pairs:
-            raise FileNotFoundError(f"{self.listed}: names no node")
-        return dict(pairs)
-
-    def nodes(self) -> dict[str, Path]:
-        """Return node name -> its log's folder.
-
-        Raises:
-            FileNotFoundError: the run has no node's data.
-        """
-        return {
-            name: self.kept(name) if lives(self.kept(name)) else data / "log"
-            for name, data in self.data().items()
-        }
-
-    def logs(self) -> dict[str, list[list[Segment]]]:
-        """Return node name -> the segments of its log, in order; one list per life.
-
-        Raises:
-            FileNotFoundError: the run has no node's data.
-            ValueError: the archive ended before its node, so it lacks a segment of the log.
-        """
-        logs = {n: [*map(segments, lives(log) or [log])] for n, log in self.nodes().items()}
-        for name, data in self.data().items():
-            own = data / "log"
-            if lives(self.kept(name)) and own.is_dir():
-                kept = {each.path.name for each in logs[name][-1]}
-                if late := [each.path.name for each in segments(own) if each.path.name not in kept]:
-                    raise ValueError(
-                        f"{self.kept(name)} lacks {late[0]} of {own}: the archive ended before its"
-                        " node"
-                    )
-        return logs
 
 
 class _Lines:

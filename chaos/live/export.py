@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from chaos.history.history import RunFolder
-from chaos.history.nodelog import lives
 from chaos.live import exported_events
 from chaos.live.exported_events import EventColumns, EventKind
 from chaos.live.follow import Follower, LogGone
 from timer.model.timer_errors import StorageError
 from timer.model.units import LogIndex
+from timerspark.log.segment_files import lives
 
 FLUSH_S: Final = 0.5
 ALIVE: Final = "export.alive"

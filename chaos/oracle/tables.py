@@ -54,12 +54,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from chaos.history.nodelog import Piece, between
 from chaos.oracle.group_story import GroupStory
 from chaos.oracle.pending_rows import I64, ROWS_MAX, Rows
 from chaos.oracle.story import ENDS, FIRED, HELD, PENDING, LogStory
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.policies import decode_policy
+from timerspark.log.segment_files import Piece, between
 
 FATES: Final = pa.schema(
     [

@@ -1,4 +1,5 @@
-"""Spark: the session, and data sources that read nodes' logs and states.
+"""Spark: the session, and a data source that reads nodes' states.
 
-Imported by the audit and the live audit. Read first: timerlog.py.
+Imported by the audit and the live audit. Read first: timerstate.py. Logs are
+read by `timerspark/log/`.
 """

@@ -14,7 +14,8 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from chaos.spark import timerlog, timerstate
+import timerspark
+from chaos.spark import timerstate
 
 JAVA_MIN: Final = 17
 """The oldest Java that Spark 4 runs on."""
@@ -45,7 +46,7 @@ def spark_session(
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         builder = builder.master(master or "local[*]").config(map=_local(quick=quick))
     session = builder.config(map={**settings}).getOrCreate()
-    timerlog.register(session)
+    timerspark.register(session)
     timerstate.register(session)
     return session
 

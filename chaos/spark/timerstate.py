@@ -29,7 +29,6 @@ from pyspark.sql.types import StructType
 
 from chaos.history.history import RunFolder
 from chaos.spark.state_files import KeyRows, check_keys
-from chaos.spark.timerlog import Wanted
 from timer.files.disk import RealDisk
 from timer.model.columns import TOMBSTONE
 from timer.model.firing_order import START, Position
@@ -37,6 +36,7 @@ from timer.model.timer_errors import CorruptFileError, StorageError
 from timer.pending.memory.held_rows import ASIDE, MASK
 from timer.pending.runs.run import TOPIC_ROWS, RunMeta
 from timer.recovery import manifest
+from timerspark.log.log_options import Wanted
 
 ROWS: Final = "node STRING, seq BIGINT, due_ms BIGINT, weight INT, damage STRING"
 

@@ -3,7 +3,6 @@
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
-from cluster.api import wire_rows
 from cluster.api.admin_service import AdminService, Reload, View, no_files
 from cluster.api.backup_desk import BackupDesk
 from cluster.api.consume_service import ConsumeService
@@ -15,6 +14,7 @@ from cluster.rpc.handlers import NO_HOOKS, ServiceHooks
 from cluster.rpc.outboxes import Outboxes
 from cluster.settings.config import NodeConfig
 from cluster.state.host import Host
+from timer.model import timer_id
 from timerclient.proto import timer_pb2_grpc as rpc
 
 
@@ -52,7 +52,7 @@ def services_of(  # noqa: PLR0913 - the parts of the services
     limits = config.limits
     if outboxes is None:
         outboxes = Outboxes(limits.outbox_bytes_max)
-    salt = wire_rows.id_salt(config.cluster_id)
+    salt = timer_id.salt_of(config.cluster_id)
     timers = TimerService(
         host,
         limits=RequestLimits(

@@ -69,11 +69,6 @@ class RequestLimits:
     request_bytes_max: int
 
 
-def id_salt(cluster_id: str) -> int:
-    """Return the cluster's salt for the check of timer ids, 64 bits."""
-    return int.from_bytes(hashlib.sha256(b"timer-id/" + cluster_id.encode()).digest()[:8], "big")
-
-
 def check_name(
     field: str, name: str, pattern: re.Pattern[str] = TOPIC_NAME, bytes_max: int = 255
 ) -> str:

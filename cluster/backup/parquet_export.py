@@ -35,7 +35,6 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import parquet
 
-from cluster.api.wire_rows import id_salt
 from cluster.backup.backup_store import BackupError, BackupStore
 from cluster.backup.catalogue import Catalogue
 from timer.files.disk import Disk
@@ -98,7 +97,7 @@ class ParquetExport:
         assert state is not None, state_path
         self._state, self._disk, self._path = state, disk, state_path
         self._catalogue = catalogue
-        self._salt = id_salt(catalogue.cluster_id)
+        self._salt = timer_id.salt_of(catalogue.cluster_id)
         self._topics = {topic["id"]: topic["name"] for topic in state["topics"]}
 
     def write(self, target: BackupStore) -> dict[str, ExportedTable]:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Final
 
-from cluster.api import wire_rows
 from cluster.api.backup_desk import pin_directories
 from cluster.settings.config import NodeConfig
 from cluster.settings.cron_calendar import CronCalendar, warn_of_unplanned
@@ -29,6 +28,7 @@ from timer.files.disk import Disk
 from timer.files.log import SEGMENT_SIZE, Log
 from timer.leader.intake.count_limits import CountLimits
 from timer.leader.leader import LeaderConfig
+from timer.model import timer_id
 from timer.model.timer_errors import CorruptFileError, StorageError
 from timer.pending.memory.key_index import SECRET_SIZE
 from timer.recovery.engine import Engine
@@ -83,7 +83,7 @@ def leader_config(config: NodeConfig) -> LeaderConfig:
         ),
         calendar=CronCalendar(),
         on_unplanned=warn_of_unplanned,
-        id_salt=wire_rows.id_salt(config.cluster_id),
+        id_salt=timer_id.salt_of(config.cluster_id),
     )
 
 

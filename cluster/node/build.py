@@ -19,7 +19,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol
 
-from cluster.api import wire_rows
 from cluster.api.admin_service import no_files
 from cluster.api.backup_desk import BackupDesk
 from cluster.api.consume_service import ConsumeService
@@ -70,6 +69,7 @@ from timer.entries.entry_frame import Entry
 from timer.files.data_directory import DataDirectory
 from timer.files.disk import Disk, FreshDisk, RealDisk, is_full
 from timer.leader.leader import Delivery
+from timer.model import timer_id
 from timer.model.timer_errors import EngineError, PermissionDeniedError
 from timer.model.units import LogIndex, MonoMs, Nonce, UnixMs
 from timer.recovery.engine import Engine
@@ -463,7 +463,7 @@ def _ports(
         health_service=health,
         peers=(*map(connections.of_nodes, peers), planes.snapshots.handler()),
     )
-    salt = wire_rows.id_salt(basis.config.cluster_id)
+    salt = timer_id.salt_of(basis.config.cluster_id)
     calls = LocalCalls(services, basis.endpoints.http_guard())
     lookup = TimerLookup(calls, salt)
     api = HttpApi(

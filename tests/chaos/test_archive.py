@@ -11,9 +11,9 @@ import pytest
 from chaos.history import archive
 from chaos.history.archive import Archive, follow, run_archive
 from chaos.history.history import OWNER, RunFolder
-from chaos.history.nodelog import Piece, Segment, between, lives, segments
 from tests.chaos.world import Log, write_log
 from timer.model.units import LogIndex
+from timerspark.log.segment_files import Piece, Segment, between, lives, segments
 
 STOPPED = SimpleNamespace(SIGINT=2, SIGTERM=15, signal=lambda _, stop: stop())
 """A signal comes at once."""

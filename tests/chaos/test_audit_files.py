@@ -18,7 +18,6 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from chaos.audit.rules import file_rules
 from chaos.history.history import RunFolder
-from chaos.history.nodelog import Piece, segments
 from chaos.oracle import tables
 from chaos.spark.timerstate import RunFile, TimerStateReader, node_states
 from tests.chaos.world import write_log
@@ -33,6 +32,7 @@ from timer.model.columns import OnConflict
 from timer.model.timer_errors import UnknownVersionError
 from timer.model.units import LogIndex, TopicId
 from timer.recovery import manifest
+from timerspark.log.segment_files import Piece, segments
 
 FAR_MS = START_MS + 10**9
 DISK = RealDisk()

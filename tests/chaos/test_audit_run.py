@@ -19,11 +19,11 @@ from chaos.audit.rules import client_tables
 from chaos.history import history
 from chaos.history.history import RunFolder
 from chaos.history.history_check import COLUMNS
-from chaos.history.nodelog import Piece, between, segments
 from tests.chaos.world import Log, id_of, write_log
 from timer.entries import entry_frame
 from timer.entries.entry_frame import EntryKind
 from timer.model.units import LogIndex
+from timerspark.log.segment_files import Piece, between, segments
 
 pytestmark = pytest.mark.spark
 
@@ -240,11 +240,14 @@ def test_word_of_a_node_that_is_none_is_refused(spark: SparkSession, world: RunF
 def test_rows_of_the_log_are_those_that_were_appended(
     spark: SparkSession, world: RunFolder
 ) -> None:
-    rows = spark.read.format("timerlog").option("view", "rows").load(str(world.root))
-    found = rows.where("node = 'n2'").select("index", "position", "producer", "due_ms", "mark")
+    rows = spark.read.format("timerlog").option("node", "n2").load(str(world.root))
+    found = rows.where("event = 'schedule'").selectExpr(
+        *("index", "position", "sequence", "unix_millis(due) AS due_ms"),
+        "conv(hex(reverse(substr(payload, 1, 8))), 16, 10) AS mark",
+    )
     batch = [(0, 1, 100, 1), (1, 1, 300, 2), (2, 1, 300, 3)]
-    wanted = [(index, *row) for index in (4, 5) for row in batch] + [(10, 0, 0, 700, 9)]
-    schema = "index BIGINT, position INT, producer BIGINT, due_ms BIGINT, mark BIGINT"
+    wanted = [(index, *row) for index in (4, 5) for row in batch] + [(10, 0, None, 700, 9)]
+    schema = "index BIGINT, position INT, sequence BIGINT, due_ms BIGINT, mark STRING"
     assertDataFrameEqual(found, spark.createDataFrame(wanted, schema))
 
 
@@ -375,7 +378,7 @@ def test_options_reach_the_files_and_filters_of_one_table_do_not_meet(
 ) -> None:
     path = min((world.root / "n1/log").iterdir())
     path.write_bytes(path.read_bytes()[:-1])
-    reader = spark.read.format("timerlog")
+    reader = spark.read.format("timerlog").option("view", "entries")
     sound = reader.option("node", "n2,n3").load(str(world.root))
     assert sound.count() == 10 + 15, "what is damaged is not even opened"
     of_each = [sound.where(f"node = '{node}'") for node in ("n2", "n3")]

@@ -9,8 +9,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from chaos.history import nodelog
-from chaos.history.nodelog import Piece, segments
 from chaos.oracle import held_story, tables
 from chaos.oracle import pending_rows as pending
 from chaos.oracle.group_story import GroupStory
@@ -45,6 +43,8 @@ from timer.model.units import GroupId, LogIndex, TopicId, UnixMs
 from timer.pending.store import Store
 from timer.state import pauses
 from timer.state.machine import RESCHEDULE_BYTES_MAX, Machine
+from timerspark.log import segment_files
+from timerspark.log.segment_files import Piece, segments
 
 EVERYTHING = LogIndex(1 << 40)
 COLUMNS = ("seq", "mark", "topic", "due_ms", "other", "old_due_ms")
@@ -124,7 +124,7 @@ def read(
     write_log(tmp_path, log.frames, frames_per_segment=3)
     notes = Notes()
     story = LogStory(notes, tmp_path / "spill", pending_max=pending_max)
-    for item in nodelog.between(Piece(segments(tmp_path), LogIndex(1), LogIndex(upto))):
+    for item in segment_files.between(Piece(segments(tmp_path), LogIndex(1), LogIndex(upto))):
         story.apply(item)
     story.end()
     return story, notes
@@ -378,7 +378,7 @@ def test_torn_last_frame_is_left_out(log: Log, tmp_path: Path, cut: int) -> None
 
 
 def entries_of(folder: Path) -> Iterator[Entry]:
-    return nodelog.between(Piece(segments(folder), LogIndex(1), EVERYTHING))
+    return segment_files.between(Piece(segments(folder), LogIndex(1), EVERYTHING))
 
 
 def many(log: Log, folder: Path) -> list[Path]:
@@ -412,14 +412,14 @@ def test_piece_of_a_log_has_its_entries_and_no_others(
 ) -> None:
     many(log, tmp_path)
     piece = Piece(segments(tmp_path), LogIndex(first), LogIndex(last))
-    found = [item.index for item in nodelog.between(piece)]
+    found = [item.index for item in segment_files.between(piece)]
     assert found == [*range(first, min(last, 8) + 1)]
 
 
 def test_damage_outside_of_a_piece_is_no_matter(log: Log, tmp_path: Path) -> None:
     many(log, tmp_path)[0].write_bytes(b"damaged")
     piece = Piece(segments(tmp_path), LogIndex(4), EVERYTHING)
-    assert [item.index for item in nodelog.between(piece)] == [4, 5, 6, 7, 8]
+    assert [item.index for item in segment_files.between(piece)] == [4, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize("pending_max", [1 << 20, 400])

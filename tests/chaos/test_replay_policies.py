@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from chaos.history.nodelog import Piece, segments
 from chaos.oracle import tables
 from chaos.oracle.story import PENDING
 from tests.chaos.test_replay import T, ends, read
@@ -12,6 +11,7 @@ from tests.chaos.world import Log, write_log
 from timer.entries.entry_frame import EntryKind
 from timer.entries.policies import Scope, ScopePolicy, encode_policy
 from timer.model.units import LogIndex
+from timerspark.log.segment_files import Piece, segments
 
 
 @pytest.fixture

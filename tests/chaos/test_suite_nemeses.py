@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from chaos.history.history import RunFolder, read
-from chaos.history.nodelog import Piece, between
 from chaos.suite import scenarios
 from chaos.suite.nemeses import crowd, file_damage, links, processes
 from chaos.suite.nemeses import nemesis as nemeses
@@ -42,6 +41,7 @@ from timer.model.units import LogIndex
 from timer.recovery import manifest
 from timerclient import CancelResult, TimerClient
 from timerclient.values.errors import DiskFull, TimerError
+from timerspark.log.segment_files import Piece, between
 
 WAIT_S = 120.0
 pytestmark = [

@@ -12,7 +12,6 @@ import pytest
 from pyarrow import parquet
 
 from cluster.api.backup_desk import OPEN_MAX, BackupDesk
-from cluster.api.wire_rows import id_salt
 from cluster.backup.backup_run import BackupRun, chosen_node
 from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable
 from cluster.backup.catalogue import Catalogue, catalogue_name, find_backup, read_catalogues
@@ -30,7 +29,7 @@ from timer.files.disk import RealDisk
 from timer.files.log import Log as TimerLog
 from timer.model.columns import Binary, encode_headers
 from timer.model.timer_errors import NotFoundError, NotReadyError
-from timer.model.timer_id import decode, from_text
+from timer.model.timer_id import decode, from_text, salt_of
 from timer.model.units import LogIndex, MonoMs, ReplicaId, TopicId, UnixMs
 from timer.recovery import manifest
 from timer.recovery.engine import Engine
@@ -393,7 +392,7 @@ def test_export_has_the_rows_of_the_backup_with_the_ids_of_clients(
         assert table.schema.metadata[b"log_index"] == b"%d" % found.index
     rows = pending.to_pylist()
     assert len(rows) == manifest.pending_of(manifest.read(DISK, node.state) or {}) > 5
-    salt = id_salt("c")
+    salt = salt_of("c")
     for row in (*rows, *messages.to_pylist()):
         due, seq, genuine = decode(from_text(row["timer_id"]), salt)
         due_ms = round(row["due"].timestamp() * 1000)

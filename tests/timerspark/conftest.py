@@ -9,15 +9,21 @@ from timerclient import TimerClient
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a cluster of one node."""
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """A cluster of one node."""
     running = LocalCluster(tmp_path_factory.mktemp("cluster"), 1)
     try:
         running.start()
         running.wait_for_leader()
-        yield ",".join(running.endpoints)
+        yield running
     finally:
         running.destroy()
+
+
+@pytest.fixture(scope="module")
+def cluster(one: LocalCluster) -> str:
+    """The address of the cluster."""
+    return ",".join(one.endpoints)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from deploy.local import LocalCluster
 from tests.cluster.running import until
 from tests.timerfake.test_documentation import examples
 from timerclient import TimerClient
@@ -16,14 +17,17 @@ CLUSTER = '"timers://10.0.0.1:7401,10.0.0.2:7401,10.0.0.3:7401"'
 
 def test_examples_of_the_page_run(
     spark: SparkSession,
+    one: LocalCluster,
     cluster: str,
     client: TimerClient,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     names: dict[str, Any] = {"spark": spark, "checkpoint": str(tmp_path / "checkpoint")}
-    write, lateness, reconcile, stream = (
-        text.replace(CLUSTER, repr(cluster)) for text in examples("docs/spark.md")
+    folder = repr(str(one.directory))
+    write, lateness, reconcile, stream, log = (
+        text.replace(CLUSTER, repr(cluster)).replace('"/var/lib/timer"', folder)
+        for text in examples("docs/spark.md")
     )
     for _ in range(2):  # the job has a name, so it may be repeated
         exec(write, names)
@@ -42,6 +46,8 @@ def test_examples_of_the_page_run(
     for path in (commits / str(last), commits / f".{last}.crc"):
         path.unlink(missing_ok=True)  # as if the driver had died before it noted its last batch
     exec(stream, names)
+    exec(log, names)
+    assert (names["scheduled"].count(), names["history"].count()) == (100, 100)
     client.schedule("reminders", b"one more", delay=0)
     until(lambda: client.describe_topic("reminders").queue_end == 101)
     exec(stream, names)

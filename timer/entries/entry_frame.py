@@ -78,6 +78,17 @@ class Damage:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class FrameHead:
+    """The head of a frame whose checksum is not checked."""
+
+    kind: EntryKind
+    index: LogIndex
+    time_ms: UnixMs
+    length: int
+    """Of its payload."""
+
+
 def encode(
     kind: EntryKind, epoch: Epoch, index: LogIndex, time_ms: UnixMs, payload: list[bytes]
 ) -> bytes:
@@ -117,6 +128,18 @@ def frame_at(data: memoryview, position: int) -> Entry | Damage | None:
         UnixMs(time_ms),
         data[position + HEADER_SIZE : end],
     )
+
+
+def head_at(data: memoryview, position: int) -> FrameHead | None:
+    """Return the head of the frame at `position`; None at the end, and at a damaged or cut head."""
+    if len(data) - position < HEADER_SIZE:
+        return None
+    length, magic, version, kind, _, _, index, time_ms = _HEAD.unpack_from(data, position + 4)
+    if magic != MAGIC or version != VERSION or kind not in _KINDS:
+        return None
+    if position + HEADER_SIZE + length > len(data):
+        return None
+    return FrameHead(EntryKind(kind), LogIndex(index), UnixMs(time_ms), length)
 
 
 def frames(data: memoryview) -> Iterator[Entry]:

@@ -10,6 +10,7 @@ On the wire an id is its 15 raw bytes, as text their 24 base32hex characters in 
 
 import base64
 import binascii
+import hashlib
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -35,6 +36,11 @@ class TimerKey(NamedTuple):
 
     due_ms: UnixMs
     seq: Seq
+
+
+def salt_of(cluster_id: str) -> int:
+    """Return the cluster's salt for the check of timer ids, 64 bits."""
+    return int.from_bytes(hashlib.sha256(b"timer-id/" + cluster_id.encode()).digest()[:8], "big")
 
 
 def mix(values: U64) -> U64:

@@ -1,0 +1,219 @@
+"""The format "timerlog", view `events`: what a log says in columns. Without Spark."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.sql.datasource import CaseInsensitiveDict
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from deploy.local import LocalCluster
+from tests.chaos.world import Log, by_id, by_key, write_log
+from tests.cluster.running import until
+from timer.entries.entry_frame import EntryKind
+from timer.entries.payloads import GroupOp, Op
+from timerclient import TimerClient
+from timerspark.log.log_options import EVENT_COLUMNS
+from timerspark.log.log_plan import LogGap
+from timerspark.timerlog_format import TimerLogFormat
+
+TYPES: dict[str, DataType] = {
+    "STRING": StringType(),
+    "BIGINT": LongType(),
+    "INT": IntegerType(),
+    "TIMESTAMP": TimestampType(),
+    "BINARY": BinaryType(),
+    "MAP<STRING, STRING>": MapType(StringType(), StringType()),
+}
+LATER = datetime(2036, 11, 1, 12, tzinfo=UTC)
+
+
+def events(folder: Path, *columns: str, **options: str) -> list[dict[str, Any]]:
+    named = {"columns": ", ".join(columns)} if columns else {}
+    of = TimerLogFormat(CaseInsensitiveDict({"path": str(folder), **named, **options}))
+    assert of.schema().startswith("`event` STRING, " if not columns else f"`{columns[0]}` ")
+    schema = StructType()
+    for name in columns or EVENT_COLUMNS:
+        schema = schema.add(name, TYPES[EVENT_COLUMNS[name]])
+    reader: Any = of.reader(schema)
+    found = [*chain.from_iterable(map(reader.read, reader.partitions()))]
+    assert all(batch.schema.equals(to_arrow_schema(schema, timezone="UTC")) for batch in found)
+    return [row for batch in found for row in batch.to_pylist()]
+
+
+def said(folder: Path, **options: str) -> list[tuple[Any, ...]]:
+    found = events(folder, "index", "event", "topic", "group", "offset", **options)
+    return [tuple(row.values()) for row in found]
+
+
+def test_names_are_those_at_the_time_of_the_entry(tmp_path: Path) -> None:
+    log = Log()
+    log.epoch(1)
+    first = log.topic("orders")
+    group = log.group(first, "g")
+    log.ack(first, group, [3, 4])
+    log.delete_topic(first)
+    again = log.topic("orders")
+    other = log.group(again, "h")
+    log.op(GroupOp(Op.SEEK, again, other, np.array([1], np.uint64)))
+    log.groups += 1  # the seek gave it a new number
+    log.move(again, type(other)(log.groups), [5], "dead", "dead-group")
+    log.ack(type(first)(log.topics), type(other)(log.groups), [0])
+    log.schedule(again, [(100, 1)])
+    write_log(tmp_path / "log", log.frames, frames_per_segment=4)
+    assert said(tmp_path)[1:] == [
+        (2, "create_topic", "orders", None, None),
+        (3, "create_group", "orders", "g", None),
+        (4, "ack", "orders", "g", 3),
+        (4, "ack", "orders", "g", 4),
+        (5, "delete_topic", "orders", None, None),
+        (6, "create_topic", "orders", None, None),
+        (7, "create_group", "orders", "h", None),
+        (8, "seek", "orders", "h", 1),
+        (9, "move", "orders", "h", 5),
+        (10, "ack", "dead", "dead-group", 0),
+        (11, "schedule", "orders", None, None),
+    ]
+    topics = [row["topic_id"] for row in events(tmp_path, "topic_id", index_min="10")]
+    assert topics == [3, 2]
+
+
+def test_each_kind_of_entry_has_rows_and_options_select_them(tmp_path: Path) -> None:
+    log = Log()
+    log.epoch(1, at_ms=1_000)
+    topic = log.topic("t")
+    producer = log.producer(b"token")
+    log.schedule(topic, [(2_000, 1), (3_000, 2)], producer=(producer, 1), keys=[b"k", b""])
+    log.cancel([(3_000, 2)], at_ms=1_500)
+    log.cancel_keys([(topic, b"k")])
+    log.reschedule(by_id([(2_000, 1)]), [4_000])
+    log.reschedule(by_key([(topic, b"k")]), [5_000])
+    group = log.group(topic, "g", max_attempts=3)
+    log.fire(6_000)
+    log.reserve(topic, group, 10)
+    log.nack(topic, group, [0], [7_000])
+    log.entry(EntryKind.CHECKPOINT)
+    write_log(tmp_path / "000", log.frames)
+    found = events(tmp_path)
+    assert [*found[0]] == [*EVENT_COLUMNS]
+    assert [(row["event"], row["position"]) for row in found] == [
+        *(("epoch", 0), ("create_topic", 0), ("register_producer", 0)),
+        *(("schedule", 0), ("schedule", 1), ("cancel", 0), ("cancel", 0)),
+        *(("reschedule", 0), ("reschedule", 0), ("create_group", 0), ("fire", 0)),
+        *(("nack", 0), ("checkpoint", 0)),
+    ]
+    one, two = found[3:5]
+    assert (one["key"], two["key"], one["payload"][:1]) == ("k", None, b"\1")
+    assert (one["due"], two["due"]) == tuple(
+        datetime.fromtimestamp(second, UTC) for second in (2, 3)
+    )
+    assert (one["sequence"], one["on_conflict"], one["producer"]) == (1, "reject", two["producer"])
+    assert one["producer"] == found[2]["producer"] != f"{producer:016x}"
+    assert {row["id"] for row in found} == {None}  # without a data directory
+    assert found[6]["key"] == found[8]["key"] == "k"
+    assert found[8]["due"] == datetime.fromtimestamp(5, UTC)
+    assert '"max_attempts": 3' in found[9]["details"]
+    assert found[11]["until"] == datetime.fromtimestamp(7, UTC)
+    assert found[10]["until"] == found[10]["time"] == datetime.fromtimestamp(6, UTC)
+    some = {"time_min": "1970-01-01T00:00:01.500Z", "time_max": "1970-01-01T00:00:05Z"}
+    assert [row[0] for row in said(tmp_path, **some)] == [*range(5, 10)]
+    assert [row[1] for row in said(tmp_path, kind="FIRE,EPOCH")] == ["epoch", "fire"]
+    with pytest.raises(ValueError, match="columns = 'time, colour': must be"):
+        events(tmp_path, "time", "colour")
+
+
+def test_lives_of_a_log_are_joined_and_a_gap_between_them_is_an_error(tmp_path: Path) -> None:
+    old = Log()
+    old.epoch(1)
+    for number in range(5):
+        old.topic(f"t{number}")
+    new = Log(prefix=old)
+    new.frames = new.frames[:4]
+    new.topic("later")
+    new.topic("last")
+    write_log(tmp_path / "000", old.frames, frames_per_segment=2)
+    write_log(tmp_path / "001", new.frames, first=5)
+    assert [row[2] for row in said(tmp_path)] == [None, "t0", "t1", "t2", "later", "last"]
+    for first in (3, 5):
+        (tmp_path / "000" / f"{first:016x}.log").unlink()
+    with pytest.raises(LogGap, match="entries 3 to 4 are missing before"):
+        said(tmp_path)
+    found = [row[0] for row in said(tmp_path, fail_on_loss="false")]
+    assert found == [1, 2, 5, 6]
+
+
+def test_entry_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
+    log = Log()
+    log.epoch(1)
+    log.entry(EntryKind.SCHEDULE, b"garbage")  # its checksum is right
+    write_log(tmp_path / "log", log.frames)
+    with pytest.raises(ValueError, match=r"log/.*: entry 2 can't be decoded: SCHEDULE of 7 "):
+        events(tmp_path)
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Iterator[tuple[LocalCluster, TimerClient]]:
+    running = LocalCluster(tmp_path / "cluster", 1)
+    try:
+        running.start()
+        running.wait_for_leader()
+        with TimerClient(",".join(running.endpoints)) as client:
+            yield running, client
+    finally:
+        running.destroy()
+
+
+def test_stopped_nodes_log_has_the_ids_that_clients_know(
+    stopped: tuple[LocalCluster, TimerClient],
+) -> None:
+    cluster, client = stopped
+    client.create_group("t", "g")
+    one = client.schedule(
+        *("t", b"one"), key="k", headers={"a": "ü"}, ordering_key="o", priority=7, due=LATER
+    )
+    many = client.schedule_batch("t", [b"%d" % n for n in range(5)], due=LATER)
+    moved = client.reschedule(many[0], due=LATER + timedelta(days=1))
+    client.cancel(many[1])
+    with pytest.raises(Exception, match="k"):
+        client.schedule("t", b"two", key="k", due=LATER)
+    fired = client.schedule("t", b"now", delay=0)
+    with client.consumer("t", group="g") as consumer:
+        [message] = consumer.receive(1, timeout=60)
+        message.ack().result(60)
+    until(lambda: client.describe_topic("t").queue_end == 1)
+    cluster.stop()
+    found = events(cluster.directory)
+    rows = [row for row in found if row["event"] == "schedule"]
+    assert [row["id"] for row in rows if row["payload"] != b"two"] == [
+        *(one.id, *(timer.id for timer in many), fired.id)
+    ]
+    [first] = [row for row in rows if row["payload"] == b"one"]
+    assert {name: first[name] for name in ("topic", "key", "headers", "due", "requested")} == {
+        "topic": "t",
+        "key": "k",
+        "headers": [("a", "ü")],
+        "due": LATER,
+        "requested": LATER,
+    }
+    assert (first["ordering_key"], first["priority"], rows[1]["priority"]) == ("o", 7, 4)
+    [change] = [row for row in found if row["event"] == "reschedule"]
+    assert (change["id"], change["new_id"]) == (many[0].id, moved.id)
+    [cancel] = [row for row in found if row["event"] == "cancel"]
+    assert cancel["id"] == many[1].id
+    [ack] = [row for row in found if row["event"] == "ack"]
+    assert (ack["topic"], ack["group"], ack["offset"]) == ("t", "g", message.queue_offset)
+    assert ack["time"] >= fired.due

@@ -1,0 +1,152 @@
+"""Options of the format "timerlog", and the columns of its views."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.model.units import UnixMs
+from timerspark.log.segment_files import Segment
+
+EVENT_COLUMNS: Final[Mapping[str, str]] = {
+    "event": "STRING",
+    "index": "BIGINT",
+    "position": "INT",
+    "epoch": "BIGINT",
+    "time": "TIMESTAMP",
+    "topic": "STRING",
+    "topic_id": "BIGINT",
+    "group": "STRING",
+    "id": "STRING",
+    "new_id": "STRING",
+    "key": "STRING",
+    "due": "TIMESTAMP",
+    "requested": "TIMESTAMP",
+    "payload": "BINARY",
+    "headers": "MAP<STRING, STRING>",
+    "ordering_key": "STRING",
+    "priority": "INT",
+    "offset": "BIGINT",
+    "until": "TIMESTAMP",
+    "to_topic": "STRING",
+    "on_conflict": "STRING",
+    "producer": "STRING",
+    "sequence": "BIGINT",
+    "request_id": "STRING",
+    "series": "BIGINT",
+    "details": "STRING",
+}
+"""Column of the view `events` -> its type in SQL."""
+ENTRIES: Final = (
+    "node STRING, life INT, index BIGINT, epoch BIGINT, kind STRING, time_ms BIGINT, crc32 BIGINT,"
+    " rows INT"
+)
+VIEWS: Final = ("events", "entries")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The filter of a reader's options; None in a field: no limit."""
+
+    nodes: frozenset[str] | None = None
+    kinds: frozenset[str] | None = None
+    index_min: int = 0
+    index_max: int | None = None
+    time_min_ms: int = 0
+    time_max_ms: int | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> "Wanted":
+        """Return the filter of the options.
+
+        Raises:
+            ValueError: a kind is unknown, an index is not a number, or a time is not one of ISO
+                8601 with a zone.
+        """
+        nodes, kinds = (_names(options.get(name)) for name in ("node", "kind"))
+        known = {kind.name for kind in EntryKind}
+        if kinds is not None and (unknown := kinds - known):
+            raise ValueError(f"kind = {', '.join(sorted(unknown))}: must be of {sorted(known)}")
+        bounds = {}
+        for name in ("index_min", "index_max"):
+            if (text := options.get(name)) is not None:
+                if not text.isdecimal():
+                    raise ValueError(f"{name} = {text!r}: must be an entry's index")
+                bounds[name] = int(text)
+        for name in ("time_min", "time_max"):
+            if (text := options.get(name)) is not None:
+                bounds[f"{name}_ms"] = _unix_ms(name, text)
+        return cls(nodes, kinds, **bounds)
+
+    def check(self, nodes: Collection[str]) -> None:
+        """Return if all nodes of the options exist.
+
+        Raises:
+            ValueError: a node does not exist.
+        """
+        if self.nodes is not None and (unknown := self.nodes - {*nodes}):
+            raise ValueError(f"node = {', '.join(sorted(unknown))}: must be of {sorted(nodes)}")
+
+    def file(self, node: str, part: Segment) -> bool:
+        """Whether a segment may hold an entry that the filter accepts."""
+        return (self.nodes is None or node in self.nodes) and self.span(part.first, part.end)
+
+    def span(self, first: int, end: int | None) -> bool:
+        """Whether entries from `first` on, and before `end`, may have an index in the filter."""
+        return (end is None or end > self.index_min) and (
+            self.index_max is None or first <= self.index_max
+        )
+
+    def times(self, first: UnixMs, last: UnixMs) -> bool:
+        """Whether entries from one time to another may have a time in the filter."""
+        return last >= self.time_min_ms and (self.time_max_ms is None or first <= self.time_max_ms)
+
+    def entry(self, item: Entry) -> bool:
+        """Whether the filter accepts an entry, whose node it has accepted."""
+        return (
+            (self.kinds is None or item.kind.name in self.kinds)
+            and self.span(item.index, item.index + 1)
+            and self.times(item.time_ms, item.time_ms)
+        )
+
+
+def wanted_columns(text: str | None) -> tuple[str, ...]:
+    """Return the columns of the option `columns`; None: all.
+
+    Raises:
+        ValueError: a name is unknown, or occurs twice.
+    """
+    if text is None:
+        return tuple(EVENT_COLUMNS)
+    names = tuple(each.strip() for each in text.split(","))
+    for name in names:
+        if name not in EVENT_COLUMNS or names.count(name) > 1:
+            known = ", ".join(EVENT_COLUMNS)
+            raise ValueError(f"columns = {text!r}: must be different columns of {known}")
+    return names
+
+
+def _names(text: str | None) -> frozenset[str] | None:
+    return None if text is None else frozenset(each.strip() for each in text.split(","))
+
+
+def _unix_ms(name: str, text: str) -> int:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = None
+    if found is None or found.utcoffset() is None:
+        raise ValueError(f"{name} = {text!r}: must be a time such as 2026-11-01T12:00:00Z")
+    return int(found.timestamp() * 1000)
+
+
+def is_true(name: str, text: str) -> bool:
+    """Return the value of an option that is true or false.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if text.lower() not in ("true", "false"):
+        raise ValueError(f"{name} = {text!r}: must be true or false")
+    return text.lower() == "true"

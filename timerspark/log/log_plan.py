@@ -1,0 +1,310 @@
+"""The plan of a read, made once: which segments of which log, and the names that it means.
+
+Entries name topics, groups and timers by numbers that count up. So the numbers follow from all
+creations before them, in the log or in a manifest. The plan is made from the heads of all frames,
+and from the whole entries that create, delete or number anything:
+
+    names    from the first entry of the log if it is the cluster's first; else from the manifest
+    seqs     from a mark of the manifest's trace on (timer/state/firing_trace.py), up to the
+             manifest's entry: no other notes tell which requests were repeats
+    lives    a log that began anew replaces the end of its life before; a gap between them is an
+             error
+"""
+
+import mmap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql.datasource import InputPartition
+
+from timer.entries import entry_frame, payloads
+from timer.entries.entry_frame import EntryKind, FrameHead
+from timer.entries.payloads import CreateGroup, DeleteTopic, GroupOp, Move, Op
+from timer.entries.series_payloads import count_occurrences
+from timer.files import segment
+from timer.files.data_directory import read_identity
+from timer.files.disk import RealDisk
+from timer.model.columns import parts_of, rows_of
+from timer.model.timer_errors import StorageError
+from timer.model.timer_id import salt_of
+from timer.model.units import LogIndex, Seq, UnixMs
+from timer.recovery import manifest
+from timer.state.firing_trace import SeqMark
+from timerspark.log.log_options import Wanted
+from timerspark.log.node_folders import NodeFolders
+from timerspark.log.segment_files import Segment
+
+_NAMING: Final = frozenset({EntryKind.TOPIC, EntryKind.GROUP})
+_NUMBERING: Final = frozenset(
+    {EntryKind.SCHEDULE, EntryKind.RESCHEDULE, EntryKind.GROUP, EntryKind.OCCURRENCES}
+)
+
+
+class LogGap(Exception):
+    """Entries are missing between two lives of a log, or before the first entry wanted."""
+
+
+class Seqs:
+    """The seqs that entries issue, as far as marks tell them."""
+
+    def __init__(self, next_seq: int | None, marks: Mapping[int, SeqMark], end: int) -> None:
+        self.next_seq = next_seq
+        """Seq that the next entry issues first. None: not known."""
+        self._marks = marks
+        self.end = end
+        """The first entry whose seqs are not known."""
+
+    def at(self, index: int) -> SeqMark | None:
+        """Come to an entry; return its mark, if it has one."""
+        mark = self._marks.get(index)
+        if mark is not None:
+            self.next_seq = mark.next_seq
+        if index >= self.end:
+            self.next_seq = None
+        return mark
+
+    def issue(self, count: int) -> int | None:
+        """Issue seqs; return the first one. None: not known."""
+        first = self.next_seq
+        if first is not None:
+            self.next_seq = first + count
+        return first
+
+
+@dataclass
+class PlannedSegment(InputPartition):
+    """One segment of the log that is read."""
+
+    path: str
+    first: int
+    end: int | None
+    """As in Segment."""
+    until: int | None
+    """The index before which a later life of the log continues. None: no later one does."""
+    next_seq: int | None
+    marks: tuple[SeqMark, ...]
+    seqs_end: int
+
+    @property
+    def part(self) -> Segment:
+        """The segment."""
+        end = None if self.end is None else LogIndex(self.end)
+        return Segment(Path(self.path), LogIndex(self.first), end)
+
+    def seqs(self) -> Seqs:
+        """Return the seqs from its first entry on."""
+        return Seqs(self.next_seq, {mark.entry: mark for mark in self.marks}, self.seqs_end)
+
+
+@dataclass(slots=True)
+class Names:
+    """Names of topics and groups by their numbers, deleted ones included."""
+
+    topics: dict[int, str] = field(default_factory=dict)
+    groups: dict[int, str] = field(default_factory=dict)
+
+
+class Naming:
+    """Follows the creations and deletions in a log, as timer/state/machine.py numbers them."""
+
+    def __init__(self, state: manifest.State | None) -> None:
+        """`state`: the manifest from which names are known. None: the log begins with entry 1."""
+        self.names = Names()
+        self._begin = 0 if state is None else int(state["index"])
+        numbers: list[int] = state["next"] if state is not None else [1, 1, 1]
+        _, self._next_topic, self._next_group = numbers
+        self._live: dict[int, dict[str, int]] = {}
+        """Existing topic -> its groups by name."""
+        self._by_name: dict[str, int] = {}
+        for topic in state["topics"] if state else ():
+            self._add_topic(topic["id"], topic["name"])
+            for group in topic["groups"]:
+                self._add_group(topic["id"], group["name"], group["id"])
+
+    def feed(self, kind: EntryKind, index: int, payload: memoryview) -> None:
+        """Take the next entry of the kinds TOPIC and GROUP."""
+        if index <= self._begin:
+            return
+        if kind is EntryKind.GROUP:
+            for op in payloads.decode_group(payload):
+                self._group_op(op)
+            return
+        said = payloads.decode_topic(payload)
+        if isinstance(said, DeleteTopic):
+            if self._live.pop(said.topic, None) is not None:
+                del self._by_name[self.names.topics[said.topic]]
+        else:
+            self._topic_of(said.name)
+
+    def _topic_of(self, name: str) -> int:
+        if name not in self._by_name:
+            self._add_topic(self._next_topic, name)
+            self._next_topic += 1
+        return self._by_name[name]
+
+    def _add_topic(self, topic: int, name: str) -> None:
+        self.names.topics[topic] = name
+        self._by_name[name] = topic
+        self._live[topic] = {}
+
+    def _add_group(self, topic: int, name: str, number: int | None = None) -> None:
+        if number is None:
+            number, self._next_group = self._next_group, self._next_group + 1
+        self.names.groups[number] = name
+        self._live[topic][name] = number
+
+    def _group_op(self, op: payloads.AnyOp) -> None:
+        groups = self._live.get(op.topic)
+        if groups is None:
+            return
+        if isinstance(op, CreateGroup):
+            if op.name not in groups:
+                self._add_group(op.topic, op.name)
+        elif isinstance(op, Move):
+            to = self._topic_of(op.to)
+            if op.to_group and op.to_group not in self._live[to]:
+                self._add_group(to, op.to_group)
+        elif isinstance(op, GroupOp) and op.op in (Op.SEEK, Op.DELETE):
+            name = self.names.groups.get(op.group, "")
+            if groups.get(name) == op.group:
+                del groups[name]
+                if op.op is Op.SEEK:
+                    self._add_group(op.topic, name)
+
+
+@dataclass(slots=True)
+class LogPlan:
+    """What tasks read, and how they name it."""
+
+    segments: list[PlannedSegment]
+    names: Names
+    salt: int | None
+    """The salt of the cluster's timer ids. None: not known."""
+
+
+def plan(folders: NodeFolders, wanted: Wanted, *, fail_on_loss: bool) -> LogPlan:
+    """Return the plan to read one node's log.
+
+    Raises:
+        LogGap: entries are missing between its lives.
+        ValueError: several nodes are wanted.
+    """
+    logs = folders.logs()
+    wanted.check(logs)
+    if wanted.nodes is not None and len(wanted.nodes) != 1:
+        raise ValueError(f"node = {', '.join(sorted(wanted.nodes))}: events are read of one node")
+    node = min(wanted.nodes or logs, key=lambda name: _span(logs[name]))
+    lives = [life for life in logs[node] if life]
+    data = folders.data()[node]
+    state = manifest.read(RealDisk(), data / "state")
+    first = lives[0][0].first if lives else 1
+    naming = None if first > 1 and state is None else Naming(None if first == 1 else state)
+    scan = _Scan(wanted, naming, _seqs(state))
+    for life, later in pairwise([*lives, None]):
+        assert life is not None
+        scan.life(life, None if later is None else later[0].first, fail_on_loss=fail_on_loss)
+    return LogPlan(scan.segments, Names() if naming is None else naming.names, _salt(data))
+
+
+def _span(lives: list[list[Segment]]) -> tuple[float, int]:
+    """Return a key by which the longest log is the least."""
+    parts = [part for life in lives for part in life]
+    return (parts[0].first, -parts[-1].first) if parts else (float("inf"), 0)
+
+
+def _seqs(state: manifest.State | None) -> Seqs:
+    if state is None:
+        return Seqs(None, {}, 0)
+    marks = [SeqMark(LogIndex(at), Seq(seq), refused) for at, seq, refused in state["trace"][0]]
+    return Seqs(None, {mark.entry: mark for mark in marks}, int(state["index"]) + 1)
+
+
+def _salt(data: Path) -> int | None:
+    try:
+        return salt_of(read_identity(RealDisk(), data).cluster_id)
+    except (FileNotFoundError, StorageError):
+        return None
+
+
+class _Scan:
+    """Reads the heads of all frames of a log, in their order."""
+
+    def __init__(self, wanted: Wanted, naming: Naming | None, seqs: Seqs) -> None:
+        self.segments: list[PlannedSegment] = []
+        self._wanted = wanted
+        self._naming = naming
+        self._seqs = seqs
+        self._last = 0
+        """The last entry that was seen. 0: none."""
+
+    def life(self, parts: list[Segment], until: int | None, *, fail_on_loss: bool) -> None:
+        """Read one life of the log, up to the beginning of the next one."""
+        if self._last and parts[0].first > self._last + 1 and fail_on_loss:
+            gap = f"entries {self._last + 1} to {parts[0].first - 1} are missing before"
+            raise LogGap(f"{gap} {parts[0].path}: set fail_on_loss to false to read the others")
+        for part in parts:
+            if until is None or part.first < until:
+                self._segment(part, until)
+
+    def _segment(self, part: Segment, until: int | None) -> None:
+        seqs, naming, marks = self._seqs, self._naming, list[SeqMark]()
+        next_seq, times = seqs.next_seq, list[UnixMs]()
+        for head, payload in _heads(part.path):
+            if until is not None and head.index >= until:
+                break
+            mark = seqs.at(head.index)
+            if mark is not None:
+                marks.append(mark)
+            if head.kind in _NUMBERING and seqs.next_seq is not None:
+                seqs.issue(_issued(head.kind, payload(), mark))
+            if head.kind in _NAMING and naming is not None:
+                naming.feed(head.kind, head.index, payload())
+            self._last = head.index
+            times[1:] = [head.time_ms] if times else [head.time_ms] * 2
+        wanted = self._wanted.span(part.first, self._last + 1)
+        if wanted and (not times or self._wanted.times(*times)):
+            where = str(part.path), part.first, part.end, until
+            self.segments.append(PlannedSegment(*where, next_seq, tuple(marks), seqs.end))
+
+
+def _heads(path: Path) -> Iterator[tuple[FrameHead, Callable[[], memoryview]]]:
+    """Yield the head of each frame with a function that reads its payload.
+
+    At damage it ends: the task that reads the segment reports it, or accepts a torn end.
+    """
+    if path.stat().st_size <= segment.HEADER_SIZE:
+        return
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+        memoryview(mapped) as data,
+    ):
+        at = segment.HEADER_SIZE
+        while (head := entry_frame.head_at(data, at)) is not None:
+            begin = at + entry_frame.HEADER_SIZE
+            at = begin + head.length
+            yield head, partial(_payload, data, begin, at)
+
+
+def _payload(data: memoryview, begin: int, end: int) -> memoryview:
+    return memoryview(bytes(data[begin:end]))
+
+
+def _issued(kind: EntryKind, payload: memoryview, mark: SeqMark | None) -> int:
+    """Return how many seqs an entry issues."""
+    if kind is EntryKind.RESCHEDULE:
+        return payloads.count_targets(payload)[0]
+    if kind is EntryKind.OCCURRENCES:
+        return count_occurrences(payload)
+    if kind is EntryKind.GROUP:
+        ops = payloads.decode_group(payload)
+        return sum(len(op.offsets) for op in ops if isinstance(op, Move))
+    if mark is None:
+        return rows_of(payload)
+    parts, _ = parts_of(payload)
+    sizes = parts["rows"].tolist()
+    return sum(size for number, size in enumerate(sizes) if not mark.refuses(number))

@@ -1,0 +1,161 @@
+"""Readers of the format "timerlog": events of one log, and frames of all logs."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import MapType, StringType, StructType
+
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.model.columns import decode_schedule
+from timer.model.units import LogIndex
+from timerspark.arrow_columns import joined
+from timerspark.log import segment_files
+from timerspark.log.log_events import EventReader
+from timerspark.log.log_options import (
+    EVENT_COLUMNS,
+    Wanted,
+    is_true,
+)
+from timerspark.log.log_plan import PlannedSegment, plan
+from timerspark.log.node_folders import NodeFolders
+from timerspark.log.segment_files import Segment
+
+_ROWS_PER_BATCH: Final = 65_536
+_BYTES_PER_BATCH: Final = 16 << 20
+
+
+class LogEvents(DataSourceReader):
+    """Reads one node's log as events."""
+
+    def __init__(self, schema: StructType, options: Mapping[str, Any]) -> None:
+        """Make the plan: Spark sends it to the tasks with this object.
+
+        Raises:
+            LogGap, ValueError: see `plan`.
+        """
+        for each in schema.fields:
+            kind = each.dataType.simpleString()
+            known = EVENT_COLUMNS.get(each.name, "").lower().replace(" ", "")
+            if kind != known or (
+                isinstance(each.dataType, MapType) and each.dataType.valueType != StringType()
+            ):
+                columns = ", ".join(f"{name} {of}" for name, of in EVENT_COLUMNS.items())
+                raise ValueError(f"schema = {each.name} {kind}: must be of {columns}")
+        self._names = schema.names
+        self._wanted = Wanted.of(options)
+        fail_on_loss = is_true("fail_on_loss", options.get("fail_on_loss", "true"))
+        folders = NodeFolders(Path(options["path"]))
+        self._plan = plan(folders, self._wanted, fail_on_loss=fail_on_loss)
+
+    def partitions(self) -> list[InputPartition]:
+        """Return the segments that may hold an entry that the filter accepts."""
+        return [*self._plan.segments]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield one segment's events.
+
+        Raises:
+            CorruptFileError: the segment is damaged.
+            ValueError: an entry can't be decoded.
+        """
+        if not isinstance(partition, PlannedSegment):
+            return  # without partitions Spark calls this once, with an object of its own
+        of = self._plan
+        reader = EventReader(of.names, partition.seqs(), of.salt, self._names)
+        ready: list[pa.RecordBatch] = []
+        rows = size = 0
+        for _, item in segment_files.entries(partition.part):
+            if partition.until is not None and item.index >= partition.until:
+                break
+            if not self._wanted.entry(item):
+                reader.skip(item)
+                continue
+            try:
+                found = [*reader.read(item)]
+            except ValueError as error:
+                text = f"{partition.path}: entry {item.index} can't be decoded: {error}"
+                raise ValueError(text) from error
+            ready += found
+            rows, size = rows + sum(map(len, found)), size + len(item.payload)
+            if rows >= _ROWS_PER_BATCH or size >= _BYTES_PER_BATCH:
+                yield joined(ready)
+                ready, rows, size = [], 0, 0
+        if ready:
+            yield joined(ready)
+
+
+@dataclass
+class SegmentFile(InputPartition):
+    """One segment of one node's log."""
+
+    node: str
+    life: int
+    path: str
+    first: int
+    end: int | None
+
+    @property
+    def part(self) -> Segment:
+        """The segment, as the readers of segment_files.py take it."""
+        end = None if self.end is None else LogIndex(self.end)
+        return Segment(Path(self.path), LogIndex(self.first), end)
+
+
+class EntryFrames(DataSourceReader):
+    """Reads the frames of all nodes' logs; runs in Spark's Python workers."""
+
+    def __init__(self, names: list[str], options: Mapping[str, Any]) -> None:
+        self._names = names
+        self._path = options["path"]
+        self._wanted = Wanted.of(options)
+
+    def partitions(self) -> list[InputPartition]:
+        """Return the segments that may hold an entry that the filter accepts."""
+        logs = NodeFolders(Path(self._path)).logs()
+        self._wanted.check(logs)
+        return [
+            SegmentFile(node, life, str(part.path), part.first, part.end)
+            for node, lives in logs.items()
+            for life, parts in enumerate(lives)
+            for part in parts
+            if self._wanted.file(node, part)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield one segment's frames as Arrow batches.
+
+        Raises:
+            CorruptFileError: the segment is damaged.
+        """
+        assert isinstance(partition, SegmentFile)
+        frames: list[tuple[Any, ...]] = []
+        for crc32, item in segment_files.entries(partition.part):
+            if not self._wanted.entry(item):
+                continue
+            head = (partition.node, partition.life, item.index, item.epoch, item.kind.name)
+            frames.append((*head, item.time_ms, crc32, _row_count(item)))
+            if len(frames) == _ROWS_PER_BATCH:
+                yield self._batch(frames)
+                frames.clear()
+        if frames:
+            yield self._batch(frames)
+
+    def _batch(self, frames: list[tuple[Any, ...]]) -> pa.RecordBatch:
+        columns: list[Any] = [list(column) for column in zip(*frames, strict=True)]
+        for at in (1, -1):
+            columns[at] = np.array(columns[at], np.int32)
+        return pa.RecordBatch.from_arrays([*map(pa.array, columns)], names=self._names)
+
+
+def _row_count(item: Entry) -> int:
+    if item.kind is not EntryKind.SCHEDULE:
+        return 0
+    try:
+        return len(decode_schedule(item.payload).rows)
+    except ValueError:
+        return 0

@@ -1,0 +1,47 @@
+"""The format "timerlog": a node's timer log as a table.
+
+    spark.read.format("timerlog").load(folder)      all events, in real columns: docs/spark.md
+    ….option("view", "entries")                     frames of all nodes' logs, for the audit
+
+View `entries` has one row per frame: node, life, index, epoch, kind, time_ms, crc32, rows. A log
+that began anew has several lives, 0, 1, …: two lives may hold the same frame. An entry that can't
+be decoded has 0 rows: the comparison of the logs, or the replay, finds it.
+
+One partition per segment file. Segments without an entry in the range of the options are not
+opened. Filters that Spark would push down are not used (docs/adr/0036-filters-as-options.md).
+"""
+
+from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.types import StructType
+
+from timerspark.log.log_options import ENTRIES, EVENT_COLUMNS, VIEWS, wanted_columns
+
+
+class TimerLogFormat(DataSource):
+    """The format "timerlog"."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for `format(…)`."""
+        return "timerlog"
+
+    def schema(self) -> str:
+        """Return the columns of the view."""
+        if self._view() == "entries":
+            return ENTRIES
+        names = wanted_columns(self.options.get("columns"))
+        return ", ".join(f"`{name}` {EVENT_COLUMNS[name]}" for name in names)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader of the view."""
+        from timerspark.log.log_readers import EntryFrames, LogEvents
+
+        if self._view() == "entries":
+            return EntryFrames(schema.names, self.options)
+        return LogEvents(schema, self.options)
+
+    def _view(self) -> str:
+        view = self.options.get("view", "events")
+        if view not in VIEWS:
+            raise ValueError(f"view = {view!r}: must be one of {sorted(VIEWS)}")
+        return view
