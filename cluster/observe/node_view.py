@@ -268,7 +268,7 @@ class NodeState(TopicView):
         replica = self._replica
         return LocalState(
             role=replica.role.value,
-            serving=self._host.leader is not None,
+            serving=self._host.serves,
             leader=self._name_of(replica.leader_id) or "",
             silent_ms=replica.silent_ms,
             silent_ms_max=self._config.replication().guard_ms,
@@ -311,7 +311,7 @@ class NodeState(TopicView):
         late = {} if leader is None else lag.of_topics(leader, now.clock_ms)
         return Levels(
             role=replica.role.value,
-            serving=leader is not None,
+            serving=self._host.serves,
             epoch=replica.epoch,
             raft_term=self._control.raft_term,
             feature_level=self._replica.level,
@@ -389,7 +389,7 @@ class NodeState(TopicView):
             reachable=True,
             replica_id=self._replica.replica_id,
             role=self._replica.role.value,
-            serving=self._host.leader is not None,
+            serving=self._host.serves,
             epoch=self._replica.epoch,
         )
 

@@ -105,8 +105,13 @@ class Host:
 
     @property
     def leader(self) -> Leader | None:
-        """The leader core while this node serves."""
+        """The leader core while this node leads."""
         return self.engine.leader
+
+    @property
+    def serves(self) -> bool:
+        """Whether this node leads, and no other node can lead at this moment."""
+        return self.engine.leader is not None and self.log.lease_held()
 
     def require_leader(self) -> Leader:
         """Return the leader core.
@@ -127,7 +132,7 @@ class Host:
             moment.
         """
         leader = self.require_leader()
-        if not self.log.lease_held():
+        if not self.serves:
             raise NotReadyError("this leader holds no lease at the moment")
         return leader
 

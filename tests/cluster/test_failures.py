@@ -204,14 +204,18 @@ def test_without_a_majority_schedules_fail_clearly_and_the_last_node_goes_on_ans
     stub = cluster.timers(leader)
     with cluster.client() as client:
         client.schedule(topic, b"before", delay=3600)
+        until(lambda: cluster.json(leader, "/v1/checkpoint?scope=cluster")["shared"])
         cluster.kill_together(first, second)
         with pytest.raises(OutcomeUnknown) as caught:  # it was on its way when the lease ended
             client.schedule(topic, b"maybe", timeout=3)
         assert not caught.value.outcome_known
-        until(lambda: cluster.metric(leader, "timer_serving") == 0)
+        # It leads without a lease for a while. That is shown at once.
+        assert cluster.metric(leader, "timer_serving") == 0
+        assert cluster.get(leader, "/readyz")[0] == 503
         with pytest.raises(grpc.RpcError) as refused:
             stub.Schedule(schedule(columns(topic, [b"never"])), timeout=RPC_S)
         assert code_of(refused.value) in (
+            grpc.StatusCode.ABORTED,  # it waited for a majority until the epoch ended
             grpc.StatusCode.UNAVAILABLE,
             grpc.StatusCode.FAILED_PRECONDITION,
         )

@@ -401,6 +401,19 @@ def test_idle_connections_and_broken_ones_do_not_keep_a_probe_from_its_answer(
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_connections_that_come_at_once_are_accepted_at_once(timer_app: Run) -> None:
+    timers = timer_app(Shop().app)
+    timers.settle()
+    worker = timers._inner._worker
+    assert worker is not None
+    port = WorkerPort(worker, "127.0.0.1", 0)  # it does not serve yet
+    with ExitStack() as stack:
+        stack.callback(port._server.server_close)
+        for _ in range(CONNECTIONS_MAX):
+            # A connection that does not fit into the queue takes a second or longer.
+            stack.enter_context(socket.create_connection(("127.0.0.1", port.port), 0.9))
+
+
 async def test_lease_that_is_lost_under_a_handler_is_a_warning_and_another_has_the_message(
     async_timer_app: type[AsyncFakeApp], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -27,6 +27,8 @@ class _Server(ThreadingHTTPServer):
     """Ends connections that are old, or too many: a scanner must not use up threads and files."""
 
     daemon_threads = True
+    request_queue_size = CONNECTIONS_MAX
+    """Connections that wait for the thread. A further one waits a second or longer."""
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._open: dict[socket.socket, float] = {}
