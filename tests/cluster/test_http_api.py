@@ -20,6 +20,7 @@ from cluster.rpc import http_api, json_bodies, openapi, peek_form, timer_stream
 from cluster.rpc.http_call import HttpContext
 from cluster.rpc.http_routes import ROUTES
 from cluster.rpc.problem_details import problem_of
+from cluster.rpc.route_forms import FORMS
 from tests.cluster.running import RPC_S, Running, until
 from timerclient import TimerClient
 from timerclient.values.errors import NotFound
@@ -342,6 +343,7 @@ def test_follower_creates_changes_and_deletes_series(
     found = until(lambda: client.get_series(f"space/{topic}", "a/b").timer_id)
     shown = send(cluster, node, "GET", f"{at}/a%2Fb?next_times=5").body
     assert (shown["timer_id"], shown["payload"], shown["headers"]) == (found, "x", {"b": "c"})
+    assert {*shown} <= {*FORMS["ShowSeries"].answered}
     first = shown["planned_ms"]
     assert shown["next_times_ms"] == [first, first + 3_600_000, first + 7_200_000]
     paused = send(cluster, node, "PATCH", f"{at}/a%2Fb", {"paused": True}).body
@@ -404,6 +406,7 @@ def test_follower_reads_messages_by_their_offsets(
     send(cluster, node, "POST", f"/v1/topics/{topic}/timers", timer)
     client.schedule_batch(topic, [b"1", b"\xff"], delay=0)
     read = until(lambda: (got := send(cluster, node, "GET", at).body)["end_offset"] == 3 and got)
+    assert {*read} == {*FORMS["ReadMessages"].answered}
     first = next(each for each in read["messages"] if each["key"] == "k")
     assert (first["json"], first["ordering_key"], first["priority"]) == ({"a": 1}, "o", 9)
     assert [each["queue_offset"] for each in read["messages"]] == [0, 1, 2]

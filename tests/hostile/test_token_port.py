@@ -8,6 +8,7 @@ import json
 import ssl
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final
@@ -210,11 +211,43 @@ def test_timers_over_http_need_the_rules_of_their_methods(cluster: WithTokens) -
     unknown = cluster.http(f"{own}/timers/stream", "wrong", "POST", timer, "application/x-ndjson")
     assert unknown[0] == 401
     assert cluster.http(f"{other}/timers/count", "ci")[0] == 404  # as if it were not there
+    for verb, path, sent, expected in (
+        ("PUT", f"{own}/series/k", '{"every": 3600}', 200),
+        ("GET", f"{own}/series/k?next_times=1", None, 200),
+        ("GET", f"{own}/series", None, 200),
+        ("POST", f"{own}/series/preview", '{"every": 3600}', 200),
+        ("PATCH", f"{own}/series/k", '{"paused": true}', 403),  # no rule for cancel
+        ("DELETE", f"{own}/series/k", None, 403),
+        ("PUT", f"{other}/series/k", '{"every": 3600}', 403),
+        ("POST", f"{other}/series/preview", '{"every": 3600}', 403),
+        ("GET", f"{other}/series", None, 404),
+        ("GET", "/v1/series", None, 403),
+        ("GET", f"{own}/queue", None, 200),
+        ("GET", f"{other}/queue", None, 404),
+    ):
+        assert cluster.http(path, "ci", verb, sent)[0] == expected, (verb, path)
     assert cluster.tls is not None  # a certificate that may see all of the cluster
     with contextlib.closing(open_http(cluster.node("n1").http, cluster.tls, RPC_S)) as page:
         page.request("GET", f"/v1/timer?id={json.loads(made)['id']}")
         answer = page.getresponse()
         assert (answer.status, json.loads(answer.read())["state"]) == (200, "fired")
+
+
+def test_timers_that_arrive_together_over_http_have_answers_of_their_own(
+    cluster: WithTokens,
+) -> None:
+    def scheduled(at: int) -> tuple[int, str]:
+        topic = ("payments", "orders")[at % 2]
+        timer = json.dumps({"key": f"{at // 2}", "delay": 3600})
+        status, answer, _ = cluster.http(
+            f"/v1/topics/{topic}%2Ftogether/timers", "ci", "POST", timer
+        )
+        return status, json.loads(answer).get("id")
+
+    with ThreadPoolExecutor(16) as callers:
+        found = list(callers.map(scheduled, range(64)))
+    assert [status for status, _ in found] == [200, 403] * 32
+    assert len({made for status, made in found if status == 200}) == 32
 
 
 @contextlib.contextmanager
