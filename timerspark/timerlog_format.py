@@ -14,7 +14,13 @@ opened. Filters that Spark would push down are not used (docs/adr/0036-filters-a
 from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
-from timerspark.log.log_options import ENTRIES, EVENT_COLUMNS, VIEWS, wanted_columns
+from timerspark.log.log_options import (
+    ENTRIES,
+    EVENT_COLUMNS,
+    OPTIONS,
+    VIEWS,
+    wanted_columns,
+)
 
 
 class TimerLogFormat(DataSource):
@@ -26,7 +32,16 @@ class TimerLogFormat(DataSource):
         return "timerlog"
 
     def schema(self) -> str:
-        """Return the columns of the view."""
+        """Return the columns of the view.
+
+        Raises:
+            ValueError: an option is unknown, or has a wrong value.
+        """
+        if unknown := {name.lower() for name in self.options} - OPTIONS:
+            text = (
+                f"{', '.join(sorted(unknown))}: no option; one of {', '.join(sorted(OPTIONS))} is"
+            )
+            raise ValueError(text)
         if self._view() == "entries":
             return ENTRIES
         names = wanted_columns(self.options.get("columns"))

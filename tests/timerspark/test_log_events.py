@@ -132,6 +132,8 @@ def test_each_kind_of_entry_has_rows_and_options_select_them(tmp_path: Path) -> 
     some = {"time_min": "1970-01-01T00:00:01.500Z", "time_max": "1970-01-01T00:00:05Z"}
     assert [row[0] for row in said(tmp_path, **some)] == [*range(5, 10)]
     assert [row[1] for row in said(tmp_path, kind="FIRE,EPOCH")] == ["epoch", "fire"]
+    with pytest.raises(ValueError, match="colour: no option; one of columns, "):
+        events(tmp_path, colour="red")
     with pytest.raises(ValueError, match="columns = 'time, colour': must be"):
         events(tmp_path, "time", "colour")
 

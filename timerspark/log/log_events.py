@@ -90,10 +90,11 @@ class EventReader:
         self._columns = columns
         self._types = [_ARROW[EVENT_COLUMNS[name]] for name in columns]
 
-    def skip(self, entry: Entry) -> None:
-        """Count the seqs of an entry that is not wanted."""
+    def skip(self, entry: Entry) -> list[pa.RecordBatch]:
+        """Count the seqs of an entry that is not wanted; return no rows."""
         for _ in self._rows(entry):
             pass
+        return []
 
     def read(self, entry: Entry) -> Iterator[pa.RecordBatch]:
         """Yield the rows of an entry.

@@ -43,6 +43,13 @@ ENTRIES: Final = (
     " rows INT"
 )
 VIEWS: Final = ("events", "entries")
+OPTIONS: Final = frozenset(
+    {
+        *("path", "view", "columns", "node", "kind", "fail_on_loss"),
+        *("index_min", "index_max", "time_min", "time_max"),
+    }
+)
+"""In lower case, as Spark passes them on."""
 
 
 @dataclass(frozen=True, slots=True)

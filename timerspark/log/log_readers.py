@@ -72,11 +72,8 @@ class LogEvents(DataSourceReader):
         for _, item in segment_files.entries(partition.part):
             if partition.until is not None and item.index >= partition.until:
                 break
-            if not self._wanted.entry(item):
-                reader.skip(item)
-                continue
             try:
-                found = [*reader.read(item)]
+                found = [*reader.read(item)] if self._wanted.entry(item) else reader.skip(item)
             except ValueError as error:
                 text = f"{partition.path}: entry {item.index} can't be decoded: {error}"
                 raise ValueError(text) from error
