@@ -26,6 +26,7 @@ from tests.chaos.world import Log, by_id, by_key, write_log
 from tests.cluster.running import until
 from timer.entries.entry_frame import EntryKind
 from timer.entries.payloads import GroupOp, Op
+from timer.model.units import TopicId
 from timerclient import TimerClient
 from timerspark.log.log_options import EVENT_COLUMNS
 from timerspark.log.log_plan import LogGap
@@ -147,15 +148,16 @@ def test_lives_of_a_log_are_joined_and_a_gap_between_them_is_an_error(tmp_path: 
     new.frames = new.frames[:4]
     new.topic("later")
     new.topic("last")
+    new.schedule(TopicId(2), [(100, 1)])
     write_log(tmp_path / "000", old.frames, frames_per_segment=2)
     write_log(tmp_path / "001", new.frames, first=5)
-    assert [row[2] for row in said(tmp_path)] == [None, "t0", "t1", "t2", "later", "last"]
+    assert [row[2] for row in said(tmp_path)] == [None, "t0", "t1", "t2", "later", "last", "t1"]
     for first in (3, 5):
         (tmp_path / "000" / f"{first:016x}.log").unlink()
     with pytest.raises(LogGap, match="entries 3 to 4 are missing before"):
         said(tmp_path)
-    found = [row[0] for row in said(tmp_path, fail_on_loss="false")]
-    assert found == [1, 2, 5, 6]
+    found = [(row[0], row[2]) for row in said(tmp_path, fail_on_loss="false")]
+    assert found == [(1, None), (2, "t0"), (5, "later"), (6, "last"), (7, None)]
 
 
 def test_entry_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ Entries name topics, groups and timers by numbers that count up. So the numbers 
 creations before them, in the log or in a manifest. The plan is made from the heads of all frames,
 and from the whole entries that create, delete or number anything:
 
-    names    from the first entry of the log if it is the cluster's first; else from the manifest
+    names    from the first entry of the log if it is the cluster's first; and from the manifest
     seqs     from a mark of the manifest's trace on (timer/state/firing_trace.py), up to the
              manifest's entry: no other notes tell which requests were repeats
     lives    a log that began anew replaces the end of its life before; a gap between them is an
@@ -202,12 +202,18 @@ def plan(folders: NodeFolders, wanted: Wanted, *, fail_on_loss: bool) -> LogPlan
     data = folders.data()[node]
     state = manifest.read(RealDisk(), data / "state")
     first = lives[0][0].first if lives else 1
-    naming = None if first > 1 and state is None else Naming(None if first == 1 else state)
+    naming = None
+    if first == 1 or (state is not None and first <= int(state["index"]) + 1):
+        naming = Naming(None if first == 1 else state)
     scan = _Scan(wanted, naming, _seqs(state))
     for life, later in pairwise([*lives, None]):
         assert life is not None
         scan.life(life, None if later is None else later[0].first, fail_on_loss=fail_on_loss)
-    return LogPlan(scan.segments, Names() if naming is None else naming.names, _salt(data))
+    names = Names() if naming is None else naming.names
+    for topic in () if state is None else state["topics"]:
+        names.topics[topic["id"]] = topic["name"]
+        names.groups.update((group["id"], group["name"]) for group in topic["groups"])
+    return LogPlan(scan.segments, names, _salt(data))
 
 
 def _span(lives: list[list[Segment]]) -> tuple[float, int]:
@@ -243,9 +249,11 @@ class _Scan:
 
     def life(self, parts: list[Segment], until: int | None, *, fail_on_loss: bool) -> None:
         """Read one life of the log, up to the beginning of the next one."""
-        if self._last and parts[0].first > self._last + 1 and fail_on_loss:
-            gap = f"entries {self._last + 1} to {parts[0].first - 1} are missing before"
-            raise LogGap(f"{gap} {parts[0].path}: set fail_on_loss to false to read the others")
+        if self._last and parts[0].first > self._last + 1:
+            if fail_on_loss:
+                gap = f"entries {self._last + 1} to {parts[0].first - 1} are missing before"
+                raise LogGap(f"{gap} {parts[0].path}: set fail_on_loss to false to read the others")
+            self._naming = self._seqs.next_seq = None  # the gap may have issued numbers
         for part in parts:
             if until is None or part.first < until:
                 self._segment(part, until)
