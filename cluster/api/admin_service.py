@@ -1,6 +1,7 @@
 """AdminService: requests of operators. Any node answers; it queries the other nodes for theirs."""
 
 import functools
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol
 
@@ -16,6 +17,8 @@ from cluster.rpc.relay import DIRECT
 from cluster.security.reread_files import RereadFile
 from cluster.settings.log_format import set_level
 from cluster.settings.stack_dump import dump_stacks
+from replication.shell.hop_recorder import HopRecorder
+from timer.files.disk import RealDisk
 from timer.model.timer_errors import InvalidRequestError, NotFoundError, NotReadyError
 from timer.model.units import LogIndex
 from timer.ready.topic import Topic
@@ -105,9 +108,14 @@ class AdminService(Service, rpc.AdminServiceServicer):
         hooks: ServiceHooks = NO_HOOKS,
         backups: BackupDesk | None = None,
         reload: Reload = no_files,
+        hops: HopRecorder | None = None,
     ) -> None:
-        """`backups`: None: this node has no files. `reload`: reads files of TLS again."""
+        """`backups`: None: this node has no files. `reload`: reads files of TLS again.
+
+        `hops`: the record of this node's hops. None: nothing is recorded.
+        """
         super().__init__(hooks)
+        self._hops = hops or HopRecorder()
         self._reload = reload
         self._backups = backups
         self._view = view
@@ -301,6 +309,24 @@ class AdminService(Service, rpc.AdminServiceServicer):
             task_count=found.task_count,
             left_out=found.left_out,
         )
+
+    @answered
+    async def TraceHops(  # noqa: N802
+        self, request: pb.TraceHopsRequest, context: Context
+    ) -> pb.TraceHopsResponse:
+        """Begin or end the record of one node's hops."""
+        if not self._is_here(request.node):
+            passed: pb.TraceHopsResponse = await self._passed_on("TraceHops", request, context)
+            return passed
+        answer = pb.TraceHopsResponse(
+            node=self._view.name, clock_ns=time.monotonic_ns(), boot_id=RealDisk().boot_id()
+        )
+        if request.begin:
+            self._hops.begin()
+        else:
+            for hop, index, at_ns in self._hops.end():
+                answer.stamps.add(hop=pb.HopStamp.Hop.ValueType(hop), index=index, at_ns=at_ns)
+        return answer
 
     @answered
     async def ReloadFiles(  # noqa: N802

@@ -70,5 +70,7 @@ def services_of(  # noqa: PLR0913 - the parts of the services
     desk = GroupDesk(host, timers, config.groups, limits.group_name_bytes_max)
     consumers = ConsumeService(host, desk, outboxes, salt=salt, hooks=hooks)
     policies = PolicyDesk(host, timers)
-    admin = AdminService(view, timers, policies, desk, host.require_leader, hooks, backups, reload)
+    admin = AdminService(
+        *(view, timers, policies, desk, host.require_leader, hooks, backups, reload, host.hops)
+    )
     return Services(timers, consumers, admin)

@@ -191,6 +191,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         Raises:
             EngineError: the request was refused and had no effect.
         """
+        began_ns = time.monotonic_ns() if self._host.hops.on else 0
         leader = self._host.require_leader()
         caller = CALLER.get()
         if caller is not None and caller.rule.each_answered:
@@ -198,15 +199,15 @@ class TimerService(Service, rpc.TimerServiceServicer):
         wire_rows.check_request(request, self._limits)
         check_producer_owner(leader, ProducerId(request.producer_id))
         try:
-            return await self._pass_on(leader, request, whose)
+            return await self._pass_on(leader, request, whose, began_ns)
         except InvalidRequestError as error:
             refused = as_sent(error, request.request_id)
         raise refused
 
     async def _pass_on(
-        self, leader: Leader, request: AnyScheduling, whose: str
+        self, leader: Leader, request: AnyScheduling, whose: str, began_ns: int
     ) -> "asyncio.Future[pb.ScheduleResponse]":
-        """See `_take`; the request is checked."""
+        """See `_take`; the request is checked. `began_ns`: 0: hops are not recorded."""
         topics = self._known_topics(leader, request)
         if topics is None and wire_rows.is_repeated(request, leader, self._host.now()):
             topics = {timers.topic: wire_rows.NO_TOPIC for timers in request.timers}
@@ -231,6 +232,8 @@ class TimerService(Service, rpc.TimerServiceServicer):
                     request, part, result.answer, duplicate=again, salt=self._salt
                 )
             )
+            if began_ns:
+                self._host.stamp_request(began_ns)
 
         leader.schedule(part, done, now, whose)
         self._host.kick()

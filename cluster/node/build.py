@@ -16,7 +16,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, Protocol
 
 from cluster.api.admin_service import no_files
@@ -62,6 +62,7 @@ from cluster.state.host import Host
 from cluster.state.loop_watch import LoopWatch, Steps
 from cluster.state.voter_clocks import VoterClocks
 from replication.driver.driver import Listener
+from replication.shell.hop_recorder import HopRecorder
 from replication.shell.replica import Replica
 from replication.shell.snapshot_fetch import SnapshotFetch
 from replication.shell.snapshot_service import Snapshots
@@ -128,6 +129,7 @@ class _Basis:
     channels: AdminChannels
     telemetry: Telemetry
     wall_ms: Callable[[], UnixMs]
+    hops: HopRecorder = field(default_factory=HopRecorder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,6 +333,7 @@ def _replica(basis: _Basis, *, needed_from: Callable[[], LogIndex | None]) -> Re
         needed_from=needed_from,
         identify=basis.endpoints.identify,
         release=RELEASE,
+        hops=basis.hops,
         fatal=basis.node.fatal,
     )
 
@@ -361,6 +364,7 @@ def _host(
         on_leading=basis.node.on_leading,
         on_committed=telemetry.observe_commit,
         steps=Steps(telemetry.observe_step),
+        hops=basis.hops,
         fatal=basis.node.fatal,
     )
 

@@ -33,7 +33,7 @@ SERVED_HERE: Final = frozenset(
         *("GetStatus", "GetCheckpoint", "ListMembers"),
         "TransferLeadership",  # any node passes the command to the controller
         # Any node passes these on to the node that they name.
-        *("DrainNode", "SetLogLevel", "DumpStacks", "ReloadFiles"),
+        *("DrainNode", "SetLogLevel", "DumpStacks", "ReloadFiles", "TraceHops"),
         *("OpenBackup", "FetchBackup", "CloseBackup"),
     }
 )

@@ -153,6 +153,7 @@ METHOD_RULES: Final[Mapping[str, MethodRule]] = {
     "/timer.v1.AdminService/DrainNode": MethodRule(_P.OPERATE),
     "/timer.v1.AdminService/SetLogLevel": MethodRule(_P.OPERATE),
     "/timer.v1.AdminService/DumpStacks": MethodRule(_P.OPERATE),
+    "/timer.v1.AdminService/TraceHops": MethodRule(_P.OPERATE, is_step=True),
     "/timer.v1.AdminService/ReloadFiles": MethodRule(_P.OPERATE),
     "/timer.v1.AdminService/OpenBackup": MethodRule(_P.OPERATE, _cluster),
     "/timer.v1.AdminService/FetchBackup": MethodRule(_P.OPERATE, _cluster, is_step=True),

@@ -8,6 +8,7 @@ All methods are for the event loop, and none holds it for long.
 
 import asyncio
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Iterable
 
 from cluster.rpc.rpc_caller import CALLER
@@ -16,6 +17,7 @@ from cluster.state.loop_io import HostLog, LoopIo
 from cluster.state.loop_watch import Steps
 from cluster.state.state_plane import FlushLimits, StatePlane
 from cluster.state.topic_totals import Totals
+from replication.shell.hop_recorder import Hop, HopRecorder
 from timer.entries.entry_frame import EntryKind
 from timer.leader.intake.cluster_clock import ClusterClock, Sample
 from timer.leader.intake.disk_reserve import Room
@@ -49,6 +51,7 @@ class Host:
         on_leading: Callable[[], None] = lambda: None,
         on_committed: Callable[[EntryKind, float], None] = lambda kind, seconds: None,
         steps: Steps | None = None,
+        hops: HopRecorder | None = None,
         fatal: Callable[[BaseException], None],
     ) -> None:
         """Args:
@@ -57,10 +60,12 @@ class Host:
         on_committed: Called for each entry that this leader appended, with its kind and the
             seconds from append to commit.
         steps: Times the steps of the event loop. None: they are timed, and not reported.
+        hops: Records the hops of requests while it is on. None: one of this host's own.
         """
         self.engine, self.log = engine, log
         self.leader_address = leader_address
         self.steps = steps or Steps()
+        self.hops = hops or HopRecorder()
         self.draw_id = draw_id
         """Returns so many random bits, which no client can guess."""
         self._failed = fatal
@@ -165,10 +170,13 @@ class Host:
         before = leader.proposed if leader is not None else 0
         future: asyncio.Future[object] = self._loop.create_future()
         caller = CALLER.get()
+        began_ns = time.monotonic_ns() if self.hops.on else 0
 
         def done(result: object) -> None:
             if future.done():
                 return
+            if began_ns:
+                self.stamp_request(began_ns)
             if caller is not None and self.engine.leader is not None:
                 caller.note(self.engine.leader.epoch, self.engine.leader.answering)
             if isinstance(result, EngineError):
@@ -182,6 +190,13 @@ class Host:
         self.kick()
         return await future
 
+    def stamp_request(self, began_ns: int) -> None:
+        """Record the hops of a request whose entry was just applied: it came at `began_ns`."""
+        leader = self.engine.leader
+        if leader is not None and leader.answering:
+            self.hops.stamp(Hop.REQUEST, leader.answering, began_ns)
+            self.hops.stamp(Hop.APPLIED, leader.answering)
+
     # ---- from the replica
 
     def on_commit(self, commit_index: LogIndex) -> None:
@@ -189,6 +204,8 @@ class Host:
         self._io.guarded(self._committed, commit_index)
 
     def _committed(self, commit_index: LogIndex) -> None:
+        if self.hops.on:
+            self.hops.stamp(Hop.COMMITTED, commit_index)
         self._io.committed(commit_index)
         self._plane.on_commit(commit_index)
 

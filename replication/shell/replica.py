@@ -29,11 +29,12 @@ from replication.core.core_events import (
     Role,
 )
 from replication.core.log_recovery import recover
-from replication.core.peer_messages import Message
+from replication.core.peer_messages import Append, AppendAnswer, Message
 from replication.core.promise import Promise, PromiseFile
 from replication.core.replication_config import ReplicationConfig
 from replication.driver.driver import BadPeerMessage, Driver, Listener, LogStatus
 from replication.driver.write_order import Order, write_batch
+from replication.shell.hop_recorder import Hop, HopRecorder
 from replication.shell.transport import Dial, Identify, Transport
 from timer.entries.entry_frame import Entry, EntryKind, frames
 from timer.files.disk import Bytes
@@ -73,6 +74,7 @@ class Replica:
         needed_from: Callable[[], LogIndex | None] = lambda: None,
         identify: Identify | None = None,
         release: ProgramRelease = FIRST_RELEASE,
+        hops: HopRecorder | None = None,
         fatal: Callable[[BaseException], None],
     ) -> None:
         """`name`: this node's name. `dials`: name of each other node -> its channel factory.
@@ -84,6 +86,7 @@ class Replica:
         `needed_from`: returns the first entry that a snapshot being sent needs. None: none is
         being sent.
         `identify`, `release`: see Transport.
+        `hops`: records the hops of entries while it is on. None: one of this replica's own.
         """
         self.replica_id = replica_id
         self._log, self._promise = log, promise
@@ -125,6 +128,7 @@ class Replica:
         self._heard_ms = mono_ms()
         self._stopped = False
         self._on_fsync, self._needed_from = on_fsync, needed_from
+        self._hops = hops or HopRecorder()
 
     # ---- lifetime
 
@@ -179,7 +183,10 @@ class Replica:
 
     def propose(self, kind: EntryKind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
         """Append an entry as the leader; see `Driver.propose`."""
-        return self._driver.propose(kind, payload, time_ms)
+        index = self._driver.propose(kind, payload, time_ms)
+        if self._hops.on:
+            self._hops.stamp(Hop.APPENDED, index)
+        return index
 
     def cached(self, first: LogIndex, last: LogIndex) -> Sequence[Entry] | None:
         """Return the entries [first, last] from memory. None: some are not in memory."""
@@ -313,7 +320,12 @@ class Replica:
             self._driver.handle(Reconnected(peer))
 
     def _receive(self, sender: ReplicaId, data: bytes) -> None:
+        began_ns = time.monotonic_ns() if self._hops.on else 0
         message, wall_ms, beside = decode(data)
+        if began_ns and isinstance(message, Append):
+            self._hops.stamp(Hop.RECEIVED, message.last_index, began_ns)
+        elif began_ns and isinstance(message, AppendAnswer):
+            self._hops.stamp(Hop.ANSWERED, message.durable_index, began_ns)
         self._heard_ms = self._mono_ms()
         if not self._stopped:
             with self._fatal_errors():
@@ -360,10 +372,15 @@ class Replica:
         orders, self._orders = self._orders, []
 
         def store() -> tuple[int, LogIndex, float]:
+            began_ns = time.monotonic_ns() if self._hops.on else 0
             version = write_batch(self._log, orders)
             started = time.perf_counter()  # the loop's clock has whole milliseconds only
             self._log.sync()
-            return version, self._log.durable_index, time.perf_counter() - started
+            seconds, index = time.perf_counter() - started, self._log.durable_index
+            if began_ns:
+                self._hops.stamp(Hop.WRITING, index, began_ns)
+                self._hops.stamp(Hop.DURABLE, index)
+            return version, index, seconds
 
         self._in_writer(store, self._written)
 
@@ -415,6 +432,10 @@ class Replica:
 
     def send(self, to: ReplicaId, message: Message, frames: Sequence[Bytes]) -> None:
         """See Io."""
+        if self._hops.on and isinstance(message, Append):
+            self._hops.stamp(Hop.SENT, message.last_index)
+        elif self._hops.on and isinstance(message, AppendAnswer):
+            self._hops.stamp(Hop.ANSWERING, message.durable_index)
         self._transport.send(to, encode(message, self._wall_ms(), frames))
 
     def refuse(self, sender: ReplicaId, why: str) -> None:

@@ -79,3 +79,23 @@ def test_levels_of_one_node_and_of_all(
     assert [(row["node"], row["before"]) for row in rows] == [(n, "info") for n in cluster.nodes]
     assert main([endpoints, "dump", first]) == 0
     assert capsys.readouterr().out.startswith(f"node {first}  ")
+
+
+def test_a_trace_shows_the_way_of_a_call_through_leader_and_followers(
+    cluster: Running, topic: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leader, [follower, _] = cluster.wait_for_leader(), cluster.followers()
+    endpoints = f"--endpoints={cluster.node(follower).grpc}"
+    assert main([endpoints, "-o", "json", "--timeout", "60s", "trace", topic]) == 0
+    found = json.loads(capsys.readouterr().out)
+    for kind in ("schedule", "cancel"):
+        hops = [(hop["node"], hop["text"]) for hop in found[kind]]
+        mine = [text for node, text in hops if node == leader and "writ" not in text]
+        assert mine == [
+            *("request read", "entry appended", "entry sent to the followers"),
+            *("first answer of a follower read", "committed by a majority", "applied, answer made"),
+        ]
+        assert hops[0] == ("caller", "call made")
+        answered = next(at for at, (_, text) in enumerate(hops) if text.startswith("first answer"))
+        before = {text for node, text in hops[:answered] if node not in (leader, "caller")}
+        assert {"entry read from the leader", "written and synced"} <= before

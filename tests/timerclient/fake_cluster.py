@@ -595,6 +595,9 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
         stack = pb.DumpStacksResponse.Stack(name="run", count=3, frames=["sleep tasks.py:1"])
         return pb.DumpStacksResponse(node=request.node, tasks=[stack], task_count=5, left_out=2)
 
+    async def TraceHops(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
     async def AlterPolicies(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._must_lead(context)
         self.cluster.alters.append(request)

@@ -66,6 +66,21 @@ class OneNodeCalls(GroupCalls):
             final=FINAL,
         )
 
+    async def trace_hops(self, node: str, *, begin: bool = False) -> pb.TraceHopsResponse:
+        """Begin the record of one node's hops, or end it and return its stamps.
+
+        A record ends by itself after 10 seconds, or with 4,096 stamps.
+
+        Raises:
+            NotFound: There is no such node.
+        """
+        request = pb.TraceHopsRequest(node=rows.utf8("node", node).decode(), begin=begin)
+        return await self.nodes().anywhere(
+            lambda at, left_s: at.admin.TraceHops(request, timeout=left_s),
+            within_s=self.within_s(None),
+            final=FINAL,
+        )
+
     async def reload_files(self, node: str = "") -> pb.ReloadFilesResponse:
         """Let a node look at its files of TLS at once; return the result for each file.
 

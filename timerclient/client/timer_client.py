@@ -644,6 +644,16 @@ class TimerClient(ThreadClient):
         """
         return self._call(self._client.dump_stacks(node))
 
+    def trace_hops(self, node: str, *, begin: bool = False) -> pb.TraceHopsResponse:
+        """Begin the record of one node's hops, or end it and return its stamps.
+
+        A record ends by itself after 10 seconds, or with 4,096 stamps.
+
+        Raises:
+            NotFound: There is no such node.
+        """
+        return self._call(self._client.trace_hops(node, begin=begin))
+
     def reload_files(self, node: str = "") -> pb.ReloadFilesResponse:
         """Let a node look at its files of TLS at once; return the result for each file.
 

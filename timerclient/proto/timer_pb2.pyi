@@ -4516,6 +4516,143 @@ class DumpStacksResponse(_message.Message):
 Global___DumpStacksResponse: _TypeAlias = DumpStacksResponse  # noqa: Y015
 
 @_typing.final
+class TraceHopsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    BEGIN_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    """name; empty: the node that receives the request"""
+    begin: _builtins.bool
+    """begin a new record; false: end it and return its stamps"""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        begin: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TraceHopsRequest: _TypeAlias = TraceHopsRequest  # noqa: Y015
+
+@_typing.final
+class HopStamp(_message.Message):
+    """A point on the way of log entries, with its time."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Hop:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _HopEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[HopStamp._Hop.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        HOP_UNSPECIFIED: HopStamp._Hop.ValueType  # 0
+        HOP_REQUEST: HopStamp._Hop.ValueType  # 1
+        """leader: the request reached its handler"""
+        HOP_APPENDED: HopStamp._Hop.ValueType  # 2
+        """leader: the entry is appended, in memory"""
+        HOP_SENT: HopStamp._Hop.ValueType  # 3
+        """leader: the entry is given to the stream to a follower"""
+        HOP_RECEIVED: HopStamp._Hop.ValueType  # 4
+        """follower: the loop has read the entry"""
+        HOP_WRITING: HopStamp._Hop.ValueType  # 5
+        """the writer's thread begins to write"""
+        HOP_DURABLE: HopStamp._Hop.ValueType  # 6
+        """the sync is over"""
+        HOP_ANSWERING: HopStamp._Hop.ValueType  # 7
+        """follower: the answer is given to the stream to the leader"""
+        HOP_ANSWERED: HopStamp._Hop.ValueType  # 8
+        """leader: the loop has read a follower's answer"""
+        HOP_COMMITTED: HopStamp._Hop.ValueType  # 9
+        """leader: a majority has the entry"""
+        HOP_APPLIED: HopStamp._Hop.ValueType  # 10
+        """leader: the entry is applied, and the answer is made"""
+
+    class Hop(_Hop, metaclass=_HopEnumTypeWrapper): ...
+    HOP_UNSPECIFIED: HopStamp.Hop.ValueType  # 0
+    HOP_REQUEST: HopStamp.Hop.ValueType  # 1
+    """leader: the request reached its handler"""
+    HOP_APPENDED: HopStamp.Hop.ValueType  # 2
+    """leader: the entry is appended, in memory"""
+    HOP_SENT: HopStamp.Hop.ValueType  # 3
+    """leader: the entry is given to the stream to a follower"""
+    HOP_RECEIVED: HopStamp.Hop.ValueType  # 4
+    """follower: the loop has read the entry"""
+    HOP_WRITING: HopStamp.Hop.ValueType  # 5
+    """the writer's thread begins to write"""
+    HOP_DURABLE: HopStamp.Hop.ValueType  # 6
+    """the sync is over"""
+    HOP_ANSWERING: HopStamp.Hop.ValueType  # 7
+    """follower: the answer is given to the stream to the leader"""
+    HOP_ANSWERED: HopStamp.Hop.ValueType  # 8
+    """leader: the loop has read a follower's answer"""
+    HOP_COMMITTED: HopStamp.Hop.ValueType  # 9
+    """leader: a majority has the entry"""
+    HOP_APPLIED: HopStamp.Hop.ValueType  # 10
+    """leader: the entry is applied, and the answer is made"""
+
+    HOP_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    AT_NS_FIELD_NUMBER: _builtins.int
+    hop: Global___HopStamp.Hop.ValueType
+    index: _builtins.int
+    """the last log entry that the stamp stands for"""
+    at_ns: _builtins.int
+    """CLOCK_MONOTONIC of the node"""
+    def __init__(
+        self,
+        *,
+        hop: Global___HopStamp.Hop.ValueType = ...,
+        index: _builtins.int = ...,
+        at_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_ns", b"at_ns", "hop", b"hop", "index", b"index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HopStamp: _TypeAlias = HopStamp  # noqa: Y015
+
+@_typing.final
+class TraceHopsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    STAMPS_FIELD_NUMBER: _builtins.int
+    CLOCK_NS_FIELD_NUMBER: _builtins.int
+    BOOT_ID_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    clock_ns: _builtins.int
+    """CLOCK_MONOTONIC of the node, at this answer"""
+    boot_id: _builtins.bytes
+    """equal on nodes with the same clock; zeros: unknown"""
+    @_builtins.property
+    def stamps(self) -> _containers.RepeatedCompositeFieldContainer[Global___HopStamp]:
+        """none if the record begins"""
+
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        stamps: _abc.Iterable[Global___HopStamp] | None = ...,
+        clock_ns: _builtins.int = ...,
+        boot_id: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "clock_ns", b"clock_ns", "node", b"node", "stamps", b"stamps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TraceHopsResponse: _TypeAlias = TraceHopsResponse  # noqa: Y015
+
+@_typing.final
 class OpenBackupRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

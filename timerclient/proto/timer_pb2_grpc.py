@@ -1222,6 +1222,11 @@ class AdminServiceStub:
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.DumpStacksRequest.SerializeToString,
                 response_deserializer=timerclient_dot_proto_dot_timer__pb2.DumpStacksResponse.FromString,
                 _registered_method=True)
+        self.TraceHops = channel.unary_unary(
+                '/timer.v1.AdminService/TraceHops',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.TraceHopsRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.TraceHopsResponse.FromString,
+                _registered_method=True)
         self.OpenBackup = channel.unary_unary(
                 '/timer.v1.AdminService/OpenBackup',
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.OpenBackupRequest.SerializeToString,
@@ -1386,6 +1391,14 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TraceHops(self, request, context):
+        """Begins or ends the record of the hops of entries through one node (`timerctl trace`). A record
+        ends by itself after 10 seconds, or with 4,096 stamps. Any node passes the request on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def OpenBackup(self, request, context):
         """Pins the state of one node at one log index, for a backup, and returns its parts. A backup of
         which no bytes are fetched for a minute is closed. Any node passes the request on.
@@ -1510,6 +1523,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.DumpStacks,
                     request_deserializer=timerclient_dot_proto_dot_timer__pb2.DumpStacksRequest.FromString,
                     response_serializer=timerclient_dot_proto_dot_timer__pb2.DumpStacksResponse.SerializeToString,
+            ),
+            'TraceHops': grpc.unary_unary_rpc_method_handler(
+                    servicer.TraceHops,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.TraceHopsRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.TraceHopsResponse.SerializeToString,
             ),
             'OpenBackup': grpc.unary_unary_rpc_method_handler(
                     servicer.OpenBackup,
@@ -2069,6 +2087,33 @@ class AdminService:
             '/timer.v1.AdminService/DumpStacks',
             timerclient_dot_proto_dot_timer__pb2.DumpStacksRequest.SerializeToString,
             timerclient_dot_proto_dot_timer__pb2.DumpStacksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TraceHops(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.AdminService/TraceHops',
+            timerclient_dot_proto_dot_timer__pb2.TraceHopsRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.TraceHopsResponse.FromString,
             options,
             channel_credentials,
             insecure,

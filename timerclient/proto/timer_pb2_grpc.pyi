@@ -442,6 +442,10 @@ class AdminServiceStub:
     """
     DumpStacks: _grpc.UnaryUnaryMultiCallable[_timer_pb2.DumpStacksRequest, _timer_pb2.DumpStacksResponse]
     """Returns the stacks of all threads and tasks of one node. Any node passes the request on."""
+    TraceHops: _grpc.UnaryUnaryMultiCallable[_timer_pb2.TraceHopsRequest, _timer_pb2.TraceHopsResponse]
+    """Begins or ends the record of the hops of entries through one node (`timerctl trace`). A record
+    ends by itself after 10 seconds, or with 4,096 stamps. Any node passes the request on.
+    """
     OpenBackup: _grpc.UnaryUnaryMultiCallable[_timer_pb2.OpenBackupRequest, _timer_pb2.OpenBackupResponse]
     """Pins the state of one node at one log index, for a backup, and returns its parts. A backup of
     which no bytes are fetched for a minute is closed. Any node passes the request on.
@@ -504,6 +508,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
     DumpStacks: _aio.UnaryUnaryMultiCallable[_timer_pb2.DumpStacksRequest, _timer_pb2.DumpStacksResponse]  # type: ignore[assignment]
     """Returns the stacks of all threads and tasks of one node. Any node passes the request on."""
+    TraceHops: _aio.UnaryUnaryMultiCallable[_timer_pb2.TraceHopsRequest, _timer_pb2.TraceHopsResponse]  # type: ignore[assignment]
+    """Begins or ends the record of the hops of entries through one node (`timerctl trace`). A record
+    ends by itself after 10 seconds, or with 4,096 stamps. Any node passes the request on.
+    """
     OpenBackup: _aio.UnaryUnaryMultiCallable[_timer_pb2.OpenBackupRequest, _timer_pb2.OpenBackupResponse]  # type: ignore[assignment]
     """Pins the state of one node at one log index, for a backup, and returns its parts. A backup of
     which no bytes are fetched for a minute is closed. Any node passes the request on.
@@ -683,6 +691,16 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.DumpStacksResponse, _abc.Awaitable[_timer_pb2.DumpStacksResponse]]:
         """Returns the stacks of all threads and tasks of one node. Any node passes the request on."""
+
+    @_abc_1.abstractmethod
+    def TraceHops(
+        self,
+        request: _timer_pb2.TraceHopsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.TraceHopsResponse, _abc.Awaitable[_timer_pb2.TraceHopsResponse]]:
+        """Begins or ends the record of the hops of entries through one node (`timerctl trace`). A record
+        ends by itself after 10 seconds, or with 4,096 stamps. Any node passes the request on.
+        """
 
     @_abc_1.abstractmethod
     def OpenBackup(
