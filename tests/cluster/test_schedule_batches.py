@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from cluster.rpc import schedule_batches
 from cluster.rpc.http_call import HttpContext, LocalCalls
 from cluster.rpc.problem_details import ProblemError
 from cluster.rpc.schedule_batches import ROWS_MAX, BatchCaller, ScheduleBatches
@@ -91,6 +92,18 @@ async def test_an_unknown_outcome_is_that_of_all_and_nothing_is_sent_again() -> 
     found = await scheduled(calls, {"payload": "a"}, {"payload": "bad"})
     assert [each.error.reason for each in found] == [pb.REASON_COMMIT_TIMEOUT] * 2
     assert len(calls.requests) == 1
+
+
+async def test_without_an_answer_in_time_each_request_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Silent(Calls):
+        async def unary(self, method: str, request: Any, context: HttpContext) -> Any:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(schedule_batches, "CHANGE_S", 0.01)
+    found = await scheduled(Silent(), {"payload": "a"}, {"payload": "b"})
+    assert [type(each) for each in found] == [TimeoutError] * 2
 
 
 async def test_a_request_has_a_limit_of_rows() -> None:
