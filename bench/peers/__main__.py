@@ -80,9 +80,8 @@ def _contest(arguments: Sequence[str]) -> int:
         machine=bench_machine.describe(args.dir),
     )
     _install(outcome, names)
-    asyncio.run(_turns(outcome, args.rounds, FULL if args.full else SHORT, args.dir))
     path = args.dir / f"{outcome.utc}-{outcome.commit}.json"
-    outcome.save(path)
+    asyncio.run(_turns(outcome, args.rounds, FULL if args.full else SHORT, path))
     written = peer_report.write(args.dir, path.stem, [outcome])
     print(written.read_text())
     print(f"{path}\n{written}")
@@ -100,15 +99,16 @@ def _install(outcome: ContestOutcome, names: Sequence[str]) -> None:
             _say(f"{name}: left out: {error}")
 
 
-async def _turns(outcome: ContestOutcome, rounds: int, length: Length, directory: Path) -> None:
-    """Let each peer take its turn after one of ours, `rounds` times."""
+async def _turns(outcome: ContestOutcome, rounds: int, length: Length, path: Path) -> None:
+    """Let each peer take its turn after one of ours, `rounds` times. Save after each turn."""
     others = [name for name in outcome.versions if name != OURS]
     for number in range(rounds):
         for other in others:
             for name in (OURS, other):
                 _say(f"round {number + 1} of {rounds}: {name}")
-                result = await _turn(name, length, directory / f"data-{outcome.utc}")
+                result = await _turn(name, length, path.parent / f"data-{outcome.utc}")
                 outcome.turns.append(PeerTurn(name, result))
+                outcome.save(path)
                 for error in result.errors:
                     _say(f"  {error}")
 

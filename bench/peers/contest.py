@@ -16,12 +16,14 @@ import numpy as np
 from bench.feed import HOUR_MS
 from bench.peers.deliveries import Deliveries, NumberedTimers, now_ms
 from bench.peers.peer import Peer
+from bench.peers.server import PeerError
 
 BATCH: Final = 1_000
 AHEAD_S: Final = 1.5
 """Least time from a schedule call to its due time."""
 CALL_LIMIT_S: Final = 15.0
 DRAIN_LIMIT_S: Final = 60.0
+PREPARE_LIMIT_S: Final = 60.0
 QUANTILES: Final = np.linspace(0, 100, 201)
 """Percentiles of lateness that are stored in place of every sample."""
 FAILOVER_PACE_MS: Final = 50
@@ -159,8 +161,15 @@ class Contest:
         return sum(await asyncio.gather(*producers))
 
     def _lead_ms(self, count: int) -> int:
-        """Return the ms from now after which `count` timers are certain to be scheduled."""
-        return round(1000 * (AHEAD_S + 2 * count / self._per_s))
+        """Return the ms from now after which `count` timers are certain to be scheduled.
+
+        Raises:
+            PeerError: scheduling them would take longer than `PREPARE_LIMIT_S`.
+        """
+        needed_s = count / self._per_s
+        if needed_s > PREPARE_LIMIT_S:
+            raise PeerError(f"left out: scheduling would take {needed_s:.0f} s")
+        return round(1000 * (AHEAD_S + 2 * needed_s))
 
     # ---- firing
 

@@ -14,6 +14,7 @@ ROSTER: Final[dict[str, str]] = {
     "nats-synced": "nats_peer:NatsSynced",
     "rabbitmq": "rabbitmq_peer:RabbitMq",
     "beanstalkd": "beanstalkd_peer:Beanstalkd",
+    "rocketmq": "rocketmq_peer:RocketMq",
     "celery": "celery_peer:Celery",
 }
 """Name -> module and class, in the order of the tables."""

@@ -1,17 +1,17 @@
 """The outcome of a contest, as a JSON file.
 
     {"format": 1, "utc": ..., "commit": ..., "form": "short", "machine": {...},
-     "versions": {"ours": ..., "redis": ...}, "left_out": {"pulsar": "mvn is needed"},
+     "versions": {"ours": ..., "redis": ...}, "left_out": {"rocketmq": "mvn is needed"},
      "turns": [{"peer": "ours", "figures": {"single_p50_ms": ...}, "samples": {...}, "errors": []},
                {"peer": "redis", ...}]}
 
-The turns stand in the order in which they were taken. A figure of a peer is the median of its
-turns. Its ratio is to the median of ours in the same file.
+The turns stand in the order in which they were taken. A peer's ratio is to
+our turns of the same file.
 """
 
 import json
 import os
-import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
@@ -51,12 +51,12 @@ class ContestOutcome:
             if turn.peer == peer and figure in turn.result.figures
         ]
 
-    def ratio(self, peer: str, figure: str) -> float | None:
-        """Return a peer's median over ours. None: one of them is missing, or ours is 0."""
+    def ratio(
+        self, peer: str, figure: str, of_turns: Callable[[Sequence[float]], float]
+    ) -> float | None:
+        """Return a peer's figure over ours. None: one of them is missing, or ours is 0."""
         own, other = self.values(OURS, figure), self.values(peer, figure)
-        if not own or not other or not statistics.median(own):
-            return None
-        return statistics.median(other) / statistics.median(own)
+        return of_turns(other) / of_turns(own) if own and other and of_turns(own) else None
 
     def save(self, path: Path) -> None:
         """Write the file atomically."""

@@ -1,7 +1,7 @@
 """The report: a table of all peers, their limits, and plots. One outcome or several make it."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -10,6 +10,8 @@ from bench.peers import plots
 from bench.peers.contestants import OURS, ROSTER, peer_class
 from bench.peers.outcome import ContestOutcome
 from bench.table import number
+
+Summary = Callable[[Sequence[float]], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,45 +22,51 @@ class Column:
     figures: tuple[str, ...]
     ratio: bool = True
     """Whether the first figure's ratio to ours stands beside it."""
+    of_turns: Summary = statistics.median
+    """A figure of all turns, from the figure of each."""
+
+
+def _lateness(per_s: int) -> Column:
+    names = ("p50", "p99", "max")
+    return Column(
+        f"{per_s:,}/s: p50 / p99 / max, ms", tuple(f"late_{per_s}_{name}_ms" for name in names)
+    )
+
+
+def _faults(title: str, figures: str) -> Column:
+    names = tuple(figures.format(fault) for fault in ("early", "doubled", "lost"))
+    return Column(f"{title}: early / doubled / lost", names, ratio=False, of_turns=max)
 
 
 SPEED: Final = (
     Column("one at a time, /s", ("single_per_s",)),
     Column("p50 / p99, ms", ("single_p50_ms", "single_p99_ms")),
     Column("batched, /s", ("batched_per_s",)),
-    Column("burst of 100,000: last ack, s", ("burst_100000_s",)),
-    Column("burst of a million, s", ("burst_1000000_s",)),
     Column("memory, B", ("memory_bytes",)),
     Column("disk, B", ("disk_bytes",)),
 )
-LATENESS: Final = tuple(
-    Column(f"{per_s:,}/s: {title}", tuple(f"{name}" for name in names), ratio=ratio)
-    for per_s in (2_000, 10_000)
-    for title, names, ratio in (
-        (
-            "p50 / p99 / max, ms",
-            [f"late_{per_s}_{name}_ms" for name in ("p50", "p99", "max")],
-            True,
-        ),
-        (
-            "early, doubled, lost",
-            [f"{name}_{per_s}" for name in ("early", "doubled", "lost")],
-            False,
-        ),
-    )
+FIRING: Final = (
+    _lateness(2_000),
+    _faults("2,000/s", "{}_2000"),
+    _lateness(10_000),
+    _faults("10,000/s", "{}_10000"),
+    Column("burst of 100,000: last ack, s", ("burst_100000_s",)),
+    _faults("burst", "burst_100000_{}"),
+    Column("burst of a million: last ack, s", ("burst_1000000_s",)),
 )
 FAILOVER: Final = (
-    Column("lost", ("failover_lost",), ratio=False),
-    Column("doubled", ("failover_doubled",), ratio=False),
-    Column("over 1 s late", ("failover_late",), ratio=False),
-    Column("worst, ms late", ("failover_worst_ms",)),
-    Column("longest gap, ms", ("failover_gap_ms",)),
-    Column("timers of failed calls", ("failover_failed_calls",), ratio=False),
+    Column("lost", ("failover_lost",), ratio=False, of_turns=max),
+    Column("doubled", ("failover_doubled",), ratio=False, of_turns=max),
+    Column("over 1 s late", ("failover_late",), ratio=False, of_turns=max),
+    Column("worst, ms late", ("failover_worst_ms",), of_turns=max),
+    Column("longest gap, ms", ("failover_gap_ms",), of_turns=max),
+    Column("timers of failed calls", ("failover_failed_calls",), ratio=False, of_turns=max),
 )
 _LEGEND: Final = """\
-A cell is the median of the turns. In parentheses stands its first figure divided by ours of the
-same run. A hyphen means that the peer has no such figure, or did not finish within the limit.
-Memory and disk are of all nodes together, per pending timer of 100 bytes."""
+A cell is the median of the turns, and for faults and failover that of the worst turn. In
+parentheses stands its first figure divided by ours of the same run. A hyphen means that the peer
+has no such figure, or did not finish within the limit. Memory and disk are of all nodes together,
+per pending timer of 100 bytes."""
 
 
 def write(directory: Path, stem: str, outcomes: Sequence[ContestOutcome]) -> Path:
@@ -82,7 +90,7 @@ def render(outcomes: Sequence[ContestOutcome]) -> str:
     )
     head += f"; fdatasync {first.machine['fdatasync_ms']} ms; {first.form} form"
     runs = ", ".join(f"{each.utc} ({each.commit})" for each in outcomes)
-    tables = [_table(SPEED, outcomes), _table(LATENESS, outcomes), _table(FAILOVER, outcomes)]
+    tables = [_table(SPEED, outcomes), _table(FIRING, outcomes), _table(FAILOVER, outcomes)]
     left_out = {n: reason for each in outcomes for n, reason in each.left_out.items()}
     notes = [
         f"- {peer_class(n).title}: {', '.join(peer_class(n).lacks)}." for n in _others(outcomes)
@@ -118,8 +126,10 @@ def _cell(column: Column, name: str, outcomes: Sequence[ContestOutcome]) -> str:
     each = [[v for o in outcomes for v in o.values(name, figure)] for figure in column.figures]
     if not all(each):
         return "-"
-    text = " / ".join(number(statistics.median(values)) for values in each)
-    ratios = [r for o in outcomes if (r := o.ratio(name, column.figures[0])) is not None]
+    text = " / ".join(number(column.of_turns(values)) for values in each)
+    ratios = [
+        r for o in outcomes if (r := o.ratio(name, column.figures[0], column.of_turns)) is not None
+    ]
     if name == OURS or not column.ratio or not ratios:
         return text
     return f"{text} ({number(statistics.median(ratios))}x)"
