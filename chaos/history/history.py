@@ -10,6 +10,7 @@ times, `fired_at_ms` and `handed_out_ms`, which are on the cluster's.
     schedule  marks, ids | null, due_ms | null, payload_crcs    start_ms end_ms outcome topic
                                                                 delay_ms
               with keys: keys, results | null, existing | null  producer sequence on_conflict
+              optional: ordering_keys, priorities
     cancel    ids, or keys; results | null                      start_ms end_ms outcome topic
     reschedule  the same, due_ms, new_ids | null
               of both by filter, no lists but due_ms:           due_from_ms due_to_ms key_prefix
@@ -19,7 +20,7 @@ times, `fired_at_ms` and `handed_out_ms`, which are on the cluster's.
                                                                 max_attempts max_in_flight
     deliver   offsets ids marks attempts fired_at_ms due_ms     received_ms topic group epoch
                                                                 lease_id handed_out_ms group_id
-                                                                stream
+              of series: series, occurrences                    stream
     ack       offsets, results | null                           start_ms end_ms outcome topic
                                                                 group epoch lease_id
     nack      the same                                          and delay_ms
@@ -33,6 +34,8 @@ times, `fired_at_ms` and `handed_out_ms`, which are on the cluster's.
                                                                 group
     redrive                                                     start_ms end_ms outcome topic
                                                                 changed
+    create_series, alter_series, delete_series                  start_ms end_ms outcome topic
+                                                                key said
 
 Every line also has `client`, and `detail` (the text of the error) after a failure. `due_ms` of a
 schedule or reschedule is the requested due time. It is null for a delay, which the cluster's clock
@@ -120,7 +123,8 @@ SCHEMA: Final = (
     " key_prefix STRING, changed BIGINT, handed_out_ms BIGINT, delay_ms BIGINT, lease_ms BIGINT,"
     " said STRING, topic_id BIGINT, pending BIGINT, group_id BIGINT, to_offset BIGINT,"
     " request BIGINT, group_lease_ms BIGINT, max_attempts BIGINT, max_in_flight BIGINT,"
-    " payload_crcs ARRAY<BIGINT>, stream BIGINT, answered BIGINT"
+    " payload_crcs ARRAY<BIGINT>, stream BIGINT, answered BIGINT, ordering_keys ARRAY<STRING>,"
+    " priorities ARRAY<INT>, series ARRAY<BIGINT>, occurrences ARRAY<BIGINT>, key STRING"
 )
 """The columns of all operations together, as a Spark schema."""
 CLOCK_ERROR: Final = "clock_error_ms"
@@ -318,7 +322,7 @@ class History(_Lines):
     def change(
         self, op: str, *, span_ms: tuple[int, int], outcome: OpOutcome, **fields: Any
     ) -> None:
-        """Record one operation that changes something; `fields` as in the module's table."""
+        """Record the end of any other operation; `fields` as in the module's table."""
         self._ended(op, span_ms, outcome, **fields)
 
     def open(self, topic: str, group: str, *, start_ms: int, **settings: int) -> None:
@@ -347,10 +351,6 @@ class History(_Lines):
         """Record one acknowledgement; `results` are names of the API's AckResult."""
         lists = {"offsets": [*offsets], "results": results and [*results]}
         self._ended("ack", span_ms, outcome, topic=topic, group=group, **lists, **more)
-
-    def held(self, op: str, *, span_ms: tuple[int, int], outcome: OpOutcome, **fields: Any) -> None:
-        """Record one `nack` or `extend`; `fields` as in the module's table."""
-        self._ended(op, span_ms, outcome, **fields)
 
     def _ended(self, op: str, span_ms: tuple[int, int], outcome: OpOutcome, **rest: Any) -> None:
         start_ms, end_ms = span_ms

@@ -136,6 +136,14 @@ _DETAIL: Final = {
 }
 _WHERE: Final = {"topic": Field(TOPIC), "group": Field(NAME)}
 _OPTIONAL: Final = Field(COUNT, required=False)
+_HELD: Final = {
+    **_SPAN,
+    **_DETAIL,
+    **_WHERE,
+    "epoch": _OPTIONAL,
+    "lease_id": _OPTIONAL,
+    "offsets": Field(COUNT, many=True),
+}
 
 _ENDED: Final = {
     "start_ms": Field(MS),
@@ -146,6 +154,7 @@ _ENDED: Final = {
     **_DETAIL,
 }
 _TOPIC: Final = {"topic": Field(TOPIC)}
+_SERIES: Final = {**_ENDED, **_TOPIC, "key": Field(NAME)}
 _IDS: Final = {"ids": Field(ID, many=True)}
 _KEYS: Final = {**_TOPIC, "keys": Field(NAME, many=True)}
 _FILTER: Final = {
@@ -176,6 +185,8 @@ OPS: Final[Mapping[str, Mapping[str, Field]]] = {
         "sequence": _OPTIONAL,
         "keys": Field(NAME, many=True, required=False, gaps=True),
         "on_conflict": Field(ON_CONFLICT, required=False),
+        "ordering_keys": Field(NAME, many=True, required=False, gaps=True),
+        "priorities": Field(_integer(0, 9, ""), many=True, required=False),
         "results": Field(SCHEDULE_RESULT, many=True, required=False, answer=True),
         "existing": Field(
             ID,
@@ -213,34 +224,14 @@ OPS: Final[Mapping[str, Mapping[str, Field]]] = {
         "attempts": Field(_integer(1, _I32, ""), many=True),
         "fired_at_ms": Field(MS, many=True),
         "due_ms": Field(MS, many=True),
+        "series": Field(COUNT, many=True, required=False, gaps=True),
+        "occurrences": Field(COUNT, many=True, required=False, gaps=True),
     },
-    "ack": {
-        **_SPAN,
-        **_DETAIL,
-        **_WHERE,
-        "epoch": _OPTIONAL,
-        "lease_id": _OPTIONAL,
-        "offsets": Field(COUNT, many=True),
-        "results": Field(ACK_RESULT, many=True, answer=True),
-    },
-    "nack": {
-        **_SPAN,
-        **_DETAIL,
-        **_WHERE,
-        "epoch": _OPTIONAL,
-        "lease_id": _OPTIONAL,
-        "delay_ms": _OPTIONAL,
-        "offsets": Field(COUNT, many=True),
-        "results": Field(NACK_RESULT, many=True, answer=True),
-    },
+    "ack": {**_HELD, "results": Field(ACK_RESULT, many=True, answer=True)},
+    "nack": {**_HELD, "delay_ms": _OPTIONAL, "results": Field(NACK_RESULT, many=True, answer=True)},
     "extend": {
-        **_SPAN,
-        **_DETAIL,
-        **_WHERE,
-        "epoch": _OPTIONAL,
-        "lease_id": _OPTIONAL,
+        **_HELD,
         "lease_ms": _OPTIONAL,
-        "offsets": Field(COUNT, many=True),
         "results": Field(EXTEND_RESULT, many=True, answer=True),
     },
     "policy": {**_ENDED, **_TOPIC, "said": Field(_MAP)},
@@ -258,6 +249,9 @@ OPS: Final[Mapping[str, Mapping[str, Field]]] = {
     },
     "delete_group": {**_ENDED, **_WHERE},
     "redrive": {**_ENDED, **_TOPIC, "changed": Field(COUNT, answer=True)},
+    "create_series": {**_SERIES, "said": Field(_MAP)},
+    "alter_series": {**_SERIES, "said": Field(_MAP)},
+    "delete_series": _SERIES,
 }
 """Operation -> its fields. `op` and `client` are in every line besides."""
 NAMES: Final = tuple(dict.fromkeys(name.split()[0] for name in OPS))

@@ -8,6 +8,7 @@ gap in their queue; the audit checks the rest.
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, cast
 
 from chaos.history.history import History, OpOutcome, RunFolder
@@ -16,6 +17,7 @@ from timerclient import TimerClient
 from timerclient.client.group_calls import Start
 from timerclient.client.topic_calls import namespace_of
 from timerclient.rows.pending_timers import Changed, Rescheduled, Where
+from timerclient.rows.series_fields import SeriesOptions
 from timerclient.values.errors import OutcomeUnknown, TimerError
 from timerclient.values.policy_names import CatchUp, PolicyFields
 
@@ -140,11 +142,8 @@ class Changer:
     def delete_group(self, group: str) -> bool:
         """Delete a group; return whether it certainly took effect."""
 
-        def delete() -> dict[str, Any]:
-            self._client.delete_group(self._topic, group)
-            return {}
-
-        return self._change("delete_group", delete, topic=self._topic, group=group) is not None
+        call = partial(self._client.delete_group, self._topic, group)
+        return self._done("delete_group", call, topic=self._topic, group=group)
 
     def redrive(self, letters: str, most: int | None) -> None:
         """Redrive dead letters. If a part fails, the outcome of the whole is unknown."""
@@ -153,13 +152,45 @@ class Changer:
             certain=False, topic=letters,
         )  # fmt: skip
 
-    def _ruled(self, said: Mapping[str, Any], call: Callable[[], object], name: str = "") -> bool:
-        def rule() -> dict[str, Any]:
-            call()
-            return {}
+    # ---- series; each method returns whether the change certainly took effect
 
-        text = json.dumps(said, sort_keys=True)
-        return self._change("policy", rule, topic=name or self._topic, said=text) is not None
+    def create_series(self, key: str, payload: bytes, options: SeriesOptions) -> bool:
+        """Create a series."""
+        return self._serial("create_series", key, options, payload)
+
+    def alter_series(self, key: str, options: SeriesOptions) -> bool:
+        """Change fields of a series."""
+        return self._serial("alter_series", key, options)
+
+    def pause_series(self, key: str, *, paused: bool) -> bool:
+        """Pause or resume a series."""
+        client = self._client
+        call = partial(client.pause_series if paused else client.resume_series, self._topic, key)
+        return self._recur("alter_series", key, call, {"paused": paused})
+
+    def delete_series(self, key: str) -> bool:
+        """Delete a series."""
+        return self._recur(
+            "delete_series", key, partial(self._client.delete_series, self._topic, key)
+        )
+
+    def _serial(self, op: str, key: str, options: SeriesOptions, *payload: bytes) -> bool:
+        said: dict[str, Any] = dict(options)
+        if "every" in said:
+            said["every_ms"] = round(1000 * said.pop("every"))
+        call = partial(getattr(self._client, op), self._topic, key, *payload, **options)
+        return self._recur(op, key, call, said)
+
+    def _recur(
+        self, op: str, key: str, call: Callable[[], object], said: Mapping[str, Any] | None = None
+    ) -> bool:
+        more = {} if said is None else {"said": _text(said)}
+        return self._done(op, call, topic=self._topic, key=key, **more)
+
+    # ----
+
+    def _ruled(self, said: Mapping[str, Any], call: Callable[[], object], name: str = "") -> bool:
+        return self._done("policy", call, topic=name or self._topic, said=_text(said))
 
     # ----
 
@@ -192,6 +223,15 @@ class Changer:
 
         self._change(op, change, certain=False, topic=self._topic, **picked, **named)
 
+    def _done(self, op: str, call: Callable[[], object], **named: Any) -> bool:
+        """Send a change whose answer says no more than that it was done."""
+
+        def change() -> dict[str, Any]:
+            call()
+            return {}
+
+        return self._change(op, change, **named) is not None
+
     def _change(
         self, op: str, call: Callable[[], dict[str, Any]], *, certain: bool = True, **named: Any
     ) -> dict[str, Any] | None:
@@ -210,3 +250,7 @@ class Changer:
             op, span_ms=span_ms, outcome=outcome, **named, **(answer or {}), **more
         )
         return answer
+
+
+def _text(said: Mapping[str, Any]) -> str:
+    return json.dumps(said, sort_keys=True)

@@ -21,10 +21,14 @@ from typing import Final
 
 from chaos.history.history import MARK_NONE, OpOutcome, payload_of
 from timerclient import Batch
+from timerclient.rows.series_fields import SERIES_KEY_HEADER
 
 GROUP: Final = "workers"
 PAYLOAD_SIZE: Final = 100
-_OF_LETTERS: Final = ("dead-letter-", "prior-")
+_OF_CLUSTER: Final = ("dead-letter-", "prior-", "timer-")
+"""Prefixes of headers that the cluster adds to dead letters and occurrences."""
+NO_TRAITS: Final = (None, 4)
+"""Ordering key and priority of a timer without them."""
 
 
 @dataclass(slots=True)
@@ -81,6 +85,10 @@ class Books:
         self._failures: list[BaseException] = []
         self._keys: dict[int, str | None] = {}
         """Mark -> key, of the timers that were scheduled with headers."""
+        self._traits: dict[int, tuple[str | None, int]] = {}
+        """Mark -> (ordering key, priority), of the timers that were scheduled with them."""
+        self._series: dict[int, str] = {}
+        """Mark in the payload of a series -> its key."""
         self._first_mark = MARK_NONE
         """Timers with lower marks belonged to a deleted topic of the same name."""
         self.asked = 0
@@ -109,21 +117,34 @@ class Books:
         with self._lock:
             self._keys.update(zip(marks, keys, strict=True))
 
+    def with_traits(self, marks: Sequence[int], traits: Sequence[tuple[str | None, int]]) -> None:
+        """Record timers that are scheduled with these ordering keys and priorities."""
+        with self._lock:
+            self._traits.update(zip(marks, traits, strict=True))
+
+    def recurring(self, mark: int, key: str) -> None:
+        """Record a series: each of its occurrences has this mark in the payload."""
+        with self._lock:
+            self._series[mark] = key
+
     def check_content(self, batch: Batch, marks: Sequence[int]) -> None:
         """Compare payloads, keys and headers with the requested ones, byte for byte.
 
-        A timer that is not `keyed` was scheduled without key and headers. A dead letter has
-        additional headers, which describe its origin.
+        A timer that is not `keyed` was scheduled without key and headers. A dead letter or an
+        occurrence has additional headers, which describe its origin.
 
         Raises:
             AssertionError: they differ.
         """
         for at, (payload, mark) in enumerate(zip(batch.payloads, marks, strict=True)):
             key, headers = batch.key(at), batch.headers(at)
-            own = {k: v for k, v in headers.items() if not k.startswith(_OF_LETTERS)}
+            own = {k: v for k, v in headers.items() if not k.startswith(_OF_CLUSTER)}
             asked = self._keys.get(mark), headers_of(mark) if mark in self._keys else {}
             assert payload == payload_of(mark, self.payload_size), (mark, payload)
             assert (key, own) == asked, (mark, key, headers, asked)
+            traits = batch.ordering_key(at), batch.priority(at)
+            assert traits == self._traits.get(mark, NO_TRAITS), (mark, traits)
+            assert headers.get(SERIES_KEY_HEADER) == self._series.get(mark), (mark, headers)
 
     def answered(self, marks: Sequence[int], outcome: OpOutcome) -> None:
         """Record the outcome of a request. Its marks are closed if it is not OK."""

@@ -13,7 +13,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Final
 
-from chaos.workloads import lives, topic_changes
+from chaos.workloads import lives, series_and_order, topic_changes
 from chaos.workloads.workload_clients import CLOSE_S, WorkloadClients, WorkloadKind, WorkloadReader
 from chaos.workloads.workload_consumer import Habit
 from chaos.workloads.workload_producer import now_ms
@@ -525,6 +525,29 @@ KINDS: Final[Mapping[str, WorkloadKind]] = {
         line="a topic that is deleted with timers pending and messages leased, and made again",
         produce=topic_changes.doomed,
         readers=(*_TWO, WorkloadReader(group="slow", lease=SLOW_LEASE, habit=slow)),
+    ),
+    "recurring": WorkloadKind(
+        line="series by interval and cron, changed, paused and deleted; occurrences moved",
+        produce=series_and_order.recurring,
+        readers=(WorkloadReader(nacks=0.02), WorkloadReader(habit=dying)),
+    ),
+    "sequenced": WorkloadKind(
+        line="many timers of each ordering key, for groups that keep an order; consumers die",
+        produce=series_and_order.sequenced,
+        readers=(
+            WorkloadReader(group="keys", options={"type": "key_shared"}, nacks=0.05),
+            WorkloadReader(group="keys", options={"type": "key_shared"}, habit=dying),
+        ),
+    ),
+    "urgent": WorkloadKind(
+        line="bursts of timers with priorities, for consumers that fall behind",
+        produce=series_and_order.urgent,
+        readers=(WorkloadReader(options={"max_in_flight": 8}), WorkloadReader(group="second")),
+    ),
+    "smoothed": WorkloadKind(
+        line="jitter, and rates of delivery of the topic and its groups",
+        produce=series_and_order.smoothed,
+        readers=(WorkloadReader(), WorkloadReader(group="second", nacks=0.05)),
     ),
     "overload": WorkloadKind(
         line="bursts of large payloads, as fast as the cluster accepts them",

@@ -164,6 +164,11 @@ class RecordingConsumer:
 
     def _received(self, batch: Batch) -> list[int]:
         marks = [*map(mark_of, batch.payloads)]
+        of = [message.occurrence for message in batch]
+        more: dict[str, Any] = {}
+        if any(of):
+            more["series"] = [one and one.series for one in of]
+            more["occurrences"] = [one and one.number for one in of]
         self._history.deliver(
             self._topic,
             self._group,
@@ -179,6 +184,7 @@ class RecordingConsumer:
             attempts=[*batch.attempts],
             fired_at_ms=[*batch.fired_at_ms],
             due_ms=[*batch.due_ms],
+            **more,
         )
         self._books.check_content(batch, marks)
         self._books.given(self._group, batch.queue_offsets, marks)
@@ -208,7 +214,7 @@ class RecordingConsumer:
         def answered(acking: Acking[Any]) -> None:
             with self._books.noting_failure():
                 answer = _answer(acking)
-                self._history.held(
+                self._history.change(
                     op, span_ms=(start_ms, now_ms()), outcome=answer.outcome, topic=self._topic,
                     group=self._group, offsets=[offset],
                     results=[answer.result] if answer.result else None, epoch=batch.epoch,

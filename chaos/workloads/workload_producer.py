@@ -55,19 +55,28 @@ class RecordingProducer:
         *,
         expected: bool = True,
         timeout_s: float | None = None,
+        traits: Sequence[tuple[str | None, int]] = (),
     ) -> list[str]:
-        """Schedule timers in one request. `expected`: the timers are due within the run."""
+        """Schedule timers in one request. `expected`: the timers are due within the run.
+
+        `traits`: ordering key and priority of each timer; empty: none has them.
+        """
         payloads = [*map(self._payload, marks)]
+        more: dict[str, Any] = {}
+        if traits:
+            self._books.with_traits(marks, traits)
+            names = ("ordering_keys", "priorities")
+            more = dict(zip(names, map(list, zip(*traits, strict=True)), strict=True))
 
         def schedule() -> list[str]:
             timers = self.client.schedule_batch(
-                self._topic, payloads, due_ms=due_ms, timeout=timeout_s
+                self._topic, payloads, due_ms=due_ms, timeout=timeout_s, **more
             )
             return timers.ids
 
         if expected:
             self._expect(marks, max(due_ms))
-        return self._called(marks, due_ms, schedule)
+        return self._called(marks, due_ms, schedule, **more)
 
     def upsert(
         self,

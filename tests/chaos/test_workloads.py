@@ -348,6 +348,26 @@ def test_changer_writes_down_every_way_and_outcome(run: RunFolder) -> None:
     assert [*check(run.histories / "c.jsonl")] == []
 
 
+def test_changer_writes_down_changes_of_series(run: RunFolder) -> None:
+    client: Any = Answers(1, 1, 1, errors.LeadershipLost("x"), None, errors.NotFound("x"))
+    changer = Changer(run, "c", client, topic="t")
+    assert changer.create_series("a", b"p", {"every": 1.5, "misfire": "skip"})
+    assert changer.alter_series("a", {"cron": "* * * * *"})
+    assert changer.pause_series("a", paused=True)
+    assert not changer.pause_series("a", paused=False)
+    assert [changer.delete_series("a"), changer.delete_series("b")] == [True, False]
+    changer.close()
+    found = told(run.histories / "c.jsonl")
+    assert [(each["op"], each["key"], each["outcome"], each.get("said")) for each in found] == [
+        ("create_series", "a", "ok", '{"every_ms": 1500, "misfire": "skip"}'),
+        ("alter_series", "a", "ok", '{"cron": "* * * * *"}'),
+        ("alter_series", "a", "ok", '{"paused": true}'),
+        ("alter_series", "a", "unknown", '{"paused": false}'),
+        ("delete_series", "a", "ok", None), ("delete_series", "b", "fail", None),
+    ]  # fmt: skip
+    assert [*check(run.histories / "c.jsonl")] == []
+
+
 def test_changer_writes_down_seeks_deletions_of_groups_and_redrives(run: RunFolder) -> None:
     lost = errors.LeadershipLost("x")
     sought = SimpleNamespace(group_id=9)

@@ -1,6 +1,7 @@
 """Consumers of the workloads compare what is delivered with what was scheduled, byte for byte."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,26 @@ def check(
 def test_content_as_it_was_scheduled_is_right_also_in_a_dead_letter() -> None:
     check(PAYLOADS, KEYS, HEADERS)
     check(PAYLOADS, KEYS, {mark: HEADERS.get(mark, {}) | LETTER for mark in PAYLOADS})
+
+
+@pytest.mark.parametrize("ordering", ["", "o", "p"])
+@pytest.mark.parametrize("priority", [4, 9])
+@pytest.mark.parametrize("series", ["", "s", "t"])
+def test_other_traits_and_occurrences_of_another_series_are_found(
+    ordering: str, priority: int, series: str
+) -> None:
+    books = Books(payload_size=SIZE)
+    books.with_traits([PLAIN], [("o", 9)])
+    books.recurring(PLAIN, "s")
+    header = encode_headers({"timer-series-key": series} if series else {})
+    columns = pb.Deliveries(
+        queue_offsets=[0], payload_sizes=[SIZE], payloads=PAYLOADS[PLAIN], headers=header,
+        headers_sizes=[len(header)], ordering_keys=ordering.encode(),
+        ordering_key_sizes=[len(ordering)], priorities=[priority],
+    )  # fmt: skip
+    right = (ordering, priority, series) == ("o", 9, "s")
+    with nullcontext() if right else pytest.raises(AssertionError):
+        books.check_content(Batch(columns, lambda *_: None), [PLAIN])
 
 
 @pytest.mark.parametrize("mark", [KEYED, PLAIN])

@@ -193,6 +193,19 @@ DONE: Final[Mapping[str, Callable[[Deeds], bool]]] = {
         len({life for line in did.of("sought-sought", "deliver") if (life := line["group_id"])}) > 2
         and len({line["group_id"] for line in did.of("sought-anew", "deliver")}) > 1
     ),
+    "series were made both ways, changed and deleted, and their occurrences came": lambda did: (
+        {"cron" in line["said"] for line in did.of("recurring", "create_series")} == {True, False}
+        and bool(did.of("recurring", "alter_series"))
+        and max((n or 0 for n in flat(did.of("recurring", "deliver"), "occurrences")), default=0)
+        > 2
+    ),
+    "ordering keys and priorities were set": lambda did: (
+        len({*flat(did.of("sequenced-", "schedule"), "ordering_keys")}) > 2
+        and {9, 0} <= {*flat(did.of("urgent-", "schedule"), "priorities")}
+    ),
+    "a topic had a jitter and rates": lambda did: any(
+        rule["jitter_ms"] and rule["topic_rate_max"] for rule in did.rules("smoothed")
+    ),
     "bursts were under way at once": lambda did: did.at_once("overload"),
 }
 """What has to happen sooner or later -> whether it has."""
