@@ -36,6 +36,8 @@ from chaos.audit.rules import (
     handout_rules,
     nack_rules,
     node_logs,
+    pace_rules,
+    series_rules,
     settings_rules,
     topic_rules,
     verdict,
@@ -148,7 +150,7 @@ def _audit(spark: SparkSession, run: RunFolder, *, sift: bool) -> Report:
     summary = _counts(found, disputes, held)
     summary |= _of_logs(entries, held, _known(spoken, states), lost, summary)
     summary |= _conserved(run, story, summary, spoken.where(F.col("index") <= end))
-    summary |= _changed(run, lines, story["fates"], asks, summary, clocks)
+    summary |= _changed(run, lines, story, asks, summary, clocks)
     summary |= topic_rules.broken(lines, story, summary, offenders_max=OFFENDERS_MAX)
     summary |= nack_rules.nacked(
         lines, story, summary,
@@ -162,7 +164,6 @@ def _audit(spark: SparkSession, run: RunFolder, *, sift: bool) -> Report:
     thin = node_logs.thin(common, majority).orderBy("from").collect() if begun else []
     summary |= {"holes": _holes(held, logs, end), "thin": [row.asDict() for row in thin]}
     summary |= _failovers(epochs, timeline)
-    summary["leader_kills"] = history.leader_kills(timeline)
     faults, figured = _figures(run, all_lines, found, timeline, end_ms)
     summary |= {"replayed": replayed, **figured}
     summary |= _of_settings(run, lines, epochs, story, summary, clocks)
@@ -171,11 +172,12 @@ def _audit(spark: SparkSession, run: RunFolder, *, sift: bool) -> Report:
         "late": late.late(found, excused, story["pauses"]),
         "ack_unfounded": _unfounded(run, given),
     }
+    promises |= series_rules.judged(lines, story, excused)
+    promises |= pace_rules.judged(lines, story, clocks.error_ms)
     waited, summary["waits"] = delivered.judged(lines, story, excused, clocks.error_ms)
     summary |= beside.judged(summary, "promise", promises | waited, offenders_max=OFFENDERS_MAX)
     summary |= _redelivered(run, lines, given, found, story["returns"])
-    summary["run"] = said
-    summary["acks_unasked"] = handout_rules.unasked_acks(lines, story)
+    summary |= {"run": said, "acks_unasked": handout_rules.unasked_acks(lines, story)}
     summary["not_looked_at"] = coverage.not_looked_at(lines, story, summary, clocks, lost)
     if summary["not_looked_at"] and not summary["violations"]:
         summary["verdict"] = "INCOMPLETE"
@@ -366,7 +368,8 @@ def _judged(
 
     Rows about few timers are written first, so that Spark knows that they are few.
     """
-    topics = lines.where("op = 'schedule'").select("topic").distinct()
+    asking = lines.where("op IN ('schedule', 'create_series')")
+    topics = asking.select("topic").distinct()
     looked = (
         lines.where("op IN ('open', 'deliver', 'redrive')").select("topic").union(topics).distinct()
     )
@@ -403,6 +406,8 @@ def _judged(
         )
         log = log.join(F.broadcast(gone), "end_index", "left")
     log = log.join(F.broadcast(story["postponed"]), "topic", "left")
+    if story["series"].head(1):
+        log = series_rules.with_occurrences(log, story)
     by_name = log.withColumn("topic", client_tables.name_of("topic"))
     by_name = by_name.where("from_topic IS NULL") if "from_topic" in log.columns else by_name
     keyed = _kept(told.asks.where("key IS NOT NULL"), run, "keyed")
@@ -644,13 +649,15 @@ def read_states(spark: SparkSession, run: RunFolder) -> DataFrame:
 
 
 def _changed(
-    run: RunFolder, lines: DataFrame, fates: DataFrame, asks: DataFrame, summary: dict[str, Any],
-    clocks: verdict.Clocks,
+    run: RunFolder, lines: DataFrame, story: dict[str, DataFrame], asks: DataFrame,
+    summary: dict[str, Any], clocks: verdict.Clocks,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the changes by key and of existing timers, and answers with wrong counts."""
     order = ("op", "by", "on_conflict", "result")
     operations = change_answers.operations(lines).orderBy(*order).collect()
     filtered = any(row["by"] == "filter" for row in operations)
+    revoked = story["fates"].end_index == story["series"].series_index
+    fates = story["fates"].join(F.broadcast(story["series"]), revoked, "left_anti")
     told = change_answers.miscounted(lines, fates, asks).collect() if filtered else []
     over = [row.asDict() for row in told]
     violations = dict(summary["violations"])
@@ -755,6 +762,7 @@ def _failovers(epochs: list[Row], timeline: list[dict[str, Any]]) -> dict[str, A
         "kills": len(kills),
         "failovers": len(epochs) - 1,
         "failover_gaps": gaps,
+        "leader_kills": history.leader_kills(timeline),
     }
 
 

@@ -235,7 +235,8 @@ class Judge:
                 raise ValueError(f"entry {item.index} can't be replayed: {error!r}") from error
             made = len(story.groups) - len(self._groups_ms)
             self._groups_ms += [item.time_ms] * made
-        story.quotas.noted.clear()
+        for noted in (story.quotas.noted, story.series.rows, story.series.changes):
+            noted.clear()
         for queue in self._queues.values():
             queue.settle()
 
@@ -352,6 +353,8 @@ class Judge:
 
     def _lost(self) -> Iterator[Violation]:
         for topic, queue in self._queues.items():
+            if any(any(rates) for _, *rates in self.story.rates[topic]):
+                continue  # with priorities, a message may wait for later ones without an end
             reach_ms = min(self._reaches.get(self.story.topics[topic], 0), self.clock_ms)
             rows = queue.rows
             lost = ~(rows["came"] | rows["lost"] | rows["excused"] | rows["expired"])

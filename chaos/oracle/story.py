@@ -169,6 +169,8 @@ class LogStory:
         """Topic -> the most milliseconds by which its policies ever moved a due time back."""
         self.ttls: dict[int, list[tuple[int, int]]] = {}
         """Topic -> (from, time to live in ms), in order; 0: none."""
+        self.rates: dict[int, list[tuple[int, int, int]]] = {}
+        """Topic -> (from, most deliveries a second, to all and to each group), in order; 0: any."""
         self.pauses: dict[int, list[tuple[int, int]]] = {}
         """Topic -> [from, until) of each pause, in order; NEVER ends a pause that continues."""
         self.moved_early: list[tuple[GroupStory, int, int, int]] = []
@@ -192,6 +194,7 @@ class LogStory:
         """Apply the next entry."""
         assert item.index == self.last_index + 1, (item.index, self.last_index)
         self.last_index = item.index
+        self.series.index, self.series.now_ms = item.index, item.time_ms
         match item.kind:
             case EntryKind.SCHEDULE:
                 self._schedule(item)
@@ -285,6 +288,7 @@ class LogStory:
         held, late = self.held.left(self.last_read_time_ms)
         self._wait(held, HELD)
         self._wait(late, PENDING)
+        self.series.end()
 
     def _wait(self, rows: Rows, end: int) -> None:
         self._book.fates(rows, end=end, end_index=NONE, ended_at_ms=NONE, queue_offset=NONE)
@@ -355,16 +359,15 @@ class LogStory:
             new["topic"][at] = self.series.series[series].topic
             size, headers = self.series.sizes(series, number)
             new["payload_size"][at], new["size"][at] = size, size + headers
-        new["due_ms"], new["mark"] = planned.due_ms, MARK_NONE
+            new["mark"][at] = self.series.mark(series)
+        new["due_ms"] = planned.due_ms
         self._admit(item, new[taken])
 
     def _note_times(self, topic: int, at_ms: int) -> None:
         """Note a topic's policies about due times, from a moment on."""
-        ttls, ttl_ms = self.ttls.setdefault(topic, []), self._ttl_ms(topic)
-        if ttls and ttls[-1][0] == at_ms:
-            ttls[-1] = at_ms, ttl_ms
-        elif not ttls or ttls[-1][1] != ttl_ms:
-            ttls.append((at_ms, ttl_ms))
+        rates = (int(self.said_of(topic, f"{whose}_rate_max") or 0) for whose in ("topic", "group"))
+        _note(self.ttls.setdefault(topic, []), (at_ms, self._ttl_ms(topic)))
+        _note(self.rates.setdefault(topic, []), (at_ms, *rates))
         spans = self.pauses.setdefault(topic, [])
         paused, was_paused = (
             bool(self.said_of(topic, "paused")),
@@ -374,7 +377,7 @@ class LogStory:
             spans.append((at_ms, NEVER))
         elif was_paused and not paused:
             spans[-1] = spans[-1][0], at_ms
-        said = (self.said_of(topic, name) or 0 for name in ("tick_ms", "delay_ms_min"))
+        said = (self.said_of(topic, name) or 0 for name in ("tick_ms", "delay_ms_min", "jitter_ms"))
         self.postponed[topic] = max(self.postponed.get(topic, 0), sum(said))
 
     def _note_quotas(self, item: Entry, rows: RowArray) -> None:
@@ -747,6 +750,14 @@ class LogStory:
             number, create.topic, create.name, start, start, start, base=start, kept=kept.begin,
             type=create.settings.type, again=bool(known), settings=[create.settings],
         )  # fmt: skip
+
+
+def _note(known: list[Any], value: tuple[int, ...]) -> None:
+    """Note values that hold from a moment on, which is the first of them."""
+    if known and known[-1][0] == value[0]:
+        known[-1] = value
+    elif not known or known[-1][1:] != value[1:]:
+        known.append(value)
 
 
 def timers_of(rows: Rows) -> Iterator[tuple[int, int]]:

@@ -27,6 +27,13 @@ quotas       one row per SCHEDULE entry and quota of a topic of it: topic schedu
 postponed    one row per topic whose policies ever moved due times back: topic, by_ms (at most)
 ttls         one row per time to live of a topic, in order: topic from_ms ttl_ms (0: none); topics
              that never had one are left out
+rates        one row per change of a topic's rates of delivery, in order: topic from_ms topic_rate
+             group_rate (0: none); topics that never had one are left out
+occurrences  one row per timer of a series: topic key series number seq planned_ms since_ms (when
+             the series began to wait; null: a reschedule made the timer) at_ms (the entry) untrue
+             (planned_ms contradicts the definition). seq = 0: the series waits at the log's end,
+             or ended too early
+series       one row per SERIES entry with an effect: topic key op fields (JSON) series_index
 pauses       one row per pause of a topic: topic from_ms until_ms (beyond all times if it continues)
 policies     one row per POLICY entry: topic (a namespace's is NAME/, the cluster's /) policy_index
              fields (a JSON object of all fields of the scope from then on)
@@ -44,6 +51,7 @@ same holds for `group`, by LogStory.life_of, after a seek or a deletion.
 """
 
 import itertools
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -61,133 +69,36 @@ from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.policies import decode_policy
 from timerspark.log.segment_files import Piece, between
 
-FATES: Final = pa.schema(
-    [
-        ("seq", pa.int64()),
-        ("mark", pa.int64()),
-        ("due_ms", pa.int64()),
-        ("schedule_index", pa.int64()),
-        ("scheduled_at_ms", pa.int64()),
-        ("topic", pa.string()),
-        ("end", pa.string()),
-        ("end_index", pa.int64()),
-        ("end_epoch", pa.int64()),
-        ("ended_at_ms", pa.int64()),
-        ("queue_offset", pa.int64()),
-        ("other_seq", pa.int64()),
-        ("old_due_ms", pa.int64()),
-        ("payload_size", pa.int64()),
-    ]
+_TEXTS: Final = {
+    *("topic", "group", "end", "why", "type", "quota", "fields", "key", "op", "leader"),
+    *("from_topic", "from_group"),
+}
+_FLAGS: Final = {"redriven", "sought", "over", "deleted", "untrue", "last"}
+_LISTS: Final = {"voters"}
+
+
+def _schema(names: str) -> pa.Schema:
+    """Return a schema: integers, except the columns of _TEXTS, _FLAGS and _LISTS."""
+    kinds = ((_TEXTS, pa.string()), (_FLAGS, pa.bool_()), (_LISTS, pa.list_(pa.string())))
+    types = {name: kind for of, kind in kinds for name in of}
+    return pa.schema([(name, types.get(name, pa.int64())) for name in names.split()])
+
+
+_SLOT: Final = "topic group queue_offset "
+_FATE: Final = (
+    "seq mark due_ms schedule_index scheduled_at_ms topic end end_index end_epoch ended_at_ms"
+    " queue_offset other_seq old_due_ms payload_size"
 )
-CARRIED: Final = pa.schema(
-    [
-        *FATES,
-        ("from_topic", pa.string()),
-        ("from_group", pa.string()),
-        ("from_offset", pa.int64()),
-        ("redriven", pa.bool_()),
-    ]
+FATES: Final = _schema(_FATE)
+CARRIED: Final = _schema(f"{_FATE} from_topic from_group from_offset redriven")
+ACKS: Final = _schema(_SLOT + "attempts ack_index ack_epoch acked_at_ms count")
+RETURNS: Final = _schema(_SLOT + "attempts why not_before_ms return_index returned_at_ms")
+EXPIRED: Final = _schema(_SLOT + "attempts expire_index expire_epoch expired_at_ms ttl_ms")
+GROUPS: Final = _schema(
+    "topic group group_id start_offset kept_offset acked lease_ends sought over deleted type"
 )
-ACKS: Final = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("group", pa.string()),
-        ("queue_offset", pa.int64()),
-        ("attempts", pa.int64()),
-        ("ack_index", pa.int64()),
-        ("ack_epoch", pa.int64()),
-        ("acked_at_ms", pa.int64()),
-        ("count", pa.int64()),
-    ]
-)
-RETURNS: Final = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("group", pa.string()),
-        ("queue_offset", pa.int64()),
-        ("attempts", pa.int64()),
-        ("why", pa.string()),
-        ("not_before_ms", pa.int64()),
-        ("return_index", pa.int64()),
-        ("returned_at_ms", pa.int64()),
-    ]
-)
-EXPIRED: Final = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("group", pa.string()),
-        ("queue_offset", pa.int64()),
-        ("attempts", pa.int64()),
-        ("expire_index", pa.int64()),
-        ("expire_epoch", pa.int64()),
-        ("expired_at_ms", pa.int64()),
-        ("ttl_ms", pa.int64()),
-    ]
-)
-GROUPS: Final = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("group", pa.string()),
-        ("group_id", pa.int64()),
-        ("start_offset", pa.int64()),
-        ("kept_offset", pa.int64()),
-        ("acked", pa.int64()),
-        ("lease_ends", pa.int64()),
-        ("sought", pa.bool_()),
-        ("over", pa.bool_()),
-        ("deleted", pa.bool_()),
-        ("type", pa.string()),
-    ]
-)
-CHECKPOINTS: Final = pa.schema(
-    [(n, pa.int64()) for n in ("index", "time_ms", "scheduled", "fired")]
-)
-DELETIONS: Final = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("topic_id", pa.int64()),
-        ("delete_index", pa.int64()),
-    ]
-)
-QUOTAS: Final = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("schedule_index", pa.int64()),
-        ("quota", pa.string()),
-        ("most", pa.int64()),
-        ("ready", pa.int64()),
-    ]
-)
-POSTPONED: Final = pa.schema([("topic", pa.string()), ("by_ms", pa.int64())])
-TTLS: Final = pa.schema([("topic", pa.string()), ("from_ms", pa.int64()), ("ttl_ms", pa.int64())])
-PAUSES: Final = pa.schema([(n, pa.int64() if n != "topic" else pa.string()) for n in
-                           ("topic", "from_ms", "until_ms")])  # fmt: skip
-POLICIES: Final = pa.schema(
-    [("topic", pa.string()), ("policy_index", pa.int64()), ("fields", pa.string())]
-)
-SETTINGS: Final = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("group", pa.string()),
-        *((name, pa.int64()) for name in ("lease_ms", "max_attempts", "max_in_flight")),
-        ("last", pa.bool_()),
-    ]
-)
-MOVED_EARLY: Final = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("group", pa.string()),
-        *((name, pa.int64()) for name in ("queue_offset", "failures", "move_index")),
-    ]
-)
-PAYLOADS: Final = pa.schema([("mark", pa.int64()), ("logged", pa.int64())])
-LEADERS: Final = pa.schema(
-    [
-        *((name, pa.int64()) for name in ("epoch_index", "epoch", "said_epoch")),
-        ("leader", pa.string()),
-        ("voters", pa.list_(pa.string())),
-    ]
-)
+CHECKPOINTS: Final = _schema("index time_ms scheduled fired")
+TTLS: Final = _schema("topic from_ms ttl_ms")
 STORY: Final = {
     "fates": FATES,
     "carried": CARRIED,
@@ -196,16 +107,19 @@ STORY: Final = {
     "expired": EXPIRED,
     "groups": GROUPS,
     "checkpoints": CHECKPOINTS,
-    "deletions": DELETIONS,
-    "quotas": QUOTAS,
-    "postponed": POSTPONED,
+    "deletions": _schema("topic topic_id delete_index"),
+    "quotas": _schema("topic schedule_index quota most ready"),
+    "postponed": _schema("topic by_ms"),
     "ttls": TTLS,
-    "pauses": PAUSES,
-    "policies": POLICIES,
-    "settings": SETTINGS,
-    "moved_early": MOVED_EARLY,
-    "leaders": LEADERS,
-    "payloads": PAYLOADS,
+    "rates": _schema("topic from_ms topic_rate group_rate"),
+    "occurrences": _schema("topic key series number seq planned_ms since_ms at_ms untrue"),
+    "series": _schema("topic key op fields series_index"),
+    "pauses": _schema("topic from_ms until_ms"),
+    "policies": _schema("topic policy_index fields"),
+    "settings": _schema("topic group lease_ms max_attempts max_in_flight last"),
+    "moved_early": _schema(_SLOT + "failures move_index"),
+    "leaders": _schema("epoch_index epoch said_epoch leader voters"),
+    "payloads": _schema("mark logged"),
 }
 FIGURES: Final = ", ".join(
     f"{name} BIGINT" for name in ("last_index", "last_read_time_ms", "scheduled", *ENDS)
@@ -454,11 +368,19 @@ def _tables(story: LogStory) -> dict[str, list[tuple[Any, ...]]]:
         "deletions": [(story.life(t), t, index) for t, (index, _) in story.deleted.items()],
         "quotas": [(story.life(topic), *rest) for topic, *rest in story.quotas.noted],
         "postponed": [(story.life(t), by_ms) for t, by_ms in story.postponed.items() if by_ms],
-        "ttls": [
-            (story.life(topic), *each)
-            for topic, ttls in story.ttls.items()
-            for each in ttls
-            if any(ttl_ms for _, ttl_ms in ttls)
+        **{
+            name: [
+                (story.life(topic), *each)
+                for topic, spans in known.items()
+                for each in spans
+                if any(any(values) for _, *values in spans)
+            ]
+            for name, known in (("ttls", story.ttls), ("rates", story.rates))
+        },
+        "occurrences": [(story.life(each.topic), *each[1:]) for each in story.series.rows],
+        "series": [
+            (story.life(each.topic), each.key, each.op, json.dumps(each.fields), each.series_index)
+            for each in story.series.changes
         ],
         "pauses": [
             (story.life(topic), *span) for topic, spans in story.pauses.items() for span in spans

@@ -32,9 +32,10 @@ def audited(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> 
     from tests.chaos.test_audit_groups import redriven, sought
     from tests.chaos.test_audit_lies import write
     from tests.chaos.test_audit_rules import lied
+    from tests.chaos.test_audit_series import Recurred
     from tests.chaos.told_lies import Audited
 
-    stories = {"lived": lied(), "redriven": redriven(), "sought": sought()}
+    stories = {"lived": lied(), "redriven": redriven(), "sought": sought(), "recurred": Recurred()}
     run = write(tmp_path_factory.mktemp("lies"), stories.values())
     return Audited(job.audit(spark, run, sift=True).summary, stories)
 

@@ -16,6 +16,7 @@ from chaos.history.history import History, OpOutcome, RunFolder, States, payload
 from chaos.history.history_check import check
 from tests.chaos import test_audit_groups as letters
 from tests.chaos import test_audit_rules as rules
+from tests.chaos import test_audit_series as series
 from tests.chaos.told_lies import Audited
 from tests.chaos.world import Log, Story, id_of, write_log
 from timer.entries import entry_frame, payloads
@@ -127,7 +128,7 @@ def groups(run: Lies) -> None:
     fired_ms = run.now_ms
     run.given("nacked", timer, mark, due_ms)
     log.op(Nack(Op.NACK, topic, group, np.array([0], np.uint64), np.array([fired_ms + 9])))
-    run.consumer.held(
+    run.consumer.change(
         "nack", span_ms=(fired_ms, fired_ms + 1), outcome=OK, topic="nacked", group="g",
         offsets=[0], results=["NACKED"], delay_ms=3_600_000,
     )  # fmt: skip
@@ -262,7 +263,13 @@ VIOLATIONS = {
 def test_every_lie_of_logs_that_agree_has_its_name_and_nothing_else_is_accused(
     audited: Audited,
 ) -> None:
-    told = (VIOLATIONS, rules.VIOLATIONS, letters.LETTERS_VIOLATIONS, letters.LIVES_VIOLATIONS)
+    told: tuple[dict[str, int], ...] = (
+        VIOLATIONS,
+        rules.VIOLATIONS,
+        letters.LETTERS_VIOLATIONS,
+        letters.LIVES_VIOLATIONS,
+    )
+    told += (series.VIOLATIONS,)
     wanted = sum(map(Counter, told), Counter[str]())
     assert audited.summary["violations"] == wanted
     assert audited.summary["not_looked_at"] == [

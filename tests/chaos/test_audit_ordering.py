@@ -50,7 +50,10 @@ def lines_of(spark: SparkSession, *lines: dict[str, Any]) -> DataFrame:
         "outcome": "unknown", "marks": [*range(101, 108)], "due_ms": [1] * 7, "keys": KEYS,
         "on_conflict": "reject",
     }  # fmt: skip
-    said = [keyed, *lines]
+    ordered = keyed | {
+        "marks": [108, 109], "due_ms": [1] * 2, "keys": ["x", "y"], "ordering_keys": ["o"] * 2,
+    }  # fmt: skip
+    said = [keyed, ordered, *lines]
     assert [complaint for line in said for complaint in check_line(line)] == []
     return spark.createDataFrame(said, history.SCHEMA)
 
@@ -158,6 +161,11 @@ def only_what_has_the_same_key_is_waited_for() -> Case:
     )
 
 
+def messages_with_one_ordering_key_wait_for_each_other_whatever_their_keys() -> Case:
+    lines = [given("keys", "c", 1, 10, 8), given("keys", "d", 2, 11, 9)]
+    return Case([*lines, given("keys", "c", 3, 12, 2)], [("d", 9, 8, "c")])
+
+
 def what_ended_otherwise_is_waited_for_no_more() -> Case:
     slots = {n: {"topic": "t", "group": "queue", "queue_offset": n} for n in (1, 2, 3)}
     carried = {"from_topic": "t", "from_group": "queue", "from_offset": 2}
@@ -176,6 +184,7 @@ CASES = {
         what_is_passed_over_or_came_back_holds_up_what_is_behind_it,
         deliveries_of_one_millisecond_may_have_had_either_order,
         only_what_has_the_same_key_is_waited_for,
+        messages_with_one_ordering_key_wait_for_each_other_whatever_their_keys,
         what_ended_otherwise_is_waited_for_no_more,
     )
 }

@@ -17,7 +17,7 @@ from chaos.audit.rules import plain_timers
 from chaos.audit.rules.verdict import Clocks
 from chaos.history import history
 from chaos.history.history import RunFolder
-from chaos.oracle.tables import CARRIED
+from chaos.oracle.tables import CARRIED, STORY
 from tests.chaos.test_audit import (
     ERROR_MS,
     POSTPONED_MS,
@@ -71,6 +71,7 @@ def verdicts(
         "groups": spark.createDataFrame([], groups),
         "carried": spark.createDataFrame([], from_arrow_schema(CARRIED)),
         "deletions": spark.createDataFrame([], "topic STRING, delete_index BIGINT"),
+        "series": spark.createDataFrame([], from_arrow_schema(STORY["series"])),
         "postponed": spark.createDataFrame(
             [(f"t{len(cases) - 1}", POSTPONED_MS)], "topic STRING, by_ms BIGINT"
         ),

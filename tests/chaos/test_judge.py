@@ -112,6 +112,13 @@ def test_message_is_lost_once_the_witness_and_the_leader_had_the_time(court: Cou
     assert court.kinds() == [("delivered_late", 2)]
 
 
+def test_message_of_a_topic_with_a_rate_is_not_lost(court: Court) -> None:
+    court.policy(group_rate_max=1)
+    fired(court, 1)
+    court.pass_to(NOW + 9000)
+    assert court.step() == []
+
+
 def test_acked_message_that_the_witness_did_not_receive_is_lost(court: Court) -> None:
     fired(court, 1)
     court.log.reserve(court.topic, court.group, 1)

@@ -54,6 +54,7 @@ def test_policy_that_makes_timers_due_before_they_were_asked_for_is_refused(
         (ScopePolicy(delay_ms_min=5), 5),
         (ScopePolicy(delay_ms_min=5, tick_ms=20), 25),
         (ScopePolicy(delay_ms_max=9), 0),
+        (ScopePolicy(jitter_ms=40, tick_ms=20), 60),
     ],
 )
 def test_by_how_much_timers_were_ever_due_later_than_asked_for_is_known(
@@ -80,3 +81,14 @@ def test_times_to_live_are_known_from_when_they_hold(log: Log, tmp_path: Path) -
     story, _ = read(log, tmp_path)
     by_name = {story.topics[number]: ttls for number, ttls in story.ttls.items()}
     assert by_name == {"t": [(0, 0), (20, 50), (40, 60), (50, 0), (60, 50)], "made": [(0, 50)]}
+
+
+def test_rates_of_delivery_are_known_from_when_they_hold(log: Log, tmp_path: Path) -> None:
+    for at_ms, scope, said in (
+        (10, Scope(), ScopePolicy(group_rate_max=7)), (20, Scope("", T), ScopePolicy(ttl_ms=9)),
+        (30, Scope("", T), ScopePolicy(topic_rate_max=8, group_rate_max=6)),
+        (40, Scope("", T), ScopePolicy(group_rate_max=0)),
+    ):  # fmt: skip
+        log.entry(EntryKind.POLICY, encode_policy(scope, said), at_ms=at_ms)
+    story, _ = read(log, tmp_path)
+    assert story.rates == {T: [(0, 0, 0), (10, 0, 7), (30, 8, 6), (40, 0, 0)]}

@@ -22,6 +22,7 @@ from timer.entries.payloads import (
     Nack,
     Op,
 )
+from timer.entries.series_payloads import Planned, SeriesOp, encode_occurrences, encode_series
 from timer.files import log as timer_log
 from timer.files import segment
 from timer.files.disk import RealDisk
@@ -143,6 +144,19 @@ class Log:
         """Append a FIRE entry; its read time is also its time."""
         fire = Fire(UnixMs(read_time_ms), rows_max, bytes_max, topics_max)
         self.entry(EntryKind.FIRE, payloads.encode_fire(fire), at_ms=read_time_ms)
+
+    def series(self, op: SeriesOp, at_ms: int | None = None) -> None:
+        """Append a change of a series. The first that is created is number 1."""
+        self.entry(EntryKind.SERIES, encode_series(op), at_ms=at_ms)
+
+    def occurrence(
+        self, series: int, number: int, planned_ms: int, due_ms: int, at_ms: int | None = None
+    ) -> None:
+        """Append the next occurrence of a series."""
+        ids, times = np.array([[series], [number]], np.uint64), [[planned_ms], [due_ms]]
+        planned = Planned(*ids, *np.array(times, np.int64))
+        self.entry(EntryKind.OCCURRENCES, *encode_occurrences(planned), at_ms=at_ms)
+        self.seqs += 1
 
     def group(
         self, topic: TopicId, name: str, start: GroupStart = GroupStart.EARLIEST, **settings: Any

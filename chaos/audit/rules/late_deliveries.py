@@ -16,8 +16,9 @@ A consumer is free while each message that it received is acked, nacked or over.
 group, or one with `max_in_flight`, all consumers of the group must be free. The time of a receipt
 is on a client's clock: the run must state the greatest difference between clocks.
 
-A long wait is not judged if an excuse covers the receipt, or if the consumer was not free for that
-long. Such waits are counted. With too many of them no verdict is OK.
+A long wait is not judged if an excuse covers the receipt, if the consumer was not free for that
+long, or if the topic ever had a rate of delivery. Such waits are counted. With too many of them no
+verdict is OK.
 """
 
 from collections.abc import Mapping, Sequence
@@ -175,5 +176,6 @@ def judged(
         return {}, {"long": long, "unjudged": covered}
     hands = free_hands(waiting, lines, story)
     late = hands.where(F.col("free_ms") > bound_ms + F.col("came") / RATE).cache()
+    late = late.join(F.broadcast(story["rates"].select("topic").distinct()), "topic", "left_anti")
     late = late.withColumn("late_ms", F.col("received_ms") - F.col("fired_at_ms"))
     return {"delivered_late": late}, {"long": long, "unjudged": covered + left - late.count()}

@@ -72,16 +72,7 @@ def late(found: DataFrame, excused: Sequence[Stretch], pauses: DataFrame) -> Dat
     fired = found.where("end = 'fired' AND from_topic IS NULL")
     waits = fired.select("seq", "mark", "topic", *times, since)
     waits = waits.withColumn("late_ms", F.col("ended_at_ms") - F.col("since_ms"))
-    excuses = found.sparkSession.createDataFrame(
-        [([*excused],)], "excuses ARRAY<STRUCT<start_ms: BIGINT, end_ms: BIGINT>>"
-    )
-    excused_ms = F.expr(
-        "aggregate(excuses, 0L, (sum, each) -> sum + greatest(0L,"
-        " least(each.end_ms, ended_at_ms) - greatest(each.start_ms, since_ms)))"
-    )
-    waits = waits.where(F.col("late_ms") > LATE_MS).crossJoin(F.broadcast(excuses))
-    waits = waits.withColumn("excused_ms", excused_ms).drop("excuses")
-    waits = waits.where(F.col("late_ms") - F.col("excused_ms") > LATE_MS)
+    waits = unexcused(waits, "ended_at_ms", excused)
     paused = pauses.withColumnRenamed("topic", "of")
     was_paused = (
         (F.col("of") == F.col("topic"))
@@ -92,6 +83,23 @@ def late(found: DataFrame, excused: Sequence[Stretch], pauses: DataFrame) -> Dat
     if left.where("excused_ms > 0").head(1):
         left = _beyond_backlog(left, fired)
     return left.drop("since_ms", "excused_ms")
+
+
+def unexcused(waits: DataFrame, until: str, excused: Sequence[Stretch]) -> DataFrame:
+    """Return the waits [since_ms, until) with more than LATE_MS outside of excuses: excused_ms.
+
+    `waits`: with `late_ms`, the length.
+    """
+    excuses = waits.sparkSession.createDataFrame(
+        [([*excused],)], "excuses ARRAY<STRUCT<start_ms: BIGINT, end_ms: BIGINT>>"
+    )
+    excused_ms = F.expr(
+        "aggregate(excuses, 0L, (sum, each) -> sum + greatest(0L,"
+        f" least(each.end_ms, {until}) - greatest(each.start_ms, since_ms)))"
+    )
+    waits = waits.where(F.col("late_ms") > LATE_MS).crossJoin(F.broadcast(excuses))
+    waits = waits.withColumn("excused_ms", excused_ms).drop("excuses")
+    return waits.where(F.col("late_ms") - F.col("excused_ms") > LATE_MS)
 
 
 def _beyond_backlog(waits: DataFrame, fired: DataFrame) -> DataFrame:

@@ -2,9 +2,10 @@
 
 A message may be delivered if the message before it is finished, or is held by the same consumer. In
 an `exclusive` or `failover` group, the message before is the one at the previous offset. In a
-`key_shared` group it is the previous one with the same key. A message is finished if it was acked,
-expired or moved. Its holder is the consumer of its last delivery, in the order of epochs and then
-of `handed_out_ms`, or of `received_ms` without that. Lease ids are random and have no order.
+`key_shared` group it is the previous one with the same ordering key, or key if it has none. A
+message is finished if it was acked, expired or moved. Its holder is the consumer of its last
+delivery, in the order of epochs and then of `handed_out_ms`, or of `received_ms` without that.
+Lease ids are random and have no order.
 
 No history has the time when the leader processed an ack. An ack is not older than its request. So a
 message came too early if it was received before the ack of the message before was requested, by the
@@ -17,7 +18,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
-from chaos.audit.rules.client_tables import SLOT, with_runs
+from chaos.audit.rules.client_tables import SLOT, or_nulls, with_runs
 from timer.entries.payloads import KEY_SHARED, SHARED
 
 WHOSE: Final = ("client", "topic", "group", "epoch", "handed_out_ms")
@@ -73,12 +74,12 @@ def _given(lines: DataFrame, groups: DataFrame) -> DataFrame:
         .toDF(*heads, "offset", "mark")
     )
     whole = rows.where(f"type != '{KEY_SHARED}'").withColumn("key", F.lit(""))
-    keys = (
-        lines.where("op = 'schedule' AND keys IS NOT NULL")
-        .select(F.inline(F.arrays_zip("marks", "keys")))
-        .toDF("mark", "key")
-        .where("key IS NOT NULL")
-    )
+    keys = lines.where("op = 'schedule' AND coalesce(keys, ordering_keys) IS NOT NULL")
+    keys = keys.withColumn("n", F.size("marks"))
+    keys = keys.select("marks", *(or_nulls(name, "string") for name in ("keys", "ordering_keys")))
+    keys = keys.select(F.inline(F.arrays_zip("marks", "keys", "ordering_keys")))
+    key = F.coalesce("ordering_keys", "keys").alias("key")
+    keys = keys.select(F.col("marks").alias("mark"), key).where("key IS NOT NULL")
     return whole.unionByName(rows.where(f"type = '{KEY_SHARED}'").join(keys, "mark"))
 
 

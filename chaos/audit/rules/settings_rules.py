@@ -34,19 +34,24 @@ ALIVE_MS: Final = 1_000
 def untrue_policies(lines: DataFrame, policies: DataFrame) -> DataFrame:
     """Return confirmed changes of policies that no entry of their scope has: topic, said."""
     told = lines.where("op = 'policy' AND outcome = 'ok' AND said IS NOT NULL")
-    rows = told.select("topic", "said").distinct().collect()
-    logged: dict[str, list[dict[str, Any]]] = {}
-    for row in policies.select(name_of("topic").alias("topic"), "fields").collect():
-        logged.setdefault(row["topic"], []).append(json.loads(row["fields"]))
+    logged = policies.select(name_of("topic").alias("topic"), "fields")
+    return unlogged(told.select("topic", "said"), logged)
+
+
+def unlogged(told: DataFrame, logged: DataFrame) -> DataFrame:
+    """Return the rows of `told` whose last column, fields as JSON, no entry has.
+
+    `logged`: with the same columns. An entry may have more fields.
+    """
+    known: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for *place, fields in logged.collect():
+        known.setdefault(tuple(place), []).append(json.loads(fields))
     wrong = [
-        (row["topic"], row["said"])
-        for row in rows
-        if not any(
-            all(fields.get(name) == value for name, value in json.loads(row["said"]).items())
-            for fields in logged.get(row["topic"], ())
-        )
+        (*place, said)
+        for *place, said in told.distinct().collect()
+        if not any(json.loads(said or "{}").items() <= e.items() for e in known.get((*place,), ()))
     ]
-    return lines.sparkSession.createDataFrame(wrong, "topic STRING, said STRING")
+    return told.sparkSession.createDataFrame(wrong, told.schema)
 
 
 def untrue_groups(lines: DataFrame, settings: DataFrame) -> DataFrame:

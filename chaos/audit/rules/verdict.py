@@ -72,40 +72,14 @@ from chaos.audit.rules.node_logs import no
 from chaos.audit.rules.plain_timers import TICK_MS_MAX
 
 FINE: Final = (
-    "ok",
-    "cancelled",
-    "dropped",
-    "replaced",
-    "rescheduled",
-    "rejected",
-    "kept",
-    "expired",
-    "carried",
-    "pending",
-    "held",
-    "refused",
-    "unknown_not_fired",
-    "unknown_fired_once",
+    *("ok", "cancelled", "dropped", "replaced", "rescheduled", "rejected", "kept", "expired"),
+    *("carried", "pending", "held", "refused", "unknown_not_fired", "unknown_fired_once"),
 )
 VIOLATIONS: Final = (
-    "diverged",
-    "duplicate_fire",
-    "phantom",
-    "key_doubled",
-    "cancelled_delivered",
-    "replaced_delivered",
-    "rescheduled_delivered",
-    "early",
-    "misdated",
-    "acked_again",
-    "expired_delivered",
-    "expired_early",
-    "ack_lost",
-    "unmarked_redelivery",
-    "cancel_untrue",
-    "conflict_untrue",
-    "reschedule_untrue",
-    "lost",
+    *("diverged", "duplicate_fire", "phantom", "key_doubled", "cancelled_delivered"),
+    *("replaced_delivered", "rescheduled_delivered", "early", "misdated", "acked_again"),
+    *("expired_delivered", "expired_early", "ack_lost", "unmarked_redelivery", "cancel_untrue"),
+    *("conflict_untrue", "reschedule_untrue", "lost"),
 )
 """In order of precedence: a timer that breaks several promises counts for the first."""
 
@@ -265,7 +239,8 @@ def verdicts(
     nobody = {
         "expired_groups": F.lit(0), "late": no(), "over_ms": F.lit(None).cast("bigint"),
         "gone": no(), "by_ms": F.lit(0), "carried_groups": F.lit(0),
-        "from_topic": F.lit(None).cast("string"),
+        "from_topic": F.lit(None).cast("string"), "revoked": no(),
+        "planned_ms": F.lit(None).cast("bigint"),
     }  # fmt: skip
     log = log.withColumns({n: none for n, none in nobody.items() if n not in log.columns})
     starts = groups.groupBy("topic").agg(F.collect_list("start_offset").alias("starts"))
@@ -310,19 +285,26 @@ def _asked_in_log(asks: DataFrame, log: DataFrame, changes: ChangeTables) -> Dat
     """Return the requests joined with the log: by mark, or by seq for a reschedule.
 
     The request for a timer that a reschedule made is the reschedule: its outcome and its due time.
-    A moved message has no request; its outcome is `ok`.
+    Moved messages and occurrences of series have no request; their outcome is `ok`. The requested
+    time of an occurrence is the planned one.
     """
     carried = log.where("from_topic IS NOT NULL").withColumns(
         {"outcome": F.lit("ok"), "copies": F.lit(1).cast("bigint")}
     )
     log = log.where("from_topic IS NULL")
+    flags = changes.flags.drop("key", "moved_outcome", "moved_due_ms")
+    planned = log.where("planned_ms IS NOT NULL").withColumns(
+        {"outcome": F.lit("ok"), "copies": F.lit(1), "asked_due_ms": F.col("planned_ms")}
+    )
+    planned = planned.join(flags, "seq", "left")
+    log = log.where("planned_ms IS NULL")
     copies = F.count("*").over(Window.partitionBy("mark"))
     asked = asks.withColumnRenamed("topic", "asked_topic")
     first = (
         log.where("old_due_ms IS NULL")
         .withColumn("copies", copies)
         .join(asked, "mark", "full")
-        .join(changes.flags.drop("key", "moved_outcome", "moved_due_ms"), "seq", "left")
+        .join(flags, "seq", "left")
     )
     # An answer that contradicts the log is a violation of the old timer.
     answered = "move_fired + move_already + move_dropped > 0 OR move_missing_ms IS NOT NULL"
@@ -344,8 +326,8 @@ def _asked_in_log(asks: DataFrame, log: DataFrame, changes: ChangeTables) -> Dat
         )
         .drop("tried_outcome", "moved_outcome", "moved_due_ms")
     )
-    both = first.unionByName(moved, allowMissingColumns=True)
-    return both.unionByName(carried, allowMissingColumns=True)
+    parts = (first, moved, planned, carried)
+    return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), parts)
 
 
 def _violations(clocks: Clocks) -> dict[str, Column]:
@@ -386,7 +368,7 @@ def _violations(clocks: Clocks) -> dict[str, Column]:
     # ALREADY_CANCELLED may be caused by the same client: the first answer was lost, and the client
     # retried.
     tried = c("cancel_ok") + c("cancel_already") + c("cancel_unknown")
-    cancelled = (F.coalesce(tried, F.lit(0)) > 0) | F.coalesce("asked_cancel", no())
+    cancelled = (F.coalesce(tried, F.lit(0)) > 0) | _any(c("asked_cancel"), c("revoked"))
     fired = c("end") == "fired"
     reached = reduce(
         lambda a, b: a + b,

@@ -188,8 +188,7 @@ class FateBook:
             text = f"{entry.index}: the oracle can't apply it: {error!r}"
             raise Broken("conservation", text) from error
         if entry.kind in (EntryKind.SERIES, EntryKind.OCCURRENCES):
-            series = story.series.series
-            fate.series = {number: (one.ended, one.pending) for number, one in series.items()}
+            self._occurs(entry)
         fate.timers, fate.read_ms = story.timers, story.last_read_time_ms
         fate.paused, fate.resumed = frozenset(story.held.paused), frozenset(story.held.releases)
         there = [topic for topic in story.topics if topic not in story.deleted]
@@ -200,6 +199,16 @@ class FateBook:
                 fate.pending[topic] = held, pending
                 cursors = story.cursors(topic)
                 self.retained += bool(cursors) and min(cursors) > fate.begins[topic]
+
+    def _occurs(self, entry: Entry) -> None:
+        """Each planned time is the next one of its series."""
+        series = self.story.series
+        self._now.series = {
+            number: (one.ended, one.pending) for number, one in series.series.items()
+        }
+        if untrue := [each for each in series.rows if each.untrue]:
+            raise Broken("series", f"{entry.index}: {untrue[0]} is not by its definition")
+        series.rows.clear()
 
     def _targets(self, targets: Targets) -> None:
         fate, states = self._now, (PENDING, HELD)
