@@ -97,6 +97,21 @@ def test_series_fires_at_each_of_its_times_until_its_count() -> None:
     assert view_of(play, series).planned_ms == began + 40_000
 
 
+def test_occurrence_behind_a_change_in_flight_is_planned_by_the_new_definition() -> None:
+    play = playing()
+    series = created(play)
+    play.wait(10_000)
+    play.step()
+    play.commit()  # the FIRE
+    assert play.machine.series.waiting.keys() == {series}
+    play.leader.series.alter(series, {"every_ms": 7_000}, play.now, play.done("alter"))
+    assert EntryKind.OCCURRENCES not in play.step()
+    play.settle()
+    view = view_of(play, series)
+    assert view.seq
+    assert (view.planned_ms - view.spec.start_ms) % 7_000 == 0
+
+
 def test_cron_series_takes_its_times_from_the_calendar_and_ends() -> None:
     play = playing()
     end_ms = (play.now.clock_ms // 15_000 + 2) * 15_000

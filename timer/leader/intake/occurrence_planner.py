@@ -7,6 +7,7 @@ entry begins none after CALLS_MAX calls of the calendar: each takes some 50 µs,
 many missed times takes some thirty. Series of equal expressions share the result.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from itertools import islice
 from typing import Final, TypeAlias
@@ -73,21 +74,25 @@ class OccurrencePlanner:
         self.unplanned: set[int] = set()
         """Series whose expression or zone this node's calendar does not know. Another leader may:
         they wait."""
+        self.changing: Counter[int] = Counter()
+        """Series -> its changes in flight. An occurrence behind them in the log would be planned by
+        the definition before them."""
 
     @property
     def wanted(self) -> bool:
         """Whether some series waits for an occurrence that can be planned."""
         waiting = self._machine.series.waiting
-        if not self.unplanned:
+        if not self.unplanned and not self.changing:
             return bool(waiting)
         self.unplanned &= waiting.keys()
-        return len(waiting) > len(self.unplanned)
+        return len(waiting) > len(self.unplanned | (waiting.keys() & self.changing.keys()))
 
     def next(self, now: Now) -> Planned | None:
         """Return the next occurrences, at most one of a series; None: none is needed."""
         if not self.wanted:
             return None
-        ready = (each for each in self._machine.series.waiting if each not in self.unplanned)
+        later = self.unplanned | self.changing.keys()
+        ready = (each for each in self._machine.series.waiting if each not in later)
         ids = np.array(sorted(islice(ready, OCCURRENCES_MAX)), np.uint64)
         rows, _ = self._machine.series.rows_of(ids)
         planned = np.full(len(rows), ENDED, np.int64)

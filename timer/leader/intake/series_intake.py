@@ -115,7 +115,16 @@ class SeriesIntake:
         self._check(view.topic, view.key, view.spec.changed(changes))
         anew = bool(TIMING & changes.keys())
         last_ms = _begun(changes.get("start_ms", 0), now) if anew else UnixMs(0)
-        self._append(AlterSeries(series_id, changes, last_ms), now, done)
+        changing = self._planner.changing
+        changing[series_id] += 1
+
+        def answer(applied: object) -> None:
+            changing[series_id] -= 1
+            if not changing[series_id]:
+                del changing[series_id]
+            done(applied)
+
+        self._append(AlterSeries(series_id, changes, last_ms), now, answer)
 
     def delete(self, series_id: int, now: Now, done: Answer) -> None:
         """Delete a series, and cancel its pending occurrence; `done` gets the SeriesApplied.
