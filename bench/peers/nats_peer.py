@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import nats
-from nats.errors import TimeoutError as NatsTimeout
 
 from bench.peers import installs
 from bench.peers.peer import Peer, Receipts
@@ -49,6 +48,7 @@ class Nats(Peer):
         "a repeated call schedules twice, unless it has an id and comes within two minutes",
     )
     fails_over = True
+    batches_in_flight = 4  # a stream drops what comes when 10,000 messages wait
     sync: ClassVar[str] = "sync_interval: 2m"
 
     @classmethod
@@ -87,7 +87,7 @@ class Nats(Peer):
         for _ in range(100):  # the cluster elects its leader first
             try:
                 answer = await self._api("STREAM.CREATE.timers", STREAM)
-            except (NatsTimeout, nats.errors.NoRespondersError):
+            except (TimeoutError, nats.errors.NoRespondersError):
                 answer = {"error": "no answer"}
             if "error" not in answer:
                 break
@@ -132,7 +132,7 @@ class Nats(Peer):
         while True:
             try:
                 messages = await self._pull.fetch(1_000, timeout=1)
-            except (NatsTimeout, nats.errors.Error):
+            except (TimeoutError, nats.errors.Error):
                 await asyncio.sleep(0.001)
                 continue
             receipts.received([message.data for message in messages])
@@ -143,7 +143,7 @@ class Nats(Peer):
     async def kill_leader(self) -> None:
         """Kill the stream's leader. Under load it may answer only the second call, or the third."""
         for _ in range(3):
-            with contextlib.suppress(NatsTimeout):
+            with contextlib.suppress(TimeoutError):
                 info = await self._stream.stream_info("timers")
                 self.servers[int(info.cluster.leader.removeprefix("n"))].kill()
                 return
