@@ -32,14 +32,25 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         running.destroy()
 
 
-def through_a_kill(three: LocalCluster, topic: str, rows: int, write: Callable[[], Any]) -> float:
-    """Write, with the leader killed after a quarter of the rows; return the seconds."""
+def through_a_kill(
+    three: LocalCluster,
+    topic: str,
+    rows: int,
+    write: Callable[[], Any],
+    kills: threading.Event | None = None,
+) -> float:
+    """Write, with the leader killed after a quarter of the rows; return the seconds.
+
+    `kills`: set just before the kill.
+    """
     killed: list[str] = []
 
     def kill() -> None:
         with TimerClient(",".join(three.endpoints), timeout=60) as client:
             until(lambda: client.describe_topic(topic).scheduled >= rows // 4)
         killed.append(three.wait_for_leader())
+        if kills is not None:
+            kills.set()
         three.kill(killed[0])
 
     with TimerClient(",".join(three.endpoints)) as client:
@@ -50,8 +61,9 @@ def through_a_kill(three: LocalCluster, topic: str, rows: int, write: Callable[[
     try:
         write()
     finally:
-        took_s = time.monotonic() - began_s
+        took_s, met = time.monotonic() - began_s, bool(killed)
         killer.join()
+    assert met, "all rows were written before the kill"
     three.restart(killed[0])
     with TimerClient(",".join(three.endpoints)) as client:
         until(lambda: client.describe_topic(topic).queue_end >= rows, timeout_s=300)
@@ -63,10 +75,13 @@ def test_rows_are_there_once_after_a_kill_of_the_leader(
     three: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timer_writers, "_task", type("Task", (), {"partitionId": lambda _: 0}))
+    kills = threading.Event()
     payloads = [b"%d" % n for n in range(SHORT_ROWS)]
 
     def batches() -> Iterator[pa.RecordBatch]:
         for start in range(0, SHORT_ROWS, 500):
+            if start == SHORT_ROWS // 2:
+                kills.wait(60)  # so that requests are on their way at the kill
             some = payloads[start : start + 500]
             yield pa.RecordBatch.from_arrays(
                 [pa.array(some), pa.array([0.0] * len(some))], names=["payload", "delay"]
@@ -76,7 +91,7 @@ def test_rows_are_there_once_after_a_kill_of_the_leader(
     of = TimersFormat(CaseInsensitiveDict(options))
     schema = StructType().add("payload", StringType()).add("delay", DoubleType())
     writer: Any = of.writer(schema, False)
-    through_a_kill(three, "t", SHORT_ROWS, lambda: writer.write(batches()))
+    through_a_kill(three, "t", SHORT_ROWS, lambda: writer.write(batches()), kills)
     reader: Any = TimersFormat(CaseInsensitiveDict({**options, "columns": "payload"})).reader(
         StructType().add("payload", "binary")
     )
