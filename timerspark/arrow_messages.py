@@ -6,6 +6,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from timerclient.rows import rows
 from timerclient.rows.peeked_messages import MessagePage
 from timerclient.values import ids
 from timerspark import arrow_columns
@@ -34,6 +35,17 @@ def _headers(page: MessagePage, _: str) -> pa.Array:
     return arrow_columns.headers(sizes, of.headers)
 
 
+def _ordering_keys(page: MessagePage, _: str) -> pa.Array:
+    of = page.columns
+    sizes = of.ordering_key_sizes if len(of.ordering_key_sizes) else [0] * len(page)
+    return arrow_columns.binary(sizes, of.ordering_keys, pa.string(), nulls=True)
+
+
+def _priorities(page: MessagePage, _: str) -> pa.Array:
+    given = page.columns.priorities
+    return pa.array([*given] if len(given) else [rows.PRIORITY_DEFAULT] * len(page), pa.int32())
+
+
 def _raw_ids(page: MessagePage) -> Any:
     """Return the raw ids, (n, 15) bytes."""
     return np.frombuffer(page.columns.timer_ids, np.uint8).reshape(-1, ids.SIZE)
@@ -53,6 +65,8 @@ _MAKE: Final[Mapping[str, Callable[[MessagePage, str], Any]]] = {
     "key": _keys,
     "payload": _payloads,
     "headers": _headers,
+    "ordering_key": _ordering_keys,
+    "priority": _priorities,
     "due": _dues,
     "requested": lambda page, _: arrow_columns.stamps(page.columns.due_ms),
     "fired_at": lambda page, _: arrow_columns.stamps(page.columns.fired_at_ms),

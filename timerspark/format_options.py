@@ -16,6 +16,8 @@ MESSAGE_COLUMNS: Final[Mapping[str, str]] = {
     "key": "STRING",
     "payload": "BINARY",
     "headers": "MAP<STRING, STRING>",
+    "ordering_key": "STRING",
+    "priority": "INT",
     "due": "TIMESTAMP",
     "requested": "TIMESTAMP",
     "fired_at": "TIMESTAMP",

@@ -99,7 +99,12 @@ def all_columns(cluster: str, topic: str, **options: Any) -> list[dict[str, Any]
     of = source(cluster, topic, **options)
     names = [each.split()[0] for each in of.schema().replace(", STRING>", ">").split(", ")]
     types = {"offset": "long", "due": "timestamp", "requested": "timestamp"}
-    types |= {"fired_at": "timestamp", "payload": "binary", "headers": "map<string,string>"}
+    types |= {
+        "priority": "integer",
+        "fired_at": "timestamp",
+        "payload": "binary",
+        "headers": "map<string,string>",
+    }
     schema = struct(**{name: types.get(name, "string") for name in names})
     return [*read(of.reader(schema))]
 
@@ -246,13 +251,22 @@ def test_messages_are_read_in_ranges_of_offsets(
     headers = [{"a": "b", "c": ""} if n == 3 else {} for n in range(1_000)]
     keys = [f"k{n}" if n % 3 == 0 else None for n in range(1_000)]
     payloads = [b"%d" % n for n in range(1_000)]
-    timers = client.schedule_batch(topic, payloads, keys=keys, headers=headers, due_ms=1_000)
+    timers = client.schedule_batch(
+        *(topic, payloads),
+        keys=keys,
+        headers=headers,
+        ordering_keys=["o" if n == 3 else None for n in range(1_000)],
+        priorities=[9 if n == 4 else None for n in range(1_000)],
+        due_ms=1_000,
+    )
     until(lambda: client.describe_topic(topic).queue_end == 1_000)
     found = all_columns(cluster, topic, rows_per_partition=300)
     assert [(each["offset"], each["payload"]) for each in found] == [*enumerate(payloads)]
     assert [each["key"] for each in found] == keys
     assert [each["id"] for each in found] == [timer.id for timer in timers]
     assert (found[3]["headers"], found[4]["headers"]) == ([("a", "b"), ("c", "")], [])
+    assert [each["ordering_key"] for each in found[2:5]] == [None, "o", None]
+    assert [each["priority"] for each in found[2:5]] == [4, 4, 9]
     assert found[0]["requested"] == datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
     assert found[0]["due"] == timers[0].due
     assert found[0]["due"] <= found[0]["fired_at"]
