@@ -45,8 +45,8 @@ GRPC_EXPERIMENTS: Final = (
     "-event_engine_client,-event_engine_listener,-event_engine_for_all_other_endpoints"
 )
 """Without gRPC's event engine, the thread that waits for completions also reads the sockets. With
-it, each message goes through two more threads: a lone call takes a fifth longer, and the nodes an
-eighth more CPU (docs/adr/0093). gRPC logs names that a later version does not know, and goes on."""
+it, each message goes through two more threads, which take up to an eighth more CPU for a lone call
+(docs/adr/0093). gRPC logs names that a later version does not know, and goes on."""
 _EPILOG: Final = """\
 Settings come from the file, then from the environment
 (TIMERD_LIMITS__PAYLOAD_BYTES_MAX=...), then from flags. The later source wins.
