@@ -7,7 +7,7 @@ schedules slowly is not late for that reason.
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -81,6 +81,8 @@ class Contest:
         self.length = length
         self.result = PeerResult()
         self._timers = NumberedTimers(seed)
+        self._deliveries = Deliveries()
+        """Those of the latest measure."""
         self._per_s = float(BATCH)
         """Timers scheduled per second, as measured."""
 
@@ -182,9 +184,9 @@ class Contest:
             start_ms = round(now_ms()) + self._lead_ms(count)
             due_ms = [start_ms + number * 1000 // per_s for number in range(count)]
             await self._schedule(due_ms, seen)
-            with self._overtaken(f"lateness {per_s}", start_ms):
-                await asyncio.sleep((due_ms[-1] - now_ms()) / 1000)
-                await seen.complete(DRAIN_LIMIT_S)
+            self._note_overtaken(f"lateness {per_s}", start_ms)
+            await asyncio.sleep((due_ms[-1] - now_ms()) / 1000)
+            await seen.complete(DRAIN_LIMIT_S)
         verdict, late_ms = seen.verdict(), seen.lateness_ms()
         p50, p99 = np.percentile(late_ms, [50, 99])
         self.result.figures |= {
@@ -203,29 +205,28 @@ class Contest:
         async with self._consuming() as seen:
             due_at = round(now_ms()) + self._lead_ms(count)
             await self._schedule([due_at] * count, seen)
-            with self._overtaken(f"burst {count}", due_at):
-                await asyncio.sleep((due_at - now_ms()) / 1000)
-                whole = await seen.complete(DRAIN_LIMIT_S)
+            self._note_overtaken(f"burst {count}", due_at)
+            await asyncio.sleep((due_at - now_ms()) / 1000)
+            whole = await seen.complete(DRAIN_LIMIT_S)
         verdict = seen.verdict()
         self.result.figures |= {
-            f"burst_{count}_first_ms": seen.first_ms() - due_at,
             f"burst_{count}_lost": float(verdict.lost),
             f"burst_{count}_doubled": float(verdict.doubled),
             f"burst_{count}_early": float(verdict.early),
         }
+        if seen.first_ms():
+            self.result.figures[f"burst_{count}_first_ms"] = seen.first_ms() - due_at
         if whole:
             self.result.figures[f"burst_{count}_s"] = (seen.last_ack_ms - due_at) / 1000
 
-    @contextlib.contextmanager
-    def _overtaken(self, name: str, due_at_ms: int) -> Iterator[None]:
+    def _note_overtaken(self, name: str, due_at_ms: int) -> None:
         """Note an error if the first timer was due before the last was scheduled."""
         if now_ms() > due_at_ms:
             self.result.errors.append(f"{name}: scheduling took longer than planned")
-        yield
 
     @contextlib.asynccontextmanager
     async def _consuming(self) -> AsyncIterator[Deliveries]:
-        seen = Deliveries()
+        seen = self._deliveries = Deliveries(self._deliveries)
         consumer = asyncio.create_task(self.peer.consume(seen))
         try:
             await asyncio.sleep(0.3)

@@ -53,7 +53,7 @@ class DeliveryVerdict:
     lost: int
     """Not received by the end."""
     doubled: int
-    """Received more than once."""
+    """Received more than once, or in an earlier measure too."""
     early: int
     """Received before the due time."""
     late: int
@@ -65,7 +65,9 @@ class DeliveryVerdict:
 class Deliveries:
     """A measure's scheduled timers and received messages. It is the `Receipts` of a consumer."""
 
-    def __init__(self) -> None:
+    def __init__(self, earlier: "Deliveries | None" = None) -> None:
+        """Follow the measure `earlier`, whose messages count as doubled when they come again."""
+        self._before = earlier.numbers() if earlier else _NONE["number"]
         self._parts: list[npt.NDArray[np.void]] = []
         self._at_ms: list[float] = []
         self._scheduled: list[npt.NDArray[np.void]] = []
@@ -111,9 +113,13 @@ class Deliveries:
 
     def lateness_ms(self) -> npt.NDArray[np.float64]:
         """Return the lateness of each timer's first message."""
-        data, at_ms = self._all()
+        data, at_ms = self._own()
         _, first = np.unique(data["number"], return_index=True)
         return at_ms[first] - data["due_ms"][first].astype(np.float64)
+
+    def numbers(self) -> npt.NDArray[np.uint64]:
+        """Return the numbers received so far, in this measure and those before."""
+        return np.union1d(self._all()[0]["number"], self._before)
 
     def verdict(self) -> DeliveryVerdict:
         """Judge the messages received so far.
@@ -128,7 +134,7 @@ class Deliveries:
         return DeliveryVerdict(
             scheduled=len(scheduled),
             lost=int((~np.isin(scheduled, numbers)).sum()),
-            doubled=int((times > 1).sum()),
+            doubled=int(((times > 1) | np.isin(numbers, self._before)).sum()),
             early=int((late_ms < 0).sum()),
             late=int((judged > LATE_MS).sum()),
             worst_ms=float(judged.max(initial=0.0)),
@@ -140,8 +146,9 @@ class Deliveries:
         return float(np.diff(at_ms)[at_ms[1:] > from_ms].max(initial=0.0))
 
     def first_ms(self) -> float:
-        """Return the time of the first message."""
-        return self._at_ms[0] if self._at_ms else 0.0
+        """Return the time of the first message of this measure. 0: there is none."""
+        _, at_ms = self._own()
+        return float(at_ms[0]) if len(at_ms) else 0.0
 
     def per_tenth(self, from_ms: float, lasting_ms: int) -> list[float]:
         """Return the messages received in each 100 ms from `from_ms` on."""
@@ -149,6 +156,12 @@ class Deliveries:
         edges = from_ms + np.arange(0, lasting_ms + 1, 100)
         counts: list[float] = np.histogram(at_ms, edges)[0].astype(float).tolist()
         return counts
+
+    def _own(self) -> tuple[npt.NDArray[np.void], npt.NDArray[np.float64]]:
+        """Return the messages of this measure's timers, and the time of each."""
+        data, at_ms = self._all()
+        own = np.isin(data["number"], np.concatenate([_NONE, *self._scheduled])["number"])
+        return data[own], at_ms[own]
 
     def _all(self) -> tuple[npt.NDArray[np.void], npt.NDArray[np.float64]]:
         """Return the messages in order of arrival, and the time of each."""

@@ -27,10 +27,8 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.peers.contest.AHEAD_S", 0.8)
 
 
-ABSENT = {
-    "burst_1000000_s",
-    *(f"burst_100000_{name}" for name in ("s", "early", "doubled", "lost")),
-}
+OF_BURSTS = ("s", "first_ms", "early", "doubled", "lost")
+ABSENT = {"burst_1000000_s", *(f"burst_100000_{name}" for name in OF_BURSTS)}
 
 
 class FakePeer(Peer):
@@ -99,6 +97,21 @@ async def test_a_faultless_peer_has_every_figure(tmp_path: Path) -> None:
 async def test_a_doubled_timer_is_found(tmp_path: Path) -> None:
     result = await contest(tmp_path, doubled=3)
     assert (result.figures["doubled_10000"], result.figures["lost_10000"]) == (3, 0)
+
+
+def test_a_message_of_an_earlier_measure_is_doubled_and_no_message_of_the_later() -> None:
+    earlier, timers = Deliveries(), NumberedTimers()
+    old, new = timers.make([1_000]), timers.make([2_000])
+    earlier.scheduled(old)
+    earlier.received(old)
+    later = Deliveries(earlier)
+    later.scheduled(new)
+    later.received(old)
+    assert later.first_ms() == 0
+    assert len(later.lateness_ms()) == 0
+    later.received(new)
+    assert later.first_ms() > 0
+    assert later.verdict().doubled == 1
 
 
 async def test_a_lost_timer_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
