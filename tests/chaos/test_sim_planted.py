@@ -87,6 +87,7 @@ SOON = {
     "unsent_is_an_ended_lease": 1002,
     "fastest_clock": 1004,
     "letter_stays": 1003,
+    "plans_behind_a_change": 1055,
 }
 """First seeds of the hunts that would take long, to save time while the drawn worlds stay the same.
 Tests check that each bug is found from there within its number of seeds, and that the first seed is

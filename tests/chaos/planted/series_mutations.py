@@ -1,12 +1,16 @@
 """Planted bugs in recurring timers (see tests/chaos/planted/planted.py)."""
 
+from collections import Counter
 from typing import Any, Final
+
+import numpy as np
 
 from chaos.sim.timers.timers import TimerWorld
 from tests.chaos.planted.planted import ANY_WORLD, Planting, patch
-from timer.entries.series_payloads import AlterSeries
+from timer.entries.series_payloads import ENDED, AlterSeries
+from timer.leader.intake import occurrence_planner
 from timer.leader.intake.series_intake import SeriesIntake
-from timer.model.columns import I64, U64
+from timer.model.columns import I64, U64, RowArray
 from timer.state.apply_results import SeriesApplied
 from timer.state.recurring import Recurring
 from timer.state.series_table import SeriesTable
@@ -40,6 +44,23 @@ def _alter_anew(self: Recurring, op: AlterSeries) -> SeriesApplied:
         table = self._state.series
         table._rows["number"][table._place(op.series)] += 1
     return applied
+
+
+_intervals = occurrence_planner.intervals
+
+
+def _intervals_from_there(rows: RowArray, now_ms: int) -> I64:
+    """Leave out the next time of series that had an occurrence already."""
+    planned = _intervals(rows, now_ms)
+    again = (rows["number"] > 0) & (planned != ENDED)
+    return np.where(again, planned + rows["every_ms"], planned)
+
+
+class _Forgetful(Counter[int]):
+    """Notes no changes in flight."""
+
+    def __setitem__(self, series: int, changes: int) -> None:
+        """Do nothing."""
 
 
 _mutation: Final = Planting(TimerWorld, series=True, mischief=())
@@ -78,6 +99,22 @@ SERIES_MUTATIONS: Final = (
         20,
         f"{ANY_WORLD}: a change while an occurrence is pending",
         patch(Recurring, "_alter", _alter_anew),
+    ),
+    _mutation(
+        "intervals_pass_a_time",
+        "a leader plans the time after the next one: an occurrence is missed, its number is not",
+        {"series"},
+        20,
+        f"{ANY_WORLD}: a series has a second occurrence",
+        patch(occurrence_planner, "intervals", _intervals_from_there),
+    ),
+    _mutation(
+        "plans_behind_a_change",
+        "a leader plans by the definition before a change that is in flight",
+        {"series"},
+        100,
+        "a series is changed while it waits for its occurrence",
+        patch(occurrence_planner, "Counter", _Forgetful),
     ),
 )
 """The list; tests/chaos/test_sim_planted.py hunts each of them."""
