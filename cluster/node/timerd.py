@@ -41,12 +41,6 @@ Before the first start, format its data directory once (timerd init --help):
 
   timerd init --data D --name n1 --cluster-id c --voters n1,n2,n3
 """
-GRPC_EXPERIMENTS: Final = (
-    "-event_engine_client,-event_engine_listener,-event_engine_for_all_other_endpoints"
-)
-"""Without gRPC's event engine, the thread that waits for completions also reads the sockets. With
-it, each message goes through two more threads, which take up to an eighth more CPU for a lone call
-(docs/adr/0093). gRPC logs names that a later version does not know, and goes on."""
 _EPILOG: Final = """\
 Settings come from the file, then from the environment
 (TIMERD_LIMITS__PAYLOAD_BYTES_MAX=...), then from flags. The later source wins.
@@ -164,7 +158,6 @@ def run(argv: list[str]) -> int:
     if arguments.print_config:
         sys.stdout.write(print_config(config))
         return 0
-    os.environ.setdefault("GRPC_EXPERIMENTS", GRPC_EXPERIMENTS)  # gRPC reads it once, at import
     with _uncollected():  # this import takes half a second, and only a run needs it
         from cluster.node import process
 
