@@ -24,8 +24,10 @@ from pyspark.sql.types import (
 from deploy.local import LocalCluster
 from tests.chaos.world import Log, by_id, by_key, write_log
 from tests.cluster.running import until
+from timer.entries import entry_frame
 from timer.entries.entry_frame import EntryKind
 from timer.entries.payloads import GroupOp, Op
+from timer.model.timer_errors import CorruptFileError
 from timer.model.units import TopicId
 from timerclient import TimerClient
 from timerspark.log.log_options import EVENT_COLUMNS
@@ -158,6 +160,53 @@ def test_lives_of_a_log_are_joined_and_a_gap_between_them_is_an_error(tmp_path: 
         said(tmp_path)
     found = [(row[0], row[2]) for row in said(tmp_path, fail_on_loss="false")]
     assert found == [(1, None), (2, "t0"), (5, "later"), (6, "last"), (7, None)]
+
+
+def test_life_that_a_later_one_replaces_is_not_read(tmp_path: Path) -> None:
+    log = Log()
+    log.epoch(1)
+    for number in range(9):
+        log.topic(f"t{number}")
+    write_log(tmp_path / "000", log.frames)
+    write_log(tmp_path / "001", log.frames[:8], first=7)
+    write_log(tmp_path / "002", log.frames, first=5)
+    assert [row[0] for row in said(tmp_path)] == [*range(1, 11)]
+
+
+def test_names_after_a_missing_segment_are_unknown(tmp_path: Path) -> None:
+    log = Log()
+    log.epoch(1)
+    first = log.topic("first")
+    missing = log.topic("missing")
+    log.delete_topic(first)
+    log.topic("last")
+    log.schedule(missing, [(100, 1)])
+    write_log(tmp_path / "log", log.frames, frames_per_segment=2)
+    (tmp_path / "log" / f"{3:016x}.log").unlink()
+    assert said(tmp_path, index_min="6") == [(6, "schedule", None, None, None)]
+    with pytest.raises(CorruptFileError, match="ends before entry 3; the next segment begins at 5"):
+        said(tmp_path)
+
+
+def test_torn_payload_at_the_end_of_a_log_is_its_end(tmp_path: Path) -> None:
+    log = Log()
+    log.epoch(1)
+    topic = log.topic("t")
+    log.group(topic, "g")
+    write_log(tmp_path / "log", log.frames)
+    [path] = (tmp_path / "log").iterdir()
+    data = path.read_bytes()
+    head = len(data) - len(log.frames[-1]) + entry_frame.HEADER_SIZE
+    path.write_bytes(data[:head].ljust(len(data), b"\0"))
+    assert [row[0] for row in said(tmp_path)] == [1, 2]
+
+
+def test_nodes_whose_names_are_numbers_are_no_lives(tmp_path: Path) -> None:
+    log = Log()
+    log.epoch(1)
+    for node in ("1", "2"):
+        write_log(tmp_path / node / "log", log.frames)
+    assert [row[0] for row in said(tmp_path, node="2")] == [1]
 
 
 def test_entry_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:

@@ -15,14 +15,13 @@ import mmap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 from pyspark.sql.datasource import InputPartition
 
 from timer.entries import entry_frame, payloads
-from timer.entries.entry_frame import EntryKind, FrameHead
+from timer.entries.entry_frame import Entry, EntryKind, FrameHead
 from timer.entries.payloads import CreateGroup, DeleteTopic, GroupOp, Move, Op
 from timer.entries.series_payloads import count_occurrences
 from timer.files import segment
@@ -206,9 +205,9 @@ def plan(folders: NodeFolders, wanted: Wanted, *, fail_on_loss: bool) -> LogPlan
     if first == 1 or (state is not None and first <= int(state["index"]) + 1):
         naming = Naming(None if first == 1 else state)
     scan = _Scan(wanted, naming, _seqs(state))
-    for life, later in pairwise([*lives, None]):
-        assert life is not None
-        scan.life(life, None if later is None else later[0].first, fail_on_loss=fail_on_loss)
+    for number, life in enumerate(lives, 1):
+        until = min((later[0].first for later in lives[number:]), default=None)
+        scan.life(life, until, fail_on_loss=fail_on_loss)
     names = Names() if naming is None else naming.names
     for topic in () if state is None else state["topics"]:
         names.topics[topic["id"]] = topic["name"]
@@ -248,15 +247,19 @@ class _Scan:
         """The last entry that was seen. 0: none."""
 
     def life(self, parts: list[Segment], until: int | None, *, fail_on_loss: bool) -> None:
-        """Read one life of the log, up to the beginning of the next one."""
-        if self._last and parts[0].first > self._last + 1:
-            if fail_on_loss:
-                gap = f"entries {self._last + 1} to {parts[0].first - 1} are missing before"
-                raise LogGap(f"{gap} {parts[0].path}: set fail_on_loss to false to read the others")
-            self._naming = self._seqs.next_seq = None  # the gap may have issued numbers
+        """Read one life of the log, up to the entry with which a later one begins.
+
+        A gap in the life is a missing or damaged segment. The task that reads it reports that.
+        """
         for part in parts:
-            if until is None or part.first < until:
-                self._segment(part, until)
+            if until is not None and part.first >= until:
+                return
+            if self._last and part.first > self._last + 1:
+                if fail_on_loss and part is parts[0]:
+                    gap = f"entries {self._last + 1} to {part.first - 1} are missing before"
+                    raise LogGap(f"{gap} {part.path}: set fail_on_loss to false to read the others")
+                self._naming = self._seqs.next_seq = None  # the gap may have issued numbers
+            self._segment(part, until)
 
     def _segment(self, part: Segment, until: int | None) -> None:
         seqs, naming, marks = self._seqs, self._naming, list[SeqMark]()
@@ -267,10 +270,15 @@ class _Scan:
             mark = seqs.at(head.index)
             if mark is not None:
                 marks.append(mark)
-            if head.kind in _NUMBERING and seqs.next_seq is not None:
-                seqs.issue(_issued(head.kind, payload(), mark))
-            if head.kind in _NAMING and naming is not None:
-                naming.feed(head.kind, head.index, payload())
+            numbers = head.kind in _NUMBERING and seqs.next_seq is not None
+            names = head.kind in _NAMING and naming is not None
+            if numbers or names:
+                if (data := payload()) is None:
+                    break
+                if numbers:
+                    seqs.issue(_issued(head.kind, data, mark))
+                if naming is not None and names:
+                    naming.feed(head.kind, head.index, data)
             self._last = head.index
             times[1:] = [head.time_ms] if times else [head.time_ms] * 2
         wanted = self._wanted.span(part.first, self._last + 1)
@@ -279,10 +287,10 @@ class _Scan:
             self.segments.append(PlannedSegment(*where, next_seq, tuple(marks), seqs.end))
 
 
-def _heads(path: Path) -> Iterator[tuple[FrameHead, Callable[[], memoryview]]]:
-    """Yield the head of each frame with a function that reads its payload.
+def _heads(path: Path) -> Iterator[tuple[FrameHead, Callable[[], memoryview | None]]]:
+    """Yield the head of each frame with a function that reads its payload. None: it is damaged.
 
-    At damage it ends: the task that reads the segment reports it, or accepts a torn end.
+    At a damaged head it ends: the task that reads the segment reports it, or accepts a torn end.
     """
     if path.stat().st_size <= segment.HEADER_SIZE:
         return
@@ -293,13 +301,13 @@ def _heads(path: Path) -> Iterator[tuple[FrameHead, Callable[[], memoryview]]]:
     ):
         at = segment.HEADER_SIZE
         while (head := entry_frame.head_at(data, at)) is not None:
-            begin = at + entry_frame.HEADER_SIZE
-            at = begin + head.length
-            yield head, partial(_payload, data, begin, at)
+            yield head, partial(_payload, data, at)
+            at += entry_frame.HEADER_SIZE + head.length
 
 
-def _payload(data: memoryview, begin: int, end: int) -> memoryview:
-    return memoryview(bytes(data[begin:end]))
+def _payload(data: memoryview, at: int) -> memoryview | None:
+    found = entry_frame.frame_at(data, at)
+    return memoryview(bytes(found.payload)) if isinstance(found, Entry) else None
 
 
 def _issued(kind: EntryKind, payload: memoryview, mark: SeqMark | None) -> int:

@@ -38,12 +38,14 @@ class NodeFolders:
         """
         if self.listed.exists():
             return self._listed_data()
-        if (self.root / "log").is_dir() or lives(self.root):
-            return {self.root.resolve().name: self.root}
-        found = {path.parent.name: path.parent for path in sorted(self.root.glob("*/log"))}
-        if not found:
-            raise FileNotFoundError(f"{self.root}: neither cluster.json nor <node>/log")
-        return found
+        itself = {self.root.resolve().name: self.root}
+        if (self.root / "log").is_dir():
+            return itself
+        if found := {path.parent.name: path.parent for path in sorted(self.root.glob("*/log"))}:
+            return found  # also of nodes whose names are numbers, as those of lives are
+        if lives(self.root):
+            return itself
+        raise FileNotFoundError(f"{self.root}: neither cluster.json nor <node>/log")
 
     def _listed_data(self) -> dict[str, Path]:
         try:
