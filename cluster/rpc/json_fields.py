@@ -129,9 +129,9 @@ def wholes(fields: Fields, name: str, most: int, count_max: int) -> list[int]:
         InvalidRequestError: it is another value.
     """
     values = fields.get(name)
-    if not isinstance(values, list) or not 1 <= len(values) <= count_max:
+    if not isinstance(values, list) or not 1 <= len(values) <= count_max or None in values:
         raise refused(name, values, f"must be a list of 1 to {count_max} whole numbers")
-    return [whole({name: value}, name, 0, most, -1) for value in values]
+    return [whole({name: value}, name, 0, most) for value in values]
 
 
 def span_ms(fields: Fields, name: str, most_ms: int = DUE_MS_MAX) -> int | None:

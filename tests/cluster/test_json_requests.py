@@ -158,6 +158,7 @@ def test_durations_of_consumers_are_seconds_or_iso() -> None:
         ("AckMessages", {"lease_id": "1-1"}, "offsets"),
         ("AckMessages", {"lease_id": "1-1", "offsets": []}, "offsets"),
         ("AckMessages", {"lease_id": "1-1", "offsets": [-1]}, "offsets"),
+        ("AckMessages", {"lease_id": "1-1", "offsets": [1, None]}, "offsets"),
         ("AckMessages", {"lease_id": "1-1", "offsets": [1.0]}, "offsets"),
         ("AckMessages", {"lease_id": "1-1", "offsets": [1 << 64]}, "offsets"),
         ("AckMessages", {"lease_id": "1-1", "offsets": [1], "cumulative": 1}, "cumulative"),
