@@ -33,7 +33,7 @@ checks these one by one, and a step of its event loop must be short."""
 HEADERS_MAX: Final = 16_384
 """Headers of one request: half of the names and values that the cluster takes."""
 BYTES_MAX: Final = 4 << 20
-"""Bytes of the payloads of one request, if a single one has no more."""
+"""Bytes of the payloads and headers of one request, if a single row has no more."""
 _TYPES: Final[dict[str, tuple[type, ...]]] = {
     "topic": (StringType,),
     "payload": (BinaryType, StringType),
@@ -107,6 +107,8 @@ def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         widest = int(np.diff(batch["headers"].offsets.to_numpy()).max(initial=1))
         most = max(1, min(most, HEADERS_MAX // widest))
     sizes = pc.binary_length(batch["payload"]).to_numpy(zero_copy_only=False)
+    if "headers" in careful:
+        sizes = sizes + _header_bytes(batch["headers"])
     ends = np.cumsum(sizes, dtype=np.int64)
     start, rows_all = 0, batch.num_rows
     while start < rows_all:
@@ -115,6 +117,15 @@ def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         stop = min(max(fitting, start + 1), start + most, rows_all)
         yield batch.slice(start, stop - start)
         start = stop
+
+
+def _header_bytes(column: pa.MapArray) -> Any:
+    """Return the bytes of each row's headers."""
+    names, values = (
+        _numbers(pc.binary_length(each).fill_null(0)) for each in (column.keys, column.items)
+    )
+    before = np.concatenate([[0], np.cumsum(names + values, dtype=np.int64)])
+    return np.diff(before[column.offsets.to_numpy()])
 
 
 def _by_topic(part: pa.RecordBatch, topic: str) -> Iterator[tuple[str, pa.RecordBatch]]:

@@ -57,9 +57,12 @@ _NOT_SCHEDULED: Final = (int(ScheduleResult.REJECTED), int(ScheduleResult.NOT_PE
 class WrittenRows(WriterCommitMessage):
     """Result of one task."""
 
-    rows: int
-    repeated: int
+    rows: int = 0
+    repeated: int = 0
     """Rows that an earlier attempt of the task had written."""
+    not_scheduled: int = 0
+    """Rows that were not scheduled for their keys. The driver raises the error: a failed task would
+    be repeated, and the answers to its first requests may be forgotten by then."""
 
 
 class TableWriter(DataSourceArrowWriter):
@@ -76,6 +79,14 @@ class TableWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenRows:
         """Schedule the rows of a partition."""
         return _write(iterator, self._options, f"table/{self._job}/{_task().partitionId()}")
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """End the write.
+
+        Raises:
+            AlreadyExists: Some rows were not scheduled for their keys; all others were.
+        """
+        _check_scheduled(messages, self._options)
 
 
 class MicroBatchWriter(DataSourceStreamArrowWriter):
@@ -99,10 +110,26 @@ class MicroBatchWriter(DataSourceStreamArrowWriter):
         job = "/".join(map(str, (*names, task.partitionId())))
         return _write(iterator, self._options, f"stream/{job}")
 
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """End a micro-batch.
+
+        Raises:
+            AlreadyExists: Some rows were not scheduled for their keys; all others were.
+        """
+        _check_scheduled(messages, self._options)
+
 
 def _check_mode(*, overwrite: bool) -> None:
     if overwrite:
         raise InvalidRequest.of("mode", "overwrite", "must be append: timers are only added")
+
+
+def _check_scheduled(messages: list[WriterCommitMessage | None], options: FormatOptions) -> None:
+    written = [each for each in messages if isinstance(each, WrittenRows)]
+    if missing := sum(each.not_scheduled for each in written):
+        rows = sum(each.rows for each in written)
+        text = f"{missing} of {rows} rows were not scheduled for their keys"
+        raise AlreadyExists(f"on_conflict = {options.on_conflict}: {text}")
 
 
 def _task() -> TaskContext:
@@ -123,25 +150,17 @@ async def _scheduled(
     """Schedule all rows.
 
     Raises:
-        AlreadyExists: Some rows were not scheduled for their keys; all others were.
         InvalidRequest: A value exceeds a limit, or an earlier attempt sent other rows.
     """
     async with AsyncTimerClient(options.cluster, timeout=options.timeout_s) as client:
-        sender = _Sender(client, partition)
-        written = await sender.run(requests_of(batches, options))
-    if sender.refused:
-        text = f"{sender.refused} of {written.rows} rows were not scheduled for their keys"
-        raise AlreadyExists(f"on_conflict = {options.on_conflict}: {text}")
-    return written
+        return await _Sender(client, partition).run(requests_of(batches, options))
 
 
 class _Sender:
     """Sends the requests of one partition: several at once, applied in their order."""
 
     def __init__(self, client: AsyncTimerClient, partition: str) -> None:
-        self.written = WrittenRows(0, 0)
-        self.refused = 0
-        """Rows that were not scheduled for their keys."""
+        self.written = WrittenRows()
         self._client = client
         self._partition = partition
         self._sent: deque[tuple[asyncio.Task[None], int]] = deque()
@@ -225,7 +244,7 @@ class _Sender:
         self.written.rows += count
         self.written.repeated += count if answer.duplicate else 0
         results = [*map(int, answer.results)]
-        self.refused += sum(map(results.count, _NOT_SCHEDULED))
+        self.written.not_scheduled += sum(map(results.count, _NOT_SCHEDULED))
 
 
 @contextlib.contextmanager

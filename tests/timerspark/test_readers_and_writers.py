@@ -16,7 +16,8 @@ from tests.cluster.running import until
 from timerclient import AlreadyExists, InvalidRequest, TimerClient
 from timerclient.proto import timer_pb2 as pb
 from timerclient.values.errors import OutcomeForgotten, SequenceGap
-from timerspark import timer_writers
+from timerspark import timer_requests, timer_writers
+from timerspark.format_options import FormatOptions
 from timerspark.message_readers import MessagesLost, OffsetRange
 from timerspark.timers_format import TimersFormat
 
@@ -127,8 +128,15 @@ def test_rows_are_written_once_however_often_their_task_runs(
     with pytest.raises(InvalidRequest, match="sequence"):
         of.writer(schema, False).write(iter([rows.slice(1)]))
     task.partition = 4  # another partition is another producer; pending keys are taken
+    # The task succeeds: Spark would repeat a failed one, and so miss answers that are forgotten.
+    stream: Any = source(cluster, topic)
+    writer = of.writer(schema, False)
+    second = writer.write(iter([rows.slice(2_000)]))
+    writer.commit([first, None])
+    with pytest.raises(AlreadyExists, match="250 of 3000 rows were not scheduled for their keys"):
+        writer.commit([first, second])
     with pytest.raises(AlreadyExists, match="250 of 500 rows were not scheduled for their keys"):
-        of.writer(schema, False).write(iter([rows.slice(2_000)]))
+        stream.streamWriter(kinds("payload", "delay"), False).commit([second], 0)
     status = client.describe_topic(topic)
     assert status.scheduled == 2_500 + 250
     pending = {each.payload: each for each in client.list_timers(topic)}
@@ -139,6 +147,19 @@ def test_rows_are_written_once_however_often_their_task_runs(
         # a microsecond more is the next millisecond: no timer fires early
         round((DUE + timedelta(hours=2_000)).timestamp() * 1000) + 1,
     )
+
+
+def test_long_headers_make_more_requests() -> None:
+    headers = [{"h": "x" * 30_000, "n": f"{n}"} for n in range(400)]
+    rows = batch(payload=[b""] * 400, delay=[1.0] * 400, headers=headers)
+    options = FormatOptions.of({"cluster": "a:1", "path": "t"})
+    found = [*timer_requests.requests_of([rows.slice(100)], options)]
+    assert [sum(map(len, (t.payload_sizes for t in each.timers))) for each in found] == [
+        139,
+        139,
+        22,
+    ]
+    assert max(each.ByteSize() for each in found) < timer_requests.BYTES_MAX + 10_000
 
 
 def sender(schedule: Any) -> timer_writers._Sender:
