@@ -307,6 +307,7 @@ def test_operators_calls_are_answered() -> None:
         with pytest.raises(InvalidRequest, match="one node"):
             client.drain_node(member.name)
         assert client.dump_stacks(member.name).node == member.name
+        assert client.trace_hops(member.name).node == member.name
         assert client.reload_files(member.name).node == member.name
         logger = "asyncio"
         client.set_log_level("error", logger=logger)
