@@ -119,9 +119,6 @@ class MemoryLog:
             asyncio.get_running_loop().call_soon(self._commit)
         return entry.index
 
-    def flush(self) -> None:
-        """Nothing is sent: there are no followers."""
-
     def _commit(self) -> None:
         self._announced = True
         self.on_commit(self.last_index)

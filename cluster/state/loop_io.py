@@ -33,9 +33,6 @@ class HostLog(Protocol):
     def propose(self, kind: EntryKind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
         """Append an entry as the leader."""
 
-    def flush(self) -> None:
-        """Send the appended entries now, and not in a later turn."""
-
     def cached(self, first: LogIndex, last: LogIndex) -> Sequence[Entry] | None:
         """Return entries that are in memory."""
 
@@ -183,10 +180,6 @@ class LoopIo:
         index = self._log.propose(kind, payload, time_ms)
         self._uncommitted.append((index, kind, time.perf_counter()))
         return index
-
-    def flush(self) -> None:
-        """See StateIo."""
-        self._log.flush()
 
     def committed(self, commit_index: LogIndex) -> None:
         """Measure how long the entries up to here took."""

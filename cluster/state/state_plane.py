@@ -124,10 +124,7 @@ class StateIo(Protocol):
         """Call now, and measure how long the call takes."""
 
     def append(self, kind: EntryKind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
-        """Append an entry as the leader. It is sent in a later turn, or by `flush`."""
-
-    def flush(self) -> None:
-        """Send the appended entries now. May step down."""
+        """Append an entry as the leader."""
 
     def last_time_ms(self) -> UnixMs:
         """Return the header time of the log's last entry."""
@@ -339,7 +336,6 @@ class StatePlane:
         self._sample(self._io.mono_ms())
         now, leader = self.now(), self.engine.leader
         wait_ms = WAKE_MS_MAX if leader is None else self._lead(leader, now)
-        self._io.flush()  # before the work that no caller waits for
         behind = self.totals.keep_up()
         if self._io.timed(self.engine.keep_up) or behind:
             self.kick()

@@ -98,7 +98,7 @@ class Io(Protocol):
         """Call `Driver.tick` at this time; replaces the previous call. None: no call is needed."""
 
     def soon(self) -> None:
-        """Call `Driver.flush` as soon as the present burst of proposals is over."""
+        """Call `Driver.tick` as soon as the present burst of proposals is over."""
 
 
 class Listener(Protocol):
@@ -233,11 +233,6 @@ class Driver:
         self._soon = False
         if self._blocked is None:
             self.handle(Tick())
-
-    def flush(self) -> None:
-        """End a burst of proposals: send them now. Without a burst this does nothing."""
-        if self._soon:
-            self.tick()
 
     def persisted(self) -> None:
         """Continue after `Io.persist`: the promise is durable."""

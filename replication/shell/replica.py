@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import grpc
@@ -35,7 +36,6 @@ from replication.driver.driver import BadPeerMessage, Driver, Listener, LogStatu
 from replication.driver.write_order import Order, write_batch
 from replication.shell.hop_recorder import Hop, HopRecorder
 from replication.shell.transport import Dial, Identify, Transport
-from replication.shell.writer_thread import WriterThread
 from timer.entries.entry_frame import Entry, EntryKind, frames
 from timer.files.disk import Bytes
 from timer.files.log import Log
@@ -117,7 +117,7 @@ class Replica:
             release=release,
             level=lambda: self._driver.level,
         )
-        self._writer = WriterThread("log-writer")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="log-writer")
         self._orders: list[Order] = []
         self._writing = False
         self._syncs: asyncio.Future[None] | None = None
@@ -151,12 +151,8 @@ class Replica:
     async def stop(self) -> None:
         """Finish the queued disk work, and close streams and log."""
         await self.fall_silent()
-
-        def close() -> None:
-            self._writer.stop()
-            self._log.close()
-
-        await asyncio.to_thread(close)
+        await self._loop.run_in_executor(self._writer, self._log.close)
+        self._writer.shutdown()
 
     # ---- the node's requests
 
@@ -191,11 +187,6 @@ class Replica:
         if self._hops.on:
             self._hops.stamp(Hop.APPENDED, index)
         return index
-
-    def flush(self) -> None:
-        """Send the proposed entries now, and not in a later turn of the loop."""
-        with self._fatal_errors():
-            self._driver.flush()
 
     def cached(self, first: LogIndex, last: LogIndex) -> Sequence[Entry] | None:
         """Return the entries [first, last] from memory. None: some are not in memory."""
@@ -420,7 +411,7 @@ class Replica:
                 # Called without a future: every commit waits for this, and a future costs a turn.
                 self._loop.call_soon_threadsafe(finished, result)
 
-        self._writer.put(run)
+        self._writer.submit(run)
 
     def read(self, order: Read) -> None:
         """See Io."""
@@ -473,7 +464,7 @@ class Replica:
 
     def soon(self) -> None:
         """See Io."""
-        self._loop.call_soon(self.flush)
+        self._loop.call_soon(self._tick)
 
     def _tick(self) -> None:
         with self._fatal_errors():

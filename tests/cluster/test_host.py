@@ -43,9 +43,6 @@ class Follower:
     def propose(self, kind: EntryKind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
         raise AssertionError("a follower proposes nothing")
 
-    def flush(self) -> None:
-        """Nothing was proposed."""
-
     def cached(self, first: LogIndex, last: LogIndex) -> Sequence[Entry] | None:
         return self.log.entries[first - 1 : last] if first >= self.cached_from else None
 

@@ -37,7 +37,7 @@ class Turns:
         self.syncs = deque[Callable[[], None]]()
         self.in_memory = True
         self.drops: list[tuple[int, bool]] = []
-        self.folds = self.sent = 0
+        self.folds = 0
         self.now_ms = 0
 
     def mono_ms(self) -> MonoMs:
@@ -76,9 +76,6 @@ class Turns:
     def append(self, kind: EntryKind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
         self.log.now_ms = max(self.log.now_ms, time_ms)
         return self.log.append(kind, payload).index
-
-    def flush(self) -> None:
-        self.sent = len(self.log.entries)
 
     def last_time_ms(self) -> UnixMs:
         return self.log.entries[-1].time_ms
@@ -179,21 +176,6 @@ def test_promoted_replica_serves_when_its_fold_has_reached_the_end_of_the_log() 
     plane.on_stepdown(Epoch(log.epoch))
     with pytest.raises(NotLeaderError):
         plane.require_leader()
-
-
-def test_step_sends_the_entries_that_it_has_appended() -> None:
-    log = log_of(1)
-    plane, io = plane_of(log)
-    plane.on_commit(end(log))
-    plane.on_lead(Epoch(log.epoch))
-    io.turn()
-    before = end(log)
-    leader = plane.require_leader()
-    leader.topic("b", plane.now(), lambda _: None)
-    leader.checkpoint(plane.now())
-    plane.kick()
-    io.turns.popleft()()
-    assert io.sent == end(log) > before
 
 
 def test_stepdown_before_the_end_of_the_fold_ends_the_promotion() -> None:

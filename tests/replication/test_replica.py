@@ -207,26 +207,6 @@ async def test_leader_dies_and_nothing_committed_is_lost(cluster: Cluster) -> No
     assert two.replica.clock_samples.keys() == {one.replica_id, three.replica_id}
 
 
-async def test_flush_sends_a_burst_of_entries_at_once_and_in_one_message(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, two, three = cluster.nodes.values()
-    cluster.appoint(1, one)
-    await until(lambda: one.leads == [1])
-    first = propose(one, b"the followers have this")
-    await until(lambda: all(node.committed >= first for node in (one, two, three)))
-    sent: list[ReplicaId] = []
-    monkeypatch.setattr(one.replica._transport, "send", lambda to, data: sent.append(to))
-    for payload in (b"x", b"y"):
-        propose(one, payload)
-    assert not sent
-    one.replica.flush()
-    assert sorted(sent) == sorted((two.replica.replica_id, three.replica.replica_id))
-    one.replica.flush()
-    await asyncio.sleep(0)  # the turn in which the burst would have ended
-    assert len(sent) == 2
-
-
 async def test_follower_that_was_away_catches_up_from_disk(cluster: Cluster) -> None:
     one, _, three = cluster.nodes.values()
     cluster.appoint(1, one)

@@ -135,10 +135,6 @@ class TimelineIo:
         """See StateIo."""
         return self._node.driver.propose(kind, payload, time_ms)
 
-    def flush(self) -> None:
-        """See StateIo."""
-        self._node.driver.flush()
-
     def last_time_ms(self) -> UnixMs:
         """See StateIo."""
         return self._node.driver.last_time_ms

@@ -503,7 +503,7 @@ class SimNode:
 
     def soon(self) -> None:
         """See Io."""
-        self.later(0, self.driver.flush)
+        self.later(0, self.driver.tick)
 
     # ---------------------------------------------------------------- Listener
 
