@@ -49,8 +49,7 @@ from timerclient.rows.message_json import as_dict
 from timerclient.rows.rows import REQUEST_ID_SIZE_MAX
 
 PEEK_BYTES_MAX: Final = 2 << 20
-"""Bytes of an answer with messages of a topic; JSON may need six times as many."""
-_SHOWN: Final = frozenset({"Peek", "ReadMessages"})
+"""Bytes of an answer of Peek over HTTP; JSON may need six times as many."""
 IDEMPOTENCY_KEY: Final = "Idempotency-Key"
 SINGLE: Final = "ScheduleTimer"
 """Form of a request with one new timer."""
@@ -116,7 +115,7 @@ class HttpApi:
     ) -> web.Response:
         message = await _message(route, form, request, charge)
         answer = await self._called(route, message, request)
-        if route.rpc in _SHOWN and (size := answer.ByteSize()) > PEEK_BYTES_MAX:
+        if route.rpc == "Peek" and (size := answer.ByteSize()) > PEEK_BYTES_MAX:
             limit = f"at most {PEEK_BYTES_MAX} over HTTP; `timerctl peek` shows it"
             raise InvalidRequestError("bytes of the messages", size, limit)
 

@@ -90,7 +90,7 @@ def _read(fields: Fields) -> pb.ReadMessagesRequest:
     return pb.ReadMessagesRequest(
         topic=json_fields.text(fields, "topic"),
         from_offset=json_fields.whole(fields, "from_offset", 0, rows.UINT64_MAX),
-        end_offset=json_fields.whole(fields, "end_offset", 0, rows.UINT64_MAX),
+        end_offset=json_fields.whole(fields, "end_offset", 1, rows.UINT64_MAX),
         max_messages=json_fields.whole(fields, "max_messages", 1, RECEIVE_MAX, READ_DEFAULT),
         max_bytes=READ_BYTES_MAX,
     )

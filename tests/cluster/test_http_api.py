@@ -424,7 +424,11 @@ def test_follower_reads_messages_by_their_offsets(
         received += send(cluster, node, "POST", path, receive).body["messages"]
     [leased] = [each for each in received if each["key"] == "k"]
     assert leased == first | {"attempt": 1, "failures": 0}
-    for query in ("from_offset=2&end_offset=1", "max_messages=1001", "from=1"):
+    large = {"payload": "x" * (3 << 20), "delay": 0}
+    assert send(cluster, node, "POST", f"/v1/topics/{topic}/timers", large).status == 200
+    last = until(lambda: send(cluster, node, "GET", f"{at}?from_offset=3").body["messages"])
+    assert [each["payload"] for each in last] == [large["payload"]]  # alone, it may be longer
+    for query in ("from_offset=2&end_offset=1", "end_offset=0", "max_messages=1001", "from=1"):
         assert send(cluster, node, "GET", f"{at}?{query}").status == 400, query
 
 
