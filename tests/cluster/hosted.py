@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from chaos.sim.world.simdisk import SimDisk
 from cluster.state.host import Host
+from replication.shell.hop_recorder import HopRecorder
 from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of, slices_of
 from timer.entries.entry_frame import EntryKind
 from timer.leader.leader import Leader, Now
@@ -22,7 +23,7 @@ class Hosted:
     ask = Host.ask
 
     def __init__(self) -> None:
-        self.log, self.engine = Log(), engine_on(SimDisk())
+        self.log, self.engine, self.hops = Log(), engine_on(SimDisk()), HopRecorder()
         self.log.begin_epoch()
         self.log.topic("t")
         catch_up(self.engine, self.log)
