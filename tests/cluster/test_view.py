@@ -81,7 +81,7 @@ async def test_transfer_of_unknown_outcome_is_told_as_that(
 def test_who_leads_is_told_without_a_look_at_what_the_node_holds() -> None:
     config: Any = SimpleNamespace(name="n1", cluster_id="c", peers={"n1": "host:1"}, limits=LIMITS)
     replica: Any = SimpleNamespace(replica_id=7, role=SimpleNamespace(value="leader"), epoch=3)
-    host: Any = SimpleNamespace(leader=object(), engine=ENGINE)
+    host: Any = SimpleNamespace(serves=True, engine=ENGINE)
     none = cast("Any", None)
     node = NodeState(config, replica, host, none, {}, lambda: MonoMs(0), none)
     told = node.node_leadership()
