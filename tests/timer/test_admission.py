@@ -38,7 +38,7 @@ FLOOR = UnixMs(NOW - 100)
 
 def rules(**said: Any) -> Rules:
     policies = Policies().changed(CLUSTER, ScopePolicy(**said))
-    return Rules(policies.effective(ScopePolicy(tick_ms=10).over(DEFAULTS)))
+    return Rules(policies.effective(DEFAULTS))
 
 
 def given_of(**ways: list[int]) -> dict[str, list[int]]:

@@ -19,7 +19,7 @@ from chaos.sim.checks.book import life_of
 from chaos.sim.checks.expected_traits import headers_of
 from chaos.sim.checks.fatebook import APART_MAX, SWEEP_ROWS, SWEEP_TOPICS
 from chaos.sim.checks.keybook import TimerName
-from chaos.sim.checks.policybook import LEVELS_MS, TICK_MS, TakenRequest
+from chaos.sim.checks.policybook import LEVELS_MS, TakenRequest
 from chaos.sim.checks.progress_check import ProgressCheck
 from chaos.sim.checks.requestbook import NamedRequest
 from chaos.sim.timers.keeping import KeeperCalls
@@ -68,8 +68,7 @@ if TYPE_CHECKING:
     from chaos.sim.world.sim_node import SimNode
 
 CONFIG: Final = LeaderConfig(
-    checkpoint_interval_ms=1_000,
-    policy=replace(DEFAULTS, tick_ms=TICK_MS, delay_levels_ms=LEVELS_MS),
+    checkpoint_interval_ms=1_000, policy=replace(DEFAULTS, delay_levels_ms=LEVELS_MS)
 )
 CROWD_CONFIG: Final = replace(CONFIG, fire_topics_max=workbook.TOPICS_MAX)
 TOPICS_AT_ONCE: Final = 1
