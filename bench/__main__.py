@@ -13,13 +13,13 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from bench import bench_machine, bench_results, cpu, table
-from bench.bench_results import MeasureOutcome, ResultHead
+from bench import bench_results, cpu, table
+from bench.bench_machine import ROOT
+from bench.bench_results import MeasureOutcome
 from bench.busy_topics import S13
 from bench.churn import S15
 from bench.delivery import S4, S5, S6
@@ -44,7 +44,6 @@ MEASURES: Final[dict[str, Measure]] = {
 }
 """Every measure, in the order of the table. A new measure is a function and one line here."""
 
-ROOT: Final = Path(__file__).resolve().parent.parent
 BASELINE: Final = ROOT / "bench" / "baseline.json"
 RESULTS: Final = ROOT / "run" / "bench"
 LOOK_S: Final = 0.5
@@ -104,7 +103,7 @@ def _measure(arguments: Sequence[str], loop: asyncio.Runner) -> int:
     parser.add_argument("--dir", type=Path, default=RESULTS, help="results, and the nodes' data")
     args = parser.parse_args(arguments)
     form = Form.FULL if args.full else Form.SHORT
-    head = _head(args.dir, form)
+    head = bench_results.head_of(args.dir, form)
     last = bench_results.last_values(args.dir, BASELINE)
     outcomes = []
     for measure in args.only:
@@ -128,13 +127,6 @@ def _chosen(text: str) -> list[Measure]:
         known = ", ".join(MEASURES)
         raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: there are {known}")
     return [measure for name, measure in MEASURES.items() if name in names]
-
-
-def _head(directory: Path, form: Form) -> ResultHead:
-    directory.mkdir(parents=True, exist_ok=True)
-    utc = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    commit = bench_machine.commit(ROOT)
-    return ResultHead(utc=utc, commit=commit, form=form, machine=bench_machine.describe(directory))
 
 
 def _run(outcome: MeasureOutcome, runs: int, form: Form, data: Path, loop: asyncio.Runner) -> None:
@@ -193,7 +185,7 @@ def _profile(arguments: Sequence[str], loop: asyncio.Runner) -> int:
     args = parser.parse_args(arguments)
     measure = MEASURES[args.measure]
     assert measure.run is not None
-    head = _head(args.dir, Form.SHORT)
+    head = bench_results.head_of(args.dir, Form.SHORT)
     svg = args.dir / f"{head.stem}-{measure.name}-{args.of}.svg"
     outcome = MeasureOutcome(measure, busy_cores_before=cpu.busy_cores(LOOK_S))
     with (

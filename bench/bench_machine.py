@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Final
 
+ROOT: Final = Path(__file__).resolve().parents[1]
+"""The tree's root."""
 PACKAGES: Final = ("grpcio", "protobuf", "numpy", "pyarrow", "uvloop", "pysyncobj")
 _SYNCS: Final = 50
 _SYNC_SIZE: Final = 4096
@@ -30,8 +32,8 @@ def describe(directory: Path) -> dict[str, object]:
     }
 
 
-def commit(root: Path) -> str:
-    """Return the short commit of the tree, with "-dirty" appended if files have changed since."""
+def commit(root: Path = ROOT) -> str:
+    """Return the short commit of a tree, with "-dirty" appended if files have changed since."""
     git = shutil.which("git")
     if git is None:
         return "unknown"

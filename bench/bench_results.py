@@ -19,11 +19,13 @@ is under version control, counts as the oldest file.
 
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from bench import bench_machine
 from bench.measure import Form, Measure, Series
 
 FORMAT: Final = 1
@@ -94,10 +96,25 @@ class ResultHead:
         return f"{self.utc}-{self.commit}"
 
 
+def head_of(directory: Path, form: Form) -> ResultHead:
+    """Return the head of an invocation that begins now.
+
+    `directory`: the place of the results and of the nodes' data. It is made if it is missing.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    utc = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    machine = bench_machine.describe(directory)
+    return ResultHead(utc=utc, commit=bench_machine.commit(), form=form, machine=machine)
+
+
 def save(path: Path, head: ResultHead, outcomes: Sequence[MeasureOutcome]) -> None:
-    """Write a result file atomically: a reader finds all of it or none."""
+    """Write a result file; see `write`."""
     measures = {outcome.measure.name: outcome.to_json() for outcome in outcomes}
-    content = {"format": FORMAT, **asdict(head), "measures": measures}
+    write(path, {"format": FORMAT, **asdict(head), "measures": measures})
+
+
+def write(path: Path, content: Mapping[str, object]) -> None:
+    """Write a JSON file atomically: a reader finds all of it or none."""
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(content, indent=1) + "\n")
     os.replace(temporary, path)

@@ -12,8 +12,8 @@ from typing import Final
 
 from bench.delivery import AHEAD_MS, GROUP, PACE_MS, WINDOW, MeasuredLateness, Tally, consuming
 from bench.feed import Feed, now_ms
+from bench.footprint import Resident
 from bench.measure import Figure, Form, Measure, Series, cost, rate
-from bench.pending_costs import Resident
 from bench.rig import BenchError, Rig
 from timerclient import AsyncTimerClient, Batch
 

@@ -31,7 +31,6 @@ import re
 import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -39,6 +38,7 @@ import numpy as np
 
 from bench import cpu
 from bench.feed import BATCH_SIZE, Feed
+from bench.footprint import Resident, disk_bytes
 from bench.measure import Form, Measure, Series, check, cost
 from bench.rig import BenchError, Rig
 from deploy.local import LocalNode
@@ -60,23 +60,6 @@ FILL_LIMIT_S: Final = 900.0
 REST_S: Final = 5.0
 """Seconds without a change of the files' sizes after which a disk is at rest."""
 REST_LIMIT_S: Final = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class Resident:
-    """Resident memory of a process in bytes."""
-
-    total: int
-    """VmRSS, which includes pages of mapped files."""
-    anonymous: int
-
-    @classmethod
-    def of(cls, pid: int) -> "Resident":
-        """Read the values from /proc."""
-        fields = dict(
-            line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
-        )
-        return cls(*(int(fields[name].split()[0]) << 10 for name in ("VmRSS", "RssAnon")))
 
 
 async def fill(client: AsyncTimerClient, topic: str, count: int) -> list[Timer]:
@@ -101,7 +84,7 @@ def pending(rig: Rig, form: Form) -> Series:
         raise BenchError(f"{leader} lost its leadership, and its memory was to be measured")
     return {
         **series,
-        "disk": [_disk_size(rig, name) / timers for name in rig.cluster.nodes],
+        "disk": [disk_bytes(_data(rig, name)) / timers for name in rig.cluster.nodes],
         **_restarts(rig, form),
     }
 
@@ -229,22 +212,12 @@ def _last_run(rig: Rig, name: str) -> int:
     return max(numbers, default=0)
 
 
-def _disk_size(rig: Rig, name: str) -> int:
-    total = 0
-    for path in _data(rig, name).rglob("*"):
-        try:
-            total += path.stat().st_blocks * 512
-        except FileNotFoundError:  # the file was deleted meanwhile
-            continue
-    return total
-
-
 def _wait_for_rest(rig: Rig) -> None:
     """Wait until no node's files change any more."""
     seen: list[int] = []
     since = began = time.monotonic()
     while time.monotonic() - since < REST_S:
-        now = [_disk_size(rig, name) for name in rig.cluster.nodes]
+        now = [disk_bytes(_data(rig, name)) for name in rig.cluster.nodes]
         if now != seen:
             seen, since = now, time.monotonic()
         if time.monotonic() - began > REST_LIMIT_S:

@@ -1,11 +1,11 @@
 """Compare this system with others: each takes its turn after ours, on this machine.
 
-    python -m bench.peers [--only redis,nats] [--full] [--rounds N]
-    python -m bench.peers report FILE... [--out DIRECTORY]
+    make bench-peers ARGS="[--only redis,nats] [--full] [--rounds N]"
+    make bench-peers ARGS="report FILE... [--out DIRECTORY]"
 
-`make bench-peers` installs the clients first. The short form takes about two minutes a peer and
-round. Results are stored in run/bench-peers/, as JSON with a report in Markdown and plots beside
-it. `report` makes the report of several results together.
+make installs the clients of the peers, and calls this module with them. The short form takes about
+two minutes a peer and round. Results are stored in run/bench-peers/, as JSON with a report in
+Markdown and plots beside it. `report` makes the report of several results together.
 """
 
 import argparse
@@ -18,14 +18,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from bench import bench_machine
+from bench import bench_results
+from bench.bench_machine import ROOT
+from bench.measure import Form
 from bench.peers import peer_report
-from bench.peers.contest import FULL, SHORT, Contest, Length, PeerResult
+from bench.peers.contest import FULL, PART_LIMIT_S, SHORT, Contest, Length, PeerResult
 from bench.peers.contestants import OURS, ROSTER, peer_class
 from bench.peers.installs import NotInstallable
 from bench.peers.outcome import ContestOutcome, PeerTurn
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 RESULTS: Final = ROOT / "run" / "bench-peers"
 
 
@@ -72,15 +73,10 @@ def _contest(arguments: Sequence[str]) -> int:
     names = args.only.split(",")
     if unknown := set(names) - set(others):
         parser.error(f"{', '.join(sorted(unknown))}: there are {', '.join(others)}")
-    args.dir.mkdir(parents=True, exist_ok=True)
-    outcome = ContestOutcome(
-        utc=time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()),
-        commit=bench_machine.commit(ROOT),
-        form="full" if args.full else "short",
-        machine=bench_machine.describe(args.dir),
-    )
+    head = bench_results.head_of(args.dir, Form.FULL if args.full else Form.SHORT)
+    outcome = ContestOutcome(head=head)
     _install(outcome, names)
-    path = args.dir / f"{outcome.utc}-{outcome.commit}.json"
+    path = args.dir / f"{head.stem}.json"
     asyncio.run(_turns(outcome, args.rounds, FULL if args.full else SHORT, path))
     written = peer_report.write(args.dir, path.stem, [outcome])
     print(written.read_text())
@@ -106,7 +102,7 @@ async def _turns(outcome: ContestOutcome, rounds: int, length: Length, path: Pat
         for other in others:
             for name in (OURS, other):
                 _say(f"round {number + 1} of {rounds}: {name}")
-                result = await _turn(name, length, path.parent / f"data-{outcome.utc}")
+                result = await _turn(name, length, path.parent / f"data-{outcome.head.utc}")
                 outcome.turns.append(PeerTurn(name, result))
                 outcome.save(path)
                 for error in result.errors:
@@ -116,7 +112,8 @@ async def _turns(outcome: ContestOutcome, rounds: int, length: Length, path: Pat
 async def _turn(name: str, length: Length, data: Path) -> PeerResult:
     peer = peer_class(name)(data / name)
     try:
-        await peer.start()
+        async with asyncio.timeout(PART_LIMIT_S):
+            await peer.start()
         result = await Contest(peer, length).run()
     except Exception as error:  # noqa: BLE001 -- one peer's failure leaves the others
         result = PeerResult(errors=[f"start: {type(error).__name__}: {error}"])

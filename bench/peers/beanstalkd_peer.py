@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from bench.peers import installs
 from bench.peers.peer import Peer, Receipts
-from bench.peers.server import PeerError, PeerServer, free_ports
+from bench.peers.server import PeerError, PeerServer
+from deploy.local import free_ports
 
 CONSUMERS = 8
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]

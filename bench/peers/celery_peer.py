@@ -9,17 +9,16 @@ import datetime
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import celery
 
+from bench.bench_machine import ROOT
 from bench.feed import PAYLOAD_SIZE
 from bench.peers import installs
 from bench.peers.peer import Peer, Receipts
-from bench.peers.server import START_LIMIT_S, PeerServer, free_ports
-
-ROOT = Path(__file__).resolve().parents[2]
+from bench.peers.server import START_LIMIT_S, PeerServer
+from deploy.local import free_ports
 
 
 class Celery(Peer):

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +24,8 @@ AHEAD_S: Final = 1.5
 CALL_LIMIT_S: Final = 15.0
 DRAIN_LIMIT_S: Final = 60.0
 PREPARE_LIMIT_S: Final = 60.0
+PART_LIMIT_S: Final = 300.0
+"""Time after which a start or a measure is given up. A client may wait for ever for a server."""
 QUANTILES: Final = np.linspace(0, 100, 201)
 """Percentiles of lateness that are stored in place of every sample."""
 FAILOVER_PACE_MS: Final = 50
@@ -68,10 +70,6 @@ class PeerResult:
     samples: dict[str, list[float]] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the result as stored in a file."""
-        return asdict(self)
-
 
 class Contest:
     """One peer's turn: every measure, one after the other."""
@@ -87,7 +85,7 @@ class Contest:
         """Timers scheduled per second, as measured."""
 
     async def run(self) -> PeerResult:
-        """Take all measures. A failure of one of them leaves the others."""
+        """Take all measures. If one of them fails or takes too long, the others are still taken."""
         length = self.length
         await self._try("singles", self.singles())
         await self._try("ingest", self.ingest())
@@ -101,7 +99,8 @@ class Contest:
 
     async def _try(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         try:
-            await work
+            async with asyncio.timeout(PART_LIMIT_S):
+                await work
         except Exception as error:  # noqa: BLE001 -- a client library may raise anything
             self.result.errors.append(f"{name}: {type(error).__name__}: {error}"[:300])
 
@@ -143,7 +142,7 @@ class Contest:
         }
 
     async def _schedule(
-        self, due_ms: Sequence[int], seen: Deliveries | None = None, limit_s: float = 600
+        self, due_ms: Sequence[int], seen: Deliveries | None = None, limit_s: float = PART_LIMIT_S
     ) -> int:
         """Schedule in batches, several at a time. Return the number scheduled within the limit."""
         parts = (due_ms[at : at + BATCH] for at in range(0, len(due_ms), BATCH))
@@ -234,7 +233,9 @@ class Contest:
             if consumer.done():
                 await consumer
         finally:
-            consumer.cancel()
+            while not consumer.done():  # the client of Redis now and then loses a cancellation
+                consumer.cancel()
+                await asyncio.wait([consumer], timeout=0.1)
             await asyncio.gather(consumer, return_exceptions=True)
 
     # ---- failing over

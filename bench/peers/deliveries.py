@@ -47,7 +47,7 @@ class NumberedTimers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryVerdict:
-    """The fate of the timers whose schedule call succeeded."""
+    """The fate of the scheduled timers. A timer is scheduled if its call succeeded."""
 
     scheduled: int
     lost: int
@@ -66,21 +66,21 @@ class Deliveries:
     """A measure's scheduled timers and received messages. It is the `Receipts` of a consumer."""
 
     def __init__(self, earlier: "Deliveries | None" = None) -> None:
-        """Follow the measure `earlier`, whose messages count as doubled when they come again."""
+        """Follow the measure `earlier`. Its messages count as doubled if they come again."""
         self._before = earlier.numbers() if earlier else _NONE["number"]
         self._parts: list[npt.NDArray[np.void]] = []
         self._at_ms: list[float] = []
         self._scheduled: list[npt.NDArray[np.void]] = []
         self._punctual: list[npt.NDArray[np.void]] = []
-        """The scheduled parts whose call returned before their first due time."""
+        """The scheduled parts with a call that returned before their first due time."""
         self.count = 0
         self.acked_count = 0
         self.last_ack_ms = 0.0
 
-    # ---- told by the producer and the consumer
+    # ---- recorded by the producer and the consumer
 
     def scheduled(self, payloads: Sequence[bytes]) -> None:
-        """Record timers whose schedule call has just succeeded."""
+        """Record timers of a schedule call that has just succeeded."""
         part = _records(payloads)
         self._scheduled.append(part)
         if now_ms() < float(part["due_ms"].min()):
@@ -97,7 +97,7 @@ class Deliveries:
         self.acked_count += count
         self.last_ack_ms = now_ms()
 
-    # ---- asked at the end
+    # ---- judged at the end
 
     async def complete(self, limit_s: float) -> bool:
         """Wait until all scheduled timers are acked; False after `limit_s` or without progress."""

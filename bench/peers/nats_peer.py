@@ -16,7 +16,8 @@ import nats
 
 from bench.peers import installs
 from bench.peers.peer import Peer, Receipts
-from bench.peers.server import PeerError, PeerServer, free_ports
+from bench.peers.server import PeerError, PeerServer
+from deploy.local import free_ports
 
 MODULE, VERSION = "github.com/nats-io/nats-server/v2", "v2.15.3"
 NODES = 3
@@ -144,9 +145,10 @@ class Nats(Peer):
         """Kill the stream's leader. Under load it may answer only the second call, or the third."""
         for _ in range(3):
             with contextlib.suppress(TimeoutError):
-                info = await self._stream.stream_info("timers")
-                self.servers[int(info.cluster.leader.removeprefix("n"))].kill()
-                return
+                cluster = (await self._stream.stream_info("timers")).cluster
+                if cluster is not None and cluster.leader:  # none during an election
+                    self.servers[int(cluster.leader.removeprefix("n"))].kill()
+                    return
         raise PeerError("the stream has no leader")
 
 

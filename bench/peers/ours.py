@@ -1,11 +1,10 @@
 """This system: three nodes, a majority of which syncs a timer before the answer."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from bench import bench_machine
+from bench.footprint import Resident, disk_bytes
 from bench.peers.peer import Peer, Receipts
-from bench.peers.server import disk_bytes, resident_bytes
 from deploy.local import LocalCluster
 from timerclient import Acking, AsyncTimerClient
 
@@ -22,7 +21,7 @@ class Ours(Peer):
 
     @classmethod
     def install(cls) -> str:
-        return bench_machine.commit(Path(__file__).resolve().parents[2])
+        return bench_machine.commit()
 
     async def start(self) -> None:
         self._cluster = LocalCluster(self.directory)
@@ -60,7 +59,7 @@ class Ours(Peer):
         self._cluster.kill(leader)
 
     def memory(self) -> int:
-        return sum(resident_bytes(node.pid) for node in self._cluster.nodes.values())
+        return sum(Resident.of(node.pid).total for node in self._cluster.nodes.values())
 
     def disk(self) -> int:
         return disk_bytes(self.directory)

@@ -5,17 +5,18 @@
      "turns": [{"peer": "ours", "figures": {"single_p50_ms": ...}, "samples": {...}, "errors": []},
                {"peer": "redis", ...}]}
 
-The turns stand in the order in which they were taken. A peer's ratio is to
-our turns of the same file.
+The turns stand in the order in which they were taken. A peer's ratio is to our turns of the same
+file.
 """
 
 import json
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
+from bench import bench_results
+from bench.bench_results import ResultHead
 from bench.peers.contest import PeerResult
 from bench.peers.contestants import OURS
 
@@ -34,10 +35,7 @@ class PeerTurn:
 class ContestOutcome:
     """The turns of one invocation."""
 
-    utc: str
-    commit: str
-    form: str
-    machine: dict[str, Any]
+    head: ResultHead
     versions: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     """Peer -> reason why it could not be installed."""
@@ -60,11 +58,10 @@ class ContestOutcome:
 
     def save(self, path: Path) -> None:
         """Write the file atomically."""
-        turns = [{"peer": turn.peer, **turn.result.to_json()} for turn in self.turns]
-        head = {name: getattr(self, name) for name in _HEAD}
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"format": FORMAT, **head, "turns": turns}) + "\n")
-        os.replace(temporary, path)
+        content = {"format": FORMAT, **asdict(self.head)}
+        content |= {"versions": self.versions, "left_out": self.left_out}
+        turns = [{"peer": turn.peer, **asdict(turn.result)} for turn in self.turns]
+        bench_results.write(path, content | {"turns": turns})
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -77,7 +74,5 @@ class ContestOutcome:
         if content.pop("format") != FORMAT:
             raise ValueError(f"{path} has another format")
         turns = [PeerTurn(each.pop("peer"), PeerResult(**each)) for each in content.pop("turns")]
-        return cls(**content, turns=turns)
-
-
-_HEAD: Final = ("utc", "commit", "form", "machine", "versions", "left_out")
+        of_peers = {name: content.pop(name) for name in ("versions", "left_out")}
+        return cls(head=ResultHead(**content), **of_peers, turns=turns)

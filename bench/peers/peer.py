@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Final, Protocol
 
-from bench.peers.server import PeerServer, disk_bytes
+from bench.footprint import disk_bytes
+from bench.peers.server import PeerServer
 
 CLOSE_LIMIT_S: Final = 5.0
 

@@ -85,12 +85,11 @@ def write(directory: Path, stem: str, outcomes: Sequence[ContestOutcome]) -> Pat
 
 def render(outcomes: Sequence[ContestOutcome]) -> str:
     """Return the tables as Markdown."""
-    first = outcomes[0]
-    head = (
-        f"{first.machine['cores']} cores, {first.machine['cpu']}, kernel {first.machine['kernel']}"
-    )
-    head += f"; fdatasync {first.machine['fdatasync_ms']} ms; {first.form} form"
-    runs = ", ".join(f"{each.utc} ({each.commit})" for each in outcomes)
+    first = outcomes[0].head
+    machine = first.machine
+    head = f"{machine['cores']} cores, {machine['cpu']}, kernel {machine['kernel']}"
+    head += f"; fdatasync {machine['fdatasync_ms']} ms; {first.form} form"
+    runs = ", ".join(f"{each.head.utc} ({each.head.commit})" for each in outcomes)
     tables = [_table(SPEED, outcomes), _table(FIRING, outcomes), _table(FAILOVER, outcomes)]
     left_out = {n: reason for each in outcomes for n, reason in each.left_out.items()}
     notes = [

@@ -15,7 +15,8 @@ from pika.adapters.asyncio_connection import AsyncioConnection
 
 from bench.peers import installs
 from bench.peers.peer import Peer, Receipts
-from bench.peers.server import PeerError, PeerServer, free_ports
+from bench.peers.server import PeerError, PeerServer
+from deploy.local import free_ports
 
 NODES = 3
 BUCKET_MS = 100

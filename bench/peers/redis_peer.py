@@ -12,7 +12,8 @@ import redis.asyncio as redis
 
 from bench.peers import installs
 from bench.peers.peer import Peer, Receipts
-from bench.peers.server import PeerError, PeerServer, free_ports
+from bench.peers.server import PeerError, PeerServer
+from deploy.local import free_ports
 
 CLAIM = """
 local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1], 'LIMIT', 0, 1000)

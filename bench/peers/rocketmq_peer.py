@@ -18,7 +18,8 @@ from rocketmq.grpc_protocol import service_pb2_grpc
 
 from bench.peers import installs
 from bench.peers.peer import Peer, Receipts
-from bench.peers.server import START_LIMIT_S, PeerError, PeerServer, free_ports
+from bench.peers.server import START_LIMIT_S, PeerError, PeerServer
+from deploy.local import free_ports
 
 VERSION = "5.5.0"
 ARTIFACTS = [f"org.apache.rocketmq:rocketmq-{name}" for name in ("namesrv", "proxy", "tools")]
