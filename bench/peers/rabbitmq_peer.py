@@ -33,6 +33,7 @@ class RabbitMq(Peer):
         "a queue for each 100 ms of due time",
         "no deletion of a pending timer",
         "acks of consumers are not confirmed",
+        "its client does not reconnect by itself",
         "a repeated call schedules twice",
     )
     fails_over = True
