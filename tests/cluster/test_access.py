@@ -134,6 +134,13 @@ def test_a_malformed_rule_is_rejected_by_name(text: str, why: str) -> None:
         parse_rules(text)
 
 
+@pytest.mark.parametrize(
+    "method", ["DrainNode", "SetLogLevel", "DumpStacks", "TraceHops", "ReloadFiles"]
+)
+def test_a_call_to_a_single_node_needs_operate(method: str) -> None:
+    assert METHOD_RULES[f"/timer.v1.AdminService/{method}"].permission is Permission.OPERATE
+
+
 def test_each_method_has_a_line() -> None:
     services = [*pb.DESCRIPTOR.services_by_name.values()]
     services += health_pb2.DESCRIPTOR.services_by_name.values()

@@ -20,6 +20,16 @@ def test_a_record_ends_by_itself_after_its_time(monkeypatch: pytest.MonkeyPatch)
     assert hops.end() == []
 
 
+def test_an_ended_record_is_off_and_a_new_one_begins_empty() -> None:
+    hops = HopRecorder()
+    hops.begin()
+    hops.stamp(Hop.SENT, LogIndex(1), at_ns=7)
+    hops.begin()
+    hops.stamp(Hop.REQUEST, LogIndex(2), at_ns=8)
+    assert hops.end() == [(Hop.REQUEST, 2, 8)]
+    assert not hops.on
+
+
 def test_a_record_has_a_most_number_of_stamps() -> None:
     hops = HopRecorder()
     hops.begin()

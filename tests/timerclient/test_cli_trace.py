@@ -1,6 +1,21 @@
 """`timerctl trace`: the hops of a call are picked from the records of the nodes."""
 
-from timerclient.cli.cli_trace import NodeStamps, Span, hops_of, medians
+import time
+from typing import Any, cast
+
+import pytest
+
+from timerclient.cli.cli_trace import (
+    CALLS_MAX,
+    NodeStamps,
+    Span,
+    _own_boot_id,
+    _stamps_of,
+    hops_of,
+    medians,
+)
+from timerclient.cli.timerctl import main
+from timerclient.proto import timer_pb2 as pb
 
 LEADER = NodeStamps(
     "n1",
@@ -40,3 +55,39 @@ def test_medians_leave_out_hops_that_half_of_the_calls_lack() -> None:
     found = medians([*calls, []])
     assert found[-1].at_us == 35.0
     assert {hop.node for hop in found} == {"caller", "n1"}
+
+
+@pytest.mark.parametrize("ahead_ns", [10**15, -1_000])
+def test_stamps_of_another_machine_are_moved_to_the_clock_of_the_caller(ahead_ns: int) -> None:
+    assert _stamp_ns(ahead_ns, bytes(16)) == 0
+
+
+def test_stamps_of_the_same_machine_are_not_moved() -> None:
+    boot_id = _own_boot_id()
+    assert boot_id is not None
+    assert _stamp_ns(10**15, boot_id) == 10**15
+
+
+def _stamp_ns(ahead_ns: int, boot_id: bytes) -> int:
+    """Return by how much a stamp of now is ahead; 0: it lies within the call."""
+    answered_ns = 0
+
+    class Client:
+        def trace_hops(self, node: str) -> pb.TraceHopsResponse:
+            nonlocal answered_ns
+            answered_ns = time.monotonic_ns()
+            at_ns = max(0, answered_ns + ahead_ns)
+            stamp = pb.HopStamp(hop=pb.HopStamp.HOP_SENT, index=7, at_ns=at_ns)
+            return pb.TraceHopsResponse(stamps=[stamp], clock_ns=at_ns, boot_id=boot_id)
+
+    began_ns = time.monotonic_ns()
+    found = _stamps_of(cast("Any", Client()), "n2")
+    [(hop, index, at_ns)] = found.stamps
+    assert (found.node, hop, index) == ("n2", "SENT", 7)
+    return 0 if began_ns <= at_ns <= time.monotonic_ns() else at_ns - answered_ns
+
+
+@pytest.mark.parametrize("calls", [0, CALLS_MAX + 1])
+def test_the_number_of_calls_is_bounded(calls: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--endpoints", "127.0.0.1:1", "trace", "probe", "--calls", str(calls)]) != 0
+    assert f"must be 1 to {CALLS_MAX}" in capsys.readouterr().err
