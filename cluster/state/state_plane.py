@@ -13,6 +13,7 @@ All methods are for one thread, and none of them takes long: large work is done 
 error in any of them leaves half a step behind. The shell ends the process then.
 """
 
+import bisect
 import enum
 import functools
 import logging
@@ -176,6 +177,8 @@ class StatePlane:
         """The leader at the begin of the drain."""
         self._checkpointed = False
         """The drain has appended its CHECKPOINT."""
+        self._held_until_ms: UnixMs | None = None
+        """Header time of a committed entry that a leader applies only then."""
         self.stopped = False
         self._settling: Callable[[], None] | None = None
         """Ends the flush whose manifest is durable, at once."""
@@ -202,13 +205,14 @@ class StatePlane:
         return self.engine.leader
 
     def now(self) -> Now:
-        """Return this instant on both clocks. The cluster's clock never runs behind the log.
+        """Return this instant on both clocks. The clock never runs behind the applied entries.
 
         Only a leader has the cluster's clock. Other nodes return their own.
         """
         mono_ms = self._io.mono_ms()
-        clock_ms = self._clock.now(mono_ms) if self._clock is not None else self._io.wall_ms()
-        return Now(mono_ms, max(clock_ms, self._io.last_time_ms()))
+        if self._clock is not None:
+            return Now(mono_ms, self._clock.now(mono_ms))
+        return Now(mono_ms, max(self._io.wall_ms(), self._io.last_time_ms()))
 
     @property
     def clock_spread_ms(self) -> int:
@@ -226,6 +230,8 @@ class StatePlane:
     def on_commit(self, commit_index: LogIndex) -> None:
         """Entries up to `commit_index` may be applied."""
         self.engine.committed(commit_index)
+        if self.engine.leader is not None:
+            self.engine.leader.committed(commit_index, self._io.mono_ms())
         if self.engine.leader is not None or self._promoting is not None:
             self._fold()
         elif not self._fold_ordered:
@@ -273,6 +279,10 @@ class StatePlane:
                 self._folding = True
                 self._io.read(first, self.engine.commit_index, self._fold_portion)
                 return
+            entries = self._ripe(entries)
+            if not entries:
+                self.kick()
+                return
             prefetch = self._io.timed(self.engine.begin_prefetch, entries)
             if prefetch is not None:
                 self._folding = True
@@ -281,13 +291,35 @@ class StatePlane:
             self._io.timed(self.engine.fold, entries)
         if self.waits_for_flush:
             pass  # the end of the flush folds
+        elif self._held_until_ms is not None:
+            pass  # the step at that time folds
         elif self.engine.behind:
             self._io.soon(self._fold)
         elif self._promoting is not None:
             self._serve(self._promoting)
         self.kick()
 
+    def _ripe(self, entries: Sequence[Entry]) -> Sequence[Entry]:
+        """Return those of the entries whose header's time has come, on a leader; elsewhere all.
+
+        The leader appends a FIRE ahead of its time (timer/leader/fire_ahead.py).
+        """
+        self._held_until_ms = None
+        if self.engine.leader is None or not entries:
+            return entries
+        clock_ms = self.now().clock_ms
+        if entries[-1].time_ms <= clock_ms:
+            return entries
+        ripe = bisect.bisect_right(entries, clock_ms, key=lambda entry: entry.time_ms)
+        self._held_until_ms = entries[ripe].time_ms
+        return entries[:ripe]
+
     def _fold_portion(self, entries: Sequence[Entry]) -> None:
+        entries = self._ripe(entries)
+        if not entries:
+            self._folding = False
+            self.kick()
+            return
         prefetch = self._io.timed(self.engine.begin_prefetch, entries)
         if prefetch is not None:
             self._prefetch(entries, prefetch)
@@ -334,7 +366,11 @@ class StatePlane:
         if self.stopped:
             return
         self._sample(self._io.mono_ms())
-        now, leader = self.now(), self.engine.leader
+        now = self.now()
+        if self._held_until_ms is not None and now.clock_ms >= self._held_until_ms:
+            self._fold()
+            now = self.now()
+        leader = self.engine.leader
         wait_ms = WAKE_MS_MAX if leader is None else self._lead(leader, now)
         behind = self.totals.keep_up()
         if self._io.timed(self.engine.keep_up) or behind:
@@ -342,6 +378,8 @@ class StatePlane:
         self._maybe_flush(now)
         self._maybe_read_ahead(now)
         self._maybe_fetch()
+        if self._held_until_ms is not None:
+            wait_ms = min(wait_ms, max(0, self._held_until_ms - now.clock_ms))
         self._io.wake_in(wait_ms)
 
     def _lead(self, leader: Leader, now: Now) -> int:

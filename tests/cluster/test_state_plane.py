@@ -38,6 +38,7 @@ class Turns:
         self.in_memory = True
         self.drops: list[tuple[int, bool]] = []
         self.folds = 0
+        self.waits_ms: list[int] = []
         self.now_ms = 0
 
     def mono_ms(self) -> MonoMs:
@@ -63,6 +64,7 @@ class Turns:
 
     def wake_in(self, wait_ms: int) -> None:
         assert wait_ms >= 0
+        self.waits_ms.append(wait_ms)
 
     def fold_in(self) -> None:
         self.folds += 1
@@ -187,6 +189,30 @@ def test_stepdown_before_the_end_of_the_fold_ends_the_promotion() -> None:
     io.turn()
     assert plane.engine.machine.applied_index == end(log)
     assert plane.engine.leader is None
+
+
+def test_leader_applies_no_entry_before_its_time_and_a_follower_does() -> None:
+    log = log_of(1)
+    plane, io = plane_of(log)
+    plane.on_commit(end(log))
+    plane.on_lead(Epoch(log.epoch))
+    io.turn()
+    before = plane.engine.machine.applied_index
+    log.now_ms = START_MS + 5
+    log.fire(START_MS + 5)
+    log.schedule(part_of([(1, START_MS + 10**9, b"behind it")]))
+    for io.now_ms, applied in ((0, before), (4, before), (5, end(log))):
+        plane.on_commit(end(log))
+        plane.kick()
+        io.turn()
+        assert plane.engine.machine.applied_index == applied, io.now_ms
+        assert io.waits_ms[-1] <= 5 or applied == end(log)
+    log.fire(START_MS + 9)
+    plane.on_stepdown(Epoch(log.epoch))
+    plane.on_commit(end(log))
+    plane.fold_later()
+    io.turn()
+    assert plane.engine.machine.applied_index == end(log)
 
 
 def fired_log() -> Log:

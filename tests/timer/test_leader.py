@@ -19,6 +19,7 @@ from timer.entries.payloads import (
     decode_group,
 )
 from timer.leader import leader as leader_module
+from timer.leader.fire_ahead import AHEAD_MS_MAX, FireAhead
 from timer.leader.groups import group_batch, group_dispatch, turns
 from timer.leader.groups.group_leases import ACCEPT, ALREADY_ACKED, LEASE_LOST, Leases
 from timer.leader.leader import LeaderConfig
@@ -33,7 +34,7 @@ from timer.model.timer_errors import (
     ShuttingDownError,
     UnknownProducerError,
 )
-from timer.model.units import GroupId, LeaseId, ProducerId, TopicId
+from timer.model.units import GroupId, LeaseId, LogIndex, MonoMs, ProducerId, TopicId
 from timer.state.apply_results import CANCELLED, Accepted, Repeated
 
 
@@ -269,6 +270,40 @@ def test_leader_sleeps_until_the_next_due_and_fires_then() -> None:
     play.commit()
     assert play.machine.counts.fired == 1
     assert play.leader.wake_at_ms(play.now) > play.mono_ms + 1000
+
+
+def test_fire_is_appended_ahead_of_its_time_by_the_time_of_a_commit() -> None:
+    play = Play(LeaderConfig(checkpoint_interval_ms=10**6))
+    for turn in range(40):  # the mean needs some commits
+        play.schedule(f"{turn}", 1000)
+        play.settle()
+        play.mono_ms = play.leader.wake_at_ms(play.now)
+        assert play.step() == [EntryKind.FIRE]
+        play.wait(7)
+        play.leader.committed(play.leader.proposed, play.now.mono_ms)
+        play.wait(20)
+        play.commit()
+    play.schedule("last", 1000)
+    play.settle()
+    due_ms = play.machine.store.next_due()
+    assert due_ms is not None
+    play.mono_ms = play.leader.wake_at_ms(play.now)
+    assert play.now.clock_ms == due_ms - 6  # rounded down
+    assert play.step() == [EntryKind.FIRE]
+    fire = play.log.entries[-1]
+    assert fire.time_ms == decode_fire(fire.payload).read_time_ms == due_ms
+    play.schedule("behind it", 1000)
+    play.step()
+    assert play.log.entries[-1].time_ms == due_ms
+
+
+def test_slow_commits_are_hidden_up_to_a_limit() -> None:
+    ahead = FireAhead()
+    for index in range(1, 40):
+        ahead.appended(LogIndex(index), MonoMs(0))
+        ahead.committed(LogIndex(index - 1), MonoMs(1))
+        ahead.committed(LogIndex(index), MonoMs(500))
+    assert ahead.ms == AHEAD_MS_MAX
 
 
 def test_one_fire_is_in_flight_and_what_falls_due_meanwhile_goes_into_the_next() -> None:

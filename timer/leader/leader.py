@@ -4,7 +4,7 @@ A pure core around the machine (timer/state/machine.py). Every decision goes thr
 leader appends an entry, waits until it is committed and applied, then answers.
 
     request --> waiting --append--> in flight --applied--> answer
-    clock   --> FIRE when a timer is due, CHECKPOINT every few seconds
+    clock   --> FIRE shortly before a timer is due, CHECKPOINT every few seconds
     ended   --> OCCURRENCES of the series that wait (timer/leader/intake/occurrence_planner.py)
     fired   --> deliver, if the epoch's lease is held (timer/leader/groups/group_dispatch.py)
 
@@ -23,6 +23,7 @@ from timer.entries import payloads
 from timer.entries.entry_frame import PAYLOAD_SIZE_MAX, Entry, EntryKind
 from timer.entries.payloads import FIRE_TOPICS_MAX, Fire, Ids, Keys, Reschedule, Targets
 from timer.entries.policies import DEFAULTS, Policies, Scope, ScopePolicy, encode_policy
+from timer.leader.fire_ahead import FireAhead
 from timer.leader.groups.group_batch import Done, fitting
 from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.group_dispatch import OVERLOAD_RETRY_MS, Serving
@@ -147,6 +148,7 @@ class Leader:
         self.bytes_in_flight = 0
         """Bytes of schedules that wait, or are appended and not yet applied."""
         self._fires_in_flight = 0
+        self._ahead = FireAhead()
         self._fire_again = machine.swept is not None
         """A FIRE must follow even if no timer is due."""
         self._fire_refused = False
@@ -509,7 +511,8 @@ class Leader:
         if due is not None:
             # After a rejected FIRE the log is full. The next commit lets the shell step sooner.
             pause_ms = OVERLOAD_RETRY_MS if self._fire_refused else 0
-            wake = min(wake, MonoMs(now.mono_ms + max(pause_ms, due - now.clock_ms)))
+            ahead_ms = self._ahead.ms
+            wake = min(wake, MonoMs(now.mono_ms + max(pause_ms, due - ahead_ms - now.clock_ms)))
         if self.series.wanted and not self._refusing and self.full is None:
             # As after a rejected FIRE.
             wait_ms = OVERLOAD_RETRY_MS if self.series.rejected else 0
@@ -522,7 +525,11 @@ class Leader:
             return []
         return self.groups.hand_out(now, room=self.full is None)
 
-    # ---- applied
+    # ---- committed and applied
+
+    def committed(self, index: LogIndex, mono_ms: MonoMs) -> None:
+        """Note that the entries up to `index` are committed."""
+        self._ahead.committed(index, mono_ms)
 
     def applied(self, entry: Entry, applied: Applied) -> None:
         """Answer the proposer of an entry that was committed and applied."""
@@ -592,7 +599,7 @@ class Leader:
         done: Callable[[Applied | EngineError], None],
     ) -> bool:
         """Append an entry; return whether the log accepted it. If not, `done` got the error."""
-        time_ms = max(self._time_ms, now.clock_ms)
+        time_ms = max(self._time_ms, now.clock_ms, self._read_time_ms)
         try:
             index = self._append(kind, payload, time_ms)
         except EngineError as refused:
@@ -683,19 +690,22 @@ class Leader:
         if self._fires_in_flight:
             return
         due = self.machine.store.next_due()
-        if self._fire_again or (due is not None and due <= now.clock_ms):
-            self._fire(now)
+        ahead_ms = self._ahead.ms
+        if self._fire_again or (due is not None and due <= now.clock_ms + ahead_ms):
+            self._fire(now, ahead_ms)
 
-    def _fire(self, now: Now) -> None:
+    def _fire(self, now: Now, ahead_ms: int = 0) -> None:
         self._fires_in_flight += 1
         self._fire_again = False
         self._fire_refused = False
-        read_time_ms = max(now.clock_ms, self.machine.last_read_time_ms, self._read_time_ms)
+        clock_ms = UnixMs(now.clock_ms + ahead_ms)
+        read_time_ms = max(clock_ms, self.machine.last_read_time_ms, self._read_time_ms)
         self._read_time_ms = UnixMs(read_time_ms)
         fire = payloads.encode_fire(
             Fire(self._read_time_ms, topics_max=self._config.fire_topics_max)
         )
-        self._propose(EntryKind.FIRE, [fire], now, self._fired)
+        if self._propose(EntryKind.FIRE, [fire], now, self._fired):
+            self._ahead.appended(self.proposed, now.mono_ms)
 
     def _fired(self, applied: Applied | EngineError) -> None:
         self._fires_in_flight -= 1

@@ -268,6 +268,14 @@ class PromiseBook:
                 early = f"{offset} of {group.name} at {delivery.at_ms}, not before {not_before}"
                 raise Broken("nack", f"{node} hands out {early}")
 
+    def check_due(self, node: object, delivery: Delivery) -> None:
+        """Check P3: no message is handed out before it is due by the leader's clock."""
+        for page, at in delivery.topic.queue.slices(delivery.lease.offsets):
+            due_ms = int(page.rows["due_ms"][at.astype(np.int64)].max())
+            if due_ms > delivery.at_ms:
+                name = delivery.group.name
+                raise Broken("early", f"{node} hands out {due_ms} to {name} at {delivery.at_ms}")
+
     # ---- producers
 
     def asked(self, payloads: list[bytes]) -> None:

@@ -253,6 +253,7 @@ class EngineApp(KeeperCalls):
         book, leader = self._town.book, self.engine.leader
         assert leader is not None
         book.handed_out(self.node, delivery, self.node.world.referee.served)
+        book.check_due(self.node, delivery)
         # A policy counts from the first portion of its entry.
         following = self.applied_index + 1 + self.engine.machine.portions.begun
         book.expiry.handed_out(delivery, following)

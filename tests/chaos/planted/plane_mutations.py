@@ -97,6 +97,12 @@ def _lead_when_kicked(self: StatePlane, leader: Leader, now: Now) -> int:
     return 1_000
 
 
+def _ripe_at_once(self: StatePlane, entries: Sequence[Entry]) -> Sequence[Entry]:
+    """Apply entries of the leader as soon as they are committed."""
+    del self
+    return entries
+
+
 _mutation: Final = Planting(TimerWorld, mischief=())
 _FLUSHES: Final[dict[str, Any]] = {"manifest_every": 20, "proposals_per_s": 16}
 _RESTARTS: Final[dict[str, Any]] = {"faults": ("kill", "power"), "fault_gap_ms": 1_500}
@@ -157,6 +163,14 @@ PLANE_MUTATIONS: Final = (
         again=True,
         **_FAILOVERS,
         proposals_per_s=16,
+    ),
+    _mutation(
+        "fires_ahead_of_time",
+        "the leader applies a FIRE as soon as it is committed",
+        {"early"},
+        20,
+        "a commit that is quicker than those before",
+        patch(StatePlane, "_ripe", _ripe_at_once),
     ),
     _mutation(
         "drain_forgets_waiting",

@@ -27,9 +27,9 @@ def _flush_some(self: Leader, now: Now, *, all_of_them: bool = False) -> None:
 _admission = Admission.__init__
 
 
-def _begin_without(self: Admission, machine: Machine, node: ScopePolicy) -> None:
+def _begin_without(self: Admission, machine: Machine, node: ScopePolicy, salt: int) -> None:
     """Let a new leader ignore the policies until the next change."""
-    _admission(self, machine, node)
+    _admission(self, machine, node, salt)
     self._policies = Policies()
 
 

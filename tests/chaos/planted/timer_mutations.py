@@ -127,16 +127,16 @@ def _fastest(self: ClusterClock, now: int, boot_ms: Any) -> int:
 _fire = Leader._fire
 
 
-def _fire_from_checkpoint(self: Leader, now: Now) -> None:
+def _fire_from_checkpoint(self: Leader, now: Now, ahead_ms: int = 0) -> None:
     """Give the first FIRE of an epoch the read time of the last checkpoint."""
     checkpoint = self.machine.checkpoint
     first = checkpoint is not None and checkpoint.epoch < self.epoch
     if not first or checkpoint is None or self._read_time_ms > self.machine.last_read_time_ms:
-        _fire(self, now)
+        _fire(self, now, ahead_ms)
         return
     stale = Fire(checkpoint.last_read_time_ms)
     with mock.patch.object(leader, "Fire", return_value=stale):
-        _fire(self, now)
+        _fire(self, now, ahead_ms)
 
 
 @contextlib.contextmanager
@@ -149,9 +149,13 @@ def _fire_by_its_own_clock() -> Iterator[None]:
         walls[id(self.engine.machine)] = self._io.wall_ms()
         return now_of(self)
 
-    def fire(self: Leader, now: Now) -> None:
-        self._read_time_ms = max(self._read_time_ms, walls[id(self.machine)])
-        _fire(self, now)
+    def fire(self: Leader, now: Now, ahead_ms: int = 0) -> None:
+        def of(read_time_ms: int, topics_max: int) -> Fire:
+            later_ms = max(read_time_ms, walls[id(self.machine)])
+            return Fire(UnixMs(later_ms), topics_max=topics_max)
+
+        with mock.patch.object(leader, "Fire", of):
+            _fire(self, now, ahead_ms)
 
     with mock.patch.object(StatePlane, "now", now), mock.patch.object(Leader, "_fire", fire):
         yield
