@@ -34,6 +34,7 @@ from cluster.rpc.handlers import (
     answered,
     caller_of,
     streamed,
+    turn_of,
     within,
 )
 from cluster.rpc.outboxes import Outboxes
@@ -181,7 +182,7 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
             if value > most:
                 raise InvalidRequestError(field, value, f"must be at most {most}")
         self._desk.check_lease(request.lease_ms)
-        with self._place(caller_of(context)):
+        with self._place(caller_of(context)), self.hooks.queue.present(turn_of(context)):
             leader, group = await self._open_group(
                 request.topic, request.group, request.start, request.lease_ms
             )

@@ -30,6 +30,7 @@ from cluster.rpc.handlers import (
     answered,
     caller_of,
     streamed,
+    turn_of,
     within,
 )
 from cluster.rpc.rpc_caller import CALLER
@@ -152,7 +153,9 @@ class TimerService(Service, rpc.TimerServiceServicer):
                 async for request in RequestStream(requests, context, self.hooks.taken):
                     began = time.perf_counter()
                     try:
-                        answers.put_nowait((began, await self._take(request, whose)))
+                        answers.put_nowait(
+                            (began, await self._take_in_turn(request, context, whose))
+                        )
                     except EngineError as error:
                         self.hooks.on_error("ScheduleStream", error)
                         answers.put_nowait((began, _failed(request.request_no, error)))
@@ -182,6 +185,20 @@ class TimerService(Service, rpc.TimerServiceServicer):
                 left = answers.get_nowait()
                 if left is not None and isinstance(left[1], asyncio.Future):
                     left[1].cancel()
+
+    async def _take_in_turn(
+        self, request: AnyScheduling, context: Context, whose: str
+    ) -> "asyncio.Future[pb.ScheduleResponse]":
+        """See `_take`; the request waits for its turn first."""
+        queue, caller = self.hooks.queue, turn_of(context)
+        weight = await queue.enter(caller, request)
+        try:
+            future = await self._take(request, whose)
+        except BaseException:
+            queue.leave(caller, weight)
+            raise
+        future.add_done_callback(lambda _: queue.leave(caller, weight))
+        return future
 
     async def _take(
         self, request: AnyScheduling, whose: str

@@ -45,6 +45,7 @@ from cluster.page.page_routes import StatusPages
 from cluster.page.timer_lookup import TimerLookup
 from cluster.rpc.connections import Connections
 from cluster.rpc.endpoints import AdminChannels, Endpoints
+from cluster.rpc.fair_queue import FairQueue
 from cluster.rpc.grpc_errors import reason_of
 from cluster.rpc.handlers import ServiceHooks
 from cluster.rpc.health_service import HealthService
@@ -66,7 +67,7 @@ from replication.shell.hop_recorder import HopRecorder
 from replication.shell.replica import Replica
 from replication.shell.snapshot_fetch import SnapshotFetch
 from replication.shell.snapshot_service import Snapshots
-from timer.entries.entry_frame import Entry
+from timer.entries.entry_frame import Entry, EntryKind
 from timer.files.data_directory import DataDirectory
 from timer.files.disk import Disk, FreshDisk, RealDisk, is_full
 from timer.leader.leader import Delivery
@@ -130,6 +131,7 @@ class _Basis:
     telemetry: Telemetry
     wall_ms: Callable[[], UnixMs]
     hops: HopRecorder = field(default_factory=HopRecorder)
+    queue: FairQueue = field(default_factory=FairQueue)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,6 +348,12 @@ def _host(
     leader_address: Callable[[], str | None],
 ) -> Host:
     storage, telemetry = basis.config.storage, basis.telemetry
+
+    def committed(kind: EntryKind, seconds: float) -> None:
+        telemetry.observe_commit(kind, seconds)
+        if kind is EntryKind.FIRE:
+            basis.queue.fired(seconds)
+
     clocks = VoterClocks(replica, mono_ms, basis.wall_ms)
     return Host(
         basis.files.engine,
@@ -362,7 +370,7 @@ def _host(
         handed_out=handed_out,
         leader_address=leader_address,
         on_leading=basis.node.on_leading,
-        on_committed=telemetry.observe_commit,
+        on_committed=committed,
         steps=Steps(telemetry.observe_step),
         hops=basis.hops,
         fatal=basis.node.fatal,
@@ -418,6 +426,7 @@ def _services(
     )
     telemetry.memory_limit_bytes.set(memory.bytes_max)
     telemetry.memory_high.set_function(lambda: memory.high)
+    telemetry.requests_waiting.set_function(lambda: basis.queue.waiting)
     telemetry.outbox_bytes.set_function(lambda: outboxes.total)
 
     def on_error(method: str, error: EngineError) -> None:
@@ -441,6 +450,7 @@ def _services(
         on_stream=telemetry.rpcs.stream_began,
         on_stream_end=telemetry.rpcs.stream_ended,
         relay=relay,
+        queue=basis.queue,
     )
     tls = basis.endpoints.tls
     services = services_of(

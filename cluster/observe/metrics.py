@@ -428,6 +428,9 @@ class Telemetry:
         self.memory_high = self._gauge(
             "memory_high", "1: new work is rejected because memory is above the limit"
         )
+        self.requests_waiting = self._gauge(
+            "requests_waiting", "Requests that wait for their turn, as timers have fired late"
+        )
         self.promotion_seconds = self._histogram(
             "promotion_seconds", "Time from appointment to serving", _LATENCY_S
         )

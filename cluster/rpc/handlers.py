@@ -13,17 +13,18 @@ import asyncio
 import functools
 import time
 import urllib.parse
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Mapping
+from contextlib import aclosing, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NoReturn, Self, TypeVar
 
 import grpc
 
 from cluster.rpc import grpc_errors
+from cluster.rpc.fair_queue import FairQueue
 from cluster.rpc.relay import Relay
 from cluster.rpc.request_bounds import UnreadableRequest, reader_of
-from cluster.rpc.rpc_caller import keep_pace
+from cluster.rpc.rpc_caller import CALLER, keep_pace
 from timer.model.timer_errors import CommitTimeoutError, EngineError
 
 COMMIT_TIMEOUT_S: Final = 10.0
@@ -40,6 +41,17 @@ PINGS: Final = (
 """Options of channels and servers: both ends send pings."""
 PINGED: Final = (*PINGS, ("grpc.http2.min_ping_interval_without_data_ms", 5_000))
 """Options of servers: they do not disconnect clients for their pings."""
+
+AT_ONCE: Final = frozenset(
+    {
+        *("Ack", "Nack", "Extend", "Receive"),
+        *("GetStatus", "GetCheckpoint", "TransferLeadership", "DrainNode", "ListMembers"),
+        *("ChangeMembers", "SetLogLevel", "DumpStacks", "TraceHops", "ReloadFiles"),
+        *("OpenBackup", "FetchBackup", "CloseBackup"),
+    }
+)
+"""Methods whose requests do not wait for a turn: consumers and operators need them under load, and
+a Receive may wait for messages."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -66,6 +78,8 @@ class ServiceHooks:
     """Called for each stream of requests that ends: method, code and relayed as in `on_answer`."""
     relay: Relay | None = None
     """Sends requests to the leader while this node does not lead. None: no request is sent on."""
+    queue: FairQueue = field(default_factory=FairQueue)
+    """Where requests wait for their turn."""
 
 
 NO_HOOKS: Final = ServiceHooks()
@@ -144,6 +158,7 @@ def answered(
 ) -> Callable[[_Service, _Request, Context], Awaitable[_Response]]:
     """Return a unary handler whose EngineErrors end the RPC with their status."""
     name = handler.__name__
+    at_once = name in AT_ONCE
 
     @functools.wraps(handler)
     async def answer(service: _Service, request: _Request, context: Context) -> _Response:
@@ -156,7 +171,14 @@ def answered(
                     measured.relayed = "yes"
                     passed: Any = await relay.answer(leader, name, read(request), context)
                     return passed  # type: ignore[no-any-return]  # encoded; see Registrar
-                return await handler(service, read(request), context)
+                if at_once:
+                    return await handler(service, read(request), context)
+                queue, caller = service.hooks.queue, turn_of(context)
+                weight = await queue.enter(caller, request)
+                try:
+                    return await handler(service, read(request), context)
+                finally:
+                    queue.leave(caller, weight)
             except EngineError as error:
                 why = error
             del request
@@ -194,9 +216,11 @@ def streamed(
                     answers = relay.stream(leader, name, asked, context)
                     del asked
                 own: Any = answers or handler(service, read(request), context)
-                async with aclosing(own) as responses:
-                    async for response in responses:
-                        yield response
+                present = service.hooks.queue.present(turn_of(context))
+                with present if answers is None else nullcontext():
+                    async with aclosing(own) as responses:
+                        async for response in responses:
+                            yield response
             except EngineError as error:
                 why = error
             else:
@@ -295,6 +319,12 @@ async def within(work: Awaitable[Any], context: Context) -> Any:
         raise CommitTimeoutError(
             "no majority answered in time; the request may still commit"
         ) from None
+
+
+def turn_of(context: Context) -> Hashable:
+    """Return the caller with whose requests this one takes turns: an identity, or a connection."""
+    caller = CALLER.get()
+    return context.peer() if caller is None else caller.identity
 
 
 def caller_of(context: Context) -> str:
