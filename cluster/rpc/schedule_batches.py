@@ -9,6 +9,7 @@ count requests.
 """
 
 import asyncio
+import copy
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -109,8 +110,11 @@ class ScheduleBatches:
                 await self._send_alone(batch)
             else:
                 _fail(batch, functools.partial(ProblemError, refused.error))
+        except Exception as error:  # noqa: BLE001 - a bug; one request alone would end with it, too
+            bug = error
+            _fail(batch, lambda: bug)
         finally:
-            for answer in batch.answers:  # of a bug, or of the end of the node
+            for answer in batch.answers:  # of the end of the node
                 answer.cancel()
 
     async def _send_together(self, batch: _Batch) -> None:
@@ -124,7 +128,7 @@ class ScheduleBatches:
 
     async def _send_alone(self, batch: _Batch) -> None:
         each = zip(batch.requests, batch.answers, strict=True)
-        alone = [_Batch(batch.context, [request], [answer]) for request, answer in each]
+        alone = [_Batch(copy.copy(batch.context), [request], [answer]) for request, answer in each]
         await asyncio.gather(*map(self._send, alone))
 
 

@@ -197,7 +197,10 @@ FORMS: Final[Mapping[str, HttpForm]] = {
         answer=lambda _, answer: {"next_times_ms": [*answer.next_ms]},
         body={
             **_DEFINITION,
-            "next_times": {"type": "integer", "description": f"1 to {TIMES_MAX}; default: 5"},
+            "next_times": {
+                "type": "integer",
+                "description": f"1 to {TIMES_MAX}; default: {PREVIEW_DEFAULT}",
+            },
         },
         answered=_TIMES,
     ),

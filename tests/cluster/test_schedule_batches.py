@@ -27,11 +27,13 @@ class Calls:
 
     def __init__(self, reason: pb.Reason.ValueType = pb.REASON_INVALID_REQUEST) -> None:
         self.requests: list[pb.ScheduleRequest] = []
+        self.contexts: list[HttpContext] = []
         self._reason, self._ids = reason, 0
 
     async def unary(self, method: str, request: Any, context: HttpContext) -> Any:
         assert (method, context.peer()) == ("Schedule", "ipv4:10.0.0.1:7")
         self.requests.append(request)
+        self.contexts.append(context)
         await asyncio.sleep(0)
         if any(b"bad" in each.payloads for each in request.timers):
             raise ProblemError(pb.Error(reason=self._reason))
@@ -85,6 +87,7 @@ async def test_a_refused_row_refuses_no_other() -> None:
     assert found[::2] == [1, 2]
     assert isinstance(found[1], ProblemError)
     assert [rows_of(each) for each in calls.requests] == [3, 1, 1, 1]
+    assert len({*map(id, calls.contexts)}) == 4  # a context has the error of one call
 
 
 async def test_an_unknown_outcome_is_that_of_all_and_nothing_is_sent_again() -> None:
@@ -104,6 +107,15 @@ async def test_without_an_answer_in_time_each_request_ends(
     monkeypatch.setattr(schedule_batches, "CHANGE_S", 0.01)
     found = await scheduled(Silent(), {"payload": "a"}, {"payload": "b"})
     assert [type(each) for each in found] == [TimeoutError] * 2
+
+
+async def test_a_bug_in_the_handler_ends_each_request_with_its_error() -> None:
+    class Broken(Calls):
+        async def unary(self, method: str, request: Any, context: HttpContext) -> Any:
+            raise KeyError("a bug")
+
+    found = await scheduled(Broken(), {"payload": "a"}, {"payload": "b"})
+    assert [type(each) for each in found] == [KeyError] * 2
 
 
 async def test_a_request_has_a_limit_of_rows() -> None:
