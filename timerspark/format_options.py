@@ -1,7 +1,7 @@
 """Options of the format "timers", checked where the query is planned."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -85,7 +85,7 @@ class FormatOptions:
             cluster=cluster,
             topic=given.get("topic") or given.get("path") or "",
             timeout_s=float(_whole("timeout", given.get("timeout", "60"), 1, 3_600)),
-            columns=_columns(given.get("columns")),
+            columns=wanted_columns(given.get("columns"), MESSAGE_COLUMNS),
             start_offset=None if start in (None, EARLIEST, LATEST) else _offset("start", start),
             end_offset=None if end in (None, LATEST) else _offset("end", end),
             from_latest=start == LATEST,
@@ -93,7 +93,7 @@ class FormatOptions:
                 "rows_per_partition", given.get("rows_per_partition", str(PARTITION_ROWS)), 1
             ),
             rows_per_batch=None if batch is None else _whole("rows_per_batch", batch, 1),
-            fail_on_loss=_is_true("fail_on_loss", given.get("fail_on_loss", "true")),
+            fail_on_loss=is_true("fail_on_loss", given.get("fail_on_loss", "true")),
             job_id=given.get("job_id", ""),
             on_conflict=conflict,
         )
@@ -119,18 +119,28 @@ def _whole(field: str, text: str, least: int, most: int = UINT64_MAX) -> int:
     return int(text)
 
 
-def _is_true(field: str, text: str) -> bool:
+def is_true(field: str, text: str) -> bool:
+    """Return the value of an option that is true or false.
+
+    Raises:
+        InvalidRequest: It is neither.
+    """
     if text.lower() not in ("true", "false"):
         raise InvalidRequest.of(field, text, "must be true or false")
     return text.lower() == "true"
 
 
-def _columns(text: str | None) -> tuple[str, ...]:
+def wanted_columns(text: str | None, known: Collection[str]) -> tuple[str, ...]:
+    """Return the columns of the option `columns`; None: all known ones.
+
+    Raises:
+        InvalidRequest: A name is unknown, or occurs twice.
+    """
     if text is None:
-        return tuple(MESSAGE_COLUMNS)
+        return tuple(known)
     names = tuple(each.strip() for each in text.split(","))
     for name in names:
-        if name not in MESSAGE_COLUMNS or names.count(name) > 1:
-            limit = f"must be different columns of {', '.join(MESSAGE_COLUMNS)}"
+        if name not in known or names.count(name) > 1:
+            limit = f"must be different columns of {', '.join(known)}"
             raise InvalidRequest.of("columns", text, limit)
     return names

@@ -1,6 +1,8 @@
-"""One node for all tests of the format "timers"."""
+"""Clusters of the tests of Spark's formats; most share one node."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -8,16 +10,23 @@ from deploy.local import LocalCluster
 from timerclient import TimerClient
 
 
+@contextmanager
+def started(directory: Path, nodes: int) -> Iterator[LocalCluster]:
+    """Run a cluster that has a leader; destroy it at the end."""
+    cluster = LocalCluster(directory, nodes)
+    try:
+        cluster.start()
+        cluster.wait_for_leader()
+        yield cluster
+    finally:
+        cluster.destroy()
+
+
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """A cluster of one node."""
-    running = LocalCluster(tmp_path_factory.mktemp("cluster"), 1)
-    try:
-        running.start()
-        running.wait_for_leader()
-        yield running
-    finally:
-        running.destroy()
+    with started(tmp_path_factory.mktemp("cluster"), 1) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from pyspark.sql.types import (
 from deploy.local import LocalCluster
 from tests.chaos.world import Log, by_id, by_key, write_log
 from tests.cluster.running import until
+from tests.timerspark.conftest import started
 from timer.entries import entry_frame
 from timer.entries.entry_frame import EntryKind
 from timer.entries.payloads import GroupOp, Op
@@ -97,7 +98,7 @@ def test_names_are_those_at_the_time_of_the_entry(tmp_path: Path) -> None:
 
 def test_each_kind_of_entry_has_rows_and_options_select_them(tmp_path: Path) -> None:
     log = Log()
-    log.epoch(1, at_ms=1_000)
+    log.epoch(1, at_ms=1_001)
     topic = log.topic("t")
     producer = log.producer(b"token")
     log.schedule(topic, [(2_000, 1), (3_000, 2)], producer=(producer, 1), keys=[b"k", b""])
@@ -134,6 +135,8 @@ def test_each_kind_of_entry_has_rows_and_options_select_them(tmp_path: Path) -> 
     assert found[10]["until"] == found[10]["time"] == datetime.fromtimestamp(6, UTC)
     some = {"time_min": "1970-01-01T00:00:01.500Z", "time_max": "1970-01-01T00:00:05Z"}
     assert [row[0] for row in said(tmp_path, **some)] == [*range(5, 10)]
+    at_first = {"time_min": "1970-01-01T00:00:01.001Z", "time_max": "1970-01-01T00:00:01.001Z"}
+    assert {row[0] for row in said(tmp_path, **at_first)} == {1, 2, 3, 4}
     assert [row[1] for row in said(tmp_path, kind="FIRE,EPOCH")] == ["epoch", "fire"]
     with pytest.raises(ValueError, match="colour: no option; one of columns, "):
         events(tmp_path, colour="red")
@@ -209,25 +212,29 @@ def test_nodes_whose_names_are_numbers_are_no_lives(tmp_path: Path) -> None:
     assert [row[0] for row in said(tmp_path, node="2")] == [1]
 
 
-def test_entry_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [EntryKind.SCHEDULE, EntryKind.TOPIC])
+def test_entry_that_cannot_be_decoded_is_named(tmp_path: Path, kind: EntryKind) -> None:
     log = Log()
     log.epoch(1)
-    log.entry(EntryKind.SCHEDULE, b"garbage")  # its checksum is right
+    log.entry(kind, b"garbage")  # its checksum is right
     write_log(tmp_path / "log", log.frames)
-    with pytest.raises(ValueError, match=r"log/.*: entry 2 can't be decoded: SCHEDULE of 7 "):
+    with pytest.raises(ValueError, match=r"log/.*: entry 2 can't be decoded: "):
+        events(tmp_path)
+
+
+def test_folder_without_a_segment_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()  # as in /var
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path}: has no segment of a log"):
         events(tmp_path)
 
 
 @pytest.fixture
 def stopped(tmp_path: Path) -> Iterator[tuple[LocalCluster, TimerClient]]:
-    running = LocalCluster(tmp_path / "cluster", 1)
-    try:
-        running.start()
-        running.wait_for_leader()
-        with TimerClient(",".join(running.endpoints)) as client:
-            yield running, client
-    finally:
-        running.destroy()
+    with (
+        started(tmp_path / "cluster", 1) as cluster,
+        TimerClient(",".join(cluster.endpoints)) as client,
+    ):
+        yield cluster, client
 
 
 def test_stopped_nodes_log_has_the_ids_that_clients_know(
@@ -267,6 +274,8 @@ def test_stopped_nodes_log_has_the_ids_that_clients_know(
     assert (change["id"], change["new_id"]) == (many[0].id, moved.id)
     [cancel] = [row for row in found if row["event"] == "cancel"]
     assert cancel["id"] == many[1].id
+    some = events(cluster.directory, "new_id", kind="RESCHEDULE")
+    assert some == [{"new_id": moved.id}]  # the entries before it are counted, and not returned
     [ack] = [row for row in found if row["event"] == "ack"]
     assert (ack["topic"], ack["group"], ack["offset"]) == ("t", "g", message.queue_offset)
     assert ack["time"] >= fired.due

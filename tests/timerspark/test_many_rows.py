@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from pyspark.sql.types import DoubleType, StringType, StructType
 
 from deploy.local import LocalCluster
 from tests.cluster.running import until
+from tests.timerspark.conftest import started
 from timerclient import TimerClient
 from timerspark import timer_writers
 from timerspark.timers_format import TimersFormat
@@ -22,14 +24,9 @@ SHORT_ROWS = 20_000
 
 
 @pytest.fixture
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    running = LocalCluster(tmp_path_factory.mktemp("three"), 3)
-    try:
-        running.start()
-        running.wait_for_leader()
-        yield running
-    finally:
-        running.destroy()
+def three(tmp_path: Path) -> Iterator[LocalCluster]:
+    with started(tmp_path / "three", 3) as cluster:
+        yield cluster
 
 
 def through_a_kill(

@@ -47,7 +47,7 @@ from timer.model.row_traits import none_of, split
 from timer.state.producers import name_of
 from timerspark import arrow_columns
 from timerspark.log.log_options import EVENT_COLUMNS
-from timerspark.log.log_plan import Names, Seqs
+from timerspark.log.log_plan import Names, Seqs, issued
 
 _ARROW: Final = {
     "STRING": pa.string(),
@@ -92,8 +92,9 @@ class EventReader:
 
     def skip(self, entry: Entry) -> list[pa.RecordBatch]:
         """Count the seqs of an entry that is not wanted; return no rows."""
-        for _ in self._rows(entry):
-            pass
+        mark = self._seqs.at(entry.index)
+        if self._seqs.are_issued_by(entry.kind):
+            self._seqs.issue(issued(entry.kind, entry.payload, mark))
         return []
 
     def read(self, entry: Entry) -> Iterator[pa.RecordBatch]:

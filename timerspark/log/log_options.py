@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from timer.entries.entry_frame import Entry, EntryKind
@@ -50,6 +50,7 @@ OPTIONS: Final = frozenset(
     }
 )
 """In lower case, as Spark passes them on."""
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,22 +119,6 @@ class Wanted:
         )
 
 
-def wanted_columns(text: str | None) -> tuple[str, ...]:
-    """Return the columns of the option `columns`; None: all.
-
-    Raises:
-        ValueError: a name is unknown, or occurs twice.
-    """
-    if text is None:
-        return tuple(EVENT_COLUMNS)
-    names = tuple(each.strip() for each in text.split(","))
-    for name in names:
-        if name not in EVENT_COLUMNS or names.count(name) > 1:
-            known = ", ".join(EVENT_COLUMNS)
-            raise ValueError(f"columns = {text!r}: must be different columns of {known}")
-    return names
-
-
 def _names(text: str | None) -> frozenset[str] | None:
     return None if text is None else frozenset(each.strip() for each in text.split(","))
 
@@ -145,15 +130,4 @@ def _unix_ms(name: str, text: str) -> int:
         found = None
     if found is None or found.utcoffset() is None:
         raise ValueError(f"{name} = {text!r}: must be a time such as 2026-11-01T12:00:00Z")
-    return int(found.timestamp() * 1000)
-
-
-def is_true(name: str, text: str) -> bool:
-    """Return the value of an option that is true or false.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    if text.lower() not in ("true", "false"):
-        raise ValueError(f"{name} = {text!r}: must be true or false")
-    return text.lower() == "true"
+    return (found - _EPOCH) // timedelta(milliseconds=1)

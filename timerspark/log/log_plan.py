@@ -12,6 +12,7 @@ and from the whole entries that create, delete or number anything:
 """
 
 import mmap
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -65,6 +66,10 @@ class Seqs:
         if index >= self.end:
             self.next_seq = None
         return mark
+
+    def are_issued_by(self, kind: EntryKind) -> bool:
+        """Return whether the seqs of this entry are known, and its kind issues some."""
+        return self.next_seq is not None and kind in _NUMBERING
 
     def issue(self, count: int) -> int | None:
         """Issue seqs; return the first one. None: not known."""
@@ -189,8 +194,9 @@ def plan(folders: NodeFolders, wanted: Wanted, *, fail_on_loss: bool) -> LogPlan
     """Return the plan to read one node's log.
 
     Raises:
+        FileNotFoundError: there is no segment of a log.
         LogGap: entries are missing between its lives.
-        ValueError: several nodes are wanted.
+        ValueError: several nodes are wanted, or an entry can't be decoded.
     """
     logs = folders.logs()
     wanted.check(logs)
@@ -199,8 +205,10 @@ def plan(folders: NodeFolders, wanted: Wanted, *, fail_on_loss: bool) -> LogPlan
     node = min(wanted.nodes or logs, key=lambda name: _span(logs[name]))
     lives = [life for life in logs[node] if life]
     data = folders.data()[node]
+    if not lives:
+        raise FileNotFoundError(f"{data}: has no segment of a log")
     state = manifest.read(RealDisk(), data / "state")
-    first = lives[0][0].first if lives else 1
+    first = lives[0][0].first
     naming = None
     if first == 1 or (state is not None and first <= int(state["index"]) + 1):
         naming = Naming(None if first == 1 else state)
@@ -270,15 +278,18 @@ class _Scan:
             mark = seqs.at(head.index)
             if mark is not None:
                 marks.append(mark)
-            numbers = head.kind in _NUMBERING and seqs.next_seq is not None
+            numbers = seqs.are_issued_by(head.kind)
             names = head.kind in _NAMING and naming is not None
             if numbers or names:
                 if (data := payload()) is None:
                     break
-                if numbers:
-                    seqs.issue(_issued(head.kind, data, mark))
-                if naming is not None and names:
-                    naming.feed(head.kind, head.index, data)
+                try:
+                    if numbers:
+                        seqs.issue(issued(head.kind, data, mark))
+                    if naming is not None and names:
+                        naming.feed(head.kind, head.index, data)
+                except (ValueError, struct.error) as error:
+                    raise undecodable(part, head.index, error) from error
             self._last = head.index
             times[1:] = [head.time_ms] if times else [head.time_ms] * 2
         wanted = self._wanted.span(part.first, self._last + 1)
@@ -310,8 +321,17 @@ def _payload(data: memoryview, at: int) -> memoryview | None:
     return memoryview(bytes(found.payload)) if isinstance(found, Entry) else None
 
 
-def _issued(kind: EntryKind, payload: memoryview, mark: SeqMark | None) -> int:
-    """Return how many seqs an entry issues."""
+def undecodable(part: Segment, index: int, error: Exception) -> ValueError:
+    """Return the error of an entry whose checksum is right, and whose payload is not."""
+    return ValueError(f"{part.path}: entry {index} can't be decoded: {error}")
+
+
+def issued(kind: EntryKind, payload: memoryview, mark: SeqMark | None) -> int:
+    """Return how many seqs an entry of a kind that issues seqs does issue.
+
+    Raises:
+        ValueError, struct.error: the payload is malformed.
+    """
     if kind is EntryKind.RESCHEDULE:
         return payloads.count_targets(payload)[0]
     if kind is EntryKind.OCCURRENCES:

@@ -1,5 +1,6 @@
 """Readers of the format "timerlog": events of one log, and frames of all logs."""
 
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +15,11 @@ from timer.entries.entry_frame import Entry, EntryKind
 from timer.model.columns import decode_schedule
 from timer.model.units import LogIndex
 from timerspark.arrow_columns import joined
+from timerspark.format_options import is_true
 from timerspark.log import segment_files
 from timerspark.log.log_events import EventReader
-from timerspark.log.log_options import (
-    EVENT_COLUMNS,
-    Wanted,
-    is_true,
-)
-from timerspark.log.log_plan import PlannedSegment, plan
+from timerspark.log.log_options import EVENT_COLUMNS, Wanted
+from timerspark.log.log_plan import PlannedSegment, plan, undecodable
 from timerspark.log.node_folders import NodeFolders
 from timerspark.log.segment_files import Segment
 
@@ -36,7 +34,7 @@ class LogEvents(DataSourceReader):
         """Make the plan: Spark sends it to the tasks with this object.
 
         Raises:
-            LogGap, ValueError: see `plan`.
+            FileNotFoundError, LogGap, ValueError: see `plan`.
         """
         for each in schema.fields:
             kind = each.dataType.simpleString()
@@ -74,9 +72,8 @@ class LogEvents(DataSourceReader):
                 break
             try:
                 found = [*reader.read(item)] if self._wanted.entry(item) else reader.skip(item)
-            except ValueError as error:
-                text = f"{partition.path}: entry {item.index} can't be decoded: {error}"
-                raise ValueError(text) from error
+            except (ValueError, struct.error) as error:
+                raise undecodable(partition.part, item.index, error) from error
             ready += found
             rows, size = rows + sum(map(len, found)), size + len(item.payload)
             if rows >= _ROWS_PER_BATCH or size >= _BYTES_PER_BATCH:
