@@ -18,6 +18,11 @@ def batch_of(page: MessagePage, topic: str, columns: Sequence[str]) -> pa.Record
     return pa.RecordBatch.from_arrays(arrays, names=[*columns])
 
 
+def _sizes(page: MessagePage, given: Sequence[int]) -> Sequence[int]:
+    """Return the sizes of a column that the page leaves out if all its values are empty."""
+    return given or [0] * len(page)
+
+
 def _payloads(page: MessagePage, _: str) -> pa.Array:
     of = page.columns
     return arrow_columns.binary(of.payload_sizes, of.payloads, pa.binary())
@@ -25,25 +30,24 @@ def _payloads(page: MessagePage, _: str) -> pa.Array:
 
 def _keys(page: MessagePage, _: str) -> pa.Array:
     of = page.columns
-    sizes = of.key_sizes if len(of.key_sizes) else [0] * len(page)
-    return arrow_columns.binary(sizes, of.keys, pa.string(), nulls=True)
+    return arrow_columns.binary(_sizes(page, of.key_sizes), of.keys, pa.string(), nulls=True)
 
 
 def _headers(page: MessagePage, _: str) -> pa.Array:
     of = page.columns
-    sizes = of.headers_sizes if len(of.headers_sizes) else [0] * len(page)
-    return arrow_columns.headers(sizes, of.headers)
+    return arrow_columns.headers(_sizes(page, of.headers_sizes), of.headers)
 
 
 def _ordering_keys(page: MessagePage, _: str) -> pa.Array:
     of = page.columns
-    sizes = of.ordering_key_sizes if len(of.ordering_key_sizes) else [0] * len(page)
+    sizes = _sizes(page, of.ordering_key_sizes)
     return arrow_columns.binary(sizes, of.ordering_keys, pa.string(), nulls=True)
 
 
 def _priorities(page: MessagePage, _: str) -> pa.Array:
-    given = page.columns.priorities
-    return pa.array([*given] if len(given) else [rows.PRIORITY_DEFAULT] * len(page), pa.int32())
+    if not (given := page.columns.priorities):
+        return arrow_columns.repeated(rows.PRIORITY_DEFAULT, pa.int32(), len(page))
+    return pa.array([*given], pa.int32())
 
 
 def _raw_ids(page: MessagePage) -> Any:
@@ -59,7 +63,7 @@ def _dues(page: MessagePage, _: str) -> pa.Array:
 
 
 _MAKE: Final[Mapping[str, Callable[[MessagePage, str], Any]]] = {
-    "topic": lambda page, topic: pa.array([topic] * len(page), pa.string()),
+    "topic": lambda page, topic: arrow_columns.repeated(topic, pa.string(), len(page)),
     "offset": lambda page, _: pa.array([*page.columns.queue_offsets], pa.int64()),
     "id": lambda page, _: arrow_columns.id_texts(_raw_ids(page)),
     "key": _keys,

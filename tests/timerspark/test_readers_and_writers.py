@@ -13,6 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from tests.cluster.running import until
+from timer.state.producers import ANSWER_ROWS_MAX
 from timerclient import AlreadyExists, InvalidRequest, TimerClient
 from timerclient.proto import timer_pb2 as pb
 from timerclient.values.errors import OutcomeForgotten, SequenceGap
@@ -190,6 +191,11 @@ async def test_request_of_a_task_whose_answer_is_forgotten_counts_as_written() -
 
     written = await sender(schedule).run(requests(1))
     assert (written.rows, written.repeated) == (2, 2)
+
+
+def test_cluster_keeps_the_answers_of_all_requests_in_flight() -> None:
+    rows_max = timer_writers.REQUESTS_IN_FLIGHT * timer_requests.ROWS_MAX
+    assert rows_max <= ANSWER_ROWS_MAX  # else the answer to a repeated request may be forgotten
 
 
 async def test_requests_that_overtake_one_are_sent_again_after_it() -> None:
