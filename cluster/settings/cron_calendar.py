@@ -58,9 +58,9 @@ class CronCalendar:
 
 
 def warn_of_unplanned(series: SeriesView, why: InvalidRequestError) -> None:
-    """Log a series that the calendar of this node, the leader, cannot plan."""
+    """Log why the calendar of this node, the leader, cannot plan a series; others may wait, too."""
     logger.warning(
-        "a series waits for a leader that knows its cron expression and time zone",
+        "series wait for a leader that knows their cron expression and time zone",
         extra={"series": series.series_id, "key": series.key.decode(), "reason": why},
     )
 

@@ -109,7 +109,7 @@ class LeaderConfig:
     calendar: Calendar = field(default_factory=NoCalendar)
     """Computes the times of cron expressions."""
     on_unplanned: NoteUnplanned = lambda view, why: None
-    """Called once for each series that the calendar cannot plan."""
+    """Called once for each expression or zone that the calendar does not know."""
     id_salt: int = 0
     """The cluster's salt of timer ids: the headers of a dead letter hold its first timer id."""
 

@@ -27,7 +27,7 @@ CALLS_MAX: Final = 128
 """Calls of the calendar in one entry, about."""
 
 NoteUnplanned: TypeAlias = Callable[[SeriesView, InvalidRequestError], object]
-"""Gets a series that this node cannot plan, and the reason."""
+"""Gets the first series that this node cannot plan for a reason, and the reason."""
 
 
 class NoCalendar:
@@ -68,12 +68,14 @@ class OccurrencePlanner:
         calendar: Calendar,
         on_unplanned: NoteUnplanned = lambda view, why: None,
     ) -> None:
-        """`on_unplanned`: called once for each series that becomes unplanned."""
+        """`on_unplanned`: called once for each unknown expression or zone, however many series."""
         self._machine, self._admission, self._calendar = machine, admission, calendar
         self._on_unplanned = on_unplanned
         self.unplanned: set[int] = set()
         """Series whose expression or zone this node's calendar does not know. Another leader may:
         they wait."""
+        self._reasons: set[str] = set()
+        """Those that `on_unplanned` got."""
         self.changing: Counter[int] = Counter()
         """Series -> its changes in flight. An occurrence behind them in the log would be planned by
         the definition before them."""
@@ -129,7 +131,9 @@ class OccurrencePlanner:
                     computed[name] = planned_time(timing, view.last_ms, now.clock_ms, calendar)
                 except InvalidRequestError as why:
                     self.unplanned.add(view.series_id)
-                    self._on_unplanned(view, why)
+                    if str(why) not in self._reasons:
+                        self._reasons.add(str(why))
+                        self._on_unplanned(view, why)
             if name not in computed:
                 known[place] = False
             elif (time_ms := computed[name]) is not None:
