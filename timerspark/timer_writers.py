@@ -2,7 +2,7 @@
 
     (job, partition) --hash--> token --RegisterProducer--> a producer's id, always the same
     rows --> request 1, 2, 3, ...      an applied number is not applied again
-             1 2 3 4 sent --> a gap, as 2 waits for a new leader: 3 and 4 are sent again after it
+             if 2 has to wait for a new leader, 3 and 4 are rejected, and sent again after 2
 
 A task that Spark repeats, also on another machine or after the driver's restart, registers the same
 token and sends the same numbers. The cluster applies each once. It rejects a number with other rows

@@ -161,7 +161,7 @@ def places(run: Path | None, data: Path | None, into: Path | None) -> dict[str, 
         if (run / OWNER).exists():
             raise ValueError(f"RUN_DIR = {run}: a run of the chaos suite keeps an archive itself")
         there = RunFolder(run)
-        return {name: (path / "log", there.kept(name)) for name, path in there.data().items()}
+        return {name: (path / "log", there.archive_of(name)) for name, path in there.data().items()}
     if data is None or into is None:
         raise ValueError("--data, --into: must both be given if RUN_DIR is not")
     if not data.is_dir():

@@ -304,7 +304,8 @@ class History(_Lines):
         """Record one request to schedule timers. `span_ms` is (start, end)."""
         assert (outcome is OpOutcome.OK) == (ids is not None), (outcome, ids)
         lists = {"marks": [*marks], "ids": ids and [*ids], "due_ms": due_ms and [*due_ms]}
-        self._ended("schedule", span_ms, outcome, topic=topic, **lists, **more)
+        more |= {"topic": topic, **lists}
+        self.change("schedule", span_ms=span_ms, outcome=outcome, **more)
 
     def cancel(
         self,
@@ -317,13 +318,17 @@ class History(_Lines):
     ) -> None:
         """Record one request to cancel; `results` are names of the API's CancelResult."""
         lists = {"ids": [*ids], "results": results and [*results]}
-        self._ended("cancel", span_ms, outcome, **lists, **more)
+        self.change("cancel", span_ms=span_ms, outcome=outcome, **lists, **more)
 
     def change(
         self, op: str, *, span_ms: tuple[int, int], outcome: OpOutcome, **fields: Any
     ) -> None:
-        """Record the end of any other operation; `fields` as in the module's table."""
-        self._ended(op, span_ms, outcome, **fields)
+        """Record the end of an operation; `fields` as in the module's table."""
+        start_ms, end_ms = span_ms
+        end_ms = max(start_ms, end_ms)  # the clock may have been set back
+        if "request" in fields:
+            fields["answered"] = next(self._numbers)
+        self._line(op, start_ms=start_ms, end_ms=end_ms, outcome=outcome, **fields)
 
     def open(self, topic: str, group: str, *, start_ms: int, **settings: int) -> None:
         """Record that this client consumes `topic` in `group` from now on.
@@ -350,14 +355,8 @@ class History(_Lines):
     ) -> None:
         """Record one acknowledgement; `results` are names of the API's AckResult."""
         lists = {"offsets": [*offsets], "results": results and [*results]}
-        self._ended("ack", span_ms, outcome, topic=topic, group=group, **lists, **more)
-
-    def _ended(self, op: str, span_ms: tuple[int, int], outcome: OpOutcome, **rest: Any) -> None:
-        start_ms, end_ms = span_ms
-        end_ms = max(start_ms, end_ms)  # the clock may have been set back
-        if "request" in rest:
-            rest["answered"] = next(self._numbers)
-        self._line(op, start_ms=start_ms, end_ms=end_ms, outcome=outcome, **rest)
+        more |= {"topic": topic, "group": group, **lists}
+        self.change("ack", span_ms=span_ms, outcome=outcome, **more)
 
     def _line(self, op: str, **rest: Any) -> None:
         self.write({"op": op, "client": self._client, **rest})

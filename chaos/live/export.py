@@ -107,7 +107,7 @@ def applied_index(address: str) -> LogIndex:
 
 def logs_of_run(run: RunFolder) -> dict[str, Path]:
     """Return node -> its log in a local cluster, or the archive of that log if there is one."""
-    return {n: (lives(run.kept(n)) or [data / "log"])[-1] for n, data in run.data().items()}
+    return {n: (lives(run.archive_of(n)) or [data / "log"])[-1] for n, data in run.data().items()}
 
 
 def logs_of(words: Sequence[str]) -> dict[str, Path]:

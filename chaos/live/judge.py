@@ -354,7 +354,7 @@ class Judge:
     def _lost(self) -> Iterator[Violation]:
         for topic, queue in self._queues.items():
             if any(any(rates) for _, *rates in self.story.rates[topic]):
-                continue  # with priorities, a message may wait for later ones without an end
+                continue  # below its rate a topic has no bound on how long a message waits
             reach_ms = min(self._reaches.get(self.story.topics[topic], 0), self.clock_ms)
             rows = queue.rows
             lost = ~(rows["came"] | rows["lost"] | rows["excused"] | rows["expired"])

@@ -142,9 +142,9 @@ def test_audit_reads_the_archive_where_there_is_one(tmp_path: Path) -> None:
         '{"nodes": [{"name": "n1", "data": "nodes/n1/data"}, {"name": "n2", "data": "n2"}]}'
     )
     for life, firsts in (("000", (1, 10)), ("001", (15,))):
-        (run.kept("n1") / life).mkdir(parents=True)
+        (run.archive_of("n1") / life).mkdir(parents=True)
         for first in firsts:
-            put(run.kept("n1") / life, first)
+            put(run.archive_of("n1") / life, first)
     put(tmp_path / "n2/log", 1)
     found = {n: [[each.first for each in life] for life in all_] for n, all_ in run.logs().items()}
     assert found == {"n1": [[1, 10], [15]], "n2": [[1]]}
@@ -155,11 +155,11 @@ def test_archive_that_ended_before_its_node_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text('{"nodes": [{"name": "n1", "data": "n1"}]}')
     run = RunFolder(tmp_path)
     put(tmp_path / "n1/log", 1)
-    follow(tmp_path / "n1/log", run.kept("n1"))
+    follow(tmp_path / "n1/log", run.archive_of("n1"))
     put(tmp_path / "n1/log", 10)
     with pytest.raises(ValueError, match=r"lacks 0+a\.log .* ended before its node"):
         run.logs()
-    follow(tmp_path / "n1/log", run.kept("n1"))
+    follow(tmp_path / "n1/log", run.archive_of("n1"))
     (tmp_path / f"n1/log/{1:016x}.log").unlink()
     (life,) = run.logs()["n1"]
     assert [part.first for part in life] == [1, 10]
@@ -168,7 +168,7 @@ def test_archive_that_ended_before_its_node_is_refused(tmp_path: Path) -> None:
 def test_archive_that_has_linked_nothing_is_none(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     put(tmp_path / "n1/log", 1)
-    with archive._held(tmp_path / "n1/log", run.kept("n1")):
+    with archive._held(tmp_path / "n1/log", run.archive_of("n1")):
         assert run.nodes() == {"n1": tmp_path / "n1/log"}
         ((part,),) = run.logs()["n1"]
     assert part.first == 1
@@ -215,7 +215,7 @@ def test_command_says_where_an_archive_begins(
     *_, first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("n1: 000 begins at entry 7; earlier entries are not archived")
     assert second == "n2: 000 begins at entry 1"
-    assert texts(RunFolder(tmp_path).kept("n1")) == ["from 7"]
+    assert texts(RunFolder(tmp_path).archive_of("n1")) == ["from 7"]
 
 
 def test_command_says_what_it_can_not_follow(

@@ -83,7 +83,7 @@ def test_node_that_differs_is_reported(tmp_path: Path, logs: dict[str, Path]) ->
 
 def test_log_without_its_beginning_needs_its_archive(tmp_path: Path, logs: dict[str, Path]) -> None:
     run = RunFolder(tmp_path)
-    kept = {name: (log, run.kept(name)) for name, log in logs.items()}
+    kept = {name: (log, run.archive_of(name)) for name, log in logs.items()}
     for log, archive in kept.values():
         follow(log, archive)
         (log / f"{1:016x}.log").unlink()

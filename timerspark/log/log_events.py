@@ -295,10 +295,10 @@ class EventReader:
                     return Rows("delete_topic", 1, {"topic": name, "topic_id": topic.topic})
                 return Rows("create_topic", 1, {"topic": topic.name})
             case EntryKind.PRODUCER:
-                said = payloads.decode_producer(payload)
-                if isinstance(said, EndProducer):
-                    return Rows("end_producer", 1, {"producer": _producer(said.producer_id)})
-                return Rows("register_producer", 1, {"producer": _producer(said[1])})
+                change = payloads.decode_producer(payload)
+                if isinstance(change, EndProducer):
+                    return Rows("end_producer", 1, {"producer": _producer(change.producer_id)})
+                return Rows("register_producer", 1, {"producer": _producer(change[1])})
             case EntryKind.POLICY:
                 return self._policy(payload)
             case EntryKind.SERIES:

@@ -24,8 +24,8 @@ class NodeFolders:
         """The list of a local cluster's nodes and their data directories."""
         return self.root / "cluster.json"
 
-    def kept(self, node: str) -> Path:
-        """The archive of a node's log, with its dropped segments; absent without an archive."""
+    def archive_of(self, node: str) -> Path:
+        """Return the folder of the archive of a node's log; absent without an archive."""
         return self.root / "nodes" / node / "kept"
 
     def data(self) -> dict[str, Path]:
@@ -67,7 +67,7 @@ class NodeFolders:
             FileNotFoundError: the run has no node's data.
         """
         return {
-            name: next(filter(lives, (self.kept(name), data)), data / "log")
+            name: next(filter(lives, (self.archive_of(name), data)), data / "log")
             for name, data in self.data().items()
         }
 
@@ -81,11 +81,10 @@ class NodeFolders:
         logs = {n: [*map(segments, lives(log) or [log])] for n, log in self.nodes().items()}
         for name, data in self.data().items():
             own = data / "log"
-            if lives(self.kept(name)) and own.is_dir():
-                kept = {each.path.name for each in logs[name][-1]}
-                if late := [each.path.name for each in segments(own) if each.path.name not in kept]:
-                    raise ValueError(
-                        f"{self.kept(name)} lacks {late[0]} of {own}: the archive ended before its"
-                        " node"
-                    )
+            if lives(self.archive_of(name)) and own.is_dir():
+                archived = {each.path.name for each in logs[name][-1]}
+                names = (each.path.name for each in segments(own))
+                if late := [each for each in names if each not in archived]:
+                    ended = f"{self.archive_of(name)} lacks {late[0]} of {own}"
+                    raise ValueError(f"{ended}: the archive ended before its node")
         return logs

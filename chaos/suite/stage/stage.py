@@ -157,7 +157,7 @@ class Stage:
             for name in self.names:
                 self._make_room(name, exits)
             self.archive = Archive(
-                {name: (self.data(name) / "log", self.run.kept(name)) for name in self.names}
+                {name: (self.data(name) / "log", self.run.archive_of(name)) for name in self.names}
             )
             exits.callback(self.archive.close)
             exits.callback(self._stop_nodes)
