@@ -1,19 +1,32 @@
 """The order in which groups receive messages, from the log and the leaders' deliveries.
 
-A part of the book, independent of timer/leader/groups/key_order.py. Per group and epoch it
-notes the consumer of each message. Each earlier message of the key must be in flight at the same
-consumer, or acked, moved or expired, or perhaps about to be acked.
+A part of the book, independent of timer/leader/groups/key_order.py and priority_shelf.py. Per group
+and epoch it notes the consumer of each message. In an ordered group, each earlier message of the
+key must be in flight at the same consumer, or acked, moved or expired, or perhaps about to be
+acked. In a shared group, no message passes a free one of a higher priority, except for 8 after each
+64 deliveries.
 """
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
-from chaos.sim.checks.expected_traits import ordering_of
+import numpy as np
+
+from chaos.sim.checks.expected_traits import ordering_of, priority_of
 from chaos.sim.checks.keybook import TimerName
 from chaos.sim.world.referee import Broken
 from timer.entries.payloads import KEY_SHARED, SHARED, GroupOp, Op
 from timer.leader.groups.group_delivery import Delivery
+from timer.leader.groups.lease_table import OffsetStates
+from timer.model.columns import U64
+from timer.ready.group import Group
 from timer.state.machine import Machine
+
+RUN: Final = 64
+"""Deliveries by priority in a row, and then those by age."""
+OLDEST: Final = 8
 
 
 @dataclass(slots=True)
@@ -36,7 +49,11 @@ class OrderBook:
     unread: dict[int, int] = field(default_factory=dict)
     """Topic id -> an offset; those below were deleted while the topic had no group."""
     has_traits: bool = False
-    """Timers have ordering keys, as chaos/sim/checks/expected_traits.py says."""
+    """Timers have ordering keys and priorities (chaos/sim/checks/expected_traits.py)."""
+    priorities: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """Topic id -> the priority of each offset, in worlds with traits."""
+    turns: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    """(Group id, epoch) -> (messages delivered, those that passed a more urgent one)."""
     checked: int = 0
     """Messages that were delivered after another one of their key."""
 
@@ -60,6 +77,7 @@ class OrderBook:
                         start, size = int(row["payload_start"]), int(row["payload_size"])
                         payload = block.page.bufs[int(row["buf"])][start : start + size]
                         key = ordering_of(bytes(payload)) or key
+                        self.priorities[topic_id].append(priority_of(bytes(payload)))
                     keys.append(key or b"/%d" % len(keys))
                     names.append(TimerName(int(row["due_ms"]), int(row["seq"])))
                     self.fired_names.add(names[-1])
@@ -123,3 +141,27 @@ class OrderBook:
                 if other > offset and same(other, offset):
                     raise Broken("order", f"{who} gets {offset} again behind {other}")
             held[offset] = consumer
+
+    def by_priority(self, delivery: Delivery, states: Callable[[Group, U64], OffsetStates]) -> None:
+        """Check that a shared group's most urgent messages come first.
+
+        `states`: returns the states of messages at the leader. They are those after all deliveries
+        of its step, so a message that is free now was free then.
+        """
+        group, queue = delivery.group, delivery.topic.queue
+        if group.settings.type != SHARED:
+            return
+        free = np.arange(group.cursor, min(queue.end, group.reserved), dtype=np.uint64)
+        if any(block.page is None for block in queue.blocks):
+            free = free[:0]  # a message waits for those before it that are on disk only
+        free = free[states(group, free).free & ~group.is_acked(free)]
+        place = self.priorities[group.topic]
+        levels = [place[offset] for offset in free.tolist()]
+        mine = [place[offset] for offset in delivery.lease.offsets.tolist()]
+        count, passed = self.turns.get((group.group_id, delivery.epoch), (0, 0))
+        passed += sum(level < max(levels, default=0) for level in mine)
+        count += len(mine)
+        self.turns[group.group_id, delivery.epoch] = count, passed
+        if passed > count // RUN * OLDEST:
+            text = f"{passed} of {count} messages passed more urgent ones: {mine}, not {levels}"
+            raise Broken("priority", f"{group.name} of {delivery.topic.name}: {text}")

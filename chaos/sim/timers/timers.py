@@ -261,6 +261,8 @@ class EngineApp(KeeperCalls):
         if self._town.pacer is not None:
             rate = self.engine.machine.policies.of(CLUSTER).group_rate_max or 0
             book.pace.handed_out(delivery, rate, self.node.world.timeline.now_us)
+            if self._town.ager is None:  # the turns of expired messages are not seen
+                book.order.by_priority(delivery, leader.groups.states)
 
     def may_hand_out(self) -> bool:
         """Return whether this node's leadership lease is valid now."""

@@ -68,6 +68,7 @@ CHECKERS: Final = {
     "credit": "no consumer gets more messages than it granted credit for, or any after its end",
     "nack": "P5: a nacked message waits for its delay; every nack answered NACKED is in the log",
     "rate": "a group gets no more messages than its rate allows, in any span of time",
+    "priority": "the most urgent messages of a shared group come first, except for the oldest ones",
     "expiry": "a message expires after its due time and ttl, and is not delivered later",
     "retention": "no message is deleted that a group has not acked, or that retention keeps",
     "order": "within a key no message is delivered before an earlier one, or apart from it",

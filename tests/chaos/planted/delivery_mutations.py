@@ -8,8 +8,9 @@ from chaos.sim.timers.timers import TimerWorld
 from tests.chaos.planted.planted import Planting, patch
 from timer.leader.groups import delivery_rates
 from timer.leader.groups.delivery_rates import Bucket
+from timer.leader.groups.priority_shelf import PriorityShelf
 from timer.leader.intake.admission import Draws
-from timer.model.columns import I64, Binary, Buffers, RowArray
+from timer.model.columns import I64, U64, Binary, Buffers, RowArray
 from timer.model.units import MonoMs
 from timer.ready import queue
 
@@ -33,6 +34,11 @@ def _both_ways(self: Draws, most: int, count: int) -> I64:
     return np.full(count, -most // 2, np.int64)
 
 
+def _oldest(self: PriorityShelf, most: int) -> U64:
+    """Return the oldest messages, whatever their priority."""
+    return np.sort(np.concatenate([np.zeros(0, np.uint64), *self.levels]))[:most]
+
+
 _mutation: Final = Planting(TimerWorld, traits=True, mischief=())
 
 DELIVERY_MUTATIONS: Final = (
@@ -44,6 +50,14 @@ DELIVERY_MUTATIONS: Final = (
         "messages of one ordering key in a key_shared group",
         patch(queue, "ordering_keys", _no_ordering_keys),
         types=True,
+    ),
+    _mutation(
+        "priorities_are_ignored",
+        "a shared group gets the oldest messages first",
+        {"priority"},
+        10,
+        "more messages of a shared group are ready than a consumer has credit for",
+        patch(PriorityShelf, "choose", _oldest),
     ),
     _mutation(
         "bucket_has_no_end",
