@@ -14,8 +14,10 @@ from tests.chaos.world import by_id
 from timer.entries.entry_frame import EntryKind
 from timer.entries.payloads import GroupOp, GroupStart, Op
 from timer.entries.policies import CLUSTER, Scope, ScopePolicy, encode_policy
+from timer.entries.series_payloads import CreateSeries
 from timer.model.columns import OnConflict
-from timer.model.units import TopicId
+from timer.model.recurrence import SeriesSpec
+from timer.model.units import TopicId, UnixMs
 
 NOW = 1_000_000
 OVERDUE_MS = 5_000
@@ -117,6 +119,17 @@ def test_message_of_a_topic_with_a_rate_is_not_lost(court: Court) -> None:
     fired(court, 1)
     court.pass_to(NOW + 9000)
     assert court.step() == []
+
+
+def test_occurrence_is_judged_as_a_timer_and_its_series_has_no_growing_record(court: Court) -> None:
+    spec = SeriesSpec(every_ms=1000, start_ms=NOW + 1000)
+    court.log.series(CreateSeries(court.topic, b"a", spec, UnixMs(NOW)), at_ms=NOW)
+    court.log.occurrence(1, 1, NOW + 1000, NOW + 1000)
+    court.log.fire(NOW + 1000)
+    court.pass_to(NOW + 9000)
+    assert court.kinds() == [("lost", 1)]
+    series = court.judge.story.series
+    assert (len(series.series), series.rows, series.changes) == (1, [], [])
 
 
 def test_acked_message_that_the_witness_did_not_receive_is_lost(court: Court) -> None:

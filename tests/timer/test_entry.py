@@ -13,9 +13,11 @@ from timer.entries.entry_frame import (
     Damage,
     Entry,
     EntryKind,
+    FrameHead,
     encode,
     frame_at,
     frames,
+    head_at,
 )
 from timer.model.units import Epoch, LogIndex, UnixMs
 
@@ -64,6 +66,10 @@ def test_frame_cut_at_every_byte_is_damage() -> None:
     assert frame_at(whole, len(whole)) is None
     for size in range(1, len(whole)):
         assert isinstance(frame_at(whole[:size], 0), Damage), size
+        assert head_at(whole[:size], 0) is None, size
+    assert head_at(whole, len(whole)) is None
+    head = FrameHead(EntryKind.FIRE, LogIndex(7), UnixMs(1234), len(b"payload"))
+    assert head_at(whole, 0) == head
 
 
 def test_frame_with_any_byte_flipped_is_damage() -> None:
@@ -93,6 +99,7 @@ def test_whole_frame_of_another_version_or_kind_is_damage_that_says_so(
     damage = frame_at(resealed(frame), 0)
     assert isinstance(damage, Damage)
     assert why in damage.why
+    assert head_at(memoryview(frame), 0) is None
     with pytest.raises(ValueError, match=why):
         list(frames(memoryview(frame)))
 
