@@ -122,6 +122,7 @@ QUICK = {
     "old_log_stays",
     "own_disk_alone",
     "pressure_is_never_released",
+    "priorities_are_ignored",
     "released_from_runs_again",
     "requests_die_with_the_leader",
     "seek_goes_forward_only",
