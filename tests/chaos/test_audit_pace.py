@@ -32,10 +32,11 @@ def found(
     spark: SparkSession, lines: list[dict[str, Any]], rates: list[tuple[str, int, int, int]]
 ) -> dict[str, DataFrame]:
     assert [complaint for line in lines for complaint in check_line(line)] == []
-    shared = [{"topic": topic, "group": "g", "type": "shared"} for topic in ("right", "passed")]
+    types = {"right": "shared", "passed": "shared", "ordered": "key_shared"}
+    groups = [{"topic": topic, "group": "g", "type": each} for topic, each in types.items()]
     story = {
         "rates": spark.createDataFrame([*rates], from_arrow_schema(STORY["rates"])),
-        "groups": spark.createDataFrame(shared, from_arrow_schema(GROUPS)),
+        "groups": spark.createDataFrame(groups, from_arrow_schema(GROUPS)),
     }
     return judged(spark.createDataFrame(lines, history.SCHEMA), story, 9)
 
@@ -66,9 +67,9 @@ def test_message_that_too_many_deliveries_passed_is_found(spark: SparkSession) -
         "op": "schedule", "client": "p", "start_ms": 1, "end_ms": 2, "outcome": "unknown",
         "marks": [1], "due_ms": [1], "priorities": [0],
     }  # fmt: skip
-    lines = [ask | {"topic": topic} for topic in ("right", "passed")]
+    lines = [ask | {"topic": topic} for topic in ("right", "passed", "ordered")]
     most = (2 * OLDEST // OLDEST + 2) * ROUND
-    for topic, count in (("right", most), ("passed", most + 1)):
+    for topic, count in (("right", most), ("passed", most + 1), ("ordered", most + 1)):
         # 17 messages are ready; the last of them is delivered behind `count` later ones.
         lines += [given(topic, 100, [*range(2 * OLDEST)], attempts=[1] * 2 * OLDEST)]
         later = [*range(100, 100 + count - 2 * OLDEST)]
