@@ -168,6 +168,12 @@ def another_client_has_all_that_may_be_in_flight(world: World) -> None:
     world.deliver(LATE)
 
 
+def paced(world: World) -> None:
+    world.tables["rates"].append({"topic": world.topic, "from_ms": 0, "topic_rate": 1})
+    world.deliver(FIRED_MS - 1)
+    world.deliver(LATE)
+
+
 FOUND: dict[Callable[[World], None], int] = {
     free: 1,
     never_given_before: 1,
@@ -181,7 +187,7 @@ JUDGED = (soon, opened_late, sought, delayed, carried)
 """They waited for a reason that is known to its end."""
 EXPLAINED = (
     in_an_excuse, busy, never_acks, backlog, another_client_keeps_the_order, put_off_in_order,
-    another_client_has_all_that_may_be_in_flight,
+    another_client_has_all_that_may_be_in_flight, paced,
 )  # fmt: skip
 """They waited long, and by how much that is too long nobody knows."""
 
