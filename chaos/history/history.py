@@ -307,19 +307,6 @@ class History(_Lines):
         more |= {"topic": topic, **lists}
         self.change("schedule", span_ms=span_ms, outcome=outcome, **more)
 
-    def cancel(
-        self,
-        ids: Sequence[str],
-        *,
-        results: Sequence[str] | None,
-        span_ms: tuple[int, int],
-        outcome: OpOutcome,
-        **more: Any,
-    ) -> None:
-        """Record one request to cancel; `results` are names of the API's CancelResult."""
-        lists = {"ids": [*ids], "results": results and [*results]}
-        self.change("cancel", span_ms=span_ms, outcome=outcome, **lists, **more)
-
     def change(
         self, op: str, *, span_ms: tuple[int, int], outcome: OpOutcome, **fields: Any
     ) -> None:

@@ -268,7 +268,9 @@ class RecordingProducer:
             outcome = outcome_of(error)
             more["detail"] = repr(error)
         span_ms = (start_ms, now_ms())
-        self._history.cancel(ids, results=results, span_ms=span_ms, outcome=outcome, **more)
+        self._history.change(
+            "cancel", ids=ids, results=results, span_ms=span_ms, outcome=outcome, **more
+        )
         over = ("CANCELLED", "ALREADY_CANCELLED", "DROPPED")
         if results is not None:
             # Timers that had already fired are still expected.

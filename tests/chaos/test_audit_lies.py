@@ -107,7 +107,9 @@ def timers(run: Lies) -> None:
         encode_policy(Scope("", topics["paused"]), ScopePolicy(paused=True)),
         at_ms=99,
     )
-    run.producer.cancel([fired], results=["ALREADY_FIRED"], span_ms=(99, 100), outcome=OK)
+    run.producer.change(
+        "cancel", ids=[fired], results=["ALREADY_FIRED"], span_ms=(99, 100), outcome=OK
+    )
     log.cancel_keys([(topics["keys"], b"ended")])
     for key in ("pending", "ended"):
         run.say("cancel", topic="keys", keys=[key], results=["NOT_FOUND"])

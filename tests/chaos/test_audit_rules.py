@@ -70,8 +70,8 @@ class Lived(Story):
                 h.change("policy", span_ms=self.span_ms(142, 144), outcome=OK, topic=name,
                          said='{"pending_max": 3}')  # fmt: skip
             for result, at_ms in (("NOT_FOUND", 145), ("ALREADY_FIRED", 1145)):
-                h.cancel([self.id(3)], results=[result], span_ms=self.span_ms(at_ms, at_ms + 1),
-                         outcome=OK)  # fmt: skip
+                h.change("cancel", ids=[self.id(3)], results=[result],
+                         span_ms=self.span_ms(at_ms, at_ms + 1), outcome=OK)  # fmt: skip
         with history.History(run, "lived-consumer") as h:
             h.open("lived", "g", start_ms=self.start_ms)
             self._deliver(h, 1, {1: 0, 2: 1}, 120)

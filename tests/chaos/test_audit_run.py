@@ -61,7 +61,13 @@ def world(tmp_path: Path) -> RunFolder:
                    span_ms=(209, 212), outcome=history.OpOutcome.OK)  # fmt: skip
         h.schedule([9], ids=None, due_ms=[700], topic="t",
                    span_ms=(124, 190), outcome=history.OpOutcome.UNKNOWN)  # fmt: skip
-        h.cancel([ids[3]], results=["CANCELLED"], span_ms=(20, 21), outcome=history.OpOutcome.OK)
+        h.change(
+            "cancel",
+            ids=[ids[3]],
+            results=["CANCELLED"],
+            span_ms=(20, 21),
+            outcome=history.OpOutcome.OK,
+        )
     with history.History(run, "consumer") as h:
         h.open("t", "g", start_ms=0)
         given = {"epoch": 1, "lease_id": 1, "offsets": [0], "ids": [ids[1]], "marks": [1]}

@@ -44,8 +44,13 @@ def test_requests_and_answers_are_numbered_in_their_order(run: RunFolder) -> Non
     ids = ["0" * 24]
     with History(run, "c1") as history:
         first, second = (history.asks("cancel", start_ms=1, ids=ids) for _ in range(2))
-        history.cancel(
-            ids, results=["ALREADY_FIRED"], span_ms=(1, 2), outcome=OpOutcome.OK, request=first
+        history.change(
+            "cancel",
+            ids=ids,
+            results=["ALREADY_FIRED"],
+            span_ms=(1, 2),
+            outcome=OpOutcome.OK,
+            request=first,
         )
         third = history.asks("cancel", start_ms=1, ids=ids)
     *_, answer, _ = read(run.histories / "c1.jsonl")
@@ -163,7 +168,7 @@ def test_run_json_that_is_none_is_named(run: RunFolder, text: str) -> None:
 
 def test_clock_that_was_set_back_makes_no_request_end_before_it_began(run: RunFolder) -> None:
     with History(run, "c1") as history:
-        history.cancel(["a"], results=None, span_ms=(9, 7), outcome=OpOutcome.UNKNOWN)
+        history.change("cancel", ids=["a"], results=None, span_ms=(9, 7), outcome=OpOutcome.UNKNOWN)
     (line,) = read(run.histories / "c1.jsonl")
     assert (line["start_ms"], line["end_ms"]) == (9, 9)
 

@@ -177,8 +177,14 @@ def test_what_our_own_clients_write_is_right(tmp_path: Path) -> None:
             history.schedule([1, 2], ids=ids, due_ms=due_ms, topic="t", span_ms=(1, 2),
                              outcome=OpOutcome.OK)  # fmt: skip
         request = history.asks("cancel", start_ms=1, ids=ids)
-        history.cancel(
-            ids, request=request, results=None, span_ms=(1, 1), outcome=OpOutcome.UNKNOWN, detail=""
+        history.change(
+            "cancel",
+            ids=ids,
+            request=request,
+            results=None,
+            span_ms=(1, 1),
+            outcome=OpOutcome.UNKNOWN,
+            detail="",
         )
         history.open("t", "g", start_ms=1)
     assert [*check(run.histories / "c.jsonl")] == []
