@@ -73,7 +73,7 @@ SOON = {
     "failover_forgets_nacks": 1016,
     "new_topic_fires": 1002,
     "leased_when_handed_over": 1001,
-    "extension_is_not_looked_at": 1037,
+    "extension_is_not_looked_at": 1014,
     "epoch_of_its_own": 1016,
     "adopts_without_lease": 1001,
     "restarted_leader_stays": 1001,
