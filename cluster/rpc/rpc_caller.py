@@ -117,11 +117,12 @@ class Caller:
             self.check_target(target)
 
     def _denial(self, target: AccessTarget) -> PermissionDeniedError:
-        needed = self.rule.permission or "any rule"
+        permission = self.rule.permission
+        needed = "" if permission is None else f" for {permission}"
         on = "" if target.topic is None else f" on {target.topic!r:.300}"
         on += "" if target.group is None else f", group {target.group!r:.300}"
         name = self.method.rpartition("/")[2]
-        return PermissionDeniedError(f"{name}: {self.identity} has no rule for {needed}{on}")
+        return PermissionDeniedError(f"{name}: {self.identity} has no rule{needed}{on}")
 
 
 CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
