@@ -85,3 +85,12 @@ def test_both_distributions_have_one_version_and_locked_requirements() -> None:
     needed = {re.split(r"[<>=\[]", each)[0] for each in requirements(SERVER)["dependencies"]}
     assert needed - names == {CLIENT.name}
     assert {re.split(r"[<>=]", each)[0] for each in requirements(CLIENT)["dependencies"]} <= names
+
+
+def test_commands_that_the_page_runs_in_pods_ask_no_question() -> None:
+    """`kubectl exec` gives a command no terminal, so a question would end it."""
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    commands = re.findall(r"^kubectl .* exec .* -- timerctl (.*)$", page, re.MULTILINE)
+    parsed = [make_parser().parse_args(command.split()) for command in commands]
+    assert len(parsed) == 2
+    assert all(getattr(each, "yes", True) for each in parsed)
