@@ -553,7 +553,7 @@ def test_streams_of_a_denied_client_end_and_the_audit_log_has_denied_calls_and_c
             assert code_of(caught.value) is grpc.StatusCode.PERMISSION_DENIED, caught.value
         assert time.monotonic() - began_s < 10
     with cluster.client() as admin, cluster.client(credentials=shop) as client:
-        with pytest.raises(Unreachable, match="client/[a-z]+ has no rule$"):
+        with pytest.raises(Unreachable, match=r"client/[a-z]+ has no rule$"):
             client.schedule(topic, b"x", timeout=1)
         admin.delete_topic(topic)
     assert metric(cluster, "timer_denied_total") >= 1
