@@ -1,6 +1,7 @@
 """An upgrade from the previous release: what each program accepts of the other, and a whole one."""
 
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -137,12 +138,12 @@ def files_of(directory: Path) -> dict[str, bytes]:
 
 @pytest.mark.long
 def test_cluster_is_upgraded_under_load_and_the_level_rises_at_the_end(
-    previous: PreviousRelease, tmp_path: Path, topic: str
+    previous: PreviousRelease, tmp_path: Path, topic: str, figures: Callable[[str], None]
 ) -> None:
     cluster = TwoReleases(tmp_path / "cluster", previous)
     told: list[str] = []
     with cluster.cleaned(), loaded(cluster, topic) as load, cluster.client() as client:
-        first, *others = order_of(client.status())
+        first = order_of(client.status())[0]
         assert versions(client) == dict.fromkeys(cluster.nodes, VERSION)
         cluster.upgraded.add(first)
         cluster.replace(first)
@@ -155,15 +156,17 @@ def test_cluster_is_upgraded_under_load_and_the_level_rises_at_the_end(
         cluster.replace(first)  # back to the previous release
         load.wait_for_acks(200)
         assert versions(client) == dict.fromkeys(cluster.nodes, VERSION)
-        restart = partial(upgraded, cluster)
-        RestartSequence(client, restart, told.append, 120).run([first, *others])
+        restart, order = partial(upgraded, cluster), order_of(client.status())
+        RestartSequence(client, restart, told.append, 120).run(order)
         assert versions(client) == dict.fromkeys(cluster.nodes, RELEASE.program)
         status = client.status()
         assert status.feature_level <= 1, "all nodes may still go back"
         until(lambda: levels(client) == {LEVEL_MAX}, RISE_S)
         load.wait_for_acks(200)
-    assert load.longest_gap_s() < PAUSE_S_MAX
-    assert f"{others[-1]}: leadership transferred" in "\n".join(told)
+    gap_s = load.longest_gap_s()
+    figures(f"longest pause of schedule calls {gap_s * 1_000:.0f} ms in {told}")
+    assert gap_s < PAUSE_S_MAX
+    assert f"{order[-1]}: leadership transferred" in "\n".join(told)
 
 
 def upgraded(cluster: TwoReleases, name: str) -> None:
