@@ -20,8 +20,13 @@ class SimPacer:
         self.rate = rng.choice(RATES)
 
     def act(self) -> None:
-        """Set the fields if the cluster does not have them."""
+        """Set the fields; in a healed world, end the rate: a backlog would delay its rest."""
         app = self._town.leader()
-        if app is not None and app.engine.machine.policies.of(CLUSTER).group_rate_max is None:
+        if app is None:
+            return
+        rate = app.engine.machine.policies.of(CLUSTER).group_rate_max
+        if rate is None and not self._town.world.heals:
             said = ScopePolicy(group_rate_max=self.rate, jitter_ms=JITTER_MS)
             self._town.line.ask(app, app.alter, "", said, [])
+        elif rate is not None and self._town.world.heals:
+            self._town.line.ask(app, app.alter, "", ScopePolicy(), ["group_rate_max"])
