@@ -215,6 +215,32 @@ def test_leader_applies_no_entry_before_its_time_and_a_follower_does() -> None:
     assert plane.engine.machine.applied_index == end(log)
 
 
+def test_step_at_the_time_of_a_held_entry_does_not_spin_while_the_fold_waits_for_a_flush(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = log_of(1)
+    plane, io = plane_of(log)
+    plane.on_commit(end(log))
+    plane.on_lead(Epoch(log.epoch))
+    io.turn()
+    log.now_ms = START_MS + 5
+    log.fire(START_MS + 5)
+    plane.on_commit(end(log))
+    io.turn()
+    io.now_ms = 5
+    with monkeypatch.context() as patch:
+        patch.setattr(StatePlane, "waits_for_flush", True)
+        plane.kick()
+        for _ in range(3):
+            if io.turns:
+                io.turns.popleft()()
+        assert not io.turns
+        assert io.waits_ms[-1] > 0
+    plane.on_commit(end(log))
+    io.turn()
+    assert plane.engine.machine.applied_index == end(log)
+
+
 def fired_log() -> Log:
     log = log_of(20, size=1_000, delay_ms=1)
     log.fire(START_MS + 1)
