@@ -139,7 +139,7 @@ def in_terminal(
         start_new_session=True,
     )
     os.close(outer)
-    text, deadline = b"", time.monotonic() + 60
+    text, deadline, acted = b"", time.monotonic() + 60, False
     try:
         while time.monotonic() < deadline:
             if not select.select([inner], [], [], 1)[0]:
@@ -148,8 +148,9 @@ def in_terminal(
                 text += os.read(inner, 65_536)
             except OSError:  # the process has ended
                 break
-            if b"n3" in text:
+            if b"n3" in text and not acted:  # a second signal could hit the end of the process
                 act(inner, process.pid)
+                acted = True
         return process.wait(10), text.decode()
     finally:
         process.kill()
