@@ -260,7 +260,8 @@ class EngineApp(KeeperCalls):
         book.leases.handed_out(leader, delivery, self.node.mono_ms())
         if self._town.pacer is not None:
             rate = self.engine.machine.policies.of(CLUSTER).group_rate_max or 0
-            book.pace.handed_out(delivery, rate, self.node.world.timeline.now_us)
+            if not self.node.world.heals:  # a healed world has no rate
+                book.pace.handed_out(delivery, rate, self.node.world.timeline.now_us)
             if self._town.ager is None:  # the turns of expired messages are not seen
                 book.order.by_priority(delivery, leader.groups.states)
 
