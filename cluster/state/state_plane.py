@@ -368,9 +368,8 @@ class StatePlane:
         self._sample(self._io.mono_ms())
         now = self.now()
         if self._held_until_ms is not None and now.clock_ms >= self._held_until_ms:
-            self._held_until_ms = (
-                None  # a fold that waits for a thread or a flush goes on by itself
-            )
+            # Not asked for again here: a fold that waits for a thread or a flush goes on by itself.
+            self._held_until_ms = None
             self._fold()
             now = self.now()
         leader = self.engine.leader

@@ -599,7 +599,7 @@ class Leader:
         done: Callable[[Applied | EngineError], None],
     ) -> bool:
         """Append an entry; return whether the log accepted it. If not, `done` got the error."""
-        time_ms = max(self._time_ms, now.clock_ms, self._read_time_ms)
+        time_ms = max(self._time_ms, now.clock_ms)
         try:
             index = self._append(kind, payload, time_ms)
         except EngineError as refused:
@@ -704,7 +704,8 @@ class Leader:
         fire = payloads.encode_fire(
             Fire(self._read_time_ms, topics_max=self._config.fire_topics_max)
         )
-        if self._propose(EntryKind.FIRE, [fire], now, self._fired):
+        takes_effect = Now(now.mono_ms, self._read_time_ms)
+        if self._propose(EntryKind.FIRE, [fire], takes_effect, self._fired):
             self._ahead.appended(self.proposed, now.mono_ms)
 
     def _fired(self, applied: Applied | EngineError) -> None:
