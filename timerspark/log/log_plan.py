@@ -1,4 +1,4 @@
-"""The plan of a read, made once: which segments of which log, and the names that it means.
+"""The plan of a read, made once: the segments of a log, and the names of topics and groups.
 
 Entries name topics, groups and timers by numbers that count up. So the numbers follow from all
 creations before them, in the log or in a manifest. The plan is made from the heads of all frames,
@@ -182,7 +182,7 @@ class Naming:
 
 @dataclass(slots=True)
 class LogPlan:
-    """What tasks read, and how they name it."""
+    """The segments that tasks read, and the names of their topics and groups."""
 
     segments: list[PlannedSegment]
     names: Names
