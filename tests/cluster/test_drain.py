@@ -11,8 +11,15 @@ from timerclient.cli.timerctl import main
 pytestmark = pytest.mark.slow
 
 
-def drained(client: TimerClient) -> list[str]:
-    return [node.name for node in client.status().nodes if node.drained]
+def wait_for_drained(client: TimerClient, *names: str) -> None:
+    """Wait for a status to which each node contributed, with the nodes `names` drained."""
+
+    def complete() -> bool:
+        nodes = client.status().nodes
+        drained = sorted(node.name for node in nodes if node.drained)
+        return all(node.reachable for node in nodes) and drained == sorted(names)
+
+    until(complete)
 
 
 def test_drained_leader_is_replaced_and_not_chosen_again(
@@ -29,13 +36,13 @@ def test_drained_leader_is_replaced_and_not_chosen_again(
     }
     second = cluster.wait_for_leader()
     assert second != first
-    assert drained(client) == [first]
+    wait_for_drained(client, first)
     cluster.kill(second)
     third = until(lambda: (leader := cluster.wait_for_leader()) != second and leader)
     assert third not in (first, second)
     cluster.start(second)
     assert not client.drain_node(first, undo=True).drained
-    assert drained(client) == []
+    wait_for_drained(client)
     cluster.change_leader(client, first)
 
 
@@ -47,7 +54,7 @@ def test_restart_ends_a_drain_and_unknown_nodes_are_refused(
     assert (answer.drained, answer.transferred) == (True, False)
     cluster.stop(name)
     cluster.start(name)
-    assert drained(client) == []
+    wait_for_drained(client)
     with pytest.raises(NotFound, match="n9"):
         client.drain_node("n9")
     with pytest.raises(InvalidRequest, match="node"):
@@ -62,6 +69,6 @@ def test_last_node_that_can_lead_is_not_drained(cluster: Running, client: TimerC
     with pytest.raises(InvalidRequest, match="each other node is drained"):
         client.drain_node(leader)
     assert cluster.wait_for_leader() == leader
-    assert sorted(drained(client)) == sorted(others)
+    wait_for_drained(client, *others)
     for name in cluster.nodes:
         client.drain_node(name, undo=True)
