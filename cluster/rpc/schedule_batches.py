@@ -101,10 +101,17 @@ class ScheduleBatches:
 
     async def _send(self, batch: _Batch) -> None:
         try:
-            async with asyncio.timeout(CHANGE_S):
-                await self._send_together(batch)
+            async with asyncio.timeout(CHANGE_S):  # one limit, also if each is sent again alone
+                await self._answer(batch)
         except TimeoutError:
             _fail(batch, TimeoutError)
+        finally:
+            for answer in batch.answers:  # of the end of the node
+                answer.cancel()
+
+    async def _answer(self, batch: _Batch) -> None:
+        try:
+            await self._send_together(batch)
         except ProblemError as refused:
             if len(batch.requests) > 1 and refused.error.reason in ALONE:
                 await self._send_alone(batch)
@@ -113,9 +120,6 @@ class ScheduleBatches:
         except Exception as error:  # noqa: BLE001 - a bug; one request alone would end with it, too
             bug = error
             _fail(batch, lambda: bug)
-        finally:
-            for answer in batch.answers:  # of the end of the node
-                answer.cancel()
 
     async def _send_together(self, batch: _Batch) -> None:
         several = len(batch.requests) > 1
@@ -129,7 +133,7 @@ class ScheduleBatches:
     async def _send_alone(self, batch: _Batch) -> None:
         each = zip(batch.requests, batch.answers, strict=True)
         alone = [_Batch(copy.copy(batch.context), [request], [answer]) for request, answer in each]
-        await asyncio.gather(*map(self._send, alone))
+        await asyncio.gather(*map(self._answer, alone))
 
 
 def _fail(batch: _Batch, error: Callable[[], Exception]) -> None:

@@ -97,16 +97,20 @@ async def test_an_unknown_outcome_is_that_of_all_and_nothing_is_sent_again() -> 
     assert len(calls.requests) == 1
 
 
+@pytest.mark.parametrize("refused", [False, True])
 async def test_without_an_answer_in_time_each_request_ends(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, *, refused: bool
 ) -> None:
-    class Silent(Calls):
+    class Slow(Calls):
         async def unary(self, method: str, request: Any, context: HttpContext) -> Any:
-            await asyncio.Event().wait()
+            await asyncio.sleep(0.06 if refused else 60)  # for each attempt
+            return await super().unary(method, request, context)
 
-    monkeypatch.setattr(schedule_batches, "CHANGE_S", 0.01)
-    found = await scheduled(Silent(), {"payload": "a"}, {"payload": "b"})
+    monkeypatch.setattr(schedule_batches, "CHANGE_S", 0.1)
+    calls = Slow()
+    found = await scheduled(calls, {"payload": "a"}, {"payload": "bad"})
     assert [type(each) for each in found] == [TimeoutError] * 2
+    assert len(calls.requests) == refused
 
 
 async def test_a_bug_in_the_handler_ends_each_request_with_its_error() -> None:
