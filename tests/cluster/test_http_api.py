@@ -23,6 +23,7 @@ from cluster.rpc.problem_details import problem_of
 from cluster.rpc.route_forms import FORMS
 from tests.cluster.running import RPC_S, Running, until
 from timerclient import TimerClient
+from timerclient.proto import timer_pb2 as pb
 from timerclient.values.errors import NotFound
 
 pytestmark = pytest.mark.slow
@@ -83,6 +84,8 @@ async def test_error_of_grpc_itself_has_a_reason_too() -> None:
         await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
     answer = problem_of(context.error)
     assert (answer.status, context.error.outcome_known) == (504, False)
+    busy = problem_of(pb.Error(reason=pb.REASON_OVERLOADED, retry_after_ms=1))
+    assert (busy.status, busy.headers["Retry-After"]) == (429, "1")
 
 
 def test_a_follower_takes_every_change(cluster: Running, client: TimerClient, topic: str) -> None:
@@ -242,8 +245,12 @@ def test_follower_shows_moves_and_cancels_timers(cluster: Running, topic: str) -
     assert [each["id"] for each in page["timers"]] == [first]
     rest = f"{at}/timers?page_size=1&page_token={quote(page['next_page_token'])}"
     assert [each["id"] for each in send(cluster, node, "GET", rest).body["timers"]] == [second]
-    within = f"{at}/timers?key_prefix=a&due_to_ms={shown['due_ms']}&due_from=2020-01-01T00:00:00Z"
-    assert [each["id"] for each in send(cluster, node, "GET", within).body["timers"]] == [first]
+    for query, wanted in (
+        (f"key_prefix=a&due_to_ms={shown['due_ms']}&due_from=2020-01-01T00:00:00Z", first),
+        (f"due_from_ms={shown['due_ms']}", second),
+    ):
+        within = send(cluster, node, "GET", f"{at}/timers?{query}").body["timers"]
+        assert [each["id"] for each in within] == [wanted]
     counted = send(cluster, node, "GET", f"{at}/timers/count").body
     assert (counted["pending"], counted["within"][-1]["pending"]) == (2, 2)
     moved = send(cluster, node, "PATCH", f"{at}/keys/a%2F1", {"delay": 7200}).body
@@ -317,9 +324,10 @@ def test_follower_delivers_and_settles_messages(
     assert settle("ack", 0)["results"] == ["ACKED"]
     assert settle("ack", 0)["results"] == ["ALREADY_ACKED"]
     assert settle("extend", 1, lease=60)["results"] == ["EXTENDED"]
-    assert settle("nack", 1, delay=0)["results"] == ["NACKED"]
+    assert settle("nack", 1, delay=0, unseen=True)["results"] == ["NACKED"]
     again = send(cluster, node, "POST", f"{at}/receive", one).body
-    assert [(each["payload"], each["attempt"]) for each in again["messages"]] == [("1", 2)]
+    [back] = again["messages"]
+    assert (back["payload"], back["attempt"], back["failures"]) == ("1", 2, 0)
     assert settle("ack", 1)["results"] == ["LEASE_LOST"]
     none = send(cluster, node, "POST", f"{at}/receive", {}).body
     assert none == {"lease_id": None, "lease_ms": None, "messages": []}

@@ -37,6 +37,8 @@ def test_timer_of_each_kind_of_payload_and_time() -> None:
     ).timers[0]
     assert (row.payloads.decode(), [*row.payload_sizes]) == ('{"ä":[1,null]}', [15])
     assert decode_headers(row.headers) == {"content-type": "application/json", "a": "b"}
+    own = {"content-type": "application/json; version=2"}
+    assert decode_headers(scheduled({"json": 1, "headers": own}).timers[0].headers) == own
     assert (row.topic, [*row.delay_ms], row.keys) == ("orders", [1_500], b"k")
     assert scheduled({"json": None}).timers[0].payloads == b"null"
     text = scheduled({"payload": "ä", "due": "2026-11-25T09:00:00.0005+01:00"}).timers[0]
@@ -56,6 +58,7 @@ def test_timer_of_each_kind_of_payload_and_time() -> None:
         ("PT1H30M", 5_400_000),
         ("P1W", 604_800_000),
         ("P1DT0.25S", 86_400_250),
+        ("PT1.001S", 1_001),
         ("PT0S", 0),
     ],
 )
@@ -141,6 +144,7 @@ def test_durations_of_consumers_are_seconds_or_iso() -> None:
     assert (nack.epoch, nack.lease_id, nack.delay_ms) == (3, (1 << 62) - 1, 86_400_000)
     assert [*nack.offsets] == [0, (1 << 64) - 1]
     assert not settled("NackMessages", held).HasField("delay_ms")
+    assert settled("NackMessages", held | {"delay": 0}).HasField("delay_ms")
     assert settled("AckMessages", held | {"cumulative": True}).cumulative
 
 
@@ -186,7 +190,7 @@ def test_refusal_of_consumers_names_the_field(
     ],
 )
 def test_payload_is_shown_as_json_if_it_can_be(payload: bytes, shown: dict[str, Any]) -> None:
-    assert payload_json(payload, {"content-type": "application/json; charset=utf-8"}) == shown
+    assert payload_json(payload, {"content-type": "Application/JSON; charset=utf-8"}) == shown
     assert "json" not in payload_json(payload, {})
 
 

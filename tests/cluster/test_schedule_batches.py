@@ -39,7 +39,8 @@ class Calls:
             raise ProblemError(pb.Error(reason=self._reason))
         ids = range(self._ids + 1, self._ids + 1 + rows_of(request))
         self._ids = ids.stop - 1
-        return pb.ScheduleResponse(timer_ids=b"".join(each.to_bytes(15, "big") for each in ids))
+        raw = b"".join(each.to_bytes(15, "big") for each in ids)
+        return pb.ScheduleResponse(timer_ids=raw, other_ids=raw)
 
 
 def rows_of(request: pb.ScheduleRequest) -> int:
@@ -53,6 +54,9 @@ async def scheduled(calls: Calls, *timers: dict[str, Any]) -> list[Any]:
     done = await asyncio.gather(
         *(batches.schedule(each, ANYONE, context) for each in requests), return_exceptions=True
     )
+    for each in done:
+        if isinstance(each, pb.ScheduleResponse):
+            assert each.other_ids == each.timer_ids
     return [
         int.from_bytes(each.timer_ids, "big") if isinstance(each, pb.ScheduleResponse) else each
         for each in done
@@ -81,8 +85,9 @@ async def test_those_of_one_turn_are_one_request_in_their_order() -> None:
     assert third.on_conflict == pb.ON_CONFLICT_KEEP
 
 
-async def test_a_refused_row_refuses_no_other() -> None:
-    calls = Calls()
+@pytest.mark.parametrize("reason", [pb.REASON_INVALID_REQUEST, pb.REASON_QUOTA_REACHED])
+async def test_a_refused_row_refuses_no_other(reason: pb.Reason.ValueType) -> None:
+    calls = Calls(reason)
     found = await scheduled(calls, {"payload": "a"}, {"payload": "bad"}, {"payload": "c"})
     assert found[::2] == [1, 2]
     assert isinstance(found[1], ProblemError)

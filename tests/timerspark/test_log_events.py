@@ -22,17 +22,20 @@ from pyspark.sql.types import (
 )
 
 from deploy.local import LocalCluster
-from tests.chaos.world import Log, by_id, by_key, write_log
+from tests.chaos.world import SALT, Log, by_id, by_key, id_of, write_log
 from tests.cluster.running import until
 from tests.timerspark.conftest import started
 from timer.entries import entry_frame
 from timer.entries.entry_frame import EntryKind
 from timer.entries.payloads import GroupOp, Op
+from timer.entries.policies import Scope, ScopePolicy, encode_policy
 from timer.model.timer_errors import CorruptFileError
-from timer.model.units import TopicId
+from timer.model.units import GroupId, LogIndex, Seq, TopicId
+from timer.state.firing_trace import SeqMark
 from timerclient import TimerClient
+from timerspark.log.log_events import EventReader
 from timerspark.log.log_options import EVENT_COLUMNS
-from timerspark.log.log_plan import LogGap
+from timerspark.log.log_plan import LogGap, Names, Seqs
 from timerspark.timerlog_format import TimerLogFormat
 
 TYPES: dict[str, DataType] = {
@@ -111,6 +114,7 @@ def test_each_kind_of_entry_has_rows_and_options_select_them(tmp_path: Path) -> 
     log.reserve(topic, group, 10)
     log.nack(topic, group, [0], [7_000])
     log.entry(EntryKind.CHECKPOINT)
+    log.entry(EntryKind.POLICY, encode_policy(Scope("", TopicId(0)), ScopePolicy(ttl_ms=7)))
     write_log(tmp_path / "000", log.frames)
     found = events(tmp_path)
     assert [*found[0]] == [*EVENT_COLUMNS]
@@ -118,8 +122,9 @@ def test_each_kind_of_entry_has_rows_and_options_select_them(tmp_path: Path) -> 
         *(("epoch", 0), ("create_topic", 0), ("register_producer", 0)),
         *(("schedule", 0), ("schedule", 1), ("cancel", 0), ("cancel", 0)),
         *(("reschedule", 0), ("reschedule", 0), ("create_group", 0), ("fire", 0)),
-        *(("nack", 0), ("checkpoint", 0)),
+        *(("nack", 0), ("checkpoint", 0), ("policy", 0)),
     ]
+    assert (found[13]["topic_id"], found[13]["details"]) == (None, '{"ttl_ms": 7}')
     one, two = found[3:5]
     assert (one["key"], two["key"], one["payload"][:1]) == ("k", None, b"\1")
     assert (one["due"], two["due"]) == tuple(
@@ -142,6 +147,37 @@ def test_each_kind_of_entry_has_rows_and_options_select_them(tmp_path: Path) -> 
         events(tmp_path, colour="red")
     with pytest.raises(ValueError, match="columns = 'time, colour': must be"):
         events(tmp_path, "time", "colour")
+
+
+def test_ids_follow_from_the_marks_of_the_manifest() -> None:
+    log = Log()
+    log.epoch(1)
+    topic = log.topic("t")
+    log.schedule(topic, [(100, 1), (200, 2)])
+    log.occurrence(1, 1, planned_ms=1_000, due_ms=2_000)
+    log.move(topic, GroupId(1), [0], "dead", "")
+    log.schedule(topic, [(300, 3)])  # a repeat
+    log.schedule(topic, [(400, 4)], producer=(7, 8))
+    log.schedule(topic, [(500, 5)])  # after the manifest
+    marks = [SeqMark(LogIndex(3), Seq(10)), SeqMark(LogIndex(6), Seq(14), b"\x80")]
+    entries: list[Any] = [entry_frame.frame_at(memoryview(each), 0) for each in log.frames]
+
+    def reader(marks: list[SeqMark]) -> EventReader:
+        seqs = Seqs(None, {each.entry: each for each in marks}, 8)
+        return EventReader(Names(), seqs, SALT, ["id", "new_id", "requested", "sequence"])
+
+    every, last = reader(marks), reader(marks[:1])
+    rows = [row for each in entries for b in every.read(each) for row in b.to_pylist()][2:]
+    assert [row["id"] or row["new_id"] for row in rows] == [
+        *(id_of(100, 10), id_of(200, 11), id_of(2_000, 12), id_of(1, 13)),
+        *(None, id_of(400, 14), None),
+    ]
+    assert rows[2]["requested"] == datetime.fromtimestamp(1, UTC)
+    assert [row["sequence"] for row in rows] == [None, None, 1, None, None, 8, None]
+    for each in entries[:6]:
+        last.skip(each)  # as if entry 6 were no repeat
+    [batch] = last.read(entries[6])
+    assert batch["id"].to_pylist() == [id_of(400, 15)]
 
 
 def test_lives_of_a_log_are_joined_and_a_gap_between_them_is_an_error(tmp_path: Path) -> None:

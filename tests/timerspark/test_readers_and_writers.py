@@ -138,6 +138,11 @@ def test_rows_are_written_once_however_often_their_task_runs(
         writer.commit([first, second])
     with pytest.raises(AlreadyExists, match="250 of 500 rows were not scheduled for their keys"):
         stream.streamWriter(kinds("payload", "delay"), False).commit([second], 0)
+    assert len({stream.writer(schema, False)._job for _ in range(2)}) == 2  # without a job_id
+    update: Any = source(cluster, topic, on_conflict="update").writer(schema, False)
+    missing = batch(payload=[b""], key=["none"], headers=[None], due=[DUE])
+    with pytest.raises(AlreadyExists, match="1 of 1 rows were not scheduled for their keys"):
+        update.commit([update.write(iter([missing]))])
     status = client.describe_topic(topic)
     assert status.scheduled == 2_500 + 250
     pending = {each.payload: each for each in client.list_timers(topic)}
@@ -161,6 +166,17 @@ def test_long_headers_make_more_requests() -> None:
         22,
     ]
     assert max(each.ByteSize() for each in found) < timer_requests.BYTES_MAX + 10_000
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.duration("us")])
+def test_delays_are_rounded_up(kind: pa.DataType) -> None:
+    micros = [0, 1, 1_000, 1_001]
+    delays = [n / 1e6 for n in micros] if kind == pa.float64() else micros
+    columns = [pa.array([b""] * 4), pa.array(delays, kind)]
+    rows = pa.RecordBatch.from_arrays(columns, names=["payload", "delay"])
+    options = FormatOptions.of({"cluster": "a:1", "path": "t"})
+    [request] = timer_requests.requests_of([rows], options)
+    assert [*request.timers[0].delay_ms] == [0, 1, 1, 2]
 
 
 def sender(schedule: Any) -> timer_writers._Sender:
@@ -217,6 +233,19 @@ async def test_requests_that_overtake_one_are_sent_again_after_it() -> None:
     assert len(again) <= 2 * timer_writers.REQUESTS_IN_FLIGHT
 
 
+async def test_unanswered_requests_have_a_limit_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timer_writers, "BYTES_IN_FLIGHT", 50)
+    unanswered: list[int] = []
+
+    def schedule(_: pb.ScheduleRequest) -> pb.ScheduleResponse:
+        unanswered.append(len(found._sent))
+        return pb.ScheduleResponse()
+
+    found = sender(schedule)
+    await found.run(requests(9, rows=20))  # of more than 25 bytes each
+    assert {*unanswered} == {1}
+
+
 async def test_failed_request_ends_the_task_with_its_own_error_and_nothing_after_it() -> None:
     applied: list[int] = []
 
@@ -250,8 +279,10 @@ def test_ordering_keys_and_priorities_are_columns(
     found = {each.payload: each for each in client.list_timers(topic)}
     traits = [(found[name].ordering_key, found[name].priority) for name in (b"0", b"1", b"2")]
     assert traits == [("a", 9), (None, 4), (None, 4)]
-    with pytest.raises(InvalidRequest, match="priority = 10: must be in"):
-        writer.write(iter([batch(payload=[b""], due=[DUE], ordering_key=[None], priority=[10])]))
+    for wrong in (-1, 10):
+        one = batch(payload=[b""], due=[DUE], ordering_key=[None], priority=[wrong])
+        with pytest.raises(InvalidRequest, match=f"priority = {wrong}: must be in"):
+            writer.write(iter([one]))
 
 
 def test_micro_batch_is_written_once(
@@ -262,19 +293,24 @@ def test_micro_batch_is_written_once(
     writer: Any = of.streamWriter(kinds("payload", "topic", "delay"), False)
     with pytest.raises(InvalidRequest, match="must be set by Spark"):
         writer.write(iter([rows]))
-    for number in ("0", "0", "1"):
-        task.properties = {timer_writers.QUERY_ID: topic, timer_writers.BATCH_ID: number}
+    for query, number, partition in (
+        *(("q", "0", 3), ("q", "0", 3), ("q", "1", 3)),
+        *(("q", "0", 4), ("r", "0", 3)),
+    ):
+        task.properties = {timer_writers.QUERY_ID: topic + query, timer_writers.BATCH_ID: number}
+        task.partition = partition
         writer.write(iter([rows]))
     counts = [client.describe_topic(topic + more).scheduled for more in ("", "-2")]
-    assert counts == [2, 2]
-    [pending, _] = client.list_timers(topic + "-2")
-    assert pending.payload == b"b"
+    assert counts == [4, 4]
+    assert {each.payload for each in client.list_timers(topic + "-2")} == {b"b"}
 
 
 def test_messages_are_read_in_ranges_of_offsets(
     cluster: str, client: TimerClient, topic: str
 ) -> None:
     client.create_group(topic, "g")
+    ended: Any = source(cluster, topic).streamReader(struct(key="string"))
+    ended.prepareForTriggerAvailableNow()  # before any message
     headers = [{"a": "b", "c": ""} if n == 3 else {} for n in range(1_000)]
     keys = [f"k{n}" if n % 3 == 0 else None for n in range(1_000)]
     payloads = [b"%d" % n for n in range(1_000)]
@@ -305,6 +341,9 @@ def test_messages_are_read_in_ranges_of_offsets(
     third = stream.latestOffset(second, ReadAllAvailable())
     assert [int(each["offset"]) for each in (first, second, third)] == [0, 400, 1_000]
     assert stream.latestOffset(third, ReadAllAvailable()) == third
+    assert ended.latestOffset(first, ReadAllAvailable()) == first
+    later: Any = source(cluster, topic, start_offset="latest").streamReader(struct(key="string"))
+    assert later.initialOffset() == third
     parts = stream.partitions(first, second) + stream.partitions(second, third)
     read_keys = [key for part in parts for b in stream.read(part) for key in b["key"].to_pylist()]
     assert read_keys == keys
@@ -325,8 +364,17 @@ def test_messages_are_read_in_ranges_of_offsets(
     with pytest.raises(MessagesLost):
         [*stream.read(parts[0])]
     assert all_columns(cluster, topic, start_offset=10, fail_on_loss="false") == []
+    going_on = source(cluster, topic, rows_per_batch=400, fail_on_loss="false")
+    left: Any = going_on.streamReader(struct(key="string"))
+    assert left.latestOffset(first, ReadMaxRows(400)) == third
     client.delete_topic(topic)
     client.create_topic(topic)
+    client.schedule(topic, b"", due_ms=1_000)
+    until(lambda: client.describe_topic(topic).queue_end == 1)
+    anew = left.latestOffset(third, ReadMaxRows(400))
+    assert (anew["topic_id"] != third["topic_id"], anew["offset"]) == (True, 1)
+    assert [(each.start, each.end) for each in left.partitions(third, anew)] == [(0, 1)]
+    assert [*left.read(OffsetRange(int(first["topic_id"]), 0, 1))] == []
     with pytest.raises(MessagesLost, match="created anew"):
         stream.latestOffset(third, ReadAllAvailable())
 

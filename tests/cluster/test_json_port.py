@@ -1,0 +1,116 @@
+"""JSON over HTTP where the node's services answer late, never, or in part."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from cluster.rpc import json_bodies, timer_stream
+from cluster.rpc.http_api import IDEMPOTENCY_KEY, HttpApi
+from cluster.rpc.http_call import HttpContext, LocalCalls
+from cluster.rpc.http_routes import RPC_ROUTES
+from cluster.rpc.problem_details import ProblemError
+from timerclient.proto import timer_pb2 as pb
+
+AT = "/v1/topics/t/timers"
+NDJSON = {"Content-Type": "application/x-ndjson"}
+
+
+class Calls:
+    """Answers the first `answered` lines of a stream, and fails at line `read`; no other call ends.
+
+    The payload `bad` is refused.
+    """
+
+    def __init__(self, answered: int = 1_000, read: int = 1_000) -> None:
+        self._answered, self._read = answered, read
+
+    def is_unlimited(self, _: object) -> bool:
+        return True
+
+    async def unary(self, method: str, request: Any, context: HttpContext) -> Any:
+        await asyncio.Event().wait()
+
+    async def stream(self, method: str, lines: Any, _: HttpContext) -> AsyncGenerator[Any, None]:
+        async for line in lines:
+            if line.timers[0].payloads == b"bad":
+                refusal = pb.Error(reason=pb.REASON_QUOTA_REACHED)
+                yield pb.ScheduleStreamResponse(request_no=line.request_no, error=refusal)
+            elif line.request_no <= self._answered:
+                yield pb.ScheduleStreamResponse(request_no=line.request_no, timer_ids=bytes(15))
+            elif line.request_no == self._read:
+                raise ProblemError(pb.Error(reason=pb.REASON_LEADERSHIP_LOST))
+
+
+@contextlib.asynccontextmanager
+async def port(calls: Calls) -> AsyncIterator[TestClient[Any, Any]]:
+    app = web.Application()
+    app.add_routes(HttpApi(cast("LocalCalls", calls), "127.0.0.1", secure=False).routes())
+    async with asyncio.timeout(30), TestClient(TestServer(app)) as client:
+        yield client
+
+
+async def lines_of(calls: Calls, body: Any) -> list[dict[str, Any]]:
+    async with port(calls) as client:
+        answer = await client.post(f"{AT}/stream", data=body, headers=NDJSON)
+        return [json.loads(line) for line in (await answer.read()).splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("verb", "path", "status", "known"),
+    [("POST", AT, 504, False), ("GET", f"{AT}/count", 503, True)],
+)
+async def test_change_without_an_answer_in_time_has_an_unknown_outcome(
+    monkeypatch: pytest.MonkeyPatch, verb: str, path: str, status: int, *, known: bool
+) -> None:
+    routes = [replace(each, timeout_s=0.01) for each in RPC_ROUTES]
+    monkeypatch.setattr("cluster.rpc.http_api.RPC_ROUTES", routes)
+    async with port(Calls()) as client:
+        answer = await client.request(
+            verb, path, json={}, headers={IDEMPOTENCY_KEY: "1"} if not known else {}
+        )
+        assert (answer.status, (await answer.json())["outcome_known"]) == (status, known)
+
+
+async def test_idempotency_key_is_given_once_and_leaves_room_for_the_number_of_a_line() -> None:
+    async with port(Calls()) as client:
+        twice = [("Content-Type", "application/json"), *[(IDEMPOTENCY_KEY, "1")] * 2]
+        assert (await client.post(AT, data="{}", headers=twice)).status == 400
+        for size, status in (
+            (timer_stream.KEY_SIZE_MAX, 200),
+            (timer_stream.KEY_SIZE_MAX + 1, 400),
+        ):
+            named = NDJSON | {IDEMPOTENCY_KEY: "k" * size}
+            assert (await client.post(f"{AT}/stream", data="{}", headers=named)).status == status
+
+
+async def test_failed_stream_names_the_first_line_without_a_result() -> None:
+    found = await lines_of(Calls(answered=2, read=5), '{}\n{"payload": "bad"}\n' + "{}\n" * 7)
+    assert [each["line"] for each in found] == [1, 2, 3]
+    reasons = [each["error"]["reason"] for each in found[1:]]
+    assert reasons == ["QUOTA_REACHED", "LEADERSHIP_LOST"]
+
+
+async def test_stream_has_any_number_of_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timer_stream, "LINES_MAX", 10)
+    assert [each["line"] for each in await lines_of(Calls(), "{}\n" * 35)] == [*range(1, 36)]
+
+
+async def test_silent_client_and_large_lines_end_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silent() -> AsyncIterator[bytes]:
+        yield b"{}\n{"
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(timer_stream, "SILENCE_S", 0.05)
+    one, two = await lines_of(Calls(), silent())
+    assert (one["result"], two["line"]) == ("SCHEDULED", 2)
+    assert "within 0.05 s" in two["error"]["limit"]
+    monkeypatch.setattr(json_bodies, "ACCOUNT_BYTES_MAX", json_bodies.SMALL_BYTES_MAX)
+    [refused] = await lines_of(Calls(), b" " * (json_bodies.SMALL_BYTES_MAX + 1))
+    assert refused["reason"] == "OVERLOADED"
