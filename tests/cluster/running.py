@@ -141,6 +141,11 @@ class Running(Forking):
         state = until(lambda: self.state(self.wait_for_leader()))
         return int(state.epoch)
 
+    def role_and_epoch(self, name: str) -> tuple[str, int]:
+        """Return a node's role and epoch. The controller may be another node at any time."""
+        state = until(lambda: self.state(name))
+        return state.role, state.epoch
+
     # ---- requests
 
     @contextlib.contextmanager

@@ -120,7 +120,7 @@ def keeps_leader(
     impostor = other.issue(IdentityKind.NODE, cluster.followers()[0]).stem
     before = {name: store.path(name).read_bytes() for name in ("ca", "client-ca")}
     append_authorities(cluster, store, other)
-    epoch = epoch_of(cluster, leader)
+    epoch = cluster.role_and_epoch(leader)
     status = timer_pb2.GetStatusRequest(local=True)
     with (
         streams(cluster, trusted, other, "admin-guest") as open_,
@@ -146,13 +146,7 @@ def keeps_leader(
         assert [error for future in futures if (error := future.exception()) is not None] == []
         taken = take(consumer, len(futures))
         assert sorted(int(message.payload) for message in taken) == [*range(400)]
-    return epoch_of(cluster, leader) == epoch
-
-
-def epoch_of(cluster: Running, name: str) -> tuple[str, int]:
-    """Return a node's role and epoch. The controller may be another node at any time."""
-    state = until(lambda: cluster.state(name))
-    return state.role, state.epoch
+    return cluster.role_and_epoch(leader) == epoch
 
 
 def test_a_token_at_a_follower_is_itself_at_the_leader_and_nothing_after_its_withdrawal(

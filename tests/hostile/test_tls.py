@@ -153,7 +153,7 @@ def test_messages_under_a_nodes_name_need_its_certificate(
     cluster: Running, store: CertificateStore, strangers: dict[str, ClientTls | None]
 ) -> None:
     leader = cluster.wait_for_leader()
-    epoch = cluster.state(leader)
+    epoch = cluster.role_and_epoch(leader)
     for tls in strangers.values():
         refused(cluster, leader, tls, cluster.followers()[0])
     # A true node under the name of another node.
@@ -165,7 +165,7 @@ def test_messages_under_a_nodes_name_need_its_certificate(
             if method != snapshot_service.FETCH:  # it names no node
                 error = call(channel, method, shape, messages)
                 assert code_of(error) is grpc.StatusCode.PERMISSION_DENIED, method
-    assert cluster.state(leader) == epoch
+    assert cluster.role_and_epoch(leader) == epoch
     with cluster.client() as client, client.consumer("alive", "watch") as consumer:
         client.schedule("alive", b"x", delay=0)
         assert [message.payload for message in take(consumer, 1)] == [b"x"]
@@ -275,7 +275,7 @@ def test_new_certificates_under_load_cause_no_error(
     cluster: Running, store: CertificateStore
 ) -> None:
     leader = cluster.wait_for_leader()
-    state = cluster.state(leader)
+    state = cluster.role_and_epoch(leader)
     old = {name: served_on(node.http) for name, node in cluster.nodes.items()}
     errors: list[TimerError] = []
     with cluster.client() as client, client.consumer("load", "watch") as consumer:
@@ -293,7 +293,7 @@ def test_new_certificates_under_load_cause_no_error(
                 errors += [error] if isinstance(error, TimerError) else []
         assert errors == []
         assert len(take(consumer, len(futures))) == len(futures)
-    assert cluster.state(leader) == state, "no failover"
+    assert cluster.role_and_epoch(leader) == state, "no failover"
 
 
 def test_files_that_do_not_fit_leave_the_old_certificate_in_use(
