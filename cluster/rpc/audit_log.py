@@ -6,8 +6,8 @@
 
 `epoch` and `log_index` name the log entry of the change, if there is one; of a relayed call the
 leader has it. A later epoch may have another entry at the index, and this one is lost. A call that
-ends before its answer has `"outcome": "unknown"`: the change may be made later, or not at all. Its
-line has the index only if the entry was appended at once: changes of groups wait for their entry.
+ends before its answer has `"outcome": "unknown"`: the change may be made later, or not at all. When
+its entry ends, the leader writes a second line with `"late": true`, the result and the index.
 A denied call has the result DENIED and the reason as `why`. Floods of them are cut: a line with
 `left_out` follows.
 
@@ -28,6 +28,7 @@ from typing import Any, Final
 
 from google.protobuf.json_format import MessageToDict
 
+from cluster.rpc import grpc_errors
 from cluster.rpc.rpc_caller import Caller
 from cluster.settings.log_format import AUDIT
 from timer.model.timer_errors import EngineError
@@ -71,6 +72,14 @@ class AuditLog:
 
     def changed(self, caller: Caller, request: object, result: str) -> None:
         """Note a call that changes the cluster. `request`: see `shown`; `result`: a status."""
+        self._change(caller, request, result)
+
+    def answered_late(self, request: object, caller: Caller, error: EngineError | None) -> None:
+        """Note the end of an entry whose call has ended before. `error`: None: it is applied."""
+        result = "OK" if error is None else grpc_errors.code_of(error).name
+        self._change(caller, request, result, late=True)
+
+    def _change(self, caller: Caller, request: object, result: str, **more: object) -> None:
         line = self._line(
             identity=str(caller.identity),
             address=caller.address,
@@ -79,6 +88,7 @@ class AuditLog:
             result=result,
             **({"outcome": "unknown"} if result in _UNKNOWN else {}),
             **({"epoch": caller.epoch, "log_index": caller.log_index} if caller.log_index else {}),
+            **more,
         )
         audit.info("%s", line)
 

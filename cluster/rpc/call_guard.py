@@ -374,6 +374,8 @@ class CallGuard(grpc.aio.ServerInterceptor):
         assert task is not None
         rpc = _OpenRpc(caller, expires_s, task)
         CALLER.set(caller)
+        if caller is not None and change is not None:
+            caller.on_late = partial(self._audit.answered_late, change)
         self._open.add(rpc)
         result = "UNKNOWN"  # of any other error
         try:

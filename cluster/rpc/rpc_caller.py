@@ -15,7 +15,7 @@ from cluster.rpc.caller_usages import CallerUsages
 from cluster.security.access_rules import CLUSTER, AccessRules, AccessTarget, Permission
 from cluster.security.identities import CallerIdentity
 from cluster.security.method_rules import MethodRule
-from timer.model.timer_errors import NotFoundError, PermissionDeniedError
+from timer.model.timer_errors import EngineError, NotFoundError, PermissionDeniedError
 
 METADATA: Final = "timer-caller"
 """Metadata of a relayed request: the identity of the node's own caller. Only nodes send it."""
@@ -39,6 +39,8 @@ class Caller:
     """Index of the last log entry that the RPC appended; 0: there is none, or it is not known."""
     epoch: int = 0
     """Epoch of that entry."""
+    on_late: "Callable[[Caller, EngineError | None], object]" = lambda _, __: None
+    """Called with the error of an entry that was answered after the RPC's end; None: no error."""
     kept: list[AccessTarget] = field(default_factory=list)
     """Targets of the requests so far, to be checked again with new rules."""
 

@@ -173,13 +173,16 @@ class Host:
         began_ns = time.monotonic_ns() if self.hops.on else 0
 
         def done(result: object) -> None:
-            if future.done():
+            if future.done() and not future.cancelled():
                 return
             if began_ns:
                 self.stamp_request(began_ns)
             if caller is not None and self.engine.leader is not None:
                 caller.note(self.engine.leader.epoch, self.engine.leader.answering)
-            if isinstance(result, EngineError):
+            if future.cancelled():
+                if caller is not None:
+                    caller.on_late(caller, result if isinstance(result, EngineError) else None)
+            elif isinstance(result, EngineError):
                 future.set_exception(result)
             else:
                 future.set_result(result)

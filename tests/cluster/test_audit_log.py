@@ -19,7 +19,7 @@ from cluster.security.access_rules import parse_rules
 from cluster.security.identities import CallerIdentity, IdentityKind
 from cluster.security.method_rules import METHOD_RULES
 from deploy.certificate_store import CertificateStore
-from timer.model.timer_errors import PermissionDeniedError
+from timer.model.timer_errors import NotReadyError, PermissionDeniedError
 from timerclient.proto import timer_pb2 as pb
 
 DELETE = "/timer.v1.AdminService/DeleteTopic"
@@ -88,8 +88,14 @@ async def test_call_that_fails_is_not_logged_as_ok_and_only_the_owner_reads_the_
     with pytest.raises(asyncio.CancelledError), guard._admitted(DELETE, object(), context):
         raise asyncio.CancelledError
     assert results_and_mode(file) == (["UNKNOWN", "OK", "CANCELLED"], 0o600)
+    caller.note(3, 8)
+    caller.on_late(caller, None)
+    caller.on_late(caller, NotReadyError("the epoch ended"))
+    late = [(each["result"], each["late"], each["log_index"]) for each in lines_of(file)[3:]]
+    assert late == [("OK", True, 8), ("UNAVAILABLE", True, 8)]
     outcomes = [
-        (line.get("outcome"), line.get("epoch"), line.get("log_index")) for line in lines_of(file)
+        (line.get("outcome"), line.get("epoch"), line.get("log_index"))
+        for line in lines_of(file)[:3]
     ]
     assert outcomes == [("unknown", None, None), (None, None, None), ("unknown", 3, 7)]
 

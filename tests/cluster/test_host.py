@@ -158,7 +158,12 @@ async def test_entry_of_a_change_is_known_though_its_answer_never_comes(
     host = host_on(tmp_path, Follower(Log()), [])
     monkeypatch.setattr(host, "kick", lambda: None)
     noted: list[tuple[int, int]] = []
-    caller: Any = SimpleNamespace(note=lambda *entry: noted.append(entry))
+    late: list[tuple[int, object]] = []
+    caller: Any = SimpleNamespace(
+        note=lambda *entry: noted.append(entry),
+        on_late=lambda _, error: late.append((noted[-1][1], error)),
+    )
+    gathered: list[Callable[[object], None]] = []
     leader: Any = SimpleNamespace(proposed=4, answering=0, epoch=3)
 
     async def ask(appended: int, error: EngineError | None = None) -> None:
@@ -166,6 +171,7 @@ async def test_entry_of_a_change_is_known_though_its_answer_never_comes(
 
         def start(done: Callable[[object], None]) -> None:
             leader.proposed = appended
+            gathered.append(done)
             if error is not None:
                 done(error)
 
@@ -180,6 +186,10 @@ async def test_entry_of_a_change_is_known_though_its_answer_never_comes(
     with pytest.raises(TimeoutError):
         await ask(6)
     assert noted[-1] == (3, 6)
+    leader.answering = 7  # an entry that the requests of several callers waited for
+    for each in gathered:
+        each(None)
+    assert late == [(7, None)] * 2, "the first call had its answer"
     monkeypatch.undo()
     await host.stop()
 
