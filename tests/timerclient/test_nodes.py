@@ -41,7 +41,9 @@ async def test_call_whose_client_is_closed_says_whether_it_may_have_happened(
         node = nodes.node("127.0.0.1:1")
         closing = asyncio.Event()
 
-        async def leader(nodes: Nodes = nodes, closing: asyncio.Event = closing) -> NodeChannel:
+        async def leader(
+            nodes: Nodes = nodes, closing: asyncio.Event = closing, **_: bool
+        ) -> NodeChannel:
             if closing.is_set():
                 await nodes.close()
             return nodes.node("127.0.0.1:1")
@@ -134,7 +136,7 @@ async def test_call_is_not_sent_again_once_the_cluster_may_have_forgotten_it(
     node = nodes.node("127.0.0.1:1")
     sent = 0
 
-    async def leader() -> NodeChannel:
+    async def leader(**_: bool) -> NodeChannel:
         return node
 
     async def answer() -> None:

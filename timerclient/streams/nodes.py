@@ -47,7 +47,9 @@ from timerclient.values.errors import (
     LeadershipLost,
     NotLeader,
     OutcomeUnknown,
+    PermissionDenied,
     TimerError,
+    TokenRejected,
     Unreachable,
 )
 from timerclient.values.lease_clock import clock_of
@@ -172,6 +174,7 @@ class RetryPauses:
         return max(pause_s, at_least_s * self._rng.uniform(1.0, 1.25))
 
 
+_DENIALS: Final = (PermissionDenied, TokenRejected)
 RANK_MAX: Final = 1 << 63
 """Highest rank: an answer with it is returned at once."""
 PATIENCE_S_MAX: Final = 5.0
@@ -229,6 +232,8 @@ class Nodes:
         self.epoch = 0
         """The highest epoch that a delivery or an opened consumer carried."""
         self.last_error: TimerError | None = None
+        self._denied: dict[str, TimerError] = {}
+        """Address -> why the node there denied the probe of the last round: it denies all calls."""
         self._addresses = list(addresses)
         self._dial = dial
         self._renewed: Callable[[], bool] = getattr(dial, "renewed", lambda: False)
@@ -279,8 +284,13 @@ class Nodes:
 
     # ---- the leader
 
-    async def leader(self) -> NodeChannel:
-        """Return the leader. Search for it without a time limit."""
+    async def leader(self, *, denied: bool = False) -> NodeChannel:
+        """Return the leader. Search for it without a time limit.
+
+        Raises:
+            Closed: The client is closed.
+            PermissionDenied, TokenRejected: With `denied`: every node denies this client all calls.
+        """
         pauses = RetryPauses(self.settings, self.rng)
         while True:
             async with self._finding:
@@ -290,8 +300,16 @@ class Nodes:
             if leader is not None:
                 self._found(leader)
                 return leader
+            if denied:
+                self._check_denied()
             self._missed()
             await asyncio.sleep(max(pauses.take(), self.settings.pause_s_min))
+
+    def _check_denied(self) -> None:
+        addresses = {*self._addresses, *self._nodes}
+        if addresses <= self._denied.keys():
+            error = self._denied[self._addresses[0]]
+            raise type(error)(str(error))
 
     def _found(self, leader: NodeChannel) -> None:
         self._looking_since = None
@@ -352,6 +370,7 @@ class Nodes:
 
     async def _probe_all(self) -> NodeChannel | None:
         """Return the leader of the highest epoch, as soon as it answers. None: no node leads."""
+        self._denied.clear()
         addresses = dict.fromkeys([*self._addresses, *self._nodes])
         probes = {
             asyncio.ensure_future(self._leader_epoch_of(self.node(address))): address
@@ -403,6 +422,8 @@ class Nodes:
         except TimerError as error:
             text = f"{node.address}: {error}"
             self.last_error = Unreachable(text)
+            if isinstance(error, _DENIALS):
+                self._denied[node.address] = error
             return -1
         for one in status.nodes:
             if one.role == "leader" and one.serving:
@@ -467,8 +488,8 @@ class Nodes:
             async with asyncio.timeout_at(ends_s) as patience:
                 while True:
                     try:
-                        node = await self.leader()
-                    except Closed as error:
+                        node = await self.leader(denied=not in_doubt)
+                    except (Closed, *_DENIALS) as error:
                         raise (errors.as_unknown(error) if in_doubt else error) from None
                     asking = True
                     if not in_doubt:
@@ -516,10 +537,12 @@ class Nodes:
 
         Raises:
             Unreachable: No node answers.
+            PermissionDenied, TokenRejected: Every node denies the call.
             TimerError: One of the classes `final`, which each node would answer.
         """
         each_s = min(within_s, self.settings.stall_s)
         best: list[T] = []
+        denials: list[TimerError] = []
         for address in self._addresses:
             try:
                 async with asyncio.timeout(each_s):
@@ -534,8 +557,11 @@ class Nodes:
                 raise
             except TimerError as error:
                 self.last_error = Unreachable(f"{address}: {error}")
+                denials += [error] if isinstance(error, _DENIALS) else []
         if best:
             return best[0]
+        if len(denials) == len(self._addresses):
+            raise denials[0]
         text = f"no node answers; the last error: {self.last_error}"
         raise Unreachable(text)
 

@@ -59,7 +59,9 @@ from timerclient.values.errors import (
     NotFound,
     NotReady,
     OutcomeUnknown,
+    PermissionDenied,
     TimerError,
+    TokenRejected,
 )
 from timerclient.values.wire_errors import from_wire
 
@@ -322,8 +324,8 @@ class Subscription:
     async def _run(self) -> None:
         while True:
             try:
-                node = await self._nodes.leader()
-            except Closed as error:
+                node = await self._nodes.leader(denied=self._phase is ConsumerPhase.OPENING)
+            except (Closed, PermissionDenied, TokenRejected) as error:
                 self._finish(error)
                 return
             try:
