@@ -11,6 +11,7 @@ from tests.timerclient.conftest import Ctl
 from timerclient.cli.cli_check import (
     Finding,
     Level,
+    _nagios,
     findings_of_nodes,
     findings_of_topic,
     worst,
@@ -76,7 +77,12 @@ def test_a_healthy_cluster_is_ok() -> None:
         (lambda n, _: setattr(n[1], "disk_free_bytes", 2 << 30), 0, "disk", "2048 MiB free"),
         (lambda n, _: setattr(n[1], "disk_free_bytes", (2 << 30) - 1), 1, "disk", "2047 MiB"),
         (lambda n, _: setattr(n[1], "damage", "a.arrow"), 2, "files", "damaged: a.arrow"),
-        (lambda n, _: setattr(n[1], "tls_not_after_ms", DAY_MS), 1, "certificate", "in 1.0 days"),
+        (
+            lambda n, _: setattr(n[1], "tls_not_after_ms", DAY_MS),
+            1,
+            "certificate",
+            "1.0 days until",
+        ),
         (lambda n, _: setattr(n[1], "tls_not_after_ms", 14 * DAY_MS), 0, "certificate", "14.0"),
         (lambda n, _: setattr(n[1], "tls_not_after_ms", -1), 2, "certificate", "has expired"),
         (lambda n, _: setattr(n[1], "unsure", True), 1, "files", "does not vote"),
@@ -104,6 +110,8 @@ def test_lag_of_a_topic_and_of_its_groups() -> None:
     overdue, unacked = findings_of_topic(topic, *limits)
     assert (overdue.level, overdue.value) == (Level.CRITICAL, 60.0)
     assert (unacked.level, unacked.of) == (Level.WARNING, "t/g")
+    [swapped, _] = findings_of_topic(topic, timedelta(minutes=2), timedelta(minutes=1))
+    assert swapped.level is Level.CRITICAL, "whatever the other limit is"
     topic.paused, topic.groups[0].unacked_lag_ms = True, 0
     assert [each.level for each in findings_of_topic(topic, *limits)] == [
         Level.OK,
@@ -120,6 +128,15 @@ def test_an_unknown_outweighs_a_warning_and_not_an_outage() -> None:
     assert at() is Level.UNKNOWN
 
 
+def test_figures_for_nagios_have_units_and_no_exponents() -> None:
+    free = Finding("disk", "n1", Level.OK, "", 72_763_300_000)
+    late = Finding("overdue", "orders", Level.OK, "", 0.25)
+    line = _nagios([free, late, Finding("behind", "n1", Level.OK, "", 0)])
+    assert (
+        line == "TIMER OK: 3 checks | 'disk n1'=72763300000B 'overdue orders'=0.25s 'behind n1'=0"
+    )
+
+
 def test_forms_of_a_verdict(ctl: Ctl) -> None:
     ctl("schedule", "orders", "x", "--delay", "1h")
     code, out, err = ctl("check", "--topic", "orders", "--topic", "absent", "--format", "nagios")
@@ -130,8 +147,9 @@ def test_forms_of_a_verdict(ctl: Ctl) -> None:
     assert code == 0
     assert 'timer_check_level{check="leader",of=""} 0\n' in out
     assert 'timer_check_value{check="overdue",of="orders"} 0\n' in out
-    code, out, _ = ctl("check", "-o", "json")
-    assert json.loads(out)["level"] == "OK"
+    for form in ("-o", "json"), ("--format", "json"):
+        assert json.loads(ctl("check", *form)[1])["level"] == "OK"
+    assert ctl("check", "--behind", "-1")[0] == 2
     assert ctl("check")[1].splitlines()[0].split() == ["LEVEL", "CHECK", "OF", "RESULT"]
 
 

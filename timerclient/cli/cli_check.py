@@ -3,7 +3,7 @@
     status, checkpoints, topics --findings_of--> findings --> text, Nagios, Prometheus, JSON
 
     check [--topic TOPIC]... [--lag-warning DURATION] [--lag-critical DURATION]
-          [--behind ENTRIES] [--format text|nagios|prometheus]
+          [--behind ENTRIES] [--format text|nagios|prometheus|json]
 
 The exit code is that of a Nagios plug-in: 0 ok, 1 warning, 2 critical, 3 unknown. A wrong command
 line exits with 2, as in every command of timerctl.
@@ -26,7 +26,7 @@ from timerclient.cli.cli_args import Commands, duration, duration_text
 from timerclient.cli.cli_nodes import trouble_of_leader
 from timerclient.cli.cli_watch import add_watch
 from timerclient.cli.colours import colours
-from timerclient.values.errors import NotFound, TimerError, Unavailable
+from timerclient.values.errors import InvalidRequest, NotFound, TimerError, Unavailable
 
 if TYPE_CHECKING:  # the client is loaded by a command that connects
     from timerclient.proto import timer_pb2 as pb
@@ -125,7 +125,7 @@ def _of_certificates(node: pb.NodeStatus) -> Finding:
         level, text = Level.CRITICAL, "a certificate or an authority has expired"
     else:
         level = Level.WARNING if left < EXPIRES else Level.OK
-        text = f"the first one expires in {left / timedelta(days=1):.1f} days"
+        text = f"{left / timedelta(days=1):.1f} days until the first one expires"
     return Finding("certificate", node.name, level, text, left.total_seconds())
 
 
@@ -149,9 +149,9 @@ def findings_of_topic(
 
     def late(check: str, of: str, ms: int, what: str) -> Finding:
         age = timedelta(milliseconds=ms)
-        level = Level.CRITICAL if age >= critical else Level.WARNING
+        level = Level.WARNING if age >= warning else Level.OK
         text = f"the oldest {what} is {duration_text(age)} old" if ms else f"no {what}"
-        level = level if age >= warning else Level.OK
+        level = Level.CRITICAL if age >= critical else level
         return Finding(check, of, level, text, ms / 1000)
 
     if topic.paused:
@@ -195,20 +195,26 @@ class CheckCommands(Commands):
         )
         check.add_argument(
             "--format",
-            choices=("text", "nagios", "prometheus"),
+            choices=("text", "nagios", "prometheus", "json"),
             default="text",
-            help="nagios: one line; prometheus: for a node exporter's textfile; default: text",
+            help="nagios: one line; prometheus: for a node exporter's textfile; json: as -o json; "
+            "default: text",
         )
         add_watch(check)
 
     def check(self, args: argparse.Namespace) -> int:
         """Judge the cluster; see the module."""
+        if args.behind < 0:
+            raise InvalidRequest.of("--behind", args.behind, "must not be negative")
+        if args.format == "json":
+            args.output = "json"
         findings = [*self._findings(args)]
         level = worst(findings)
         forms: dict[str, Callable[[Sequence[Finding]], str]] = {
             "text": partial(_text, args),
             "nagios": _nagios,
             "prometheus": _prometheus,
+            "json": lambda _: "",
         }
         document: dict[str, Any] = {
             "level": level.name,
@@ -243,13 +249,19 @@ def _text(args: argparse.Namespace, findings: Sequence[Finding]) -> str:
     return output.table(headings, rows, colours=colours(args, headings, rows))
 
 
+_UNITS: Final = {"disk": "B", "certificate": "s", "overdue": "s", "unacked": "s"}
+"""Units of figures in Nagios' performance data, by check. The other checks count."""
+
+
 def _nagios(findings: Sequence[Finding]) -> str:
     level = worst(findings)
     bad = [f"{each.check} {each.of}".strip() + f": {each.text}" for each in findings if each.level]
     counts = Counter(each.level.name for each in findings)
     text = "; ".join(bad) or f"{counts['OK']} checks"
     figures = " ".join(
-        f"'{each.check} {each.of}'".replace(" '", "'") + f"={each.value:g}"
+        f"'{each.check} {each.of}'".replace(" '", "'")
+        + f"={each.value:.3f}".rstrip("0").rstrip(".")
+        + _UNITS.get(each.check, "")
         for each in findings
         if each.value is not None
     )
