@@ -165,6 +165,7 @@ sbom: setup  ## the software bill of materials of a server, CycloneDX, into buil
 	  $(VENV)/sbom/bin/pip install --quiet 'cyclonedx-bom>=7,<8'; }
 	$(VENV)/sbom/bin/cyclonedx-py environment --output-reproducible --output-file build/sbom.json \
 	  build/venvs/server/bin/python
+	@! grep -n 'file://' build/sbom.json  # no paths of this machine
 	@echo build/sbom.json
 
 # Versions of the tools that check deploy/. They are kept outside the tree, for all clones.

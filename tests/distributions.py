@@ -172,7 +172,9 @@ def try_out(out: Path) -> None:
     with_client, with_server = (str(VENVS / each / "bin/python") for each in ("client", "server"))
     _run(with_client, *pip, str(client), cwd=out)
     _run(with_server, *pip, "--no-deps", "--require-hashes", "-r", str(SERVER_LOCK), cwd=out)
-    _run(with_server, *pip, "--no-deps", str(client), str(server), cwd=out)
+    # By name: a path would be in the bill of materials that is made of this environment.
+    names = [f"{each.name}=={project_version()}" for each in (CLIENT, SERVER)]
+    _run(with_server, *pip, "--no-deps", "--no-index", "--find-links", ".", *names, cwd=out)
     _run(with_server, "-m", "pip", "check", cwd=out)
     for tool in ("server/bin/timerd", "server/bin/timerctl", "client/bin/timerctl"):
         assert _run(str(VENVS / tool), "--version", cwd=out).split()[1] == project_version(), tool
