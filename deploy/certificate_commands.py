@@ -127,7 +127,8 @@ def _show(store: "CertificateStore", args: argparse.Namespace) -> int:
 def _check(store: "CertificateStore", args: argparse.Namespace) -> int:
     limit = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=args.within)
     found = [*store.facts()]
-    _print(args, found)
+    if found or args.output == "json":
+        _print(args, found)
     late = [each.path.name for each in found if each.not_after < limit]
     if late:
         sys.stderr.write(f"timerctl: less than {args.within} days left: {', '.join(late)}\n")

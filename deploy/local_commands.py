@@ -104,6 +104,7 @@ def _add_logs(parser: argparse.ArgumentParser) -> None:
         "-f", "--follow", action="store_true", help="print new lines, too, until Ctrl-C"
     )
     parser.add_argument(
+        "-n",
         "--lines",
         type=int,
         metavar="N",

@@ -172,7 +172,8 @@ def _list(args: argparse.Namespace) -> int:
     from cluster.backup.catalogue import read_catalogues
 
     found = read_catalogues(BackupStore(args.store))
-    table = cli_args.table(args, _HEADINGS, [_row(each) for each in found], _WIDE)
+    rows = [_row(each) for each in found]
+    table = cli_args.table(args, _HEADINGS, rows, _WIDE) if rows else f"no backups in {args.store}"
     put(args, {"backups": [_document(each) for each in found]}, table)
     return OK
 

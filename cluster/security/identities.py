@@ -63,6 +63,8 @@ def identity_of(
         UntrustedIdentityError: there is not exactly one URI, or it is not of this cluster.
     """
     found = list(uris)
+    if not found:
+        raise UntrustedIdentityError("no certificate with an identity of the cluster")
     if len(found) != 1:
         raise UntrustedIdentityError(f"{len(found)} URIs in the certificate: must be 1")
     prefix = f"{SCHEME}://{cluster_id}/"

@@ -119,6 +119,8 @@ def check_restore(
     cluster: Running, folder: Path, store: str, backup: Any, capsys: pytest.CaptureFixture[str]
 ) -> Any:
     """Replace the nodes' directories by those of a restore; start them."""
+    assert timerctl(["backup", "list", "--from", str(folder / "none")]) == 0
+    assert capsys.readouterr().out == f"no backups in {folder / 'none'}\n"
     listed = ctl(capsys, "backup", "list", "--from", store)["backups"]
     assert listed[-1] == backup
     assert ctl(capsys, "backup", "verify", "--from", store)["damaged"] == []

@@ -297,6 +297,7 @@ def test_unreachable_cluster_exits_3(ctl: Ctl) -> None:
         ("schedule", "orders", "x", "--on-conflict", "replace"),
         ("consume", "orders"),
         ("status", "-o", "xml"),
+        ("status", "--token", "secret"),  # not an abbreviation of --token-file
     ],
 )
 def test_wrong_command_line_exits_2(ctl: Ctl, argv: tuple[str, ...]) -> None:

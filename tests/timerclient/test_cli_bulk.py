@@ -46,8 +46,9 @@ def test_each_line_is_a_timer_with_its_own_fields(ctl: Ctl, threaded: Threaded, 
     assert (rows["é".encode()].key, rows["é".encode()].headers) == (b"k", b"\1\0a\1\0b")
     assert b"\0\xff" in rows
     assert "mail-17" in threaded.cluster.named
-    code, out, _ = ctl("schedule", "orders", "--from", path)
+    code, out, err = ctl("schedule", "orders", "--from", path)
     assert (code, out) == (5, "3 SCHEDULED, 1 REJECTED; 1 of them repeated\n")
+    assert err == "timerctl: line 1: REJECTED: a pending timer has its key\n"
 
 
 @pytest.mark.parametrize(

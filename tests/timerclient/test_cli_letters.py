@@ -1,4 +1,4 @@
-"""`timerctl deadletters list` and `purge`, on the cores of the cluster."""
+"""`timerctl deadletters list`, `peek` and `purge`, on the cores of the cluster."""
 
 import json
 from collections.abc import Iterator
@@ -45,6 +45,18 @@ def test_letters_are_listed_with_the_groups_that_send_them(
     assert (topic["topic"], topic["letters"], topic["from"]) == (DEAD, 3, "orders/g")
     code, _, err = run(capsys, "list", "orders")
     assert (code, "such as TOPIC.GROUP.dead" in err) == (1, True)
+
+
+def test_a_peek_shows_the_present_letters_only(
+    fake: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, "peek", DEAD, "--limit", "2", "-o", "json")
+    assert (code, err) == (0, "")
+    assert [each["payload"] for each in json.loads(out)["messages"]] == ["1", "2"]
+    code, _, err = run(capsys, "peek", "orders")
+    assert (code, "such as TOPIC.GROUP.dead" in err) == (1, True)
+    assert run(capsys, "purge", DEAD, "--yes")[0] == 0
+    assert run(capsys, "peek", DEAD)[:2] == (0, "no messages\n")
 
 
 def test_a_purge_deletes_the_letters_that_it_counted_and_no_later_one(

@@ -128,7 +128,8 @@ class Parser(argparse.ArgumentParser):
     """A parser that raises UsageError, so that one place prints every error."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        # An abbreviation takes values that are not meant for it: --to would be --token-file.
+        super().__init__(*args, **{"allow_abbrev": False} | kwargs)
         self._negative_number_matcher = re.compile(r"-\.?\d")  # "-5s" is a value, not an option
 
     def parse_known_args(  # type: ignore[override]  # its overloads

@@ -47,6 +47,10 @@ _DUE: Final = ("due", "due_ms", "delay", "delay_level")
 _PAYLOADS: Final = ("payload", "payload_base64")
 _FIELDS: Final = (*(*_PAYLOADS, *_DUE, "key", "ordering_key", "priority", "headers", "request_id"),)
 _DONE: Final = (ScheduleResult.SCHEDULED, ScheduleResult.REPLACED, ScheduleResult.KEPT)
+_WHY: Final = {
+    ScheduleResult.REJECTED: "a pending timer has its key",
+    ScheduleResult.NOT_PENDING: "no pending timer has its key",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +281,9 @@ class BulkSchedule:
                 sys.stdout.write(output.to_json(document, indent=None) + "\n")
             elif one.result not in _DONE:
                 self._progress(is_last=True)
-                sys.stderr.write(f"timerctl: line {number}: {one.result.name}\n")
+                sys.stderr.write(
+                    f"timerctl: line {number}: {one.result.name}: {_WHY[one.result]}\n"
+                )
         sys.stdout.flush()
         self._sent += len(results)
         self._progress()

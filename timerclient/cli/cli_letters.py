@@ -1,6 +1,7 @@
 """`timerctl deadletters …`: the topics of dead letters.
 
 deadletters list [T]
+deadletters peek T [--offset N] [--limit N]
 deadletters redrive T [--limit N]
 deadletters purge T [--yes]
 """
@@ -8,10 +9,13 @@ deadletters purge T [--yes]
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from timerclient.cli import cli_args
 from timerclient.cli.cli_args import Commands
+from timerclient.cli.cli_peek import PeekCommands, add_range
 from timerclient.cli.cli_watch import add_watch
 from timerclient.values.errors import NotFound
 
@@ -41,6 +45,9 @@ class LetterCommands(Commands):
         )
         listing.add_argument("topic", metavar="TOPIC", nargs="?", help="default: all")
         add_watch(listing)
+        peek = add("peek", self._peek, "show the present dead letters of a topic")
+        peek.set_defaults(group=GROUP)
+        add_range(peek)
         redrive = add(
             "redrive", self._redrive, "send dead letters back to their topics, each exactly once"
         )
@@ -52,7 +59,7 @@ class LetterCommands(Commands):
             "Example: timerctl deadletters purge orders.billing.dead"
         )
         purge.add_argument("--yes", action="store_true", help="don't ask for confirmation")
-        for command in (redrive, purge):
+        for command in (peek, redrive, purge):
             command.add_argument(
                 "topic", metavar="TOPIC", help="topic of the dead letters: TOPIC.GROUP.dead"
             )
@@ -83,14 +90,13 @@ class LetterCommands(Commands):
         self._put(args, document, text)
         return OK
 
+    def _peek(self, args: argparse.Namespace) -> int:
+        with _letters_needed(args.topic):
+            return PeekCommands(self._connect, self._put).peek(args)
+
     def _redrive(self, args: argparse.Namespace) -> int:
-        with self._connect(args) as client:
-            try:
-                count = client.redrive(args.topic, args.limit)
-            except NotFound as error:
-                if "no such group" in str(error):
-                    error.args = (_no_letters(args.topic),)
-                raise
+        with self._connect(args) as client, _letters_needed(args.topic):
+            count = client.redrive(args.topic, args.limit)
         least = "" if count.exact else "at least "
         text = f"{least}{count} redriven"
         if count.homeless:
@@ -123,6 +129,17 @@ def _letters_of(client: TimerClient, name: str) -> tuple[pb.TopicStatus, pb.Grou
         if group.name == GROUP:
             return topic, group
     raise NotFound(_no_letters(name))
+
+
+@contextmanager
+def _letters_needed(topic: str) -> Iterator[None]:
+    """Let the error of a topic without the group of dead letters say so."""
+    try:
+        yield
+    except NotFound as error:
+        if "no such group" in str(error):
+            error.args = (_no_letters(topic),)
+        raise
 
 
 def _no_letters(topic: str) -> str:

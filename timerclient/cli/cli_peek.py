@@ -20,6 +20,20 @@ _HEADINGS: Final = ("OFFSET", "ID", "STATE", "FAILED", "DUE", "FIRED", "KEY", "P
 _WIDE: Final = frozenset(("DUE",))
 
 
+def add_range(parser: argparse.ArgumentParser) -> None:
+    """Add the options --offset and --limit."""
+    parser.add_argument(
+        "--offset", metavar="N", type=int, default=0, help="first queue offset; default: 0"
+    )
+    parser.add_argument(
+        "--limit",
+        metavar="N",
+        type=int,
+        default=SHOWN,
+        help=f"most messages, 1 to {PEEK_MAX}; default: {SHOWN}",
+    )
+
+
 class PeekCommands(Commands):
     """The command `peek`."""
 
@@ -33,16 +47,7 @@ class PeekCommands(Commands):
         )
         parser.add_argument("topic", metavar="TOPIC")
         parser.add_argument("--group", help="default: no group, all messages")
-        parser.add_argument(
-            "--offset", metavar="N", type=int, default=0, help="first queue offset; default: 0"
-        )
-        parser.add_argument(
-            "--limit",
-            metavar="N",
-            type=int,
-            default=SHOWN,
-            help=f"most messages, 1 to {PEEK_MAX}; default: {SHOWN}",
-        )
+        add_range(parser)
 
     def peek(self, args: argparse.Namespace) -> int:
         """Show messages; see the module."""

@@ -138,7 +138,9 @@ def read_file(path: str) -> PolicySet:
     try:
         text = Path(path).read_text(encoding="utf-8")
         document = json.loads(text) if path.endswith(".json") else tomllib.loads(text)
-    except (OSError, ValueError, RecursionError) as error:  # of the parsers, too
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # of the parsers, too
         raise UsageError(f"{path}: {error}") from None
     if not isinstance(document, dict):
         raise UsageError(f"{path}: must be an object")
@@ -204,10 +206,10 @@ class PolicyFileCommands(Commands):
                 return 0
             sys.stderr.write(f"{diff}\n")
             so = "Fields such as ttl_ms may end existing timers and messages at once."
-            if not args.yes and not cli_args.agreed(f"apply to {len(changes)} scopes", so):
+            if not args.yes and not cli_args.agreed(f"apply to {_scopes(changes)}", so):
                 return FAILED
             self._change(client, changes)
-        self._put(args, _document(changes, len(changes)), f"changed {len(changes)} scopes")
+        self._put(args, _document(changes, len(changes)), f"changed {_scopes(changes)}")
         return 0
 
     def _change(self, client: TimerClient, changes: list[ScopeChange]) -> None:
@@ -228,6 +230,10 @@ class PolicyFileCommands(Commands):
                 lines = f"changed: {done}\nfailed: {named(change.scope)}\nnot tried: {left}\n"
                 sys.stderr.write(lines)
                 raise
+
+
+def _scopes(changes: list[ScopeChange]) -> str:
+    return "1 scope" if len(changes) == 1 else f"{len(changes)} scopes"
 
 
 def _document(changes: list[ScopeChange], done: int) -> dict[str, Any]:

@@ -196,7 +196,6 @@ def own_parser() -> MainParser:
         description="Inspect, operate and use a timer cluster.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # it reads the commands' options, too: --tls would be a --tls-ca
     )
     parser.add_argument("--version", action="version", version=f"timerctl {__version__}")
     _add_common(parser, inner=False)
