@@ -49,7 +49,7 @@ TYPES: dict[str, DataType] = {
 LATER = datetime(2036, 11, 1, 12, tzinfo=UTC)
 
 
-def events(folder: Path, *columns: str, **options: str) -> list[dict[str, Any]]:
+def events(folder: Path | str, *columns: str, **options: str) -> list[dict[str, Any]]:
     named = {"columns": ", ".join(columns)} if columns else {}
     of = TimerLogFormat(CaseInsensitiveDict({"path": str(folder), **named, **options}))
     assert of.schema().startswith("`event` STRING, " if not columns else f"`{columns[0]}` ")
@@ -62,7 +62,7 @@ def events(folder: Path, *columns: str, **options: str) -> list[dict[str, Any]]:
     return [row for batch in found for row in batch.to_pylist()]
 
 
-def said(folder: Path, **options: str) -> list[tuple[Any, ...]]:
+def said(folder: Path | str, **options: str) -> list[tuple[Any, ...]]:
     found = events(folder, "index", "event", "topic", "group", "offset", **options)
     return [tuple(row.values()) for row in found]
 
@@ -210,6 +210,12 @@ def test_life_that_a_later_one_replaces_is_not_read(tmp_path: Path) -> None:
     write_log(tmp_path / "001", log.frames[:8], first=7)
     write_log(tmp_path / "002", log.frames, first=5)
     assert [row[0] for row in said(tmp_path)] == [*range(1, 11)]
+    (tmp_path / "notes.txt").write_text("no segment")
+    assert said(tmp_path.as_uri()) == said(tmp_path)  # as from an object store
+    with pytest.raises(FileNotFoundError):
+        said(f"{tmp_path.as_uri()}/none")
+    with pytest.raises(ValueError, match="path = 'unknown://x': "):
+        said("unknown://x")
 
 
 def test_names_after_a_missing_segment_are_unknown(tmp_path: Path) -> None:
@@ -293,6 +299,8 @@ def test_stopped_nodes_log_has_the_ids_that_clients_know(
     until(lambda: client.describe_topic("t").queue_end == 1)
     cluster.stop()
     found = events(cluster.directory)
+    [data] = cluster.directory.glob("*/log")
+    assert events(data.parent.as_uri()) == found
     rows = [row for row in found if row["event"] == "schedule"]
     assert [row["id"] for row in rows if row["payload"] != b"two"] == [
         *(one.id, *(timer.id for timer in many), fired.id)

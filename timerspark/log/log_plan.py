@@ -84,6 +84,7 @@ class PlannedSegment(InputPartition):
     """One segment of the log that is read."""
 
     path: str
+    """Of a store: in its folder."""
     first: int
     end: int | None
     """As in Segment."""

@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from timer.model.columns import decode_schedule
 from timer.model.units import LogIndex
 from timerspark.arrow_columns import joined
 from timerspark.format_options import is_true
-from timerspark.log import segment_files
+from timerspark.log import log_stores, segment_files
 from timerspark.log.log_events import EventReader
 from timerspark.log.log_options import EVENT_COLUMNS, Wanted
 from timerspark.log.log_plan import PlannedSegment, plan, undecodable
@@ -47,8 +47,12 @@ class LogEvents(DataSourceReader):
         self._names = schema.names
         self._wanted = Wanted.of(options)
         fail_on_loss = is_true("fail_on_loss", options.get("fail_on_loss", "true"))
-        folders = NodeFolders(Path(options["path"]))
-        self._plan = plan(folders, self._wanted, fail_on_loss=fail_on_loss)
+        self._path = options["path"]
+        with log_stores.planned(self._path) as root:
+            self._plan = plan(NodeFolders(root), self._wanted, fail_on_loss=fail_on_loss)
+        if log_stores.is_uri(self._path):
+            for part in self._plan.segments:
+                part.path = str(Path(part.path).relative_to(root))
 
     def partitions(self) -> list[InputPartition]:
         """Return the segments that may hold an entry that the filter accepts."""
@@ -63,17 +67,21 @@ class LogEvents(DataSourceReader):
         """
         if not isinstance(partition, PlannedSegment):
             return  # without partitions Spark calls this once, with an object of its own
+        with log_stores.fetched(self._path, partition.path) as path:
+            yield from self._events(partition, replace(partition.part, path=path))
+
+    def _events(self, partition: PlannedSegment, part: Segment) -> Iterator[pa.RecordBatch]:
         of = self._plan
         reader = EventReader(of.names, partition.seqs(), of.salt, self._names)
         ready: list[pa.RecordBatch] = []
         rows = size = 0
-        for _, item in segment_files.entries(partition.part):
+        for _, item in segment_files.entries(part):
             if partition.until is not None and item.index >= partition.until:
                 break
             try:
                 found = [*reader.read(item)] if self._wanted.entry(item) else reader.skip(item)
             except (ValueError, struct.error) as error:
-                raise undecodable(partition.part, item.index, error) from error
+                raise undecodable(part, item.index, error) from error
             ready += found
             rows, size = rows + sum(map(len, found)), size + len(item.payload)
             if rows >= _ROWS_PER_BATCH or size >= _BYTES_PER_BATCH:
