@@ -84,7 +84,7 @@ class SeriesCommands(Commands):
         with self._connect(args) as client:
             if args.preview is not None:
                 times = client.preview_series(args.topic, args.preview, **_definition(args))
-                document = {"next": [each.isoformat() for each in times]}
+                document = {"next": [_instant(each) for each in times]}
                 self._put(args, document, "\n".join(document["next"]) or "no further time")
                 return OK
             payload = None if args.payload is None else os.fsencode(args.payload)
@@ -134,7 +134,7 @@ class SeriesCommands(Commands):
             text += "\n\nnext times:\n" + "\n".join(f"  {_instant(each)}" for each in times)
         document = {"series": [_as_dict(each) for each in found]}
         if times:
-            document["next"] = [each.isoformat() for each in times]  # type: ignore[misc]
+            document["next"] = [_instant(each) for each in times]  # type: ignore[misc]
         self._put(args, document, text)
 
 
@@ -178,7 +178,9 @@ def _state(series: Series) -> str:
 
 
 def _instant(moment: datetime | None) -> str:
-    return "" if moment is None else moment.isoformat(timespec="milliseconds")
+    if moment is None:
+        return ""
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _as_dict(series: Series) -> dict[str, Any]:
@@ -195,7 +197,7 @@ def _as_dict(series: Series) -> dict[str, Any]:
         "misfire": series.misfire,
         "paused": series.paused,
         "finished": series.finished,
-        "ended": str(series.ended),
+        "ended": series.ended,
         "timer_id": series.timer_id,
         "next": _instant(series.next) or None,
         "headers": dict(series.headers),
