@@ -90,6 +90,6 @@ def _next(cron: str, zone: str, after_ms: int) -> UnixMs | None:
         return None
     except (CronSimError, AssertionError, TypeError, ValueError, RecursionError) as error:
         # The library asserts on some combinations that it does not parse, such as "5L/2".
-        why = f" ({error})" if isinstance(error, CronSimError) else ""
-        raise InvalidRequestError("cron", cron, _FORMS + why) from None
+        why = f"{error}; it " if isinstance(error, CronSimError) else ""
+        raise InvalidRequestError("cron", cron, why + _FORMS) from None
     return None

@@ -70,10 +70,10 @@ def test_latest_missed_time_is_found_by_halves() -> None:
 @pytest.mark.parametrize(
     ("cron", "zone", "begin", "end"),
     [
-        ("* * * *", "", "cron = '* * * *': must have five fields", "(Wrong number of fields)"),
-        ("61 * * * *", "", "cron = ", "(Bad minute)"),
-        ("* * * * 5L/2", "", "cron = ", "(Bad day-of-week)"),
-        ("²,1 * * * *", "", "cron = ", "(Bad minute)"),
+        ("* * * *", "", "cron = '* * * *': Wrong number of fields; it must have five fields", ""),
+        ("61 * * * *", "", "cron = '61 * * * *': Bad minute; it must have five fields", ""),
+        ("* * * * 5L/2", "", "cron = '* * * * 5L/2': Bad day-of-week; ", ""),
+        ("²,1 * * * *", "", "cron = '²,1 * * * *': Bad minute; ", ""),
         ("* * */20 * 1L", "", "cron = ", "must occur at least once in fifty years"),
         ("* * * * *", "Mars/Olympus", "zone = 'Mars/Olympus': must be an IANA time zone", ""),
         ("* * * * *", "../../etc/passwd", "zone = ", ""),
