@@ -195,7 +195,7 @@ def _check_type(request: web.Request, media: str) -> None:
         InvalidRequestError: it is another one.
     """
     if request.content_type != media:
-        raise InvalidRequestError(_TYPE, request.content_type, f"must be {media}")
+        raise InvalidRequestError(_TYPE, request.headers.get(_TYPE), f"must be {media}")
 
 
 @functools.lru_cache(maxsize=64)

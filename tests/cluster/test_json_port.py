@@ -78,10 +78,12 @@ async def test_change_without_an_answer_in_time_has_an_unknown_outcome(
         assert (answer.status, (await answer.json())["outcome_known"]) == (status, known)
 
 
-async def test_idempotency_key_is_given_once_and_leaves_room_for_the_number_of_a_line() -> None:
+async def test_headers_of_a_request_are_checked() -> None:
     async with port(Calls()) as client:
         twice = [("Content-Type", "application/json"), *[(IDEMPOTENCY_KEY, "1")] * 2]
         assert (await client.post(AT, data="{}", headers=twice)).status == 400
+        untyped = await client.delete("/v1/topics/t/keys/k")
+        assert "Content-Type = None: must be application/json" in await untyped.text()
         for size, status in (
             (timer_stream.KEY_SIZE_MAX, 200),
             (timer_stream.KEY_SIZE_MAX + 1, 400),
