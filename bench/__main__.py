@@ -21,6 +21,7 @@ from bench import bench_results, cpu, table
 from bench.bench_machine import ROOT
 from bench.bench_results import MeasureOutcome
 from bench.busy_topics import S13
+from bench.calibration import calibration_s
 from bench.churn import S15
 from bench.delivery import S4, S5, S6
 from bench.failover import S9
@@ -132,8 +133,10 @@ def _chosen(text: str) -> list[Measure]:
 def _run(outcome: MeasureOutcome, runs: int, form: Form, data: Path, loop: asyncio.Runner) -> None:
     """Add the series of `runs` runs. A failure ends this measure only."""
     try:
+        outcome.calibrations_s.append(calibration_s())
         for series in _series(outcome.measure, runs, form, data, loop):
             outcome.add(series)
+            outcome.calibrations_s.append(calibration_s())
     except (BenchError, LaunchError, TimerError, ExceptionGroup) as error:
         outcome.error = f"{type(error).__name__}: {_text(error)}"
         print(f"{outcome.measure.name}: {outcome.error}", file=sys.stderr)

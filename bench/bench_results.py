@@ -7,6 +7,7 @@
       "measures": {
         "s1": {
           "title": ..., "runs": 2, "busy_cores_before": 0.02, "error": null,
+          "calibration_s": 0.085,
           "samples": {"rate_5s": [512300.0, 498000.0], ...},
           "figures": {"for 5 s": {"value": 505150.0, "unit": "timers/s", "must": ..., "aim": ...}}
         }
@@ -19,6 +20,7 @@ is under version control, counts as the oldest file.
 
 import json
 import os
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -40,8 +42,15 @@ class MeasureOutcome:
     samples: Series = field(default_factory=dict)
     busy_cores_before: float = 0.0
     """Cores used by other work on this machine just before; such work distorts the figures."""
+    calibrations_s: list[float] = field(default_factory=list)
+    """Times of the calibration before, between and after the runs."""
     error: str | None = None
     """Reason why runs are missing. None: no run failed."""
+
+    @property
+    def calibration_s(self) -> float | None:
+        """The median time of the calibration. None: it did not run."""
+        return statistics.median(self.calibrations_s) if self.calibrations_s else None
 
     def add(self, series: Series) -> None:
         """Append the samples of one run."""
@@ -75,9 +84,19 @@ class MeasureOutcome:
             "runs": self.runs,
             "busy_cores_before": self.busy_cores_before,
             "error": self.error,
+            "calibration_s": self.calibration_s,
             "samples": self.samples,
             "figures": figures,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class LastValue:
+    """A figure's value in an earlier result."""
+
+    value: float
+    calibration_s: float | None = None
+    """The time of the calibration then. None: the file is older than the calibration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +139,9 @@ def write(path: Path, content: Mapping[str, object]) -> None:
     os.replace(temporary, path)
 
 
-def last_values(directory: Path, baseline: Path) -> dict[tuple[str, str], float]:
+def last_values(directory: Path, baseline: Path) -> dict[tuple[str, str], LastValue]:
     """Return the last value of each (measure, figure). Files of another format are ignored."""
-    found: dict[tuple[str, str], float] = {}
+    found: dict[tuple[str, str], LastValue] = {}
     for path in (baseline, *sorted(directory.glob("*.json"))):
         if not path.exists():
             continue
@@ -130,5 +149,7 @@ def last_values(directory: Path, baseline: Path) -> dict[tuple[str, str], float]
         if content.get("format") != FORMAT:
             continue
         for name, measure in content["measures"].items():
-            found |= {(name, of): each["value"] for of, each in measure["figures"].items()}
+            calibration_s = measure.get("calibration_s")
+            for of, each in measure["figures"].items():
+                found[name, of] = LastValue(each["value"], calibration_s)
     return found

@@ -13,7 +13,7 @@ from typing import Final
 from bench.delivery import AHEAD_MS, GROUP, PACE_MS, WINDOW, MeasuredLateness, Tally, consuming
 from bench.feed import Feed, now_ms
 from bench.footprint import Resident
-from bench.measure import Figure, Form, Measure, Series, cost, rate
+from bench.measure import Figure, Form, Measure, Series, cost, rate, wait
 from bench.rig import BenchError, Rig
 from timerclient import AsyncTimerClient, Batch
 
@@ -96,8 +96,8 @@ S15: Final = Measure(
     run=churn,
     figures=(
         rate("scheduled and cancelled", "rate", "timers/s"),
-        cost("fired - due without it, p99", "fired_p99_calm", "ms"),
-        cost("fired - due beside it, p99", "fired_p99_churn", "ms", 100, 50),
+        wait("fired - due without it, p99", "fired_p99_calm"),
+        wait("fired - due beside it, p99", "fired_p99_churn", 100, 50),
         Figure(name="changes of leader", series="changes", unit="", must=0, aim=0),
         cost("leader's memory: before", "before", "MB"),
         cost("  at the peak", "peak", "MB"),

@@ -22,6 +22,8 @@ Series = dict[str, list[float]]
 """Name of a series -> its samples."""
 
 MEDIAN: Final = 50.0
+_TIMES: Final = ("ms", "s", "% of a core")
+"""Units of costs in time."""
 
 
 class Form(StrEnum):
@@ -45,6 +47,17 @@ class Figure:
     aim: float | None = None
     percentile: float = MEDIAN
     more_is_better: bool = False
+    waits: bool = False
+    """Whether clocks decide the value more than the processor: leases, ticks, pauses."""
+
+    @property
+    def by_speed(self) -> bool:
+        """Whether the machine's speed decides the value."""
+        return not self.waits and (self.unit.endswith("/s") or self.unit in _TIMES)
+
+    def versus(self, value: float, calibration_s: float) -> float:
+        """Return a value that speed decides in units of the calibration (bench/calibration.py)."""
+        return value * calibration_s if self.more_is_better else value / calibration_s
 
     def value(self, samples: Sequence[float]) -> float:
         """Return the figure of at least one sample."""
@@ -85,6 +98,11 @@ def cost(
 ) -> Figure:
     """Return the figure for the median of a cost: smaller is better."""
     return Figure(name=name, series=series, unit=unit, must=must, aim=aim)
+
+
+def wait(name: str, series: str, must: float | None = None, aim: float | None = None) -> Figure:
+    """Return the figure for the median of a wait in milliseconds, which clocks decide."""
+    return Figure(name=name, series=series, unit="ms", must=must, aim=aim, waits=True)
 
 
 def check(whole: bool, why: str) -> None:  # noqa: FBT001 -- it reads as an assertion

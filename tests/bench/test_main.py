@@ -46,6 +46,7 @@ def make_measure(name: str, rates: list[float], *, fresh: bool = False) -> Measu
 
 def use(monkeypatch: pytest.MonkeyPatch, *measures: Measure) -> None:
     monkeypatch.setattr(command, "MEASURES", {each.name: each for each in measures})
+    monkeypatch.setattr(command, "calibration_s", lambda: 0.1)
 
 
 def only_result(directory: Path) -> dict[str, object]:
@@ -106,9 +107,10 @@ def test_the_next_table_shows_the_last_result(
     use(monkeypatch, make_measure("s1", [3.0, 6.0]))
     assert command.main(["--repeat", "1", "--dir", str(tmp_path)]) == 0
     capsys.readouterr()
+    monkeypatch.setattr(command, "calibration_s", lambda: 0.2)  # half the machine's speed
     assert command.main(["--repeat", "1", "--dir", str(tmp_path)]) == 0
     [row] = [line.split() for line in capsys.readouterr().out.splitlines() if "timers/s" in line]
-    assert row[1:4] == ["6", "3", "2.00"]
+    assert row[1:4] == ["6", "3", "4.00"]
 
 
 def test_unknown_measures_are_refused_by_name() -> None:

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from bench.bench_results import MeasureOutcome, ResultHead, last_values, save
+from bench.bench_results import LastValue, MeasureOutcome, ResultHead, last_values, save
 from bench.measure import Figure, Form, Measure, Series, cost, rate
 from bench.rig import Rig
 
@@ -43,6 +43,7 @@ def test_runs_add_up_to_samples_and_figures() -> None:
 def test_a_file_holds_samples_figures_machine_and_commit(tmp_path: Path) -> None:
     outcome = make_outcome(rate=[700.0, 500.0])
     outcome.error = "BenchError: lost some"
+    outcome.calibrations_s = [0.3, 0.1, 0.2]
     put(tmp_path, "20260101T000000Z", outcome)
     [path] = tmp_path.iterdir()
     assert path.name == "20260101T000000Z-abc.json"
@@ -52,6 +53,9 @@ def test_a_file_holds_samples_figures_machine_and_commit(tmp_path: Path) -> None
     measure = content["measures"]["s1"]
     assert measure["samples"] == {"rate": [700.0, 500.0]}
     assert measure["error"] == "BenchError: lost some"
+    assert measure["calibration_s"] == 0.2
+    [last] = last_values(tmp_path, tmp_path / "none").values()
+    assert last == LastValue(600.0, 0.2)
     figure = {"value": 600.0, "unit": "timers/s", "must": 500, "aim": 1_000}
     assert measure["figures"] == {"for 5 s": figure}
 
@@ -61,9 +65,9 @@ def test_the_last_value_is_the_newest_files_that_has_the_figure(tmp_path: Path) 
     put(tmp_path, "20260102T000000Z", make_outcome(rate=[2.0]))
     put(tmp_path, "20260103T000000Z", make_outcome(name="s3", rate=[3.0]))
     assert last_values(tmp_path, tmp_path / "none") == {
-        ("s1", "for 5 s"): 2.0,
-        ("s1", "p50"): 9.0,
-        ("s3", "for 5 s"): 3.0,
+        ("s1", "for 5 s"): LastValue(2.0),
+        ("s1", "p50"): LastValue(9.0),
+        ("s3", "for 5 s"): LastValue(3.0),
     }
 
 
@@ -72,9 +76,12 @@ def test_the_baseline_is_older_than_any_result(tmp_path: Path) -> None:
     save(baseline, head("20990101T000000Z"), [make_outcome(rate=[1.0], p50=[9.0])])
     found = tmp_path / "found"
     found.mkdir()
-    assert last_values(found, baseline)["s1", "for 5 s"] == 1.0
+    assert last_values(found, baseline)["s1", "for 5 s"] == LastValue(1.0)
     put(found, "20260101T000000Z", make_outcome(rate=[2.0]))
-    assert last_values(found, baseline) == {("s1", "for 5 s"): 2.0, ("s1", "p50"): 9.0}
+    assert last_values(found, baseline) == {
+        ("s1", "for 5 s"): LastValue(2.0),
+        ("s1", "p50"): LastValue(9.0),
+    }
 
 
 def test_files_of_another_format_do_not_count(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from bench.bench_results import MeasureOutcome
-from bench.measure import Figure, Form, Measure, Series, cost, rate
+from bench.bench_results import LastValue, MeasureOutcome
+from bench.measure import Figure, Form, Measure, Series, cost, rate, wait
 from bench.rig import Rig
 from bench.table import number, render, verdict
 
@@ -22,18 +22,43 @@ MEASURE = Measure(name="s1", title="ingest", run=no_run, figures=FIGURES, runs={
 
 
 def test_figures_stand_beside_the_last_ones_and_their_targets() -> None:
-    outcome = MeasureOutcome(MEASURE)
+    outcome = MeasureOutcome(MEASURE, calibrations_s=[0.1])
     outcome.add({"rate": [600_000.0], "p99": [12.34], "cores": [0.5]})
     outcome.add({"rate": [700_000.0], "p99": [12.34], "cores": [0.5]})
-    text = render([outcome], {("s1", "for 5 s"): 500_000.0, ("s2", "p99"): 1.0})
-    head, title, *rows = text.splitlines()
+    last = {("s1", "for 5 s"): LastValue(500_000.0, 0.1), ("s2", "p99"): LastValue(1.0, 0.1)}
+    head, title, *rows = render([outcome], last).splitlines()
     assert head.split() == ["now", "last", "now/last", "must", "aim", "unit"]
-    assert title == "S1 ingest (2 runs)"
+    assert title == "S1 ingest (2 runs, calibration 100 ms)"
     assert [" ".join(row.split()) for row in rows] == [
         "for 5 s 650,000 500,000 1.30 500,000 1,000,000 timers/s reaches",
         "p99 12.3 10 3 ms BELOW",
         "CPU leader 0.50 cores",
     ]
+
+
+@pytest.mark.parametrize(
+    ("figure", "now", "last", "calibration_s", "shown"),
+    [
+        # The machine is half as fast as it was: 250,000/s then were worth 500,000.
+        (rate("x", "x", "timers/s"), 250_000.0, LastValue(500_000.0, 0.1), 0.2, "1.00"),
+        (rate("x", "x", "timers/s"), 250_000.0, LastValue(500_000.0, 0.1), 0.1, "0.50 WORSE"),
+        (cost("x", "x", "ms"), 8.0, LastValue(4.0, 0.1), 0.2, "1.00"),
+        (cost("x", "x", "ms"), 5.0, LastValue(4.0, 0.1), 0.1, "1.25 WORSE"),
+        (cost("x", "x", "ms"), 4.9, LastValue(4.0, 0.1), 0.1, "1.23"),
+        # A wait, and a size, do not depend on the machine's speed.
+        (wait("x", "x"), 550.0, LastValue(550.0, 0.1), 0.2, "1.00"),
+        (cost("x", "x", "MB"), 300.0, LastValue(200.0), 0.2, "1.50 WORSE"),
+        # An old result has no calibration.
+        (cost("x", "x", "ms"), 8.0, LastValue(4.0), 0.2, ""),
+    ],
+)
+def test_results_are_compared_at_the_machines_speed(
+    figure: Figure, now: float, last: LastValue, calibration_s: float, shown: str
+) -> None:
+    measure = Measure(name="s", title="t", run=no_run, figures=(figure,), runs={Form.SHORT: 1})
+    outcome = MeasureOutcome(measure, samples={"x": [now]}, calibrations_s=[calibration_s])
+    row = render([outcome], {("s", "x"): last}).splitlines()[2].split()
+    assert " ".join(each for each in row[3:] if each != figure.unit) == shown
 
 
 def test_what_spoilt_a_measure_is_said() -> None:
