@@ -2,6 +2,7 @@
 
     python -m bench [--only s1,s3] [--repeat N] [--full] [--baseline]
     python -m bench profile s1 [--of leader|follower|client] [--threads]
+    python -m bench stages [--runs N] [--memory]
 
 The short form takes less than three minutes. Targets are judged by the full form (--full, or
 BENCH=full). Client and nodes share the machine's cores, so no other work should run meanwhile.
@@ -10,9 +11,11 @@ Results are stored in run/bench/ (bench/bench_results.py). Each table also shows
 
 import argparse
 import asyncio
+import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -32,8 +35,9 @@ from bench.ingest import S1, S2, S3
 from bench.measure import Form, Measure, Series
 from bench.pending_costs import S7_S8_S10
 from bench.profile import Who, flame_graph, pid_of
-from bench.rig import BenchError, new_rig
+from bench.rig import BenchError, Rig, new_rig
 from bench.sim import SIM
+from bench.stages import STAGE_COSTS, cpu_table, memory_table
 from bench.step_times import P9
 from bench.writing import S11
 from deploy.local import LaunchError
@@ -41,12 +45,32 @@ from timerclient import TimerError
 
 MEASURES: Final[dict[str, Measure]] = {
     measure.name: measure
-    for measure in (S1, S2, S3, S4, S5, S6, S7_S8_S10, S9, S11, S12, S13, S14, S15, S16, P9, SIM)
+    for measure in (
+        S1,
+        S2,
+        S3,
+        S4,
+        S5,
+        S6,
+        S7_S8_S10,
+        S9,
+        S11,
+        S12,
+        S13,
+        S14,
+        S15,
+        S16,
+        P9,
+        STAGE_COSTS,
+        SIM,
+    )
 }
 """Every measure, in the order of the table. A new measure is a function and one line here."""
 
 BASELINE: Final = ROOT / "bench" / "baseline.json"
 RESULTS: Final = ROOT / "run" / "bench"
+PROFILE_S: Final = 5.0
+"""A profile repeats a run until this time has passed."""
 LOOK_S: Final = 0.5
 """Seconds for which the machine's load is observed before a measure."""
 
@@ -59,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with asyncio.Runner() as loop:
             if arguments[:1] == ["profile"]:
                 return _profile(arguments[1:], loop)
+            if arguments[:1] == ["stages"]:
+                return _stages(arguments[1:])
             return _measure(arguments, loop)
     except (BenchError, LaunchError) as error:
         print(f"bench: {error}", file=sys.stderr)
@@ -172,14 +198,35 @@ def _announce(measure: Measure, number: int, runs: int) -> None:
     print(f"{measure.name} {number}/{runs}: {measure.title} ...", file=sys.stderr, flush=True)
 
 
+def _stages(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench stages", description="Measure each stage of a timer's life."
+    )
+    parser.add_argument("--runs", type=int, default=3, metavar="N", help="runs of each case")
+    parser.add_argument("--memory", action="store_true", help="bytes in place of CPU time")
+    args = parser.parse_args(arguments)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for line in memory_table() if args.memory else cpu_table(max(1, args.runs), RESULTS):
+        print(line)
+    return 0
+
+
 # ---- profiling
+
+
+def _one_run(measure: Measure, rig: Rig | None) -> Series:
+    if measure.alone is not None:
+        return measure.alone(Form.SHORT)
+    assert measure.run is not None
+    assert rig is not None
+    return measure.run(rig, Form.SHORT)
 
 
 def _profile(arguments: Sequence[str], loop: asyncio.Runner) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench profile", description="Draw a flame graph."
     )
-    parser.add_argument("measure", choices=[name for name, each in MEASURES.items() if each.run])
+    parser.add_argument("measure", choices=[*MEASURES])
     parser.add_argument(
         "--of", type=Who, choices=[*Who], default=Who.LEADER, help="process (default: leader)"
     )
@@ -187,15 +234,20 @@ def _profile(arguments: Sequence[str], loop: asyncio.Runner) -> int:
     parser.add_argument("--dir", type=Path, default=RESULTS, help="graphs, and the nodes' data")
     args = parser.parse_args(arguments)
     measure = MEASURES[args.measure]
-    assert measure.run is not None
     head = bench_results.head_of(args.dir, Form.SHORT)
-    svg = args.dir / f"{head.stem}-{measure.name}-{args.of}.svg"
+    who = args.of if measure.alone is None else Who.CLIENT
+    svg = args.dir / f"{head.stem}-{measure.name}-{who}.svg"
     outcome = MeasureOutcome(measure, busy_cores_before=cpu.busy_cores(LOOK_S))
-    with (
-        new_rig(args.dir / f"data-{head.utc}", loop) as rig,
-        flame_graph(pid_of(rig, args.of), svg, threads=args.threads),
-    ):
-        outcome.add(measure.run(rig, Form.SHORT))
+    with contextlib.ExitStack() as stack:
+        rig = None
+        if measure.run is not None:
+            rig = stack.enter_context(new_rig(args.dir / f"data-{head.utc}", loop))
+        stack.enter_context(
+            flame_graph(pid_of(rig, who), svg, f"{who}: {measure.title}", threads=args.threads)
+        )
+        until = time.monotonic() + PROFILE_S
+        while not outcome.runs or time.monotonic() < until:
+            outcome.add(_one_run(measure, rig))
     print(table.render([outcome], bench_results.last_values(args.dir, BASELINE)))
     print(f"not stored, as sampling disturbs these figures: {os.path.relpath(svg)}")
     return 0

@@ -50,9 +50,9 @@ class Loop:
         self._entries: list[Entry] = []
         self._folded = 0
         start = EpochStart(Epoch(1), ReplicaId(1), (ReplicaId(1),))
-        self._append(EntryKind.EPOCH, [payloads.encode_epoch(start)], UnixMs(START_MS))
+        self.append(EntryKind.EPOCH, [payloads.encode_epoch(start)], UnixMs(START_MS))
         self.fold()
-        self.leader = self.engine.lead(Epoch(1), self._append, self.now)
+        self.leader = self.engine.lead(Epoch(1), self.append, self.now)
 
     @property
     def now(self) -> Now:
@@ -63,13 +63,19 @@ class Loop:
         """Advance time to `until_ms` milliseconds after the start."""
         self._mono_ms = until_ms
 
-    def _append(self, kind: EntryKind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
+    def append(self, kind: EntryKind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
+        """Add an entry to the log in memory; the next `fold` applies it."""
         index = LogIndex(self._folded + len(self._entries) + 1)
         frame = encode(kind, Epoch(1), index, time_ms, payload)
         entry = frame_at(memoryview(frame), 0)
         assert isinstance(entry, Entry)
         self._entries.append(entry)
         return index
+
+    @property
+    def behind(self) -> bool:
+        """Whether appended entries are not yet applied."""
+        return bool(self._entries)
 
     def step(self, name: str, work: Callable[[], _T]) -> _T:
         """Run `work` as one step of the loop."""
@@ -102,7 +108,7 @@ class Loop:
         """Step until no work is left."""
         while True:
             out = self.step("step", self._step)
-            if not self._entries and not out:
+            if not self.behind and not out:
                 return
             self.fold()
 
@@ -148,9 +154,13 @@ class Loop:
         topic: "np.ndarray[Any, Any]",
         producer_id: int = 0,
         sequence: int = 0,
+        size: int = 10,
     ) -> None:
-        """Process one request."""
-        payload = Binary(sizes=np.full(len(due), 10, np.uint32), blob=bytes(10 * len(due)))
+        """Process one request. `size`: bytes of each payload."""
+        payload = Binary(
+            sizes=np.full(len(due), size, np.uint32),
+            blob=bytes(size * len(due)),
+        )
         part = Part(
             producer_id=ProducerId(producer_id),
             sequence=sequence,

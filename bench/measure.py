@@ -22,7 +22,7 @@ Series = dict[str, list[float]]
 """Name of a series -> its samples."""
 
 MEDIAN: Final = 50.0
-_TIMES: Final = ("ms", "s", "% of a core")
+_TIMES: Final = ("us", "ms", "s", "% of a core")
 """Units of costs in time."""
 
 

@@ -2,6 +2,7 @@
 
     python -m bench profile s1              the leader
     python -m bench profile s4 --of client  this process
+    python -m bench profile stages          this process: it has no cluster
     python -m bench profile s1 --threads    all threads in every sample, waiting or not
 
 By default a sample shows the thread that holds the GIL. This is Python's own work, which limits the
@@ -39,9 +40,12 @@ class Who(StrEnum):
     CLIENT = "client"
 
 
-def pid_of(rig: Rig, who: Who) -> int:
-    """Return the process id of the client, the leader, or one of the followers."""
-    if who is Who.CLIENT:
+def pid_of(rig: Rig | None, who: Who) -> int:
+    """Return the process id of the client, the leader, or one of the followers.
+
+    `rig`: None: a measure without a cluster, whose only process is the client.
+    """
+    if rig is None or who is Who.CLIENT:
         return os.getpid()
     leader = rig.cluster.wait_for_leader()
     nodes = rig.cluster.nodes
@@ -51,7 +55,7 @@ def pid_of(rig: Rig, who: Who) -> int:
 
 
 @contextlib.contextmanager
-def flame_graph(pid: int, svg: Path, *, threads: bool) -> Iterator[None]:
+def flame_graph(pid: int, svg: Path, title: str, *, threads: bool) -> Iterator[None]:
     """Sample a process during the block, then write its flame graph to `svg`.
 
     Raises:
@@ -62,7 +66,7 @@ def flame_graph(pid: int, svg: Path, *, threads: bool) -> Iterator[None]:
     if program is None:
         raise BenchError("py-spy is not installed: pip install py-spy")
     command = [program, "record", "--pid", str(pid), "--output", str(svg), "--rate", str(RATE_HZ)]
-    command += ["--threads" if threads else "--gil"]
+    command += ["--function", "--threads" if threads else "--gil"]
     log = svg.with_suffix(".log")
     with log.open("wb") as out:
         sampler = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
@@ -75,3 +79,5 @@ def flame_graph(pid: int, svg: Path, *, threads: bool) -> Iterator[None]:
     if code != 0 or not svg.exists():
         raise BenchError(f"py-spy failed ({code}): {log.read_text(errors='replace').strip()}")
     log.unlink()
+    # py-spy's title is its own command line, with paths of this machine.
+    svg.write_text(svg.read_text().replace(" ".join(command), title))
