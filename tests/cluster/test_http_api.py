@@ -161,6 +161,10 @@ def test_refusals_have_the_reasons_of_grpc(cluster: Running, *, follower: bool) 
         assert (found.status, found.body["reason"]) == (status, reason), (verb, path, found.body)
         assert found.headers["Content-Type"].startswith("application/problem+json")
     assert send(cluster, node, "POST", "/v1/status", {}).headers["Allow"] == "GET,HEAD"
+    wrong = send(cluster, node, "POST", f"/v1/nodes/{node}/drain", {"drained": False}).body
+    assert (wrong["field"], wrong["limit"]) == ("drained", "is not known; known: undo")
+    wrong = send(cluster, node, "PATCH", "/v1/policies", {"set": {"ttl": 1}}).body
+    assert (wrong["field"], "ttl_ms" in wrong["limit"]) == ("set.ttl", True)
 
 
 def test_no_page_of_another_origin_changes_the_cluster(cluster: Running, topic: str) -> None:
