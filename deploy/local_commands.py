@@ -10,6 +10,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -273,6 +274,7 @@ def _destroy(cluster: "LocalCluster", args: argparse.Namespace) -> int:
     so = f"Its {len(nodes)} nodes are stopped, and their timers and messages are lost."
     if not (args.yes or cli_args.agreed(what, so)):
         return FAILED
+    endpoints = ",".join(cluster.endpoints)
     left = cluster.destroy()
     document = {"destroyed": str(cluster.directory), "left": [*map(str, left)]}
     if args.output == "json":
@@ -281,4 +283,8 @@ def _destroy(cluster: "LocalCluster", args: argparse.Namespace) -> int:
     print(f"{cluster.directory}: the cluster is destroyed")
     for path in left:
         print(f"not of the cluster, and left: {path}")
+    with suppress(UsageError):  # the file of contexts is wrong
+        for name, kept in contexts.load().named.items():
+            if name.startswith(CONTEXT_PREFIX) and kept.get("endpoints") == endpoints:
+                print(f"a context has its addresses: timerctl context remove {name}")
     return 0

@@ -38,8 +38,9 @@ def local(folder: Path, capsys: pytest.CaptureFixture[str]) -> Run:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_node_is_killed_restarted_followed_and_its_cluster_destroyed(
-    local: Run, folder: Path
+    local: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     assert local("up", "--nodes", "1")[0] == 0
     code, out, _ = local("kill", "n1")
     start = f"n1 was killed. Start it: timerctl local restart n1 --dir {folder}\n"
@@ -72,13 +73,14 @@ def test_a_node_is_killed_restarted_followed_and_its_cluster_destroyed(
             assert follower.stdout.readline() != ""
         finally:
             follower.kill()
-    assert local("up")[0] == 0
+    assert local("up", "--add-context", "local-d")[0] == 0
     (folder / "mine.txt").write_text("stays")
     code, _, err = local("destroy")
     assert (code, "needs --yes without a terminal" in err) == (2, True)
     assert LocalCluster(folder).is_running("n1")
     code, out, _ = local("destroy", "--yes")
     assert (code, "left: " + str(folder / "mine.txt") in out) == (0, True)
+    assert "timerctl context remove local-d\n" in out
     assert [*folder.iterdir()] == [folder / "mine.txt"]
     assert local("destroy", "--yes")[0] == 1
 
