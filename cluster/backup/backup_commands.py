@@ -184,6 +184,10 @@ def _verify(args: argparse.Namespace) -> int:
 
     checked, damages = damages_of(BackupStore(args.store), args.backup)
     lines = [*damages, f"{checked} parts: {len(damages) or 'none'} missing or damaged"]
+    if damages:
+        lines += [
+            "remove these files if they are damaged for good: the next backup sends them again"
+        ]
     put(args, {"parts": checked, "damaged": damages}, "\n".join(lines))
     return FAILED if damages else OK
 

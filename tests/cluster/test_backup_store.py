@@ -222,6 +222,9 @@ def test_harmed_part_is_named_and_leaves_no_directory(
     with pytest.raises(BackupError, match=part.name):
         restored(store, found, tmp_path / "new")
     assert not (tmp_path / "new").exists()
+    path.unlink(missing_ok=True)  # as docs/backup.md says
+    assert backed_up(node, store).sent_bytes == part.size
+    assert damages_of(store) == (len(found.parts), []), "the first backup is whole again, too"
 
 
 def test_damaged_or_foreign_catalogues_and_targets_in_use_are_refused(
