@@ -277,7 +277,8 @@ class LocalCluster:
         """Start the named nodes, or all, without waiting; return their names, and which ran before.
 
         Raises:
-            LaunchError: a port is in use. No node was started and no file was written.
+            LaunchError: a port is in use. No node was started and no file was written. Or
+                cluster.json can't be written. Nodes before that one were started.
         """
         with self._lock():
             known = self.nodes
@@ -383,7 +384,13 @@ class LocalCluster:
             child = self._launch(node.name, words, out)
         _CHILDREN[child.pid] = child
         started = replace(node, pid=child.pid)
-        self._write([started if each.name == node.name else each for each in self.nodes.values()])
+        listed = [started if each.name == node.name else each for each in self.nodes.values()]
+        try:
+            self._write(listed)
+        except OSError as error:
+            os.kill(child.pid, signal.SIGKILL)  # `stop` ends listed nodes only
+            path = self.directory / "cluster.json"
+            raise LaunchError(f"{node.name} was not started: {path}: {error.strerror}") from error
 
     def _lost_its_disk(self, node: LocalNode) -> bool:
         """Return whether a node that was started before, beside others, has no data any more.

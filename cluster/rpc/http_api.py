@@ -14,12 +14,12 @@ import functools
 import ipaddress
 import json
 import ssl
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeGuard
 from urllib.parse import urlsplit
 
 from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.json_format import ParseDict, ParseError
+from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
@@ -29,7 +29,8 @@ from cluster.rpc.http_call import HttpContext, LocalCalls
 from cluster.rpc.http_form import HttpForm
 from cluster.rpc.http_routes import NDJSON, RPC_ROUTES, HttpRoute
 from cluster.rpc.json_bodies import SMALL_BYTES_MAX, BodyAccount, BodyCharge, parsed
-from cluster.rpc.json_fields import check_known, refused
+from cluster.rpc.json_fields import refused
+from cluster.rpc.json_messages import check_message
 from cluster.rpc.peek_form import peek_answer
 from cluster.rpc.problem_details import HEADERS, ProblemError, problem_of
 from cluster.rpc.relay import METHODS
@@ -277,30 +278,10 @@ async def _message(
     if form is not None:
         return form.message(named, fields)
     made = GetMessageClass(METHODS[route.rpc].input_type)()
-    _check_names(fields, made.DESCRIPTOR, leave_out={route.inner, *named})
-    try:
-        given = fields | ({route.inner: named} if route.inner else named)
-        return ParseDict(with_numbers(given, made.DESCRIPTOR), made)
-    except (ParseError, ValueError, TypeError, RecursionError) as error:
-        why = str(error).partition("\n")[0]
-        raise InvalidRequestError("request", fields | named, why[:500]) from None
-
-
-def _check_names(
-    fields: Mapping[str, Any], message: Any, where: str = "", leave_out: Container[str] = ()
-) -> None:
-    """Check the names of a message's fields, also in the messages within it.
-
-    `message`: its descriptor. `leave_out`: fields that no error should name.
-    """
-    known = message.fields_by_name
-    aliases = {each.json_name for each in message.fields}
-    names = [name for name in known if name not in leave_out]
-    check_known([name for name in fields if name not in aliases], names, where)
-    for name, value in fields.items():
-        inner = known[name].message_type if name in known else None
-        if inner is not None and isinstance(value, dict) and not inner.GetOptions().map_entry:
-            _check_names(value, inner, f"{where}{name}.")
+    check_message(fields, made.DESCRIPTOR, leave_out={route.inner, *named})
+    given = {route.inner: named} if route.inner else named
+    check_message(given, made.DESCRIPTOR)
+    return ParseDict(with_numbers(fields | given, made.DESCRIPTOR), made)
 
 
 def _request_id(form: HttpForm | None, request: web.Request) -> dict[str, str]:

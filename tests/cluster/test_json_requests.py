@@ -7,6 +7,7 @@ import pytest
 
 from cluster.rpc import json_bodies
 from cluster.rpc.json_bodies import BodyAccount, BodyCharge, parsed
+from cluster.rpc.json_messages import check_message
 from cluster.rpc.payload_json import payload_json
 from cluster.rpc.route_forms import FORMS
 from timer.model.timer_errors import InvalidRequestError, OverloadedError
@@ -214,3 +215,35 @@ def test_large_bodies_share_one_account() -> None:
         second.hold(1)
         assert account.bytes == 2
     assert account.bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("message", "fields", "field", "limit"),
+    [
+        (pb.PeekRequest, {"from_offset": "a"}, "from_offset", "whole number"),
+        (pb.PeekRequest, {"max_messages": -1}, "max_messages", "must be in 0 .. 4294967295"),
+        (pb.SeekGroupRequest, {"offset": 1, "time_ms": 1}, "to", "only one of offset, time_ms"),
+        (pb.AlterPoliciesRequest, {"set": {"ttl_ms": 1.5}}, "set.ttl_ms", "whole number"),
+        (pb.AlterPoliciesRequest, {"set": {"bogus": 1}}, "set.bogus", "known: delayed_delivery"),
+        (pb.AlterPoliciesRequest, {"set": {"paused": "yes"}}, "set.paused", "true or false"),
+        (pb.AlterPoliciesRequest, {"scope": 5}, "scope", "an object"),
+        (pb.AlterPoliciesRequest, {"unset": "ttl_ms"}, "unset", "a list"),
+        (pb.AlterPoliciesRequest, {"unset": ["paused", None]}, "unset[1]", "null"),
+        (pb.CreateGroupRequest, {"settings": []}, "settings", "an object"),
+        (pb.ChangeMembersRequest, {"change": "BOGUS"}, "change", "ADD, REPLACE, REMOVE"),
+        (pb.ChangeMembersRequest, {"change": []}, "change", "ADD, REPLACE, REMOVE"),
+        (pb.SetLogLevelRequest, {"level": 5}, "level", "a text"),
+        (pb.PeekRequest, {"from_offset": 1, "fromOffset": 1}, "fromOffset", "given twice"),
+    ],
+)
+def test_field_of_a_message_of_the_contract_is_refused_with_its_name_and_limit(
+    message: Any, fields: dict[str, Any], field: str, limit: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=limit) as refused:
+        check_message(fields, message.DESCRIPTOR)
+    assert refused.value.field == field
+
+
+def test_numbers_as_text_names_of_enums_and_null_are_fields_of_a_message() -> None:
+    for fields in ({"offset": str((1 << 64) - 1)}, {"start": "EARLIEST"}, {"start": 1}):
+        check_message(fields | {"topic": None}, pb.SeekGroupRequest.DESCRIPTOR)

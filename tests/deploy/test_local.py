@@ -1,6 +1,7 @@
 """The launcher with a stand-in for timerd: it starts, restarts and stops only its own nodes."""
 
 import contextlib
+import errno
 import json
 import shutil
 import signal
@@ -11,6 +12,7 @@ import tomllib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,6 +89,29 @@ def test_host_says_where_a_node_lives(tmp_path: Path) -> None:
     finally:
         cluster.kill_together("n1")
     assert cluster.exit_status("n1") == -signal.SIGKILL
+
+
+def test_node_that_can_not_be_listed_is_ended(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.start()
+    cluster.stop("n2")
+    launch = cluster._launch
+    children: list[Any] = []
+
+    def launched(*given: Any) -> Any:
+        children.append(launch(*given))
+        return children[-1]
+
+    def full(_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(cluster, "_launch", launched)
+    monkeypatch.setattr(cluster, "_write", full)
+    with pytest.raises(LaunchError, match=r"n2 was not started: .*cluster\.json: No space left"):
+        cluster.start("n2")
+    [child] = children
+    assert child.wait(10) == -signal.SIGKILL
 
 
 def test_port_of_another_process_is_named_before_anything_starts(tmp_path: Path) -> None:

@@ -54,7 +54,8 @@ def test_each_line_is_a_timer_with_its_own_fields(ctl: Ctl, threaded: Threaded, 
 @pytest.mark.parametrize(
     ("line", "error"),
     [
-        ("{", "not JSON"),
+        ("{", "must be JSON"),
+        ('{"payload": "a", "payload": "b"}', "the name 'payload' is given twice"),
         ("[]", "[]: must be an object"),
         ({"payload": "p", "topic": "t"}, "unknown field 'topic'; known: payload"),
         ({}, "give one of payload and payload_base64"),
@@ -102,7 +103,7 @@ def test_standard_input_and_wrong_combinations(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"payload": "a"}\n{')))
     code, _, err = ctl("schedule", "orders", "--from", "-")
-    assert (code, "line 2: not JSON" in err) == (2, True)
+    assert (code, "line 2: must be JSON" in err) == (2, True)
     path = lines({"payload": "p"})
     for wrong, error in (
         (("p", "--from", path), "takes no PAYLOAD"),

@@ -20,6 +20,8 @@ ID = "0" * 24
         (("schedule", "t", "p", "--delay", "-5s"), "--delay: '-5s' must not be negative"),
         (("stats",), "did you mean status?"),
         (("schedule", "t"), "required: PAYLOAD"),
+        (("schedule", "t", "p", "--key", ""), "--key: must not be empty"),
+        (("schedule", "t", "p", "--request-id", ""), "--request-id: must not be empty"),
     ],
 )
 def test_wrong_command_line_is_two_lines_about_the_command(
@@ -45,6 +47,11 @@ def test_wrong_command_line_is_two_lines_about_the_command(
         (
             ("cancel", "order-4711"),
             "ID = 'order-4711': must be 24 characters of 0-9, a-v. By key: timerctl timers cancel ",
+        ),
+        (("schedule", "t", "p", "--priority", "10"), "--priority = 10: must be in 0 .. 9"),
+        (
+            ("groups", "create", "t", "g", "--backoff-min", "99d"),
+            "--backoff-min = 99d: must be 0 to ",
         ),
         (("timers", "story", "k"), "ID = 'k': must be 24 characters of 0-9, a-v\n"),
     ],

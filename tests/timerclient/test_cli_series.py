@@ -52,8 +52,10 @@ def test_preview_shows_times_and_wrong_values_are_refused(
     preview = run(capsys, "create", "t", "k", "--cron", "0 9 * * *", *start, "--preview", "2")
     assert preview[1] == "2100-01-01T08:00:00.000Z\n2100-01-02T08:00:00.000Z\n"
     code, _, err = run(capsys, "create", "t", "k", "--cron", "61 * * * *")
-    assert (code, "cron = '61 * * * *'" in err) == (2, True)
+    assert (code, "--cron = '61 * * * *'" in err) == (2, True)
     code, _, err = run(capsys, "create", "t", "k", "--every", "60", "--start", "2100-01-01")
-    assert (code, "has no zone" in err) == (2, True)
+    assert (code, "needs a UTC offset" in err) == (2, True)
+    code, _, err = run(capsys, "create", "t", "k", "--every", "60", "--end", "soon")
+    assert (code, "--end: 'soon' is not an ISO 8601 time" in err) == (2, True)
     code, _, err = run(capsys, "describe", "t", "absent")
     assert (code, "no such topic" in err) == (1, True)

@@ -57,12 +57,13 @@ def test_when_is_one_number_of_milliseconds_never_early_or_a_level(
         ({"delay": -1}, "must be 0 to"),
         ({"delay": float("nan")}, "must be 0 to"),
         ({"delay": "1s"}, "number of seconds"),
+        ({"delay": b"5"}, "number of seconds"),
+        ({"delay": ""}, "number of seconds"),
+        ({"delay": [1]}, "number of seconds"),
         ({"due_ms": 1.5}, "whole number"),
         ({"due_ms": -1}, "must be in"),
         ({"due_ms": rows.DUE_MS_MAX + 1}, "must be in"),
         ({"due": 17}, "aware datetime"),
-        ({"due_ms": [1, -1]}, "must be in"),
-        ({"due_ms": [1, 1.5]}, "whole number"),
     ],
 )
 def test_when_that_names_no_instant_is_refused(when: dict[str, Any], text: str) -> None:
@@ -110,9 +111,15 @@ def test_batch_takes_a_table_of_bytes_and_wide_views() -> None:
         (b"abc", {}, "sequence of bytes"),
         (["text"], {}, "must be bytes"),
         ([b"a", b"b"], {"due_ms": [1, 2, 3]}, "3 values"),
+        ([b"a", b"b"], {"delay": [1]}, "delay = '1 values'"),
+        ([b"a", b"b"], {"delay": b"12"}, "number of seconds"),
+        ([b"a", b"b"], {"due_ms": [1, -1]}, "must be in"),
+        ([b"a", b"b"], {"due_ms": [1, 1.5]}, "whole number"),
         ([b"a", b"b"], {"keys": ["k"]}, "keys"),
         ([b"a", b"b"], {"headers": [{}]}, "headers"),
         ([b"a"], {"headers": {"n": 1}}, "must be str"),
+        ([b"a"], {"headers": ["n"]}, "mapping of str"),
+        ([b"a"], {"headers": {"": "x"}}, "not be empty"),
         ([b"a"], {"headers": {"n": "x" * 70_000}}, "65535"),
     ],
 )
@@ -139,7 +146,7 @@ def test_keys_and_headers_travel_per_row_or_not_at_all() -> None:
 
 
 def test_headers_have_the_servers_form() -> None:
-    headers = {"a": "1", "ü": "", "": "x"}
+    headers = {"a": "1", "ü": "", "b": "x"}
     assert rows.encode_headers(headers) == columns.encode_headers(headers)
     assert rows.decode_headers(columns.encode_headers(headers)) == headers
 

@@ -291,6 +291,13 @@ def agreed(what: str, so: str) -> bool:
     return False
 
 
+def some(text: str) -> str:
+    """Return a text that is not empty, as that of an unset variable of the shell is."""
+    if not text:
+        raise argparse.ArgumentTypeError("must not be empty")
+    return text
+
+
 def duration(text: str) -> timedelta:
     """Return the duration of "90s", "1h30m" or "250ms"; a bare number is in seconds."""
     if text.startswith("-"):

@@ -97,9 +97,9 @@ def lines_of(file: IO[bytes], args: argparse.Namespace) -> Iterator[InputLine]:
 
 def _line(number: int, text: bytes, args: argparse.Namespace) -> InputLine:
     try:
-        said = json.loads(text)
+        said = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON: {error}") from error
+        raise ValueError(f"must be JSON: {error}") from error
     if not isinstance(said, dict):
         raise ValueError(f"{output.plain(repr(said)[:40])}: must be an object")
     if unknown := [name for name in said if name not in _FIELDS]:
@@ -125,6 +125,20 @@ def _line(number: int, text: bytes, args: argparse.Namespace) -> InputLine:
         **when,
     )
     return InputLine(number, timer, len(payload), own_id)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object.
+
+    Raises:
+        ValueError: A name is given twice.
+    """
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"the name {name!r} is given twice")
+        found[name] = value
+    return found
 
 
 def _are_texts(headers: Any) -> bool:

@@ -45,6 +45,8 @@ exit codes:
 """
 
 _OPTIONS: Final = {
+    "backoff_max": ("--backoff-max",),
+    "backoff_min": ("--backoff-min",),
     "backoff_ms_max": ("--backoff-max",),
     "backoff_ms_min": ("--backoff-min",),
     "cluster": ("--endpoints",),
@@ -53,15 +55,25 @@ _OPTIONS: Final = {
     "delay_level": ("--delay-level",),
     "due": ("--due",),
     "due_ms": ("--due-ms", "--due"),
+    "cron": ("--cron",),
+    "end_ms": ("--end",),
+    "every_ms": ("--every",),
+    "group": ("--group",),
     "key": ("--key",),
+    "key_prefix": ("--key-prefix",),
     "lease": ("--lease",),
     "lease_ms": ("--lease",),
     "max_attempts": ("--max-attempts",),
     "max_in_flight": ("--max-in-flight",),
+    "max_count": ("--max-count",),
     "offset": ("--offset",),
     "on_conflict": ("--on-conflict",),
+    "ordering_key": ("--ordering-key",),
+    "priority": ("--priority",),
     "request_id": ("--request-id",),
+    "start_ms": ("--start",),
     "timeout": ("--timeout",),
+    "zone": ("--zone",),
 }
 """Field of the client or the cluster -> options that may have given its value."""
 

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import cli_args, cli_timers, output
-from timerclient.cli.cli_args import Commands, UsageError, add_when, duration, when_of
+from timerclient.cli.cli_args import Commands, UsageError, add_when, duration, some, when_of
 from timerclient.rows.message_json import payload_fields
 from timerclient.values import ids
 from timerclient.values.errors import InvalidRequest
@@ -167,10 +167,11 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
         "--skip", metavar="N", type=int, default=0, help="with --from: leave out the first N lines"
     )
     add_when(parser)
-    parser.add_argument("--key", help="unique among the topic's pending timers")
+    parser.add_argument("--key", type=some, help="unique among the topic's pending timers")
     parser.add_argument(
         "--ordering-key",
         metavar="KEY",
+        type=some,
         help="key_shared groups keep the order of messages with one; default: the key's",
     )
     parser.add_argument(
@@ -187,6 +188,7 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--request-id",
+        type=some,
         help="within five minutes the same command with the same id schedules nothing more; with "
         "--from: of the whole file",
     )

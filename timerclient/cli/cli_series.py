@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import cli_args
-from timerclient.cli.cli_args import Commands, duration, duration_text
+from timerclient.cli.cli_args import Commands, aware, duration, duration_text
 from timerclient.rows.message_json import payload_fields
 
 if TYPE_CHECKING:  # the client is loaded by a command that connects
@@ -145,8 +145,8 @@ def _add_definition(command: argparse.ArgumentParser) -> None:
         "--cron", metavar="EXPRESSION", help="five fields, or six with seconds first, in quotes"
     )
     command.add_argument("--zone", help="IANA time zone of --cron; default: UTC")
-    command.add_argument("--start", type=_moment, metavar="TIME", help="ISO 8601, with its zone")
-    command.add_argument("--end", type=_moment, metavar="TIME", help="likewise: none is later")
+    command.add_argument("--start", type=aware, metavar="TIME", help="ISO 8601, with its zone")
+    command.add_argument("--end", type=aware, metavar="TIME", help="likewise: none is later")
     command.add_argument("--max-count", type=int, metavar="COUNT", help="occurrences at most")
     command.add_argument(
         "--misfire",
@@ -158,13 +158,6 @@ def _add_definition(command: argparse.ArgumentParser) -> None:
 def _definition(args: argparse.Namespace) -> dict[str, Any]:
     given = {name: getattr(args, name) for name in _OPTIONS}
     return {name: value for name, value in given.items() if value is not None}
-
-
-def _moment(text: str) -> datetime:
-    moment = datetime.fromisoformat(text)
-    if moment.tzinfo is None:
-        raise argparse.ArgumentTypeError(f"{text!r} has no zone: add Z or +01:00")
-    return moment
 
 
 def _times_of(series: Series) -> str:

@@ -93,8 +93,6 @@ def make_row(  # noqa: PLR0913 -- the arguments of one call
         InvalidRequest: An argument is of the wrong type, or out of range.
     """
     way, values = rows.moment(when)
-    if len(values) != 1:
-        raise InvalidRequest.of("when", values, "one timer has one due time")
     rows.utf8("topic", topic)  # checked here: other calls may share the request
     if isinstance(payload, EncodedValue):
         headers, payload = payload.headers(headers), payload.payload()
@@ -103,8 +101,7 @@ def make_row(  # noqa: PLR0913 -- the arguments of one call
     rows.check_keyed(mode, [key])
     if key:
         row.key, row.on_conflict = rows.utf8("key", key), mode
-    if headers:
-        row.headers = rows.encode_headers(headers)
+    row.headers = rows.encode_headers(headers)
     if ordering_key is not None:
         row.ordering_key = rows.utf8("ordering_key", ordering_key)
     if priority is not None:

@@ -263,8 +263,5 @@ def times(when: Mapping[str, Any], n: int | None = None) -> dict[str, Sequence[i
     """
     if all(value is None for value in when.values()):
         raise InvalidRequest.of("when", None, "give delay, delay_level, due or due_ms; 0: at once")
-    way, values = rows.moment(when)
-    if len(values) != 1 and len(values) != n:
-        each = "" if n is None else f", or one for each of {n}"
-        raise InvalidRequest.of("when", f"{len(values)} values", f"give one{each}")
+    way, values = rows.moment(when, n)
     return {way: values}

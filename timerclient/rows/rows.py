@@ -106,11 +106,16 @@ class Moment(NamedTuple):
     """Milliseconds or levels: one for all rows, or one for each."""
 
 
-def moment(when: Mapping[str, Any]) -> Moment:
+def moment(when: Mapping[str, Any], n: int | None = None) -> Moment:
     """Return the due times of `delay`, `delay_level`, `due` or `due_ms`.
 
+    Args:
+        when: The arguments of a call.
+        n: The rows of a batch, which has one value, or one for each. None: one value.
+
     Raises:
-        InvalidRequest: More than one is given, a datetime is naive, or a value is out of range.
+        InvalidRequest: More than one is given, a datetime is naive, a value is no time or out of
+            range, or there are neither one value nor n.
         TypeError: An argument has another name.
     """
     given = {name: value for name, value in when.items() if value is not None}
@@ -127,11 +132,13 @@ def moment(when: Mapping[str, Any]) -> Moment:
     way, convert = _CONVERT[name]
     if hasattr(value, "tolist"):
         value = value.tolist()
-    if not isinstance(value, Iterable):
+    if n is None or isinstance(value, str | bytes | bytearray) or not isinstance(value, Iterable):
         return Moment(way, (convert(value),))
-    if name == "due_ms" and _all_in_range(value):
-        return Moment(way, cast("list[int]", value))
-    return Moment(way, [convert(one) for one in value])
+    checked = name == "due_ms" and _all_in_range(value)
+    values = cast("list[int]", value) if checked else [convert(one) for one in value]
+    if len(values) != n:
+        raise InvalidRequest.of(name, f"{len(values)} values", f"give one, or one for each of {n}")
+    return Moment(way, values)
 
 
 def _all_in_range(values: Any) -> bool:
@@ -337,10 +344,15 @@ def encode_headers(headers: Headers | None) -> bytes:
     """Return one row's headers, encoded. Without headers: empty.
 
     Raises:
-        InvalidRequest: A name or value is not a str, or its UTF-8 is longer than 65,535 bytes.
+        InvalidRequest: They are no mapping, a name is empty, a name or value is not a str, or its
+            UTF-8 is longer than 65,535 bytes.
     """
-    if not headers:
+    if headers is None:
         return b""
+    if not isinstance(headers, Mapping):
+        raise InvalidRequest.of("headers", kind_of(headers), "must be a mapping of str to str")
+    if "" in headers:
+        raise InvalidRequest.of("headers", "", "a name must not be empty")
     out = bytearray()
     for text in (text for pair in headers.items() for text in pair):
         encoded = utf8("headers", text)
@@ -414,10 +426,7 @@ def encode_batch(  # noqa: PLR0913 -- the columns of a batch
     utf8("topic", topic)
     to.topic = topic
     n = _write_payloads(to, payloads)
-    way, values = moment(when)
-    if len(values) not in (1, n):
-        limit = f"give one, or one for each of {n}"
-        raise InvalidRequest.of("when", f"{len(values)} values", limit)
+    way, values = moment(when, n)
     getattr(to, way).extend(values)
     key_list = [] if keys is None else [utf8("keys", key or "") for key in texts("keys", keys)]
     if isinstance(headers, Mapping):

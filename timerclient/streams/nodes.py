@@ -18,7 +18,15 @@ import os
 import random
 import threading
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -572,7 +580,9 @@ def parse_addresses(cluster: str | Sequence[str]) -> list[str]:
     Raises:
         InvalidRequest: There is none, or one is not host:port; the limit has the correct form.
     """
-    given = cluster.split(",") if isinstance(cluster, str) else list(cluster)
+    given = cluster.split(",") if isinstance(cluster, str) else cluster
+    if not isinstance(given, Iterable) or not all(isinstance(each, str) for each in given):
+        raise InvalidRequest.of("cluster", cluster, "must be str, or a sequence of str")
     addresses = [address.strip() for address in given if address.strip()]
     if not addresses:
         raise InvalidRequest.of("cluster", cluster, "must name at least one host:port")
