@@ -84,7 +84,7 @@ class BodyCharge:
     async def _pieces(self, request: web.Request, bytes_max: int) -> bytes:
         pieces: list[bytes] = []
         size = 0
-        while piece := await request.content.readany():
+        while piece := await next_piece(request):
             pieces.append(piece)
             size += len(piece)
             if size > bytes_max:
@@ -105,6 +105,20 @@ class BodyCharge:
             raise OverloadedError(what, retry_after_ms=RETRY_AFTER_MS)
         self.bytes = size
         account.bytes += more
+
+
+async def next_piece(request: web.Request) -> bytes:
+    """Return the next piece of a body, decoded. Empty: the body has ended.
+
+    Raises:
+        InvalidRequestError: it is not encoded as its headers say.
+    """
+    try:
+        return await request.content.readany()
+    except web.RequestPayloadError as error:
+        why = str(error).rpartition("\n")[2].strip()
+        limit = f"must be encoded as the headers say: {why}"
+        raise InvalidRequestError("body", "damaged", limit) from None
 
 
 def too_large(size: int, bytes_max: int) -> ProblemError:

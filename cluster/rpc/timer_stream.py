@@ -20,7 +20,7 @@ from cluster.rpc.grpc_errors import to_wire
 from cluster.rpc.http_call import HttpContext, LocalCalls
 from cluster.rpc.http_form import HttpForm
 from cluster.rpc.http_routes import NDJSON
-from cluster.rpc.json_bodies import SMALL_BYTES_MAX, BodyCharge, parsed
+from cluster.rpc.json_bodies import SMALL_BYTES_MAX, BodyCharge, next_piece, parsed
 from cluster.rpc.problem_details import HEADERS, ProblemError, document_of_error
 from timer.model.timer_errors import EngineError, InvalidRequestError
 from timerclient.proto import timer_pb2 as pb
@@ -144,7 +144,7 @@ class TimerLines:
         """Yield the lines of the body, without their ends.
 
         Raises:
-            InvalidRequestError: a line is too long, or the client is silent.
+            InvalidRequestError: a line is too long, the client is silent, or the body is damaged.
         """
         rest = bytearray()
         while piece := await self._piece():
@@ -163,7 +163,7 @@ class TimerLines:
     async def _piece(self) -> bytes:
         try:
             async with asyncio.timeout(SILENCE_S):
-                return await self._request.content.readany()
+                return await next_piece(self._request)
         except TimeoutError:
             limit = f"a stream needs a byte within {SILENCE_S:g} s"
             raise InvalidRequestError("line", "incomplete", limit) from None

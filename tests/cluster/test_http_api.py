@@ -495,6 +495,17 @@ def test_stream_that_ends_early_says_so_after_its_results(cluster: Running, topi
     assert b"1048576" in seen
 
 
+@pytest.mark.parametrize(("path", "kind"), [("timers", "json"), ("timers/stream", "x-ndjson")])
+def test_body_that_is_not_encoded_as_its_headers_say_is_refused(
+    cluster: Running, topic: str, path: str, kind: str
+) -> None:
+    headers = {"Content-Type": f"application/{kind}", "Content-Encoding": "gzip"}
+    at = f"/v1/topics/{topic}/{path}"
+    refused = send(cluster, cluster.followers()[0], "POST", at, "x" * 20, headers)
+    assert (refused.status, refused.body["field"]) == (400, "body")
+    assert "Can not decode content-encoding: gzip" in refused.body["detail"]
+
+
 def test_client_of_plain_http_repeats_a_request_after_the_leader_is_killed(
     cluster: Running, topic: str
 ) -> None:
