@@ -195,6 +195,16 @@ def test_what_cannot_be_printed_is_not_acked(
     assert threaded.cluster.groups["orders", "g"].acked == set()
 
 
+def test_output_on_a_full_disk_leaves_the_outcome_unknown(
+    ctl: Ctl, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open("/dev/full", "w") as full, monkeypatch.context() as patched:
+        patched.setattr("sys.stdout", full)
+        assert timerctl.main(["schedule", "orders", "p", "--key", "k", "--delay", "1h"]) == 4
+    assert capsys.readouterr().err == "timerctl: can't write the output: No space left on device\n"
+    assert ctl("timers", "get", "--topic", "orders", "--key", "k")[0] == 0
+
+
 def test_what_messages_hold_neither_breaks_lines_nor_reaches_the_terminal(ctl: Ctl) -> None:
     named = ("--key", "k\n\u202e", "--header", "h=\r")
     ctl("schedule", "orders", "a\nb\x1b[2J", "--delay", "1h", *named)

@@ -50,7 +50,7 @@ from timerclient.cli.cli_errors import (
 from timerclient.cli.contexts import apply_context
 from timerclient.cli.missing_modules import why_missing
 from timerclient.values.client_events import LOG, MISSING_S, LeaderMissing
-from timerclient.values.errors import TimerError
+from timerclient.values.errors import OutcomeUnknown, TimerError
 
 if TYPE_CHECKING:
     from timerclient.client.timer_client import TimerClient
@@ -81,10 +81,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             if sys.stdout is not None:  # here: a closed pipe at exit would print an error
                 sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of stdout has exited, as `head` does: exit without an error message.
-        with suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # its reader has exited, as `head` does: no error
+    except OSError as error:
+        if error.filename is not None:  # not of stdout
+            raise
+        lost = OutcomeUnknown(f"can't write the output: {error.strerror}")
+        code = exit_code(lost)
+        print_error(lost, words, args)
+        _drop_output()
     return code
+
+
+def _drop_output() -> None:
+    """Send what is left of the output nowhere. Python's flush at the exit would fail again."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _watch(args: argparse.Namespace, words: Sequence[str]) -> int:

@@ -580,7 +580,7 @@ def parse_addresses(cluster: str | Sequence[str]) -> list[str]:
     Raises:
         InvalidRequest: There is none, or one is not host:port; the limit has the correct form.
     """
-    given = cluster.split(",") if isinstance(cluster, str) else cluster
+    given: Any = cluster.split(",") if isinstance(cluster, str) else cluster
     if not isinstance(given, Iterable) or not all(isinstance(each, str) for each in given):
         raise InvalidRequest.of("cluster", cluster, "must be str, or a sequence of str")
     addresses = [address.strip() for address in given if address.strip()]
