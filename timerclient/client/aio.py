@@ -284,11 +284,10 @@ class AsyncTimerClient(SeriesCalls):
     ) -> Timers:
         """Schedule the timers of one request, all or none; return once a majority has them on disk.
 
-        The due time and `priorities` are one value for all, or one for each payload; see
-        `schedule`. A key that a
-        pending timer has concerns its own timer only: see `on_conflict` there, and
-        `Timers.results`. A `request_id` is of the whole batch. A request holds up to 65,536 timers,
-        of which up to 1,024 have keys.
+        The due time and `priorities` are one value for all, or a sequence with one for each
+        payload; see `schedule`. If a pending timer has a key of the batch, `on_conflict` decides
+        about the new timer with that key only: see `Timers.results`. A `request_id` is of the whole
+        batch. A request holds up to 65,536 timers, of which up to 1,024 have keys.
 
         Raises:
             InvalidRequest: An argument exceeds a limit, or a datetime is naive.
@@ -531,7 +530,7 @@ class AsyncTimerClient(SeriesCalls):
 
     async def alter_policies(
         self,
-        said: PolicyFields = NOTHING,
+        fields: PolicyFields = NOTHING,
         *,
         unset: Iterable[str] = (),
         namespace: str | None = None,
@@ -544,17 +543,17 @@ class AsyncTimerClient(SeriesCalls):
         apply to existing timers and messages.
 
         Args:
-            said: Names and values of fields to set.
+            fields: Names and values of fields to set.
             unset: Names of fields to unset; they follow the wider scope again.
 
         Raises:
             InvalidRequest: Not exactly one scope is given, a field is unknown, or a value is out
                 of range.
-            NotFound: There is no such topic. Fields of `said` create it, if that is automatic.
+            NotFound: There is no such topic. If topics are created automatically, `fields` do so.
             OutcomeUnknown: No answer in time; the policy may have been changed.
         """
         scope = policy_fields.altered(namespace, topic, cluster=cluster)
-        policy = policy_fields.policy(said)
+        policy = policy_fields.policy(fields)
         request = pb.AlterPoliciesRequest(scope=scope, set=policy, unset=unset)
         answer = await self.nodes().call(
             lambda node, left_s: node.admin.AlterPolicies(request, timeout=left_s),

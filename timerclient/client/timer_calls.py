@@ -207,6 +207,7 @@ class Existing:
     ) -> Changed:
         """Cancel the pending timers of a topic that `where` selects; return their number.
 
+        Without `where`, or with an empty prefix alone, all are selected.
         Timers that are scheduled during the call are not cancelled. The call sends one request per
         page; `timeout` applies to each. A page is retried through failovers. The number may then
         be too low; `exact` of the result is False.

@@ -181,11 +181,10 @@ class TimerClient(ThreadClient):
     ) -> Timers:
         """Schedule the timers of one request, all or none; return once a majority has them on disk.
 
-        The due time and `priorities` are one value for all, or one for each payload; see
-        `schedule`. A key that a
-        pending timer has concerns its own timer only: see `on_conflict` there, and
-        `Timers.results`. A `request_id` is of the whole batch. A request holds up to 65,536 timers,
-        of which up to 1,024 have keys.
+        The due time and `priorities` are one value for all, or a sequence with one for each
+        payload; see `schedule`. If a pending timer has a key of the batch, `on_conflict` decides
+        about the new timer with that key only: see `Timers.results`. A `request_id` is of the whole
+        batch. A request holds up to 65,536 timers, of which up to 1,024 have keys.
 
         Raises:
             InvalidRequest: An argument exceeds a limit, or a datetime is naive.
@@ -345,7 +344,7 @@ class TimerClient(ThreadClient):
 
     def alter_policies(
         self,
-        said: PolicyFields = NOTHING,
+        fields: PolicyFields = NOTHING,
         *,
         unset: Iterable[str] = (),
         namespace: str | None = None,
@@ -358,18 +357,18 @@ class TimerClient(ThreadClient):
         apply to existing timers and messages.
 
         Args:
-            said: Names and values of fields to set.
+            fields: Names and values of fields to set.
             unset: Names of fields to unset; they follow the wider scope again.
 
         Raises:
             InvalidRequest: Not exactly one scope is given, a field is unknown, or a value is out
                 of range.
-            NotFound: There is no such topic. Fields of `said` create it, if that is automatic.
+            NotFound: There is no such topic. If topics are created automatically, `fields` do so.
             OutcomeUnknown: No answer in time; the policy may have been changed.
         """
         return self._call(
             self._client.alter_policies(
-                said, unset=at_hand(unset), namespace=namespace, topic=topic, cluster=cluster
+                fields, unset=at_hand(unset), namespace=namespace, topic=topic, cluster=cluster
             )
         )
 
@@ -416,6 +415,7 @@ class TimerClient(ThreadClient):
     ) -> Changed:
         """Cancel the pending timers of a topic that `where` selects; return their number.
 
+        Without `where`, or with an empty prefix alone, all are selected.
         Timers that are scheduled during the call are not cancelled. The call sends one request per
         page; `timeout` applies to each. A page is retried through failovers. The number may then
         be too low; `exact` of the result is False.
