@@ -28,6 +28,7 @@ from cluster.backup.backup_run import PartDigest
 from cluster.backup.backup_store import BackupError, BackupStore
 from cluster.backup.catalogue import Catalogue, StoredPart
 from cluster.files.recover import EPOCH_STEP
+from cluster.settings.config import NAME, NAME_RULE
 from replication.core.promise import NEVER_GIVEN, Promise, PromiseFile
 from timer.entries import entry_frame
 from timer.entries.entry_frame import EntryKind
@@ -61,7 +62,7 @@ class RestorePlan:
     """The same for all nodes of one restore, and another for each restore."""
 
     def __post_init__(self) -> None:
-        """Check the voters and the epoch.
+        """Check the names and the epoch.
 
         Raises:
             BackupError: no cluster can have them.
@@ -69,9 +70,9 @@ class RestorePlan:
         names = ", ".join(self.voters)
         if not 1 <= len(self.voters) <= VOTERS_MAX or len({*self.voters}) != len(self.voters):
             raise BackupError(f"nodes = {names!r}: must be 1 to {VOTERS_MAX} different names")
-        for name in self.voters:
-            if not name or name in (".", "..", STAGE) or "/" in name or "\0" in name:
-                raise BackupError(f"node = {name!r}: must be a name that a directory can have")
+        for what, name in (("cluster id", self.cluster_id), *(("node", n) for n in self.voters)):
+            if not NAME.fullmatch(name) or name == STAGE:
+                raise BackupError(f"{what} = {name!r}: must be {NAME_RULE}, not {STAGE!r}")
         if self.epoch > EPOCH_MAX:
             raise BackupError(f"epoch = {self.epoch}: must be at most {EPOCH_MAX}")
         check_readable(self.catalogue)

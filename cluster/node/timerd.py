@@ -96,7 +96,13 @@ def init(argv: list[str]) -> int:
         help="without a vote: for a node that joins later, or that lost its disk",
     )
     arguments = parser.parse_args(argv)
+    from cluster.settings.config import NAME, NAME_RULE
+
     names = [name.strip() for name in arguments.voters.split(",") if name.strip()]
+    given = [("--name", arguments.name), ("--cluster-id", arguments.cluster_id)]
+    for option, value in given + [("--voters", name) for name in names]:
+        if not NAME.fullmatch(value):
+            raise ConfigError(option, value, NAME_RULE)
     if not 1 <= len(names) <= 7 or len(set(names)) != len(names):
         raise ConfigError("--voters", arguments.voters, "1 to 7 different names")
     voters = {name: founding_replica_id(arguments.cluster_id, name) for name in names}

@@ -71,6 +71,16 @@ def test_name_that_is_no_voter_must_say_that_it_is_a_learner(tmp_path: Path) -> 
     assert init(arguments(tmp_path / "d", "--learner", name="n4")) == 0
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--cluster-id", ""), ("--cluster-id", "a b"), ("--voters", "n1,n/2"), ("--name", "n\n1")],
+)
+def test_name_that_no_node_can_have_is_refused(tmp_path: Path, option: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{option} = .* 1 to 63 letters, digits"):
+        init(arguments(tmp_path / "d", option, value))
+    assert not (tmp_path / "d").exists()
+
+
 @pytest.mark.parametrize("module", ["numpy", "uvloop"])
 def test_extra_that_is_missing_is_named_and_how_to_install_it(module: str, tmp_path: Path) -> None:
     words = ["--name", "n1", "--data", str(tmp_path / "d"), "--set", "cluster_id=c"]

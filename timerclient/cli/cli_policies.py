@@ -213,6 +213,9 @@ def _milliseconds(name: str, text: str) -> int:
     """Return the milliseconds of "90s", or of a bare number of milliseconds."""
     if re.fullmatch(r"-?\d+", text):
         return int(text)
+    if re.fullmatch(r"\d+\.\d+", text):  # `duration` would take it for seconds
+        limit = "must be a whole number of ms, or have a unit, such as 90s"
+        raise argparse.ArgumentTypeError(f"{name} = {text!r}: {limit}")
     try:
         return -(-cli_args.duration(text) // _MS)
     except argparse.ArgumentTypeError as error:

@@ -136,7 +136,7 @@ def lateness_text(topic: pb.TopicStatus) -> str:
     bounds = [*(f"{ms} ms" for ms in late[0].at_most_ms), "later"]
     rows = list(zip(bounds, *(each.counts for each in late), strict=True))
     used = [row for row in rows if row[1] or row[2]]
-    return output.table(("LATE BY AT MOST", "FIRED", "HANDED OUT"), used) if used else ""
+    return output.table(("LATE BY AT MOST", "FIRED", "DELIVERED"), used) if used else ""
 
 
 def quotas_text(topics: Iterable[pb.TopicStatus]) -> str:

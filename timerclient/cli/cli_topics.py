@@ -200,7 +200,7 @@ class NamespaceCommands(Commands):
             )
             for each in found
         ]
-        headings = ("NAMESPACE", "TOPICS", "PENDING", "READY", "SAYS")
+        headings = ("NAMESPACE", "TOPICS", "PENDING", "READY", "POLICY")
         document = [
             {"name": each.name, "topics": [t.name for t in each.topics], "policy": each.policy}
             for each in found
