@@ -37,15 +37,12 @@ def check_message(
     known = [name for name in message.fields_by_name if name not in leave_out]
     declared = {each.json_name: each for each in message.fields} | dict(message.fields_by_name)
     check_known([name for name in fields if name not in declared], known, where)
-    given: set[str] = set()
-    for name, value in fields.items():
-        field = declared[name]
-        if value is None:
-            continue
-        if field.name in given:
-            raise refused(f"{where}{name}", value, "is given twice")
-        given.add(field.name)
-        _check_field(f"{where}{name}", value, field)
+    for name, field in ((name, declared[name]) for name in fields):
+        if name != field.name and field.name in fields:
+            raise refused(f"{where}{name}", fields[name], f"is {field.name}, which is given, too")
+        if fields[name] is not None:
+            _check_field(f"{where}{name}", fields[name], field)
+    given = {declared[name].name for name, value in fields.items() if value is not None}
     for group in message.oneofs:
         names = [field.name for field in group.fields]
         if len(given.intersection(names)) > 1:
@@ -62,7 +59,7 @@ def _check_field(name: str, value: Any, field: Any) -> None:
         raise refused(name, value, "must be a list")
 
 
-def _check_value(name: str, value: Any, field: FieldDescriptor) -> None:
+def _check_value(name: str, value: Any, field: Any) -> None:
     """Check one value: of a field, or of an element of a repeated one."""
     if value is None:
         raise refused(name, value, "must not be null")

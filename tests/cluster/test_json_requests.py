@@ -233,7 +233,7 @@ def test_large_bodies_share_one_account() -> None:
         (pb.ChangeMembersRequest, {"change": "BOGUS"}, "change", "ADD, REPLACE, REMOVE"),
         (pb.ChangeMembersRequest, {"change": []}, "change", "ADD, REPLACE, REMOVE"),
         (pb.SetLogLevelRequest, {"level": 5}, "level", "a text"),
-        (pb.PeekRequest, {"from_offset": 1, "fromOffset": 1}, "fromOffset", "given twice"),
+        (pb.PeekRequest, {"from_offset": 1, "fromOffset": 1}, "fromOffset", "given, too"),
     ],
 )
 def test_field_of_a_message_of_the_contract_is_refused_with_its_name_and_limit(
