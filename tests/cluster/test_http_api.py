@@ -436,10 +436,17 @@ def test_follower_reads_messages_by_their_offsets(
         received += send(cluster, node, "POST", path, receive).body["messages"]
     [leased] = [each for each in received if each["key"] == "k"]
     assert leased == first | {"attempt": 1, "failures": 0}
-    large = {"payload": "x" * (3 << 20), "delay": 0}
-    assert send(cluster, node, "POST", f"/v1/topics/{topic}/timers", large).status == 200
-    last = until(lambda: send(cluster, node, "GET", f"{at}?from_offset=3").body["messages"])
-    assert [each["payload"] for each in last] == [large["payload"]]  # alone, it may be longer
+    sizes = [3 << 20, 600 << 10, 600 << 10]  # more than a mebibyte together, and the first alone
+    for offset, size in enumerate(sizes, 3):
+        timer = {"payload": "x" * size, "delay": 0}
+        assert send(cluster, node, "POST", f"/v1/topics/{topic}/timers", timer).status == 200
+        path = f"{at}?from_offset={offset}"
+        until(
+            functools.partial(lambda path: send(cluster, node, "GET", path).body["messages"], path)
+        )
+    for offset, size in enumerate(sizes, 3):
+        one = send(cluster, node, "GET", f"{at}?from_offset={offset}").body
+        assert [len(each["payload"]) for each in one["messages"]] == [size]
     for query in ("from_offset=2&end_offset=1", "end_offset=0", "max_messages=1001", "from=1"):
         assert send(cluster, node, "GET", f"{at}?{query}").status == 400, query
 

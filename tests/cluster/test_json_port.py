@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -12,10 +12,12 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from cluster.rpc import json_bodies, timer_stream
-from cluster.rpc.http_api import IDEMPOTENCY_KEY, HttpApi
+from cluster.rpc.http_api import IDEMPOTENCY_KEY, IDENTITY, HttpApi
 from cluster.rpc.http_call import HttpContext, LocalCalls
 from cluster.rpc.http_routes import RPC_ROUTES
 from cluster.rpc.problem_details import ProblemError
+from cluster.rpc.schedule_batches import BatchCaller, ScheduleBatches
+from cluster.security.identities import CallerIdentity, IdentityKind
 from timerclient.proto import timer_pb2 as pb
 
 AT = "/v1/topics/t/timers"
@@ -49,8 +51,15 @@ class Calls:
 
 
 @contextlib.asynccontextmanager
-async def port(calls: Calls) -> AsyncIterator[TestClient[Any, Any]]:
-    app = web.Application()
+async def port(
+    calls: Calls, admit: Callable[[web.Request], object] = lambda _: None
+) -> AsyncIterator[TestClient[Any, Any]]:
+    @web.middleware
+    async def admitted(request: web.Request, handler: Any) -> web.StreamResponse:
+        admit(request)
+        return cast("web.StreamResponse", await handler(request))
+
+    app = web.Application(middlewares=[admitted])
     app.add_routes(HttpApi(cast("LocalCalls", calls), "127.0.0.1", secure=False).routes())
     async with asyncio.timeout(30), TestClient(TestServer(app)) as client:
         yield client
@@ -76,6 +85,38 @@ async def test_change_without_an_answer_in_time_has_an_unknown_outcome(
             verb, path, json={}, headers={IDEMPOTENCY_KEY: "1"} if not known else {}
         )
         assert (answer.status, (await answer.json())["outcome_known"]) == (status, known)
+
+
+@pytest.mark.filterwarnings("ignore::aiohttp.web.NotAppKeyWarning")  # as aiohttp itself does
+async def test_single_timers_are_gathered_by_identity_and_those_with_limits_stay_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    class Limited(Calls):
+        def is_unlimited(self, identity: Any) -> bool:
+            return bool(identity.name != "limited")
+
+        async def unary(self, *_: object) -> pb.ScheduleResponse:
+            asked.append(("alone", ""))
+            return pb.ScheduleResponse(timer_ids=b"1" * 15)
+
+    async def gathered(_: object, message: object, caller: BatchCaller, context: object) -> Any:
+        asked.append((caller.address, str(caller.identity)))
+        return pb.ScheduleResponse(timer_ids=b"1" * 15)
+
+    def admit(request: web.Request) -> None:  # as TLS does it
+        request[IDENTITY] = CallerIdentity(IdentityKind.CLIENT, request.headers["Who"])
+
+    monkeypatch.setattr(ScheduleBatches, "schedule", gathered)
+    async with port(Limited(), admit) as client:
+        for who in ("one", "limited", "two"):
+            assert (await client.post(AT, json={}, headers={"Who": who})).status == 200
+    assert asked == [
+        ("ipv4:127.0.0.1", "client/one"),
+        ("alone", ""),
+        ("ipv4:127.0.0.1", "client/two"),
+    ]
 
 
 async def test_headers_of_a_request_are_checked() -> None:

@@ -10,7 +10,7 @@ from cluster.rpc.json_bodies import BodyAccount, BodyCharge, parsed
 from cluster.rpc.json_messages import check_message
 from cluster.rpc.payload_json import payload_json
 from cluster.rpc.route_forms import FORMS
-from timer.model.timer_errors import InvalidRequestError, OverloadedError
+from timer.model.timer_errors import InvalidRequestError, NotReadyError, OverloadedError
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.rows import DUE_MS_MAX, decode_headers
 
@@ -203,6 +203,12 @@ def test_error_of_a_timer_in_a_list_names_its_place() -> None:
         TOPIC, {"timers": [{"delay": 1}, {"payload": "b", "delay": 2, "key": "k"}, {"due_ms": 3}]}
     )
     assert [[*each.delay_ms, *each.due_ms] for each in several.timers] == [[1_000, 2_000], [3]]
+
+
+def test_timer_that_found_no_room_is_not_said_to_be_missing() -> None:
+    left = pb.RescheduleResponse(results=[pb.RESCHEDULE_RESULT_LEFT], timer_ids=bytes(15))
+    with pytest.raises(NotReadyError, match="repeat the request"):
+        FORMS["RescheduleTimer"].answer(pb.RescheduleRequest(timer_ids=bytes(15)), left)
 
 
 def test_large_bodies_share_one_account() -> None:

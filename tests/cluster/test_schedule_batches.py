@@ -9,7 +9,7 @@ import pytest
 from cluster.rpc import schedule_batches
 from cluster.rpc.http_call import HttpContext, LocalCalls
 from cluster.rpc.problem_details import ProblemError
-from cluster.rpc.schedule_batches import ROWS_MAX, BatchCaller, ScheduleBatches
+from cluster.rpc.schedule_batches import BYTES_MAX, ROWS_MAX, BatchCaller, ScheduleBatches
 from cluster.rpc.timer_rows import request_of, row_of
 from cluster.security.caller_limits import CallerLimits
 from cluster.security.identities import CallerIdentity, IdentityKind
@@ -127,10 +127,13 @@ async def test_a_bug_in_the_handler_ends_each_request_with_its_error() -> None:
     assert [type(each) for each in found] == [KeyError] * 2
 
 
-async def test_a_request_has_a_limit_of_rows() -> None:
+async def test_a_request_has_a_limit_of_rows_and_bytes() -> None:
     calls = Calls()
     assert len(await scheduled(calls, *({} for _ in range(ROWS_MAX + 1)))) == ROWS_MAX + 1
     assert [rows_of(each) for each in calls.requests] == [ROWS_MAX, 1]
+    calls = Calls()
+    await scheduled(calls, {"payload": "x" * BYTES_MAX}, {}, {})
+    assert [rows_of(each) for each in calls.requests] == [1, 2]
 
 
 async def test_a_client_that_has_gone_holds_up_no_other() -> None:
