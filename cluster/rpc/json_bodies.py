@@ -142,7 +142,8 @@ def parsed(data: bytes, name: str = "body") -> dict[str, Any]:
     except RecursionError:
         raise InvalidRequestError(name, f"{len(data)} bytes", "is nested too deeply") from None
     except ValueError as error:  # of UTF-8, too
-        raise InvalidRequestError(name, f"{len(data)} bytes", f"must be JSON: {error}") from None
+        why = str(error).partition(";")[0]  # behind it, words for programmers of Python
+        raise InvalidRequestError(name, f"{len(data)} bytes", f"must be JSON: {why}") from None
     if not isinstance(found, dict):
         raise InvalidRequestError(name, f"{len(data)} bytes", "must be a JSON object")
     return found

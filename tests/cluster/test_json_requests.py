@@ -195,6 +195,10 @@ def test_payload_is_shown_as_json_if_it_can_be(payload: bytes, shown: dict[str, 
     assert "json" not in payload_json(payload, {})
 
 
+def test_number_of_too_many_digits_is_refused_without_advice_for_python() -> None:
+    assert str(refusal(f'{{"json": {"9" * 5_000}}}')).endswith("value has 5000 digits")
+
+
 def test_error_of_a_timer_in_a_list_names_its_place() -> None:
     with pytest.raises(InvalidRequestError) as refused:
         FORMS["ScheduleTimers"].message(TOPIC, {"timers": [{}, {"delay": -1}]})

@@ -59,6 +59,8 @@ def test_when_is_one_number_of_milliseconds_never_early_or_a_level(
         ({"delay": "1s"}, "number of seconds"),
         ({"delay": b"5"}, "number of seconds"),
         ({"delay": ""}, "number of seconds"),
+        ({"delay": True}, "number of seconds"),
+        ({"due_ms": True}, "whole number"),
         ({"delay": [1]}, "number of seconds"),
         ({"due_ms": 1.5}, "whole number"),
         ({"due_ms": -1}, "must be in"),

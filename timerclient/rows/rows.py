@@ -159,7 +159,7 @@ def span_ms(field: str, value: Any, most_ms: int = DUE_MS_MAX) -> int:
     """
     if isinstance(value, timedelta):
         ms = -(-max(-_MS, min(value, timedelta(milliseconds=most_ms + 1))) // _MS)
-    elif isinstance(value, int | float):
+    elif isinstance(value, int | float) and not isinstance(value, bool):
         ms = round(max(-1.0, min(value, DUE_MS_MAX)) * 1000)  # NaN becomes -1
     else:
         raise InvalidRequest.of(field, value, "must be a timedelta or a number of seconds")
@@ -210,7 +210,9 @@ def whole(field: str, value: Any, least: int, most: int) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise InvalidRequest.of(field, value, "must be a whole number") from None
+        number = None
+    if number is None or isinstance(value, bool):
+        raise InvalidRequest.of(field, value, "must be a whole number")
     if not least <= number <= most:
         raise InvalidRequest.of(field, value, f"must be in {least} .. {most}")
     return number
