@@ -10,8 +10,9 @@ import pytest
 
 from tests.timerclient.conftest import Ctl, Threaded
 from tests.timerclient.fake_cluster import wire_error
-from timerclient.cli import cli_bulk
+from timerclient.cli import cli_bulk, timerctl
 from timerclient.proto import timer_pb2 as pb
+from timerfake import FakeCluster
 
 
 @pytest.fixture
@@ -117,3 +118,28 @@ def test_standard_input_and_wrong_combinations(
         code, _, err = ctl("schedule", "orders", *wrong)
         assert (code, error in err) == (2, True), err
     assert ctl("schedule", "orders", "--from", lines())[:2] == (0, "no lines\n")
+
+
+def test_timers_are_listed_as_lines_that_schedule_takes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wanted = [
+        {"payload": "a", "due_ms": 9_000_000_000_000, "key": "k", "priority": 7},
+        {"payload_base64": "AP8=", "due_ms": 9_000_000_000_001, "priority": 4},
+    ]
+    wanted[0] |= {"headers": {"h": "1"}, "ordering_key": "o"}
+    file = tmp_path / "lines"
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in wanted))
+    with FakeCluster() as fake:
+        monkeypatch.setattr(timerctl, "_client", lambda _: fake.client())
+
+        def run(*argv: str) -> tuple[int, str]:
+            return timerctl.main([*argv]), capsys.readouterr().out
+
+        for topic in ("orders", "copies"):
+            assert run("schedule", topic, "--from", str(file)) == (0, "2 SCHEDULED\n")
+            code, out = run("timers", "list", topic, "--lines")
+            assert (code, [json.loads(line) for line in out.splitlines()]) == (0, wanted)
+            file.write_text(out)
+        assert run("timers", "list", "orders", "--lines", "--limit", "1")[1].count("\n") == 1
+        assert run("timers", "list", "orders", "--lines", "--limit", "0")[0] == 2

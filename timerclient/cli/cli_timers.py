@@ -1,7 +1,7 @@
 """`timerctl timers …`: show, cancel and reschedule timers.
 
 timers get ID | --topic T --key K
-timers list T [--from --to --key-prefix --limit]
+timers list T [--from --to --key-prefix --limit --lines]
 timers count T
 timers story ID
 timers cancel ID... | --topic T --key K... | --topic T --from --to --key-prefix | --topic T --all
@@ -14,6 +14,7 @@ A change by filter asks for confirmation, except with --yes.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from datetime import datetime
 from itertools import islice
@@ -51,7 +52,12 @@ class TimerCommands(Commands):
         listing.add_argument("topic", metavar="TOPIC")
         _add_where(listing)
         listing.add_argument(
-            "--limit", metavar="N", type=int, default=LIMIT, help=f"default: {LIMIT}"
+            "--limit", metavar="N", type=int, help=f"default: {LIMIT}, with --lines all"
+        )
+        listing.add_argument(
+            "--lines",
+            action="store_true",
+            help="a line of JSON for each timer, as `schedule --from` takes it",
         )
         count = add("count", self._count, "count a topic's pending timers, by due time")
         count.add_argument("topic", metavar="TOPIC")
@@ -82,13 +88,16 @@ class TimerCommands(Commands):
         return OK
 
     def _list(self, args: argparse.Namespace) -> int:
-        if args.limit < 1:
+        if args.limit is not None and args.limit < 1:
             raise InvalidRequest.of("--limit", args.limit, "must be positive")
+        if args.lines:
+            return self._list_lines(args)
+        limit = args.limit or LIMIT
         with self._connect(args) as client:
-            size = min(args.limit + 1, 1_000)
+            size = min(limit + 1, 1_000)
             found = client.list_timers(args.topic, page_size=size, **_where(args))
-            timers = list(islice(found, args.limit + 1))
-        more, timers = len(timers) > args.limit, timers[: args.limit]
+            timers = list(islice(found, limit + 1))
+        more, timers = len(timers) > limit, timers[:limit]
         rows = [
             (timer.id, output.instant(timer.due_ms), timer.key, _text_of(timer.payload))
             for timer in timers
@@ -97,6 +106,21 @@ class TimerCommands(Commands):
         text = cli_args.table(args, headings, rows) if rows else "no timer is pending"
         text += "\n… and more: --limit" if more else ""
         self._put(args, {"timers": [*map(_document, timers)], "more": more}, text)
+        return OK
+
+    def _list_lines(self, args: argparse.Namespace) -> int:
+        with self._connect(args) as client:
+            for timer in islice(client.list_timers(args.topic, **_where(args)), args.limit):
+                line = {
+                    **payload_fields(timer.payload or b""),
+                    "due_ms": timer.requested_ms,
+                    "key": timer.key,
+                    "ordering_key": timer.ordering_key,
+                    "priority": timer.priority,
+                    "headers": dict(timer.headers or {}) or None,
+                }
+                line = {name: value for name, value in line.items() if value is not None}
+                sys.stdout.write(output.to_json(line, indent=None) + "\n")
         return OK
 
     def _count(self, args: argparse.Namespace) -> int:
