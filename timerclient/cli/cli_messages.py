@@ -52,9 +52,11 @@ class MessageCommands(Commands):
             raise InvalidRequest.of("--skip", args.skip, "needs --from")
         if args.on_conflict and not args.key:
             raise InvalidRequest.of("--on-conflict", args.on_conflict, "needs --key")
-        headers = dict(args.headers)
-        if len(headers) < len(args.headers):
-            raise InvalidRequest.of("--header", args.headers, "each name once")
+        headers: dict[str, str] = {}
+        for name, value in args.headers:
+            if name in headers:
+                raise InvalidRequest.of("--header", f"{name}={value}", "each name once")
+            headers[name] = value
         import secrets
 
         payload = sys.stdin.buffer.read() if args.payload == "-" else os.fsencode(args.payload)
