@@ -73,6 +73,8 @@ async def test_fields_travel_as_they_are_named_and_only_those(
         "tick_ms": 5,
         "delay_levels_ms": [1, 2],
     }
+    with pytest.raises(InvalidRequest, match="unset = 'ttl_ms': must be a sequence"):
+        await client.alter_policies(unset="ttl_ms", topic="ns/t")
     answer = await client.alter_policies(said, unset=["delay_ms_max"], topic="ns/t")
     [request] = cluster.alters
     assert policy_fields.said(request.set) == said

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from timer.model import columns, timer_id
+from timerclient.client.timer_calls import raw_ids
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
 from timerclient.values import ids
@@ -173,3 +174,9 @@ def test_client_needs_nothing_but_grpc_and_protobuf() -> None:
         "assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_one_id_in_place_of_several_is_refused() -> None:
+    for one in ("0" * 24, bytes(15)):
+        with pytest.raises(InvalidRequest, match="must be a sequence of timers"):
+            raw_ids(one)  # type: ignore[arg-type]

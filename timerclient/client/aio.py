@@ -554,7 +554,8 @@ class AsyncTimerClient(SeriesCalls):
         """
         scope = policy_fields.altered(namespace, topic, cluster=cluster)
         policy = policy_fields.policy(fields)
-        request = pb.AlterPoliciesRequest(scope=scope, set=policy, unset=unset)
+        names = rows.texts("unset", unset)
+        request = pb.AlterPoliciesRequest(scope=scope, set=policy, unset=names)
         answer = await self.nodes().call(
             lambda node, left_s: node.admin.AlterPolicies(request, timeout=left_s),
             within_s=self._call_s,

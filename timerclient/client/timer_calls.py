@@ -53,8 +53,10 @@ def raw_ids(timers: Iterable[TimerLike]) -> bytes:
     """Return the raw ids of timers, one after the other.
 
     Raises:
-        InvalidRequest: One of them is not a timer or an id.
+        InvalidRequest: One of them is not a timer or an id; or `timers` is one id.
     """
+    if isinstance(timers, str | bytes):
+        raise InvalidRequest.of("timers", rows.kind_of(timers), "must be a sequence of timers")
     out = bytearray()
     for timer in timers:
         raw: Any = timer.raw if isinstance(timer, Timer | TimerInfo) else timer
