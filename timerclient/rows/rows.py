@@ -354,7 +354,7 @@ def encode_headers(headers: Headers | None) -> bytes:
     if not isinstance(headers, Mapping):
         raise InvalidRequest.of("headers", kind_of(headers), "must be a mapping of str to str")
     if "" in headers:
-        raise InvalidRequest.of("headers", "", "a name must not be empty")
+        raise InvalidRequest.of("headers", "", "the name of a header must not be empty")
     out = bytearray()
     for text in (text for pair in headers.items() for text in pair):
         encoded = utf8("headers", text)
