@@ -262,7 +262,7 @@ def _schedule(loop: StagedLoop, names: Sequence[str], ids: Sequence[TopicId], ca
     payloads = [bytes([number % 251]) * case.payload for number in range(rows_each)]
 
     def encoded(due_ms: int) -> bytes:
-        when = {"due_ms": [due_ms]}
+        when = {"due_ms": due_ms}
         each = (rows.encode_batch(name, payloads, when, None, None)[0] for name in names)
         return b"".join(each)  # joined messages merge: one request with the columns of all topics
 

@@ -137,7 +137,8 @@ def moment(when: Mapping[str, Any], n: int | None = None) -> Moment:
     checked = name == "due_ms" and _all_in_range(value)
     values = cast("list[int]", value) if checked else [convert(one) for one in value]
     if len(values) != n:
-        raise InvalidRequest.of(name, f"{len(values)} values", f"give one, or one for each of {n}")
+        limit = f"must have {n}, one for each; a value without a list is for all"
+        raise InvalidRequest.of(name, f"a list of {len(values)}", limit)
     return Moment(way, values)
 
 
