@@ -387,13 +387,14 @@ def test_idle_connections_and_broken_ones_do_not_keep_a_probe_from_its_answer(
     worker = timers._inner._worker
     assert worker is not None
     with WorkerPort(worker, "127.0.0.1", 0) as port, ExitStack() as stack:
-        address, before = ("127.0.0.1", port.port), threading.active_count()
+        address = ("127.0.0.1", port.port)
         for number in range(3 * CONNECTIONS_MAX):
             idle = stack.enter_context(socket.create_connection(address, 10))
             if number % 2:
                 idle.sendall(b"GET /healthz HT")
         assert get(port.port, "/healthz") == (200, "ok\n")
-        assert threading.active_count() - before <= CONNECTIONS_MAX + 2
+        # Their threads end soon after them, later on a busy machine.
+        assert len(port._server._open) <= CONNECTIONS_MAX
         with socket.create_connection(address, 10) as broken:
             broken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             broken.sendall(b"GET /metrics HTTP/1.1\r\n")
