@@ -118,7 +118,7 @@ def _measure(arguments: Sequence[str], loop: asyncio.Runner) -> int:
         help="names of measures (default: all)",
     )
     parser.add_argument(
-        "--repeat", type=int, metavar="N", help="runs of each measure (default: its own number)"
+        "--repeat", type=_runs, metavar="N", help="runs of each measure (default: its own number)"
     )
     parser.add_argument(
         "--full",
@@ -145,6 +145,13 @@ def _measure(arguments: Sequence[str], loop: asyncio.Runner) -> int:
     print(table.render(outcomes, last))
     print(f"commit {head.commit}, {form} form: {os.path.relpath(path)}")
     return int(any(outcome.error for outcome in outcomes))
+
+
+def _runs(text: str) -> int:
+    """Return a number of runs, 1 or more."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be 1 or more")
+    return int(text)
 
 
 def _chosen(text: str) -> list[Measure]:
@@ -202,11 +209,11 @@ def _stages(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench stages", description="Measure each stage of a timer's life."
     )
-    parser.add_argument("--runs", type=int, default=3, metavar="N", help="runs of each case")
+    parser.add_argument("--runs", type=_runs, default=3, metavar="N", help="runs of each case")
     parser.add_argument("--memory", action="store_true", help="bytes in place of CPU time")
     args = parser.parse_args(arguments)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    for line in memory_table() if args.memory else cpu_table(max(1, args.runs), RESULTS):
+    for line in memory_table() if args.memory else cpu_table(args.runs, RESULTS):
         print(line)
     return 0
 

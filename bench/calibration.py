@@ -25,7 +25,7 @@ _BYTES: Final = 16 << 20
 
 
 def calibration_s() -> float:
-    """Return the seconds that the work takes: the median of a few rounds, half a second in all."""
+    """Return the seconds that the work takes: the median of a few rounds."""
     column = np.random.default_rng(1).integers(0, 1 << 40, _SORTED)
     data = bytes(_BYTES)
     return statistics.median(_round_s(column, data) for _ in range(_ROUNDS))

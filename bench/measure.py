@@ -56,7 +56,10 @@ class Figure:
         return not self.waits and (self.unit.endswith("/s") or self.unit in _TIMES)
 
     def versus(self, value: float, calibration_s: float) -> float:
-        """Return a value that speed decides in units of the calibration (bench/calibration.py)."""
+        """Return a value that speed decides in units of the calibration (bench/calibration.py).
+
+        `calibration_s`: seconds of one calibration near the measurement.
+        """
         return value * calibration_s if self.more_is_better else value / calibration_s
 
     def value(self, samples: Sequence[float]) -> float:

@@ -10,7 +10,8 @@
     deliver  lease the messages, and encode them             timer/leader/groups/
     ack      append and apply the acks                       timer/leader/groups/
     promote  begin to lead, with timers in memory            timer/recovery/engine.py
-    flush    write the timers from memory to a run           timer/pending/runs/
+    flush    write the timers from memory to a run, with     timer/pending/runs/
+             the merges that are then due
 
 The leader runs all stages except client and check. A follower runs check, write, fold, flush, and
 the applying parts of fire and ack. Each case varies one size and keeps the others. The engine is

@@ -116,3 +116,14 @@ def test_the_next_table_shows_the_last_result(
 def test_unknown_measures_are_refused_by_name() -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="s99: there are s1, "):
         command._chosen("s1,s99")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--repeat", "0"], ["--repeat", "-1"], ["stages", "--runs=x"]]
+)
+def test_a_number_of_runs_is_at_least_one(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command.main(arguments)
+    assert "must be 1 or more" in capsys.readouterr().err
