@@ -189,7 +189,7 @@ class FakeNode(TopicView):
             reachable=True,
         )
 
-    def shared_checkpoint(self) -> None:
+    def shared_checkpoint(self, *, offsets: bool = True) -> None:
         """Return None: no other node shares a checkpoint."""
 
     def leadership(self) -> tuple[int, str, str]:

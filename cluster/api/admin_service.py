@@ -8,7 +8,14 @@ from typing import Any, Final, Protocol
 from cluster.api import wire_rows
 from cluster.api.backup_desk import BackupDesk
 from cluster.api.group_admin import GroupDesk
-from cluster.api.peer_queries import Peers, ask_all, checkpoint_of, status_of
+from cluster.api.peer_queries import (
+    Peers,
+    agreement_of,
+    ask_all,
+    checkpoint_of,
+    status_of,
+    verification_of,
+)
 from cluster.api.policy_admin import PolicyDesk
 from cluster.api.timer_service import TimerService
 from cluster.control.membership import Change
@@ -42,8 +49,11 @@ class View(Protocol):
     def node_checkpoint(self, at_index: LogIndex = LogIndex(0)) -> pb.NodeCheckpoint:
         """Return this node's checkpoint. `at_index`: also the digest at this index; 0: no index."""
 
-    def shared_checkpoint(self) -> pb.SharedCheckpoint | None:
-        """Return the shared checkpoint of this node's control plane. None: there is none."""
+    def shared_checkpoint(self, *, offsets: bool = True) -> pb.SharedCheckpoint | None:
+        """Return the shared checkpoint of this node's control plane. None: there is none.
+
+        `offsets`: with the queue offsets; there may be many topics.
+        """
 
     def leadership(self) -> tuple[int, str, str]:
         """Return (epoch, leader's name, controller's name); an empty name: unknown."""
@@ -79,6 +89,16 @@ class View(Protocol):
         """Add, replace or remove a voter; the change is committed on return."""
 
 
+class Scrub(Protocol):
+    """The passes over this node's files (cluster/files/scrubber.py)."""
+
+    def begin(self) -> None:
+        """Begin a pass now, or join the one that runs."""
+
+    def last_pass(self) -> pb.NodeVerification:
+        """Return the pass that runs, else the last one."""
+
+
 _CHANGES: Final = {
     pb.ChangeMembersRequest.CHANGE_ADD: Change.ADD,
     pb.ChangeMembersRequest.CHANGE_REPLACE: Change.REPLACE,
@@ -109,8 +129,9 @@ class AdminService(Service, rpc.AdminServiceServicer):
         backups: BackupDesk | None = None,
         reload: Reload = no_files,
         hops: HopRecorder | None = None,
+        scrub: Scrub | None = None,
     ) -> None:
-        """`backups`: None: this node has no files. `reload`: reads files of TLS again.
+        """`backups`, `scrub`: None: this node has no files. `reload`: reads files of TLS again.
 
         `hops`: the record of this node's hops. None: nothing is recorded.
         """
@@ -118,6 +139,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
         self._hops = hops or HopRecorder()
         self._reload = reload
         self._backups = backups
+        self._scrub = scrub
         self._view = view
         self._timers = timers
         self._policies = policies
@@ -327,6 +349,51 @@ class AdminService(Service, rpc.AdminServiceServicer):
             for hop, index, at_ns in self._hops.end():
                 answer.stamps.add(hop=pb.HopStamp.Hop.ValueType(hop), index=index, at_ns=at_ns)
         return answer
+
+    @answered
+    async def BeginVerification(  # noqa: N802
+        self, request: pb.BeginVerificationRequest, context: Context
+    ) -> pb.BeginVerificationResponse:
+        """Begin passes over the files of one node, or of all."""
+        if not self._is_here(request.node):
+            method = "BeginVerification"
+            passed: pb.BeginVerificationResponse = await self._passed_on(method, request, context)
+            return passed
+        scrub = self._own_scrub()
+        scrub.begin()
+        nodes = [scrub.last_pass()]
+        if not request.node:
+            there = functools.partial(verification_of, at_index=None)
+            nodes += await ask_all(self._view.peers(), there)
+        return pb.BeginVerificationResponse(nodes=sorted(nodes, key=lambda node: node.node))
+
+    @answered
+    async def GetVerification(  # noqa: N802
+        self, request: pb.GetVerificationRequest, context: Context
+    ) -> pb.GetVerificationResponse:
+        """Return the last pass of one node, or those of all and whether their states agree."""
+        if not self._is_here(request.node):
+            method = "GetVerification"
+            passed: pb.GetVerificationResponse = await self._passed_on(method, request, context)
+            return passed
+        mine, shared = self._own_scrub().last_pass(), self._view.shared_checkpoint(offsets=False)
+        index = LogIndex(request.at_index or (shared.index if shared is not None else 0))
+        if index:
+            mine.digest = self._view.node_checkpoint(index).digest
+        if request.node:
+            return pb.GetVerificationResponse(nodes=[mine], digest_index=index)
+        there = functools.partial(verification_of, at_index=index)
+        nodes = [mine, *await ask_all(self._view.peers(), there)]
+        return pb.GetVerificationResponse(
+            nodes=sorted(nodes, key=lambda node: node.node),
+            digest_index=index,
+            agreement=agreement_of([node.digest for node in nodes]),
+        )
+
+    def _own_scrub(self) -> Scrub:
+        if self._scrub is None:
+            raise InvalidRequestError("node", self._view.name, "can't verify: it has no files")
+        return self._scrub
 
     @answered
     async def ReloadFiles(  # noqa: N802

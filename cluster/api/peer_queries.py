@@ -1,7 +1,7 @@
 """Queries to the other nodes. The answer for an unreachable node says so."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, TypeAlias, TypeVar
 
 import grpc
@@ -21,7 +21,7 @@ DIGEST_S: Final = 1.5
 Peers: TypeAlias = "Mapping[str, tuple[str, Stub]]"
 """The other nodes: name -> (address, stub)."""
 Stub: TypeAlias = "rpc.AdminServiceAsyncStub"
-_Part = TypeVar("_Part", pb.NodeStatus, pb.NodeCheckpoint)
+_Part = TypeVar("_Part", pb.NodeStatus, pb.NodeCheckpoint, pb.NodeVerification)
 
 
 async def ask_all(peers: Peers, ask: Callable[[str, str, Stub], Awaitable[_Part]]) -> list[_Part]:
@@ -53,6 +53,35 @@ async def checkpoint_of(
     except grpc.aio.AioRpcError as error:
         return pb.NodeCheckpoint(node=name, role="unreachable", error=why(error))
     return answer.nodes[0]
+
+
+async def verification_of(
+    name: str, address: str, stub: Stub, at_index: LogIndex | None
+) -> pb.NodeVerification:
+    """Return a node's last pass over its files; for an unreachable node: with the reason.
+
+    `at_index`: with the digest at this index. None: a pass begins.
+    """
+    begin = pb.BeginVerificationRequest(node=name)
+    show = pb.GetVerificationRequest(node=name, at_index=at_index or 0)
+    try:
+        if at_index is None:
+            return (await stub.BeginVerification(begin, timeout=PART_S)).nodes[0]
+        return (await stub.GetVerification(show, timeout=PART_S)).nodes[0]
+    except grpc.aio.AioRpcError as error:
+        told = why(error)
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # it waits, or is of an older release
+            status = await status_of(name, address, stub)
+            told = f"{status.role}: {status.error}" if status.error else "can't verify: too old"
+        return pb.NodeVerification(node=name, error=told)
+
+
+def agreement_of(digests: Sequence[str]) -> pb.Agreement.ValueType:
+    """Return whether nodes have the same state, by their digests at one index; "": unknown."""
+    known = {*digests} - {""}
+    if len(known) > 1:
+        return pb.AGREEMENT_DIFFER
+    return pb.AGREEMENT_SAME if known and all(digests) else pb.AGREEMENT_UNKNOWN
 
 
 def why(failed: grpc.aio.AioRpcError) -> str:

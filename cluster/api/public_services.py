@@ -3,7 +3,7 @@
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
-from cluster.api.admin_service import AdminService, Reload, View, no_files
+from cluster.api.admin_service import AdminService, Reload, Scrub, View, no_files
 from cluster.api.backup_desk import BackupDesk
 from cluster.api.consume_service import ConsumeService
 from cluster.api.group_admin import GroupDesk
@@ -42,12 +42,13 @@ def services_of(  # noqa: PLR0913 - the parts of the services
     hooks: ServiceHooks = NO_HOOKS,
     backups: BackupDesk | None = None,
     reload: Reload = no_files,
+    scrub: Scrub | None = None,
 ) -> Services:
     """Return the public services of a node with the settings `config`.
 
     `threads`: run queries. None: threads of the services' own.
     `outboxes`: bytes that consumers have not read yet. None: the services' own.
-    `backups`: None: the node has no files. `reload`: reads files of TLS again.
+    `backups`, `scrub`: None: the node has no files. `reload`: reads files of TLS again.
     """
     limits = config.limits
     if outboxes is None:
@@ -71,6 +72,7 @@ def services_of(  # noqa: PLR0913 - the parts of the services
     consumers = ConsumeService(host, desk, outboxes, salt=salt, hooks=hooks)
     policies = PolicyDesk(host, timers)
     admin = AdminService(
-        *(view, timers, policies, desk, host.require_leader, hooks, backups, reload, host.hops)
+        *(view, timers, policies, desk, host.require_leader, hooks, backups, reload, host.hops),
+        scrub,
     )
     return Services(timers, consumers, admin)

@@ -1,11 +1,12 @@
 """The slow scrub of a running node: it reads all files again and again, and starts a repair.
 
-    pass in a thread, paced --> damage --> wait until the others can go on without this node
-                                       --> hand over, if it leads --> end, repair, come back
+    due, or asked for --> pass in a thread, paced
+        --> damage --> wait until the others can go on without this node
+                   --> hand over, if it leads --> end, repair, come back
 
 timer/recovery/scrub.py reads; cluster/files/repair.py repairs. Reads bypass the page cache, because
-the bytes on the disk are checked. A node without others cannot be repaired: it reports the damage
-and continues.
+the bytes on the disk are checked. A node without others cannot be repaired: it reports all damage
+and continues. With others a pass ends at the first damage: the repair replaces all files.
 """
 
 import asyncio
@@ -13,7 +14,9 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeAlias
 
 from cluster.settings.config import NodeConfig
 from cluster.state.write_pace import Abandoned, Pacer
@@ -22,7 +25,7 @@ from timer.files.data_directory import DataDirectory
 from timer.files.disk import Disk
 from timer.model.timer_errors import CorruptFileError, EngineError, UnknownVersionError
 from timer.model.units import UnixMs
-from timer.recovery.scrub import scrub
+from timer.recovery.scrub import extent, scrub
 from timerclient.proto import timer_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -30,6 +33,28 @@ logger = logging.getLogger(__name__)
 ASK_AGAIN_S: Final = 2.0
 FIRST_S: Final = 30.0
 """Time from the start to the first pass: a node that has just started has requests to catch up."""
+TELL_S: Final = 2.0
+"""Wait before a repair, which closes the ports, if the pass was asked for: the caller polls."""
+ASKED_RATE: Final = 4 << 20
+"""Bytes per second of a pass that is asked for, if `scrub_bytes_per_s` is 0."""
+
+Damage: TypeAlias = CorruptFileError | UnknownVersionError
+
+
+@dataclass(slots=True)
+class ScrubPass:
+    """One pass over the files. The thread changes what it has read and found."""
+
+    began_ms: UnixMs
+    ended_ms: UnixMs = UnixMs(0)
+    """0: it runs."""
+    files: int = 0
+    bytes: int = 0
+    extent: tuple[int, int] = 0, 0
+    """Files and bytes that there were at the begin."""
+    damages: list[tuple[Path, Damage]] = field(default_factory=list)
+    is_asked: bool = False
+    """`begin` was called during the pass or for it."""
 
 
 class Scrubber:
@@ -54,8 +79,13 @@ class Scrubber:
         self._alone = len(config.peers) == 1
         self._others, self._hand_over = others, hand_over
         self._wall_ms, self._fatal = wall_ms, fatal
-        self._pacer = Pacer(lambda: self._rate)
+        self._pacer = Pacer(lambda: self._rate or ASKED_RATE)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scrub")
+        self._asked = asyncio.Event()
+        self._last: ScrubPass | None = None
+        """The pass that runs, else the last one. None: there was none."""
+        self._repair = ""
+        """The repair of its damage, in words; empty: there is no damage."""
         self.damage = ""
         """The damage in words; empty: none is known."""
         self.bytes_read = 0
@@ -65,46 +95,101 @@ class Scrubber:
         self.ended_ms = UnixMs(0)
         """Wall clock at the end of the last whole pass; 0: there was none."""
 
+    def begin(self) -> None:
+        """Begin a pass now. One that runs is joined, and one whose damage is being repaired."""
+        if self._last is None or (self._last.ended_ms and (self._alone or not self._repair)):
+            self._last = ScrubPass(self._wall_ms())
+            self._asked.set()
+        self._last.is_asked = True
+
+    def last_pass(self) -> pb.NodeVerification:
+        """Return the pass that runs, else the last one."""
+        last = self._last or ScrubPass(UnixMs(0))
+        return pb.NodeVerification(
+            node=self._name,
+            reachable=True,
+            began_at_ms=last.began_ms,
+            ended_at_ms=last.ended_ms,
+            files=last.files,
+            bytes=last.bytes,
+            files_total=last.extent[0],
+            bytes_total=last.extent[1],
+            damages=[_shown(*each) for each in list(last.damages)],
+            repair=self._repair,
+        )
+
     async def run(self) -> None:
-        """Scrub again and again; return at once if `scrub_bytes_per_s` is 0."""
+        """Scrub again and again; if `scrub_bytes_per_s` is 0, only when `begin` asks."""
         loop = asyncio.get_running_loop()
-        await asyncio.sleep(min(FIRST_S, self._interval_s))
-        while self._rate:
+        pause_s = min(FIRST_S, self._interval_s)
+        while True:
+            await self._pause(pause_s)
             next_s = loop.time() + self._interval_s
-            damage = await loop.run_in_executor(self._thread, self._pass)
-            self.damage = str(damage or "")
-            if damage is not None:
+            if self._last is None or self._last.ended_ms:
+                self._last = ScrubPass(self._wall_ms())
+            last, self._repair = self._last, ""
+            await loop.run_in_executor(self._thread, self._pass, last)
+            last.ended_ms = self._wall_ms()
+            self.damage = str(last.damages[0][1]) if last.damages else ""
+            for _, damage in last.damages:
                 hope = "with no other node to heal it from" if self._alone else "to be healed"
                 logger.error("the scrub found damage, %s", hope, extra={"error": damage})
+            if last.damages:
+                damage = last.damages[0][1]
+                self._repair = self._cure(damage)
+                await asyncio.sleep(TELL_S if last.is_asked else 0.0)
                 await self._heal(damage)
-            await asyncio.sleep(max(0.0, next_s - loop.time()))
+            pause_s = max(0.0, next_s - loop.time())
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait until the next pass is due or asked for."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds if self._rate else None):
+                await self._asked.wait()
+        self._asked.clear()
 
     def stop(self) -> None:
         """Stop the thread at its next step."""
         self._pacer.abandon()
         self._thread.shutdown()
 
-    def _pass(self) -> CorruptFileError | UnknownVersionError | None:
-        """Read all files once; return the first damage. None: none was found, or `stop`."""
+    def _pass(self, mine: ScrubPass) -> None:
+        """Read all files once, or until the first damage that can be healed, or `stop`."""
         state, log = self._directory.state, self._directory.log
+
+        def step(size: int) -> None:
+            self.bytes_read += size
+            mine.bytes += size
+            self._pacer(size)
+
         with contextlib.suppress(Abandoned):
-            for checked in scrub(self._disk, state=state, log=log, pace=self._step):
+            mine.extent = extent(self._disk, state=state, log=log)
+            size = 0
+            for checked in scrub(self._disk, state=state, log=log, pace=step):
+                size += checked.size
+                mine.files, mine.bytes = mine.files + 1, size  # steps count small frames as more
                 if checked.damage is not None:
-                    return checked.damage
+                    mine.damages.append((checked.path, checked.damage))
+                    if not self._alone:
+                        return
             self.passes += 1
             self.ended_ms = self._wall_ms()
-        return None
 
-    def _step(self, size: int) -> None:
-        self.bytes_read += size
-        self._pacer(size)
+    def _cure(self, damage: Damage) -> str:
+        """Return the repair of a damage, in words."""
+        if self._alone:
+            return "none: there is no other node to heal it from"
+        if isinstance(damage, CorruptFileError):
+            return "the node fetches its state and its log from the leader"
+        return "the node ends: its release does not know the format of the file"
 
-    async def _heal(self, damage: CorruptFileError | UnknownVersionError) -> None:
+    async def _heal(self, damage: Damage) -> None:
         """End the process when the others can go on without this node; never if it is alone."""
         if self._alone:
             return
         said = ""
         while why := self._why_wait(await self._others()):
+            self._repair = f"waits: {why}"
             if why != said:
                 said = why
                 logger.warning("the repair of damaged files waits", extra={"reason": why})
@@ -122,3 +207,8 @@ class Scrubber:
             return f"{len(whole)} of {len(voters)} voters would be left"
         first = min([node.name for node in there if node.damage], default=self._name)
         return f"{first} is healed first" if first < self._name else ""
+
+
+def _shown(path: Path, damage: Damage) -> pb.NodeVerification.Damage:
+    position = damage.position if isinstance(damage, CorruptFileError) else 0
+    return pb.NodeVerification.Damage(file=str(path), byte=position, what=str(damage))

@@ -1,7 +1,7 @@
 """`timerctl verify --data DIR`: reads every file of a stopped node and checks every checksum.
 
-It writes only its pid, into LOCK, so that no node starts meanwhile. For a running node
-`timerctl status` shows the findings of its own scrub (cluster/files/scrubber.py).
+It writes only its pid, into LOCK, so that no node starts meanwhile. Without `--data` the nodes of a
+running cluster read their files themselves (cluster/files/scrubber.py).
 """
 
 import argparse
@@ -95,7 +95,7 @@ def _checked(disk: Disk, path: Path, check: Callable[[], object]) -> Checked:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `timerctl verify`; return its exit code."""
+    """Run `timerctl verify --data`; return its exit code."""
     try:
         found = list(verify(RealDisk(), args.data))
     except EngineError as error:

@@ -461,6 +461,7 @@ def _services(
         hooks=hooks,
         backups=planes.backups,
         reload=tls.reload if tls is not None else no_files,
+        scrub=planes.scrubber,
     )
     return services, connections, memory
 

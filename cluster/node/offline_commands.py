@@ -10,27 +10,6 @@ from pathlib import Path
 from timerclient.cli.cli_args import described
 
 
-def register_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `timerctl verify`."""
-    text = "read all files of a stopped node's data directory and check their checksums"
-    parser = commands.add_parser("verify", **described(text))
-    parser.add_argument("--data", type=Path, required=True, help="the node's data directory")
-    parser.add_argument(
-        "-o",
-        "--output",
-        choices=("table", "wide", "json"),
-        default=argparse.SUPPRESS,
-        help="default: table",
-    )
-    parser.set_defaults(run=_verify)
-
-
-def _verify(args: argparse.Namespace) -> int:
-    from cluster.files.verify import run
-
-    return run(args)
-
-
 def register_recover(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `timerctl recover`."""
     text = "repair a stopped node's data directory, as the last resort: docs/recovery.md"

@@ -47,7 +47,7 @@ AT_ONCE: Final = frozenset(
         *("Ack", "Nack", "Extend", "Receive"),
         *("GetStatus", "GetCheckpoint", "TransferLeadership", "DrainNode", "ListMembers"),
         *("ChangeMembers", "SetLogLevel", "DumpStacks", "TraceHops", "ReloadFiles"),
-        *("OpenBackup", "FetchBackup", "CloseBackup"),
+        *("BeginVerification", "GetVerification", "OpenBackup", "FetchBackup", "CloseBackup"),
     }
 )
 """Methods whose requests do not wait for a turn: consumers and operators need them under load, and

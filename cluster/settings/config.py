@@ -248,7 +248,7 @@ class StorageConfig(_Part):
     (timer/leader/intake/disk_reserve.py). It must hold a flush, the entries in flight, and messages
     that fire while no consumer reads them. 0: no reserve."""
     scrub_bytes_per_s: int = _int(4 * MIB, 0, 65_536 * MIB)
-    """Rate at which the scrub reads all files to find damage. 0: no scrub."""
+    """Rate at which the scrub reads all files to find damage. 0: only if an operator asks."""
     scrub_interval_ms: int = _int(3_600_000, 100, 2_592_000_000)
     """Time from the start of one pass to the next; longer if the pass takes longer."""
     snapshot_bytes_per_s: int = _int(64 * MIB, 64 * KIB, 65_536 * MIB)

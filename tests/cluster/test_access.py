@@ -135,7 +135,11 @@ def test_a_malformed_rule_is_rejected_by_name(text: str, why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["DrainNode", "SetLogLevel", "DumpStacks", "TraceHops", "ReloadFiles"]
+    "method",
+    [
+        *("DrainNode", "SetLogLevel", "DumpStacks", "TraceHops", "ReloadFiles"),
+        "BeginVerification",
+    ],
 )
 def test_a_call_to_a_single_node_needs_operate(method: str) -> None:
     assert METHOD_RULES[f"/timer.v1.AdminService/{method}"].permission is Permission.OPERATE

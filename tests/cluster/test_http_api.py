@@ -127,6 +127,13 @@ def test_a_follower_takes_every_change(cluster: Running, client: TimerClient, to
         assert (set_.status, set_.body) == (200, {"node": name, "before": "info"})
         stacks = send(cluster, node, "GET", f"/v1/nodes/{name}/stacks").body
         assert (stacks["node"], bool(stacks["threads"])) == (name, True)
+        begun = send(cluster, node, "POST", f"/v1/nodes/{name}/verification", {})
+        [mine] = begun.body["nodes"]
+        assert (begun.status, mine["node"], bool(mine["began_at_ms"])) == (200, name, True)
+        until(functools.partial(is_verified, cluster, node, f"/v1/nodes/{name}/verification", None))
+    begun = send(cluster, node, "POST", "/v1/verification", {}).body
+    assert [each["node"] for each in begun["nodes"]] == [*cluster.nodes]
+    until(functools.partial(is_verified, cluster, node, "/v1/verification", "SAME"))
     assert send(cluster, node, "DELETE", f"{at}/groups/g").status == 200
     assert send(cluster, node, "DELETE", at).body["messages"] == 2
     with pytest.raises(NotFound):
@@ -134,6 +141,13 @@ def test_a_follower_takes_every_change(cluster: Running, client: TimerClient, to
     moved = send(cluster, node, "POST", "/v1/leadership/transfer", {"target": node})
     assert (moved.status, moved.body) == (200, {"unchanged": False})
     assert cluster.wait_for_leader() == node
+
+
+def is_verified(cluster: Running, node: str, path: str, agreement: str | None) -> bool:
+    found = send(cluster, node, "GET", path).body
+    has_digests = all(each["digest"] for each in found["nodes"])
+    has_ended = all(each["ended_at_ms"] for each in found["nodes"])
+    return has_digests and has_ended and found["agreement"] == agreement
 
 
 @pytest.mark.parametrize("follower", [True, False])
@@ -152,6 +166,11 @@ def test_refusals_have_the_reasons_of_grpc(cluster: Running, *, follower: bool) 
         ("PUT", "/v1/topics/a", {"topic": "b"}, 400, "INVALID_REQUEST"),
         ("POST", "/v1/members", {"change": "REMOVE", "name": "n9"}, 404, "NOT_FOUND"),
         ("POST", "/v1/leadership/transfer", {"target": "n9"}, 404, "NOT_FOUND"),
+        ("POST", "/v1/nodes/n9/verification", {}, 404, "NOT_FOUND"),
+        ("GET", "/v1/nodes/n9/verification", None, 404, "NOT_FOUND"),
+        ("GET", "/v1/verification?at_index=x", None, 400, "INVALID_REQUEST"),
+        ("GET", "/v1/verification?at_index=-1", None, 400, "INVALID_REQUEST"),
+        ("POST", "/v1/verification", {"node": 1}, 400, "INVALID_REQUEST"),
         ("POST", "/v1/status", {}, 405, "INVALID_REQUEST"),
         ("OPTIONS", "/v1/policies", None, 405, "INVALID_REQUEST"),
         ("GET", "/v1/none", None, 404, "NOT_FOUND"),

@@ -2,8 +2,9 @@
 
 import pytest
 
-from cluster.api.peer_queries import PART_S, judge
+from cluster.api.peer_queries import PART_S, agreement_of, judge
 from timerclient import ClientSettings
+from timerclient.proto import timer_pb2 as pb
 
 
 def test_silent_node_is_given_up_before_a_client_gives_up_the_node_that_it_asks() -> None:
@@ -47,3 +48,19 @@ def test_learner_goes_by_the_voters_majority_without_a_voice_of_its_own() -> Non
     assert judge("a", {"n1": "a", "n2": "a", "n3": "b"}, 3, votes=False) == ""
     assert judge("a", {"n1": "a"}, 3, votes=False) == ""
     assert judge("a", {"n1": "a", "n2": "b"}, 3, votes=False)
+
+
+@pytest.mark.parametrize(
+    ("digests", "agreement"),
+    [
+        (["a", "a", "a"], pb.AGREEMENT_SAME),
+        (["a", "b", "a"], pb.AGREEMENT_DIFFER),
+        (["a", "", "b"], pb.AGREEMENT_DIFFER),
+        (["a", "", "a"], pb.AGREEMENT_UNKNOWN),  # the silent node may have another state
+        (["", "", ""], pb.AGREEMENT_UNKNOWN),
+    ],
+)
+def test_states_are_the_same_only_if_each_node_has_a_digest(
+    digests: list[str], agreement: pb.Agreement.ValueType
+) -> None:
+    assert agreement_of(digests) == agreement

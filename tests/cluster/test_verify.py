@@ -2,7 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +24,8 @@ from timer.files.data_directory import open_directory
 from timer.files.disk import FreshDisk, RealDisk
 from timer.model.timer_errors import CorruptFileError
 from timer.model.units import UnixMs
+from timer.recovery.scrub import Checked
+from timerclient import NotFound
 from timerclient.cli import timerctl as cli
 from timerclient.proto import timer_pb2 as pb
 
@@ -172,6 +176,12 @@ def scrubber(
     )
 
 
+async def so(holds: Callable[[], object]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 def status(number: int, **more: object) -> pb.NodeStatus:
     fields: dict[str, object] = {"reachable": True, **more}
     return pb.NodeStatus(name=f"n{number}", replica_id=number, **fields)  # type: ignore[arg-type]
@@ -206,7 +216,7 @@ def test_first_pass_of_the_scrub_waits_and_later_ones_keep_the_interval(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = formatted(tmp_path)
-    waiting, sleeps = scrubber(config, [], []), list[tuple[float, int]]()
+    waiting, pauses = scrubber(config, [], []), list[tuple[float, int]]()
 
     class Clock:
         """Stands still."""
@@ -216,16 +226,135 @@ def test_first_pass_of_the_scrub_waits_and_later_ones_keep_the_interval(
             loop = asyncio.get_running_loop()
             return SimpleNamespace(time=lambda: 7.0, run_in_executor=loop.run_in_executor)
 
-        @staticmethod
-        async def sleep(seconds: float) -> None:
-            sleeps.append((seconds, waiting.passes))
-            if len(sleeps) == 3:
-                raise asyncio.CancelledError
+    async def pause(seconds: float) -> None:
+        pauses.append((seconds, waiting.passes))
+        if len(pauses) == 3:
+            raise asyncio.CancelledError
 
     monkeypatch.setattr(scrubbing, "asyncio", Clock)
+    monkeypatch.setattr(waiting, "_pause", pause)
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(waiting.run())
     waiting.stop()
     interval_s = config.storage.scrub_interval_ms / 1000
     assert interval_s > FIRST_S
-    assert sleeps == [(FIRST_S, 0), (interval_s, 1), (interval_s, 2)]
+    assert pauses == [(FIRST_S, 0), (interval_s, 1), (interval_s, 2)]
+
+
+@pytest.mark.parametrize("rate", [0, MIB])
+def test_pass_that_is_asked_for_begins_at_once_and_one_that_runs_is_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: int
+) -> None:
+    config, ended, damaged = formatted(tmp_path), list[BaseException](), "log/0.log"
+    config = replace(config, storage=replace(config.storage, scrub_bytes_per_s=rate))
+    asked, go, passes = scrubber(config, [status(1), status(3)], ended), threading.Event(), [0]
+
+    def scrub(*_: object, **__: object) -> Iterator[Checked]:
+        passes[0] += 1
+        yield Checked(Path("whole"), 7, None)
+        assert go.wait(WAIT_S)
+        yield Checked(
+            Path(damaged), 0, CorruptFileError(damaged, 9, "why") if passes[0] > 1 else None
+        )
+
+    async def ask() -> None:
+        work = asyncio.create_task(asked.run())
+        assert asked.last_pass() == pb.NodeVerification(node="n2", reachable=True)
+        for number in (1, 2):
+            go.clear()
+            asked.begin()
+            assert asked.last_pass().began_at_ms, "it is known before its thread runs"
+            await so(lambda: asked.last_pass().files == 1)
+            asked.begin()
+            go.set()
+            await so(lambda: asked.last_pass().ended_at_ms)
+            assert (passes[0], asked.last_pass().files, asked.last_pass().bytes) == (number, 2, 7)
+        (found,) = asked.last_pass().damages
+        assert (found.file, found.byte) == (damaged, 9)
+        assert asked.last_pass().repair == "the node fetches its state and its log from the leader"
+        asked.begin()  # it would hide the damage
+        assert asked.last_pass().damages
+        await so(lambda: ended)
+        work.cancel()
+
+    monkeypatch.setattr(scrubbing, "TELL_S", 0.1)
+    monkeypatch.setattr(scrubbing, "scrub", scrub)
+    asyncio.run(ask())
+    asked.stop()
+    assert len(ended) == 1
+
+
+def test_alone_node_reads_on_after_damage_and_says_that_nothing_heals_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = formatted(tmp_path)
+    config = replace(config, peers={"n2": config.peers["n2"]})
+    alone = scrubber(config, [], [])
+    found = [Checked(Path(n), 0, CorruptFileError(n, 1, "why")) for n in ("a", "b")]
+    monkeypatch.setattr(scrubbing, "scrub", lambda *_, **__: iter(found))
+    monkeypatch.setattr(scrubbing, "TELL_S", 0.0)
+
+    async def ask() -> None:
+        work = asyncio.create_task(alone.run())
+        alone.begin()
+        await so(lambda: alone.last_pass().ended_at_ms)
+        assert [each.file for each in alone.last_pass().damages] == ["a", "b"]
+        assert alone.last_pass().repair.startswith("none")
+        work.cancel()
+
+    asyncio.run(ask())
+    alone.stop()
+
+
+# ---- of a running cluster
+
+
+@pytest.mark.slow
+def test_verify_of_a_running_cluster_names_the_damage_and_compares_the_states(
+    cluster: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.up()
+    victim, other = cluster.followers()
+    with cluster.client() as client:
+        client.schedule_batch("far", [b"x" * 20_000] * 10, delay=86_400)
+        (path, *_) = until(lambda: kept_runs(cluster.directory / victim), WAIT_S)
+        with pytest.raises(NotFound, match="n9"):
+            client.begin_verification("n9")
+        with pytest.raises(NotFound, match="n9"):
+            client.verification("n9")
+    words = [f"--endpoints={cluster.node(other).grpc}", "--timeout=30s", "-ojson", "verify"]
+
+    def told(*more: str) -> dict[str, Any]:
+        code = cli.main([*words, *more])
+        found: dict[str, Any] = json.loads(capsys.readouterr().out) | {"code": code}
+        return found
+
+    whole = told()
+    assert (whole["code"], whole["verdict"], whole["agreement"]) == (0, "ok", "SAME")
+    assert [each["node"] for each in whole["nodes"]] == [*cluster.nodes]
+    assert len({each["digest"] for each in whole["nodes"]}) == 1
+    assert all(each["ended_at_ms"] for each in whole["nodes"])
+    [mine] = [each for each in whole["nodes"] if each["node"] == victim]
+    assert mine["files"] >= 2
+    assert mine["bytes"] > 100_000
+
+    before = installs(cluster, victim)
+    flip(path, path.stat().st_size // 2)
+    found = told(victim)  # another node passes the request on
+    assert (found["code"], found["verdict"], found["agreement"]) == (1, "damaged", None)
+    [damage] = found["nodes"][0]["damages"]
+    assert damage["file"] == str(path)
+    assert f"{path}: corrupt at byte {damage['byte']}" in damage["what"]
+    assert "fetches its state and its log" in found["nodes"][0]["repair"]
+    until(lambda: installs(cluster, victim) > before, WAIT_S)
+    cluster.start(timeout_s=WAIT_S)  # waits until it is ready
+    cluster.digests_agree()
+
+    cluster.kill(victim)
+    words[1] = "--timeout=1s"
+    found = told()
+    assert (found["code"], found["verdict"], found["agreement"]) == (3, "incomplete", "UNKNOWN")
+    [gone] = [each for each in found["nodes"] if not each["reachable"]]
+    assert (gone["node"], gone["bytes"]) == (victim, None)
+    assert gone["error"]
+    cluster.start(victim)

@@ -345,6 +345,37 @@ def test_a_reload_has_a_result_for_each_file(cluster: Running, store: Certificat
     assert all("admin/local" in line and "OK" in line for line in lines)
 
 
+def test_a_verification_needs_operate_and_its_progress_observe(
+    cluster: Running, store: CertificateStore
+) -> None:
+    store.issue(IdentityKind.CLIENT, "viewer")
+    rules = store.access.read_text()
+    store.access.write_text(rules + '[[rule]]\nwho = ["client/viewer"]\nmay = ["observe"]\n')
+    names = [*cluster.nodes]
+    with (
+        cluster.client() as admin,
+        cluster.client(credentials=pair(store, "client-viewer")) as viewer,
+    ):
+        for name in names:
+            admin.reload_files(name)
+        for name in ("", *names):
+            with pytest.raises(PermissionDenied, match="operate"):
+                viewer.begin_verification(name)
+        assert {each.node for each in admin.begin_verification().nodes} == {*names}
+        until(lambda: all(each.ended_at_ms for each in viewer.verification().nodes))
+        assert all(each.reachable for each in admin.verification().nodes)
+        store.access.write_text(rules)
+        for name in names:
+            admin.reload_files(name)
+            with pytest.raises(PermissionDenied):
+                viewer.verification(name)
+    lines = [line for name in names for line in cluster.log(name).splitlines()]
+    audited = [line for line in lines if "logger=cluster.audit" in line and "Verification" in line]
+    assert sum("admin/local" in line for line in audited) == 1, "of the node that was asked"
+    assert any("client/viewer" in line and "DENIED" in line for line in audited)
+    assert not any("GetVerification" in line and "DENIED" not in line for line in audited)
+
+
 # ---- rules of access
 
 

@@ -113,6 +113,10 @@ class Cluster:
     changes: list[tuple[int, str]] = field(default_factory=list)
     lags: list[int] = field(default_factory=list)
     digests: dict[str, str] = field(default_factory=dict)
+    verifications: list[pb.GetVerificationResponse] = field(default_factory=list)
+    """The answers that follow each other; the last one stays. The first is that of the begin."""
+    begun: list[str] = field(default_factory=list)
+    """The nodes that requests to begin a verification named."""
     named: "dict[str, Producer]" = field(default_factory=dict)
     """Request id -> its answer, as the first request of a producer."""
     alters: list[pb.AlterPoliciesRequest] = field(default_factory=list)
@@ -580,6 +584,16 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
             setting="tls.access", path="access.toml", result=result, why="not TOML" * kept
         )
         return pb.ReloadFilesResponse(node=request.node, files=[file])
+
+    async def BeginVerification(self, request: Any, context: Any) -> Any:  # noqa: N802
+        del context
+        self.cluster.begun.append(request.node)
+        return pb.BeginVerificationResponse(nodes=self.cluster.verifications[0].nodes)
+
+    async def GetVerification(self, request: Any, context: Any) -> Any:  # noqa: N802
+        del context
+        answers = self.cluster.verifications
+        return answers.pop(0) if len(answers) > 1 else answers[0]
 
     async def OpenBackup(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise NotImplementedError

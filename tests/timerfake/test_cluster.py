@@ -314,6 +314,8 @@ def test_operators_calls_are_answered() -> None:
         assert client.set_log_level("default", logger=logger) == "error"
         name = member.name
         for call in (
+            client.begin_verification,
+            lambda: client.verification(name),
             lambda: client.open_backup(name, 1),
             lambda: client.fetch_backup(name, 1, "manifest", 0),
             lambda: client.close_backup(name, 1),

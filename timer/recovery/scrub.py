@@ -67,6 +67,16 @@ def scrub(disk: Disk, *, state: Path, log: Path, pace: Pace = unpaced) -> Iterat
         yield found
 
 
+def extent(disk: Disk, *, state: Path, log: Path) -> tuple[int, int]:
+    """Return the number of files that a scrub would read now, and their bytes."""
+    paths = _checks(disk, state, log, sealed_only=True)
+    size = 0
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile, or damage
+            size += disk.size(path)
+    return len(paths), size
+
+
 def verify(disk: Disk, *, state: Path, log: Path) -> Iterator[Checked]:
     """Yield every file of a stopped node's state and log."""
     for path, check in _checks(disk, state, log, sealed_only=False).items():

@@ -59,10 +59,11 @@ _IDENTITY: Final = frozenset(("name", "node", "address", "reachable", "error"))
 def status_document(status: pb.GetStatusResponse) -> dict[str, Any]:
     """Return a status for JSON; the figures of a node that does not answer are None."""
     document = as_dict(status)
-    return document | {"nodes": [_known(node) for node in document["nodes"]]}
+    return document | {"nodes": [known_fields(node) for node in document["nodes"]]}
 
 
-def _known(node: dict[str, Any]) -> dict[str, Any]:
+def known_fields(node: dict[str, Any]) -> dict[str, Any]:
+    """Return a node's fields for JSON; the figures of one that does not answer are None."""
     if node["reachable"]:
         return node
     return {name: value if name in _IDENTITY else None for name, value in node.items()}
@@ -230,7 +231,7 @@ class NodeCommands(Commands):
         else:
             text += "\n\nshared: none yet"
         document = as_dict(checkpoint)
-        document |= {"nodes": [_known(node) for node in document["nodes"]]}
+        document |= {"nodes": [known_fields(node) for node in document["nodes"]]}
         self._put(args, document, text)
         return OK
 

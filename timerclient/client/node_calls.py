@@ -1,4 +1,4 @@
-"""The client's calls about one node: log levels, drains, stacks, files of TLS and backups."""
+"""The client's calls about one node: log levels, drains, stacks, files and backups."""
 
 from timerclient.client.group_calls import GroupCalls
 from timerclient.proto import timer_pb2 as pb
@@ -92,6 +92,24 @@ class OneNodeCalls(GroupCalls):
         request = pb.ReloadFilesRequest(node=rows.utf8("node", node).decode())
         return await self.nodes().anywhere(
             lambda at, left_s: at.admin.ReloadFiles(request, timeout=left_s),
+            within_s=self.within_s(None),
+            final=FINAL,
+        )
+
+    async def begin_verification(self, node: str = "") -> pb.BeginVerificationResponse:
+        """Let a node read all its files now; "": all nodes. A pass that runs is joined."""
+        request = pb.BeginVerificationRequest(node=rows.utf8("node", node).decode())
+        return await self.nodes().anywhere(
+            lambda at, left_s: at.admin.BeginVerification(request, timeout=left_s),
+            within_s=self.within_s(None),
+            final=FINAL,
+        )
+
+    async def verification(self, node: str = "") -> pb.GetVerificationResponse:
+        """Return a node's last pass over its files; "": all nodes', and if their states agree."""
+        request = pb.GetVerificationRequest(node=rows.utf8("node", node).decode())
+        return await self.nodes().anywhere(
+            lambda at, left_s: at.admin.GetVerification(request, timeout=left_s),
             within_s=self.within_s(None),
             final=FINAL,
         )

@@ -664,6 +664,14 @@ class TimerClient(ThreadClient):
         """
         return self._call(self._client.reload_files(node))
 
+    def begin_verification(self, node: str = "") -> pb.BeginVerificationResponse:
+        """Let a node read all its files now; "": all nodes. A pass that runs is joined."""
+        return self._call(self._client.begin_verification(node))
+
+    def verification(self, node: str = "") -> pb.GetVerificationResponse:
+        """Return a node's last pass over its files; "": all nodes', and if their states agree."""
+        return self._call(self._client.verification(node))
+
     def open_backup(
         self, node: str, backup_id: int, *, min_index: int = 0
     ) -> pb.OpenBackupResponse:

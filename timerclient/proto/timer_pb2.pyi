@@ -457,6 +457,32 @@ not acked: the message is in a dead-letter topic, or was
 """
 Global___AckResult: _TypeAlias = AckResult  # noqa: Y015
 
+class _Agreement:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AgreementEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Agreement.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    AGREEMENT_UNSPECIFIED: _Agreement.ValueType  # 0
+    AGREEMENT_SAME: _Agreement.ValueType  # 1
+    """all nodes have the same state"""
+    AGREEMENT_DIFFER: _Agreement.ValueType  # 2
+    """two nodes have different states"""
+    AGREEMENT_UNKNOWN: _Agreement.ValueType  # 3
+    """no two differ; a node does not answer, or has no digest at the index"""
+
+class Agreement(_Agreement, metaclass=_AgreementEnumTypeWrapper):
+    """A comparison of the nodes' digests at one index."""
+
+AGREEMENT_UNSPECIFIED: Agreement.ValueType  # 0
+AGREEMENT_SAME: Agreement.ValueType  # 1
+"""all nodes have the same state"""
+AGREEMENT_DIFFER: Agreement.ValueType  # 2
+"""two nodes have different states"""
+AGREEMENT_UNKNOWN: Agreement.ValueType  # 3
+"""no two differ; a node does not answer, or has no digest at the index"""
+Global___Agreement: _TypeAlias = Agreement  # noqa: Y015
+
 @_typing.final
 class Error(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -4514,6 +4540,195 @@ class DumpStacksResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DumpStacksResponse: _TypeAlias = DumpStacksResponse  # noqa: Y015
+
+@_typing.final
+class BeginVerificationRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    """name; empty: all nodes"""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BeginVerificationRequest: _TypeAlias = BeginVerificationRequest  # noqa: Y015
+
+@_typing.final
+class BeginVerificationResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeVerification]:
+        """by name; without digests"""
+
+    def __init__(
+        self,
+        *,
+        nodes: _abc.Iterable[Global___NodeVerification] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BeginVerificationResponse: _TypeAlias = BeginVerificationResponse  # noqa: Y015
+
+@_typing.final
+class GetVerificationRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    AT_INDEX_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    """name; empty: all nodes"""
+    at_index: _builtins.int
+    """index of a CHECKPOINT entry, for the digests; 0: the shared checkpoint"""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        at_index: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_index", b"at_index", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetVerificationRequest: _TypeAlias = GetVerificationRequest  # noqa: Y015
+
+@_typing.final
+class GetVerificationResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODES_FIELD_NUMBER: _builtins.int
+    DIGEST_INDEX_FIELD_NUMBER: _builtins.int
+    AGREEMENT_FIELD_NUMBER: _builtins.int
+    digest_index: _builtins.int
+    """of the digests; 0: there is no checkpoint yet"""
+    agreement: Global___Agreement.ValueType
+    """absent: the request names a node"""
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeVerification]:
+        """by name"""
+
+    def __init__(
+        self,
+        *,
+        nodes: _abc.Iterable[Global___NodeVerification] | None = ...,
+        digest_index: _builtins.int = ...,
+        agreement: Global___Agreement.ValueType | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_agreement", b"_agreement", "agreement", b"agreement"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_agreement", b"_agreement", "agreement", b"agreement", "digest_index", b"digest_index", "nodes", b"nodes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__agreement: _TypeAlias = _typing.Literal["agreement"]  # noqa: Y015
+    _WhichOneofArgType__agreement: _TypeAlias = _typing.Literal["_agreement", b"_agreement"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__agreement) -> _WhichOneofReturnType__agreement | None: ...
+
+Global___GetVerificationResponse: _TypeAlias = GetVerificationResponse  # noqa: Y015
+
+@_typing.final
+class NodeVerification(_message.Message):
+    """The last pass of one node over the files of its state and its log. The segment to which the log is
+    appended is not read. A pass ends at the first damage, except on a node that is alone: a repair
+    replaces all files.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Damage(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        FILE_FIELD_NUMBER: _builtins.int
+        BYTE_FIELD_NUMBER: _builtins.int
+        WHAT_FIELD_NUMBER: _builtins.int
+        file: _builtins.str
+        byte: _builtins.int
+        """position in the file"""
+        what: _builtins.str
+        """for people; names the file, too"""
+        def __init__(
+            self,
+            *,
+            file: _builtins.str = ...,
+            byte: _builtins.int = ...,
+            what: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["byte", b"byte", "file", b"file", "what", b"what"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NODE_FIELD_NUMBER: _builtins.int
+    REACHABLE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    BEGAN_AT_MS_FIELD_NUMBER: _builtins.int
+    ENDED_AT_MS_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    FILES_TOTAL_FIELD_NUMBER: _builtins.int
+    BYTES_TOTAL_FIELD_NUMBER: _builtins.int
+    DAMAGES_FIELD_NUMBER: _builtins.int
+    REPAIR_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    reachable: _builtins.bool
+    error: _builtins.str
+    """the reason why the node is not reachable"""
+    began_at_ms: _builtins.int
+    """0: there was no pass since the node's start"""
+    ended_at_ms: _builtins.int
+    """0: the pass runs"""
+    files: _builtins.int
+    """read so far"""
+    bytes: _builtins.int
+    """read so far"""
+    files_total: _builtins.int
+    """when the pass began"""
+    bytes_total: _builtins.int
+    repair: _builtins.str
+    """for people: the repair of the damages; empty: there are none"""
+    digest: _builtins.str
+    """of the state at digest_index, hex; empty: the node does not know it"""
+    @_builtins.property
+    def damages(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeVerification.Damage]: ...
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        reachable: _builtins.bool = ...,
+        error: _builtins.str = ...,
+        began_at_ms: _builtins.int = ...,
+        ended_at_ms: _builtins.int = ...,
+        files: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        files_total: _builtins.int = ...,
+        bytes_total: _builtins.int = ...,
+        damages: _abc.Iterable[Global___NodeVerification.Damage] | None = ...,
+        repair: _builtins.str = ...,
+        digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["began_at_ms", b"began_at_ms", "bytes", b"bytes", "bytes_total", b"bytes_total", "damages", b"damages", "digest", b"digest", "ended_at_ms", b"ended_at_ms", "error", b"error", "files", b"files", "files_total", b"files_total", "node", b"node", "reachable", b"reachable", "repair", b"repair"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeVerification: _TypeAlias = NodeVerification  # noqa: Y015
 
 @_typing.final
 class TraceHopsRequest(_message.Message):

@@ -1222,6 +1222,16 @@ class AdminServiceStub:
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.DumpStacksRequest.SerializeToString,
                 response_deserializer=timerclient_dot_proto_dot_timer__pb2.DumpStacksResponse.FromString,
                 _registered_method=True)
+        self.BeginVerification = channel.unary_unary(
+                '/timer.v1.AdminService/BeginVerification',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.BeginVerificationRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.BeginVerificationResponse.FromString,
+                _registered_method=True)
+        self.GetVerification = channel.unary_unary(
+                '/timer.v1.AdminService/GetVerification',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.GetVerificationRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.GetVerificationResponse.FromString,
+                _registered_method=True)
         self.TraceHops = channel.unary_unary(
                 '/timer.v1.AdminService/TraceHops',
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.TraceHopsRequest.SerializeToString,
@@ -1391,6 +1401,23 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def BeginVerification(self, request, context):
+        """Makes one node, or all nodes, read all files of their state and their log now and check all
+        checksums, at the rate at which each node does so by itself from time to time. A pass that runs
+        already is joined. Answered at once: GetVerification shows the progress and the result.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetVerification(self, request, context):
+        """Returns the last pass of one node over its files, or that of each node and whether their states
+        agree.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def TraceHops(self, request, context):
         """Begins or ends the record of the hops of entries through one node (`timerctl trace`). A record
         ends by itself after 10 seconds, or with 4,096 stamps. Any node passes the request on.
@@ -1523,6 +1550,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.DumpStacks,
                     request_deserializer=timerclient_dot_proto_dot_timer__pb2.DumpStacksRequest.FromString,
                     response_serializer=timerclient_dot_proto_dot_timer__pb2.DumpStacksResponse.SerializeToString,
+            ),
+            'BeginVerification': grpc.unary_unary_rpc_method_handler(
+                    servicer.BeginVerification,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.BeginVerificationRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.BeginVerificationResponse.SerializeToString,
+            ),
+            'GetVerification': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetVerification,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.GetVerificationRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.GetVerificationResponse.SerializeToString,
             ),
             'TraceHops': grpc.unary_unary_rpc_method_handler(
                     servicer.TraceHops,
@@ -2087,6 +2124,60 @@ class AdminService:
             '/timer.v1.AdminService/DumpStacks',
             timerclient_dot_proto_dot_timer__pb2.DumpStacksRequest.SerializeToString,
             timerclient_dot_proto_dot_timer__pb2.DumpStacksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BeginVerification(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.AdminService/BeginVerification',
+            timerclient_dot_proto_dot_timer__pb2.BeginVerificationRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.BeginVerificationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetVerification(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.AdminService/GetVerification',
+            timerclient_dot_proto_dot_timer__pb2.GetVerificationRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.GetVerificationResponse.FromString,
             options,
             channel_credentials,
             insecure,

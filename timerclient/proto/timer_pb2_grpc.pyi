@@ -442,6 +442,15 @@ class AdminServiceStub:
     """
     DumpStacks: _grpc.UnaryUnaryMultiCallable[_timer_pb2.DumpStacksRequest, _timer_pb2.DumpStacksResponse]
     """Returns the stacks of all threads and tasks of one node. Any node passes the request on."""
+    BeginVerification: _grpc.UnaryUnaryMultiCallable[_timer_pb2.BeginVerificationRequest, _timer_pb2.BeginVerificationResponse]
+    """Makes one node, or all nodes, read all files of their state and their log now and check all
+    checksums, at the rate at which each node does so by itself from time to time. A pass that runs
+    already is joined. Answered at once: GetVerification shows the progress and the result.
+    """
+    GetVerification: _grpc.UnaryUnaryMultiCallable[_timer_pb2.GetVerificationRequest, _timer_pb2.GetVerificationResponse]
+    """Returns the last pass of one node over its files, or that of each node and whether their states
+    agree.
+    """
     TraceHops: _grpc.UnaryUnaryMultiCallable[_timer_pb2.TraceHopsRequest, _timer_pb2.TraceHopsResponse]
     """Begins or ends the record of the hops of entries through one node (`timerctl trace`). A record
     ends by itself after 10 seconds, or with 4,096 stamps. Any node passes the request on.
@@ -508,6 +517,15 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
     DumpStacks: _aio.UnaryUnaryMultiCallable[_timer_pb2.DumpStacksRequest, _timer_pb2.DumpStacksResponse]  # type: ignore[assignment]
     """Returns the stacks of all threads and tasks of one node. Any node passes the request on."""
+    BeginVerification: _aio.UnaryUnaryMultiCallable[_timer_pb2.BeginVerificationRequest, _timer_pb2.BeginVerificationResponse]  # type: ignore[assignment]
+    """Makes one node, or all nodes, read all files of their state and their log now and check all
+    checksums, at the rate at which each node does so by itself from time to time. A pass that runs
+    already is joined. Answered at once: GetVerification shows the progress and the result.
+    """
+    GetVerification: _aio.UnaryUnaryMultiCallable[_timer_pb2.GetVerificationRequest, _timer_pb2.GetVerificationResponse]  # type: ignore[assignment]
+    """Returns the last pass of one node over its files, or that of each node and whether their states
+    agree.
+    """
     TraceHops: _aio.UnaryUnaryMultiCallable[_timer_pb2.TraceHopsRequest, _timer_pb2.TraceHopsResponse]  # type: ignore[assignment]
     """Begins or ends the record of the hops of entries through one node (`timerctl trace`). A record
     ends by itself after 10 seconds, or with 4,096 stamps. Any node passes the request on.
@@ -691,6 +709,27 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.DumpStacksResponse, _abc.Awaitable[_timer_pb2.DumpStacksResponse]]:
         """Returns the stacks of all threads and tasks of one node. Any node passes the request on."""
+
+    @_abc_1.abstractmethod
+    def BeginVerification(
+        self,
+        request: _timer_pb2.BeginVerificationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.BeginVerificationResponse, _abc.Awaitable[_timer_pb2.BeginVerificationResponse]]:
+        """Makes one node, or all nodes, read all files of their state and their log now and check all
+        checksums, at the rate at which each node does so by itself from time to time. A pass that runs
+        already is joined. Answered at once: GetVerification shows the progress and the result.
+        """
+
+    @_abc_1.abstractmethod
+    def GetVerification(
+        self,
+        request: _timer_pb2.GetVerificationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.GetVerificationResponse, _abc.Awaitable[_timer_pb2.GetVerificationResponse]]:
+        """Returns the last pass of one node over its files, or that of each node and whether their states
+        agree.
+        """
 
     @_abc_1.abstractmethod
     def TraceHops(

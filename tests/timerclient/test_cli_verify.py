@@ -1,0 +1,102 @@
+"""`timerctl verify`: when it ends, what it shows, and its exit status."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.timerclient.conftest import Ctl, Threaded
+from timerclient.cli import cli_verify
+from timerclient.proto import timer_pb2 as pb
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli_verify, "POLL_S", 0.01)
+
+
+def verified(name: str, began: int = 1, ended: int = 0, **more: Any) -> pb.NodeVerification:
+    return pb.NodeVerification(
+        node=name, reachable=True, began_at_ms=began, ended_at_ms=ended, files=3, **more
+    )
+
+
+def answered(
+    *nodes: pb.NodeVerification, agreement: pb.Agreement.ValueType = pb.AGREEMENT_SAME
+) -> pb.GetVerificationResponse:
+    for node in nodes:
+        node.digest = node.digest or "abc" * node.reachable
+    return pb.GetVerificationResponse(nodes=nodes, digest_index=9, agreement=agreement)
+
+
+def test_verify_waits_for_all_passes_and_begins_again_on_a_node_that_restarted(
+    ctl: Ctl, threaded: Threaded
+) -> None:
+    silent = pb.NodeVerification(node="n2", error="refused")
+    threaded.cluster.verifications = [
+        answered(verified("n1"), verified("n2")),
+        answered(verified("n1"), verified("n2")),
+        answered(verified("n1", ended=5), silent, agreement=pb.AGREEMENT_UNKNOWN),
+        answered(verified("n1", ended=5), verified("n2", began=0)),
+        answered(verified("n1", ended=5), verified("n2", began=3, ended=6)),
+    ]
+    code, out, _ = ctl("-o", "json", "verify")
+    found = json.loads(out)
+    assert (code, found["verdict"], found["agreement"]) == (0, "ok", "SAME")
+    assert [each["ended_at_ms"] for each in found["nodes"]] == [5, 6]
+    assert threaded.cluster.begun == ["", "n2"]
+
+
+def test_verify_exits_1_for_damage_and_different_states_and_3_for_a_node_that_is_silent(
+    ctl: Ctl, threaded: Threaded
+) -> None:
+    cluster, whole = threaded.cluster, verified("n1", ended=5)
+    damage = pb.NodeVerification.Damage(file="/f", byte=7, what="/f: corrupt at byte 7")
+    damaged = verified("n2", ended=5, damages=[damage], repair="fetches")
+    silent = pb.NodeVerification(node="n2", error="refused")
+
+    cluster.verifications = [answered(whole, damaged)] * 2
+    code, out, _ = ctl("verify")
+    assert (code, "/f: corrupt at byte 7\nn2: fetches\n" in out) == (1, True)
+    cluster.verifications = [
+        answered(verified("n1"), damaged),
+        answered(verified("n1"), damaged),
+        answered(verified("n1"), silent, agreement=pb.AGREEMENT_UNKNOWN),
+        answered(whole, verified("n2", began=0)),
+    ]
+    code, out, _ = ctl("verify")
+    assert (code, "/f: corrupt at byte 7\nn2: healed: " in out) == (1, True)
+
+    other = verified("n2", ended=5, digest="0123")
+    cluster.verifications = [
+        answered(verified("n1"), other),
+        answered(verified("n1"), other, agreement=pb.AGREEMENT_DIFFER),
+        answered(whole, other),  # a node that was healed agrees again
+    ]
+    code, out, _ = ctl("verify")
+    assert (code, "checkpoint 9: the nodes DIFFER" in out) == (1, True)
+
+    cluster.verifications = [answered(whole, silent, agreement=pb.AGREEMENT_UNKNOWN)]
+    code, out, _ = ctl("--timeout", "100ms", "verify")
+    assert code == 3
+    cells = out.splitlines()[2].split()
+    assert [cells[0], cells[1], cells[-1]] == ["n2", "-", "refused"]
+    assert out.endswith("the states are not compared: no digest of n2\n")
+    cluster.verifications = [answered(whole, verified("n2"))]
+    code, out, _ = ctl("verify", "--wait", "0")
+    assert (code, "reads on" in out) == (3, True)
+    cluster.verifications = [pb.GetVerificationResponse(nodes=[whole], digest_index=9)]
+    assert ctl("verify", "n1")[0] == 0
+
+
+def test_verify_of_a_stopped_node_takes_no_options_of_a_running_one(
+    ctl: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, err = ctl("verify", "--data", str(tmp_path))
+    assert (code, "it is not a data directory of timerd" in err) == (1, True)
+    for more in (["n1"], ["--wait", "1s"]):
+        assert ctl("verify", "--data", str(tmp_path), *more)[0] == 2
+    monkeypatch.setattr(cli_verify, "ENTRY_POINTS", "timerctl.absent")
+    code, _, err = ctl("verify", "--data", str(tmp_path))
+    assert (code, "needs the distribution timer-cluster" in err) == (2, True)

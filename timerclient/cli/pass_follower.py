@@ -1,0 +1,104 @@
+"""The passes of nodes over their files, from their begin to their end.
+
+    each node: begin --> reads ... --> ended                              \\
+    all nodes: digests at the shared checkpoint, until each node has one   --> result
+
+A node with damage ends soon after its pass, to be healed: its result stays. A node that restarts
+before the end of its pass begins another one.
+"""
+
+import time
+from contextlib import suppress
+from typing import Final
+
+from timerclient.client.timer_client import TimerClient
+from timerclient.proto import timer_pb2 as pb
+from timerclient.values.errors import TimerError, Unreachable
+
+_COMPARED: Final = (pb.AGREEMENT_SAME, pb.AGREEMENT_DIFFER)
+HEALED: Final = "healed: the node is back, with other files"
+
+
+class PassFollower:
+    """The passes of one node or of all."""
+
+    def __init__(self, client: TimerClient, node: str, patience_s: float) -> None:
+        """Begin the passes. `node`: "": all nodes.
+
+        `patience_s`: time for a silent node to answer again, and for digests of all nodes.
+        """
+        self._client, self._node, self._patience_s = client, node, patience_s
+        self._passes = {each.node: each for each in client.begin_verification(node).nodes}
+        self._read_s = time.monotonic()
+        """When a pass was last seen to run."""
+        self._heard_s = dict.fromkeys(self._passes, self._read_s)
+        self._digests = pb.GetVerificationResponse()
+        """Of the last answer, or the last in which they were compared; those that differ stay."""
+
+    def look(self) -> bool:
+        """Look at the passes; return whether to look again."""
+        now_s, answer = time.monotonic(), self._answer()
+        for each in answer.nodes:
+            mine = self._passes.setdefault(each.node, each)
+            self._heard_s.setdefault(each.node, now_s)
+            if mine.ended_at_ms:
+                if each.reachable and (each.began_at_ms == mine.began_at_ms or not each.damages):
+                    mine.repair = each.repair or (HEALED if mine.damages else "")
+                continue
+            if each.reachable:
+                self._heard_s[each.node] = now_s
+                if not each.began_at_ms:  # it restarted
+                    with suppress(TimerError):
+                        self._client.begin_verification(each.node)
+            if each.reachable or not self._waits_for(each.node):
+                self._passes[each.node] = each
+        known = self._digests.agreement
+        if known != pb.AGREEMENT_DIFFER and (
+            known not in _COMPARED or answer.agreement in _COMPARED
+        ):
+            self._digests = answer
+        if self._open():
+            self._read_s = now_s
+            return True
+        is_final = self._node or self._digests.agreement in _COMPARED
+        silent = not all(each.reachable for each in answer.nodes)
+        return not (is_final or silent) and now_s - self._read_s < self._patience_s
+
+    def _answer(self) -> pb.GetVerificationResponse:
+        try:
+            return self._client.verification(self._node)
+        except Unreachable as error:
+            silent = [pb.NodeVerification(node=name, error=str(error)) for name in self._passes]
+            return pb.GetVerificationResponse(nodes=silent)
+
+    def _waits_for(self, node: str) -> bool:
+        return time.monotonic() - self._heard_s[node] < self._patience_s
+
+    def _open(self) -> list[pb.NodeVerification]:
+        """Return the passes that may go on."""
+        passes = [each for each in self._passes.values() if not each.ended_at_ms]
+        return [each for each in passes if each.reachable or self._waits_for(each.node)]
+
+    @property
+    def progress(self) -> str:
+        """The shares of the bytes that are read by the passes that run; empty: none runs."""
+        return ", ".join(f"{each.node} {share_of(each)}" for each in self._open())
+
+    def result(self) -> pb.GetVerificationResponse:
+        """Return the passes, with the digests of the last comparison."""
+        found, digests = pb.GetVerificationResponse(), self._digests
+        found.digest_index = digests.digest_index
+        if not self._node:
+            found.agreement = digests.agreement or pb.AGREEMENT_UNKNOWN
+        known = {each.node: each.digest for each in digests.nodes}
+        for name, each in sorted(self._passes.items()):
+            found.nodes.add().CopyFrom(each)
+            found.nodes[-1].digest = known.get(name, "")
+        return found
+
+
+def share_of(each: pb.NodeVerification) -> str:
+    """Return how much of its bytes a pass has read."""
+    if not each.reachable:
+        return "does not answer"
+    return f"{100 * min(1.0, each.bytes / max(1, each.bytes_total)):.0f} %"
