@@ -1,12 +1,13 @@
 """The slow scrub of a running node: it reads all files again and again, and starts a repair.
 
     due, or asked for --> pass in a thread, paced
-        --> damage --> wait until the others can go on without this node
-                   --> hand over, if it leads --> end, repair, come back
+        --> damage --> hand over to a node without damage, if it leads
+                   --> wait until the others can go on without this node --> end, repair, come back
 
 timer/recovery/scrub.py reads; cluster/files/repair.py repairs. Reads bypass the page cache, because
 the bytes on the disk are checked. A node without others cannot be repaired: it reports all damage
-and continues. With others a pass ends at the first damage: the repair replaces all files.
+and continues. A leader with damage can't send all of its state, so others can't be healed from it.
+With others a pass ends at the first damage: the repair replaces all files.
 """
 
 import asyncio
@@ -68,11 +69,14 @@ class Scrubber:
         replica: Replica,
         *,
         others: Callable[[], Awaitable[list[pb.NodeStatus]]],
-        hand_over: Callable[[], Awaitable[object]],
+        hand_over: Callable[[str], Awaitable[object]],
         wall_ms: Callable[[], UnixMs],
         fatal: Callable[[BaseException], None],
     ) -> None:
-        """`others` requests the other nodes' status. `fatal` ends the process for a repair."""
+        """`others` requests the other nodes' status. `fatal` ends the process for a repair.
+
+        `hand_over` gives the leadership, if this node has it, to the node with a name; "": to any.
+        """
         self._disk, self._directory, self._replica = disk, directory, replica
         self._name, self._rate = config.name, config.storage.scrub_bytes_per_s
         self._interval_s = config.storage.scrub_interval_ms / 1000
@@ -188,15 +192,26 @@ class Scrubber:
         if self._alone:
             return
         said = ""
-        while why := self._why_wait(await self._others()):
+        while why := self._why_wait(others := await self._others()):
+            await self._give_away(others)
             self._repair = f"waits: {why}"
             if why != said:
                 said = why
                 logger.warning("the repair of damaged files waits", extra={"reason": why})
             await asyncio.sleep(ASK_AGAIN_S)
-        with contextlib.suppress(EngineError):
-            await self._hand_over()
+        await self._give_away(others, to_any=True)
         self._fatal(damage)
+
+    async def _give_away(self, others: list[pb.NodeStatus], *, to_any: bool = False) -> None:
+        """Hand the leadership over to a node without damage. `to_any`: else to any other."""
+        voters = [
+            node for node in others if node.reachable and node.replica_id in self._replica.voters
+        ]
+        sound = [node for node in voters if not (node.unsure or node.damage or node.drained)]
+        target = max(sound, key=lambda node: node.log_end).name if sound else ""
+        if target or to_any:
+            with contextlib.suppress(EngineError):
+                await self._hand_over(target)
 
     def _why_wait(self, others: list[pb.NodeStatus]) -> str:
         """Return the reason to wait with the repair; empty: there is none."""

@@ -258,9 +258,9 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
     def drained() -> bool:
         return planes.view.drained
 
-    async def hand_over() -> None:
+    async def hand_over(target: str) -> None:
         if planes.leads():
-            await planes.view.transfer("")
+            await planes.view.transfer(target)
 
     replica = _replica(basis, needed_from=lambda: planes.snapshots.kept_from)
     host = _host(basis, replica, handed_out=handed_out, leader_address=leader_address)

@@ -160,8 +160,8 @@ def scrubber(
     async def asked() -> list[pb.NodeStatus]:
         return others
 
-    async def nothing() -> None:
-        return None
+    async def nothing(target: str) -> None:
+        del target
 
     directory = open_directory(RealDisk(), config.data, cluster_id="test", name="n2")
     return Scrubber(
@@ -282,6 +282,32 @@ def test_pass_that_is_asked_for_begins_at_once_and_one_that_runs_is_joined(
     asyncio.run(ask())
     asked.stop()
     assert len(ended) == 1
+
+
+def test_damaged_leader_gives_the_leadership_to_a_node_without_damage_while_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that is being healed fetches from the leader, which can't send what is damaged."""
+    answers = [
+        [status(1, reachable=False), status(3, drained=True)],
+        [status(1, reachable=False), status(3)],
+        [status(1), status(3, damage="x")],
+    ]
+    ended, targets = list[BaseException](), list[str]()
+    damaged = scrubber(formatted(tmp_path), [], ended)
+
+    async def others() -> list[pb.NodeStatus]:
+        return answers.pop(0)
+
+    async def hand_over(target: str) -> None:
+        targets.append(target)
+
+    monkeypatch.setattr(damaged, "_others", others)
+    monkeypatch.setattr(damaged, "_hand_over", hand_over)
+    monkeypatch.setattr(scrubbing, "ASK_AGAIN_S", 0.0)
+    asyncio.run(damaged._heal(CorruptFileError("a", 0, "b")))
+    damaged.stop()
+    assert (targets, len(ended)) == (["n3", "n1"], 1)
 
 
 def test_alone_node_reads_on_after_damage_and_says_that_nothing_heals_it(
